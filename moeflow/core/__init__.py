@@ -1,0 +1,1 @@
+"""The nouns every other floor speaks in. Plain Python: nothing here imports torch."""

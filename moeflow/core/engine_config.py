@@ -1,0 +1,34 @@
+"""What the engine runs with: every number decided, nothing left on "auto".
+
+Settings (what the user said) become this once, before anything loads; see `engine/settings.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits of one pass and of the requests that take part."""
+
+    block_size: int = 16  # tokens in a KV block
+    num_blocks: int  # KV blocks in the pool
+    max_model_len: int  # prompt and output tokens of one request at most
+    max_running: int = 32  # requests in a pass at most
+    max_batch_tokens: int = 512  # tokens in a pass at most: bounds how long decodes wait for a prefill chunk
+    prefix_caching: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """One engine: which model, how, with which limits."""
+
+    model_path: str
+    model_name: str  # as the API calls it
+    dtype: str  # "float32" or "bfloat16"
+    device: str  # a torch device: "cpu", "cuda:0"
+    num_threads: int  # CPU threads that torch computes with
+    scheduler: SchedulerConfig
+    kv_cache_bytes: int
+    reasons: tuple[tuple[str, str], ...] = ()  # (setting, why it was decided so), for people

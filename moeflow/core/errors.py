@@ -1,0 +1,69 @@
+"""Every error moeflow raises on purpose.
+
+MoeflowError
+├── ConfigError          a setting that cannot be granted, or two that contradict each other
+├── CapacityError        it does not fit: says what is needed, what there is, and what to change
+├── CheckpointError      a model file is damaged, incomplete or of an unknown kind
+├── RequestError         one request is refused or failed; the engine lives on
+│   └── QueueFullError   refused because too many requests wait; worth trying again
+└── EngineError          the engine itself failed or is gone
+
+Bad input from a user always ends in one of these; `assert` only guards what our own code promises.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class MoeflowError(Exception):
+    """Base of every error that moeflow raises on purpose."""
+
+
+class ConfigError(MoeflowError):
+    """A setting cannot be granted; the message names the setting and the remedy."""
+
+
+class CapacityError(MoeflowError):
+    """Something does not fit into memory; the message says need, have and what to change."""
+
+
+class CheckpointError(MoeflowError):
+    """A checkpoint cannot be used; the message names file, tensor (where one is at fault) and remedy."""
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        file: Path | str | None = None,
+        tensor: str | None = None,
+        remedy: str,
+    ) -> None:
+        self.problem = problem
+        self.file = None if file is None else str(file)
+        self.tensor = tensor
+        self.remedy = remedy
+        where = [f"file {self.file}"] if self.file else []
+        where += [f"tensor {tensor}"] if tensor else []
+        prefix = ", ".join(where) + ": " if where else ""
+        super().__init__(f"{prefix}{problem}. {remedy}")
+
+
+class RequestError(MoeflowError):
+    """One request is refused or failed. `param` names the offending request field, if one is."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class QueueFullError(RequestError):
+    """Too many requests wait already; `retry_after_s` is a fair guess at when to come back."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineError(MoeflowError):
+    """The engine failed to start, died, or did not answer in time."""

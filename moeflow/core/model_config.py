@@ -1,0 +1,118 @@
+"""A decoder's shape, in the field's standard terms, whatever its checkpoint called them.
+
+Each model file turns its own `config.json` keys into this; `ConfigReader` makes a missing or mistyped key
+an error instead of a silent default.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from moeflow.core.errors import CheckpointError
+
+Number = TypeVar("Number", int, float, bool, str)
+_REQUIRED: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary position embedding."""
+
+    theta: float = 10000.0
+    kind: str = "default"  # default, linear, llama3, yarn
+    factor: float = 1.0
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    original_max_position: int = 8192  # llama3, yarn
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    attention_factor: float | None = None  # yarn; None: 0.1 ln(factor) + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Shape of a decoder-only transformer. Dense models have `num_experts` 0."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int  # of one expert, or of the dense feed-forward network
+    max_position: int  # longest context the model was made for, in tokens
+    rms_norm_eps: float
+    rope: RopeConfig
+    num_experts: int = 0
+    top_k: int = 0  # experts per token
+    norm_topk_prob: bool = True
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    clip_qkv: float | None = None
+    sliding_window: int | None = None  # tokens a query sees, itself included; None: all
+    hidden_act: str = "silu"
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of all layers and embeddings, norms left out (under 0.1%)."""
+        attention = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
+        ffn = 3 * self.hidden_size * self.intermediate_size * max(self.num_experts, 1)
+        router = self.hidden_size * self.num_experts
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        return self.num_layers * (attention + ffn + router) + embeddings
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Parameters one token's pass reads, the embedding table left out."""
+        idle_experts = max(self.num_experts - self.top_k, 0)
+        idle = self.num_layers * 3 * self.hidden_size * self.intermediate_size * idle_experts
+        table = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
+        return self.num_parameters - idle - table
+
+    def kv_bytes_per_token(self, bytes_per_value: int) -> int:
+        """Bytes that one token's K and V take over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_per_value
+
+
+class ConfigReader:
+    """Typed access to a `config.json`: wrong or missing keys are errors that name file, key and remedy."""
+
+    def __init__(self, raw: Mapping[str, Any], file: Path | str) -> None:
+        self.raw = raw
+        self.file = file
+
+    def get(self, kind: type[Number], key: str, default: Any = _REQUIRED) -> Number:
+        """Return `raw[key]` as `kind`; null counts as missing.
+
+        Raises: CheckpointError if the key is missing without a default, or of another type.
+        """
+        value = self.raw.get(key)
+        if value is None:
+            if default is _REQUIRED:
+                raise self.error(f"has no {key!r}")
+            return cast(Number, default)
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise self.error(f"{key!r} is {value!r}, where {kind.__name__} is expected")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise self.error(f"{key!r} is {value!r}, which is no finite number")
+        return value
+
+    def positive(self, key: str, default: Any = _REQUIRED) -> int:
+        """Return a whole number of at least 1."""
+        value = self.get(int, key, default)
+        if value < 1:
+            raise self.error(f"{key!r} is {value}, where at least 1 is expected")
+        return value
+
+    def error(self, problem: str) -> CheckpointError:
+        """Make the error that blames this file."""
+        return CheckpointError(
+            problem, file=self.file, remedy="Download or convert the model again, or correct this key"
+        )

@@ -1,0 +1,71 @@
+"""One sequence being generated, as scheduler and engine see it.
+
+A user's request with `n` completions becomes n of these. Text is unknown here: token ids in, token ids
+out. The fields say who owns them; nobody else writes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from moeflow.core.sampling_params import SamplingParams
+
+
+class RequestStatus(StrEnum):
+    """Where a request stands between passes."""
+
+    WAITING = "waiting"  # in the queue: new, or preempted
+    RUNNING = "running"  # holds blocks and takes part in passes
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"  # end-of-sequence token, stop token or stop string
+    LENGTH = "length"  # max_tokens or the context is reached
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """State of one sequence. Identity, not value, is what compares."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    max_tokens: int  # output tokens at most: the user's wish cut to the context; set by the engine
+    stop_token_ids: frozenset[int] = frozenset()  # end it: the model's EOS (unless ignored) and the user's
+    seed: int = 0  # always concrete, so that a preempted request samples the same tokens again
+
+    status: RequestStatus = RequestStatus.WAITING  # scheduler
+    num_computed_tokens: int = 0  # tokens whose K and V are in the cache; scheduler
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix tree at first admission; scheduler
+    num_preemptions: int = 0  # scheduler
+    output_token_ids: list[int] = field(default_factory=list)  # engine appends what was sampled
+    finish_reason: FinishReason | None = None  # set once, by whoever ends it
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens so far."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens that must pass through the model before the next one can be sampled."""
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether only the newest token is left to compute."""
+        return self.num_uncomputed_tokens == 1 and bool(self.output_token_ids)
+
+    def token_ids(self, start: int, stop: int) -> list[int]:
+        """Return tokens [start, stop) of prompt and output together."""
+        num_prompt = len(self.prompt_token_ids)
+        if start >= num_prompt:
+            return self.output_token_ids[start - num_prompt : stop - num_prompt]
+        head = self.prompt_token_ids[start:stop]
+        return head if stop <= num_prompt else head + self.output_token_ids[: stop - num_prompt]

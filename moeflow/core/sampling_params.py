@@ -1,0 +1,99 @@
+"""How the tokens of one request are chosen and when it ends.
+
+Names and defaults are those of the OpenAI API and of vLLM's extensions, so that users already know
+them. Text-level options (`stop`) are carried here too, but the engine only looks at token ids: whoever
+turns tokens into text watches for stop strings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from moeflow.core.errors import RequestError
+
+MAX_LOGPROBS = 20
+MAX_N = 128
+MAX_STOP_STRINGS = 16
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling and stopping of one request.
+
+    Raises: RequestError, naming the parameter, when a value is out of its range.
+    """
+
+    n: int = 1  # completions for one prompt
+    max_tokens: int | None = 16  # None: until the context is full
+    min_tokens: int = 0  # end-of-sequence and stop tokens are barred before this many
+    temperature: float = 1.0  # 0: greedy
+    top_k: int = 0  # 0 (or -1): all tokens
+    top_p: float = 1.0
+    min_p: float = 0.0  # relative to the likeliest token
+    repetition_penalty: float = 1.0  # over prompt and output; 1: off
+    presence_penalty: float = 0.0  # over output
+    frequency_penalty: float = 0.0  # over output, per occurrence
+    seed: int | None = None  # None: different on every run
+    logprobs: int | None = None  # how many likeliest tokens to report beside the chosen one
+    prompt_logprobs: int | None = None  # the same for every prompt token but the first
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _check_int("n", self.n, 1, MAX_N)
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 0, 2**31)
+        _check_int("min_tokens", self.min_tokens, 0, 2**31)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})", param="min_tokens"
+            )
+        _check_float("temperature", self.temperature, 0.0, 100.0)
+        _check_int("top_k", self.top_k, -1, 2**31)
+        _check_float("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise RequestError("top_p must be above 0; for greedy decoding set temperature to 0", param="top_p")
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.0, 100.0)
+        if self.repetition_penalty == 0.0:
+            raise RequestError("repetition_penalty must be above 0; 1 turns it off", param="repetition_penalty")
+        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if self.seed is not None:
+            _check_int("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _check_int(name, value, 0, MAX_LOGPROBS)
+        for token_id, bias in self.logit_bias.items():
+            _check_int("logit_bias", token_id, 0, 2**31)
+            _check_float("logit_bias", bias, -100.0, 100.0)
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise RequestError(f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS}", param="stop")
+        if any(not text for text in self.stop):
+            raise RequestError("stop holds an empty string, which would end every answer at once", param="stop")
+        for token_id in self.stop_token_ids:
+            _check_int("stop_token_ids", token_id, 0, 2**31)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+        return self.temperature == 0.0
+
+
+def _check_int(name: str, value: int, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise RequestError(f"{name} must be a whole number from {low} to {high}, not {value!r}", param=name)
+
+
+def _check_float(name: str, value: float, low: float, high: float) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not low <= value <= high:
+        raise RequestError(f"{name} must be a number from {low:g} to {high:g}, not {value!r}", param=name)

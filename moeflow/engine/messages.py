@@ -1,0 +1,130 @@
+"""What goes in and out of an engine, in its own process or another's: plain data, token ids only.
+
+These are the five words everything above speaks to an engine: submit, cancel, stream (the outputs),
+stats, shutdown.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from moeflow.core.request import FinishReason
+from moeflow.core.sampling_params import SamplingParams
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client must know of the model behind an engine."""
+
+    name: str
+    path: str
+    model_type: str
+    vocab_size: int
+    max_model_len: int  # prompt and output tokens of one request at most
+    max_running: int
+    eos_token_ids: tuple[int, ...]
+    num_layers: int
+    num_experts: int  # 0: dense
+    top_k: int
+    num_parameters: int
+    num_active_parameters: int
+    dtype: str
+    device: str
+    kv_capacity_tokens: int
+    created: int  # unix seconds at which it was loaded
+
+
+class Submission(msgspec.Struct, frozen=True, tag="submit"):
+    """One sequence to generate. `sampling.n` and `sampling.stop` are the caller's business, not the engine's."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    seed: int  # concrete; differs among the n completions of one prompt
+
+
+class Cancellation(msgspec.Struct, frozen=True, tag="cancel"):
+    """End these requests now; unknown ids are ignored, since they may just have finished."""
+
+    request_ids: list[str]
+
+
+class StatsQuery(msgspec.Struct, frozen=True, tag="stats"):
+    """Ask for `EngineStats`."""
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """Accept nothing more, finish what runs within the deadline, cancel the rest, exit."""
+
+    deadline_s: float
+
+
+ToEngine = Submission | Cancellation | StatsQuery | Shutdown
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """Log-probabilities at one position, of the distribution before temperature and penalties."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1: the likeliest
+    top: list[tuple[int, float]]  # (token id, logprob), likeliest first
+
+
+class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What one pass brought for one request."""
+
+    request_id: str
+    token_ids: list[int] = []  # new ones; a stop token is included
+    logprobs: list[TokenLogprobs] | None = None  # one per new token, when asked for
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # once, with the first output; [0] is None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None  # the token that ended it, unless it was the model's EOS
+    num_cached_tokens: int = 0  # prompt tokens that the prefix tree saved
+    error: str | None = None  # with FinishReason.ERROR
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot. Names ending in `_total` only grow."""
+
+    num_waiting: int = 0
+    num_running: int = 0
+    kv_blocks_total: int = 0
+    kv_blocks_used: int = 0  # held by running requests
+    kv_blocks_cached: int = 0  # held by the prefix tree alone: free on demand
+    passes_total: int = 0
+    failed_passes_total: int = 0
+    prompt_tokens_total: int = 0  # computed, not those found in the prefix tree
+    prefix_hit_tokens_total: int = 0
+    generated_tokens_total: int = 0
+    requests_finished_total: int = 0
+    requests_cancelled_total: int = 0
+    preemptions_total: int = 0
+    tokens_per_second: float = 0.0  # generated, over the last few seconds
+
+
+class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
+    """The results of one pass, with stats as of its end."""
+
+    outputs: list[TokenOutput]
+    stats: EngineStats
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The model is loaded; requests may come."""
+
+    model: ModelInfo
+    stats: EngineStats
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The engine cannot start or cannot go on. `kind` is the error class's name."""
+
+    kind: str
+    message: str
+
+
+class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
+    """The engine has shut down in order."""
+
+
+FromEngine = Outputs | Ready | Failed | Stopped
