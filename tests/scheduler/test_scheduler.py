@@ -1,0 +1,209 @@
+"""The scheduler with a fake model: every request gets the tokens it would get alone, and no block is lost."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from moeflow.core.engine_config import SchedulerConfig
+from moeflow.core.errors import ConfigError
+from moeflow.core.request import FinishReason, Request, RequestStatus
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.scheduler.scheduler import Scheduler
+from tests.scheduler.fake_model import VOCAB_SIZE, FakeModel, generate_alone
+
+
+def make_scheduler(**changes) -> Scheduler:
+    values = {
+        "block_size": 4,
+        "num_blocks": 12,
+        "max_model_len": 40,
+        "max_running": 4,
+        "max_batch_tokens": 8,
+        **changes,
+    }
+    return Scheduler(SchedulerConfig(**values))
+
+
+def make_request(name: str, prompt: list[int], max_tokens: int = 5, **sampling) -> Request:
+    return Request(name, prompt, SamplingParams(max_tokens=max_tokens, **sampling), max_tokens)
+
+
+def run_pass(scheduler: Scheduler, model: FakeModel) -> list[Request]:
+    """Do what the engine does: schedule, compute, append, finish."""
+    batch = scheduler.schedule()
+    assert batch, "a pass must never be empty while there is work"
+    assert batch.num_tokens <= scheduler.config.max_batch_tokens
+    assert len({id(e.request) for e in batch.entries}) == len(batch.entries)
+    tokens = model.run(batch)
+    scheduler.complete(batch)
+    for request, token in tokens.items():
+        request.output_token_ids.append(token)
+        if len(request.output_token_ids) == request.max_tokens:
+            scheduler.finish(request, FinishReason.LENGTH)
+    scheduler.check_integrity()
+    return [entry.request for entry in batch.entries]
+
+
+def run_to_end(scheduler: Scheduler, model: FakeModel | None = None, limit: int = 2000) -> None:
+    model = model or FakeModel(scheduler.config.block_size)
+    for _ in range(limit):
+        if not scheduler.has_work:
+            return
+        run_pass(scheduler, model)
+    pytest.fail("the scheduler does not come to an end")
+
+
+prompts = st.lists(st.integers(0, 2), min_size=1, max_size=20)  # few tokens: many shared prefixes
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    jobs=st.lists(st.tuples(prompts, st.integers(1, 12)), min_size=1, max_size=8),
+    num_blocks=st.integers(10, 24),
+    max_running=st.integers(1, 5),
+    max_batch_tokens=st.integers(5, 40),
+    prefix_caching=st.booleans(),
+)
+def test_every_request_gets_the_tokens_it_gets_alone(jobs, num_blocks, max_running, max_batch_tokens, prefix_caching):
+    scheduler = make_scheduler(
+        num_blocks=num_blocks,
+        max_running=max_running,
+        max_batch_tokens=max_batch_tokens,
+        prefix_caching=prefix_caching,
+    )
+    requests = [make_request(str(i), prompt, n) for i, (prompt, n) in enumerate(jobs)]
+    for request in requests:
+        scheduler.add(request)
+    run_to_end(scheduler)
+    for request in requests:
+        assert request.finish_reason is FinishReason.LENGTH
+        assert request.output_token_ids == generate_alone(request.prompt_token_ids, request.max_tokens)
+    assert scheduler.blocks.num_used == 0
+
+
+class Traffic(RuleBasedStateMachine):
+    """Requests come and go at any time, some are cancelled, some passes fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = make_scheduler()
+        self.model = FakeModel(4)
+        self.requests: list[Request] = []
+
+    @rule(prompt=prompts, max_tokens=st.integers(1, 15))
+    def submit(self, prompt, max_tokens):
+        request = make_request(f"r{len(self.requests)}", prompt, max_tokens)
+        self.requests.append(request)
+        self.scheduler.add(request)
+
+    @precondition(lambda self: self.scheduler.has_work)
+    @rule()
+    def one_pass(self):
+        run_pass(self.scheduler, self.model)
+
+    @precondition(lambda self: self.scheduler.has_work)
+    @rule(data=st.data())
+    def cancel(self, data):
+        alive = [*self.scheduler.waiting, *self.scheduler.running]
+        self.scheduler.finish(data.draw(st.sampled_from(alive)), FinishReason.CANCELLED)
+
+    @precondition(lambda self: self.scheduler.has_work)
+    @rule()
+    def failing_pass(self):
+        batch = self.scheduler.schedule()
+        self.model.run(batch)
+        for entry in batch.entries:  # what a failed pass left in the cache is garbage
+            for position in range(entry.start, entry.stop):
+                self.model.slots[self.model._slot(entry.block_ids, position)] = (-1, -1)
+        self.scheduler.fail(batch)
+
+    @invariant()
+    def nothing_is_lost(self):
+        self.scheduler.check_integrity()
+
+    def teardown(self):
+        while self.scheduler.has_work:
+            run_pass(self.scheduler, self.model)
+        for request in self.requests:
+            expected = generate_alone(request.prompt_token_ids, request.max_tokens)
+            assert request.status is RequestStatus.FINISHED
+            assert request.output_token_ids == expected[: len(request.output_token_ids)]
+            if request.finish_reason is FinishReason.LENGTH:
+                assert request.output_token_ids == expected
+        assert self.scheduler.blocks.num_used == 0
+
+
+TestTraffic = Traffic.TestCase
+TestTraffic.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+
+
+def test_decodes_go_on_while_a_long_prompt_is_prefilled_in_chunks():
+    scheduler, model = make_scheduler(max_batch_tokens=6), FakeModel(4)
+    short = make_request("short", [1], 20)
+    scheduler.add(short)
+    run_pass(scheduler, model)
+    long = make_request("long", list(range(20)), 2)
+    scheduler.add(long)
+    for _ in range(4):  # 20 tokens, 5 left over a pass
+        before = len(short.output_token_ids)
+        assert set(run_pass(scheduler, model)) == {short, long}
+        assert len(short.output_token_ids) == before + 1
+    assert long.output_token_ids
+
+
+def test_equal_prompts_of_one_pass_share_their_full_blocks():
+    scheduler = make_scheduler(max_batch_tokens=30)
+    first, second = (make_request(name, list(range(10)), 3) for name in "ab")
+    scheduler.add(first)
+    scheduler.add(second)
+    batch = scheduler.schedule()
+    assert [entry.num_tokens for entry in batch.entries] == [10, 2]
+    assert batch.entries[0].block_ids[:2] == batch.entries[1].block_ids[:2]
+    assert batch.entries[0].block_ids[2] != batch.entries[1].block_ids[2]
+    assert second.num_cached_tokens == 8
+
+
+def test_a_finished_conversation_is_reused_by_its_next_turn():
+    scheduler, model = make_scheduler(), FakeModel(4)
+    first = make_request("first", list(range(9)), 8)
+    scheduler.add(first)
+    run_to_end(scheduler, model)
+    turn = make_request("turn", [*first.prompt_token_ids, *first.output_token_ids, 7], 2)
+    scheduler.add(turn)
+    run_to_end(scheduler, model)
+    assert turn.output_token_ids == generate_alone(turn.prompt_token_ids, 2)
+    assert turn.num_cached_tokens == 16  # 16 of the 17 earlier tokens were computed and lie in full blocks
+
+
+def test_the_youngest_is_preempted_and_still_gets_its_tokens():
+    scheduler = make_scheduler(num_blocks=6, max_model_len=24)
+    old, young = make_request("old", [1] * 7, 14), make_request("young", [2] * 7, 14)
+    scheduler.add(old)
+    scheduler.add(young)
+    run_to_end(scheduler)
+    assert (old.num_preemptions, young.num_preemptions > 0) == (0, True)
+    assert scheduler.num_preemptions == young.num_preemptions
+    for request in (old, young):
+        assert request.output_token_ids == generate_alone(request.prompt_token_ids, 14)
+
+
+def test_prompt_logprobs_make_every_position_be_computed():
+    scheduler = make_scheduler(max_batch_tokens=30)
+    scheduler.add(make_request("first", list(range(10)), 2))
+    run_to_end(scheduler)
+    scheduler.add(make_request("all", list(range(10)), 2, prompt_logprobs=0))
+    assert [entry.num_tokens for entry in scheduler.schedule().entries] == [10]
+
+
+def test_limits_that_cannot_work_are_refused():
+    with pytest.raises(ConfigError, match="max_batch_tokens"):
+        make_scheduler(max_running=9)
+    with pytest.raises(ConfigError, match="KV cache holds 48"):
+        make_scheduler(max_model_len=49)
+
+
+def test_tokens_of_the_fake_model_depend_on_the_whole_context():
+    assert len({tuple(generate_alone([i], 6)) for i in range(VOCAB_SIZE)}) > VOCAB_SIZE // 2
