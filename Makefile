@@ -1,0 +1,29 @@
+# make run     set everything up, build the built-in model if it is not there, serve it on http://127.0.0.1:8000
+#              make run ARGS="--port 9000"          passes options on to `moeflow serve`
+# make test    everything that continuous integration runs: format, lint, types, architecture, all tests
+# make clean   remove the virtual environment and every tool's leftovers (the model cache stays)
+#
+# PYTHON=/path/to/python chooses the interpreter; otherwise the first Python 3.11 or newer on the PATH is taken.
+
+SHELL := /bin/bash
+ARGS ?=
+SETUP_INPUTS := pyproject.toml constraints.txt scripts/setup
+
+.PHONY: run test clean
+
+run: .venv/run.stamp
+	@exec .venv/bin/moeflow serve $(ARGS)
+
+test: .venv/test.stamp
+	@VIRTUAL_ENV=$(CURDIR)/.venv scripts/check
+	@VIRTUAL_ENV=$(CURDIR)/.venv scripts/test $(ARGS)
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/run.stamp: $(SETUP_INPUTS)
+	@PYTHON="$(PYTHON)" scripts/setup run
+
+.venv/test.stamp: .venv/run.stamp $(SETUP_INPUTS)
+	@PYTHON="$(PYTHON)" scripts/setup test

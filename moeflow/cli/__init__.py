@@ -1,0 +1,1 @@
+"""The shell: one file a verb. The only floor, with the server, that reads the environment."""

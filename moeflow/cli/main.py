@@ -1,0 +1,116 @@
+"""The `moeflow` command: finds the verb, runs it, and turns what went wrong into one line and an exit code.
+
+Knows of each verb only its name, its one-line help and its module, which is imported when the verb is
+used: so `moeflow --help` answers at once. Every verb's module has a click command named like the verb.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from moeflow.core.errors import EngineError, MoeflowError
+
+VERBS = {
+    "serve": "Serve a model: an OpenAI-compatible API and a page to talk to it.",
+    "chat": "Talk to a model in the terminal.",
+    "generate": "Complete prompts and exit; made for scripts.",
+    "upcycle": "Make a Mixture-of-Experts model from a dense one.",
+    "doctor": "Say what this machine has, what is missing and what to do.",
+}
+
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+class Shell(click.Group):
+    """A group that imports its verbs late and reports errors in one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the verbs in the order in which a newcomer meets them."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the verb's module and return its command."""
+        if cmd_name not in VERBS:
+            return None
+        command = getattr(importlib.import_module(f"moeflow.cli.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb, or say which one was probably meant."""
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], VERBS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(VERBS)}"
+            raise click.UsageError(f"no such command {args[0]!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run and exit: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
+        try:
+            result = super().main(*args, **{**extra, "standalone_mode": False})
+        except click.Abort:  # click's name for Ctrl-C
+            sys.exit(EXIT_INTERRUPTED)
+        except click.exceptions.NoArgsIsHelpError as error:  # no verb at all
+            click.echo(error.format_message())
+            sys.exit(EXIT_BAD_INPUT)
+        except click.UsageError as error:
+            where = error.ctx.command_path if error.ctx else "moeflow"
+            fail(f"{error.format_message()}\nTry '{where} --help'.", EXIT_BAD_INPUT)
+        except click.ClickException as error:
+            fail(error.format_message(), error.exit_code)
+        except MoeflowError as error:
+            fail(str(error), EXIT_FAILED if isinstance(error, EngineError) else EXIT_BAD_INPUT)
+        except OSError as error:  # a full disk, a missing folder, a port in use
+            fail(str(error), EXIT_FAILED)
+        sys.exit(result if isinstance(result, int) else 0)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; with --debug, show where an error came from before it becomes one line."""
+        try:
+            return super().invoke(ctx)
+        except (MoeflowError, OSError):
+            if ctx.params["debug"]:
+                sys.excepthook(*sys.exc_info())
+            raise
+
+
+def fail(message: str, code: int) -> None:
+    """Print one clear line to stderr and exit."""
+    click.echo(f"error: {message}", err=True)
+    sys.exit(code)
+
+
+EPILOG = """\b
+Examples:
+  moeflow serve                 serve the built-in model on http://127.0.0.1:8000
+  moeflow chat                  talk to it here
+  moeflow doctor ~/models/mine  will this model run here?"""
+
+
+@click.group(
+    cls=Shell, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(package_name="moeflow", message="moeflow %(version)s")
+@click.option(
+    "--debug", is_flag=True, envvar="MOEFLOW_DEBUG", help="Show where an error came from (or set MOEFLOW_DEBUG=1)."
+)
+def main(debug: bool) -> None:
+    """Run Mixture-of-Experts language models on the hardware you have."""
+
+
+if __name__ == "__main__":
+    main()
