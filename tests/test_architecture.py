@@ -1,0 +1,221 @@
+"""The picture in docs/architecture.md as a test: which folder may import what.
+
+Reads source text only. `violations` takes any tree, so that the rules themselves are tested below on small
+trees that break them.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "moeflow"
+
+FLOORS = {
+    "core": 1,
+    "kernels": 1,
+    "kvcache": 2,
+    "memory": 2,
+    "checkpoint": 2,
+    "layers": 3,
+    "scheduler": 3,
+    "models": 4,
+    "engine": 5,
+    "server": 7,
+    "cli": 8,
+}
+TORCH_FREE = ("core", "kvcache", "scheduler", "engine/messages.py", "engine/client.py")
+LATE_IMPORTS_ALLOWED = ("__init__.py", "models/registry.py", "cli/main.py", "cli/late.py")
+ENVIRONMENT_ALLOWED = ("server/", "cli/")
+ONLY_IN: dict[str, tuple[str, ...]] = {  # module -> where it may be imported; no place: nowhere
+    "fastapi": ("server/",),
+    "starlette": ("server/",),
+    "pydantic": ("server/",),
+    "uvicorn": ("server/",),
+    "prometheus_client": ("server/",),
+    "transformers": ("engine/tokenizer.py",),
+    "zmq": ("engine/",),
+    "click": ("cli/",),
+    "httpx": ("cli/",),
+    "torch.distributed": (),
+    "pickle": (),
+    "tests": (),
+    "benchmarks": (),
+    "examples": (),
+}
+
+
+def is_in(name: str, places: tuple[str, ...]) -> bool:
+    return any(name == place or (place.endswith("/") and name.startswith(place)) for place in places)
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
+    """Yield every import as a dotted name; `from a import b` as "a.b", since b may be a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            yield from ((node, f"{base}.{alias.name}") for alias in node.names)
+
+
+def of_function_bodies(tree: ast.AST) -> set[ast.AST]:
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return {inner for function in functions for inner in ast.walk(function)}
+
+
+def check_import(name: str, imported: str) -> str | None:
+    """Return what is wrong when the file `name` imports `imported`, as far as folders go."""
+    for module, places in ONLY_IN.items():
+        if (imported + ".").startswith(module + ".") and not is_in(name, places):
+            return f"imports {module}, allowed in: {', '.join(places) or 'no file'}"
+    parts = imported.split(".")
+    if parts[0] == "":
+        return "imports relatively; write the full name"
+    if parts[0] != "moeflow" or "/" not in name:  # the package face hands on names from every floor
+        return None
+    here, there = name.split("/")[0], ".".join(parts[1:2])
+    if there not in FLOORS:
+        return None if here == "cli" else f"imports {imported}: the package face is for users and the cli"
+    if here == there:
+        return None
+    if here == "kernels":
+        return f"imports {imported}, but kernels know nothing of moeflow"
+    if FLOORS[there] >= FLOORS[here]:
+        return f"imports {imported}: floor {FLOORS[here]} may not look at floor {FLOORS[there]}"
+    return None
+
+
+def check_file(name: str, tree: ast.Module) -> Iterator[str]:
+    if not ast.get_docstring(tree):
+        yield "has no docstring that says what it does"
+    if "/" in name and name.split("/")[0] not in FLOORS:
+        yield "stands on no floor: add its folder to FLOORS and to docs/architecture.md"
+        return
+    for node, imported in imports(tree):
+        problem = check_import(name, imported)
+        if problem:
+            yield f"line {node.lineno} {problem}"
+    yield from (f"line {line} {problem}" for line, problem in check_lateness_and_environment(name, tree))
+
+
+def check_lateness_and_environment(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    inside = of_function_bodies(tree)
+    late = [node.lineno for node, _ in imports(tree) if node in inside]
+    environment = [node.lineno for node, imported in imports(tree) if imported in ("os.environ", "os.getenv")]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "import_module":
+            late.append(node.lineno)
+        if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "putenv"):
+            environment.append(node.lineno)
+    if not is_in(name, LATE_IMPORTS_ALLOWED):
+        yield from ((line, "imports inside a function; only registries may") for line in late)
+    if not is_in(name, ENVIRONMENT_ALLOWED):
+        yield from ((line, "reads the environment; take it as an argument") for line in environment)
+
+
+def find_cycle(graph: dict[str, set[str]]) -> list[str] | None:
+    """Return the files of one import ring, or None."""
+    done: set[str] = set()
+
+    def visit(node: str, path: list[str]) -> list[str] | None:
+        if node in path:
+            return path[path.index(node) :]
+        if node in done:
+            return None
+        for target in sorted(graph[node]):
+            ring = visit(target, [*path, node])
+            if ring:
+                return ring
+        done.add(node)
+        return None
+
+    return next(filter(None, (visit(node, []) for node in sorted(graph))), None)
+
+
+def violations(package: Path) -> list[str]:
+    """Return everything in the tree that breaks a rule, one line each."""
+    trees = {str(file.relative_to(package)): ast.parse(file.read_bytes()) for file in sorted(package.rglob("*.py"))}
+    found = [f"{name} {problem}" for name, tree in trees.items() for problem in check_file(name, tree)]
+    modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in trees}
+    graph: dict[str, set[str]] = {}
+    for name, tree in trees.items():
+        dotted = {imported.removeprefix("moeflow.") for _, imported in imports(tree) if imported.startswith("moeflow.")}
+        reached = dotted | {target.rpartition(".")[0] for target in dotted}
+        graph[name] = {modules[target] for target in reached if target in modules} - {name}
+    ring = find_cycle(graph)
+    return [*found, f"import ring: {' -> '.join(ring)}"] if ring else found
+
+
+def test_the_package_keeps_its_floors():
+    assert violations(PACKAGE) == []
+
+
+def test_control_code_runs_without_torch():
+    files = [
+        f
+        for place in TORCH_FREE
+        for f in ([PACKAGE / place] if place.endswith(".py") else (PACKAGE / place).rglob("*.py"))
+    ]
+    modules = [".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts) for file in files]
+    assert len(modules) > 10
+    code = "import sys, importlib\nsys.modules['torch'] = None\nfor m in sys.argv[1:]: importlib.import_module(m)"
+    done = subprocess.run([sys.executable, "-c", code, *modules], capture_output=True, text=True, cwd=PACKAGE.parent)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "complaint"),
+    [
+        ("core/a.py", "import moeflow.engine.b", "floor 1 may not look at floor 5"),
+        ("kvcache/a.py", "from moeflow.checkpoint import b", "floor 2 may not look at floor 2"),
+        ("layers/a.py", "from moeflow.scheduler.b import C", "floor 3 may not look at floor 3"),
+        ("engine/a.py", "from moeflow import LLM", "package face"),
+        ("kernels/a.py", "import moeflow.core.units", "kernels know nothing"),
+        ("engine/a.py", "from .b import C", "relatively"),
+        ("engine/a.py", "import fastapi.routing", "imports fastapi"),
+        ("engine/b.py", "from transformers import AutoTokenizer", "imports transformers"),
+        ("memory/a.py", "from torch import distributed", "imports torch.distributed"),
+        ("checkpoint/a.py", "import pickle", "imports pickle"),
+        ("engine/a.py", "def f():\n    import json", "inside a function"),
+        ("engine/a.py", "import importlib\nimportlib.import_module('x')", "inside a function"),
+        ("engine/a.py", "import os\nx = os.environ['A']", "environment"),
+        ("engine/a.py", "from os import getenv", "environment"),
+        ("attic/a.py", "x = 1", "no floor"),
+    ],
+)
+def test_a_broken_rule_is_found(tmp_path, name, source, complaint):
+    file = tmp_path / name
+    file.parent.mkdir()
+    file.write_text(f'"""A module."""\n{source}\n')
+    assert [line for line in violations(tmp_path) if complaint in line], violations(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("cli/a.py", "import os\nimport moeflow\nfrom moeflow.engine.b import C\nx = os.environ.get('A')"),
+        ("engine/tokenizer.py", "from transformers import AutoTokenizer\nfrom moeflow.core import units"),
+        ("models/registry.py", "import importlib\ndef f():\n    return importlib.import_module('moeflow.models.a')"),
+        ("server/a.py", "from fastapi import FastAPI\nimport torch"),
+    ],
+)
+def test_what_is_allowed_passes(tmp_path, name, source):
+    file = tmp_path / name
+    file.parent.mkdir()
+    file.write_text(f'"""A module."""\n{source}\n')
+    assert violations(tmp_path) == []
+
+
+def test_a_missing_docstring_and_a_ring_are_found(tmp_path):
+    (tmp_path / "core").mkdir()
+    (tmp_path / "core" / "a.py").write_text("from moeflow.core.b import X\n")
+    (tmp_path / "core" / "b.py").write_text('"""B."""\nfrom moeflow.core import a\n')
+    found = violations(tmp_path)
+    assert "core/a.py has no docstring that says what it does" in found
+    assert "import ring: core/a.py -> core/b.py" in found
