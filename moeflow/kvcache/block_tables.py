@@ -99,7 +99,7 @@ class BlockTables:
             if twin is None:
                 node = self.tree.insert(parent, tokens, table.block_ids[index])
                 self._fresh.append(node)
-            elif (index + 1) * self.block_size <= request.num_computed_tokens and twin not in self._fresh:
+            elif (index + 1) * self.block_size <= request.num_computed_tokens:
                 node = twin
                 self.tree.lock(node)
                 self._free.append(table.block_ids[index])
