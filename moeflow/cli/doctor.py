@@ -1,0 +1,59 @@
+"""`moeflow doctor`: what this machine has, what is missing, and whether a model would run here.
+
+Only looks. Of a model it reads headers; no weights are loaded and nothing is built.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+
+from moeflow.cli.fitting import examine_builtin_model, examine_model
+from moeflow.cli.machine import Finding, Verdict, examine
+from moeflow.cli.options import engine_options
+
+STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.MISSING: "red"}
+
+EPILOG = """\b
+Examples:
+  moeflow doctor                         this machine, and the built-in model
+  moeflow doctor ~/models/olmoe          would this model run here, and with what limits?
+  moeflow doctor ~/models/olmoe --kv-cache 8GiB --max-model-len 32768
+  moeflow doctor --json | jq '.[] | select(.verdict != "ok")'
+
+Every line says ok, warn (works, but slower or with less) or missing (needed). The exit code is 1 if
+something needed is missing, 0 otherwise. With MODEL, only its headers are read: the answer comes in a
+second even for a model of a hundred gigabytes."""
+
+
+@click.command(epilog=EPILOG)
+@engine_options
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def doctor(wishes: dict[str, Any], as_json: bool) -> int:
+    """Say what this machine has, what is missing and what to do.
+
+    With MODEL, a Hugging Face folder or a .gguf file, say also whether it fits and what it will use.
+    """
+    cache_dir = wishes["cache_dir"]
+    findings = examine(cache_dir)
+    findings += examine_builtin_model(cache_dir) if wishes["model"] is None else examine_model(wishes)
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
+    else:
+        show(findings)
+    return int(any(finding.verdict is Verdict.MISSING for finding in findings))
+
+
+def show(findings: list[Finding]) -> None:
+    """Print one line a finding, and the remedy under those that need one."""
+    console = Console(soft_wrap=True, highlight=False)
+    for finding in findings:
+        mark = f"[{STYLES[finding.verdict]}]{finding.verdict:<8}[/]"
+        console.print(f"{mark}{finding.topic:<15}{escape(finding.found)}")
+        if finding.remedy:
+            console.print(f"{'':<8}{'':<15}[bold]{escape(finding.remedy)}[/]")

@@ -1,0 +1,40 @@
+"""Names that take seconds to import, fetched when a verb first uses them: so every --help answers at once.
+
+Write `late.LLM`, not `from moeflow.cli.late import LLM`. A new heavy name needs one row and one import below.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for the type checker only
+    import torch as torch
+    from moeflow.engine.builtin import ensure_builtin_model as ensure_builtin_model
+    from moeflow.engine.llm import LLM as LLM
+    from moeflow.models.registry import read_model_config as read_model_config
+    from moeflow.server.config import ServerConfig as ServerConfig
+    from moeflow.server.launch import serve as serve
+
+    from moeflow.checkpoint.open import open_checkpoint as open_checkpoint
+    from moeflow.engine.settings import Settings as Settings
+    from moeflow.engine.settings import decide as decide
+
+_MODULES = {
+    "LLM": "moeflow.engine.llm",
+    "ServerConfig": "moeflow.server.config",
+    "Settings": "moeflow.engine.settings",
+    "decide": "moeflow.engine.settings",
+    "ensure_builtin_model": "moeflow.engine.builtin",
+    "open_checkpoint": "moeflow.checkpoint.open",
+    "read_model_config": "moeflow.models.registry",
+    "serve": "moeflow.server.launch",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "torch":
+        return importlib.import_module("torch")
+    if name not in _MODULES:
+        raise AttributeError(name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -1,0 +1,47 @@
+"""From what the user wished to settings an engine can load: the built-in model is made first, if it is needed.
+
+Shows progress on stderr, so that stdout stays the verb's own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from moeflow.cli import late
+
+if TYPE_CHECKING:
+    from moeflow.engine.settings import Settings
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function to call with (done, total); draws a bar on stderr, which vanishes at the end."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
+        task = progress.add_task(label, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def prepare(wishes: dict[str, Any]) -> Settings:
+    """Return the settings for what the user wished, with a model that exists.
+
+    Raises: CheckpointError, ConfigError or CapacityError if the built-in model has to be made and cannot.
+    """
+    model = wishes["model"]
+    if model is None:
+        model = str(built_in_model(wishes["cache_dir"]))
+        wishes = {**wishes, "model_name": Path(model).name}
+    return late.Settings(**{**wishes, "model": model})
+
+
+def built_in_model(cache_dir: Path) -> Path:
+    """Return the folder of the built-in model, making it first if it is not there."""
+    with progress_bar("Making the built-in model, once") as on_progress:
+        return late.ensure_builtin_model(cache_dir, on_progress)

@@ -1,0 +1,148 @@
+"""What this machine has, as findings: each says what was found, whether that is enough, and what to do if not.
+
+Knows Linux's /proc and, where there is none, what Python itself can tell. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import psutil
+
+from moeflow.cli import late
+from moeflow.core.units import GIB, format_bytes
+
+MIN_FREE_RAM = 2 * GIB  # the built-in model in float32 with a small KV cache
+MIN_FREE_DISK = 2 * GIB  # the built-in model on disk, twice while it is written
+NEEDED_PACKAGES = ("torch", "transformers", "safetensors", "fastapi")
+CPU_FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "i8mm", "bf16")
+
+
+class Verdict(StrEnum):
+    """How a finding is to be taken."""
+
+    OK = "ok"
+    WARN = "warn"  # works, but slower or with less
+    MISSING = "missing"  # something that is needed
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at."""
+
+    topic: str
+    verdict: Verdict
+    found: str
+    remedy: str | None = None
+
+
+def examine(cache_dir: Path) -> list[Finding]:
+    """Look at everything that running a model needs."""
+    return [
+        processor(),
+        instruction_set(_cpu_info()),
+        memory(),
+        disk(cache_dir),
+        *packages(),
+        accelerator(),
+        compiler(),
+    ]
+
+
+def _cpu_info(file: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
+    """Return the first processor's entries; empty where the system does not tell."""
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+    except OSError:
+        return {}
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def processor() -> Finding:
+    """Say which CPU this is and how many cores this process may use."""
+    name = _cpu_info().get("model name") or platform.processor() or platform.machine()
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return Finding("processor", Verdict.OK, f"{name}, {usable} of {os.cpu_count()} cores usable")
+
+
+def instruction_set(info: dict[str, str]) -> Finding:
+    """Say which instructions that speed up matrix products there are."""
+    flags = (info.get("flags") or info.get("Features") or "").split()
+    found = [flag for flag in CPU_FLAGS if flag in flags]
+    if "avx2" in found or "asimd" in found:
+        return Finding("instructions", Verdict.OK, " ".join(found))
+    return Finding(
+        "instructions",
+        Verdict.WARN,
+        " ".join(found) or "none known",
+        "Without AVX2 (x86) or NEON (ARM) models run, but slowly",
+    )
+
+
+def memory() -> Finding:
+    """Say how much RAM there is and how much of it is free."""
+    ram = psutil.virtual_memory()
+    found = f"{format_bytes(ram.available)} free of {format_bytes(ram.total)}"
+    if ram.available >= MIN_FREE_RAM:
+        return Finding("memory", Verdict.OK, found)
+    return Finding(
+        "memory", Verdict.WARN, found, f"Free {format_bytes(MIN_FREE_RAM)} for the built-in model, or use a smaller one"
+    )
+
+
+def disk(cache_dir: Path) -> Finding:
+    """Say how much room there is where built models go."""
+    existing = next(folder for folder in (cache_dir, *cache_dir.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
+    found = f"{format_bytes(free)} free at {cache_dir}"
+    if not os.access(existing, os.W_OK):
+        return Finding(
+            "disk",
+            Verdict.MISSING,
+            f"{existing} cannot be written",
+            "Choose another folder with --cache-dir or MOEFLOW_CACHE",
+        )
+    if free >= MIN_FREE_DISK:
+        return Finding("disk", Verdict.OK, found)
+    return Finding(
+        "disk", Verdict.WARN, found, f"Free {format_bytes(MIN_FREE_DISK)}, or choose another folder with --cache-dir"
+    )
+
+
+def packages() -> list[Finding]:
+    """Say which versions of Python and of the packages that do the work are installed."""
+    findings = [Finding("python", Verdict.OK, f"{platform.python_version()} at {sys.executable}")]
+    for name in NEEDED_PACKAGES:
+        try:
+            findings.append(Finding(name, Verdict.OK, importlib.metadata.version(name)))
+        except importlib.metadata.PackageNotFoundError:
+            findings.append(
+                Finding(name, Verdict.MISSING, "not installed", "Install moeflow again: `make run` does it")
+            )
+    return findings
+
+
+def accelerator() -> Finding:
+    """Say whether torch sees a GPU. A machine without one is as good a machine."""
+    if importlib.util.find_spec("torch") is None:
+        return Finding("accelerator", Verdict.WARN, "unknown, since torch is not installed")
+    if not late.torch.cuda.is_available():
+        return Finding("accelerator", Verdict.OK, "none; models run on the processor")
+    gpus = [late.torch.cuda.get_device_properties(index) for index in range(late.torch.cuda.device_count())]
+    return Finding(
+        "accelerator", Verdict.OK, ", ".join(f"{gpu.name} ({format_bytes(gpu.total_memory)})" for gpu in gpus)
+    )
+
+
+def compiler() -> Finding:
+    """Say whether there is a C++ compiler. Nothing needs one yet."""
+    found = next((name for name in ("g++", "clang++") if shutil.which(name)), None)
+    return Finding("compiler", Verdict.OK, found or "none; not needed")

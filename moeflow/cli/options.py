@@ -1,0 +1,135 @@
+"""Options that several verbs share, and where the environment is read.
+
+The verbs' heavy imports stay out of here: wishes are passed on as plain values.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from moeflow.core.errors import ConfigError
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.units import parse_bytes
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+class ByteCount(click.ParamType):
+    """A size like 2GiB, 500MB or 1048576."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number of bytes."""
+        try:
+            return value if isinstance(value, int) else parse_bytes(value)
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
+def default_cache_dir() -> Path:
+    """Where built models are kept: $MOEFLOW_CACHE, else moeflow/ in $XDG_CACHE_HOME, else ~/.cache/moeflow."""
+    if chosen := os.environ.get("MOEFLOW_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "moeflow"
+
+
+cache_dir_option = click.option(
+    "--cache-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=default_cache_dir,
+    show_default="$MOEFLOW_CACHE or ~/.cache/moeflow",
+    help="Where the built-in model is kept.",
+)
+
+_ENGINE_OPTIONS = [
+    click.argument("model", required=False),
+    click.option(
+        "--dtype",
+        type=click.Choice(["auto", "float32", "bfloat16"]),
+        default="auto",
+        show_default=True,
+        help="Number format to compute in.",
+    ),
+    click.option("--device", default="auto", show_default=True, help="Where to compute: cpu, cuda, cuda:1."),
+    click.option("--threads", "num_threads", type=click.IntRange(1), help="CPU threads.  [default: all cores]"),
+    click.option(
+        "--max-model-len", type=click.IntRange(1), help="Prompt and answer of one request, in tokens, at most."
+    ),
+    click.option("--max-running", type=click.IntRange(1), help="Requests computed together, at most."),
+    click.option("--kv-cache", "kv_cache_bytes", type=ByteCount(), help="Memory for keys and values, such as 2GiB."),
+    cache_dir_option,
+]
+_ENGINE_NAMES = (
+    "model",
+    "dtype",
+    "device",
+    "num_threads",
+    "max_model_len",
+    "max_running",
+    "kv_cache_bytes",
+    "cache_dir",
+)
+
+
+def _stack(options: list[Callable[[Any], Any]], function: Any) -> Any:
+    return functools.reduce(lambda inner, option: option(inner), reversed(options), function)
+
+
+def _gather(kwargs: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: kwargs.pop(name) for name in names}
+
+
+def engine_options(verb: Verb) -> Verb:
+    """Add MODEL and the options that shape an engine; the verb gets them as one dict, `wishes`."""
+
+    @functools.wraps(verb)
+    def gathered(**kwargs: Any) -> Any:
+        return verb(wishes=_gather(kwargs, _ENGINE_NAMES), **kwargs)
+
+    return _stack(_ENGINE_OPTIONS, gathered)  # type: ignore[no-any-return]
+
+
+_SAMPLING_OPTIONS = [
+    click.option(
+        "--max-tokens", type=click.IntRange(1), default=512, show_default=True, help="Longest answer, in tokens."
+    ),
+    click.option("--temperature", type=float, default=0.0, show_default=True, help="0: always the likeliest token."),
+    click.option(
+        "--top-p",
+        type=float,
+        default=1.0,
+        show_default=True,
+        help="Sample from the likeliest tokens whose shares sum to this.",
+    ),
+    click.option(
+        "--top-k", type=int, default=0, show_default=True, help="Sample from this many likeliest tokens; 0: all."
+    ),
+    click.option(
+        "--min-p",
+        type=float,
+        default=0.0,
+        show_default=True,
+        help="Leave out tokens less likely than this share of the likeliest.",
+    ),
+    click.option("--repetition-penalty", type=float, default=1.0, show_default=True, help="Above 1: repeat less."),
+    click.option("--seed", type=int, help="The same seed gives the same answer.  [default: a new one each time]"),
+    click.option("--stop", multiple=True, help="End the answer before this text; may be given several times."),
+]
+_SAMPLING_NAMES = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop")
+
+
+def sampling_options(verb: Verb) -> Verb:
+    """Add the options that choose tokens; the verb gets them as `sampling`."""
+
+    @functools.wraps(verb)
+    def gathered(**kwargs: Any) -> Any:
+        return verb(sampling=SamplingParams(**_gather(kwargs, _SAMPLING_NAMES)), **kwargs)
+
+    return _stack(_SAMPLING_OPTIONS, gathered)  # type: ignore[no-any-return]
