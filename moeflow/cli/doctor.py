@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from moeflow.cli.fitting import examine_builtin_model, examine_model
-from moeflow.cli.machine import Finding, Verdict, examine
+from moeflow.cli.findings import Finding, Verdict, examine
 from moeflow.cli.options import engine_options
 
 STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.MISSING: "red"}

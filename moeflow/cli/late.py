@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # for the type checker only
     import torch as torch
     from moeflow.engine.builtin import ensure_builtin_model as ensure_builtin_model
     from moeflow.engine.llm import LLM as LLM
+    from moeflow.engine.machine import measure_machine as measure_machine
     from moeflow.models.registry import read_model_config as read_model_config
     from moeflow.server.config import ServerConfig as ServerConfig
     from moeflow.server.launch import serve as serve
@@ -26,6 +27,7 @@ _MODULES = {
     "Settings": "moeflow.engine.settings",
     "decide": "moeflow.engine.settings",
     "ensure_builtin_model": "moeflow.engine.builtin",
+    "measure_machine": "moeflow.engine.machine",
     "open_checkpoint": "moeflow.checkpoint.open",
     "read_model_config": "moeflow.models.registry",
     "serve": "moeflow.server.launch",

@@ -1,12 +1,11 @@
 """What this machine has, as findings: each says what was found, whether that is enough, and what to do if not.
 
-Knows Linux's /proc and, where there is none, what Python itself can tell. Knows nothing of models.
+Measures with the same eyes as the engine does, so that both speak of the same memory. Knows nothing of models.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import shutil
@@ -14,14 +13,17 @@ import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-
-import psutil
+from typing import TYPE_CHECKING
 
 from moeflow.cli import late
 from moeflow.core.units import GIB, format_bytes
 
+if TYPE_CHECKING:
+    from moeflow.engine.machine import Machine
+
 MIN_FREE_RAM = 2 * GIB  # the built-in model in float32 with a small KV cache
 MIN_FREE_DISK = 2 * GIB  # the built-in model on disk, twice while it is written
+REINSTALL = "Install moeflow again: `make run` does it"
 NEEDED_PACKAGES = ("torch", "transformers", "safetensors", "fastapi")
 CPU_FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "i8mm", "bf16")
 
@@ -46,14 +48,33 @@ class Finding:
 
 def examine(cache_dir: Path) -> list[Finding]:
     """Look at everything that running a model needs."""
+    return [*packages(), *hardware(), disk(cache_dir), compiler()]
+
+
+def packages() -> list[Finding]:
+    """Say which versions of Python and of the packages that do the work are installed."""
+    findings = [Finding("python", Verdict.OK, f"{platform.python_version()} at {sys.executable}")]
+    for name in NEEDED_PACKAGES:
+        try:
+            findings.append(Finding(name, Verdict.OK, importlib.metadata.version(name)))
+        except importlib.metadata.PackageNotFoundError:
+            findings.append(Finding(name, Verdict.MISSING, "not installed", REINSTALL))
+    return findings
+
+
+def hardware() -> list[Finding]:
+    """Say what there is to compute with."""
+    try:
+        machine = late.measure_machine()
+    except ImportError as error:
+        return [Finding("hardware", Verdict.MISSING, f"torch cannot be loaded: {error}", REINSTALL)]
+    info = _cpu_info()
+    name = info.get("model name") or platform.processor() or platform.machine()
     return [
-        processor(),
-        instruction_set(_cpu_info()),
-        memory(),
-        disk(cache_dir),
-        *packages(),
-        accelerator(),
-        compiler(),
+        Finding("processor", Verdict.OK, f"{name}, {machine.num_cores} cores to use"),
+        instruction_set(info),
+        memory(machine),
+        accelerator(machine),
     ]
 
 
@@ -64,13 +85,6 @@ def _cpu_info(file: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
     except OSError:
         return {}
     return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-
-
-def processor() -> Finding:
-    """Say which CPU this is and how many cores this process may use."""
-    name = _cpu_info().get("model name") or platform.processor() or platform.machine()
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return Finding("processor", Verdict.OK, f"{name}, {usable} of {os.cpu_count()} cores usable")
 
 
 def instruction_set(info: dict[str, str]) -> Finding:
@@ -87,15 +101,21 @@ def instruction_set(info: dict[str, str]) -> Finding:
     )
 
 
-def memory() -> Finding:
+def memory(machine: Machine) -> Finding:
     """Say how much RAM there is and how much of it is free."""
-    ram = psutil.virtual_memory()
-    found = f"{format_bytes(ram.available)} free of {format_bytes(ram.total)}"
-    if ram.available >= MIN_FREE_RAM:
+    found = f"{format_bytes(machine.available_bytes)} free of {format_bytes(machine.total_bytes)}"
+    if machine.available_bytes >= MIN_FREE_RAM:
         return Finding("memory", Verdict.OK, found)
-    return Finding(
-        "memory", Verdict.WARN, found, f"Free {format_bytes(MIN_FREE_RAM)} for the built-in model, or use a smaller one"
-    )
+    remedy = f"Free {format_bytes(MIN_FREE_RAM)} for the built-in model, or use a smaller one"
+    return Finding("memory", Verdict.WARN, found, remedy)
+
+
+def accelerator(machine: Machine) -> Finding:
+    """Say whether torch sees a GPU. A machine without one is as good a machine."""
+    if machine.accelerator is None:
+        return Finding("accelerator", Verdict.OK, "none; models run on the processor")
+    name = late.torch.cuda.get_device_name(machine.accelerator)
+    return Finding("accelerator", Verdict.OK, f"{name}, {format_bytes(machine.accelerator_free_bytes)} free")
 
 
 def disk(cache_dir: Path) -> Finding:
@@ -114,31 +134,6 @@ def disk(cache_dir: Path) -> Finding:
         return Finding("disk", Verdict.OK, found)
     return Finding(
         "disk", Verdict.WARN, found, f"Free {format_bytes(MIN_FREE_DISK)}, or choose another folder with --cache-dir"
-    )
-
-
-def packages() -> list[Finding]:
-    """Say which versions of Python and of the packages that do the work are installed."""
-    findings = [Finding("python", Verdict.OK, f"{platform.python_version()} at {sys.executable}")]
-    for name in NEEDED_PACKAGES:
-        try:
-            findings.append(Finding(name, Verdict.OK, importlib.metadata.version(name)))
-        except importlib.metadata.PackageNotFoundError:
-            findings.append(
-                Finding(name, Verdict.MISSING, "not installed", "Install moeflow again: `make run` does it")
-            )
-    return findings
-
-
-def accelerator() -> Finding:
-    """Say whether torch sees a GPU. A machine without one is as good a machine."""
-    if importlib.util.find_spec("torch") is None:
-        return Finding("accelerator", Verdict.WARN, "unknown, since torch is not installed")
-    if not late.torch.cuda.is_available():
-        return Finding("accelerator", Verdict.OK, "none; models run on the processor")
-    gpus = [late.torch.cuda.get_device_properties(index) for index in range(late.torch.cuda.device_count())]
-    return Finding(
-        "accelerator", Verdict.OK, ", ".join(f"{gpu.name} ({format_bytes(gpu.total_memory)})" for gpu in gpus)
     )
 
 

