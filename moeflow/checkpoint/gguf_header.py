@@ -1,0 +1,222 @@
+"""The header of a GGUF file: its metadata, which tensors it holds and where.
+
+Reads and checks the format by its specification instead of through the gguf package's reader, which trusts
+every count and length in the file (a damaged one may send it round a loop of 2**60 turns, or return cut
+tensors) and takes seconds for a vocabulary. Knows nothing of models.
+
+Source: docs/gguf.md in the ggml repository; versions 2 and 3, little-endian.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from moeflow.checkpoint.raw_file import DOWNLOAD_AGAIN, blame_file, refuse_lfs_pointer
+from moeflow.core.errors import CheckpointError
+
+QUANTIZATIONS = (
+    GGMLQuantizationType.F32,
+    GGMLQuantizationType.F16,
+    GGMLQuantizationType.BF16,
+    GGMLQuantizationType.Q8_0,
+    GGMLQuantizationType.Q4_0,
+    GGMLQuantizationType.Q4_1,
+)
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_DEFAULT_ALIGNMENT = 32
+_MAX_RANK = 4
+_MAX_LENGTH = 1 << 25  # of a string or array; the longest that are known are vocabularies of a few megabytes
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFTensor:
+    """One tensor of a file."""
+
+    name: str
+    shape: tuple[int, ...]  # outermost dimension first, as in torch
+    quantization: GGMLQuantizationType
+    start: int  # byte in the file
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFHeader:
+    """All that stands before the weights."""
+
+    metadata: Mapping[str, Any]  # numbers, bools, strings and lists of these
+    tensors: Mapping[str, GGUFTensor]
+
+
+def read_gguf_header(file: Path) -> GGUFHeader:
+    """Return metadata and tensors of a file.
+
+    Raises: CheckpointError if the file is missing, cut or damaged, or holds a tensor of a type that is not
+    among `QUANTIZATIONS`.
+    """
+    with blame_file(file), file.open("rb") as stream:
+        cursor = _Cursor(stream, file)
+        num_tensors, num_keys = _read_preamble(cursor)
+        metadata = _read_metadata(cursor, num_keys)
+        tensors = [_read_tensor(cursor) for _ in range(num_tensors)]
+    alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+        raise cursor.damaged(f"general.alignment is {alignment!r}, where a power of two is expected")
+    data_start = -(-cursor.position // alignment) * alignment
+    placed = [_place(tensor, data_start, alignment, cursor) for tensor in tensors]
+    _check_layout(placed, cursor)
+    return GGUFHeader(metadata, {tensor.name: tensor for tensor in placed})
+
+
+class _Cursor:
+    """Reads values one after another, none past the file's end."""
+
+    def __init__(self, stream: BinaryIO, file: Path) -> None:
+        self.file = file
+        self.position = 0
+        self.size = stream.seek(0, 2)
+        stream.seek(0)
+        self._stream = stream
+
+    def take(self, num_bytes: int) -> bytes:
+        data = self._stream.read(num_bytes) if num_bytes <= self.size - self.position else b""
+        if len(data) < num_bytes:
+            raise self.damaged(f"is cut: the header goes on past the file's {self.size} bytes")
+        self.position += num_bytes
+        return data
+
+    def number(self, code: str) -> Any:
+        return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
+
+    def length(self) -> int:
+        value: int = self.number("Q")
+        if value > _MAX_LENGTH:
+            raise self.damaged(f"has a string or array of length {value} at byte {self.position - 8}")
+        return value
+
+    def string(self) -> str:
+        data = self.take(self.length())
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self.damaged(f"has a string that is no UTF-8 before byte {self.position}") from error
+
+    def damaged(self, problem: str, tensor: str | None = None) -> CheckpointError:
+        return CheckpointError(problem, file=self.file, tensor=tensor, remedy=DOWNLOAD_AGAIN)
+
+
+def _read_preamble(cursor: _Cursor) -> tuple[int, int]:
+    """Check magic and version; return the numbers of tensors and of metadata keys."""
+    if cursor.size < 24:
+        raise cursor.damaged(f"has {cursor.size} bytes, too few for a GGUF file")
+    magic = cursor.take(4)
+    if magic != _MAGIC:
+        refuse_lfs_pointer(magic, cursor.file)
+        raise cursor.damaged(f"is no GGUF file: it starts with {magic!r}, not {_MAGIC!r}")
+    version = cursor.number("I")
+    if version not in _VERSIONS:
+        is_big_endian = int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS
+        raise CheckpointError(
+            "is a big-endian GGUF file" if is_big_endian else f"is of GGUF version {version}",
+            file=cursor.file,
+            remedy="Supported are little-endian files of versions 2 and 3: convert the model again",
+        )
+    return cursor.number("Q"), cursor.number("Q")
+
+
+def _read_metadata(cursor: _Cursor, num_keys: int) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
+    for _ in range(num_keys):
+        key = cursor.string()
+        if not key or key in metadata:
+            raise cursor.damaged(f"has the metadata key {key!r} twice" if key else "has an empty metadata key")
+        metadata[key] = _read_value(cursor, cursor.number("I"), key)
+    return metadata
+
+
+def _read_value(cursor: _Cursor, kind: int, key: str) -> Any:
+    if kind == _STRING:
+        return cursor.string()
+    if kind != _ARRAY:
+        return _read_scalars(cursor, kind, 1, key)[0]
+    item_kind, count = cursor.number("I"), cursor.length()
+    if item_kind == _STRING:
+        return [cursor.string() for _ in range(count)]
+    return _read_scalars(cursor, item_kind, count, key)
+
+
+def _read_scalars(cursor: _Cursor, kind: int, count: int, key: str) -> list[Any]:
+    if kind == _BOOL:
+        flags = cursor.take(count)
+        if any(flag > 1 for flag in flags):
+            raise cursor.damaged(f"has a truth value that is neither 0 nor 1 under {key!r}")
+        return [bool(flag) for flag in flags]
+    code = _SCALARS.get(kind)
+    if code is None:
+        raise cursor.damaged(f"has a value of the unknown type {kind} under {key!r}")
+    values = struct.unpack(f"<{count}{code}", cursor.take(count * struct.calcsize("<" + code)))
+    if code == "f":  # the shortest decimal that is this float32: 1e-05, not 9.999999747378752e-06
+        return [float(str(np.float32(value))) for value in values]
+    return list(values)
+
+
+def _read_tensor(cursor: _Cursor) -> GGUFTensor:
+    """Read one tensor's entry; `start` counts from the data section's start, which is not known yet."""
+    name = cursor.string()
+    rank = cursor.number("I")
+    if not name or not 1 <= rank <= _MAX_RANK:
+        raise cursor.damaged(f"has rank {rank}, where 1 to {_MAX_RANK} is expected" if name else "has no name", name)
+    shape = tuple(cursor.number("Q") for _ in range(rank))[::-1]
+    kind, start = cursor.number("I"), cursor.number("Q")
+    if kind not in QUANTIZATIONS:
+        known = kind in set(GGMLQuantizationType)
+        supported = ", ".join(item.name for item in QUANTIZATIONS)
+        raise CheckpointError(
+            f"is stored as {GGMLQuantizationType(kind).name if known else f'unknown type {kind}'}",
+            file=cursor.file,
+            tensor=name,
+            remedy=f"Supported are {supported}: use a file with these types only",
+        )
+    quantization = GGMLQuantizationType(kind)
+    block_size, block_bytes = GGML_QUANT_SIZES[quantization]
+    if 0 in shape or shape[-1] % block_size:
+        raise cursor.damaged(f"shape {list(shape)} is impossible in {quantization.name}", name)
+    return GGUFTensor(name, shape, quantization, start, math.prod(shape) // block_size * block_bytes)
+
+
+def _place(tensor: GGUFTensor, data_start: int, alignment: int, cursor: _Cursor) -> GGUFTensor:
+    """Make the tensor's start count from the file's start, and check that its bytes are there."""
+    start = data_start + tensor.start
+    if tensor.start % alignment:
+        raise cursor.damaged(f"starts at byte {tensor.start}, no multiple of {alignment}", tensor.name)
+    if start + tensor.num_bytes > cursor.size:
+        raise cursor.damaged(
+            f"is cut: the tensor ends at byte {start + tensor.num_bytes}, the file has {cursor.size}", tensor.name
+        )
+    return GGUFTensor(tensor.name, tensor.shape, tensor.quantization, start, tensor.num_bytes)
+
+
+def _check_layout(tensors: list[GGUFTensor], cursor: _Cursor) -> None:
+    """Check that there are tensors, that names differ and that bytes do not overlap."""
+    if not tensors:
+        raise cursor.damaged("holds no tensors")
+    names: set[str] = set()
+    end = 0
+    for tensor in sorted(tensors, key=lambda item: item.start):
+        if tensor.name in names:
+            raise cursor.damaged("occurs twice", tensor.name)
+        if tensor.start < end:
+            raise cursor.damaged("overlaps the tensor before it", tensor.name)
+        names.add(tensor.name)
+        end = tensor.start + tensor.num_bytes

@@ -1,0 +1,79 @@
+"""Hugging Face's names for GGUF's tensors.
+
+GGUF stacks a layer's experts in one tensor; Hugging Face names each of them. The `llama` architecture stores
+the rows of q and k in pairs (2i, 2i+1) of one rotation; Hugging Face in halves (i, i + D/2). Which tensors a
+model needs is not known here: its loader finds what is missing or too many.
+
+Source: llama.cpp's conversion (`permute`, `ffn_*_exps`) and its table of rotary types: `qwen3moe` and
+`olmoe` keep Hugging Face's order.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_OUTSIDE_LAYERS = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_IN_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_TENSOR_IN_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.([a-z_]+)\.(weight|bias)")
+
+
+@dataclass(frozen=True, slots=True)
+class MoeNames:
+    """What a Hugging Face family calls its experts."""
+
+    count: str  # their number, in config.json
+    block: str
+    gate: str  # of one expert, as are the next two
+    up: str
+    down: str
+
+
+MIXTRAL_NAMES = MoeNames("num_local_experts", "block_sparse_moe", gate="w1", up="w3", down="w2")
+MLP_NAMES = MoeNames("num_experts", "mlp", gate="gate_proj", up="up_proj", down="down_proj")
+
+
+def huggingface_name(gguf_name: str, moe: MoeNames | None) -> str | None:
+    """Return the Hugging Face name of a GGUF tensor, None if it is unknown.
+
+    A stack of experts has `{}` where the expert's number goes; `moe` is None in dense models.
+    """
+    if gguf_name in _OUTSIDE_LAYERS:
+        return _OUTSIDE_LAYERS[gguf_name]
+    match = _TENSOR_IN_LAYER.fullmatch(gguf_name)
+    if match is None:
+        return None
+    layer, part, suffix = match.groups()
+    name = _IN_LAYER.get(part) or (_moe_parts(moe).get(part) if moe else None)
+    return f"model.layers.{layer}.{name}.{suffix}" if name else None
+
+
+def _moe_parts(moe: MoeNames) -> dict[str, str]:
+    return {
+        "ffn_gate_inp": f"{moe.block}.gate",
+        "ffn_gate_exps": f"{moe.block}.experts.{{}}.{moe.gate}",
+        "ffn_up_exps": f"{moe.block}.experts.{{}}.{moe.up}",
+        "ffn_down_exps": f"{moe.block}.experts.{{}}.{moe.down}",
+    }
+
+
+def heads_in_pairs(gguf_name: str, num_heads: int, num_kv_heads: int) -> int:
+    """Return how many heads' rows a tensor of the `llama` architecture stores in pairs; 0 if none."""
+    match = _TENSOR_IN_LAYER.fullmatch(gguf_name)
+    return {"attn_q": num_heads, "attn_k": num_kv_heads}.get(match[2], 0) if match else 0

@@ -1,0 +1,62 @@
+"""How far a GGUF model's rotary positions are stretched, in Hugging Face's terms.
+
+GGUF writes linear and YaRN scaling as metadata, but Llama 3's as the finished table of factors, from which
+the settings are found again here. LongRoPE and other tables have no counterpart and are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from moeflow.core.model_config import ConfigReader
+
+# The only settings that Llama 3 models were published with; the factor itself differs and is in the table.
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+def scaling_from_metadata(reader: ConfigReader) -> dict[str, Any] | None:
+    """Return `rope_scaling` as a config.json has it; None if positions are not stretched."""
+    factor = reader.get(float, "rope.scaling.factor", reader.get(float, "rope.scale_linear", 0.0))
+    kind = reader.get(str, "rope.scaling.type", "linear")
+    if kind == "none" or factor in (0.0, 1.0):
+        return None
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if kind != "yarn":
+        raise reader.error(f"'rope.scaling.type' is {kind!r}, where none, linear or yarn is expected")
+    return {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": reader.positive(
+            "rope.scaling.original_context_length", reader.positive("context_length")
+        ),
+        "beta_fast": reader.get(float, "rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": reader.get(float, "rope.scaling.yarn_beta_slow", 1.0),
+    }
+
+
+def scaling_from_factors(factors: Sequence[float], theta: float, reader: ConfigReader) -> dict[str, Any] | None:
+    """Return the Llama 3 scaling that a table of factors [D/2] was made from; None if all are 1.
+
+    Raises: CheckpointError if no Llama 3 scaling gives this table.
+    """
+    if all(factor == 1.0 for factor in factors):
+        return None
+    factor = max(factors)
+    wavelengths = [2 * math.pi * theta ** (i / len(factors)) for i in range(len(factors))]
+    if not 0.0 < factor < math.inf or not all(
+        math.isclose(have, _llama3_factor(wavelength, factor), rel_tol=1e-3)
+        for have, wavelength in zip(factors, wavelengths, strict=True)
+    ):
+        raise reader.error("the table of rotary factors is not Llama 3's, and no other is supported")
+    return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
+
+
+def _llama3_factor(wavelength: float, factor: float) -> float:
+    """Return by what Llama 3 divides the rotary frequency of a wavelength (in tokens)."""
+    low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
+    turns = _LLAMA3["original_max_position_embeddings"] / wavelength
+    smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
+    return 1.0 / ((1.0 - smooth) / factor + smooth)

@@ -1,0 +1,85 @@
+"""Pieces of a file, read as raw bytes.
+
+Knows no format. Reads instead of mapping, so that a file which shrinks or a disk which fails while it is in
+use is an error that names the file, where a mapping would kill the process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from moeflow.core.errors import CheckpointError
+
+DOWNLOAD_AGAIN = "Download or copy the file again"
+
+_MAX_READ_BYTES = 1 << 30  # Linux moves at most 2 GiB in one call
+_LFS_POINTER = b"version https://git-lfs"
+
+
+@contextmanager
+def blame_file(file: Path, tensor: str | None = None) -> Iterator[None]:
+    """Turn what the operating system complains about into an error that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot be read ({error.strerror or error})",
+            file=file,
+            tensor=tensor,
+            remedy="Check that the file is there and that you may read it",
+        ) from error
+
+
+def refuse_lfs_pointer(start: bytes, file: Path) -> None:
+    """Raise CheckpointError if a file's first bytes show that Git left a pointer in place of the weights."""
+    if start and _LFS_POINTER.startswith(start[: len(_LFS_POINTER)]):
+        raise CheckpointError(
+            "is a Git LFS pointer, not the weights themselves",
+            file=file,
+            remedy="Run `git lfs pull` in the folder, or download the file itself",
+        )
+
+
+class RawFile:
+    """An open file; threads may read from it at the same time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = -1
+        with blame_file(path):
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, start: int, num_bytes: int, tensor: str) -> torch.Tensor:
+        """Return bytes [start, start + num_bytes) as a fresh uint8 tensor.
+
+        Raises: CheckpointError, naming `tensor`, if the file ends before that or the disk fails.
+        """
+        data = torch.empty(num_bytes, dtype=torch.uint8)
+        view = data.numpy().data
+        done = 0
+        while done < num_bytes:
+            with blame_file(self.path, tensor):
+                count = os.preadv(self._descriptor, [view[done : done + _MAX_READ_BYTES]], start + done)
+            if count == 0:
+                raise CheckpointError(
+                    f"needs bytes {start} to {start + num_bytes}, the file ends at {start + done}",
+                    file=self.path,
+                    tensor=tensor,
+                    remedy="It was cut while in use. " + DOWNLOAD_AGAIN,
+                )
+            done += count
+        return data
+
+    def close(self) -> None:
+        """Release the handle."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()

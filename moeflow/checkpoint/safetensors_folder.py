@@ -1,0 +1,212 @@
+"""A Hugging Face folder: config.json and safetensors files, one or sharded with an index.
+
+Opening reads every shard's header and holds index and shards against each other; weights are read tensor by
+tensor. Nothing in the folder is ever executed: `auto_map` and other pointers to code in config.json are
+ignored, pickled weights are refused. Tokenizer and chat template are not looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from moeflow.checkpoint.checkpoint import TensorInfo
+from moeflow.checkpoint.json_file import read_json_object
+from moeflow.checkpoint.raw_file import DOWNLOAD_AGAIN, RawFile, blame_file
+from moeflow.checkpoint.safetensors_header import SafetensorsEntry, check_num_bytes, read_safetensors_header
+from moeflow.core.errors import CheckpointError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
+CONVERT_PICKLE = (
+    "Pickle can run code, so it is not read. Convert it where you trust it: transformers' "
+    "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) writes safetensors"
+)
+
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# Tables that old checkpoints carry and every implementation computes itself; in whatever dtype.
+_COMPUTED_TABLE = re.compile(r"(^|\.)(rotary_emb\.inv_freq|position_ids)$")
+_NAMES_SHOWN = 5
+
+_Shards = dict[Path, dict[str, SafetensorsEntry]]
+
+
+class SafetensorsFolder:
+    """A `Checkpoint` in a Hugging Face folder."""
+
+    def __init__(self, path: Path) -> None:
+        """Read config and headers.
+
+        Raises: CheckpointError, naming file, tensor and remedy, for anything missing, damaged,
+        contradictory, quantized or of an unsupported dtype.
+        """
+        self.path = path
+        self.config_file = path / "config.json"
+        shards = {file: read_safetensors_header(file) for file in _find_shards(path)}
+        self.config: Mapping[str, Any] = _read_config(self.config_file)
+        generation_file = path / "generation_config.json"
+        self.generation_config: Mapping[str, Any] = (
+            read_json_object(generation_file) if generation_file.exists() else {}
+        )
+        _check_names(shards, path / INDEX_FILE)
+        self._entries = {
+            name: (file, entry)
+            for file, entries in shards.items()
+            for name, entry in entries.items()
+            if not _COMPUTED_TABLE.search(name)
+        }
+        for name, (file, entry) in self._entries.items():
+            check_num_bytes(name, entry, _torch_dtype(name, entry, file).itemsize, file)
+        if not self._entries:
+            raise CheckpointError("holds no weights", file=next(iter(shards)), remedy=DOWNLOAD_AGAIN)
+        self.tensors: Mapping[str, TensorInfo] = {
+            name: TensorInfo(entry.shape, entry.num_bytes, file) for name, (file, entry) in self._entries.items()
+        }
+        self.dtype: torch.dtype = _commonest_dtype(entry for _, entry in self._entries.values())
+        self._files = {file: RawFile(file) for file in shards}
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a tensor on the CPU in the dtype it is stored in; raises as `Checkpoint.read` does."""
+        if name not in self._entries:
+            raise CheckpointError("is not in the checkpoint", file=self.path, tensor=name, remedy=DOWNLOAD_AGAIN)
+        file, entry = self._entries[name]
+        data = self._files[file].read(entry.start, entry.num_bytes, name)
+        return data.view(_DTYPES[entry.dtype]).reshape(entry.shape)
+
+    def close(self) -> None:
+        """Release the files."""
+        for file in self._files.values():
+            file.close()
+
+
+def _find_shards(folder: Path) -> list[Path]:
+    """Return the files with weights; a single file goes before an index, as in transformers."""
+    if (folder / SINGLE_FILE).exists():
+        return [folder / SINGLE_FILE]
+    index = folder / INDEX_FILE
+    if not index.exists():
+        raise _no_weights(folder)
+    names = sorted({_shard_name(tensor, value, index) for tensor, value in _weight_map(index).items()})
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"names {len(names)} shards, of which {len(missing)} are missing: {_shorten(missing)}",
+            file=index,
+            remedy="Download the missing shards into the same folder",
+        )
+    return [folder / name for name in names]
+
+
+def _weight_map(index: Path) -> dict[str, Any]:
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError("has no weight_map from tensors to shards", file=index, remedy=DOWNLOAD_AGAIN)
+    return weight_map
+
+
+def _shard_name(tensor: str, value: Any, index: Path) -> str:
+    """Return `value` if it is the plain name of a safetensors file, so that nothing outside is ever opened."""
+    if not isinstance(value, str) or not re.fullmatch(r"[^/\\\x00]+\.safetensors", value):
+        raise CheckpointError(
+            f"its shard {value!r} is no plain name of a .safetensors file in this folder",
+            file=index,
+            tensor=tensor,
+            remedy=DOWNLOAD_AGAIN,
+        )
+    return value
+
+
+def _no_weights(folder: Path) -> CheckpointError:
+    """Make the error that says what the folder holds instead, and what to do about that."""
+    with blame_file(folder):
+        names = sorted(entry.name for entry in folder.iterdir())
+    by_suffix = {
+        suffix: [name for name in names if name.endswith(suffix)] for suffix in (".gguf", ".safetensors", ".index.json")
+    }
+    pickled = [name for name in names if Path(name).suffix in PICKLE_SUFFIXES]
+    if by_suffix[".safetensors"]:
+        problem = f"holds {_shorten(by_suffix['.safetensors'])}, but neither {SINGLE_FILE} nor {INDEX_FILE}"
+        remedy = f"Download {INDEX_FILE} too, or the model in Hugging Face form"
+    elif by_suffix[".gguf"]:
+        problem = f"holds GGUF files: {_shorten(by_suffix['.gguf'])}"
+        remedy = "Name one of these files instead of the folder"
+    elif pickled:
+        problem, remedy = f"holds pickled weights only: {_shorten(pickled)}", CONVERT_PICKLE
+    else:
+        problem = f"holds no {SINGLE_FILE}; " + (f"it holds {_shorten(names)}" if names else "it is empty")
+        remedy = "Name a folder with config.json and safetensors weights, or a .gguf file"
+    return CheckpointError(problem, file=folder, remedy=remedy)
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        raise CheckpointError(
+            "is missing", file=file, remedy="Download it from where the weights came: it holds the model's shape"
+        )
+    config = read_json_object(file)
+    for key in ("quantization_config", "compression_config"):
+        if config.get(key) is not None:
+            method = config[key].get("quant_method") if isinstance(config[key], dict) else None
+            raise CheckpointError(
+                f"{key} says that the weights are quantized ({method or 'method not named'}), which is not supported",
+                file=file,
+                remedy="Use the unquantized model, or a GGUF file in Q8_0, Q4_0 or Q4_1",
+            )
+    return config
+
+
+def _check_names(shards: _Shards, index: Path) -> None:
+    """Check that no tensor is in two shards and that index and shards name the same tensors."""
+    found: dict[str, Path] = {}
+    for file, entries in shards.items():
+        for name in entries:
+            if name in found:
+                raise CheckpointError(
+                    f"is also in {found[name].name}; one of the two is wrong",
+                    file=file,
+                    tensor=name,
+                    remedy=DOWNLOAD_AGAIN,
+                )
+            found[name] = file
+    if list(shards) == [index.with_name(SINGLE_FILE)]:
+        return
+    weight_map = _weight_map(index)
+    for name in sorted(weight_map.keys() | found.keys()):
+        said, is_in = weight_map.get(name), found[name].name if name in found else None
+        if said != is_in:
+            raise CheckpointError(
+                f"the index says it is in {said or 'no shard'}, it is in {is_in or 'none'}",
+                file=index.with_name(said or str(is_in)),
+                tensor=name,
+                remedy="Index and shards are not of one model: download all of them again",
+            )
+
+
+def _torch_dtype(name: str, entry: SafetensorsEntry, file: Path) -> torch.dtype:
+    if entry.dtype not in _DTYPES:
+        raise CheckpointError(
+            f"is stored in {entry.dtype}; supported are {', '.join(_DTYPES)}",
+            file=file,
+            tensor=name,
+            remedy="Use a version of the model with unquantized weights",
+        )
+    return _DTYPES[entry.dtype]
+
+
+def _commonest_dtype(entries: Iterable[SafetensorsEntry]) -> torch.dtype:
+    """Return the dtype most bytes are stored in."""
+    num_bytes: Counter[str] = Counter()
+    for entry in entries:
+        num_bytes[entry.dtype] += entry.num_bytes
+    return _DTYPES[num_bytes.most_common(1)[0][0]]
+
+
+def _shorten(names: list[str]) -> str:
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
