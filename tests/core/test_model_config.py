@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from moeflow.core.errors import CheckpointError
+from moeflow.core.model_config import ConfigReader, ModelConfig, RopeConfig
+
+
+def mixtral_8x7b() -> ModelConfig:
+    return ModelConfig(
+        model_type="mixtral",
+        vocab_size=32000,
+        hidden_size=4096,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        intermediate_size=14336,
+        max_position=32768,
+        rms_norm_eps=1e-5,
+        rope=RopeConfig(theta=1e6),
+        num_experts=8,
+        top_k=2,
+    )
+
+
+def test_parameters_of_mixtral_8x7b_are_the_published_ones():
+    config = mixtral_8x7b()
+    assert config.num_parameters == pytest.approx(46.7e9, rel=1e-3)
+    assert config.num_active_parameters == pytest.approx(12.9e9, rel=0.02)
+    assert config.kv_bytes_per_token(2) == 131072
+
+
+def test_wrong_keys_name_file_key_and_remedy():
+    reader = ConfigReader({"a": "x", "b": None, "c": True, "d": float("inf"), "e": 3, "f": 0}, "some/config.json")
+    for kind, key in ((int, "a"), (int, "b"), (int, "missing"), (int, "c"), (float, "d"), (bool, "e"), (str, "e")):
+        with pytest.raises(CheckpointError, match=f"config.json.*{key}.*again"):
+            reader.get(kind, key)
+    with pytest.raises(CheckpointError, match="at least 1"):
+        reader.positive("f")
+
+
+def test_null_counts_as_missing_and_whole_numbers_pass_as_floats():
+    reader = ConfigReader({"b": None, "e": 3}, "config.json")
+    assert reader.get(int, "b", 7) == 7
+    assert reader.get(float, "e") == 3.0

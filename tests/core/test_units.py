@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moeflow.core.errors import ConfigError
+from moeflow.core.units import format_bytes, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4GiB", 4 * 1024**3),
+        (" 500 MB ", 500_000_000),
+        ("1.5g", 3 * 512 * 1024**2),
+        ("1048576", 1048576),
+        ("2KB", 2000),
+    ],
+)
+def test_sizes_are_read(text, expected):
+    assert parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "4 parsecs", "-1GiB", "0", "GiB", "1e3", "0.2 b"])
+def test_what_is_no_size_is_refused_with_an_example(text):
+    with pytest.raises(ConfigError, match="bytes"):
+        parse_bytes(text)
+
+
+@given(st.integers(1, 2**50))
+def test_written_sizes_read_back_within_rounding(num_bytes):
+    assert parse_bytes(format_bytes(num_bytes)) == pytest.approx(num_bytes, rel=0.05)
