@@ -1,7 +1,7 @@
 """What goes in and out of an engine, in its own process or another's: plain data, token ids only.
 
-These are the five words everything above speaks to an engine: submit, cancel, stream (the outputs),
-stats, shutdown.
+These carry the five words everything above speaks to an engine: submit, cancel, stream (the outputs),
+stats (which ride on the outputs), shutdown.
 """
 
 from __future__ import annotations
@@ -48,17 +48,13 @@ class Cancellation(msgspec.Struct, frozen=True, tag="cancel"):
     request_ids: list[str]
 
 
-class StatsQuery(msgspec.Struct, frozen=True, tag="stats"):
-    """Ask for `EngineStats`."""
-
-
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Accept nothing more, finish what runs within the deadline, cancel the rest, exit."""
 
     deadline_s: float
 
 
-ToEngine = Submission | Cancellation | StatsQuery | Shutdown
+ToEngine = Submission | Cancellation | Shutdown
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
@@ -109,6 +105,13 @@ class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
     stats: EngineStats
 
 
+class Loading(msgspec.Struct, frozen=True, tag="loading"):
+    """How far loading the weights has come."""
+
+    bytes_done: int
+    bytes_total: int
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The model is loaded; requests may come."""
 
@@ -127,4 +130,4 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
     """The engine has shut down in order."""
 
 
-FromEngine = Outputs | Ready | Failed | Stopped
+FromEngine = Loading | Ready | Outputs | Failed | Stopped

@@ -1,0 +1,211 @@
+"""The step loop: plan a pass, run it, hand out what it brought. Token ids only.
+
+One object owns all running state. It is driven from outside, one `step` at a time, by the offline API in
+the caller's thread or by the engine process, so nothing here waits, sleeps or locks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from moeflow.core.batch import Batch, BatchEntry
+from moeflow.core.engine_config import EngineConfig
+from moeflow.core.errors import RequestError
+from moeflow.core.request import FinishReason, Request, RequestStatus
+from moeflow.engine.counters import Counters
+from moeflow.engine.messages import EngineStats, ModelInfo, Submission, TokenLogprobs, TokenOutput
+from moeflow.engine.model_runner import ModelRunner, PassResult, Runner
+from moeflow.scheduler.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Continuous batching over one model."""
+
+    def __init__(self, config: EngineConfig, runner: Runner) -> None:
+        self.config = config
+        self.model: ModelInfo = runner.info
+        self._runner = runner
+        self._scheduler = Scheduler(config.scheduler)
+        self._requests: dict[str, Request] = {}
+        self._prompt_logprobs: dict[Request, list[TokenLogprobs | None]] = {}
+        self._cancelled: list[TokenOutput] = []  # to be handed out by the next step
+        self._counters = Counters()
+
+    @classmethod
+    def load(cls, config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> Engine:
+        """Load the model and set up the KV cache. `progress` is called with bytes done and bytes in all.
+
+        Raises: CheckpointError, CapacityError.
+        """
+        return cls(config, ModelRunner.load(config, progress))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a `step` would bring anything."""
+        return self._scheduler.has_work or bool(self._cancelled)
+
+    def submit(self, submission: Submission) -> None:
+        """Queue one sequence.
+
+        Raises: RequestError if it could never run, or if its id is in use.
+        """
+        self._check(submission)
+        sampling = submission.sampling
+        room = self.config.scheduler.max_model_len - len(submission.prompt_token_ids)
+        eos = () if sampling.ignore_eos else self.model.eos_token_ids
+        request = Request(
+            submission.request_id,
+            submission.prompt_token_ids,
+            sampling,
+            max_tokens=room if sampling.max_tokens is None else sampling.max_tokens,
+            stop_token_ids=frozenset(eos).union(sampling.stop_token_ids),
+            seed=submission.seed,
+        )
+        self._requests[request.request_id] = request
+        self._scheduler.add(request)
+
+    def cancel(self, request_ids: Iterable[str]) -> None:
+        """End requests now: place and blocks are free for the next pass. Unknown ids are ignored."""
+        for request_id in request_ids:
+            request = self._requests.get(request_id)
+            if request is not None:
+                self._scheduler.finish(request, FinishReason.CANCELLED)
+                self._forget(request)
+                self._counters.cancelled += 1
+                self._cancelled.append(TokenOutput(request_id=request_id, finish_reason=FinishReason.CANCELLED))
+
+    def cancel_all(self) -> None:
+        """End every request, waiting or running."""
+        self.cancel(list(self._requests))
+
+    def step(self) -> list[TokenOutput]:
+        """Run one pass and return what it brought; [] when there is nothing to do.
+
+        A pass that fails (out of memory, say) ends its own requests with an error; the engine lives on.
+        """
+        outputs, self._cancelled = self._cancelled, []
+        if self._scheduler.has_work:
+            batch = self._scheduler.schedule()
+            try:
+                result = self._runner.run(batch)
+            except Exception as error:  # whatever a kernel may raise concerns this pass alone
+                outputs += self._fail(batch, error)
+            else:
+                outputs += self._complete(batch, result)
+        return outputs
+
+    def stats(self) -> EngineStats:
+        """Return a snapshot of queue, cache and counters."""
+        blocks = self._scheduler.blocks
+        return self._counters.snapshot(
+            num_waiting=len(self._scheduler.waiting),
+            num_running=len(self._scheduler.running),
+            kv_blocks_total=blocks.num_blocks,
+            kv_blocks_used=blocks.num_used,
+            kv_blocks_cached=blocks.num_cached,
+            preemptions_total=self._scheduler.num_preemptions,
+        )
+
+    def check_integrity(self) -> None:
+        """Prove that queue, blocks and requests agree. AssertionError if not."""
+        self._scheduler.check_integrity()
+        known = {id(request) for request in self._requests.values()}
+        queued = {id(request) for request in (*self._scheduler.waiting, *self._scheduler.running)}
+        assert known == queued
+        assert all(id(request) in known for request in self._prompt_logprobs)
+        assert all(request.status is not RequestStatus.FINISHED for request in self._requests.values())
+
+    def _check(self, submission: Submission) -> None:
+        """Refuse what could never run, or would fail the pass of others."""
+        sampling = submission.sampling
+        num_prompt = len(submission.prompt_token_ids)
+        limit = self.config.scheduler.max_model_len
+        if submission.request_id in self._requests:
+            raise RequestError(f"request id {submission.request_id!r} is in use")
+        if not num_prompt:
+            raise RequestError("the prompt is empty", param="prompt")
+        if num_prompt + (sampling.max_tokens or 0) > limit:
+            raise RequestError(
+                f"{num_prompt} prompt tokens and max_tokens {sampling.max_tokens or 0} exceed "
+                f"the {limit} tokens that one request may have",
+                param="prompt",
+            )
+        for param, token_ids in (
+            ("prompt", submission.prompt_token_ids),
+            ("logit_bias", sampling.logit_bias),
+            ("stop_token_ids", sampling.stop_token_ids),
+        ):
+            if not all(0 <= token_id < self.model.vocab_size for token_id in token_ids):
+                raise RequestError(f"{param} names a token id outside 0..{self.model.vocab_size - 1}", param=param)
+
+    def _complete(self, batch: Batch, result: PassResult) -> list[TokenOutput]:
+        self._scheduler.complete(batch)
+        outputs = []
+        for entry in batch.entries:
+            self._collect_prompt_logprobs(entry, result)
+            if entry.samples:
+                outputs.append(self._advance(entry.request, result))
+        self._counters.count_pass(batch, num_generated=sum(len(output.token_ids) for output in outputs))
+        return outputs
+
+    def _advance(self, request: Request, result: PassResult) -> TokenOutput:
+        """Append a request's new token and see whether that ends it."""
+        sampled = result.sampled[request]
+        is_first = not request.output_token_ids
+        new_tokens: list[int] = []
+        reason: FinishReason | None = None
+        if sampled.error is not None:
+            reason = FinishReason.ERROR
+        elif request.max_tokens == 0:
+            reason = FinishReason.LENGTH
+        else:
+            new_tokens = [sampled.token_id]
+            request.output_token_ids.append(sampled.token_id)
+            if sampled.token_id in request.stop_token_ids:
+                reason = FinishReason.STOP
+            elif len(request.output_token_ids) == request.max_tokens:
+                reason = FinishReason.LENGTH
+        if is_first:
+            self._counters.prefix_hits += request.num_cached_tokens
+        stopped_by_user = reason is FinishReason.STOP and sampled.token_id not in self.model.eos_token_ids
+        output = TokenOutput(
+            request_id=request.request_id,
+            token_ids=new_tokens,
+            logprobs=[sampled.logprobs] if sampled.logprobs is not None and new_tokens else None,
+            prompt_logprobs=self._prompt_logprobs.pop(request, None) if is_first else None,
+            finish_reason=reason,
+            stop_token_id=sampled.token_id if stopped_by_user else None,
+            num_cached_tokens=request.num_cached_tokens,
+            error=sampled.error,
+        )
+        if reason is not None:
+            self._scheduler.finish(request, reason)
+            self._forget(request)
+            self._counters.finished += 1
+        return output
+
+    def _collect_prompt_logprobs(self, entry: BatchEntry, result: PassResult) -> None:
+        request = entry.request
+        if request in result.prompt_logprobs and not request.output_token_ids:
+            if entry.start == 0:  # also when it starts over after a preemption
+                self._prompt_logprobs[request] = [None]
+            self._prompt_logprobs[request] += result.prompt_logprobs[request]
+
+    def _fail(self, batch: Batch, error: Exception) -> list[TokenOutput]:
+        logger.error("a pass of %d tokens failed", batch.num_tokens, exc_info=error)
+        self._scheduler.fail(batch)
+        self._counters.failed_passes += 1
+        reason = f"the pass failed: {type(error).__name__}: {error}".splitlines()[0]
+        for entry in batch.entries:
+            self._forget(entry.request)
+        return [
+            TokenOutput(request_id=entry.request.request_id, finish_reason=FinishReason.ERROR, error=reason)
+            for entry in batch.entries
+        ]
+
+    def _forget(self, request: Request) -> None:
+        del self._requests[request.request_id]
+        self._prompt_logprobs.pop(request, None)

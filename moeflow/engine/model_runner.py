@@ -1,0 +1,169 @@
+"""Runs one pass on the model: token lists in, sampled tokens out. The only file of the engine with tensors.
+
+Knows nothing of queues and of what happens between passes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.open import open_checkpoint
+from moeflow.core.batch import Batch, BatchEntry
+from moeflow.core.engine_config import EngineConfig
+from moeflow.core.model_config import ConfigReader, ModelConfig
+from moeflow.core.request import Request
+from moeflow.engine.messages import ModelInfo, TokenLogprobs
+from moeflow.engine.sampler import SampledToken, prompt_logprobs, sample
+from moeflow.kernels.attention import AttentionMetadata
+from moeflow.layers.context import ForwardContext
+from moeflow.layers.decoder import CausalLM
+from moeflow.memory.kv_storage import KVStorage
+from moeflow.models.loading import load_model
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """What a pass brought, by request."""
+
+    sampled: dict[Request, SampledToken]  # of every entry that samples
+    prompt_logprobs: dict[Request, list[TokenLogprobs]]  # of the prompt tokens after those of this pass
+
+
+class Runner(Protocol):
+    """Whatever computes passes: the model, or a stand-in in tests."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is being run."""
+        ...
+
+    def run(self, batch: Batch) -> PassResult:
+        """Compute a pass. May raise anything; the engine then fails the requests of this batch alone."""
+        ...
+
+
+class ModelRunner:
+    """A loaded model with its KV cache."""
+
+    def __init__(self, model: CausalLM, config: EngineConfig, info: ModelInfo) -> None:
+        self.info = info
+        self._model = model
+        self._device = torch.device(config.device)
+        self._block_size = config.scheduler.block_size
+        shape = model.config
+        self._kv = KVStorage(
+            num_layers=shape.num_layers,
+            num_blocks=config.scheduler.num_blocks,
+            block_size=self._block_size,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            dtype=getattr(torch, config.dtype),
+            device=self._device,
+        )
+
+    @classmethod
+    def load(cls, config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> ModelRunner:
+        """Load the checkpoint that `config` names. Raises: CheckpointError."""
+        torch.set_num_threads(config.num_threads)
+        checkpoint = open_checkpoint(config.model_path)
+        try:
+            dtype = getattr(torch, config.dtype)
+            model = load_model(checkpoint, dtype=dtype, device=torch.device(config.device), progress=progress)
+            return cls(model, config, _describe(model.config, checkpoint, config))
+        finally:
+            checkpoint.close()
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> PassResult:
+        """Compute all tokens of the batch and sample where an entry asks for it."""
+        hidden_states = self._forward(batch)
+        sampling = [entry for entry in batch.entries if entry.samples]
+        ends = _row_offsets(batch)
+        rows = torch.tensor([ends[entry.request] - 1 for entry in sampling], device=self._device)
+        sampled: Sequence[SampledToken] = ()
+        if sampling:
+            logits = self._model.logits(hidden_states[rows])
+            sampled = sample(logits, [entry.request for entry in sampling])
+        return PassResult(
+            dict(zip((entry.request for entry in sampling), sampled, strict=True)),
+            {
+                entry.request: self._prompt_logprobs(entry, hidden_states, ends[entry.request])
+                for entry in batch.entries
+                if entry.request.sampling.prompt_logprobs is not None and not entry.request.output_token_ids
+            },
+        )
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        """Return the final hidden states [T, H] of all tokens, in the order of the entries."""
+        token_ids = [t for entry in batch.entries for t in entry.request.token_ids(entry.start, entry.stop)]
+        positions = [p for entry in batch.entries for p in range(entry.start, entry.stop)]
+        metadata = AttentionMetadata.build(
+            starts=[entry.start for entry in batch.entries],
+            num_tokens=[entry.num_tokens for entry in batch.entries],
+            block_ids=[entry.block_ids for entry in batch.entries],
+            block_size=self._block_size,
+            device=self._device,
+        )
+        context = ForwardContext(torch.tensor(positions, device=self._device), metadata, self._kv)
+        hidden_states: torch.Tensor = self._model(torch.tensor(token_ids, device=self._device), context)
+        return hidden_states
+
+    def _prompt_logprobs(self, entry: BatchEntry, hidden_states: torch.Tensor, end: int) -> list[TokenLogprobs]:
+        """Return log-probabilities of the prompt tokens that follow those of this pass."""
+        request = entry.request
+        stop = min(entry.stop, len(request.prompt_token_ids) - 1)  # the last one predicts the output
+        if stop <= entry.start:
+            return []
+        begin = end - entry.num_tokens
+        logits = self._model.logits(hidden_states[begin : begin + stop - entry.start])
+        targets = request.token_ids(entry.start + 1, stop + 1)
+        return prompt_logprobs(logits, targets, request.sampling.prompt_logprobs or 0)
+
+
+def _row_offsets(batch: Batch) -> dict[Request, int]:
+    """Map each request to one past its last row in the pass."""
+    ends: dict[Request, int] = {}
+    total = 0
+    for entry in batch.entries:
+        total += entry.num_tokens
+        ends[entry.request] = total
+    return ends
+
+
+def _describe(shape: ModelConfig, checkpoint: Checkpoint, config: EngineConfig) -> ModelInfo:
+    return ModelInfo(
+        name=config.model_name,
+        path=config.model_path,
+        model_type=shape.model_type,
+        vocab_size=shape.vocab_size,
+        max_model_len=config.scheduler.max_model_len,
+        max_running=config.scheduler.max_running,
+        eos_token_ids=_eos_token_ids(checkpoint),
+        num_layers=shape.num_layers,
+        num_experts=shape.num_experts,
+        top_k=shape.top_k,
+        num_parameters=shape.num_parameters,
+        num_active_parameters=shape.num_active_parameters,
+        dtype=config.dtype,
+        device=config.device,
+        kv_capacity_tokens=config.scheduler.num_blocks * config.scheduler.block_size,
+        created=int(time.time()),
+    )
+
+
+def _eos_token_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """Return what ends a text: `generation_config.json` knows better than `config.json`, which may say null."""
+    for source in (checkpoint.generation_config, checkpoint.config):
+        value = source.get("eos_token_id")
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(token_id, int) and token_id >= 0 for token_id in ids):
+            raise ConfigReader(source, checkpoint.config_file).error(f"'eos_token_id' is {value!r}, no token id")
+        if ids:
+            return tuple(ids)
+    return ()

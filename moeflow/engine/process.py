@@ -1,0 +1,123 @@
+"""The engine in a process of its own, so that a slow client, a burst of parsing or a crash of the API never
+stalls a pass, nor the other way round.
+
+Run as `python -m moeflow.engine.process ADDRESS`; the parent sends an `EngineConfig`, then `ToEngine`
+messages, and gets `FromEngine` messages back over one ZeroMQ pair. The process ends on `Shutdown`, or by
+itself when its parent is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+
+import msgspec
+import zmq
+
+from moeflow.core.engine_config import EngineConfig
+from moeflow.core.errors import RequestError
+from moeflow.core.request import FinishReason
+from moeflow.engine.engine import Engine
+from moeflow.engine.messages import (
+    Cancellation,
+    Failed,
+    FromEngine,
+    Loading,
+    Outputs,
+    Ready,
+    Shutdown,
+    Stopped,
+    Submission,
+    ToEngine,
+    TokenOutput,
+)
+
+logger = logging.getLogger(__name__)
+
+IDLE_POLL_MS = 1000  # how often an idle engine looks whether its parent still lives
+
+
+class EngineProcess:
+    """Feeds one engine from a socket."""
+
+    def __init__(self, socket: zmq.Socket[bytes], parent_pid: int) -> None:
+        self._socket = socket
+        self._parent_pid = parent_pid
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._refused: list[TokenOutput] = []
+        self._deadline: float | None = None  # set once shutdown is asked for
+
+    def run(self) -> None:
+        """Load, serve until shutdown, say goodbye. Failures are reported before they end the process."""
+        try:
+            config = msgspec.msgpack.decode(self._socket.recv(), type=EngineConfig)
+            engine = Engine.load(config, lambda done, total: self._send(Loading(done, total)))
+            self._send(Ready(model=engine.model, stats=engine.stats()))
+            self._serve(engine)
+            self._send(Stopped())
+        except Exception as error:
+            logger.exception("the engine ends")
+            self._send(Failed(type(error).__name__, str(error)))
+            raise SystemExit(1) from None
+
+    def _serve(self, engine: Engine) -> None:
+        while self._deadline is None or engine.has_work:
+            busy = engine.has_work or bool(self._refused)
+            if not busy and os.getppid() != self._parent_pid:
+                logger.warning("the parent process is gone; stopping")
+                return
+            self._receive(engine, timeout_ms=0 if busy else IDLE_POLL_MS)
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                engine.cancel_all()
+            outputs = engine.step()
+            outputs += self._refused
+            self._refused = []
+            if outputs:
+                self._send(Outputs(outputs, engine.stats()))
+
+    def _receive(self, engine: Engine, timeout_ms: int) -> None:
+        """Take in whatever has arrived; wait for the first message at most `timeout_ms`."""
+        while self._socket.poll(timeout_ms):
+            timeout_ms = 0
+            message = self._decoder.decode(self._socket.recv())
+            if isinstance(message, Submission):
+                self._submit(engine, message)
+            elif isinstance(message, Cancellation):
+                engine.cancel(message.request_ids)
+            elif isinstance(message, Shutdown):
+                self._deadline = time.monotonic() + message.deadline_s
+
+    def _submit(self, engine: Engine, submission: Submission) -> None:
+        try:
+            if self._deadline is not None:
+                raise RequestError("the engine is shutting down")
+            engine.submit(submission)
+        except RequestError as error:
+            refusal = TokenOutput(request_id=submission.request_id, finish_reason=FinishReason.ERROR, error=str(error))
+            self._refused.append(refusal)
+
+    def _send(self, message: FromEngine) -> None:
+        self._socket.send(self._encoder.encode(message))
+
+
+def main() -> None:
+    """Entry point of the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.PAIR)
+    socket.set_hwm(0)  # messages are small and the parent always reads: never block a pass on it
+    socket.connect(sys.argv[1])
+    try:
+        EngineProcess(socket, os.getppid()).run()
+    finally:
+        socket.close(linger=2000)  # the last words must get out
+        context.term()
+
+
+if __name__ == "__main__":
+    main()

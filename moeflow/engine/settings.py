@@ -1,0 +1,200 @@
+"""From what the user said to what the engine runs with. After `decide`, nothing is left on "auto".
+
+Only headers are read; every choice carries its reason, and what cannot fit is refused before loading.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.open import open_checkpoint
+from moeflow.core.engine_config import EngineConfig, SchedulerConfig
+from moeflow.core.errors import CapacityError, ConfigError
+from moeflow.core.model_config import ModelConfig
+from moeflow.core.units import MIB, format_bytes
+from moeflow.engine.machine import Machine, measure_machine
+from moeflow.models.registry import read_model_config
+
+BLOCK_SIZE = 16
+DEFAULT_MAX_RUNNING = 32
+DEFAULT_MAX_BATCH_TOKENS = 512  # on two CPU cores about a second: the longest that decodes wait for a prefill
+KV_SHARE = 0.25  # of what is free once the weights are loaded
+PROCESS_BYTES = 512 * MIB  # Python, torch and the work space of a pass, measured with the built-in model
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the user said. None or "auto": decide for me."""
+
+    model: str | None = None  # Hugging Face folder or GGUF file; None: the built-in model
+    model_name: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    num_threads: int | None = None
+    max_model_len: int | None = None
+    max_running: int | None = None
+    max_batch_tokens: int | None = None
+    kv_cache_bytes: int | None = None
+    prefix_caching: bool = True
+    cache_dir: Path | None = None  # where the built-in model is kept
+
+
+def decide(settings: Settings, machine: Machine | None = None) -> EngineConfig:
+    """Turn settings into a configuration for this model on this machine.
+
+    Raises: ConfigError for a wish that makes no sense, CapacityError if model or cache do not fit,
+    CheckpointError if the model cannot be read. `settings.model` must name a path.
+    """
+    if settings.model is None:
+        raise ConfigError("no model is named")
+    machine = machine or measure_machine()
+    checkpoint = open_checkpoint(settings.model)
+    try:
+        shape = read_model_config(checkpoint)
+        return _Decision(settings, machine, checkpoint, shape).config()
+    finally:
+        checkpoint.close()
+
+
+class _Decision:
+    """The choices, made in order, each with its reason."""
+
+    def __init__(self, settings: Settings, machine: Machine, checkpoint: Checkpoint, shape: ModelConfig) -> None:
+        self.settings = settings
+        self.machine = machine
+        self.shape = shape
+        self.checkpoint = checkpoint
+        self.num_values = sum(math.prod(info.shape) for info in checkpoint.tensors.values())
+        self.reasons: list[tuple[str, str]] = []
+
+    def config(self) -> EngineConfig:
+        device = self._device()
+        self.free_bytes = self.machine.available_bytes if device == "cpu" else self.machine.accelerator_free_bytes
+        dtype = self._dtype(device)
+        weight_bytes = self._check_weights(dtype)
+        max_running = _at_least_one("max_running", self.settings.max_running) or DEFAULT_MAX_RUNNING
+        max_batch_tokens = _at_least_one("max_batch_tokens", self.settings.max_batch_tokens)
+        num_blocks, max_model_len, kv_bytes = self._kv_cache(dtype, weight_bytes, max_running)
+        return EngineConfig(
+            model_path=str(self.checkpoint.path),
+            model_name=self.settings.model_name or self.checkpoint.path.stem,
+            dtype=dtype,
+            device=device,
+            num_threads=self._num_threads(),
+            scheduler=SchedulerConfig(
+                block_size=BLOCK_SIZE,
+                num_blocks=num_blocks,
+                max_model_len=max_model_len,
+                max_running=max_running,
+                max_batch_tokens=max_batch_tokens or max(DEFAULT_MAX_BATCH_TOKENS, max_running),
+                prefix_caching=self.settings.prefix_caching,
+            ),
+            kv_cache_bytes=kv_bytes,
+            reasons=tuple(self.reasons),
+        )
+
+    def _device(self) -> str:
+        if self.settings.device != "auto":
+            try:
+                device = torch.device(self.settings.device)
+            except RuntimeError:
+                raise ConfigError(f"device {self.settings.device!r} is unknown; use cpu or cuda") from None
+            if device.type == "cuda" and self.machine.accelerator is None:
+                raise ConfigError("device cuda is asked for, but torch finds no CUDA device; use --device cpu")
+            return str(device)
+        device_name = self.machine.accelerator or "cpu"
+        self.reasons.append(
+            ("device", f"{device_name}: " + ("found" if self.machine.accelerator else "no accelerator"))
+        )
+        return device_name
+
+    def _dtype(self, device: str) -> str:
+        wish = self.settings.dtype
+        if wish != "auto":
+            if wish not in DTYPES:
+                raise ConfigError(f"dtype {wish!r} is unknown; use one of auto, {', '.join(DTYPES)}")
+            return wish
+        if device != "cpu":
+            dtype = "float32" if self.checkpoint.dtype == torch.float32 else "bfloat16"
+            self.reasons.append(("dtype", f"{dtype}: the checkpoint's precision"))
+            return dtype
+        if self._weight_bytes("float32") + PROCESS_BYTES <= self.free_bytes / 2:
+            self.reasons.append(("dtype", "float32: takes under half of the free memory, and CPUs compute it fastest"))
+            return "float32"
+        self.reasons.append(("dtype", "bfloat16: float32 would take more than half of the free memory"))
+        return "bfloat16"
+
+    def _num_threads(self) -> int:
+        wish = _at_least_one("num_threads", self.settings.num_threads)
+        if wish is None:
+            self.reasons.append(("num_threads", f"{self.machine.num_cores}: one a core"))
+        return wish or self.machine.num_cores
+
+    def _weight_bytes(self, dtype: str) -> int:
+        return self.num_values * _dtype_bytes(dtype)
+
+    def _check_weights(self, dtype: str) -> int:
+        """Return the bytes of the weights. Raises: CapacityError if they do not fit."""
+        weights = self._weight_bytes(dtype)
+        need = weights + PROCESS_BYTES
+        if need > self.free_bytes:
+            hint = "use --dtype bfloat16, a smaller model," if dtype == "float32" else "use a smaller model"
+            raise CapacityError(
+                f"the weights need {format_bytes(weights)} in {dtype} and the process "
+                f"{format_bytes(PROCESS_BYTES)} more, but {format_bytes(self.free_bytes)} of memory are free: "
+                f"{hint} or free memory"
+            )
+        return weights
+
+    def _kv_cache(self, dtype: str, weight_bytes: int, max_running: int) -> tuple[int, int, int]:
+        """Return number of blocks, longest request in tokens, and bytes of the cache."""
+        block_bytes = self.shape.kv_bytes_per_token(_dtype_bytes(dtype)) * BLOCK_SIZE
+        left = self.free_bytes - weight_bytes - PROCESS_BYTES
+        wish_len = _at_least_one("max_model_len", self.settings.max_model_len)
+        if wish_len is not None and wish_len > self.shape.max_position:
+            raise ConfigError(
+                f"max_model_len {wish_len} is beyond the {self.shape.max_position} tokens this model was made for"
+            )
+        blocks_per_request = -(-(wish_len or self.shape.max_position) // BLOCK_SIZE)
+        if self.settings.kv_cache_bytes is not None:
+            num_blocks = self.settings.kv_cache_bytes // block_bytes
+            if self.settings.kv_cache_bytes > left:
+                raise CapacityError(
+                    f"a KV cache of {format_bytes(self.settings.kv_cache_bytes)} is asked for, but beside the weights "
+                    f"only {format_bytes(left)} are free: ask for less"
+                )
+        else:
+            num_blocks = min(blocks_per_request * max_running, int(left * KV_SHARE) // block_bytes)
+            self.reasons.append(
+                ("kv_cache", f"{format_bytes(num_blocks * block_bytes)}: a quarter of what the weights leave, at most")
+            )
+        if num_blocks < (blocks_per_request if wish_len else 1):
+            raise CapacityError(
+                f"one request of {wish_len or BLOCK_SIZE} tokens needs a KV cache of "
+                f"{format_bytes(max(blocks_per_request if wish_len else 1, 1) * block_bytes)}, but it has "
+                f"{format_bytes(num_blocks * block_bytes)}: enlarge the KV cache or lower max_model_len"
+            )
+        max_model_len = wish_len or min(self.shape.max_position, num_blocks * BLOCK_SIZE)
+        if wish_len is None:
+            limited = max_model_len < self.shape.max_position
+            self.reasons.append(
+                ("max_model_len", f"{max_model_len}: " + ("KV cache" if limited else "the model's context"))
+            )
+        return num_blocks, max_model_len, num_blocks * block_bytes
+
+
+def _dtype_bytes(dtype: str) -> int:
+    size: int = getattr(torch, dtype).itemsize
+    return size
+
+
+def _at_least_one(name: str, value: int | None) -> int | None:
+    if value is not None and value < 1:
+        raise ConfigError(f"{name} must be at least 1, not {value}")
+    return value

@@ -1,0 +1,78 @@
+"""A runner around the fake model: the whole engine without weights."""
+
+from __future__ import annotations
+
+from moeflow.core.batch import Batch
+from moeflow.core.engine_config import EngineConfig, SchedulerConfig
+from moeflow.engine.engine import Engine
+from moeflow.engine.messages import ModelInfo, TokenLogprobs
+from moeflow.engine.model_runner import PassResult
+from moeflow.engine.sampler import SampledToken
+from tests.scheduler.fake_model import VOCAB_SIZE, FakeModel
+
+EOS = 0
+
+
+class FakeRunner:
+    def __init__(self, config: EngineConfig) -> None:
+        self.model = FakeModel(config.scheduler.block_size)
+        self.fail_next: Exception | None = None
+        self.batches: list[Batch] = []
+        self.info = ModelInfo(
+            name="fake",
+            path="fake",
+            model_type="fake",
+            vocab_size=VOCAB_SIZE,
+            max_model_len=config.scheduler.max_model_len,
+            max_running=config.scheduler.max_running,
+            eos_token_ids=(EOS,),
+            num_layers=1,
+            num_experts=0,
+            top_k=0,
+            num_parameters=0,
+            num_active_parameters=0,
+            dtype="float32",
+            device="cpu",
+            kv_capacity_tokens=config.scheduler.num_blocks * config.scheduler.block_size,
+            created=0,
+        )
+
+    def run(self, batch: Batch) -> PassResult:
+        self.batches.append(batch)
+        tokens = self.model.run(batch)
+        if self.fail_next is not None:
+            error, self.fail_next = self.fail_next, None
+            raise error
+        return PassResult(
+            {request: SampledToken(token) for request, token in tokens.items()},
+            {
+                entry.request: [
+                    TokenLogprobs(entry.request.prompt_token_ids[position + 1], -float(position), 1, [])
+                    for position in range(entry.start, min(entry.stop, len(entry.request.prompt_token_ids) - 1))
+                ]
+                for entry in batch.entries
+                if entry.request.sampling.prompt_logprobs is not None and not entry.request.output_token_ids
+            },
+        )
+
+
+def make_engine(**changes) -> tuple[Engine, FakeRunner]:
+    values = {
+        "block_size": 4,
+        "num_blocks": 16,
+        "max_model_len": 48,
+        "max_running": 4,
+        "max_batch_tokens": 8,
+        **changes,
+    }
+    config = EngineConfig(
+        model_path="fake",
+        model_name="fake",
+        dtype="float32",
+        device="cpu",
+        num_threads=1,
+        scheduler=SchedulerConfig(**values),
+        kv_cache_bytes=0,
+    )
+    runner = FakeRunner(config)
+    return Engine(config, runner), runner
