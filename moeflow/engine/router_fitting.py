@@ -1,0 +1,70 @@
+"""Fits routers without training: one direction per expert, found by clustering what the layer sees.
+
+The inputs of a feed-forward block share a large common mean, which says nothing about the text. It is
+projected out; what is left is clustered by angle (spherical k-means) and the centroids become the rows of
+the router. They are orthogonal to the mean, so a router without bias sees exactly what the clustering saw.
+Clusters of real text have different sizes, so routing is uneven, as in trained models.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+# Standard deviation, over experts, of one token's logits. At 2 the first of 8 experts takes about half of the
+# probability: neither a coin toss nor a hard switch.
+LOGIT_SPREAD = 2.0
+_MAX_ROUNDS = 25
+
+
+def fit_router(inputs: torch.Tensor, num_experts: int, seed: int) -> torch.Tensor:
+    """Return router weights whose highest logits pick the cluster a token belongs to.
+
+    Shapes: inputs [T, H], T >= 1 -> [E, H] float32. The same arguments give the same result.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    inputs = inputs.float()
+    mean = F.normalize(inputs.mean(dim=0), dim=0)
+    inputs = inputs - (inputs @ mean)[:, None] * mean
+    is_telling = inputs.norm(dim=1) > 1e-6
+    centroids = spherical_kmeans(F.normalize(inputs[is_telling], dim=1), num_experts, generator)
+    centroids = F.normalize(centroids - (centroids @ mean)[:, None] * mean, dim=1)
+    logits = inputs @ centroids.T
+    spread = logits.std(dim=1, correction=0).mean().item()
+    return centroids * (LOGIT_SPREAD / spread if spread > 1e-6 else 1.0)
+
+
+def spherical_kmeans(points: torch.Tensor, num_clusters: int, generator: torch.Generator) -> torch.Tensor:
+    """Cluster unit vectors by angle and return the unit centroids.
+
+    With fewer points than clusters the centroids left over point in random directions.
+
+    Shapes: points [T, H] -> [num_clusters, H].
+    """
+    centroids = _spread_out(points, num_clusters, generator)
+    previous = None
+    for _ in range(_MAX_ROUNDS):
+        nearest = (points @ centroids.T).argmax(dim=1)
+        if previous is not None and torch.equal(nearest, previous):
+            break
+        previous = nearest
+        sums = torch.zeros_like(centroids).index_add_(0, nearest, points)
+        # A cluster that lost all its points keeps its direction: its centroid was a point, and may win one back.
+        empty = torch.bincount(nearest, minlength=num_clusters) == 0
+        centroids = torch.where(empty[:, None], centroids, F.normalize(sums, dim=1))
+    return centroids
+
+
+def _spread_out(points: torch.Tensor, num_clusters: int, generator: torch.Generator) -> torch.Tensor:
+    """Choose first centroids far from each other: k-means++ with 1 - cos as distance."""
+    centroids = points[:0]
+    distance = torch.full((len(points),), 2.0)
+    while len(centroids) < num_clusters:
+        if not distance.any():  # every distinct point is taken
+            missing = torch.randn(num_clusters - len(centroids), points.shape[1], generator=generator)
+            return torch.cat([centroids, F.normalize(missing, dim=1)])
+        chosen = torch.multinomial(distance, 1, generator=generator)
+        centroids = torch.cat([centroids, points[chosen]])
+        distance = torch.minimum(distance, 1.0 - points @ centroids[-1])
+        distance[distance < 1e-5] = 0.0
+    return centroids
