@@ -13,8 +13,8 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
+from moeflow.cli.findings import REINSTALL, Finding, Verdict, examine
 from moeflow.cli.fitting import examine_builtin_model, examine_model
-from moeflow.cli.findings import Finding, Verdict, examine
 from moeflow.cli.options import engine_options
 
 STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.MISSING: "red"}
@@ -39,9 +39,11 @@ def doctor(wishes: dict[str, Any], as_json: bool) -> int:
 
     With MODEL, a Hugging Face folder or a .gguf file, say also whether it fits and what it will use.
     """
-    cache_dir = wishes["cache_dir"]
-    findings = examine(cache_dir)
-    findings += examine_builtin_model(cache_dir) if wishes["model"] is None else examine_model(wishes)
+    findings = examine(wishes["cache_dir"])
+    try:
+        findings += examine_builtin_model(wishes) if wishes["model"] is None else examine_model(wishes)
+    except ImportError as error:  # torch or one of its like is broken; looking at the rest was worth it
+        findings.append(Finding("model", Verdict.MISSING, f"cannot be looked at: {error}", REINSTALL))
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     else:

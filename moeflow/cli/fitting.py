@@ -5,7 +5,6 @@ Reads headers only, and asks the engine's own `decide`, so the answer is what `s
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from moeflow.cli import late
@@ -61,6 +60,13 @@ def limits(config: EngineConfig, shape: ModelConfig) -> list[Finding]:
     return [*found, *(Finding("because", Verdict.OK, f"{name} = {why}") for name, why in config.reasons)]
 
 
-def examine_builtin_model(cache_dir: Path) -> list[Finding]:
-    """Say whether the built-in model is there, or could be made."""
-    return []
+def examine_builtin_model(wishes: dict[str, Any]) -> list[Finding]:
+    """Look at the built-in model, or at what it would be made from."""
+    folder = late.builtin_folder(wishes["cache_dir"])
+    if folder.is_dir():
+        return [Finding("built-in model", Verdict.OK, str(folder)), *examine_model({**wishes, "model": str(folder)})]
+    try:
+        source = late.builtin_source()
+    except ConfigError as error:
+        return [Finding("built-in model", Verdict.WARN, "neither made nor its source installed", str(error))]
+    return [Finding("built-in model", Verdict.OK, f"not made yet; the first `moeflow serve` makes it from {source}")]

@@ -10,21 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for the type checker only
     import torch as torch
+
+    from moeflow.checkpoint.open import open_checkpoint as open_checkpoint
+    from moeflow.engine.builtin import builtin_folder as builtin_folder
+    from moeflow.engine.builtin import builtin_source as builtin_source
     from moeflow.engine.builtin import ensure_builtin_model as ensure_builtin_model
     from moeflow.engine.llm import LLM as LLM
     from moeflow.engine.machine import measure_machine as measure_machine
+    from moeflow.engine.settings import Settings as Settings
+    from moeflow.engine.settings import decide as decide
     from moeflow.models.registry import read_model_config as read_model_config
     from moeflow.server.config import ServerConfig as ServerConfig
     from moeflow.server.launch import serve as serve
-
-    from moeflow.checkpoint.open import open_checkpoint as open_checkpoint
-    from moeflow.engine.settings import Settings as Settings
-    from moeflow.engine.settings import decide as decide
 
 _MODULES = {
     "LLM": "moeflow.engine.llm",
     "ServerConfig": "moeflow.server.config",
     "Settings": "moeflow.engine.settings",
+    "builtin_folder": "moeflow.engine.builtin",
+    "builtin_source": "moeflow.engine.builtin",
     "decide": "moeflow.engine.settings",
     "ensure_builtin_model": "moeflow.engine.builtin",
     "measure_machine": "moeflow.engine.machine",

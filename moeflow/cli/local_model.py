@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -34,14 +35,15 @@ def prepare(wishes: dict[str, Any]) -> Settings:
 
     Raises: CheckpointError, ConfigError or CapacityError if the built-in model has to be made and cannot.
     """
-    model = wishes["model"]
-    if model is None:
-        model = str(built_in_model(wishes["cache_dir"]))
-        wishes = {**wishes, "model_name": Path(model).name}
+    model = wishes["model"] or str(built_in_model(wishes["cache_dir"]))
     return late.Settings(**{**wishes, "model": model})
 
 
 def built_in_model(cache_dir: Path) -> Path:
     """Return the folder of the built-in model, making it first if it is not there."""
-    with progress_bar("Making the built-in model, once") as on_progress:
-        return late.ensure_builtin_model(cache_dir, on_progress)
+    folder = late.builtin_folder(cache_dir)
+    if not folder.is_dir():
+        click.echo(f"Making the built-in model in {folder}. This takes a few minutes, once.", err=True)
+        with progress_bar("Making") as on_progress:
+            late.ensure_builtin_model(cache_dir, on_progress)
+    return folder

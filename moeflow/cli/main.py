@@ -102,7 +102,10 @@ Examples:
 
 
 @click.group(
-    cls=Shell, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    "moeflow",
+    cls=Shell,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="moeflow", message="moeflow %(version)s")
 @click.option(

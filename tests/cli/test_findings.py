@@ -1,0 +1,89 @@
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from moeflow.cli import findings, late
+from moeflow.cli.findings import Verdict
+from moeflow.core.units import GIB
+from moeflow.engine.machine import Machine
+
+
+def machine(available: int = 8 * GIB, accelerator: str | None = None) -> Machine:
+    return Machine(4, 16 * GIB, available, accelerator, 0)
+
+
+@pytest.mark.parametrize(
+    ("info", "verdict", "found"),
+    [
+        ({"flags": "fpu avx2 fma avx512f"}, Verdict.OK, "avx2 fma avx512f"),
+        ({"flags": "fpu sse2"}, Verdict.WARN, "none known"),
+        ({"Features": "fp asimd i8mm"}, Verdict.OK, "asimd i8mm"),
+        ({}, Verdict.WARN, "none known"),
+    ],
+)
+def test_instructions_that_matter_are_told(info, verdict, found):
+    finding = findings.instruction_set(info)
+    assert (finding.verdict, finding.found) == (verdict, found)
+
+
+def test_little_memory_is_a_warning_with_a_remedy():
+    assert findings.memory(machine()).verdict is Verdict.OK
+    finding = findings.memory(machine(available=GIB))
+    assert finding.verdict is Verdict.WARN
+    assert finding.found == "1.0 GiB free of 16.0 GiB"
+    assert "2.0 GiB" in finding.remedy
+
+
+def test_a_cache_folder_that_does_not_exist_yet_is_judged_by_its_parent(tmp_path, monkeypatch):
+    usage = namedtuple("usage", "free")
+    asked = []
+    monkeypatch.setattr(findings.shutil, "disk_usage", lambda folder: asked.append(folder) or usage(GIB))
+    finding = findings.disk(tmp_path / "a" / "b")
+    assert asked == [tmp_path]
+    assert finding.verdict is Verdict.WARN
+    assert "--cache-dir" in finding.remedy
+
+
+def test_a_cache_folder_that_cannot_be_written_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(findings.os, "access", lambda folder, mode: False)
+    finding = findings.disk(tmp_path)
+    assert finding.verdict is Verdict.MISSING
+    assert "MOEFLOW_CACHE" in finding.remedy
+
+
+def test_a_package_that_is_not_installed_is_missing(monkeypatch):
+    monkeypatch.setattr(findings, "NEEDED_PACKAGES", ("click", "no-such-package"))
+    by_topic = {finding.topic: finding for finding in findings.packages()}
+    assert by_topic["python"].verdict is Verdict.OK
+    assert by_topic["click"].verdict is Verdict.OK
+    assert by_topic["no-such-package"].verdict is Verdict.MISSING
+    assert by_topic["no-such-package"].remedy
+
+
+def test_broken_torch_is_a_finding_not_a_crash(monkeypatch):
+    def broken() -> Machine:
+        raise ImportError("libgomp.so.1: cannot open shared object file")
+
+    monkeypatch.setitem(vars(late), "measure_machine", broken)
+    (finding,) = findings.hardware()
+    assert finding.verdict is Verdict.MISSING
+    assert "libgomp" in finding.found
+
+
+def test_a_machine_without_accelerator_is_fine(monkeypatch):
+    monkeypatch.setitem(vars(late), "measure_machine", machine)
+    by_topic = {finding.topic: finding for finding in findings.hardware()}
+    assert by_topic["accelerator"].verdict is Verdict.OK
+    assert by_topic["processor"].found.endswith("4 cores to use")
+
+
+@pytest.mark.parametrize(("compiler", "found"), [("clang++", "clang++"), (None, "none; not needed")])
+def test_the_compiler_is_told(monkeypatch, compiler, found):
+    monkeypatch.setattr(findings.shutil, "which", lambda name: name if name == compiler else None)
+    assert findings.compiler().found == found
+
+
+def test_this_machine_can_be_examined():
+    topics = [finding.topic for finding in findings.examine(Path.home())]
+    assert {"python", "torch", "processor", "memory", "disk"} <= set(topics)

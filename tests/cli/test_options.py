@@ -1,0 +1,80 @@
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from moeflow.cli.options import default_cache_dir, engine_options, sampling_options
+from moeflow.core.errors import RequestError
+from moeflow.core.sampling_params import SamplingParams
+
+
+@pytest.fixture
+def seen():
+    return {}
+
+
+@pytest.fixture
+def verb(seen):
+    @click.command()
+    @engine_options
+    @sampling_options
+    @click.option("--own")
+    def verb(**kwargs):
+        seen.update(kwargs)
+
+    return verb
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"MOEFLOW_CACHE": "/a/b", "XDG_CACHE_HOME": "/c"}, Path("/a/b")),
+        ({"XDG_CACHE_HOME": "/c"}, Path("/c/moeflow")),
+        ({}, Path.home() / ".cache/moeflow"),
+        ({"MOEFLOW_CACHE": "~/models"}, Path.home() / "models"),
+    ],
+)
+def test_the_cache_folder_comes_from_the_environment(monkeypatch, environment, expected):
+    for name in ("MOEFLOW_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert default_cache_dir() == expected
+
+
+def test_wishes_and_sampling_are_gathered(verb, seen):
+    args = ["my/model", "--kv-cache", "2GiB", "--threads", "2", "--cache-dir", "/tmp/x", "--own", "1"]
+    args += ["--temperature", "0.5", "--stop", "a", "--stop", "b", "--seed", "7"]
+    result = CliRunner().invoke(verb, args, catch_exceptions=False)
+    assert result.exit_code == 0
+    assert seen["wishes"] == {
+        "model": "my/model",
+        "dtype": "auto",
+        "device": "auto",
+        "num_threads": 2,
+        "max_model_len": None,
+        "max_running": None,
+        "kv_cache_bytes": 2 * 1024**3,
+        "cache_dir": Path("/tmp/x"),
+    }
+    assert seen["sampling"] == SamplingParams(max_tokens=512, temperature=0.5, stop=("a", "b"), seed=7)
+    assert seen["own"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        (["--kv-cache", "much"], "is not a size in bytes"),
+        (["--threads", "0"], "0 is not in the range"),
+        (["--dtype", "int3"], "int3"),
+    ],
+)
+def test_a_wish_that_makes_no_sense_is_refused(verb, args, complaint):
+    result = CliRunner().invoke(verb, args)
+    assert result.exit_code == 2
+    assert complaint in result.stderr
+
+
+def test_sampling_out_of_range_is_the_cores_own_error(verb):
+    assert isinstance(CliRunner().invoke(verb, ["--top-p", "2"]).exception, RequestError)
