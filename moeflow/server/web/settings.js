@@ -1,0 +1,68 @@
+// Sampling settings: what the form shows is what requests send. Kept in this browser until reset.
+// A value out of range is explained beside its field and not used; closing shows the last good one again.
+
+import { Stored } from "./storage.js";
+
+const DEFAULTS = Object.freeze({
+  system: "",
+  temperature: 0.7,
+  top_p: 0.9,
+  top_k: 0, // all tokens
+  max_tokens: 512,
+  seed: null, // random
+});
+
+export class Settings {
+  constructor(form) {
+    this.stored = new Stored("localStorage", "settings");
+    this.values = { ...DEFAULTS, ...this.stored.read() };
+    this.fields = Object.keys(DEFAULTS).map((name) => form.elements[name]);
+    this.hints = new Map(this.fields.map((field) => [field, document.getElementById(`${field.name}-hint`)]));
+    this.hintTexts = new Map([...this.hints.values()].map((hint) => [hint, hint.textContent]));
+    for (const field of this.fields) field.addEventListener("input", () => this.take(field));
+    form.closest("dialog").addEventListener("close", () => this.show());
+    this.show();
+  }
+
+  get systemPrompt() {
+    return this.values.system.trim();
+  }
+
+  /** Fields of a chat completion request. */
+  get sampling() {
+    const { system, seed, ...sampling } = this.values;
+    return seed === null ? sampling : { ...sampling, seed };
+  }
+
+  reset() {
+    this.values = { ...DEFAULTS };
+    this.stored.remove();
+    this.show();
+  }
+
+  take(field) {
+    this.explain(field);
+    if (!field.validity.valid) return;
+    this.values[field.name] = field.type === "number" ? numberOrNull(field.value) : field.value;
+    this.stored.write(this.values);
+  }
+
+  show() {
+    for (const field of this.fields) {
+      field.value = this.values[field.name] ?? "";
+      this.explain(field);
+    }
+  }
+
+  explain(field) {
+    const hint = this.hints.get(field);
+    const isValid = field.validity.valid;
+    hint.textContent = isValid ? this.hintTexts.get(hint) : field.validationMessage;
+    hint.classList.toggle("wrong", !isValid);
+    field.setAttribute("aria-invalid", String(!isValid));
+  }
+}
+
+function numberOrNull(text) {
+  return text === "" ? null : Number(text);
+}

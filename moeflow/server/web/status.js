@@ -1,0 +1,79 @@
+// Watches the server: is it there, is the model loaded, what does it do. Rests while the tab is hidden.
+
+import { getJson } from "./api.js";
+
+const PERIOD_MS = { connecting: 1000, loading: 1000, ready: 2000, refusing: 3000, lost: 3000 };
+
+/** Emits "change" whenever `state` or `stats` may be new. */
+export class ServerStatus extends EventTarget {
+  /** `apiKey()` gives the key to send, or null. */
+  constructor(apiKey) {
+    super();
+    this.apiKey = apiKey;
+    this.state = "connecting"; // connecting, ready, loading, refusing, lost, locked (asks for an API key)
+    this.reason = ""; // the server's, for refusing
+    this.stats = null; // the newest answer of /stats
+    this.timer = null;
+    document.addEventListener("visibilitychange", () => this.poll());
+  }
+
+  /** The model's facts; null until the server has told them. */
+  get model() {
+    return this.stats?.model ?? null;
+  }
+
+  /** Whether the server, as far as we know, is past loading. */
+  get isLoaded() {
+    return this.state !== "connecting" && this.state !== "loading";
+  }
+
+  /** Look once now, then again and again. A locked server is looked at again when a key is there. */
+  async poll() {
+    clearTimeout(this.timer);
+    if (document.hidden) return;
+    await this.look();
+    clearTimeout(this.timer); // another poll may have come in between
+    if (this.state in PERIOD_MS) this.timer = setTimeout(() => this.poll(), PERIOD_MS[this.state]);
+  }
+
+  /** Return once the server is past loading, whatever then is its state. */
+  async untilLoaded(signal) {
+    while (!this.isLoaded) {
+      await this.look();
+      signal.throwIfAborted();
+      if (!this.isLoaded) await pause(PERIOD_MS.loading, signal);
+    }
+  }
+
+  async look() {
+    try {
+      if (this.state !== "ready") await getJson("ready");
+      this.stats = await getJson("stats", { apiKey: this.apiKey() });
+      this.become("ready");
+    } catch (error) {
+      this.become(stateAfter(error), error.message);
+    }
+  }
+
+  become(state, reason = "") {
+    this.state = state;
+    this.reason = reason;
+    this.dispatchEvent(new Event("change"));
+  }
+}
+
+function stateAfter(error) {
+  if (error.status === 401) return "locked";
+  if (error.code === "model_loading") return "loading";
+  return error.status ? "refusing" : "lost";
+}
+
+function pause(durationMs, signal) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, durationMs);
+    signal.addEventListener("abort", () => {
+      clearTimeout(timer);
+      reject(signal.reason);
+    });
+  });
+}
