@@ -44,15 +44,18 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    intermediate_size: int  # of one expert, or of the dense feed-forward network
+    intermediate_size: int  # of one expert; in a dense model, of the feed-forward network
     max_position: int  # longest context the model was made for, in tokens
     rms_norm_eps: float
     rope: RopeConfig
     num_experts: int = 0
     top_k: int = 0  # experts per token
     norm_topk_prob: bool = True
+    dense_layers: tuple[int, ...] = ()  # layers of an MoE model that have no experts
+    dense_intermediate_size: int = 0  # of those layers
     tie_word_embeddings: bool = False
     attention_bias: bool = False
+    mlp_bias: bool = False
     clip_qkv: float | None = None
     sliding_window: int | None = None  # tokens a query sees, itself included; None: all
     hidden_act: str = "silu"
@@ -63,14 +66,18 @@ class ModelConfig:
         attention = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
         ffn = 3 * self.hidden_size * self.intermediate_size * max(self.num_experts, 1)
         router = self.hidden_size * self.num_experts
+        dense_ffn = 3 * self.hidden_size * self.dense_intermediate_size
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        return self.num_layers * (attention + ffn + router) + embeddings
+        num_dense = len(self.dense_layers)
+        num_uniform = self.num_layers - num_dense
+        return self.num_layers * attention + num_uniform * (ffn + router) + num_dense * dense_ffn + embeddings
 
     @property
     def num_active_parameters(self) -> int:
         """Parameters one token's pass reads, the embedding table left out."""
         idle_experts = max(self.num_experts - self.top_k, 0)
-        idle = self.num_layers * 3 * self.hidden_size * self.intermediate_size * idle_experts
+        num_moe_layers = self.num_layers - len(self.dense_layers)
+        idle = num_moe_layers * 3 * self.hidden_size * self.intermediate_size * idle_experts
         table = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
         return self.num_parameters - idle - table
 

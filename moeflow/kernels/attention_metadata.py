@@ -1,0 +1,165 @@
+"""What attention must know of a pass: which tokens belong together and where their K and V lie.
+
+Built once per pass; index tensors and masks are made when a layer first asks and serve all layers. Knows block
+numbers and positions, not who owns the blocks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Sequences of similar context length with one token each in the pass."""
+
+    rows: Tensor  # [R] int64, their tokens
+    blocks: Tensor  # [R * blocks per row] int64, rows padded to equal length
+    length: int  # positions gathered per row
+    mask: Tensor | None  # [R, 1, 1, length], added to the scores; None: every position is seen
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Several tokens of one sequence."""
+
+    tokens: slice  # in the pass
+    blocks: Tensor | None  # [n] int64; None: the chunk is all there is of its sequence
+    length: int  # positions gathered
+    mask: Tensor | None  # [tokens, length], added to the scores; None: plainly causal
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """The attention calls of one layer."""
+
+    chunks: tuple[PrefillChunk, ...]
+    groups: tuple[DecodeGroup, ...]
+
+    @property
+    def is_one_group(self) -> bool:
+        """Whether one decode group is the whole pass, its rows then being all tokens in order."""
+        return not self.chunks and len(self.groups) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """One sequence's share of the pass."""
+
+    first_token: int  # in the pass
+    start: int  # position of that token in its sequence
+    num_tokens: int
+    block_ids: Sequence[int]
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.num_tokens
+
+    def visible_blocks(self, sliding_window: int | None, block_size: int) -> tuple[Sequence[int], int]:
+        """Return the blocks that any token of the span sees, and the position of the first one's first slot."""
+        oldest = 0 if sliding_window is None else max(0, self.start + 1 - sliding_window)
+        first_block = oldest // block_size
+        return self.block_ids[first_block : -(-self.stop // block_size)], first_block * block_size
+
+
+@dataclass(slots=True)
+class AttentionMetadata:
+    """The sequences of one pass."""
+
+    slots: Tensor  # [T] int64: block * block_size + offset, where each token's K and V go
+    spans: tuple[_Span, ...]
+    block_size: int
+    _plans: dict[tuple[int | None, torch.dtype], AttentionPlan] = field(default_factory=dict)
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        starts: Sequence[int],
+        num_tokens: Sequence[int],
+        block_ids: Sequence[Sequence[int]],
+        block_size: int,
+        device: torch.device | str,
+    ) -> AttentionMetadata:
+        """Describe a pass, one item a sequence, in the order in which their tokens are concatenated.
+
+        starts[i] is the position of sequence i's first token in this pass, num_tokens[i] how many it has (at least
+        1), block_ids[i] the blocks that hold its positions [0, starts[i] + num_tokens[i]).
+        """
+        spans: list[_Span] = []
+        slots: list[int] = []
+        for start, count, blocks in zip(starts, num_tokens, block_ids, strict=True):
+            assert count >= 1, "a sequence of a pass has at least one token"
+            assert len(blocks) * block_size >= start + count, "blocks must cover the sequence"
+            spans.append(_Span(len(slots), start, count, blocks))
+            slots += [blocks[p // block_size] * block_size + p % block_size for p in range(start, start + count)]
+        return cls(torch.tensor(slots, dtype=torch.int64, device=device), tuple(spans), block_size)
+
+    def plan(self, sliding_window: int | None, dtype: torch.dtype) -> AttentionPlan:
+        """Return the attention calls of a layer with this window and this dtype of q."""
+        key = (sliding_window, dtype)
+        if key not in self._plans:
+            self._plans[key] = self._make_plan(sliding_window, dtype)
+        return self._plans[key]
+
+    def _make_plan(self, sliding_window: int | None, dtype: torch.dtype) -> AttentionPlan:
+        buckets: dict[int, list[_Span]] = defaultdict(list)
+        chunks = []
+        for span in self.spans:
+            if span.num_tokens > 1:
+                chunks.append(self._make_chunk(span, sliding_window, dtype))
+            else:
+                num_blocks = len(span.visible_blocks(sliding_window, self.block_size)[0])
+                buckets[(num_blocks - 1).bit_length()].append(span)
+        groups = [self._make_group(buckets[size], sliding_window, dtype) for size in sorted(buckets)]
+        return AttentionPlan(tuple(chunks), tuple(groups))
+
+    def _make_chunk(self, span: _Span, sliding_window: int | None, dtype: torch.dtype) -> PrefillChunk:
+        tokens = slice(span.first_token, span.first_token + span.num_tokens)
+        if span.start == 0 and (sliding_window is None or span.num_tokens <= sliding_window):
+            return PrefillChunk(tokens, None, span.num_tokens, None)
+        block_ids, first = span.visible_blocks(sliding_window, self.block_size)
+        device = self.slots.device
+        queries = torch.arange(span.start, span.stop, device=device).unsqueeze(1)
+        keys = torch.arange(first, span.stop, device=device).unsqueeze(0)
+        seen = keys <= queries
+        if sliding_window is not None:
+            seen &= keys > queries - sliding_window
+        blocks = torch.tensor(block_ids, dtype=torch.int64, device=device)
+        return PrefillChunk(tokens, blocks, span.stop - first, _additive(seen, dtype))
+
+    def _make_group(self, spans: list[_Span], sliding_window: int | None, dtype: torch.dtype) -> DecodeGroup:
+        device = self.slots.device
+        visible = [span.visible_blocks(sliding_window, self.block_size) for span in spans]
+        longest = max(len(block_ids) for block_ids, _ in visible)
+        blocks = [[*block_ids, *[block_ids[0]] * (longest - len(block_ids))] for block_ids, _ in visible]
+        stops = [span.stop - first for span, (_, first) in zip(spans, visible, strict=True)]
+        oldest = [0 if sliding_window is None else max(0, stop - sliding_window) for stop in stops]
+        length = max(stops)
+        mask = None
+        if any(oldest) or any(a != b for a, b in pairwise(stops)):
+            keys = torch.arange(length, device=device)
+            limits = torch.tensor([oldest, stops], device=device).unsqueeze(-1)
+            mask = _additive((keys >= limits[0]) & (keys < limits[1]), dtype)[:, None, None]
+        rows = [span.first_token for span in spans]
+        return DecodeGroup(
+            torch.tensor(rows, dtype=torch.int64, device=device),
+            torch.tensor(blocks, dtype=torch.int64, device=device).flatten(),
+            length,
+            mask,
+        )
+
+
+def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return 0 where `seen` and else a number so low that softmax makes it 0.
+
+    Finite on purpose: a kernel that works through the keys in parts may meet a part that is masked entirely, and
+    minus infinity would make NaN of it.
+    """
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min / 2)

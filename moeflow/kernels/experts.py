@@ -1,0 +1,48 @@
+"""The expert layer: every token through the experts its router chose, none dropped, none padded.
+
+(Token, expert) pairs are sorted by expert, each touched expert runs once over its rows, and a token's results are
+added up in the order its router listed them: that order does not depend on the tokens beside it.
+This is the reference: it asks the device once per layer how many rows each expert got.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from moeflow.kernels.activation import silu_and_mul
+from moeflow.kernels.linear import linear
+
+
+def fused_experts(x: Tensor, gate_up: Tensor, down: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+    """Return the weighted sum of each token's experts, `down(silu(gate(x)) * up(x))`.
+
+    The sum over a token's experts runs in float32 whatever x is.
+
+    Shapes: x [T, H], gate_up [E, 2I, H] (gate rows first), down [E, H, I], topk_ids [T, K] int64,
+    topk_weights [T, K] float32 -> [T, H] in x's dtype.
+    Blocks: once, until the device knows topk_ids.
+    """
+    num_tokens, top_k = topk_ids.shape
+    if num_tokens == 0:
+        return torch.empty_like(x)
+    expert_of_pair = topk_ids.reshape(-1)
+    order = expert_of_pair.argsort(stable=True)
+    rows = x.index_select(0, order.div(top_k, rounding_mode="floor"))
+    counts = torch.bincount(expert_of_pair, minlength=gate_up.shape[0]).tolist()
+    pairs = x.new_empty(num_tokens * top_k, x.shape[1])
+    pairs.index_copy_(0, order, _run_touched(rows, counts, gate_up, down))
+    weighted = pairs.view(num_tokens, top_k, -1).float() * topk_weights.unsqueeze(-1)
+    return weighted.sum(dim=1).to(x.dtype)
+
+
+def _run_touched(rows: Tensor, counts: list[int], gate_up: Tensor, down: Tensor) -> Tensor:
+    """Run rows [P, H], sorted by expert, through their experts; counts[e] rows belong to expert e."""
+    results = []
+    start = 0
+    for expert, count in enumerate(counts):
+        if count:
+            hidden = silu_and_mul(linear(rows[start : start + count], gate_up[expert]))
+            results.append(linear(hidden, down[expert]))
+            start += count
+    return torch.cat(results)

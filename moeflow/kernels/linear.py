@@ -1,0 +1,25 @@
+"""Matrix product with a weight, through the fastest path torch has for it.
+
+For float32 on the CPU torch's own `F.linear` goes to MKL, which on AMD processors reads weights at about a
+third of the speed oneDNN reaches (measured on Zen 5, [1..128, 576] x [3072, 576]: 2.5 times slower). torch ships
+oneDNN as an operator for its compiler; where that operator exists it is used. bfloat16 goes to oneDNN by itself.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+_HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return `x @ weight.T + bias`.
+
+    Shapes: x [T, H], weight [N, H], bias [N] -> [T, N]; all of one dtype.
+    """
+    if _HAS_ONEDNN and x.dtype == torch.float32 and x.device.type == "cpu":
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return y
+    return F.linear(x, weight, bias)

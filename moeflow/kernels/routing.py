@@ -1,0 +1,20 @@
+"""Which experts a token goes to, given its router's scores."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def softmax_topk(router_logits: Tensor, top_k: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
+    """Return the `top_k` likeliest experts of each token and their weights, likeliest first.
+
+    The softmax runs over all experts in float32; `renormalize` makes the chosen weights sum to 1.
+
+    Shapes: router_logits [T, E] -> topk_ids [T, K] int64, topk_weights [T, K] float32.
+    """
+    probabilities = torch.softmax(router_logits, dim=-1, dtype=torch.float32)
+    topk_weights, topk_ids = torch.topk(probabilities, top_k, dim=-1)
+    if renormalize:
+        topk_weights = topk_weights / topk_weights.sum(dim=-1, keepdim=True)
+    return topk_ids, topk_weights

@@ -1,0 +1,1 @@
+"""The parts a decoder is built of. They compute; where tensors live and when a stage runs is decided elsewhere."""

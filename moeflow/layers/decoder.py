@@ -1,0 +1,60 @@
+"""A decoder-only language model: embedding, layers, final norm, output projection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from moeflow.core.model_config import ModelConfig
+from moeflow.kernels.linear import linear
+from moeflow.layers.context import ForwardContext
+from moeflow.layers.decoder_layer import DecoderLayer
+from moeflow.layers.norm import RMSNorm
+from moeflow.layers.placement import Placement
+from moeflow.layers.rotary import RotaryEmbedding
+
+
+class CausalLM(nn.Module):
+    """What the model files build. Weights are uninitialised until a loader fills `named_weights`."""
+
+    def __init__(self, config: ModelConfig, place: Placement, layers: Iterable[DecoderLayer]) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = place.empty(config.vocab_size, config.hidden_size)
+        self.layers = cast(Sequence[DecoderLayer], nn.ModuleList(layers))
+        self.norm = RMSNorm(place, config.hidden_size, config.rms_norm_eps)
+        self.lm_head = (
+            self.embed_tokens if config.tie_word_embeddings else place.empty(config.vocab_size, config.hidden_size)
+        )
+        self.rotary = RotaryEmbedding(config.rope, config.head_dim, place.device)
+
+    @torch.inference_mode()
+    def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
+        """Return the hidden states after the final norm; writes K and V of every token to `context.kv`.
+
+        Shapes: token_ids [T] int64 -> [T, H].
+        """
+        hidden = F.embedding(token_ids, self.embed_tokens)
+        rotary = self.rotary(context.positions, hidden.dtype)
+        for layer in self.layers:
+            hidden = layer(hidden, rotary, context)
+        out: Tensor = self.norm(hidden)
+        return out
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Shapes: hidden [S, H] from `forward` -> [S, V] float32."""
+        return linear(hidden, self.lm_head).float()
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every (checkpoint name, view that its tensor is copied into)."""
+        yield "model.embed_tokens.weight", self.embed_tokens
+        for layer_idx, layer in enumerate(self.layers):
+            yield from layer.named_weights(f"model.layers.{layer_idx}")
+        yield "model.norm.weight", self.norm.weight
+        if not self.config.tie_word_embeddings:
+            yield "lm_head.weight", self.lm_head

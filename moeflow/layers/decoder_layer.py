@@ -1,0 +1,53 @@
+"""One decoder layer in three stages, so that a pipeline can run each where and when it wants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from moeflow.core.model_config import ModelConfig
+from moeflow.layers.attention import Attention
+from moeflow.layers.context import ForwardContext
+from moeflow.layers.mlp import MLP
+from moeflow.layers.moe import MoE
+from moeflow.layers.norm import RMSNorm
+from moeflow.layers.placement import Placement
+from moeflow.layers.rotary import RotaryTable
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then feed-forward network, each normalised before and added to what came in."""
+
+    def __init__(self, config: ModelConfig, place: Placement, self_attn: Attention, mlp: MLP | MoE) -> None:
+        super().__init__()
+        self.self_attn = self_attn
+        self.mlp = mlp
+        self.input_layernorm = RMSNorm(place, config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(place, config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, hidden: Tensor, rotary: RotaryTable, context: ForwardContext) -> Tensor:
+        """Shapes: hidden [T, H] -> [T, H]."""
+        q, k, v = self.pre_attention(hidden, rotary)
+        return self.post_attention(hidden, self.attention(q, k, v, context))
+
+    def pre_attention(self, hidden: Tensor, rotary: RotaryTable) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q [T, Q, D], k and v [T, KV, D]. Shapes: hidden [T, H]."""
+        return self.self_attn.project(self.input_layernorm(hidden), rotary)
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, context: ForwardContext) -> Tensor:
+        """Store k and v in the cache and attend: [T, Q * D]."""
+        return self.self_attn.attend(q, k, v, context)
+
+    def post_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """Shapes: hidden [T, H] as it came into the layer, attended [T, Q * D] -> [T, H]."""
+        hidden = hidden + self.self_attn.o_proj(attended)
+        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out
+
+    def named_weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        """Yield (checkpoint name, destination)."""
+        yield from self.self_attn.named_weights(f"{prefix}.self_attn")
+        yield from self.mlp.named_weights(prefix)
+        yield f"{prefix}.input_layernorm.weight", self.input_layernorm.weight
+        yield f"{prefix}.post_attention_layernorm.weight", self.post_attention_layernorm.weight

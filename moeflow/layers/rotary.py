@@ -1,0 +1,68 @@
+"""Rotary embedding of one model: turns its `RopeConfig` into cos and sin, once per pass for all layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moeflow.core.model_config import RopeConfig
+from moeflow.kernels.rotary import (
+    inverse_frequencies,
+    rotary_table,
+    stretch_llama3,
+    stretch_yarn,
+    yarn_attention_factor,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryTable:
+    """cos and sin of the tokens of one pass, each [T, 1, D], as `kernels.rotary.apply_rotary` wants them."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+class RotaryEmbedding:
+    """Computes the table of a pass; holds no weights."""
+
+    def __init__(self, rope: RopeConfig, head_dim: int, device: torch.device) -> None:
+        self.frequencies = _frequencies(rope, head_dim).to(device)
+        self.scale = _scale(rope)
+
+    def __call__(self, positions: Tensor, dtype: torch.dtype) -> RotaryTable:
+        """Shapes: positions [T] int64."""
+        return RotaryTable(*rotary_table(positions, self.frequencies, self.scale, dtype))
+
+
+def _frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
+    frequencies = inverse_frequencies(head_dim, rope.theta)
+    if rope.kind == "linear":
+        return frequencies / rope.factor
+    if rope.kind == "llama3":
+        return stretch_llama3(
+            frequencies,
+            factor=rope.factor,
+            low_freq_factor=rope.low_freq_factor,
+            high_freq_factor=rope.high_freq_factor,
+            original_max_position=rope.original_max_position,
+        )
+    if rope.kind == "yarn":
+        return stretch_yarn(
+            frequencies,
+            theta=rope.theta,
+            factor=rope.factor,
+            beta_fast=rope.beta_fast,
+            beta_slow=rope.beta_slow,
+            original_max_position=rope.original_max_position,
+        )
+    assert rope.kind == "default", rope.kind  # whoever read the config refused the others
+    return frequencies
+
+
+def _scale(rope: RopeConfig) -> float:
+    if rope.kind != "yarn":
+        return 1.0
+    return yarn_attention_factor(rope.factor) if rope.attention_factor is None else rope.attention_factor

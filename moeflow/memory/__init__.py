@@ -1,0 +1,1 @@
+"""Where tensors live: storage of keys and values."""

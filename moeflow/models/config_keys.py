@@ -1,0 +1,126 @@
+"""What the families' `config.json` files have in common, read into `ModelConfig`.
+
+Keys that would change the arithmetic in a way we do not compute are errors, never ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from moeflow.core.model_config import ConfigReader, ModelConfig, RopeConfig
+
+ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+
+
+def read_decoder_config(
+    reader: ConfigReader, *, model_type: str, default_theta: float = 10000.0, **family: Any
+) -> ModelConfig:
+    """Return the model's shape; `family` adds or replaces fields of `ModelConfig`.
+
+    Raises: CheckpointError, naming the key, if one is missing, contradicts another or is not supported.
+    """
+    hidden_size = reader.positive("hidden_size")
+    num_heads = reader.positive("num_attention_heads")
+    num_kv_heads = reader.positive("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise reader.error(
+            f"'num_attention_heads' is {num_heads}, no multiple of 'num_key_value_heads', {num_kv_heads}"
+        )
+    head_dim = reader.positive("head_dim", max(hidden_size // num_heads, 1))
+    if head_dim % 2:
+        raise reader.error(f"a head has {head_dim} dimensions, where rotary positions need an even number")
+    max_position = reader.positive("max_position_embeddings")
+    fields: dict[str, Any] = {
+        "model_type": model_type,
+        "vocab_size": reader.positive("vocab_size"),
+        "hidden_size": hidden_size,
+        "num_layers": reader.positive("num_hidden_layers"),
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": reader.positive("intermediate_size"),
+        "max_position": max_position,
+        "rms_norm_eps": reader.get(float, "rms_norm_eps"),
+        "rope": _read_rope(reader, default_theta, max_position),
+        "tie_word_embeddings": reader.get(bool, "tie_word_embeddings", False),
+        "hidden_act": _read_activation(reader),
+    }
+    config = ModelConfig(**(fields | family))
+    if config.top_k > config.num_experts:
+        raise reader.error(f"'num_experts_per_tok' is {config.top_k}, of {config.num_experts} experts")
+    return config
+
+
+def read_num_experts(reader: ConfigReader) -> int:
+    """Return the number of experts: transformers renamed the key between versions, in both directions."""
+    key = "num_local_experts" if "num_local_experts" in reader.raw else "num_experts"
+    return reader.positive(key)
+
+
+def _read_activation(reader: ConfigReader) -> str:
+    activation = reader.get(str, "hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise reader.error(f"'hidden_act' is {activation!r}, where only 'silu' is supported")
+    return "silu"
+
+
+def _read_rope(reader: ConfigReader, default_theta: float, max_position: int) -> RopeConfig:
+    """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
+    raw = reader.raw.get("rope_parameters") or reader.raw.get("rope_scaling") or {}
+    if not isinstance(raw, Mapping):
+        raise reader.error(f"the rotary settings are {raw!r}, where an object is expected")
+    rope = ConfigReader(raw, reader.file)
+    kind = rope.get(str, "rope_type", rope.get(str, "type", "default"))
+    if kind not in ROPE_KINDS:
+        raise reader.error(f"rotary positions are of the kind {kind!r}; supported are {', '.join(ROPE_KINDS)}")
+    _refuse_variants(reader, rope)
+    theta = rope.get(float, "rope_theta", reader.get(float, "rope_theta", default_theta))
+    if theta <= 0:
+        raise reader.error(f"'rope_theta' is {theta}, where a positive number is expected")
+    if kind == "default":
+        return RopeConfig(theta=theta)
+    factor = rope.get(float, "factor")
+    if factor <= 0:
+        raise reader.error(f"the rotary 'factor' is {factor}, where a positive number is expected")
+    if kind == "linear":
+        return RopeConfig(theta=theta, kind=kind, factor=factor)
+    original = reader.positive(
+        "original_max_position_embeddings", rope.positive("original_max_position_embeddings", max_position)
+    )
+    if kind == "llama3":
+        return RopeConfig(
+            theta=theta,
+            kind=kind,
+            factor=factor,
+            original_max_position=original,
+            low_freq_factor=rope.get(float, "low_freq_factor"),
+            high_freq_factor=rope.get(float, "high_freq_factor"),
+        )
+    return RopeConfig(
+        theta=theta,
+        kind=kind,
+        factor=factor,
+        original_max_position=original,
+        beta_fast=rope.get(float, "beta_fast", 32.0),
+        beta_slow=rope.get(float, "beta_slow", 1.0),
+        attention_factor=_yarn_attention_factor(rope, factor),
+    )
+
+
+def _refuse_variants(reader: ConfigReader, rope: ConfigReader) -> None:
+    partial = rope.get(float, "partial_rotary_factor", reader.get(float, "partial_rotary_factor", 1.0))
+    if partial != 1.0:
+        raise reader.error(f"'partial_rotary_factor' is {partial}, where only 1 is supported")
+    if not rope.get(bool, "truncate", True):
+        raise reader.error("the rotary 'truncate' is false, where only true is supported")
+
+
+def _yarn_attention_factor(rope: ConfigReader, factor: float) -> float | None:
+    """Return the stated factor, or the one that DeepSeek's two mscale keys give; None: yarn's default."""
+    mscale, mscale_all_dim = rope.get(float, "mscale", 0.0), rope.get(float, "mscale_all_dim", 0.0)
+    if "attention_factor" in rope.raw or not (mscale and mscale_all_dim) or factor <= 1:
+        return rope.get(float, "attention_factor", None)
+    growth = 0.1 * math.log(factor)
+    return (growth * mscale + 1) / (growth * mscale_all_dim + 1)

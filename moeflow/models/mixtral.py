@@ -1,0 +1,43 @@
+"""Mixtral: Llama with experts in place of the feed-forward network, and an optional sliding window."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from moeflow.core.model_config import ConfigReader, ModelConfig
+from moeflow.kernels.routing import softmax_topk
+from moeflow.layers.attention import Attention
+from moeflow.layers.decoder import CausalLM
+from moeflow.layers.decoder_layer import DecoderLayer
+from moeflow.layers.moe import ExpertNames, MoE
+from moeflow.layers.placement import Placement
+from moeflow.models.config_keys import read_decoder_config, read_num_experts
+
+NAMES = ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2")
+
+
+def read_config(reader: ConfigReader) -> ModelConfig:
+    """Read `config.json`. Raises: CheckpointError."""
+    has_window = reader.raw.get("sliding_window") is not None
+    return read_decoder_config(
+        reader,
+        model_type="mixtral",
+        default_theta=1e6,
+        num_experts=read_num_experts(reader),
+        top_k=reader.positive("num_experts_per_tok"),
+        sliding_window=reader.positive("sliding_window") if has_window else None,
+    )
+
+
+def route(router_logits: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
+    """Return topk_ids [T, K] and topk_weights [T, K], which sum to 1. Shapes: router_logits [T, E]."""
+    return softmax_topk(router_logits, config.top_k, renormalize=True)
+
+
+def build(config: ModelConfig, place: Placement) -> CausalLM:
+    """Return the model with its weights still to be filled."""
+    return CausalLM(config, place, (_layer(config, place, layer_idx) for layer_idx in range(config.num_layers)))
+
+
+def _layer(config: ModelConfig, place: Placement, layer_idx: int) -> DecoderLayer:
+    return DecoderLayer(config, place, Attention(config, place, layer_idx), MoE(config, place, route, NAMES))

@@ -1,0 +1,47 @@
+"""OLMoE: queries and keys are normalised over all heads at once, then clipped with the values."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from moeflow.core.model_config import ConfigReader, ModelConfig
+from moeflow.kernels.routing import softmax_topk
+from moeflow.layers.attention import Attention
+from moeflow.layers.decoder import CausalLM
+from moeflow.layers.decoder_layer import DecoderLayer
+from moeflow.layers.moe import ExpertNames, MoE
+from moeflow.layers.placement import Placement
+from moeflow.models.config_keys import read_decoder_config, read_num_experts
+
+NAMES = ExpertNames()
+
+
+def read_config(reader: ConfigReader) -> ModelConfig:
+    """Read `config.json`. Raises: CheckpointError."""
+    clip = reader.get(float, "clip_qkv", None)
+    if clip is not None and clip <= 0:
+        raise reader.error(f"'clip_qkv' is {clip}, where a positive number is expected")
+    return read_decoder_config(
+        reader,
+        model_type="olmoe",
+        num_experts=read_num_experts(reader),
+        top_k=reader.positive("num_experts_per_tok"),
+        norm_topk_prob=reader.get(bool, "norm_topk_prob", False),
+        attention_bias=reader.get(bool, "attention_bias", False),
+        clip_qkv=clip,
+    )
+
+
+def route(router_logits: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
+    """Return topk_ids [T, K] and topk_weights [T, K]. Shapes: router_logits [T, E]."""
+    return softmax_topk(router_logits, config.top_k, renormalize=config.norm_topk_prob)
+
+
+def build(config: ModelConfig, place: Placement) -> CausalLM:
+    """Return the model with its weights still to be filled."""
+    return CausalLM(config, place, (_layer(config, place, layer_idx) for layer_idx in range(config.num_layers)))
+
+
+def _layer(config: ModelConfig, place: Placement, layer_idx: int) -> DecoderLayer:
+    attention = Attention(config, place, layer_idx, qk_norm="all_heads")
+    return DecoderLayer(config, place, attention, MoE(config, place, route, NAMES))

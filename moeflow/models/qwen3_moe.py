@@ -1,0 +1,64 @@
+"""Qwen3-MoE: each head's queries and keys are normalised; some layers may be dense."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from moeflow.core.model_config import ConfigReader, ModelConfig
+from moeflow.kernels.routing import softmax_topk
+from moeflow.layers.attention import Attention
+from moeflow.layers.decoder import CausalLM
+from moeflow.layers.decoder_layer import DecoderLayer
+from moeflow.layers.mlp import MLP
+from moeflow.layers.moe import ExpertNames, MoE
+from moeflow.layers.placement import Placement
+from moeflow.models.config_keys import read_decoder_config, read_num_experts
+
+NAMES = ExpertNames()
+
+
+def read_config(reader: ConfigReader) -> ModelConfig:
+    """Read `config.json`. Raises: CheckpointError."""
+    return read_decoder_config(
+        reader,
+        model_type="qwen3_moe",
+        num_experts=read_num_experts(reader),
+        top_k=reader.positive("num_experts_per_tok"),
+        norm_topk_prob=reader.get(bool, "norm_topk_prob", False),
+        intermediate_size=reader.positive("moe_intermediate_size"),
+        dense_layers=_dense_layers(reader),
+        dense_intermediate_size=reader.positive("intermediate_size"),
+        attention_bias=reader.get(bool, "attention_bias", False),
+        sliding_window=reader.positive("sliding_window") if reader.get(bool, "use_sliding_window", False) else None,
+    )
+
+
+def _dense_layers(reader: ConfigReader) -> tuple[int, ...]:
+    """Return the layers without experts: those listed, and all but every `decoder_sparse_step`-th."""
+    listed = reader.raw.get("mlp_only_layers") or []
+    if not isinstance(listed, list) or not all(isinstance(layer_idx, int) for layer_idx in listed):
+        raise reader.error(f"'mlp_only_layers' is {listed!r}, where a list of layer numbers is expected")
+    step = reader.positive("decoder_sparse_step", 1)
+    return tuple(
+        layer_idx
+        for layer_idx in range(reader.positive("num_hidden_layers"))
+        if layer_idx in listed or (layer_idx + 1) % step
+    )
+
+
+def route(router_logits: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
+    """Return topk_ids [T, K] and topk_weights [T, K]. Shapes: router_logits [T, E]."""
+    return softmax_topk(router_logits, config.top_k, renormalize=config.norm_topk_prob)
+
+
+def build(config: ModelConfig, place: Placement) -> CausalLM:
+    """Return the model with its weights still to be filled."""
+    return CausalLM(config, place, (_layer(config, place, layer_idx) for layer_idx in range(config.num_layers)))
+
+
+def _layer(config: ModelConfig, place: Placement, layer_idx: int) -> DecoderLayer:
+    is_dense = layer_idx in config.dense_layers
+    mlp = (
+        MLP(place, config.hidden_size, config.dense_intermediate_size) if is_dense else MoE(config, place, route, NAMES)
+    )
+    return DecoderLayer(config, place, Attention(config, place, layer_idx, qk_norm="per_head"), mlp)

@@ -1,0 +1,79 @@
+"""Which model families there are. A family is a module with `read_config` and `build`, and one row here.
+
+Modules are imported when a checkpoint asks for them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.core.errors import CheckpointError
+from moeflow.core.model_config import ConfigReader, ModelConfig
+from moeflow.layers.decoder import CausalLM
+from moeflow.layers.placement import Placement
+
+
+class Family(Protocol):
+    """What a model file offers."""
+
+    def read_config(self, reader: ConfigReader) -> ModelConfig:
+        """Read `config.json`. Raises: CheckpointError."""
+        ...
+
+    def build(self, config: ModelConfig, place: Placement) -> CausalLM:
+        """Return the model with its weights still to be filled."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Where a `model_type` is implemented."""
+
+    architecture: str  # the class of transformers that its checkpoints name
+    module: str
+
+
+FAMILIES: Mapping[str, Row] = {
+    "llama": Row("LlamaForCausalLM", "moeflow.models.llama"),
+    "mixtral": Row("MixtralForCausalLM", "moeflow.models.mixtral"),
+    "olmoe": Row("OlmoeForCausalLM", "moeflow.models.olmoe"),
+    "qwen3_moe": Row("Qwen3MoeForCausalLM", "moeflow.models.qwen3_moe"),
+}
+
+
+def find_family(checkpoint: Checkpoint) -> Family:
+    """Return the model file for a checkpoint.
+
+    Raises: CheckpointError, listing what is supported, if there is none.
+    """
+    model_type = checkpoint.config.get("model_type")
+    row = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if row is None:
+        raise _unsupported(checkpoint, f"is a model of the type {model_type!r}, which is not supported")
+    architectures = checkpoint.config.get("architectures")
+    if architectures and row.architecture not in architectures:
+        raise _unsupported(checkpoint, f"is for {architectures!r}, which is not supported")
+    if checkpoint.config.get("quantization_config"):
+        raise CheckpointError(
+            "says that the weights are quantized, which is not supported in this format",
+            file=checkpoint.config_file,
+            remedy="Take the model's unquantized weights, or a GGUF file",
+        )
+    return cast(Family, importlib.import_module(row.module))
+
+
+def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
+    """Return the model's shape.
+
+    Raises: CheckpointError if the family is not supported or its config is incomplete or contradictory.
+    """
+    return find_family(checkpoint).read_config(ConfigReader(checkpoint.config, checkpoint.config_file))
+
+
+def _unsupported(checkpoint: Checkpoint, problem: str) -> CheckpointError:
+    supported = ", ".join(f"{model_type} ({row.architecture})" for model_type, row in FAMILIES.items())
+    return CheckpointError(problem, file=checkpoint.config_file, remedy=f"Supported are {supported}")
