@@ -1,0 +1,117 @@
+"""Turns a generation into an HTTP answer, streamed or whole.
+
+Works for any endpoint that can say what its objects look like; knows no field of a choice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fastapi import Request, Response
+
+from moeflow.core.request import FinishReason
+from moeflow.engine.text import TextDelta, TokenText
+from moeflow.server.api.usage import usage
+from moeflow.server.disconnect import while_connected
+from moeflow.server.errors import as_api_error
+from moeflow.server.generation import Generation
+from moeflow.server.sse import DONE, EventStream, event
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Choice:
+    """One completion, gathered from its deltas."""
+
+    index: int
+    text: str = ""
+    tokens: list[TokenText] = field(default_factory=list)  # empty unless log-probabilities were asked for
+    prompt_tokens: tuple[TokenText | None, ...] = ()  # likewise; on a prompt's first completion only
+    finish_reason: FinishReason | None = None
+
+    def add(self, delta: TextDelta) -> None:
+        """Append what one pass brought."""
+        self.text += delta.text
+        self.tokens += delta.logprobs or ()
+        self.prompt_tokens = self.prompt_tokens or delta.prompt_logprobs or ()
+        self.finish_reason = delta.finish_reason or self.finish_reason
+
+
+class Writer(Protocol):
+    """How one endpoint writes its objects."""
+
+    def chunk_choices(self, choice: int, delta: TextDelta) -> list[dict[str, Any]]:
+        """Return the choice objects to stream for a delta, each an event of its own; none if it shows nothing."""
+        ...
+
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        """Return the choice object of an unstreamed answer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What every object of one answer has in common."""
+
+    id: str
+    created: int
+    model: str
+    kind: str  # the `object` field of a whole answer
+    chunk_kind: str  # the same of a chunk
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """Return the common fields."""
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+async def whole_answer(request: Request, generation: Generation, writer: Writer, envelope: Envelope) -> dict[str, Any]:
+    """Wait for all choices and return the answer.
+
+    Raises: ClientDisconnected when nobody waits any more; ApiError, EngineError.
+    """
+    choices = await while_connected(request.receive, _gather(generation))
+    body = envelope.head(envelope.kind)
+    body["choices"] = [writer.choice(choice) for choice in choices]
+    body["usage"] = usage(generation)
+    return body
+
+
+async def _gather(generation: Generation) -> list[Choice]:
+    choices = [Choice(index) for index in range(len(generation.prompts) * generation.n)]
+    async with aclosing(generation.deltas()) as deltas:
+        async for index, delta in deltas:
+            choices[index].add(delta)
+    for choice in choices:  # the engine tells a prompt's log-probabilities once
+        choice.prompt_tokens = choices[choice.index - choice.index % generation.n].prompt_tokens
+    return choices
+
+
+def streamed_answer(generation: Generation, writer: Writer, envelope: Envelope, *, with_usage: bool) -> Response:
+    """Return a response that streams chunks as passes bring them."""
+    return EventStream(_events(generation, writer, envelope, with_usage=with_usage))
+
+
+async def _events(
+    generation: Generation, writer: Writer, envelope: Envelope, *, with_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    head = envelope.head(envelope.chunk_kind)
+    tail: dict[str, Any] = {"usage": None} if with_usage else {}
+    try:
+        async with aclosing(generation.deltas()) as deltas:
+            async for index, delta in deltas:
+                chunks = [event({**head, "choices": [choice], **tail}) for choice in writer.chunk_choices(index, delta)]
+                if chunks:
+                    yield b"".join(chunks)
+        if with_usage:
+            yield event({**head, "choices": [], "usage": usage(generation)})
+        yield DONE
+    except Exception as error:  # the status line is long gone: the reason goes where the client reads
+        api_error = as_api_error(error)
+        if api_error.code == "internal_error":
+            logger.exception("a stream failed")
+        yield event(api_error.body)

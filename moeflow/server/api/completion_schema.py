@@ -1,0 +1,103 @@
+"""What `/v1/completions` takes and gives, in OpenAI's words."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, Field
+
+from moeflow.core.errors import RequestError
+from moeflow.core.sampling_params import MAX_LOGPROBS, SamplingParams
+from moeflow.server.api.logprobs import CompletionLogprobs
+from moeflow.server.api.sampling_fields import SamplingFields, TokenIds
+from moeflow.server.api.strict_model import Unsupported, one_of
+from moeflow.server.api.usage import Usage
+
+Prompt = Annotated[
+    str
+    | Annotated[TokenIds, Field(min_length=1)]
+    | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+    | Annotated[list[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1, fail_fast=True)],
+    one_of("a string, a list of strings, a list of token ids or a list of such lists, none of them empty"),
+]
+
+
+class CompletionRequest(SamplingFields):
+    """Continue a text."""
+
+    unsupported: ClassVar[dict[str, Unsupported]] = {
+        "suffix": Unsupported("the models here continue text, they do not fill gaps", ("",)),
+    }
+
+    prompt: Prompt
+    echo: bool | None = Field(None, description="Begin each choice with its prompt.")
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    best_of: int | None = Field(None, ge=1, description="Must equal n: every completion is returned.")
+
+    def prompts(self) -> list[str | list[int]]:
+        """Return the prompts, each a text or token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]  # the first tells for all
+        return list(self.prompt)
+
+    def to_sampling_params(self) -> SamplingParams:
+        """Return what the engine should do.
+
+        Raises: RequestError, naming the field.
+        """
+        n = self.n or 1
+        if self.best_of is not None and self.best_of != n:
+            raise RequestError(
+                f"best_of ({self.best_of}) must equal n ({n}): completions are not ranked, all are returned",
+                param="best_of",
+            )
+        prompt_logprobs = self.logprobs if self.echo else None
+        if self.stream and prompt_logprobs is not None and n > 1:
+            raise RequestError("a stream that echoes log-probabilities can have one completion only", param="n")
+        return self.sampling_params(
+            max_tokens=16 if self.max_tokens is None else self.max_tokens,
+            logprobs=self.logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+
+class CompletionChoice(BaseModel):
+    """One completion."""
+
+    index: int  # prompt number * n + completion number
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class CompletionResponse(BaseModel):
+    """All completions of all prompts."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class CompletionChunkChoice(BaseModel):
+    """What a pass added to one completion."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class CompletionChunk(BaseModel):
+    """One event of a stream."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChunkChoice]
+    usage: Usage | None = None

@@ -1,0 +1,97 @@
+"""The fields that both generating endpoints share, and how they become `SamplingParams`.
+
+Ranges stand here for the OpenAPI document; `SamplingParams` has the last word.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from moeflow.core.errors import RequestError
+from moeflow.core.sampling_params import MAX_N, MAX_SEED, MAX_STOP_STRINGS, SamplingParams
+from moeflow.server.api.strict_model import StrictModel, one_of
+
+_IGNORED = "Accepted; changes nothing."
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
+Stop = Annotated[
+    Annotated[str, Field(min_length=1)]
+    | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)],
+    one_of(f"a string, or a list of at most {MAX_STOP_STRINGS} strings, none of them empty"),
+]
+LogitBias = dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]]
+
+
+class StreamOptions(StrictModel):
+    """How a stream is sent."""
+
+    include_usage: bool | None = Field(None, description="End the stream with a chunk that has the token counts.")
+    include_obfuscation: bool | None = Field(None, description=_IGNORED)
+
+
+class SamplingFields(StrictModel):
+    """Sampling, stopping and delivery: OpenAI's fields and those that vLLM added."""
+
+    model: str | None = Field(None, description="The served model's name; may be left out.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=MAX_N)
+    max_tokens: int | None = Field(None, ge=0, le=2**31)
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    seed: int | None = Field(None, ge=-MAX_SEED - 1, le=MAX_SEED)
+    stop: Stop | None = None
+    logit_bias: LogitBias | None = Field(None, description="Token ids, as strings, to what is added to their logits.")
+
+    top_k: int | None = Field(None, ge=-1, le=2**31, description="0 or -1: all tokens.")
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    min_tokens: int | None = Field(None, ge=0, le=2**31)
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+
+    user: str | None = Field(None, description=_IGNORED)
+    metadata: dict[str, Any] | None = Field(None, description=_IGNORED)
+
+    def sampling_params(self, **fields: Any) -> SamplingParams:
+        """Return what the engine should do; `fields` are the endpoint's own, taken before ours.
+
+        Raises: RequestError, naming the field.
+        """
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options is only allowed together with stream: true", param="stream_options")
+        given = {name: getattr(self, name) for name in _PLAIN_FIELDS} | fields
+        return SamplingParams(
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            logit_bias={int(token_id): bias for token_id, bias in (self.logit_bias or {}).items()},
+            **{name: value for name, value in given.items() if value is not None or name == "max_tokens"},
+        )
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the token counts."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+_PLAIN_FIELDS = (
+    "n",
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "ignore_eos",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+)

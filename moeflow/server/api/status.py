@@ -1,0 +1,82 @@
+"""`/health`, `/ready`, `/stats`, `/metrics`: how the server is, for orchestrators, the page and Prometheus."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends, Response
+from pydantic import BaseModel, create_model
+
+from moeflow.engine.messages import EngineStats, ModelInfo
+from moeflow.server.errors import ApiError
+from moeflow.server.service import Service, Status, get_service
+
+router = APIRouter(tags=["status"])
+EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class StatusResponse(BaseModel):
+    """One word."""
+
+    status: Status
+
+
+def _fields(struct: type[msgspec.Struct], *, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return a message's fields as pydantic's, so that the document names them all and neither list can lag."""
+    return {field.name: (field.type, ...) for field in msgspec.structs.fields(struct) if field.name not in without}
+
+
+_PRIVATE = ("path",)  # where the model lies is nobody's business outside
+ModelFacts: Any = create_model("ModelFacts", **_fields(ModelInfo, without=_PRIVATE))
+StatsResponse: Any = create_model(
+    "StatsResponse",
+    status=(Status, ...),
+    uptime_s=(float, ...),
+    num_unfinished=(int, ...),  # sequences as the queue bound counts them
+    model=(ModelFacts | None, ...),  # null until it is loaded
+    **_fields(EngineStats),
+)
+
+
+@router.get("/health", response_model=StatusResponse)
+async def health(service: Annotated[Service, Depends(get_service)]) -> Any:
+    """Answer 200 as long as the server need not be restarted, else 503."""
+    if service.status == "failed":
+        return _unavailable(service)
+    return StatusResponse(status=service.status)
+
+
+@router.get("/ready", response_model=StatusResponse)
+async def ready(service: Annotated[Service, Depends(get_service)]) -> Any:
+    """Answer 200 if requests are taken now, else 503 with the reason."""
+    return StatusResponse(status="ready") if service.status == "ready" else _unavailable(service)
+
+
+def _unavailable(service: Service) -> Response:
+    """Answer as a refused request would be; a probe is none, so it is not counted."""
+    try:
+        service.require_generator()
+    except ApiError as error:
+        return error.response()
+    raise AssertionError("only called while requests are refused")
+
+
+@router.get("/stats", response_model=StatsResponse)
+async def stats(service: Annotated[Service, Depends(get_service)]) -> Any:
+    """Return the engine's newest numbers and the model's facts."""
+    loaded = service.loaded
+    return {
+        "status": service.status,
+        "uptime_s": time.monotonic() - service.started_s,
+        "num_unfinished": service.admission.num_unfinished,
+        "model": None if loaded is None else msgspec.structs.asdict(loaded.client.model),
+        **msgspec.structs.asdict(service.stats() or EngineStats()),
+    }
+
+
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+async def metrics(service: Annotated[Service, Depends(get_service)]) -> Response:
+    """Return all metrics in Prometheus' text format."""
+    return Response(service.metrics.exposition(), media_type=EXPOSITION_TYPE)

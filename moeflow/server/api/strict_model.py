@@ -1,0 +1,71 @@
+"""Base of request models: exact types, no unknown field, and a reason for every known one we do not support.
+
+A field that would change the answer is never ignored in silence.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, ClassVar, NamedTuple
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+
+class Unsupported(NamedTuple):
+    """A field of OpenAI's API that we cannot honour."""
+
+    reason: str
+    harmless: tuple[Any, ...] = ()  # values that ask for nothing; null always is one
+
+
+class StrictModel(BaseModel):
+    """Validates JSON as it stands: "5" is not 5, and a misspelt name is an error that names the right one."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    unsupported: ClassVar[dict[str, Unsupported]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        known = {}
+        for name, value in data.items():
+            if name in cls.model_fields:
+                known[name] = value
+            elif name not in cls.unsupported:
+                raise refusal(name, cls._unknown(name))
+            elif value is not None and value not in cls.unsupported[name].harmless:
+                raise refusal(name, f"{name} is not supported: {cls.unsupported[name].reason}")
+        return known
+
+    @classmethod
+    def _unknown(cls, name: str) -> str:
+        near = difflib.get_close_matches(name[:80], cls.model_fields, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "leave it out"
+        return f"unknown field {name[:80]!r}: {hint}"
+
+
+def refusal(field: str, message: str) -> PydanticCustomError:
+    """Return a validation error with its own words about one field, "" for the value as a whole."""
+    return PydanticCustomError("refused", "{reason}", {"reason": message, "field": field[:80]})
+
+
+def one_of(expected: str) -> WrapValidator:
+    """Replace the many complaints of a union's members by one sentence: "must be {expected}"."""
+
+    def check(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return validate(value)
+        except ValidationError:
+            raise PydanticCustomError("no_member", "must be {expected}", {"expected": expected}) from None
+
+    return WrapValidator(check)

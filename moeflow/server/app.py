@@ -1,0 +1,41 @@
+"""Puts the server together: endpoints, guards, error objects, the page. Knows no process and no socket."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Security
+from fastapi.security import HTTPBearer
+
+from moeflow.engine.generator import Generator
+from moeflow.server.api import chat, completions, models, status, tokenize
+from moeflow.server.api.chat_schema import ChatChunk
+from moeflow.server.api.completion_schema import CompletionChunk
+from moeflow.server.api.openapi import ERRORS, add_chunk_schemas
+from moeflow.server.config import ServerConfig
+from moeflow.server.errors import add_error_handlers
+from moeflow.server.guard.auth import ApiKeyGuard
+from moeflow.server.guard.hosts import HostGuard
+from moeflow.server.page import add_page
+from moeflow.server.service import Service
+
+
+def create_app(generator: Generator | None, config: ServerConfig) -> FastAPI:
+    """Return the ASGI application. Without a generator it answers "loading" until one is attached.
+
+    Its `state.service` is where to attach one, and where to begin draining.
+    """
+    # The pages that FastAPI makes for documents load scripts from elsewhere; the document itself stays.
+    app = FastAPI(title="moeflow", version="1", docs_url=None, redoc_url=None, responses=ERRORS)
+    service = app.state.service = Service(config)
+    if generator is not None:
+        service.attach(generator)
+    key_in_document = [] if config.api_key is None else [Security(HTTPBearer(auto_error=False))]
+    for part in (models, completions, chat, tokenize, status):
+        app.include_router(part.router, dependencies=key_in_document)
+    add_chunk_schemas(app, CompletionChunk, ChatChunk)
+    add_error_handlers(app)
+    add_page(app)
+    if config.api_key is not None:
+        app.add_middleware(ApiKeyGuard, api_key=config.api_key, metrics=service.metrics)
+    if config.is_loopback or config.allowed_hosts:
+        app.add_middleware(HostGuard, config=config, metrics=service.metrics)
+    return app

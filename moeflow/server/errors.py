@@ -1,0 +1,130 @@
+"""Every failure as an OpenAI error object: `{"error": {"message", "type", "param", "code"}}`.
+
+Endpoints and guards raise `ApiError` or one of core's errors; this file alone knows what that looks
+like to a client. A message never repeats the client's input at length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from moeflow.core.errors import EngineError, QueueFullError, RequestError
+from moeflow.server.disconnect import ClientDisconnected
+
+_MAX_MESSAGE = 500
+_CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong, as OpenAI's clients read it."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorResponse(BaseModel):
+    """Body of every answer that is not a success."""
+
+    error: ErrorDetail
+
+
+class ApiError(HTTPException):
+    """A refusal with an HTTP status, a code for programs and a reason for people."""
+
+    def __init__(
+        self,
+        status_code: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status_code, message, headers)
+        self.code = code
+        self.param = param
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The OpenAI error object."""
+        default_type = "invalid_request_error" if self.status_code < 500 else "server_error"
+        detail = ErrorDetail(
+            message=self.detail[:_MAX_MESSAGE],
+            type=_TYPES.get(self.status_code, default_type),
+            param=self.param,
+            code=self.code,
+        )
+        return {"error": detail.model_dump()}
+
+    def response(self) -> Response:
+        """The whole HTTP answer."""
+        return JSONResponse(self.body, self.status_code, headers=self.headers)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """Translate any exception; what nobody foresaw becomes a 500 without details."""
+    match error:
+        case ApiError():
+            return error
+        case QueueFullError():
+            retry_after = {"Retry-After": str(max(1, round(error.retry_after_s)))}
+            return ApiError(429, "queue_full", str(error), headers=retry_after)
+        case RequestError():
+            return ApiError(400, "invalid_value", str(error), param=error.param)
+        case EngineError():
+            return ApiError(503, "engine_unavailable", str(error))
+        case RequestValidationError():
+            return _from_validation(error)
+        case _:
+            return ApiError(500, "internal_error", "The server failed on this request; its log has the details.")
+
+
+def _from_validation(error: RequestValidationError) -> ApiError:
+    first = error.errors()[0]
+    path = _path(first["loc"][1:])  # [0] says "body"
+    name = first.get("ctx", {}).get("field")
+    param = ".".join(part for part in (path, name) if part) or None
+    message = first["msg"] if first["type"] == "refused" or not path else f"{path}: {first['msg']}"
+    return ApiError(400, "invalid_value", message, param=param)
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """("messages", 0, "role") as "messages[0].role"."""
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Make the application answer every failure with an error object."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        api_error = as_api_error(error)
+        request.app.state.service.metrics.count_refusal(api_error)
+        return api_error.response()
+
+    async def no_such_route(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = f"{error.detail}: {request.method} {request.url.path[:80]}"
+        code = _HTTP_CODES.get(error.status_code, "http_error")
+        return ApiError(error.status_code, code, message, headers=error.headers).response()
+
+    async def nobody_listens(request: Request, error: Exception) -> Response:
+        return Response(status_code=_CLIENT_CLOSED_REQUEST)
+
+    for kind in (ApiError, RequestError, EngineError, RequestValidationError, Exception):
+        app.add_exception_handler(kind, answer)
+    app.add_exception_handler(HTTPException, no_such_route)
+    app.add_exception_handler(ClientDisconnected, nobody_listens)

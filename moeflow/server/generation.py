@@ -1,0 +1,142 @@
+"""All sequences of one HTTP request: from its prompts to a single stream of numbered text deltas.
+
+Counts tokens and times on the way, and sees to it that nothing is left running. Knows no OpenAI object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+
+from moeflow.core.request import FinishReason
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.generator import Generator
+from moeflow.engine.merging import merge
+from moeflow.engine.text import TextDelta
+from moeflow.server.errors import ApiError
+from moeflow.server.guard.admission import Ticket
+from moeflow.server.service import Service
+
+
+async def start_generation(
+    service: Service,
+    request_id: str,
+    encode: Callable[[Generator], list[list[int]]],
+    num_prompts: int,
+    sampling: SamplingParams,
+) -> Generation:
+    """Admit, tokenize and check one request; the work begins when the result is iterated.
+
+    Blocks: on tokenizing, in a thread, so that a long prompt holds nobody up.
+    Raises: ApiError, RequestError.
+    """
+    arrived_s = time.monotonic()
+    generator = service.require_generator()
+    ticket = service.admission.admit(num_prompts * sampling.n, max_running=generator.client.model.max_running)
+    try:
+        prompts = await asyncio.to_thread(encode, generator)
+        check_lengths(prompts, sampling, generator.client.model.max_model_len)
+        streams = [
+            generator.stream(f"{request_id}-{number}", prompt, sampling) for number, prompt in enumerate(prompts)
+        ]
+    except BaseException:
+        ticket.close()
+        raise
+    return Generation(streams, prompts, sampling.n, ticket, service, arrived_s)
+
+
+def check_lengths(prompts: Sequence[Sequence[int]], sampling: SamplingParams, max_model_len: int) -> None:
+    """Refuse requests that the context cannot hold.
+
+    Raises: ApiError 400 `context_length_exceeded`.
+    """
+    num_prompt = max(map(len, prompts))
+    num_answer = max(sampling.max_tokens or 1, 1)
+    if num_prompt + num_answer > max_model_len:
+        raise ApiError(
+            400,
+            "context_length_exceeded",
+            f"This model's context holds {max_model_len} tokens, but {num_prompt + num_answer} are asked for: "
+            f"{num_prompt} in the prompt and {num_answer} for the answer. Shorten the prompt or lower max_tokens.",
+            param="max_tokens" if num_prompt < max_model_len else "prompt",
+        )
+
+
+class Generation:
+    """The sequences of one request. Iterate once; closing the iterator ends what still runs."""
+
+    def __init__(
+        self,
+        streams: list[AsyncGenerator[TextDelta, None]],
+        prompts: list[list[int]],
+        n: int,
+        ticket: Ticket,
+        service: Service,
+        arrived_s: float,
+    ) -> None:
+        self.prompts = prompts
+        self.n = n
+        self.num_prompt_tokens = sum(map(len, prompts))
+        self.num_completion_tokens = 0
+        self.num_cached_tokens = 0
+        self._streams = streams
+        self._ticket = ticket
+        self._service = service
+        self._metrics = service.metrics
+        self._arrived_s = arrived_s
+        self._first_token_s: dict[int, float] = {}
+        self._num_tokens: dict[int, int] = {}
+
+    async def deltas(self) -> AsyncGenerator[tuple[int, TextDelta], None]:
+        """Yield (choice, delta) as they come; choice = prompt number * n + completion number.
+
+        Raises: ApiError when a sequence fails or is cancelled by the engine; EngineError when the engine goes.
+        """
+        source = _alone(self._streams[0]) if len(self._streams) == 1 else merge(self._streams)
+        try:
+            async with aclosing(source) as merged:
+                async for prompt_number, delta in merged:
+                    choice = prompt_number * self.n + delta.index
+                    self._account(choice, delta)
+                    yield choice, delta
+            self._metrics.request_duration.observe(time.monotonic() - self._arrived_s)
+        except Exception:
+            self._metrics.failed.inc()
+            raise
+        finally:
+            self._ticket.close()
+
+    def _account(self, choice: int, delta: TextDelta) -> None:
+        now_s = time.monotonic()
+        if choice not in self._num_tokens:
+            self._num_tokens[choice] = 0
+            self.num_cached_tokens += delta.num_cached_tokens if delta.index == 0 else 0
+        if delta.token_ids:
+            if choice not in self._first_token_s:
+                self._first_token_s[choice] = now_s
+                self._metrics.time_to_first_token.observe(now_s - self._arrived_s)
+            self._num_tokens[choice] += len(delta.token_ids)
+            self.num_completion_tokens += len(delta.token_ids)
+        if delta.finish_reason is not None:
+            self._ticket.finish_one()
+            self._check_end(delta)
+            if self._num_tokens[choice] > 1:
+                mean_s = (now_s - self._first_token_s[choice]) / (self._num_tokens[choice] - 1)
+                self._metrics.time_per_output_token.observe(mean_s)
+
+    def _check_end(self, delta: TextDelta) -> None:
+        if delta.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            return
+        self._service.require_generator()  # says so if the server is about to end
+        if delta.finish_reason is FinishReason.CANCELLED:
+            raise ApiError(503, "cancelled", "the request was cancelled in the engine")
+        raise ApiError(500, "generation_failed", delta.error or "the engine failed on this request")
+
+
+async def _alone(stream: AsyncGenerator[TextDelta, None]) -> AsyncGenerator[tuple[int, TextDelta], None]:
+    """Number a single stream as `merge` would, without its task and queue for every token."""
+    async with aclosing(stream) as deltas:
+        async for delta in deltas:
+            yield 0, delta

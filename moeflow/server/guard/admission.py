@@ -1,0 +1,76 @@
+"""Bounds the queue: counts sequences that are not finished, and refuses more than the engine can soon serve.
+
+Counted here, in the API process, so that a refusal costs the engine nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from moeflow.core.errors import QueueFullError, RequestError
+
+_SMOOTHING = 0.1  # weight of the newest sequence in the mean duration
+_MAX_RETRY_AFTER_S = 60.0
+
+
+class Admission:
+    """How many sequences may be under way: those running and `max_queue` waiting ones."""
+
+    def __init__(self, max_queue: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_queue = max_queue
+        self._clock = clock
+        self._mean_duration_s = 1.0
+        self.num_unfinished = 0
+
+    def admit(self, num_sequences: int, *, max_running: int) -> Ticket:
+        """Let a request of so many sequences in.
+
+        Raises: QueueFullError when it should come back later; RequestError when it can never come in.
+        """
+        limit = max_running + self._max_queue
+        if num_sequences > limit:
+            raise RequestError(
+                f"the request asks for {num_sequences} sequences (prompts times n) at once; "
+                f"this server takes {limit}: send fewer, or several requests",
+                param="n",
+            )
+        if self.num_unfinished + num_sequences > limit:
+            wait_s = self._mean_duration_s * num_sequences / max_running
+            raise QueueFullError(
+                f"{self.num_unfinished} sequences are under way or waiting, of {limit} at most; try again later",
+                retry_after_s=min(max(wait_s, 1.0), _MAX_RETRY_AFTER_S),
+            )
+        self.num_unfinished += num_sequences
+        return Ticket(self, num_sequences, self._clock())
+
+    def leave(self, num_sequences: int, duration_s: float) -> None:
+        """Take sequences out again; only tickets call this."""
+        self.num_unfinished -= num_sequences
+        self._mean_duration_s += _SMOOTHING * (duration_s - self._mean_duration_s)
+
+    def now(self) -> float:
+        """Seconds on the clock that durations are measured with."""
+        return self._clock()
+
+
+class Ticket:
+    """One request's share of the bound, given back sequence by sequence."""
+
+    def __init__(self, admission: Admission, num_sequences: int, admitted_s: float) -> None:
+        self._admission = admission
+        self._num_left = num_sequences
+        self._admitted_s = admitted_s
+
+    def finish_one(self) -> None:
+        """Give back one sequence."""
+        self._give_back(min(1, self._num_left))
+
+    def close(self) -> None:
+        """Give back what is left; again is harmless."""
+        self._give_back(self._num_left)
+
+    def _give_back(self, num_sequences: int) -> None:
+        if num_sequences:
+            self._num_left -= num_sequences
+            self._admission.leave(num_sequences, self._admission.now() - self._admitted_s)

@@ -1,0 +1,80 @@
+"""Reads request bodies: only JSON, only so many bytes (also when no length is announced), parsed strictly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+
+from moeflow.core.units import format_bytes
+from moeflow.server.errors import ApiError
+from moeflow.server.guard import strict_json
+
+
+class JsonRequest(Request):
+    """A request whose body, if it is read, must be JSON within the server's limit."""
+
+    async def body(self) -> bytes:
+        """Read the body once.
+
+        Raises: ApiError 413, 415, or 400 for an empty one.
+        """
+        if not hasattr(self, "_body"):
+            self._check_head()
+            self._body = await self._read()
+        return self._body
+
+    async def json(self) -> Any:
+        """Parse the body once.
+
+        Raises: ApiError 400 with the reason.
+        """
+        if not hasattr(self, "_json"):
+            try:
+                self._json = strict_json.parse(await self.body())
+            except strict_json.JsonError as error:
+                raise ApiError(400, "invalid_json", str(error)) from None
+        return self._json
+
+    @property
+    def _limit(self) -> int:
+        return int(self.app.state.service.config.max_body_bytes)
+
+    def _check_head(self) -> None:
+        media_type = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type != "application/json":
+            had = f"not {media_type[:80]}" if media_type else "but none was given"
+            raise ApiError(415, "unsupported_media_type", f"Content-Type must be application/json, {had}")
+        length = self.headers.get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > self._limit:
+            raise self._too_large()
+
+    async def _read(self) -> bytes:
+        body = bytearray()
+        async for chunk in self.stream():
+            body += chunk
+            if len(body) > self._limit:
+                raise self._too_large()
+        if not body:
+            raise ApiError(400, "invalid_json", "the body is empty; send a JSON object")
+        return bytes(body)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413, "body_too_large", f"the body is larger than {format_bytes(self._limit)}, the server's limit"
+        )
+
+
+class JsonRoute(APIRoute):
+    """Gives endpoints `JsonRequest`s; FastAPI then reads their bodies through it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Wrap FastAPI's handler."""
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            return await handle(JsonRequest(request.scope, request.receive))
+
+        return handle_json

@@ -1,0 +1,148 @@
+"""Starts everything in the right order and ends it in the right order: socket, HTTP, engine process; signals.
+
+HTTP answers from the start ("loading"), so that probes and the page can see how far it is. The first SIGTERM
+or Ctrl-C lets running requests finish within the deadline, the second ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+import uvicorn
+from fastapi import FastAPI
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+from moeflow.core.engine_config import EngineConfig
+from moeflow.core.errors import MoeflowError
+from moeflow.engine.generator import Generator
+from moeflow.engine.process_client import ProcessEngine
+from moeflow.engine.settings import Settings, decide
+from moeflow.engine.tokenizer import Tokenizer
+from moeflow.server.app import create_app
+from moeflow.server.config import ServerConfig
+from moeflow.server.listener import listen, url
+from moeflow.server.service import Service
+
+Result = TypeVar("Result")
+
+_FLUSH_S = 5  # how long slow clients may take to read what is already written
+_FORCED = 128  # shells' way to say "ended by signal": 128 + its number
+
+
+def serve(settings: Settings, config: ServerConfig) -> int:
+    """Serve until a signal ends it; return the exit code: 0 after an orderly end, 1 if the engine had died.
+
+    Blocks: until then.
+    Raises: ConfigError for host or port; whatever keeps the model from loading.
+    """
+    with listen(config) as listener:
+        engine_config = decide(settings)
+        if not config.is_loopback and config.api_key is None:
+            print(
+                f"warning: everybody who can reach {config.host} may use this server; set an API key", file=sys.stderr
+            )
+        return asyncio.run(_serve(listener, engine_config, config))
+
+
+async def _serve(listener: socket.socket, engine_config: EngineConfig, config: ServerConfig) -> int:
+    app = create_app(None, config)
+    service: Service = app.state.service
+    http = _HttpServer(app)
+    answering = asyncio.create_task(http.serve(sockets=[listener]))
+    try:
+        with _received_signals() as signals:
+            generator = await _unless(signals, _load(engine_config))
+            if isinstance(generator, int):
+                return 0  # told to end before there was anything to finish
+            service.attach(generator)
+            print(f"moeflow serves {generator.client.model.name} at {url(listener)}", flush=True)
+            await signals.get()
+            exit_code = 0 if generator.client.is_alive else 1
+            service.drain()
+            forced_by = await _unless(signals, generator.client.shutdown(config.shutdown_deadline_s))
+            if forced_by is not None:
+                http.force_exit = True
+                await generator.client.shutdown(0)
+            return exit_code if forced_by is None else _FORCED + forced_by
+    finally:
+        http.should_exit = True
+        await answering
+
+
+async def _load(config: EngineConfig) -> Generator:
+    """Load model and tokenizer side by side; if one fails, nothing is left of the other."""
+    columns = (TextColumn(f"loading {config.model_name}"), BarColumn(), DownloadColumn(binary_units=True))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("load", total=None)
+        starting = asyncio.create_task(
+            ProcessEngine.start(
+                config, on_progress=lambda done, total: progress.update(bar, completed=done, total=total)
+            )
+        )
+        try:
+            tokenizer = await asyncio.to_thread(Tokenizer.load, config.model_path)
+            return Generator(await starting, tokenizer)
+        except BaseException:
+            starting.cancel()  # cleans up by itself, unless it had just succeeded
+            with contextlib.suppress(asyncio.CancelledError, MoeflowError):
+                await (await starting).shutdown(0)
+            raise
+
+
+async def _unless(signals: asyncio.Queue[int], work: Coroutine[Any, Any, Result]) -> Result | int:
+    """Await work, or cancel it when a signal comes and return that signal."""
+    working = asyncio.create_task(work)
+    waiting = asyncio.create_task(signals.get())
+    try:
+        await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else waiting.result()
+    finally:
+        for task in (working, waiting):
+            task.cancel()
+        await asyncio.gather(working, waiting, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def _received_signals() -> Iterator[asyncio.Queue[int]]:
+    """Collect SIGTERM and SIGINT instead of dying of them."""
+    loop = asyncio.get_running_loop()
+    signals: asyncio.Queue[int] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.put_nowait, int(number))
+    try:
+        yield signals
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its own signal handling, and with nothing that depends on what else is installed."""
+
+    def __init__(self, app: FastAPI) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_graceful_shutdown=_FLUSH_S,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to `serve`."""
+        yield

@@ -1,0 +1,40 @@
+"""The socket to listen on, taken before anything slow begins, so that a wrong host or port is known at once."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from moeflow.core.errors import ConfigError
+from moeflow.server.config import ServerConfig
+
+_REMEDIES = {
+    errno.EADDRINUSE: "the port is in use: stop the program that has it, or choose another with --port",
+    errno.EACCES: "the port is reserved: choose one of 1024 or above with --port",
+    errno.EADDRNOTAVAIL: "this machine does not have that address: use --host 127.0.0.1, or 0.0.0.0 for every network",
+}
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """Return a listening socket.
+
+    Raises: ConfigError with the remedy.
+    """
+    try:
+        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError):
+        raise ConfigError(f"host {config.host!r} is unknown; give an address of this machine with --host") from None
+    family, *_, address = min(found, key=lambda info: info[0] != socket.AF_INET)  # localhost means 127.0.0.1 first
+    try:
+        return socket.create_server(address[:2], family=family)
+    except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0, str(error))
+        raise ConfigError(f"cannot listen on {config.host} port {config.port}: {remedy}") from None
+
+
+def url(listener: socket.socket) -> str:
+    """Return the address to open in a browser on this machine."""
+    host, port = listener.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

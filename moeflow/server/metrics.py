@@ -1,0 +1,114 @@
+"""Numbers for Prometheus: what the engine counted, and the times that only the API side can see.
+
+Every application has its own registry, so that several can live in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from moeflow.engine.messages import EngineStats
+from moeflow.server.errors import ApiError
+
+_LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
+_PER_TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+_DURATION_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+
+_GAUGES: tuple[tuple[str, str, str], ...] = (  # (name, help, field of EngineStats)
+    ("moeflow_requests_waiting", "Sequences in the engine's queue", "num_waiting"),
+    ("moeflow_requests_running", "Sequences that take part in passes", "num_running"),
+    ("moeflow_tokens_per_second", "Tokens generated per second, over the last few seconds", "tokens_per_second"),
+    ("moeflow_kv_blocks", "KV blocks in the pool", "kv_blocks_total"),
+    ("moeflow_kv_blocks_cached", "KV blocks that only the prefix tree holds: free on demand", "kv_blocks_cached"),
+)
+_COUNTERS: tuple[tuple[str, str, str], ...] = (  # prometheus_client appends _total
+    ("moeflow_generated_tokens", "Tokens generated", "generated_tokens_total"),
+    ("moeflow_prompt_tokens", "Prompt tokens computed", "prompt_tokens_total"),
+    ("moeflow_prefix_hit_tokens", "Prompt tokens that the prefix tree saved", "prefix_hit_tokens_total"),
+    ("moeflow_requests_finished", "Sequences that ended by themselves", "requests_finished_total"),
+    (
+        "moeflow_requests_cancelled",
+        "Sequences cancelled: the client left, or a stop string was met",
+        "requests_cancelled_total",
+    ),
+    ("moeflow_preemptions", "Times a running sequence gave up its KV blocks", "preemptions_total"),
+    ("moeflow_passes", "Forward passes", "passes_total"),
+    ("moeflow_failed_passes", "Forward passes that failed", "failed_passes_total"),
+)
+
+
+class Metrics:
+    """The registry and everything in it. `stats` returns the engine's newest snapshot, None before it is there."""
+
+    def __init__(self, stats: Callable[[], EngineStats | None], num_unfinished: Callable[[], int]) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_EngineCollector(stats, num_unfinished))
+        self._refused = Counter(
+            "moeflow_requests_rejected",
+            "Requests answered with an error before any work, by the error's code",
+            ["reason"],
+            registry=self._registry,
+        )
+        self.failed = Counter(
+            "moeflow_requests_failed", "Requests that failed after work had begun", registry=self._registry
+        )
+        self.time_to_first_token = Histogram(
+            "moeflow_time_to_first_token_seconds",
+            "From a request's arrival to a sequence's first token",
+            buckets=_LATENCY_BUCKETS_S,
+            registry=self._registry,
+        )
+        self.time_per_output_token = Histogram(
+            "moeflow_time_per_output_token_seconds",
+            "Mean time between the tokens of a finished sequence",
+            buckets=_PER_TOKEN_BUCKETS_S,
+            registry=self._registry,
+        )
+        self.request_duration = Histogram(
+            "moeflow_request_duration_seconds",
+            "From a request's arrival to its last token",
+            buckets=_DURATION_BUCKETS_S,
+            registry=self._registry,
+        )
+
+    def count_refusal(self, error: ApiError) -> None:
+        """Count one refused request under its code."""
+        self._refused.labels(error.code).inc()
+
+    def exposition(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+class _EngineCollector(Collector):
+    """Reads the engine's snapshot when Prometheus asks, instead of copying it on every pass."""
+
+    def __init__(self, stats: Callable[[], EngineStats | None], num_unfinished: Callable[[], int]) -> None:
+        self._stats = stats
+        self._num_unfinished = num_unfinished
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics that the engine counts."""
+        stats = self._stats() or EngineStats()
+        for name, text, field in _GAUGES:
+            yield GaugeMetricFamily(name, text, value=getattr(stats, field))
+        for name, text, field in _COUNTERS:
+            yield CounterMetricFamily(name, text, value=getattr(stats, field))
+        yield GaugeMetricFamily(
+            "moeflow_kv_usage_ratio", "Share of KV blocks that running sequences hold", value=kv_usage(stats)
+        )
+        yield GaugeMetricFamily(
+            "moeflow_sequences_unfinished",
+            "Sequences admitted and not finished, as the queue bound counts them",
+            value=self._num_unfinished(),
+        )
+
+
+def kv_usage(stats: EngineStats) -> float:
+    """Return the share of KV blocks held by running sequences, 0 to 1."""
+    return stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0

@@ -1,0 +1,42 @@
+"""Server-sent events as OpenAI sends them: `data: {json}` and at the end `data: [DONE]`.
+
+Encoding is msgspec on plain dicts: this runs for every token of every stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from moeflow.server.disconnect import ClientDisconnected, while_connected
+
+DONE = b"data: [DONE]\n\n"
+_encoder = msgspec.json.Encoder()
+
+
+def event(payload: dict[str, Any]) -> bytes:
+    """Return one event's bytes."""
+    return b"data: " + _encoder.encode(payload) + b"\n\n"
+
+
+class EventStream(StreamingResponse):
+    """Sends events as they come and closes their source when the client leaves."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the source ends; a client that goes away is not an error here."""
+        async with aclosing(self._events):
+            try:
+                await while_connected(receive, self.stream_response(send))
+            except ClientDisconnected:
+                return
