@@ -1,0 +1,104 @@
+"""Decisions: what fits is chosen with a reason, what does not is refused before anything loads."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
+from moeflow.core.units import GIB, MIB
+from moeflow.engine.machine import Machine, measure_machine
+from moeflow.engine.settings import PROCESS_BYTES, Settings, decide
+from tests.tiny_mixtral import write_tiny_mixtral
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_mixtral(folder)
+    return str(folder)
+
+
+def machine(free: int = 16 * GIB, **changes) -> Machine:
+    return dataclasses.replace(Machine(4, 32 * GIB, free, None, 0), **changes)
+
+
+def test_everything_is_decided_with_its_reason(model):
+    config = decide(Settings(model=model), machine())
+    assert (config.device, config.dtype, config.num_threads) == ("cpu", "float32", 4)
+    assert config.scheduler.max_model_len == 512
+    assert config.scheduler.num_blocks == 32 * config.scheduler.max_running
+    assert {name for name, _ in config.reasons} == {"device", "dtype", "num_threads", "kv_cache", "max_model_len"}
+
+
+def test_the_users_word_is_kept(model):
+    config = decide(
+        Settings(
+            model=model,
+            model_name="mine",
+            dtype="bfloat16",
+            device="cpu",
+            num_threads=2,
+            max_model_len=100,
+            max_running=3,
+            max_batch_tokens=50,
+            kv_cache_bytes=1 * MIB,
+            prefix_caching=False,
+        ),
+        machine(),
+    )
+    assert (config.model_name, config.dtype, config.num_threads) == ("mine", "bfloat16", 2)
+    assert (config.scheduler.max_model_len, config.scheduler.max_running) == (100, 3)
+    assert config.kv_cache_bytes <= 1 * MIB
+    assert config.scheduler.num_blocks == 1 * MIB // (2 * 2 * 2 * 8 * 2 * 16)
+    assert config.reasons == ()
+
+
+def test_little_memory_means_the_smaller_type_and_a_smaller_cache(model):
+    config = decide(Settings(model=model), machine(free=PROCESS_BYTES + MIB // 2))
+    assert config.dtype == "bfloat16"
+    assert config.scheduler.max_model_len == config.scheduler.num_blocks * config.scheduler.block_size < 512
+
+
+@pytest.mark.parametrize(
+    ("settings", "free", "words"),
+    [
+        ({}, PROCESS_BYTES // 2, "weights need .* are free: use a smaller model"),
+        ({"dtype": "float32"}, PROCESS_BYTES // 2, "--dtype bfloat16"),
+        ({"kv_cache_bytes": 20 * GIB}, 16 * GIB, "20.0 GiB is asked for, but .* only .* free"),
+        ({"kv_cache_bytes": 100}, 16 * GIB, "enlarge the KV cache"),
+        ({"max_model_len": 512, "kv_cache_bytes": 10_000}, 16 * GIB, "lower max_model_len"),
+    ],
+)
+def test_what_does_not_fit_says_need_have_and_remedy(model, settings, free, words):
+    with pytest.raises(CapacityError, match=words):
+        decide(Settings(model=model, **settings), machine(free=free))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dtype": "int3"},
+        {"device": "abacus"},
+        {"device": "cuda"},
+        {"num_threads": 0},
+        {"max_running": 0},
+        {"max_batch_tokens": -1},
+        {"max_model_len": 513},
+    ],
+)
+def test_wishes_without_sense_are_refused(model, settings):
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        decide(Settings(model=model, **settings), machine())
+
+
+def test_a_missing_model_is_a_checkpoint_error(tmp_path):
+    with pytest.raises(CheckpointError, match="nowhere"):
+        decide(Settings(model=str(tmp_path / "nowhere")), machine())
+
+
+def test_this_machine_can_be_measured():
+    here = measure_machine()
+    assert here.num_cores >= 1
+    assert 0 < here.available_bytes <= here.total_bytes
