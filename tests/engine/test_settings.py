@@ -56,7 +56,7 @@ def test_the_users_word_is_kept(model):
 
 
 def test_little_memory_means_the_smaller_type_and_a_smaller_cache(model):
-    config = decide(Settings(model=model), machine(free=PROCESS_BYTES + MIB // 2))
+    config = decide(Settings(model=model), machine(free=PROCESS_BYTES + MIB // 3))
     assert config.dtype == "bfloat16"
     assert config.scheduler.max_model_len == config.scheduler.num_blocks * config.scheduler.block_size < 512
 

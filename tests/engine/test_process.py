@@ -1,0 +1,156 @@
+"""The engine in its own process: it loads, streams, cancels, reports failure, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from moeflow.core.errors import EngineError
+from moeflow.core.request import FinishReason
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.messages import Submission
+from moeflow.engine.process_client import ProcessEngine
+from moeflow.engine.settings import Settings, decide
+from tests.tiny_mixtral import write_tiny_mixtral
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_mixtral(folder)
+    return decide(Settings(model=str(folder), num_threads=1, max_running=4, max_batch_tokens=64))
+
+
+def submission(name: str, max_tokens: int = 400) -> Submission:
+    return Submission(name, [5, 6, 7], SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True), seed=0)
+
+
+def run(body) -> None:
+    """Run a scenario; afterwards no child of ours may be left."""
+    asyncio.run(asyncio.wait_for(body(), 60))
+    assert not [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+
+
+async def until(condition) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def test_a_process_streams_cancels_and_shuts_down_in_order(config):
+    async def body():
+        progress = []
+        engine = await ProcessEngine.start(config, on_progress=lambda done, total: progress.append((done, total)))
+        assert progress
+        assert progress[-1][0] == progress[-1][1] > 0
+        assert engine.is_alive
+        assert engine.model.num_experts == 4
+
+        tokens = [t async for out in engine.stream(submission("whole", 20)) for t in out.token_ids]
+        assert len(tokens) == 20
+
+        stream = engine.stream(submission("closed"))
+        assert (await anext(stream)).token_ids == tokens[:1]
+        await stream.aclose()
+        await until(lambda: engine.stats().requests_cancelled_total == 1)
+
+        stream = engine.stream(submission("cancelled"))
+        await anext(stream)
+        engine.cancel(["cancelled"])
+        last = [out async for out in stream][-1]
+        assert last.finish_reason is FinishReason.CANCELLED
+        assert engine.stats().kv_blocks_used == engine.stats().num_running == 0
+
+        refused = [out async for out in engine.stream(Submission("bad", [], SamplingParams(), seed=0))]
+        assert "empty" in refused[0].error
+
+        pending = asyncio.create_task(collect(engine, "running", 300))
+        await asyncio.sleep(0.05)
+        await engine.shutdown(deadline_s=30)
+        assert (await pending)[-1].finish_reason is FinishReason.LENGTH
+        assert not engine.is_alive
+        with pytest.raises(EngineError):
+            await anext(engine.stream(submission("late")))
+
+    run(body)
+
+
+async def collect(engine: ProcessEngine, name: str, max_tokens: int) -> list:
+    return [out async for out in engine.stream(submission(name, max_tokens))]
+
+
+def test_a_deadline_cuts_long_requests_short(config):
+    async def body():
+        engine = await ProcessEngine.start(config)
+        pending = [asyncio.create_task(collect(engine, f"r{i}", 500)) for i in range(3)]
+        await until(lambda: engine.stats().num_running == 3)
+        await engine.shutdown(deadline_s=0)
+        for outputs in await asyncio.gather(*pending):
+            assert outputs[-1].finish_reason is FinishReason.CANCELLED
+
+    run(body)
+
+
+def test_every_stream_ends_when_the_process_is_killed(config):
+    async def body():
+        engine = await ProcessEngine.start(config)
+        pending = [asyncio.create_task(collect(engine, f"r{i}", 500)) for i in range(2)]
+        await until(lambda: engine.stats().num_running == 2)
+        os.kill(engine._process.pid, signal.SIGKILL)
+        for result in await asyncio.gather(*pending, return_exceptions=True):
+            assert isinstance(result, EngineError)
+            assert "died" in str(result)
+        assert not engine.is_alive
+        await engine.shutdown(deadline_s=1)
+
+    run(body)
+
+
+def test_a_model_that_cannot_be_loaded_is_reported(config, tmp_path):
+    folder = tmp_path / "damaged"
+    write_tiny_mixtral(folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+    async def body():
+        with pytest.raises(EngineError, match=r"model\.safetensors"):
+            await ProcessEngine.start(dataclasses.replace(config, model_path=str(folder)))
+
+    run(body)
+
+
+def test_an_orphan_leaves_by_itself(config, tmp_path):
+    """Kill -9 of the parent: the engine must not live on with gigabytes in its hands."""
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import asyncio, sys\n"
+        "import msgspec\n"
+        "from moeflow.core.engine_config import EngineConfig\n"
+        "from moeflow.engine.process_client import ProcessEngine\n"
+        "async def main():\n"
+        "    config = msgspec.json.decode(sys.argv[1], type=EngineConfig)\n"
+        "    engine = await ProcessEngine.start(config)\n"
+        "    print(engine._process.pid, flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+
+    async def body():
+        parent = await asyncio.create_subprocess_exec(
+            sys.executable, script, msgspec.json.encode(config), stdout=asyncio.subprocess.PIPE, cwd=Path.cwd()
+        )
+        child_pid = int(await parent.stdout.readline())
+        parent.kill()
+        await parent.wait()
+        await until(lambda: not psutil.pid_exists(child_pid) or psutil.Process(child_pid).status() == "zombie")
+
+    run(body)
