@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from moeflow.checkpoint.raw_file import DOWNLOAD_AGAIN, blame_file
+from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file
 from moeflow.core.errors import CheckpointError
 
 
@@ -35,8 +35,9 @@ def parse_json_object(data: bytes, file: Path) -> dict[str, Any]:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} occurs twice")
+    value: dict[str, Any] = {}
+    for key, item in pairs:
+        if key in value:
+            raise ValueError(f"the key {key!r} occurs twice")
+        value[key] = item
     return value

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from moeflow.checkpoint.checkpoint import TensorInfo
+from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file
 from moeflow.checkpoint.json_file import read_json_object
-from moeflow.checkpoint.raw_file import DOWNLOAD_AGAIN, RawFile, blame_file
+from moeflow.checkpoint.raw_file import RawFile
 from moeflow.checkpoint.safetensors_header import SafetensorsEntry, check_num_bytes, read_safetensors_header
 from moeflow.core.errors import CheckpointError
 
@@ -48,13 +49,16 @@ class SafetensorsFolder:
         """
         self.path = path
         self.config_file = path / "config.json"
-        shards = {file: read_safetensors_header(file) for file in _find_shards(path)}
+        files, weight_map = _find_shards(path)
+        shards = {file: read_safetensors_header(file) for file in files}
         self.config: Mapping[str, Any] = _read_config(self.config_file)
         generation_file = path / "generation_config.json"
         self.generation_config: Mapping[str, Any] = (
             read_json_object(generation_file) if generation_file.exists() else {}
         )
-        _check_names(shards, path / INDEX_FILE)
+        _check_twins(shards)
+        if weight_map is not None:
+            _check_index(weight_map, shards, path)
         self._entries = {
             name: (file, entry)
             for file, entries in shards.items()
@@ -85,29 +89,29 @@ class SafetensorsFolder:
             file.close()
 
 
-def _find_shards(folder: Path) -> list[Path]:
-    """Return the files with weights; a single file goes before an index, as in transformers."""
-    if (folder / SINGLE_FILE).exists():
-        return [folder / SINGLE_FILE]
-    index = folder / INDEX_FILE
+def _find_shards(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
+    """Return the files with weights and the index's map from tensors to them, None for a single file.
+
+    A single file goes before an index, as in transformers.
+    """
+    single, index = folder / SINGLE_FILE, folder / INDEX_FILE
+    if single.exists() or single.is_symlink():  # a dangling link is missing data, not a folder of another kind
+        return [single], None
     if not index.exists():
         raise _no_weights(folder)
-    names = sorted({_shard_name(tensor, value, index) for tensor, value in _weight_map(index).items()})
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise CheckpointError(
-            f"names {len(names)} shards, of which {len(missing)} are missing: {_shorten(missing)}",
-            file=index,
-            remedy="Download the missing shards into the same folder",
-        )
-    return [folder / name for name in names]
-
-
-def _weight_map(index: Path) -> dict[str, Any]:
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError("has no weight_map from tensors to shards", file=index, remedy=DOWNLOAD_AGAIN)
-    return weight_map
+    weight_map = {tensor: _shard_name(tensor, value, index) for tensor, value in weight_map.items()}
+    names = sorted(set(weight_map.values()))
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"names {len(names)} shards, missing of them: {_shorten(missing)}",
+            file=index,
+            remedy="Download the missing shards into the same folder",
+        )
+    return [folder / name for name in names], weight_map
 
 
 def _shard_name(tensor: str, value: Any, index: Path) -> str:
@@ -161,28 +165,27 @@ def _read_config(file: Path) -> dict[str, Any]:
     return config
 
 
-def _check_names(shards: _Shards, index: Path) -> None:
-    """Check that no tensor is in two shards and that index and shards name the same tensors."""
+def _check_twins(shards: _Shards) -> None:
+    """Check that no tensor is in two shards."""
     found: dict[str, Path] = {}
     for file, entries in shards.items():
         for name in entries:
-            if name in found:
+            first = found.setdefault(name, file)
+            if first != file:
                 raise CheckpointError(
-                    f"is also in {found[name].name}; one of the two is wrong",
-                    file=file,
-                    tensor=name,
-                    remedy=DOWNLOAD_AGAIN,
+                    f"is also in {first.name}; one of the two is wrong", file=file, tensor=name, remedy=DOWNLOAD_AGAIN
                 )
-            found[name] = file
-    if list(shards) == [index.with_name(SINGLE_FILE)]:
-        return
-    weight_map = _weight_map(index)
+
+
+def _check_index(weight_map: Mapping[str, str], shards: _Shards, folder: Path) -> None:
+    """Check that index and shards name the same tensors."""
+    found = {name: file.name for file, entries in shards.items() for name in entries}
     for name in sorted(weight_map.keys() | found.keys()):
-        said, is_in = weight_map.get(name), found[name].name if name in found else None
+        said, is_in = weight_map.get(name), found.get(name)
         if said != is_in:
             raise CheckpointError(
                 f"the index says it is in {said or 'no shard'}, it is in {is_in or 'none'}",
-                file=index.with_name(said or str(is_in)),
+                file=folder / (said or is_in or INDEX_FILE),
                 tensor=name,
                 remedy="Index and shards are not of one model: download all of them again",
             )
