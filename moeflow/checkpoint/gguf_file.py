@@ -20,6 +20,7 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from moeflow.checkpoint.checkpoint import TensorInfo
+from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN
 from moeflow.checkpoint.gguf_config import (
     ROPE_FACTORS,
     Architecture,
@@ -29,7 +30,7 @@ from moeflow.checkpoint.gguf_config import (
 )
 from moeflow.checkpoint.gguf_header import GGUFTensor, read_gguf_header
 from moeflow.checkpoint.gguf_names import heads_in_pairs, huggingface_name
-from moeflow.checkpoint.raw_file import DOWNLOAD_AGAIN, RawFile
+from moeflow.checkpoint.raw_file import RawFile
 from moeflow.core.errors import CheckpointError
 
 _UNQUANTIZED = {

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from moeflow.checkpoint.raw_file import DOWNLOAD_AGAIN, blame_file, refuse_lfs_pointer
+from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file, refuse_lfs_pointer
 from moeflow.core.errors import CheckpointError
 
 QUANTIZATIONS = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.file_errors import blame_file
 from moeflow.checkpoint.gguf_file import GGUFFile
-from moeflow.checkpoint.raw_file import blame_file
 from moeflow.checkpoint.safetensors_folder import CONVERT_PICKLE, PICKLE_SUFFIXES, SafetensorsFolder
 from moeflow.core.errors import CheckpointError
 

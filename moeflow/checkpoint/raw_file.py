@@ -7,42 +7,14 @@ use is an error that names the file, where a mapping would kill the process.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
+from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file
 from moeflow.core.errors import CheckpointError
 
-DOWNLOAD_AGAIN = "Download or copy the file again"
-
 _MAX_READ_BYTES = 1 << 30  # Linux moves at most 2 GiB in one call
-_LFS_POINTER = b"version https://git-lfs"
-
-
-@contextmanager
-def blame_file(file: Path, tensor: str | None = None) -> Iterator[None]:
-    """Turn what the operating system complains about into an error that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot be read ({error.strerror or error})",
-            file=file,
-            tensor=tensor,
-            remedy="Check that the file is there and that you may read it",
-        ) from error
-
-
-def refuse_lfs_pointer(start: bytes, file: Path) -> None:
-    """Raise CheckpointError if a file's first bytes show that Git left a pointer in place of the weights."""
-    if start and _LFS_POINTER.startswith(start[: len(_LFS_POINTER)]):
-        raise CheckpointError(
-            "is a Git LFS pointer, not the weights themselves",
-            file=file,
-            remedy="Run `git lfs pull` in the folder, or download the file itself",
-        )
 
 
 class RawFile:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file, refuse_lfs_pointer
 from moeflow.checkpoint.json_file import parse_json_object
-from moeflow.checkpoint.raw_file import DOWNLOAD_AGAIN, blame_file, refuse_lfs_pointer
 from moeflow.core.errors import CheckpointError
 
 _LENGTH_BYTES = 8

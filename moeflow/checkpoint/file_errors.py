@@ -1,0 +1,40 @@
+"""What goes wrong with any file, said in a way that names the file and the remedy.
+
+Knows no format and no tensors: readers of metadata use it without loading torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from moeflow.core.errors import CheckpointError
+
+DOWNLOAD_AGAIN = "Download or copy the file again"
+
+_LFS_POINTER = b"version https://git-lfs"
+
+
+@contextmanager
+def blame_file(file: Path, tensor: str | None = None) -> Iterator[None]:
+    """Turn what the operating system complains about into an error that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot be read ({error.strerror or error})",
+            file=file,
+            tensor=tensor,
+            remedy="Check that the file is there and that you may read it",
+        ) from error
+
+
+def refuse_lfs_pointer(start: bytes, file: Path) -> None:
+    """Raise CheckpointError if a file's first bytes show that Git left a pointer in place of the weights."""
+    if start and _LFS_POINTER.startswith(start[: len(_LFS_POINTER)]):
+        raise CheckpointError(
+            "is a Git LFS pointer, not the weights themselves",
+            file=file,
+            remedy="Run `git lfs pull` in the folder, or download the file itself",
+        )
