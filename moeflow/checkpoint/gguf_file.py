@@ -73,6 +73,8 @@ class GGUFFile:
         for tensor in header.tensors.values():
             if tensor.name != ROPE_FACTORS:
                 self._parts |= _split(tensor, architecture, self.config, path)
+        if not self._parts:
+            raise CheckpointError("holds no weights", file=path, remedy=DOWNLOAD_AGAIN)
         self.tensors: Mapping[str, TensorInfo] = {
             name: TensorInfo(part.shape, part.num_bytes, path) for name, part in self._parts.items()
         }

@@ -185,6 +185,12 @@ class TestRope:
         table[2] = value
         assert "not Llama 3's" in refused(write(gguf_writer(file, "llama"), file, table))
 
+    def test_nothing_but_a_table(self, file):
+        writer = gguf_writer(file, "llama")
+        add_gguf_tensor(writer, "rope_freqs.weight", torch.ones(HEAD_DIM // 2))
+        finish(writer)
+        assert "holds no weights" in refused(file)
+
     def test_table_of_another_length(self, file):
         message = refused(write(gguf_writer(file, "llama"), file, torch.ones(5)))
         assert "tensor rope_freqs.weight: has the shape [5]" in message
