@@ -16,6 +16,7 @@ from moeflow.core.errors import RequestError
 MAX_LOGPROBS = 20
 MAX_N = 128
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024  # of one stop string: bounds what looking for it costs each token
 MAX_SEED = 2**63 - 1
 
 
@@ -75,10 +76,7 @@ class SamplingParams:
         for token_id, bias in self.logit_bias.items():
             _check_int("logit_bias", token_id, 0, 2**31)
             _check_float("logit_bias", bias, -100.0, 100.0)
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise RequestError(f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS}", param="stop")
-        if any(not text for text in self.stop):
-            raise RequestError("stop holds an empty string, which would end every answer at once", param="stop")
+        _check_stop(self.stop)
         for token_id in self.stop_token_ids:
             _check_int("stop_token_ids", token_id, 0, 2**31)
 
@@ -97,3 +95,13 @@ def _check_float(name: str, value: float, low: float, high: float) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not low <= value <= high:
         raise RequestError(f"{name} must be a number from {low:g} to {high:g}, not {value!r}", param=name)
+
+
+def _check_stop(stops: tuple[str, ...]) -> None:
+    if len(stops) > MAX_STOP_STRINGS:
+        raise RequestError(f"stop has {len(stops)} strings; at most {MAX_STOP_STRINGS}", param="stop")
+    if any(not text for text in stops):
+        raise RequestError("stop holds an empty string, which would end every answer at once", param="stop")
+    longest = max(map(len, stops), default=0)
+    if longest > MAX_STOP_CHARACTERS:
+        raise RequestError(f"stop has a string of {longest} characters; at most {MAX_STOP_CHARACTERS}", param="stop")

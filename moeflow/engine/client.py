@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from moeflow.engine.messages import EngineStats, ModelInfo, Submission, TokenOutput
@@ -21,7 +21,7 @@ class EngineClient(Protocol):
         """Whether requests have a chance: the engine process runs and has not reported failure."""
         ...
 
-    def stream(self, submission: Submission) -> AsyncIterator[TokenOutput]:
+    def stream(self, submission: Submission) -> AsyncGenerator[TokenOutput, None]:
         """Submit and yield outputs as passes bring them; the last one has a `finish_reason`.
 
         Closing the iterator early (or cancelling the task that reads it) cancels the request in the engine.

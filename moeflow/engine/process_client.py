@@ -12,7 +12,7 @@ import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 import msgspec
@@ -105,7 +105,7 @@ class ProcessEngine:
         """Return the newest snapshot the engine has sent."""
         return self._stats
 
-    async def stream(self, submission: Submission) -> AsyncIterator[TokenOutput]:
+    async def stream(self, submission: Submission) -> AsyncGenerator[TokenOutput, None]:
         """Submit and yield outputs; see `EngineClient.stream`."""
         self._check_alive()
         queue = self._streams[submission.request_id] = asyncio.Queue()

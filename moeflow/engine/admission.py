@@ -1,0 +1,82 @@
+"""From a prompt and sampling parameters to what an engine is given: checks, and one submission a completion.
+
+Shared by the asyncio and the offline API. Checks here what can be known before the engine sees a request, so
+that the one who asked hears of it at once. Knows nothing of when or where the engine runs.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+
+from moeflow.core.errors import RequestError
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.messages import ModelInfo, Submission
+from moeflow.engine.random_numbers import child_seed
+from moeflow.engine.tokenizer import Tokenizer
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> list[int]:
+    """Return a prompt's tokens: text is encoded as the model expects a prompt to begin, token ids are kept.
+
+    Raises: RequestError if the prompt is empty or neither text nor token ids.
+    """
+    token_ids = tokenizer.encode(prompt) if isinstance(prompt, str) else _as_token_ids(prompt)
+    if not token_ids:
+        raise RequestError("the prompt is empty", param="prompt")
+    return token_ids
+
+
+def _as_token_ids(prompt: object) -> list[int]:
+    if not isinstance(prompt, Sequence) or not all(type(token_id) is int for token_id in prompt):
+        raise RequestError("a prompt must be a string or a list of token ids", param="prompt")
+    return list(prompt)
+
+
+def check_request(model: ModelInfo, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+    """Check that the model can run a request.
+
+    Raises: RequestError if a token id is not the model's, or if prompt and output exceed the context.
+    """
+    for name, token_ids in (
+        ("prompt", prompt_token_ids),
+        ("logit_bias", params.logit_bias),
+        ("stop_token_ids", params.stop_token_ids),
+    ):
+        bad = next((token_id for token_id in token_ids if not 0 <= token_id < model.vocab_size), None)
+        if bad is not None:
+            raise RequestError(
+                f"{name} has token id {bad}; this model's token ids go from 0 to {model.vocab_size - 1}", param=name
+            )
+    num_prompt = len(prompt_token_ids)
+    if not num_prompt:
+        raise RequestError("the prompt is empty", param="prompt")
+    if num_prompt + 1 > model.max_model_len:
+        raise RequestError(
+            f"the prompt has {num_prompt} tokens; the context of {model.max_model_len} tokens must hold the prompt "
+            "and at least one more. Shorten the prompt, or serve the model with a longer context if it has one",
+            param="prompt",
+        )
+    if num_prompt + (params.max_tokens or 0) > model.max_model_len:
+        raise RequestError(
+            f"the prompt's {num_prompt} tokens and max_tokens {params.max_tokens} exceed the context of "
+            f"{model.max_model_len} tokens; max_tokens may be at most {model.max_model_len - num_prompt}",
+            param="max_tokens",
+        )
+
+
+def make_submissions(request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> list[Submission]:
+    """Return one submission for each of the n completions, named request_id-0 and so on.
+
+    The seeds are those of `child_seed`: the same for the same seed, random without one. Log-probabilities of
+    the prompt are asked for once.
+    """
+    seed = secrets.randbits(63) if params.seed is None else params.seed
+    later_params = replace(params, prompt_logprobs=None)
+    return [
+        Submission(
+            f"{request_id}-{index}", prompt_token_ids, later_params if index else params, child_seed(seed, index)
+        )
+        for index in range(params.n)
+    ]
