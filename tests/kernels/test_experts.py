@@ -1,0 +1,74 @@
+import pytest
+import torch
+from torch.nn import functional as F
+
+from moeflow.kernels.experts import fused_experts
+
+NUM_EXPERTS, HIDDEN, WIDTH = 6, 16, 10
+
+
+def _weights(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(7)
+    gate_up = torch.randn(NUM_EXPERTS, 2 * WIDTH, HIDDEN, generator=generator) / 4
+    down = torch.randn(NUM_EXPERTS, HIDDEN, WIDTH, generator=generator) / 3
+    return gate_up.to(dtype), down.to(dtype)
+
+
+def _inputs(num_tokens, top_k, *, skew=0.0, dtype=torch.float32):
+    """Random rows, choices and weights; with `skew` 1 every token chooses the same experts."""
+    generator = torch.Generator().manual_seed(num_tokens * 10 + top_k)
+    x = torch.randn(num_tokens, HIDDEN, generator=generator).to(dtype)
+    scores = torch.rand(num_tokens, NUM_EXPERTS, generator=generator) * (1 - skew) + torch.arange(NUM_EXPERTS) * skew
+    topk_ids = scores.topk(top_k, dim=-1).indices
+    return x, topk_ids, torch.rand(num_tokens, top_k, generator=generator)
+
+
+def _one_token(x, ids, weights, gate_up, down):
+    """Return one token's result in float64, expert by expert."""
+    out = torch.zeros(HIDDEN, dtype=torch.float64)
+    for expert, weight in zip(ids.tolist(), weights.tolist(), strict=True):
+        gate, up = (gate_up[expert].double() @ x.double()).chunk(2)
+        out += weight * (down[expert].double() @ (F.silu(gate) * up))
+    return out
+
+
+@pytest.mark.parametrize("skew", [0.0, 1.0])
+@pytest.mark.parametrize(("num_tokens", "top_k"), [(1, 1), (1, 2), (1, 6), (2, 2), (7, 3), (40, 2)])
+def test_every_token_gets_the_weighted_sum_of_its_experts(num_tokens, top_k, skew):
+    x, topk_ids, topk_weights = _inputs(num_tokens, top_k, skew=skew)
+    gate_up, down = _weights()
+    got = fused_experts(x, gate_up, down, topk_ids, topk_weights)
+    for token in range(num_tokens):
+        want = _one_token(x[token], topk_ids[token], topk_weights[token], gate_up, down)
+        torch.testing.assert_close(got[token].double(), want, atol=1e-5, rtol=1e-5)
+
+
+def test_a_pass_without_tokens_gives_none():
+    x, topk_ids, topk_weights = _inputs(0, 2)
+    assert fused_experts(x, *_weights(), topk_ids, topk_weights).shape == (0, HIDDEN)
+
+
+def test_a_token_does_not_depend_on_those_beside_it():
+    x, topk_ids, topk_weights = _inputs(33, 2)
+    together = fused_experts(x, *_weights(), topk_ids, topk_weights)
+    for rows in (slice(0, 1), slice(5, 7), slice(10, 33)):
+        alone = fused_experts(x[rows], *_weights(), topk_ids[rows], topk_weights[rows])
+        torch.testing.assert_close(together[rows], alone, atol=1e-6, rtol=1e-6)
+
+
+def test_the_sum_does_not_depend_on_the_order_of_tokens():
+    x, topk_ids, topk_weights = _inputs(16, 3)
+    shuffle = torch.randperm(16, generator=torch.Generator().manual_seed(1))
+    straight = fused_experts(x, *_weights(), topk_ids, topk_weights)
+    shuffled = fused_experts(x[shuffle], *_weights(), topk_ids[shuffle], topk_weights[shuffle])
+    torch.testing.assert_close(shuffled, straight[shuffle], atol=1e-6, rtol=1e-6)
+
+
+def test_bfloat16_is_close_to_the_exact_result():
+    x, topk_ids, topk_weights = _inputs(9, 2, dtype=torch.bfloat16)
+    gate_up, down = _weights(torch.bfloat16)
+    got = fused_experts(x, gate_up, down, topk_ids, topk_weights)
+    assert got.dtype == torch.bfloat16
+    for token in range(9):
+        want = _one_token(x[token], topk_ids[token], topk_weights[token], gate_up, down)
+        torch.testing.assert_close(got[token].double(), want, atol=0.05, rtol=0.05)

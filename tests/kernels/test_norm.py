@@ -1,0 +1,25 @@
+import math
+
+import pytest
+import torch
+
+from moeflow.kernels.norm import rms_norm
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (1, 1), (3, 7), (2, 5, 16)])
+def test_each_vector_is_divided_by_its_root_mean_square(shape):
+    x = torch.randn(shape) * 3
+    weight = torch.randn(shape[-1])
+    got = rms_norm(x, weight, 1e-5)
+    for vector, result in zip(x.reshape(-1, shape[-1]).tolist(), got.reshape(-1, shape[-1]).tolist(), strict=True):
+        root = math.sqrt(sum(value * value for value in vector) / len(vector) + 1e-5)
+        want = [value / root * scale for value, scale in zip(vector, weight.tolist(), strict=True)]
+        assert result == pytest.approx(want, abs=1e-5)
+
+
+def test_bfloat16_is_averaged_in_float32():
+    x = torch.full((1, 4096), 1.001).to(torch.bfloat16)
+    x[0, 0] = 60.0  # a sum kept in bfloat16 would stop growing beside this
+    want = x.float() / x.float().pow(2).mean().sqrt()
+    got = rms_norm(x, torch.ones(4096, dtype=torch.bfloat16), 0.0)
+    torch.testing.assert_close(got.float(), want, rtol=0.01, atol=0.0)

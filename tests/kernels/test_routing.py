@@ -1,0 +1,31 @@
+import math
+
+import pytest
+import torch
+
+from moeflow.kernels.routing import softmax_topk
+
+
+@pytest.mark.parametrize("renormalize", [False, True])
+@pytest.mark.parametrize(
+    ("num_tokens", "num_experts", "top_k"), [(0, 4, 2), (1, 1, 1), (5, 8, 2), (9, 64, 8), (3, 4, 4)]
+)
+def test_the_likeliest_experts_are_chosen_in_order(num_tokens, num_experts, top_k, renormalize):
+    torch.manual_seed(num_tokens)
+    logits = torch.randn(num_tokens, num_experts) * 2
+    ids, weights = softmax_topk(logits, top_k, renormalize=renormalize)
+    assert ids.shape == weights.shape == (num_tokens, top_k)
+    for row, chosen, got in zip(logits.tolist(), ids.tolist(), weights.tolist(), strict=True):
+        likely = sorted(range(num_experts), key=lambda e: -row[e])[:top_k]
+        assert chosen == likely
+        over = likely if renormalize else range(num_experts)
+        total = sum(math.exp(row[e]) for e in over)
+        assert got == pytest.approx([math.exp(row[e]) / total for e in likely], abs=1e-6)
+
+
+def test_weights_are_float32_whatever_the_scores():
+    logits = torch.randn(4, 8).to(torch.bfloat16)
+    ids, weights = softmax_topk(logits, 2, renormalize=True)
+    assert ids.dtype == torch.int64
+    assert weights.dtype == torch.float32
+    torch.testing.assert_close(weights.sum(-1), torch.ones(4))

@@ -1,0 +1,32 @@
+"""A checkpoint in memory, so that a test can take tensors away, add some and bend their shapes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from moeflow.checkpoint.checkpoint import TensorInfo
+
+
+class FakeCheckpoint:
+    path = Path("/models/fake")
+    config_file = path / "config.json"
+    generation_config: Mapping[str, Any] = MappingProxyType({})
+    dtype = torch.float32
+
+    def __init__(self, config, weights):
+        self.config = config
+        self.weights = weights
+
+    @property
+    def tensors(self):
+        file = self.path / "model.safetensors"
+        return {name: TensorInfo(tuple(w.shape), w.nbytes, file) for name, w in self.weights.items()}
+
+    def read(self, name):
+        return self.weights[name]
+
+    def close(self):
+        pass

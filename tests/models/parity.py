@@ -1,0 +1,187 @@
+"""What every family must show: the same as transformers' own model, in every way that a pass can be cut.
+
+A test file of a family gives a fixture `pair` (through `make_pair`) and inherits `Parity`.
+"""
+
+import random
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from moeflow.checkpoint.open import open_checkpoint
+from moeflow.core.model_config import ModelConfig
+from moeflow.kernels.attention import AttentionMetadata
+from moeflow.layers.context import ForwardContext
+from moeflow.layers.decoder import CausalLM
+from moeflow.memory.kv_storage import KVStorage
+from moeflow.models.loading import load_model
+
+CPU = torch.device("cpu")
+SHAPE = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 128,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """transformers' model and ours, of the same checkpoint."""
+
+    theirs: PreTrainedModel
+    ours: CausalLM
+    folder: str
+
+
+def make_pair(config: PretrainedConfig, folder) -> Pair:
+    """Write a random checkpoint with transformers and load it with both."""
+    theirs = random_model(config)
+    theirs.save_pretrained(folder)
+    return Pair(theirs, load(folder), str(folder))
+
+
+def random_model(config: PretrainedConfig) -> PreTrainedModel:
+    """Return a model in which no weight is zero or one, so that none can be left out unnoticed."""
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            is_norm = "norm" in name
+            weight.copy_(torch.randn(weight.shape) * (0.3 if is_norm else 0.15) + (1.0 if is_norm else 0.0))
+    return model
+
+
+def load(folder, dtype=torch.float32) -> CausalLM:
+    checkpoint = open_checkpoint(folder)
+    try:
+        return load_model(checkpoint, dtype=dtype, device=CPU)
+    finally:
+        checkpoint.close()
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(SHAPE["vocab_size"]), k=count)
+
+
+@torch.inference_mode()
+def their_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
+    logits: torch.Tensor = model(torch.tensor([token_ids])).logits[0]
+    return logits
+
+
+class Cache:
+    """Sequences over one paged cache, with shuffled blocks; remembers how far each has come."""
+
+    def __init__(self, model: CausalLM, *, block_size: int = 4, num_blocks: int = 64) -> None:
+        config: ModelConfig = model.config
+        self.model = model
+        self.block_size = block_size
+        self.free = list(range(num_blocks))
+        random.Random(3).shuffle(self.free)
+        self.lengths: dict[str, int] = defaultdict(int)
+        self.block_ids: dict[str, list[int]] = defaultdict(list)
+        self.kv = KVStorage(
+            num_layers=config.num_layers,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=model.embed_tokens.dtype,
+            device=CPU,
+        )
+
+    def run(self, new: dict[str, list[int]]) -> dict[str, torch.Tensor]:
+        """Compute some tokens of some sequences in one pass; return each one's logits [n, V]."""
+        starts = [self.lengths[name] for name in new]
+        for name, ids in new.items():
+            self.lengths[name] += len(ids)
+            while len(self.block_ids[name]) * self.block_size < self.lengths[name]:
+                self.block_ids[name].append(self.free.pop())
+        attention = AttentionMetadata.build(
+            starts=starts,
+            num_tokens=[len(ids) for ids in new.values()],
+            block_ids=[self.block_ids[name] for name in new],
+            block_size=self.block_size,
+            device=CPU,
+        )
+        positions = [p for start, ids in zip(starts, new.values(), strict=True) for p in range(start, start + len(ids))]
+        context = ForwardContext(torch.tensor(positions), attention, self.kv)
+        hidden = self.model(torch.tensor([t for ids in new.values() for t in ids]), context)
+        logits = self.model.logits(hidden).split([len(ids) for ids in new.values()])
+        return dict(zip(new, logits, strict=True))
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=0.0)
+
+
+class Parity:
+    """Tests that hold for every family."""
+
+    def test_a_whole_prompt(self, pair):
+        for count in (1, 2, 37):
+            ids = tokens(count, seed=count)
+            close(Cache(pair.ours).run({"a": ids})["a"], their_logits(pair.theirs, ids))
+
+    def test_chunks_then_single_tokens(self, pair):
+        ids = tokens(41)
+        cache = Cache(pair.ours)
+        parts = [ids[:5], ids[5:6], ids[6:23], ids[23:32], *([token] for token in ids[32:])]
+        logits = torch.cat([cache.run({"a": part})["a"] for part in parts])
+        close(logits, their_logits(pair.theirs, ids))
+
+    def test_sequences_of_mixed_lengths_in_one_pass(self, pair):
+        sequences = {"a": tokens(30, 1), "b": tokens(7, 2), "c": tokens(18, 3), "d": tokens(1, 4), "e": tokens(33, 5)}
+        done: dict[str, list[torch.Tensor]] = defaultdict(list)
+        cache = Cache(pair.ours)
+        cuts = [
+            {"a": (0, 12), "b": (0, 7)},  # two prompts
+            {"c": (0, 9), "a": (12, 13)},  # a prompt beside a decode
+            {"a": (13, 14), "d": (0, 1), "e": (0, 32), "c": (9, 17)},
+            {"a": (14, 30), "e": (32, 33), "c": (17, 18)},
+        ]
+        for cut in cuts:
+            logits = cache.run({name: sequences[name][slice(*bounds)] for name, bounds in cut.items()})
+            for name, part in logits.items():
+                done[name].append(part)
+        for name, ids in sequences.items():
+            close(torch.cat(done[name]), their_logits(pair.theirs, ids))
+
+    def test_greedy_tokens(self, pair):
+        prompts = {"a": tokens(11, 6), "b": tokens(3, 7), "c": tokens(20, 8)}
+        cache = Cache(pair.ours)
+        new = dict(prompts)
+        ours: dict[str, list[int]] = defaultdict(list)
+        for _ in range(12):
+            new = {name: [int(logits[-1].argmax())] for name, logits in cache.run(new).items()}
+            for name, ids in new.items():
+                ours[name] += ids
+        for name, ids in prompts.items():
+            theirs = pair.theirs.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)
+            assert ours[name] == theirs[0, len(ids) :].tolist()
+
+    def test_bfloat16_errs_no_more_than_transformers(self, pair):
+        ids = tokens(64)
+        exact = their_logits(pair.theirs, ids)
+        theirs = AutoModelForCausalLM.from_pretrained(pair.folder, dtype=torch.bfloat16, attn_implementation="eager")
+        allowed = (their_logits(theirs, ids).float() - exact).abs().median()
+        error = (Cache(load(pair.folder, torch.bfloat16)).run({"a": ids})["a"] - exact).abs().median()
+        assert 0 < error < 1.5 * allowed
+
+    def test_parameters_are_counted(self, pair):
+        def size(weights):
+            return sum(weight.numel() for weight in weights)
+
+        matrices = [weight for name, weight in pair.theirs.named_parameters() if weight.dim() > 1]
+        assert pair.ours.config.num_parameters == size(matrices)
+        assert size(pair.ours.parameters()) == size(pair.theirs.parameters())

@@ -1,0 +1,127 @@
+"""Configs as old and new transformers write them; each broken in every way that would change the arithmetic."""
+
+import pytest
+from transformers import LlamaConfig, MixtralConfig, OlmoeConfig, Qwen3MoeConfig
+
+from moeflow.core.errors import CheckpointError
+from moeflow.core.model_config import RopeConfig
+from moeflow.models.registry import read_model_config
+from tests.models.fake_checkpoint import FakeCheckpoint
+
+ARCHITECTURES = {
+    LlamaConfig: "LlamaForCausalLM",
+    MixtralConfig: "MixtralForCausalLM",
+    OlmoeConfig: "OlmoeForCausalLM",
+    Qwen3MoeConfig: "Qwen3MoeForCausalLM",
+}
+
+
+def raw(kind=LlamaConfig, **changes):
+    """Return what transformers writes today, with changes; a value of ... takes the key away."""
+    config = kind().to_dict() | {"architectures": [ARCHITECTURES[kind]]} | changes
+    return {key: value for key, value in config.items() if value is not ...}
+
+
+def read(kind=LlamaConfig, **changes):
+    return read_model_config(FakeCheckpoint(raw(kind, **changes), {}))
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_defaults_are_those_of_transformers(kind):
+    want = kind()
+    config = read(kind)
+    assert config.hidden_size == want.hidden_size
+    assert config.num_layers == want.num_hidden_layers
+    assert config.num_heads == want.num_attention_heads
+    assert config.num_kv_heads == want.num_key_value_heads
+    assert config.max_position == want.max_position_embeddings
+    assert config.rms_norm_eps == want.rms_norm_eps
+    assert config.rope == RopeConfig(theta=want.rope_parameters["rope_theta"])
+    assert config.num_experts == getattr(want, "num_experts", 0)
+    assert config.top_k == getattr(want, "num_experts_per_tok", 0)
+    assert config.sliding_window is None
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_without_any_rotary_key_the_familys_own_base_holds(kind):
+    assert read(kind, rope_parameters=...).rope.theta == kind().rope_parameters["rope_theta"]
+
+
+@pytest.mark.parametrize("kind", [MixtralConfig, OlmoeConfig, Qwen3MoeConfig])
+@pytest.mark.parametrize("key", ["num_experts", "num_local_experts"])
+def test_both_names_of_the_number_of_experts_are_read(kind, key):
+    config = raw(kind, num_experts=..., num_local_experts=...) | {key: 24}
+    assert read_model_config(FakeCheckpoint(config, {})).num_experts == 24
+
+
+def test_old_rotary_keys_mean_what_the_new_ones_mean():
+    llama3 = {
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    }
+    old = read(rope_parameters=..., rope_theta=500000, rope_scaling=llama3)
+    new = read(rope_parameters=llama3 | {"rope_theta": 500000.0})
+    assert old.rope == new.rope
+    assert old.rope == RopeConfig(500000.0, "llama3", 32.0, 1.0, 4.0, 8192)
+    oldest = read(rope_parameters=..., rope_theta=10000.0, rope_scaling={"type": "linear", "factor": 4.0})
+    assert oldest.rope == RopeConfig(kind="linear", factor=4.0)
+    assert read(rope_parameters=..., rope_theta=1e5, rope_scaling=None).rope == RopeConfig(theta=1e5)
+
+
+def test_yarn():
+    yarn = {"rope_type": "yarn", "factor": 4, "rope_theta": 1e6}
+    assert read(rope_parameters=yarn, max_position_embeddings=4096).rope == RopeConfig(
+        1e6, "yarn", 4.0, original_max_position=4096
+    )
+    stated = yarn | {"attention_factor": 1.5, "beta_fast": 16, "beta_slow": 2, "original_max_position_embeddings": 64}
+    rope = read(rope_parameters=stated).rope
+    assert (rope.attention_factor, rope.beta_fast, rope.beta_slow, rope.original_max_position) == (1.5, 16, 2, 64)
+
+
+def test_dense_layers_of_qwen3():
+    assert read(Qwen3MoeConfig, num_hidden_layers=6, mlp_only_layers=[1, 9]).dense_layers == (1,)
+    assert read(Qwen3MoeConfig, num_hidden_layers=6, decoder_sparse_step=3).dense_layers == (0, 1, 3, 4)
+    assert read(Qwen3MoeConfig, num_hidden_layers=2, mlp_only_layers=None).dense_layers == ()
+
+
+def test_a_window_counts_only_where_the_family_uses_it():
+    assert read(MixtralConfig, sliding_window=512).sliding_window == 512
+    assert read(Qwen3MoeConfig, sliding_window=512, use_sliding_window=False).sliding_window is None
+    assert read(Qwen3MoeConfig, sliding_window=512, use_sliding_window=True).sliding_window == 512
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "complaint"),
+    [
+        (LlamaConfig, {"hidden_size": ...}, "has no 'hidden_size'"),
+        (LlamaConfig, {"hidden_size": "4096"}, "'hidden_size' is '4096'"),
+        (LlamaConfig, {"num_hidden_layers": 0}, "'num_hidden_layers' is 0"),
+        (LlamaConfig, {"rms_norm_eps": ...}, "has no 'rms_norm_eps'"),
+        (LlamaConfig, {"num_key_value_heads": 5}, "no multiple"),
+        (LlamaConfig, {"head_dim": 7}, "even number"),
+        (LlamaConfig, {"hidden_act": "gelu"}, "'hidden_act' is 'gelu'"),
+        (LlamaConfig, {"rope_parameters": "yarn"}, "an object is expected"),
+        (LlamaConfig, {"rope_parameters": {"rope_type": "longrope"}}, "'longrope'; supported are default"),
+        (LlamaConfig, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+        (LlamaConfig, {"rope_parameters": {"rope_type": "linear"}}, "has no 'factor'"),
+        (LlamaConfig, {"rope_parameters": {"rope_type": "linear", "factor": 0.0}}, "'factor' is 0.0"),
+        (LlamaConfig, {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "has no 'low_freq_factor'"),
+        (LlamaConfig, {"rope_parameters": {"rope_theta": -1.0}}, "'rope_theta' is -1.0"),
+        (LlamaConfig, {"partial_rotary_factor": 0.5}, "'partial_rotary_factor' is 0.5"),
+        (LlamaConfig, {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "'truncate'"),
+        (MixtralConfig, {"num_local_experts": ...}, "has no 'num_experts'"),
+        (MixtralConfig, {"num_experts_per_tok": 9}, "9, of 8 experts"),
+        (MixtralConfig, {"sliding_window": 0}, "'sliding_window' is 0"),
+        (OlmoeConfig, {"clip_qkv": 0.0}, "'clip_qkv' is 0.0"),
+        (Qwen3MoeConfig, {"mlp_only_layers": [1.5]}, "'mlp_only_layers'"),
+        (Qwen3MoeConfig, {"decoder_sparse_step": 0}, "'decoder_sparse_step' is 0"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused(kind, changes, complaint):
+    with pytest.raises(CheckpointError) as error:
+        read(kind, **changes)
+    assert complaint in str(error.value)
+    assert error.value.file == "/models/fake/config.json"

@@ -1,0 +1,147 @@
+import pytest
+import torch
+
+from moeflow.core.errors import CapacityError, CheckpointError
+from moeflow.models.loading import load_model
+from tests.models.fake_checkpoint import FakeCheckpoint
+
+CPU = torch.device("cpu")
+CONFIG = {
+    "model_type": "mixtral",
+    "architectures": ["MixtralForCausalLM"],
+    "vocab_size": 20,
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 6,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "num_local_experts": 3,
+    "num_experts_per_tok": 2,
+}
+LAYER_SHAPES = {
+    "self_attn.q_proj": (8, 8),
+    "self_attn.k_proj": (4, 8),
+    "self_attn.v_proj": (4, 8),
+    "self_attn.o_proj": (8, 8),
+    "input_layernorm": (8,),
+    "post_attention_layernorm": (8,),
+    "block_sparse_moe.gate": (3, 8),
+    **{f"block_sparse_moe.experts.{e}.w1": (6, 8) for e in range(3)},
+    **{f"block_sparse_moe.experts.{e}.w2": (8, 6) for e in range(3)},
+    **{f"block_sparse_moe.experts.{e}.w3": (6, 8) for e in range(3)},
+}
+SHAPES = {
+    "model.embed_tokens.weight": (20, 8),
+    "model.norm.weight": (8,),
+    "lm_head.weight": (20, 8),
+    **{f"model.layers.{i}.{name}.weight": shape for i in range(2) for name, shape in LAYER_SHAPES.items()},
+}
+EXPERT = "model.layers.1.block_sparse_moe.experts.2.w2.weight"
+
+
+@pytest.fixture
+def checkpoint():
+    torch.manual_seed(0)
+    return FakeCheckpoint(dict(CONFIG), {name: torch.randn(shape) for name, shape in SHAPES.items()})
+
+
+def load(checkpoint, dtype=torch.float32, **options):
+    return load_model(checkpoint, dtype=dtype, device=CPU, **options)
+
+
+def test_every_tensor_lands_in_its_place(checkpoint):
+    model = load(checkpoint)
+    destinations = dict(model.named_weights())
+    assert destinations.keys() == SHAPES.keys()
+    for name, view in destinations.items():
+        assert torch.equal(view, checkpoint.weights[name])
+    moe = model.layers[1].mlp
+    assert torch.equal(moe.down[2], checkpoint.weights[EXPERT])
+    assert torch.equal(moe.gate_up[2, :6], checkpoint.weights[EXPERT.replace("w2", "w1")])
+    assert torch.equal(moe.gate_up[2, 6:], checkpoint.weights[EXPERT.replace("w2", "w3")])
+
+
+def test_no_weight_is_left_uninitialised(checkpoint):
+    model = load(checkpoint)
+    loaded = sum(weight.numel() for weight in checkpoint.weights.values())
+    assert sum(weight.numel() for weight in model.parameters()) == loaded
+
+
+def test_weights_are_converted(checkpoint):
+    model = load(checkpoint, torch.bfloat16)
+    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+    assert torch.equal(model.layers[1].mlp.down[2], checkpoint.weights[EXPERT].to(torch.bfloat16))
+
+
+def test_progress_ends_at_the_bytes_of_the_file(checkpoint):
+    reports = []
+    load(checkpoint, torch.bfloat16, progress=lambda done, total: reports.append((done, total)))
+    total = sum(weight.nbytes for weight in checkpoint.weights.values())
+    assert len(reports) == len(SHAPES)
+    assert reports == sorted(reports)
+    assert reports[-1] == (total, total)
+
+
+def test_a_missing_tensor_is_named(checkpoint):
+    del checkpoint.weights[EXPERT]
+    with pytest.raises(CheckpointError, match="is missing") as error:
+        load(checkpoint)
+    assert error.value.tensor == EXPERT
+    assert error.value.file == "/models/fake"
+    assert "config.json" in error.value.remedy
+
+
+def test_many_missing_tensors_are_listed_in_short(checkpoint):
+    checkpoint.config["num_hidden_layers"] = 3
+    with pytest.raises(CheckpointError, match=r"model\.layers\.2\.self_attn\.q_proj\.weight.* and 13 more"):
+        load(checkpoint)
+
+
+def test_a_surplus_tensor_is_named(checkpoint):
+    checkpoint.weights["model.layers.0.self_attn.q_proj.bias"] = torch.randn(8)
+    with pytest.raises(CheckpointError, match="not part of the model") as error:
+        load(checkpoint)
+    assert error.value.tensor == "model.layers.0.self_attn.q_proj.bias"
+    assert error.value.file == "/models/fake/model.safetensors"
+
+
+def test_surplus_layers_are_listed(checkpoint):
+    checkpoint.config["num_hidden_layers"] = 1
+    with pytest.raises(CheckpointError, match=r"model\.layers\.1\..* and 13 more"):
+        load(checkpoint)
+
+
+@pytest.mark.parametrize("shape", [(6, 8), (8, 7), (8,), (48,), (1, 8, 6)])
+def test_a_tensor_of_another_shape_is_named(checkpoint, shape):
+    checkpoint.weights[EXPERT] = torch.randn(shape)
+    with pytest.raises(CheckpointError, match=r"where config\.json makes it \[8, 6\]") as error:
+        load(checkpoint)
+    assert error.value.tensor == EXPERT
+    assert str(list(shape)) in str(error.value)
+
+
+def test_errors_come_before_any_weight_is_read(checkpoint):
+    checkpoint.weights.pop("model.norm.weight")
+    checkpoint.read = lambda name: pytest.fail(f"{name} was read")
+    with pytest.raises(CheckpointError):
+        load(checkpoint)
+
+
+def test_tied_embeddings_need_no_output_matrix_and_bear_one(checkpoint):
+    checkpoint.config["tie_word_embeddings"] = True
+    for _ in range(2):
+        model = load(checkpoint)
+        assert model.lm_head is model.embed_tokens
+        assert torch.equal(model.lm_head, checkpoint.weights["model.embed_tokens.weight"])
+        checkpoint.weights.pop("lm_head.weight", None)
+
+
+def test_a_model_larger_than_memory_says_what_it_needs(checkpoint):
+    huge = 2**44
+    checkpoint.config["vocab_size"] = huge
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        checkpoint.weights[name] = torch.empty(huge, 8, device="meta")
+    with pytest.raises(CapacityError, match=r"need 1048576\.0 GiB on cpu"):
+        load(checkpoint)

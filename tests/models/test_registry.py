@@ -1,0 +1,53 @@
+import importlib
+
+import pytest
+import transformers
+
+from moeflow.core.errors import CheckpointError
+from moeflow.models.registry import FAMILIES, read_model_config
+from tests.models.fake_checkpoint import FakeCheckpoint
+from tests.models.test_loading import CONFIG
+
+
+def read(**changes):
+    return read_model_config(FakeCheckpoint(CONFIG | changes, {}))
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_row_is_a_family_of_transformers_with_a_file_of_its_name(model_type):
+    row = FAMILIES[model_type]
+    assert row.module == f"moeflow.models.{model_type}"
+    assert getattr(transformers, row.architecture).config_class.model_type == model_type
+    module = importlib.import_module(row.module)
+    assert callable(module.read_config)
+    assert callable(module.build)
+
+
+def test_a_config_becomes_the_models_shape():
+    config = read()
+    assert config.model_type == "mixtral"
+    assert (config.num_experts, config.top_k, config.head_dim) == (3, 2, 4)
+    assert config.rope.theta == 1e6
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", None, 7, ["llama"]])
+def test_an_unknown_model_type_lists_what_is_supported(model_type):
+    with pytest.raises(CheckpointError, match="not supported") as error:
+        read(model_type=model_type)
+    assert all(name in error.value.remedy for name in FAMILIES)
+    assert error.value.file == "/models/fake/config.json"
+
+
+def test_another_head_on_a_known_family_is_refused():
+    with pytest.raises(CheckpointError, match="MixtralForSequenceClassification"):
+        read(architectures=["MixtralForSequenceClassification"])
+
+
+@pytest.mark.parametrize("architectures", [None, []])
+def test_a_config_need_not_name_its_class(architectures):
+    assert read(architectures=architectures).model_type == "mixtral"
+
+
+def test_quantized_weights_are_refused():
+    with pytest.raises(CheckpointError, match="quantized"):
+        read(quantization_config={"quant_method": "gptq", "bits": 4})
