@@ -25,7 +25,7 @@ from moeflow.core.units import format_bytes
 def build_folder(target: Path, *, need_bytes: int, overwrite: bool = False) -> Iterator[Path]:
     """Yield an empty folder that becomes `target` when the block ends well, and vanishes when it does not.
 
-    With `overwrite` an existing model folder is replaced at the very end, so it serves until then.
+    It is to be filled with plain files. With `overwrite` an existing model folder is replaced at the very end, so it serves until then.
 
     Raises: ConfigError if the place is taken or cannot be written to, CapacityError if the disk has no room.
     """
@@ -42,6 +42,8 @@ def build_folder(target: Path, *, need_bytes: int, overwrite: bool = False) -> I
         ) from error
     try:
         yield folder
+        for file in folder.iterdir():
+            _sync(file)
         _sync(folder)
         _put_in_place(folder, target)
         _sync(target.parent)
@@ -132,9 +134,9 @@ def _put_in_place(folder: Path, target: Path) -> None:
     shutil.rmtree(aside)
 
 
-def _sync(folder: Path) -> None:
-    """Wait until the folder's list of names is on disk."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _sync(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's list of names, are on disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

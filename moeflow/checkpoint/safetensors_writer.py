@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -29,7 +28,7 @@ def write_safetensors(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     on_bytes: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write `tensors`, which come in the order of `shapes`, and wait until they are on disk.
+    """Write `tensors`, which come in the order of `shapes`.
 
     Shapes: any; bf16. on_bytes(bytes_done, bytes_total) is called after each tensor.
     """
@@ -60,11 +59,8 @@ def weight_bytes(shapes: Shapes) -> int:
 
 
 def write_json(file: Path, content: Mapping[str, object]) -> None:
-    """Write a JSON file as Hugging Face lays it out, and wait until it is on disk."""
-    with file.open("w", encoding="utf-8") as stream:
-        stream.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
+    """Write a JSON file as Hugging Face lays it out."""
+    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _num_bytes(shape: tuple[int, ...]) -> int:
@@ -94,8 +90,6 @@ def _write_shard(file: Path, shapes: Shapes, tensors: Iterator[tuple[str, torch.
             assert (name, tuple(tensor.shape), tensor.dtype) == (expected, shape, torch.bfloat16)
             stream.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
             yield _num_bytes(shape)
-        stream.flush()
-        os.fsync(stream.fileno())
 
 
 def _header(shapes: Shapes) -> bytes:

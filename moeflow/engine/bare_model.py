@@ -1,0 +1,88 @@
+"""A model without an engine: loaded whole, run over one sequence at a time, its inner inputs overheard.
+
+For calibration and measurement, where nothing is generated. Runs on the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.core.errors import CapacityError
+from moeflow.core.units import format_bytes
+from moeflow.engine.machine import measure_machine
+from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.layers.context import ForwardContext
+from moeflow.layers.decoder import CausalLM
+from moeflow.memory.kv_storage import KVStorage
+from moeflow.models.loading import load_model
+
+_BLOCK_SIZE = 16
+
+
+def load_bare_model(checkpoint: Checkpoint, on_bytes: Callable[[int, int], None] | None = None) -> CausalLM:
+    """Load in float32, which CPUs are fastest with, or in bfloat16 if memory only holds that.
+
+    Raises: CapacityError if it does not hold that either; CheckpointError.
+    """
+    num_values = sum(math.prod(info.shape) for info in checkpoint.tensors.values())
+    have_bytes = measure_machine().available_bytes
+    for dtype in (torch.float32, torch.bfloat16):
+        need_bytes = num_values * dtype.itemsize * 9 // 8  # an eighth for what a pass needs
+        if need_bytes <= have_bytes:
+            return load_model(checkpoint, dtype=dtype, device=torch.device("cpu"), progress=on_bytes)
+    raise CapacityError(
+        f"not enough memory for {checkpoint.path}: need {format_bytes(need_bytes)}, have {format_bytes(have_bytes)}. "
+        "Close other programs, or take a smaller model"
+    )
+
+
+@torch.inference_mode()
+def run_sequence(model: CausalLM, token_ids: Sequence[int]) -> torch.Tensor:
+    """Return the final hidden states [T, H] of a sequence of at least one token."""
+    weight = model.embed_tokens
+    num_blocks = -(-len(token_ids) // _BLOCK_SIZE)
+    kv = KVStorage(
+        num_layers=model.config.num_layers,
+        num_blocks=num_blocks,
+        block_size=_BLOCK_SIZE,
+        num_kv_heads=model.config.num_kv_heads,
+        head_dim=model.config.head_dim,
+        dtype=weight.dtype,
+        device=weight.device,
+    )
+    attention = AttentionMetadata.build(
+        starts=[0],
+        num_tokens=[len(token_ids)],
+        block_ids=[range(num_blocks)],
+        block_size=_BLOCK_SIZE,
+        device=weight.device,
+    )
+    context = ForwardContext(torch.arange(len(token_ids), device=weight.device), attention, kv)
+    hidden_states: torch.Tensor = model(torch.tensor(token_ids, device=weight.device), context)
+    return hidden_states
+
+
+@contextmanager
+def ffn_inputs(model: CausalLM) -> Iterator[list[list[torch.Tensor]]]:
+    """Yield a list a layer, to which every pass appends what its feed-forward block gets, [T, H] bf16."""
+    heard: list[list[torch.Tensor]] = [[] for _ in model.layers]
+
+    def keep(inputs: list[torch.Tensor], _block: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+        inputs.append(arguments[0].to(torch.bfloat16))
+
+    hooks = [
+        layer.mlp.register_forward_pre_hook(partial(keep, inputs))
+        for layer, inputs in zip(model.layers, heard, strict=True)
+    ]
+    try:
+        yield heard
+    finally:
+        for hook in hooks:
+            hook.remove()

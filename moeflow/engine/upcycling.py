@@ -1,0 +1,90 @@
+"""Makes a Mixture-of-Experts model from a dense one: reads, listens, fits routers, writes.
+
+The arithmetic of experts and files is in `checkpoint/upcycle.py`, that of routers in `router_fitting.py`;
+here the dense model runs over calibration text, so that each router is fitted on what its layer sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from moeflow.checkpoint.atomic_folder import build_folder
+from moeflow.checkpoint.open import open_checkpoint
+from moeflow.checkpoint.safetensors_writer import weight_bytes
+from moeflow.checkpoint.upcycle import UpcycleRecipe, check_source, mixtral_shapes, write_mixtral
+from moeflow.core.units import MIB
+from moeflow.engine.bare_model import ffn_inputs, load_bare_model, run_sequence
+from moeflow.engine.calibration_text import calibration_text
+from moeflow.engine.perplexity import WINDOW, windows
+from moeflow.engine.router_fitting import fit_router
+from moeflow.engine.tokenizer import Tokenizer
+from moeflow.layers.decoder import CausalLM
+
+_OTHER_FILES_BYTES = 16 * MIB  # tokenizer and configs
+
+
+class Phase(StrEnum):
+    """What upcycling is busy with, in order, and what its progress counts."""
+
+    READING = "reading"  # bytes
+    CALIBRATING = "calibrating"  # tokens
+    FITTING = "fitting"  # layers
+    WRITING = "writing"  # bytes
+
+
+OnProgress = Callable[[Phase, int, int], None]  # phase, done, total
+
+
+def upcycle(
+    source: Path,
+    out: Path,
+    recipe: UpcycleRecipe,
+    *,
+    calibration: Path | None = None,
+    overwrite: bool = False,
+    on_progress: OnProgress | None = None,
+) -> None:
+    """Make a Mixtral-architecture model in folder `out` from a dense Llama-architecture one.
+
+    Whatever goes wrong, `out` is afterwards what it was before. The same arguments give the same bytes.
+
+    Raises: CheckpointError if the source is damaged or of another kind, ConfigError if `out` is taken or the
+    calibration text unusable, CapacityError if disk or memory do not suffice.
+    """
+    report: OnProgress = on_progress or (lambda phase, done, total: None)
+    with closing(open_checkpoint(source)) as checkpoint:
+        check_source(checkpoint)
+        need_bytes = weight_bytes(mixtral_shapes(checkpoint, recipe)) + _OTHER_FILES_BYTES
+        with build_folder(out, need_bytes=need_bytes, overwrite=overwrite) as folder:
+            tokenizer = Tokenizer.load(source)
+            tokenizer.save(folder)
+            texts = calibration_text(tokenizer.encode, calibration).fitting
+            model = load_bare_model(checkpoint, partial(report, Phase.READING))
+            routers = _fit_routers(model, texts, recipe, report)
+            del model
+            write_mixtral(checkpoint, routers, recipe, folder, on_bytes=partial(report, Phase.WRITING))
+
+
+def _fit_routers(
+    model: CausalLM, texts: list[list[int]], recipe: UpcycleRecipe, report: OnProgress
+) -> list[torch.Tensor]:
+    """Return one router a layer, [E, H]."""
+    total = sum(map(len, texts))
+    done = 0
+    with ffn_inputs(model) as heard:
+        for token_ids in (window for text in texts for window in windows(text, WINDOW)):
+            run_sequence(model, token_ids)
+            done += len(token_ids)
+            report(Phase.CALIBRATING, done, total)
+    routers = []
+    for layer, inputs in enumerate(heard):
+        routers.append(fit_router(torch.cat(inputs), recipe.num_experts, recipe.seed + layer))
+        inputs.clear()
+        report(Phase.FITTING, layer + 1, len(heard))
+    return routers
