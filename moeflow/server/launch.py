@@ -54,7 +54,7 @@ def serve(settings: Settings, config: ServerConfig) -> int:
 async def _serve(listener: socket.socket, engine_config: EngineConfig, config: ServerConfig) -> int:
     app = create_app(None, config)
     service: Service = app.state.service
-    http = _HttpServer(app)
+    http = HttpServer(app)
     answering = asyncio.create_task(http.serve(sockets=[listener]))
     try:
         with _received_signals() as signals:
@@ -123,7 +123,7 @@ def _received_signals() -> Iterator[asyncio.Queue[int]]:
             loop.remove_signal_handler(number)
 
 
-class _HttpServer(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """uvicorn without its own signal handling, and with nothing that depends on what else is installed."""
 
     def __init__(self, app: FastAPI) -> None:

@@ -49,7 +49,7 @@ class StrictModel(BaseModel):
 
     @classmethod
     def _unknown(cls, name: str) -> str:
-        near = difflib.get_close_matches(name[:80], cls.model_fields, n=1)
+        near = difflib.get_close_matches(name[:80], cls.model_fields, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else "leave it out"
         return f"unknown field {name[:80]!r}: {hint}"
 
@@ -65,7 +65,10 @@ def one_of(expected: str) -> WrapValidator:
     def check(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
         try:
             return validate(value)
-        except ValidationError:
+        except ValidationError as error:
+            for inner in error.errors(include_input=False, include_url=False):
+                if inner["type"] == "refused":  # a member has said more exactly what is wrong
+                    raise refusal(inner["ctx"]["field"], inner["ctx"]["reason"]) from None
             raise PydanticCustomError("no_member", "must be {expected}", {"expected": expected}) from None
 
     return WrapValidator(check)

@@ -43,7 +43,7 @@ def parse(body: bytes) -> Any:
 def _check(document: Any, *, may_escape: bool) -> None:
     """Walk the containers; strings need a look only where `\\u` escapes can hide odd characters."""
     level = [document]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH):
         inner: list[Any] = []
         for item in level:
             if isinstance(item, dict):

@@ -1,0 +1,120 @@
+"""An engine that says a fixed text, byte by byte, and does as it is told: pause, fail, die.
+
+Thread-safe enough to be steered from a test while a server in another thread uses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from moeflow.core.errors import EngineError
+from moeflow.core.request import FinishReason
+from moeflow.engine.messages import EngineStats, ModelInfo, Submission, TokenLogprobs, TokenOutput
+from moeflow.engine.tokenizer import Tokenizer
+from tests.tiny_mixtral import EOS
+
+NAME = "fake-model"
+REPLY = "Grüße, world 🦊!"  # characters of 1, 2 and 4 bytes, so of as many tokens
+
+
+class FakeClient:
+    def __init__(self, tokenizer: Tokenizer, *, max_running: int = 4, max_model_len: int = 256) -> None:
+        self.reply = [*tokenizer.encode(REPLY, add_special_tokens=False), EOS]
+        self.model = ModelInfo(
+            name=NAME,
+            path="/secret/place",
+            model_type="fake",
+            vocab_size=tokenizer.vocab_size,
+            max_model_len=max_model_len,
+            max_running=max_running,
+            eos_token_ids=(EOS,),
+            num_layers=2,
+            num_experts=4,
+            top_k=2,
+            num_parameters=1000,
+            num_active_parameters=600,
+            dtype="float32",
+            device="cpu",
+            kv_capacity_tokens=1024,
+            created=1_700_000_000,
+        )
+        self.submissions: list[Submission] = []
+        self.live: set[str] = set()
+        self.cancelled: list[str] = []
+        self.pause_after: int | None = None  # tokens of each sequence; None: never pause
+        self.fail_after: int | None = None  # tokens, then FinishReason.ERROR
+        self.cancel_all = False  # end every sequence with FinishReason.CANCELLED
+        self.is_alive = True
+        self.num_cached_tokens = 0
+        self.snapshot = EngineStats()
+
+    def stats(self) -> EngineStats:
+        return self.snapshot
+
+    def die(self) -> None:
+        self.is_alive = False
+
+    def cancel(self, request_ids: list[str]) -> None:
+        raise AssertionError("streams are cancelled by closing them")
+
+    async def shutdown(self, deadline_s: float) -> None:
+        self.die()
+
+    async def stream(self, submission: Submission) -> AsyncIterator[TokenOutput]:
+        self._check_alive()
+        self.submissions.append(submission)
+        self.live.add(submission.request_id)
+        finished = False
+        try:
+            position = 0
+            while not finished:
+                while self.pause_after is not None and position >= self.pause_after and not self.cancel_all:
+                    self._check_alive()
+                    await asyncio.sleep(0.002)
+                self._check_alive()
+                await asyncio.sleep(0)
+                output = self._output(submission, position)
+                finished = output.finish_reason is not None
+                position += 1
+                yield output
+        finally:
+            self.live.discard(submission.request_id)
+            if not finished:
+                self.cancelled.append(submission.request_id)
+
+    def _check_alive(self) -> None:
+        if not self.is_alive:
+            raise EngineError("the engine process died (exit code -9)")
+
+    def _output(self, submission: Submission, position: int) -> TokenOutput:
+        request_id, sampling = submission.request_id, submission.sampling
+        if self.cancel_all:
+            return TokenOutput(request_id=request_id, finish_reason=FinishReason.CANCELLED)
+        if position == self.fail_after:
+            return TokenOutput(request_id=request_id, finish_reason=FinishReason.ERROR, error="out of memory")
+        reply = self.reply[:-1] if sampling.ignore_eos else self.reply
+        token_ids = [] if sampling.max_tokens == 0 else [reply[position % len(reply)]]
+        reason = None
+        if token_ids and (token_ids[0] == EOS or token_ids[0] in sampling.stop_token_ids):
+            reason = FinishReason.STOP
+        elif position + 1 >= (sampling.max_tokens if sampling.max_tokens is not None else 200):
+            reason = FinishReason.LENGTH
+        prompt = submission.prompt_token_ids
+        wants_prompt = sampling.prompt_logprobs is not None and position == 0
+        return TokenOutput(
+            request_id=request_id,
+            token_ids=token_ids,
+            logprobs=None if sampling.logprobs is None else [_logprobs(t, sampling.logprobs) for t in token_ids],
+            prompt_logprobs=[None, *(_logprobs(t, sampling.prompt_logprobs) for t in prompt[1:])]
+            if wants_prompt
+            else None,
+            finish_reason=reason,
+            num_cached_tokens=self.num_cached_tokens,
+        )
+
+
+def _logprobs(token_id: int, num_top: int) -> TokenLogprobs:
+    """The token itself is the second likeliest; the likeliest is its neighbour."""
+    neighbour = token_id - 1 if token_id > 2 else token_id + 1
+    return TokenLogprobs(token_id, -1.5, 2, [(neighbour, -0.25), (token_id, -1.5), (0, float("-inf"))][:num_top])

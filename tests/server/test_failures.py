@@ -1,0 +1,107 @@
+"""What clients see when the engine fails, dies, or the server is about to end: an error, never a hang."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from moeflow.server.app import create_app
+from moeflow.server.config import ServerConfig
+from tests.server.conftest import connect
+from tests.server.events import read_broken_events
+
+pytestmark = pytest.mark.anyio
+
+COMPLETIONS = "/v1/completions"
+BODY = {"prompt": "Hello", "max_tokens": 100}
+
+
+async def under_way(engine, number: int = 1) -> None:
+    while len(engine.live) < number:
+        await asyncio.sleep(0.002)
+
+
+async def test_a_failed_pass_is_an_error_of_that_request(http, engine, app):
+    engine.fail_after = 3
+    response = await http.post(COMPLETIONS, json=BODY)
+    assert response.status_code == 500
+    assert response.json()["error"]["message"] == "out of memory"
+    chunks, error = read_broken_events((await http.post(COMPLETIONS, json={**BODY, "stream": True})).text)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Gr"  # the third token is half a character
+    assert error["message"] == "out of memory"
+    assert app.state.service.admission.num_unfinished == 0
+    engine.fail_after = None
+    assert (await http.post(COMPLETIONS, json=BODY)).status_code == 200
+
+
+async def test_one_failed_sequence_ends_its_mates(http, engine, app):
+    engine.fail_after = 5
+    assert (await http.post(COMPLETIONS, json={**BODY, "prompt": ["a", "b"], "n": 2})).status_code == 500
+    assert not engine.live
+    assert app.state.service.admission.num_unfinished == 0
+
+
+@pytest.mark.parametrize("prompt", ["x", ["x", "y"]])
+async def test_the_engine_dies_while_it_works(http, engine, app, prompt):
+    engine.pause_after = 2
+    body = {**BODY, "prompt": prompt}
+    waiting = asyncio.create_task(http.post(COMPLETIONS, json=body))
+    streaming = asyncio.create_task(http.post(COMPLETIONS, json={**body, "stream": True}))
+    await under_way(engine, 2 * len(prompt))
+    engine.die()
+    response = await waiting
+    assert response.status_code == 503
+    assert "died" in response.json()["error"]["message"]
+    _, error = read_broken_events((await streaming).text)
+    assert error["code"] == "engine_unavailable"
+    assert app.state.service.admission.num_unfinished == 0
+
+
+async def test_a_dead_engine_is_no_health(http, engine):
+    assert (await http.get("/health")).status_code == 200
+    engine.die()
+    for path in ("/health", "/ready"):
+        response = await http.get(path)
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "engine_unavailable"
+    assert (await http.post(COMPLETIONS, json=BODY)).status_code == 503
+    assert (await http.get("/stats")).json()["status"] == "failed"
+
+
+async def test_before_the_model_is_loaded(engine, tokenizer):
+    async with connect(create_app(None, ServerConfig())) as http:
+        assert (await http.get("/health")).status_code == 200
+        for answer in (await http.get("/ready"), await http.get("/v1/models"), await http.post(COMPLETIONS, json=BODY)):
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "model_loading"
+            assert int(answer.headers["retry-after"]) > 0
+        stats = (await http.get("/stats")).json()
+        assert (stats["status"], stats["model"]) == ("loading", None)
+        assert (await http.get("/metrics")).status_code == 200
+
+
+async def test_while_draining_running_requests_go_on(http, engine, app):
+    engine.pause_after = 2
+    running = asyncio.create_task(http.post(COMPLETIONS, json=BODY))
+    await under_way(engine)
+    app.state.service.drain()
+    assert (await http.get("/health")).status_code == 200
+    for answer in (await http.get("/ready"), await http.post(COMPLETIONS, json=BODY)):
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "shutting_down"
+    engine.pause_after = None
+    assert (await running).status_code == 200
+
+
+async def test_what_is_cancelled_at_the_deadline_says_so(http, engine, app):
+    engine.pause_after = 2
+    waiting = asyncio.create_task(http.post(COMPLETIONS, json=BODY))
+    streaming = asyncio.create_task(http.post(COMPLETIONS, json={**BODY, "stream": True}))
+    await under_way(engine, 2)
+    app.state.service.drain()
+    engine.cancel_all = True
+    assert (await waiting).status_code == 503
+    assert (await waiting).json()["error"]["code"] == "shutting_down"
+    _, error = read_broken_events((await streaming).text)
+    assert error["code"] == "shutting_down"

@@ -1,0 +1,100 @@
+"""Any JSON, and any mutation of sensible JSON, gets an answer or a reason: never a 5xx, never a leak."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from moeflow.engine.generator import Generator
+from moeflow.server.api.chat_schema import ChatRequest
+from moeflow.server.api.completion_schema import CompletionRequest
+from moeflow.server.app import create_app
+from moeflow.server.config import ServerConfig
+from tests.server.conftest import connect
+from tests.server.fake_client import FakeClient
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+JSON = st.recursive(
+    SCALARS, lambda v: st.lists(v, max_size=4) | st.dictionaries(st.text(max_size=8), v, max_size=4), max_leaves=8
+)
+NEAR = (
+    st.integers(-2, 300)
+    | st.floats(-2, 2)
+    | st.booleans()
+    | st.none()
+    | st.sampled_from(["", "x", "Hello", 10**20, 1e300, [], {}, [""], ["a", "b"], [3, 4], [[3], [4]], {"5": 1}])
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "system", "tool"]), "content": st.text(max_size=9) | NEAR}
+    ),
+    max_size=3,
+)
+
+
+def bodies(model: type, required: dict[str, st.SearchStrategy]) -> st.SearchStrategy:
+    """Requests with known fields and values that are often nearly right."""
+    optional = {name: NEAR | JSON for name in [*model.model_fields, *model.unsupported]}
+    return st.fixed_dictionaries(required, optional={k: v for k, v in optional.items() if k not in required})
+
+
+COMPLETIONS = bodies(CompletionRequest, {"prompt": NEAR | st.text(max_size=9), "model": st.none()})
+CHATS = bodies(ChatRequest, {"messages": MESSAGES, "model": st.none()})
+REQUESTS = st.one_of(
+    st.tuples(st.just("/v1/completions"), COMPLETIONS),
+    st.tuples(st.just("/v1/chat/completions"), CHATS),
+    st.tuples(st.sampled_from(["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]), JSON),
+)
+
+
+def one_changed(path: str, body: dict[str, object]) -> st.SearchStrategy:
+    """A request that works, but for one or two fields."""
+    model = CompletionRequest if path == "/v1/completions" else ChatRequest
+    names = st.sampled_from(sorted({*model.model_fields, *model.unsupported}))
+    return st.dictionaries(names, NEAR | JSON, min_size=1, max_size=2).map(lambda changes: (path, body | changes))
+
+
+CHANGED = one_changed("/v1/completions", {"prompt": "Hi", "max_tokens": 5}) | one_changed(
+    "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("requests", [REQUESTS, CHANGED], ids=["anything", "nearly right"])
+def test_no_body_breaks_the_server(tokenizer, requests):
+    engine = FakeClient(tokenizer)
+    app = create_app(Generator(engine, tokenizer), ServerConfig())
+    statuses = set()
+
+    async def post(path: str, body: bytes):
+        async with connect(app) as http:
+            return await http.post(path, content=body, headers={"content-type": "application/json"})
+
+    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(requests)
+    def run(request):
+        path, body = request
+        response = asyncio.run(post(path, json.dumps(body).encode()))
+        statuses.add(response.status_code)
+        assert response.status_code in (200, 400, 404), response.text
+        if response.status_code != 200:
+            assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        assert app.state.service.admission.num_unfinished == 0
+        assert not engine.live
+
+    run()
+    assert 400 in statuses
+
+
+@given(st.binary(max_size=50))
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_bytes_break_the_server(app, body):
+    async def post():
+        async with connect(app) as http:
+            return await http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+
+    assert asyncio.run(post()).status_code == 400

@@ -1,0 +1,184 @@
+"""Every request that cannot be served gets a 4xx with an OpenAI error object that says why."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from moeflow.core.units import MIB
+from tests.server.conftest import connect
+from tests.server.fake_client import NAME
+
+pytestmark = pytest.mark.anyio
+
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def error_of(response: httpx.Response, status: int) -> dict:
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    return body["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "reason"),
+    [
+        ({}, "prompt", "Field required"),
+        ({"prompt": ""}, "prompt", "empty"),
+        ({"prompt": []}, "prompt", "none of them empty"),
+        ({"prompt": [[]]}, "prompt", "none of them empty"),
+        ({"prompt": ["a", ""]}, "prompt", "empty"),
+        ({"prompt": ["a", 1]}, "prompt", "must be a string"),
+        ({"prompt": [1, "a"]}, "prompt", "must be a string"),
+        ({"prompt": [True]}, "prompt", "must be a string"),
+        ({"prompt": [1.0]}, "prompt", "must be a string"),
+        ({"prompt": [-1]}, "prompt", "must be a string"),
+        ({"prompt": [258]}, "prompt", "258"),
+        ({"prompt": {}}, "prompt", "must be a string"),
+        ({"prompt": "a", "temperature": -0.1}, "temperature", "greater than or equal to 0"),
+        ({"prompt": "a", "temperature": "1"}, "temperature", "valid number"),
+        ({"prompt": "a", "top_p": 0}, "top_p", "greater than 0"),
+        ({"prompt": "a", "n": 0}, "n", "greater than or equal to 1"),
+        ({"prompt": "a", "n": True}, "n", "valid integer"),
+        ({"prompt": "a", "n": 100}, "n", "takes 68"),
+        ({"prompt": "a", "max_tokens": 2.5}, "max_tokens", "valid integer"),
+        ({"prompt": "a", "max_tokens": 10**400}, "max_tokens", "less than"),
+        ({"prompt": "a", "temperature": 10**400}, "temperature", ""),
+        ({"prompt": "a", "max_tokens": 3, "min_tokens": 4}, "min_tokens", "above max_tokens"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs", "20"),
+        ({"prompt": "a", "logprobs": True}, "logprobs", "valid integer"),
+        ({"prompt": "a", "stop": ""}, "stop", "none of them empty"),
+        ({"prompt": "a", "stop": ["x"] * 17}, "stop", "at most 16"),
+        ({"prompt": "a", "stop_token_ids": [999]}, "stop_token_ids", "999"),
+        ({"prompt": "a", "logit_bias": {"x": 1}}, None, "pattern"),
+        ({"prompt": "a", "logit_bias": {"999": 1}}, "logit_bias", "999"),
+        ({"prompt": "a", "logit_bias": {"5": 101}}, "logit_bias.5", "100"),
+        ({"prompt": "a", "best_of": 2}, "best_of", "must equal n (1)"),
+        ({"prompt": "a", "suffix": "x"}, "suffix", "not supported"),
+        ({"prompt": "a", "stream_options": {}}, "stream_options", "stream: true"),
+        ({"prompt": "a", "stream": True, "stream_options": {"usage": True}}, "stream_options.usage", "include_usage"),
+        ({"prompt": "a", "temprature": 1}, "temprature", "did you mean 'temperature'?"),
+        ({"prompt": "a", "xyzzy": 1}, "xyzzy", "unknown field"),
+        ({"prompt": "a", "stream": True, "echo": True, "logprobs": 1, "n": 2}, "n", "one completion"),
+    ],
+)
+async def test_a_completion_that_makes_no_sense(http, engine, body, param, reason):
+    error = error_of(await http.post("/v1/completions", json=body), 400)
+    assert param is None or error["param"] == param
+    assert reason in error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert not engine.submissions
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "Hello"}, "messages"),
+        ({"messages": HELLO, "top_logprobs": 2}, "top_logprobs"),
+        ({"messages": HELLO, "logprobs": 1}, "logprobs"),
+        ({"messages": HELLO, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
+        ({"messages": HELLO, "prompt": "x"}, "prompt"),
+    ],
+)
+async def test_a_chat_that_makes_no_sense(http, body, param):
+    assert error_of(await http.post(CHAT, json=body), 400)["param"] == param
+
+
+@pytest.mark.parametrize("body", ["[]", "3", '"x"', "null", "true"])
+async def test_a_body_that_is_no_object(http, body):
+    response = await http.post(CHAT, content=body, headers={"content-type": "application/json"})
+    error_of(response, 400)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b'{"a": NaN}', b"\xff", b"[" * 50_000, b'{"prompt": "\\ud800"}'])
+async def test_a_body_that_is_no_json(http, body):
+    response = await http.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert error_of(response, 400)["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "json"])
+async def test_other_content_types(http, kind):
+    response = await http.post(CHAT, content=b'{"messages": []}', headers={"content-type": kind})
+    assert error_of(response, 415)["code"] == "unsupported_media_type"
+
+
+async def test_a_charset_with_the_content_type_is_fine(http):
+    headers = {"content-type": "Application/JSON; charset=utf-8"}
+    response = await http.post(CHAT, content=b'{"messages": [{"role": "user", "content": "x"}]}', headers=headers)
+    assert response.status_code == 200
+
+
+async def test_a_body_beyond_the_limit(make_app):
+    async with connect(make_app(max_body_bytes=2000)) as http:
+        body = b'{"prompt": "%s"}' % (b"x" * 2000)
+        headers = {"content-type": "application/json"}
+        assert (
+            error_of(await http.post("/v1/completions", content=body, headers=headers), 413)["code"] == "body_too_large"
+        )
+
+        async def chunks():
+            for start in range(0, len(body), 100):
+                yield body[start : start + 100]
+
+        assert error_of(await http.post("/v1/completions", content=chunks(), headers=headers), 413)
+
+        async def endless():
+            for _ in range(10 * MIB):
+                yield b" " * 1000
+
+        assert error_of(await http.post("/v1/completions", content=endless(), headers=headers), 413)
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/completions", CHAT, "/tokenize", "/detokenize"])
+async def test_another_models_name(http, endpoint):
+    body = {"prompt": "x"} if endpoint != CHAT else {"messages": HELLO}
+    body = {"tokens": [1]} if endpoint == "/detokenize" else body
+    error = error_of(await http.post(endpoint, json={"model": "gpt-4o", **body}), 404)
+    assert error["code"] == "model_not_found"
+    assert NAME in error["message"]
+    assert (await http.post(endpoint, json={"model": NAME, **body})).status_code == 200
+
+
+@pytest.mark.parametrize("prompt", ["x" * 256, ["x", "x" * 300], [5] * 256])
+async def test_a_prompt_longer_than_the_context(http, engine, prompt):
+    error = error_of(await http.post("/v1/completions", json={"prompt": prompt}), 400)
+    assert error["code"] == "context_length_exceeded"
+    assert "256 tokens" in error["message"]
+    assert not engine.submissions
+
+
+async def test_a_wish_longer_than_the_context(http):
+    ok = await http.post("/v1/completions", json={"prompt": "x" * 200, "max_tokens": 56})
+    assert ok.status_code == 200
+    error = error_of(await http.post("/v1/completions", json={"prompt": "x" * 200, "max_tokens": 57}), 400)
+    assert error["code"] == "context_length_exceeded"
+    assert error["param"] == "max_tokens"
+
+
+async def test_paths_and_methods_that_do_not_exist(http):
+    assert error_of(await http.get("/v1/nothing"), 404)["code"] == "not_found"
+    assert error_of(await http.post("/v1/nothing", json={}), 404)["code"] == "not_found"
+    assert error_of(await http.get(CHAT), 405)["code"] == "method_not_allowed"
+    assert error_of(await http.post("/v1/models", json={}), 405)["code"] == "method_not_allowed"
+    assert error_of(await http.get("/docs"), 404)
+
+
+async def test_a_fault_of_ours_tells_nothing_of_its_inside(http, app, monkeypatch):
+    def fail(*args, **fields):
+        raise ZeroDivisionError("secret detail")
+
+    monkeypatch.setattr(app.state.service, "require_generator", fail)
+    error = error_of(await http.post(CHAT, json={"messages": HELLO}), 500)
+    assert error["type"] == "server_error"
+    assert "secret" not in error["message"]
+
+
+async def test_a_refused_request_leaves_the_queue(http, app):
+    for body in ({"prompt": "x" * 999}, {"prompt": "", "n": 3}, {"prompt": [999]}):
+        error_of(await http.post("/v1/completions", json=body), 400)
+    assert app.state.service.admission.num_unfinished == 0

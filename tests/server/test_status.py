@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from moeflow.engine.messages import EngineStats
+from tests.server.fake_client import NAME, REPLY
+
+pytestmark = pytest.mark.anyio
+
+STATS = EngineStats(
+    num_waiting=3,
+    num_running=4,
+    kv_blocks_total=100,
+    kv_blocks_used=25,
+    kv_blocks_cached=11,
+    passes_total=12,
+    failed_passes_total=1,
+    prompt_tokens_total=500,
+    prefix_hit_tokens_total=48,
+    generated_tokens_total=777,
+    requests_finished_total=9,
+    requests_cancelled_total=2,
+    preemptions_total=5,
+    tokens_per_second=42.5,
+)
+
+
+async def read_metrics(http) -> dict[str, float]:
+    response = await http.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = list(text_string_to_metric_families(response.text))
+    assert all(family.name.startswith("moeflow_") and family.documentation for family in families)
+    return {
+        sample.name + "".join(f"[{value}]" for value in sample.labels.values()): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+async def test_what_the_engine_counts_is_passed_on(http, engine):
+    engine.snapshot = STATS
+    values = await read_metrics(http)
+    expected = {
+        "moeflow_requests_waiting": 3,
+        "moeflow_requests_running": 4,
+        "moeflow_tokens_per_second": 42.5,
+        "moeflow_kv_usage_ratio": 0.25,
+        "moeflow_kv_blocks": 100,
+        "moeflow_kv_blocks_cached": 11,
+        "moeflow_generated_tokens_total": 777,
+        "moeflow_prompt_tokens_total": 500,
+        "moeflow_prefix_hit_tokens_total": 48,
+        "moeflow_requests_finished_total": 9,
+        "moeflow_requests_cancelled_total": 2,
+        "moeflow_preemptions_total": 5,
+        "moeflow_passes_total": 12,
+        "moeflow_failed_passes_total": 1,
+    }
+    assert {name: values[name] for name in expected} == expected
+
+
+async def test_times_are_measured_per_sequence_and_per_request(http):
+    for stream in (False, True):
+        body = {"prompt": ["a", "b"], "n": 2, "max_tokens": 100, "stream": stream}
+        assert (await http.post("/v1/completions", json=body)).status_code == 200
+    values = await read_metrics(http)
+    assert values["moeflow_time_to_first_token_seconds_count"] == 8
+    assert values["moeflow_time_per_output_token_seconds_count"] == 8
+    assert values["moeflow_request_duration_seconds_count"] == 2
+    assert 0 < values["moeflow_time_to_first_token_seconds_sum"] < 8 * values["moeflow_request_duration_seconds_sum"]
+    per_token = values["moeflow_time_per_output_token_seconds_sum"] / 8
+    assert 0 < per_token * len(REPLY.encode()) < values["moeflow_request_duration_seconds_sum"]
+    assert values["moeflow_sequences_unfinished"] == 0
+
+
+async def test_refusals_are_counted_by_reason(http):
+    await http.post("/v1/completions", json={"prompt": ""})
+    await http.post("/v1/completions", json={"prompt": "x" * 300})
+    await http.post("/v1/completions", json={"prompt": "x", "model": "y"})
+    await http.post("/v1/completions", content=b"{", headers={"content-type": "application/json"})
+    await http.get("/health", headers={"host": "evil.example"})
+    await http.get("/favicon-that-is-not-there")
+    values = await read_metrics(http)
+    rejected = {name: value for name, value in values.items() if name.startswith("moeflow_requests_rejected_total")}
+    reasons = ("invalid_value", "context_length_exceeded", "model_not_found", "invalid_json", "host_not_allowed")
+    assert rejected == {f"moeflow_requests_rejected_total[{reason}]": 1 for reason in reasons}
+
+
+async def test_failures_are_counted(http, engine):
+    engine.fail_after = 1
+    await http.post("/v1/completions", json={"prompt": "x"})
+    assert (await read_metrics(http))["moeflow_requests_failed_total"] == 1
+
+
+async def test_stats_for_the_page(http, engine):
+    engine.snapshot = STATS
+    stats = (await http.get("/stats")).json()
+    for name, value in msgspec.structs.asdict(STATS).items():
+        assert stats[name] == value
+    assert stats["status"] == "ready"
+    assert stats["uptime_s"] > 0
+    assert stats["num_unfinished"] == 0
+    assert stats["model"]["name"] == NAME
+    assert stats["model"]["num_experts"] == 4
+    assert stats["model"]["eos_token_ids"] == [1]
+    assert "path" not in stats["model"]
+
+
+async def test_models(http):
+    models = (await http.get("/v1/models")).json()
+    assert models["object"] == "list"
+    (model,) = models["data"]
+    assert model == {
+        "id": NAME,
+        "object": "model",
+        "created": 1_700_000_000,
+        "owned_by": "moeflow",
+        "max_model_len": 256,
+    }
+    assert (await http.get(f"/v1/models/{NAME}")).json() == model
+    response = await http.get("/v1/models/other/name")
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "model_not_found"
+
+
+async def test_tokenize_a_text_and_back(http, tokenizer):
+    body = (await http.post("/tokenize", json={"prompt": "Grüße"})).json()
+    assert body == {"tokens": tokenizer.encode("Grüße"), "count": 7, "max_model_len": 256}
+    assert (await http.post("/detokenize", json={"tokens": body["tokens"]})).json() == {"prompt": "Grüße"}
+
+
+async def test_tokenize_a_conversation(http, tokenizer):
+    messages = [{"role": "user", "content": "Hi"}]
+    body = (await http.post("/tokenize", json={"messages": messages})).json()
+    assert tokenizer.decode(body["tokens"]) == "<|user|>Hi<|assistant|>"
+    assert body["count"] == len(body["tokens"])
+
+
+@pytest.mark.parametrize("body", [{}, {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, {"text": "x"}])
+async def test_tokenize_needs_one_thing(http, body):
+    assert (await http.post("/tokenize", json=body)).status_code == 400
+
+
+@pytest.mark.parametrize("tokens", [[258], [-1], ["x"], [10**30], None])
+async def test_detokenize_knows_its_vocabulary(http, tokens):
+    response = await http.post("/detokenize", json={"tokens": tokens})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith("tokens")
+
+
+async def test_an_empty_text_has_no_tokens(http):
+    assert (await http.post("/tokenize", json={"prompt": ""})).json()["tokens"] == []
+    assert (await http.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
