@@ -25,7 +25,7 @@ from moeflow.core.units import format_bytes
 def build_folder(target: Path, *, need_bytes: int, overwrite: bool = False) -> Iterator[Path]:
     """Yield an empty folder that becomes `target` when the block ends well, and vanishes when it does not.
 
-    It is to be filled with plain files. With `overwrite` an existing model folder is replaced at the very end, so it serves until then.
+    It is to be filled with plain files. With `overwrite` an existing model folder is replaced at the very end.
 
     Raises: ConfigError if the place is taken or cannot be written to, CapacityError if the disk has no room.
     """

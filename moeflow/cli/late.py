@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # for the type checker only
     import torch as torch
 
     from moeflow.checkpoint.open import open_checkpoint as open_checkpoint
+    from moeflow.checkpoint.upcycle import UpcycleRecipe as UpcycleRecipe
     from moeflow.engine.builtin import builtin_folder as builtin_folder
     from moeflow.engine.builtin import builtin_source as builtin_source
     from moeflow.engine.builtin import ensure_builtin_model as ensure_builtin_model
@@ -19,6 +20,8 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.engine.machine import measure_machine as measure_machine
     from moeflow.engine.settings import Settings as Settings
     from moeflow.engine.settings import decide as decide
+    from moeflow.engine.upcycling import upcycle as upcycle
+    from moeflow.engine.upcycling_quality import measure_quality as measure_quality
     from moeflow.models.registry import read_model_config as read_model_config
     from moeflow.server.config import ServerConfig as ServerConfig
     from moeflow.server.launch import serve as serve
@@ -27,14 +30,17 @@ _MODULES = {
     "LLM": "moeflow.engine.llm",
     "ServerConfig": "moeflow.server.config",
     "Settings": "moeflow.engine.settings",
+    "UpcycleRecipe": "moeflow.checkpoint.upcycle",
     "builtin_folder": "moeflow.engine.builtin",
     "builtin_source": "moeflow.engine.builtin",
     "decide": "moeflow.engine.settings",
     "ensure_builtin_model": "moeflow.engine.builtin",
     "measure_machine": "moeflow.engine.machine",
+    "measure_quality": "moeflow.engine.upcycling_quality",
     "open_checkpoint": "moeflow.checkpoint.open",
     "read_model_config": "moeflow.models.registry",
     "serve": "moeflow.server.launch",
+    "upcycle": "moeflow.engine.upcycling",
 }
 
 

@@ -67,10 +67,7 @@ def measure_quality(
         model = load_bare_model(checkpoint)
     with ffn_inputs(model) as heard:
         moe_perplexity = perplexity(model, texts, on_tokens=count)
-    shares = tuple(
-        _expert_shares(cast(MoE, layer.mlp), torch.cat(inputs))
-        for layer, inputs in zip(model.layers, heard, strict=True)
-    )
+    blocks = [cast(MoE, layer.mlp) for layer in model.layers]
     return Quality(
         num_tokens=num_tokens,
         dense_perplexity=dense_perplexity,
