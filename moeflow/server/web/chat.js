@@ -122,6 +122,7 @@ function explain(error) {
     const when = error.retryAfterS ? `in ${Math.ceil(error.retryAfterS)} s` : "later";
     return `The server is busy; try again ${when}.\n${error.message}`;
   }
+  if (error.code === "context_length_exceeded") return `${error.message}\nA new conversation starts with an empty context.`;
   return error.message;
 }
 

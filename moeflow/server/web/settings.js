@@ -30,8 +30,8 @@ export class Settings {
 
   /** Fields of a chat completion request. */
   get sampling() {
-    const { system, seed, ...sampling } = this.values;
-    return seed === null ? sampling : { ...sampling, seed };
+    const { system, ...sampling } = this.values;
+    return Object.fromEntries(Object.entries(sampling).filter(([, value]) => value !== null));
   }
 
   reset() {

@@ -1,0 +1,117 @@
+"""The real application on loopback, a real browser before it and a fake engine behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from dataclasses import dataclass, field
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from tests.server.fake_client import FakeClient
+from tests.server.live_server import serve_in_thread
+from tests.tiny_mixtral import EOS
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+TIMEOUT_MS = 10_000  # generous: CI machines share two cores
+
+
+@pytest.fixture(scope="package")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed")
+    expect.set_options(timeout=TIMEOUT_MS)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def engine(tokenizer):
+    return FakeClient(tokenizer, max_model_len=4096)
+
+
+@pytest.fixture
+def say(engine, tokenizer):
+    """Give the engine its answer. With `until`, it pauses after that beginning of it; see `go_on`."""
+
+    def say(text, *, until=None):
+        assert until is None or text.startswith(until)
+        engine.reply = [*tokenizer.encode(text, add_special_tokens=False), EOS]
+        engine.pause_after = None if until is None else len(until.encode())  # a token is a byte
+
+    return say
+
+
+@pytest.fixture
+def go_on(engine):
+    """Let the engine finish."""
+
+    def go_on():
+        engine.pause_after = None
+
+    return go_on
+
+
+@pytest.fixture
+def asked(engine, tokenizer):
+    """Return the prompts that reached the engine."""
+    return lambda: [tokenizer.decode(it.prompt_token_ids, skip_special_tokens=False) for it in engine.submissions]
+
+
+@pytest.fixture
+def serve():
+    """Serve applications until the end of the test; returns their addresses."""
+    with contextlib.ExitStack() as stack:
+        yield lambda app: stack.enter_context(serve_in_thread(app))
+
+
+@dataclass
+class Visit:
+    """What a page did beside showing itself."""
+
+    url: str
+    complaints: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+def open_page(browser):
+    """Open pages; at the end none may have complained, nor spoken with anybody but its server."""
+    visits = []
+    with contextlib.ExitStack() as stack:
+
+        def open_page(url, **options):
+            context = stack.enter_context(browser.new_context(**options))
+            context.set_default_timeout(TIMEOUT_MS)
+            page = context.new_page()
+            visit = Visit(url)
+            visits.append(visit)
+            page.on("console", lambda message: visit.complaints.append(message.text))
+            page.on("pageerror", lambda error: visit.complaints.append(str(error)))
+            page.on("request", lambda request: visit.requests.append(request.url))
+            page.goto(url)
+            return page
+
+        yield open_page
+    for visit in visits:
+        # Chromium notes every HTTP error and broken connection by itself.
+        assert [text for text in visit.complaints if not text.startswith("Failed to load resource")] == []
+        assert [url for url in visit.requests if not url.startswith(visit.url + "/")] == []
+
+
+@pytest.fixture
+def page(app, serve, open_page):
+    return open_page(serve(app))

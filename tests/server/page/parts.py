@@ -1,0 +1,43 @@
+"""What a user sees and does on the page, by the names it has for people and screen readers."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Locator, Page, expect
+
+
+def prompt_box(page: Page) -> Locator:
+    return page.get_by_label("Your message")
+
+
+def button(page: Page, name: str) -> Locator:
+    return page.get_by_role("button", name=name, exact=True)
+
+
+def turns(page: Page) -> Locator:
+    return page.get_by_role("article")
+
+
+def answer(page: Page) -> Locator:
+    """The text of the last answer."""
+    return turns(page).last.locator(".answer-text")
+
+
+def measured(page: Page) -> Locator:
+    """The small print under the last answer."""
+    return turns(page).last.locator(".measured")
+
+
+def number(page: Page, name: str) -> Locator:
+    """A value in the row of live numbers."""
+    return page.locator(".numbers div").filter(has_text=name).locator("dd")
+
+
+def send(page: Page, text: str) -> None:
+    prompt_box(page).fill(text)
+    button(page, "Send").click()
+
+
+def send_and_wait(page: Page, text: str) -> None:
+    """Send and wait for the end of the answer, good or bad."""
+    send(page, text)
+    expect(button(page, "Try again")).to_be_visible()

@@ -1,0 +1,137 @@
+"""What answers look like, on which screens, for which eyes; and that nothing in them is ever more than text."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+
+from tests.server.page.parts import answer, button, prompt_box, send, send_and_wait
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+MARKUP = """<script>document.title = 'taken'</script><img src=x onerror="document.title='taken'">
+**<b>bold</b>** and `<i>code</i>`
+
+```html
+<script>document.title = 'taken'</script>
+```
+# <u>heading</u>"""
+
+
+def test_what_the_model_says_is_never_markup(page, say):
+    say(MARKUP)
+    send_and_wait(page, "<script>document.title = 'taken'</script>")
+    shown = answer(page)
+    expect(shown.locator("p").first).to_have_text(re.compile(r"^<script>document.title = 'taken'</script><img src=x"))
+    expect(shown.locator("strong")).to_have_text("<b>bold</b>")
+    expect(shown.locator("p code")).to_have_text("<i>code</i>")
+    expect(shown.locator("pre")).to_have_text("<script>document.title = 'taken'</script>")
+    expect(shown.locator(".heading")).to_have_text("<u>heading</u>")
+    expect(page.locator(".prompt-text")).to_have_text("<script>document.title = 'taken'</script>")
+    assert shown.locator("script, img, b, i, u").count() == 0
+    expect(page).to_have_title("fake-model · moeflow")
+
+
+BLOCKS = {
+    "": [],
+    "one\ntwo\n\n\nthree": [("text", "one\ntwo"), ("text", "three")],
+    "before\n```py\nx = 1\n\ny = 2\n```\nafter": [("text", "before"), ("code", "x = 1\n\ny = 2\n"), ("text", "after")],
+    "```\nstill open": [("code", "still open\n")],
+    "```\n# no heading\n```python\n```": [("code", "# no heading\n```python\n")],
+    "## Title\ntext\n#hashtag": [("heading", "Title"), ("text", "text\n#hashtag")],
+    "inline ```code``` stays": [("text", "inline ```code``` stays")],
+}
+
+
+def test_blocks_of_a_text(page):
+    parse = "async (texts) => { const { parseBlocks } = await import('/render.js'); return texts.map(parseBlocks); }"
+    parsed = page.evaluate(parse, list(BLOCKS))
+    found = [[(block["kind"], block["text"]) for block in blocks] for blocks in parsed]
+    assert dict(zip(BLOCKS, found, strict=True)) == BLOCKS
+
+
+PHONE = {"viewport": {"width": 360, "height": 640}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
+
+
+def test_a_phone_needs_no_sideways_scrolling(app, serve, open_page, say):
+    page = open_page(serve(app), **PHONE)
+    expect(page.get_by_role("heading", name="fake-model")).to_be_visible()
+
+    def overflow():
+        return page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+
+    assert overflow() == 0
+    long = "unbreakable" * 20
+    say(f"{long}\n\n`{long}`\n\n```\n{long}\n```\n# {long}")
+    send_and_wait(page, long)
+    assert overflow() == 0
+    for control in (prompt_box(page), button(page, "Send")):
+        box = control.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 360
+        assert box["y"] + box["height"] <= 640
+    button(page, "Settings").click()
+    expect(page.get_by_role("dialog", name="Settings")).to_be_visible()
+    assert overflow() == 0
+
+
+def test_a_long_answer_stays_in_view_unless_the_reader_scrolls_away(page, say, go_on):
+    numbers = [f"{i}.\n\n" for i in range(80)]  # every one a paragraph
+    say("".join(numbers), until="".join(numbers[:40]))
+    send(page, "Count.")
+    expect(answer(page).locator("p")).to_have_count(40)
+    expect(answer(page).get_by_text("39.")).to_be_in_viewport()
+    page.mouse.wheel(0, -1000)
+    page.wait_for_function("scrollY < document.documentElement.scrollHeight - innerHeight - 500")
+    top = page.evaluate("scrollY")
+    go_on()
+    expect(answer(page).locator("p")).to_have_count(80)
+    assert page.evaluate("scrollY") == top
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_enough_contrast(app, serve, open_page, scheme):
+    """WCAG AA: 4.5 for text, 3 for the edges of fields."""
+    page = open_page(serve(app), color_scheme=scheme)
+    read = "(name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim()"
+    colours = {
+        name: page.evaluate(read, name)
+        for name in ("ground", "surface", "tint", "edge", "text", "muted", "accent", "on-accent", "wrong")
+    }
+    texts = [(front, back) for front in ("text", "muted", "accent", "wrong") for back in ("ground", "surface")]
+    texts += [("text", "tint"), ("on-accent", "accent")]
+    ratios = {pair: contrast(colours[pair[0]], colours[pair[1]]) for pair in texts}
+    assert {pair: ratio for pair, ratio in ratios.items() if ratio < 4.5} == {}
+    assert contrast(colours["edge"], colours["surface"]) >= 3
+
+
+def contrast(front: str, back: str) -> float:
+    high, low = sorted((luminance(front), luminance(back)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_every_control_has_a_name(page):
+    unnamed = page.evaluate(
+        """() => [...document.querySelectorAll("button, input, textarea")]
+            .filter((e) => !e.textContent.trim() && !e.labels?.length)
+            .map((e) => e.outerHTML)"""
+    )
+    assert unnamed == []
+
+
+def test_the_page_may_load_only_what_the_server_has(app, serve):
+    page = httpx.get(serve(app) + "/")
+    rules = dict(rule.split(maxsplit=1) for rule in page.headers["content-security-policy"].split(";"))
+    assert rules["default-src"] in ("'none'", "'self'")
+    assert rules["script-src"] == rules["style-src"] == rules["connect-src"] == "'self'"
+    assert not re.search(r"<script(?![^>]*\ssrc=)|<style|\sstyle=|\son\w+=", page.text)
