@@ -22,13 +22,15 @@ from moeflow.engine.token_bytes import byte_rule
 class Tokenizer:
     """A checkpoint's tokenizer and chat template.
 
-    `vocab_size` counts its tokens (a model may have rows for more); `eos_token_ids` and `special_token_ids`
-    are as its files mark them.
+    `vocab_size` counts its tokens; a model may have rows for more. `special_token_ids` are those that its files
+    mark as no part of the text.
     """
 
-    def __init__(self, backend: PreTrainedTokenizerFast, extra_eos_token_ids: Sequence[int] = ()) -> None:
+    def __init__(self, backend: PreTrainedTokenizerFast) -> None:
         self._backend = backend
         self._core = backend.backend_tokenizer
+        self._core.no_truncation()  # some files ask for it, which would cut prompts in silence
+        self._core.no_padding()
         decoder = self._core.decoder
         rule = byte_rule(None if decoder is None else decoder.__getstate__())
         if rule is None:
@@ -40,8 +42,6 @@ class Tokenizer:
         self._byte_rule = rule
         self._bytes: dict[int, bytes] = {}
         self.vocab_size: int = self._core.get_vocab_size(with_added_tokens=True)
-        eos = [] if backend.eos_token_id is None else [backend.eos_token_id]
-        self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys([*eos, *extra_eos_token_ids]))
         added = self._core.get_added_tokens_decoder()
         self.special_token_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
 
@@ -84,8 +84,7 @@ class Tokenizer:
             name_or_path=str(file),
             **config,
         )
-        end_of_turn = metadata.get("tokenizer.ggml.eot_token_id")
-        return cls(backend, [] if end_of_turn is None else [end_of_turn])
+        return cls(backend)
 
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json, tokenizer_config.json and the chat template into a Hugging Face folder."""
