@@ -79,7 +79,8 @@ async def _serve(listener: socket.socket, engine_config: EngineConfig, config: S
 async def _load(config: EngineConfig) -> Generator:
     """Load model and tokenizer side by side; if one fails, nothing is left of the other."""
     columns = (TextColumn(f"loading {config.model_name}"), BarColumn(), DownloadColumn(binary_units=True))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("load", total=None)
         starting = asyncio.create_task(
             ProcessEngine.start(

@@ -1,0 +1,207 @@
+"""The whole server as its users start it: a real engine in its own process, signals, deaths, the way out."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.server.live_server import eventually
+from tests.tiny_mixtral import write_tiny_mixtral
+
+pytestmark = pytest.mark.slow
+
+START = """
+import sys
+from moeflow.engine.settings import Settings
+from moeflow.server.config import ServerConfig
+from moeflow.server.launch import serve
+sys.exit(serve(
+    Settings(model=sys.argv[1], num_threads=1, kv_cache_bytes=2**22),
+    ServerConfig(port=int(sys.argv[2]), shutdown_deadline_s=float(sys.argv[3])),
+))
+"""
+LONG = {"prompt": [5, 6, 7], "max_tokens": 480, "temperature": 0, "ignore_eos": True}  # takes a second or more
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny-mixtral")
+    write_tiny_mixtral(folder)
+    return folder
+
+
+class Server:
+    """One server process."""
+
+    def __init__(self, model: Path, *, port: int = 0, deadline_s: float = 30.0) -> None:
+        command = [sys.executable, "-c", START, str(model), str(port), str(deadline_s)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.url = ""
+
+    def wait_until_ready(self) -> Server:
+        line = self.process.stdout.readline()
+        match = re.fullmatch(r"moeflow serves tiny-mixtral\S* at (http://127\.0\.0\.1:\d+)\n", line)
+        assert match, f"{line!r}, {self.process.stderr.read()}"
+        self.url = match[1]
+        return self
+
+    def engine(self) -> psutil.Process:
+        (engine,) = psutil.Process(self.process.pid).children()
+        return engine
+
+    def post(self, **changes) -> httpx.Response:
+        return httpx.post(f"{self.url}/v1/completions", json=LONG | changes, timeout=60)
+
+    def in_background(self, **changes) -> tuple[threading.Thread, list[httpx.Response]]:
+        """Send a request and return once the engine works on it."""
+        responses: list[httpx.Response] = []
+        thread = threading.Thread(target=lambda: responses.append(self.post(**changes)))
+        thread.start()
+        assert eventually(lambda: httpx.get(f"{self.url}/stats").json()["num_running"] > 0, 10)
+        return thread, responses
+
+    def status(self, path: str) -> int:
+        return httpx.get(self.url + path, timeout=10).status_code
+
+    def end(self, timeout_s: float = 30) -> int:
+        return self.process.wait(timeout_s)
+
+
+@pytest.fixture
+def server(model: Path) -> Iterator[Server]:
+    yield from running(Server(model))
+
+
+@pytest.fixture
+def hasty_server(model: Path) -> Iterator[Server]:
+    """One that cuts requests off at once."""
+    yield from running(Server(model, deadline_s=0))
+
+
+def running(server: Server) -> Iterator[Server]:
+    try:
+        server.wait_until_ready()
+        engine = server.engine()
+        yield server
+        server.process.send_signal(signal.SIGTERM)
+        server.end()
+        assert not engine.is_running(), "the engine outlived its server"
+    finally:
+        server.process.kill()
+        server.process.communicate()
+
+
+def test_serves_and_ends_in_order(server):
+    assert server.status("/health") == server.status("/ready") == server.status("/") == 200
+    answer = server.post(max_tokens=8).json()
+    assert answer["usage"]["completion_tokens"] == 8
+    again = server.post(max_tokens=8, prompt=[5, 6, 7]).json()
+    assert again["choices"] == answer["choices"]
+    assert server.engine().status() != psutil.STATUS_ZOMBIE
+    server.process.send_signal(signal.SIGTERM)
+    assert server.end() == 0
+    assert server.process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_running_request_may_finish(server, number):
+    thread, responses = server.in_background()
+    server.process.send_signal(number)
+    assert eventually(lambda: server.status("/ready") == 503, 2)
+    assert server.status("/health") == 200
+    refused = server.post()
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "shutting_down"
+    assert server.end() == 0
+    thread.join()
+    assert responses[0].status_code == 200
+    assert responses[0].json()["usage"]["completion_tokens"] == 480
+
+
+def test_at_the_deadline_requests_are_cut_off_with_a_reason(hasty_server):
+    thread, responses = hasty_server.in_background()
+    stream_thread, streams = hasty_server.in_background(stream=True)
+    hasty_server.process.send_signal(signal.SIGTERM)
+    assert hasty_server.end() == 0
+    thread.join()
+    stream_thread.join()
+    assert responses[0].status_code == 503
+    assert responses[0].json()["error"]["code"] == "shutting_down"
+    last = streams[0].text.split("\n\n")[-2]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
+
+
+def test_a_second_signal_ends_at_once(server):
+    threads = [server.in_background(prompt=[n + 3], n=8)[0] for n in range(4)]
+    server.process.send_signal(signal.SIGINT)
+    assert eventually(lambda: server.status("/ready") == 503, 2)
+    server.process.send_signal(signal.SIGINT)
+    assert server.end(15) == 128 + signal.SIGINT  # half the deadline, on a busy machine
+    for thread in threads:
+        thread.join()
+
+
+def test_a_killed_engine_ends_its_requests_and_the_servers_health(server):
+    thread, responses = server.in_background()
+    stream_thread, streams = server.in_background(stream=True)
+    server.engine().kill()
+    thread.join(5)
+    stream_thread.join(5)
+    assert responses[0].status_code == 503
+    assert "died" in responses[0].json()["error"]["message"]
+    assert '"code":"engine_unavailable"' in streams[0].text
+    assert server.status("/health") == server.status("/ready") == server.post().status_code == 503
+    assert not psutil.Process(server.process.pid).children(), "the dead engine is a zombie"
+    server.process.send_signal(signal.SIGTERM)
+    assert server.end() == 1
+
+
+def test_an_engine_whose_server_is_killed_goes_too(server):
+    engine = server.engine()
+    server.process.kill()
+    assert eventually(lambda: not engine.is_running(), 10)
+
+
+def test_a_signal_while_loading_ends_in_order(model):
+    server = Server(model)
+    try:
+        assert eventually(lambda: bool(psutil.Process(server.process.pid).children()), 30)
+        engine = server.engine()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+        assert not engine.is_running()
+    finally:
+        server.process.kill()
+        server.process.communicate()
+
+
+def test_a_port_in_use_is_known_before_anything_is_loaded(model):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = Server(model, port=port)
+        _, errors = server.process.communicate(timeout=30)
+    assert server.process.returncode == 1
+    assert "ConfigError" in errors
+    assert f"port {port}: the port is in use" in errors
+
+
+def test_a_model_that_cannot_be_loaded_is_an_error_not_a_hang(model, tmp_path):
+    for file in model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "tokenizer.json").write_text("{}")
+    server = Server(tmp_path)
+    _, errors = server.process.communicate(timeout=60)
+    assert server.process.returncode == 1
+    assert "CheckpointError" in errors
+    assert "tokenizer.json" in errors
