@@ -16,9 +16,8 @@ from typing import Any
 
 import click
 
-from moeflow.cli import late
 from moeflow.cli.conversation import HELP, Conversation, Leave
-from moeflow.cli.local_model import prepare, progress_bar
+from moeflow.cli.local_model import load
 from moeflow.cli.options import engine_options, sampling_options
 from moeflow.cli.talker import LocalTalker, RemoteTalker, Talker
 from moeflow.core.errors import RequestError
@@ -52,15 +51,10 @@ def chat(
     """
     if url and wishes["model"]:
         raise click.UsageError("MODEL and --url exclude each other: the server has its own model")
-    with closing(RemoteTalker(url, api_key) if url else load(wishes)) as talker:
+    # One conversation needs no more than one place in a pass.
+    talker = RemoteTalker(url, api_key) if url else LocalTalker(load({**wishes, "max_running": 1}))
+    with closing(talker):
         converse(talker, Conversation(sampling, system))
-
-
-def load(wishes: dict[str, Any]) -> Talker:
-    """Load the model into this process; one conversation needs no more than one place in a pass."""
-    settings = prepare({**wishes, "max_running": wishes["max_running"] or 1})
-    with progress_bar("Loading") as on_progress:
-        return LocalTalker(late.LLM.from_settings(settings, on_progress))
 
 
 def converse(talker: Talker, conversation: Conversation) -> None:

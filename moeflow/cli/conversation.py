@@ -9,6 +9,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from moeflow.cli.talker import Messages
 from moeflow.core.errors import RequestError
@@ -78,8 +79,8 @@ class Conversation:
         if name not in SETTABLE:
             return f"no setting {name!r}; there are {', '.join(SETTABLE)}"
         try:
-            number = None if value.strip() in ("none", "null") else json.loads(value)
-            self.sampling = dataclasses.replace(self.sampling, **{name: number})
+            number: Any = None if value.strip() in ("none", "null") else json.loads(value)
+            self.sampling = dataclasses.replace(self.sampling, **dict[str, Any]({name: number}))
         except json.JSONDecodeError:
             return f"{name} must be a number, not {value.strip()!r}"
         except RequestError as error:

@@ -18,14 +18,16 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from moeflow.cli import late
 
 if TYPE_CHECKING:
+    from moeflow.engine.llm import LLM
     from moeflow.engine.settings import Settings
 
 
 @contextmanager
 def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function to call with (done, total); draws a bar on stderr, which vanishes at the end."""
+    """Yield a function to call with (done, total); draws a bar if a terminal watches, which vanishes at the end."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
+    console = Console(file=sys.stderr)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(label, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
@@ -37,6 +39,13 @@ def prepare(wishes: dict[str, Any]) -> Settings:
     """
     model = wishes["model"] or str(built_in_model(wishes["cache_dir"]))
     return late.Settings(**{**wishes, "model": model})
+
+
+def load(wishes: dict[str, Any]) -> LLM:
+    """Load the wished model into this process."""
+    settings = prepare(wishes)
+    with progress_bar("Loading") as on_progress:
+        return late.LLM.from_settings(settings, on_progress)
 
 
 def built_in_model(cache_dir: Path) -> Path:

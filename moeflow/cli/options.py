@@ -20,17 +20,12 @@ from moeflow.core.units import parse_bytes
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
-class ByteCount(click.ParamType):
-    """A size like 2GiB, 500MB or 1048576."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number of bytes."""
-        try:
-            return value if isinstance(value, int) else parse_bytes(value)
-        except ConfigError as error:
-            self.fail(str(error), param, ctx)
+def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Read a size like 2GiB; for the `callback` of an option."""
+    try:
+        return None if value is None else parse_bytes(value)
+    except ConfigError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
 
 
 def default_cache_dir() -> Path:
@@ -63,7 +58,13 @@ _ENGINE_OPTIONS = [
         "--max-model-len", type=click.IntRange(1), help="Prompt and answer of one request, in tokens, at most."
     ),
     click.option("--max-running", type=click.IntRange(1), help="Requests computed together, at most."),
-    click.option("--kv-cache", "kv_cache_bytes", type=ByteCount(), help="Memory for keys and values, such as 2GiB."),
+    click.option(
+        "--kv-cache",
+        "kv_cache_bytes",
+        metavar="SIZE",
+        callback=byte_count,
+        help="Memory for keys and values, such as 2GiB.",
+    ),
     cache_dir_option,
 ]
 _ENGINE_NAMES = (

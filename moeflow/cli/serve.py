@@ -12,7 +12,7 @@ import click
 
 from moeflow.cli import late
 from moeflow.cli.local_model import prepare
-from moeflow.cli.options import ByteCount, engine_options
+from moeflow.cli.options import byte_count, engine_options
 
 EPILOG = """\b
 Examples:
@@ -60,7 +60,13 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
     help="Requests that may wait; more are turned away with 429.",
 )
 @click.option(
-    "--max-body", "max_body_bytes", type=ByteCount(), default="4MiB", show_default=True, help="Largest request body."
+    "--max-body",
+    "max_body_bytes",
+    metavar="SIZE",
+    callback=byte_count,
+    default="4MiB",
+    show_default=True,
+    help="Largest request body.",
 )
 @click.option(
     "--shutdown-deadline",

@@ -6,7 +6,7 @@ Both take the whole conversation and give the answer piece by piece.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,6 +31,9 @@ class Piece:
     finish_reason: str | None = None
 
 
+Answer = Generator[Piece, None, None]
+
+
 class Talker(Protocol):
     """Something that answers."""
 
@@ -39,7 +42,7 @@ class Talker(Protocol):
         """The model's name."""
         ...
 
-    def answer(self, messages: Messages, sampling: SamplingParams) -> Iterator[Piece]:
+    def answer(self, messages: Messages, sampling: SamplingParams) -> Answer:
         """Yield the answer as it comes; closing the iterator stops it.
 
         Raises: RequestError if the conversation is refused, EngineError if nobody is there any more.
@@ -62,7 +65,7 @@ class RemoteTalker:
         self._url = base
         self.name = str(self._read_json("/v1/models")["data"][0]["id"])
 
-    def answer(self, messages: Messages, sampling: SamplingParams) -> Iterator[Piece]:
+    def answer(self, messages: Messages, sampling: SamplingParams) -> Answer:
         """See `Talker`."""
         body = {"model": self.name, "messages": messages, "stream": True, **to_json(sampling)}
         try:
@@ -95,7 +98,7 @@ class LocalTalker:
         self._llm = llm
         self.name = llm.model.name
 
-    def answer(self, messages: Messages, sampling: SamplingParams) -> Iterator[Piece]:
+    def answer(self, messages: Messages, sampling: SamplingParams) -> Answer:
         """See `Talker`."""
         for delta in self._llm.stream(messages, sampling):
             if delta.error is not None:

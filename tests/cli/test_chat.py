@@ -147,26 +147,40 @@ converse(EchoTalker(), Conversation(SamplingParams()))
 """
 
 
+class Terminal:
+    """The master's end of a pseudo-terminal, read up to what is expected next."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.unread = ""
+
+    def expect(self, text: str) -> str:
+        """Return what came up to and with `text`."""
+        deadline = time.monotonic() + 60
+        while text not in self.unread:
+            assert time.monotonic() < deadline, self.unread
+            self.unread += os.read(self.descriptor, 4096).decode()
+        before, _, self.unread = self.unread.partition(text)
+        return before + text
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.descriptor, keys)
+
+
 def test_a_real_terminal_session():
     master, slave = pty.openpty()
     program = PROGRAM.format(folder=os.path.dirname(__file__))
     process = subprocess.Popen([sys.executable, "-c", program], stdin=slave, stdout=slave, stderr=slave)
     os.close(slave)
+    terminal = Terminal(master)
     try:
-        assert "> " in read_until(master, "> ")
-        os.write(master, b"hello there\n")
-        assert "hello there \r\n" in read_until(master, "first after")
-        os.write(master, b"\x04")
-        assert process.wait(timeout=20) == 0
+        terminal.expect("> ")
+        terminal.type(b"hello there\n")
+        assert "hello there \r\n" in terminal.expect("first after")
+        terminal.expect("> ")
+        terminal.type(b"\x04")
+        assert process.wait(timeout=60) == 0
     finally:
         process.kill()
         process.wait()
         os.close(master)
-
-
-def read_until(terminal: int, text: str) -> str:
-    seen = ""
-    deadline = time.monotonic() + 20
-    while text not in seen and time.monotonic() < deadline:
-        seen += os.read(terminal, 4096).decode()
-    return seen

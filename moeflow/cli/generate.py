@@ -1,0 +1,144 @@
+"""`moeflow generate`: completes prompts and exits. Text on stdout, or one JSON document; everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from moeflow.cli.local_model import load
+from moeflow.cli.options import engine_options, sampling_options
+from moeflow.core.errors import EngineError
+from moeflow.core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from moeflow.engine.llm import LLM
+    from moeflow.engine.results import RequestOutput
+
+EPILOG = """\b
+Examples:
+  moeflow generate -p "The capital of France is" --max-tokens 8
+  moeflow generate -p "What is the capital of France?" --chat --stats
+  moeflow generate ~/models/olmoe -p "Once" -p "Twice" --json | jq -r '.results[].text'
+  sed 's/^/Explain: /' topic.txt | moeflow generate --prompt-file - --temperature 0.7 --seed 1
+
+A prompt is completed as it stands; --chat puts it into the model's chat template as a user's message.
+All prompts are computed together. Without --temperature the likeliest token is taken each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """How long it took, in seconds."""
+
+    load_s: float
+    generate_s: float
+
+
+@click.command(epilog=EPILOG)
+@engine_options
+@click.option("-p", "--prompt", "prompts", multiple=True, help="A prompt; may be given several times.")
+@click.option(
+    "--prompt-file",
+    "files",
+    type=click.File(encoding="utf-8"),
+    multiple=True,
+    help="A file that holds one prompt; - is stdin. May be given several times.",
+)
+@click.option("--chat", "is_chat", is_flag=True, help="Ask each prompt as a user's message.")
+@sampling_options
+@click.option("--stats", "with_stats", is_flag=True, help="Say on stderr how many tokens there were and how fast.")
+@click.option("--json", "as_json", is_flag=True, help="Print texts, token ids, usage and timings as JSON.")
+def generate(
+    wishes: dict[str, Any],
+    prompts: tuple[str, ...],
+    files: tuple[TextIO, ...],
+    is_chat: bool,
+    sampling: SamplingParams,
+    with_stats: bool,
+    as_json: bool,
+) -> None:
+    """Complete prompts and exit; made for scripts.
+
+    MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model is used.
+    """
+    asked = [*prompts, *(file.read() for file in files)]
+    if not asked:
+        raise click.UsageError("there is no prompt; give one with -p or --prompt-file")
+    started = time.monotonic()
+    with load(wishes) as llm:
+        loaded = time.monotonic()
+        results = complete(llm, asked, sampling, is_chat)
+        timings = Timings(load_s=loaded - started, generate_s=time.monotonic() - loaded)
+        name = llm.model.name
+    show_json(name, asked, results, timings) if as_json else show_text(results)
+    if with_stats:
+        click.echo(summary(results, timings), err=True)
+    errors = [output.error for result in results for output in result.outputs if output.error]
+    if errors:
+        raise EngineError(errors[0])
+
+
+def complete(llm: LLM, prompts: list[str], sampling: SamplingParams, is_chat: bool) -> list[RequestOutput]:
+    """Complete all prompts together, with a progress bar if somebody watches."""
+    watched = sys.stderr.isatty()
+    if is_chat:
+        conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        return llm.chat(conversations, sampling, progress=watched)
+    return llm.generate(prompts, sampling, progress=watched)
+
+
+def show_text(results: list[RequestOutput]) -> None:
+    """Print each completion, one after the other."""
+    for result in results:
+        click.echo(result.outputs[0].text)
+
+
+def show_json(name: str, prompts: list[str], results: list[RequestOutput], timings: Timings) -> None:
+    """Print everything as one document."""
+    document = {
+        "model": name,
+        "results": [
+            {
+                "prompt": prompt,
+                "text": result.outputs[0].text,
+                "token_ids": result.outputs[0].token_ids,
+                "finish_reason": result.outputs[0].finish_reason,
+                "usage": {
+                    "prompt_tokens": len(result.prompt_token_ids),
+                    "completion_tokens": len(result.outputs[0].token_ids),
+                    "cached_tokens": result.num_cached_tokens,
+                },
+            }
+            for prompt, result in zip(prompts, results, strict=True)
+        ],
+        "timings": {
+            "load_s": round(timings.load_s, 3),
+            "generate_s": round(timings.generate_s, 3),
+            "tokens_per_second": round(tokens_per_second(results, timings), 2),
+        },
+    }
+    click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def tokens_per_second(results: list[RequestOutput], timings: Timings) -> float:
+    """Return generated tokens a second over all prompts, their prefill included."""
+    return num_generated(results) / timings.generate_s if timings.generate_s else 0.0
+
+
+def num_generated(results: list[RequestOutput]) -> int:
+    """Return how many tokens were generated."""
+    return sum(len(output.token_ids) for result in results for output in result.outputs)
+
+
+def summary(results: list[RequestOutput], timings: Timings) -> str:
+    """Write what it took in a line."""
+    num_prompt = sum(len(result.prompt_token_ids) for result in results)
+    return (
+        f"{num_prompt} prompt tokens, {num_generated(results)} generated "
+        f"in {timings.generate_s:.2f} s ({tokens_per_second(results, timings):.1f} tokens/s), "
+        f"loaded in {timings.load_s:.2f} s"
+    )

@@ -1,0 +1,107 @@
+import json
+import types
+
+import pytest
+from click.testing import CliRunner
+
+from moeflow.cli import generate as module
+from moeflow.cli.main import main
+from moeflow.core.request import FinishReason
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.results import CompletionOutput, RequestOutput
+
+
+class ShoutingLLM:
+    """Completes a prompt with the prompt in capitals; every character is a token."""
+
+    model = types.SimpleNamespace(name="shout")
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, object, SamplingParams]] = []
+        self.is_closed = False
+        self.error: str | None = None
+
+    def generate(self, prompts: list[str], sampling: SamplingParams, *, progress: bool) -> list[RequestOutput]:
+        self.calls.append(("generate", prompts, sampling))
+        return [self._result(prompt) for prompt in prompts]
+
+    def chat(self, conversations, sampling: SamplingParams, *, progress: bool) -> list[RequestOutput]:
+        self.calls.append(("chat", conversations, sampling))
+        return [self._result(conversation[0]["content"]) for conversation in conversations]
+
+    def _result(self, prompt: str) -> RequestOutput:
+        text = prompt.upper()
+        reason = FinishReason.ERROR if self.error else FinishReason.STOP
+        output = CompletionOutput(0, text, list(map(ord, text)), finish_reason=reason, error=self.error)
+        return RequestOutput(prompt, list(map(ord, prompt)), [output], num_cached_tokens=1)
+
+    def __enter__(self) -> "ShoutingLLM":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def llm(monkeypatch):
+    made = ShoutingLLM()
+    monkeypatch.setattr(module, "load", lambda wishes: made)
+    return made
+
+
+def run(*args: str, stdin: str | None = None):
+    return CliRunner().invoke(main, ["generate", *args], input=stdin)
+
+
+def test_completions_go_to_stdout_and_nothing_else_does(llm):
+    result = run("-p", "a", "-p", "b", "--max-tokens", "7", "--temperature", "0.5")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "A\nB\n", "")
+    assert llm.calls == [("generate", ["a", "b"], SamplingParams(max_tokens=7, temperature=0.5))]
+    assert llm.is_closed
+
+
+def test_chat_asks_each_prompt_as_a_users_message(llm):
+    assert run("-p", "a", "-p", "b", "--chat").stdout == "A\nB\n"
+    assert llm.calls[0][:2] == ("chat", [[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]])
+
+
+def test_prompts_come_from_files_and_stdin_too(llm, tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_text("two\nlines\n")
+    assert run("-p", "a", "--prompt-file", str(file), "--prompt-file", "-", stdin="c").exit_code == 0
+    assert llm.calls[0][1] == ["a", "two\nlines\n", "c"]
+
+
+def test_no_prompt_is_told_before_anything_is_loaded(monkeypatch):
+    monkeypatch.setattr(module, "load", lambda wishes: pytest.fail("loaded"))
+    result = run()
+    assert result.exit_code == 2
+    assert "there is no prompt; give one with -p or --prompt-file" in result.stderr
+
+
+def test_json_has_texts_tokens_usage_and_timings(llm):
+    document = json.loads(run("-p", "hé", "--json").stdout)
+    assert document["model"] == "shout"
+    assert document["results"] == [
+        {
+            "prompt": "hé",
+            "text": "HÉ",
+            "token_ids": [72, 201],
+            "finish_reason": "stop",
+            "usage": {"prompt_tokens": 2, "completion_tokens": 2, "cached_tokens": 1},
+        }
+    ]
+    assert set(document["timings"]) == {"load_s", "generate_s", "tokens_per_second"}
+
+
+def test_stats_go_to_stderr(llm):
+    result = run("-p", "abc", "--stats")
+    assert result.stdout == "ABC\n"
+    assert result.stderr.startswith("3 prompt tokens, 3 generated in ")
+
+
+def test_a_failed_completion_is_an_exit_code(llm):
+    llm.error = "the pass failed"
+    result = run("-p", "a")
+    assert result.exit_code == 1
+    assert result.stderr == "error: the pass failed\n"
