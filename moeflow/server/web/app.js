@@ -11,7 +11,7 @@ const storedKey = new Stored("sessionStorage", "api-key");
 const apiKey = () => storedKey.read();
 const settings = new Settings(at("settings-form"));
 const server = new ServerStatus(apiKey);
-const chat = new Chat({ log: at("conversation"), server, settings, apiKey, onCopy: copy });
+const chat = new Chat({ log: at("conversation"), server, settings, apiKey, buttons: { onCopy: copy, onRetry: retry } });
 let shownModel = null; // when the model was loaded whose facts are shown
 let setAside = []; // turns of the conversation before this one
 
@@ -100,6 +100,12 @@ function submitPrompt() {
   submit(prompt);
 }
 
+function retry() {
+  if (chat.running) return;
+  chat.retry();
+  focusAfterSend();
+}
+
 function focusAfterSend() {
   at(hasKeyboard() ? "prompt" : "stop").focus();
 }
@@ -133,7 +139,7 @@ async function useKey() {
   await server.poll();
   if (server.state === "locked") return;
   at("prompt").focus();
-  if (chat.turns.at(-1)?.state === "refused") chat.retry();
+  if (chat.turns.at(-1)?.state === "refused") retry();
 }
 
 function clearAll() {

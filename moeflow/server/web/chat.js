@@ -8,10 +8,10 @@ import { keepingBottom, toBottom } from "./scroll.js";
 import { TurnView } from "./turn_view.js";
 
 export class Chat extends EventTarget {
-  /** `log` is the element that holds the turns; `apiKey()` gives the key to send; `onCopy` as for TurnView. */
-  constructor({ log, server, settings, apiKey, onCopy }) {
+  /** `log` is the element that holds the turns; `apiKey()` gives the key to send; `buttons` are TurnView’s. */
+  constructor({ log, server, settings, apiKey, buttons }) {
     super();
-    Object.assign(this, { log, server, settings, apiKey, onCopy });
+    Object.assign(this, { log, server, settings, apiKey, buttons });
     this.conversation = new Conversation();
     this.running = null; // AbortController of the answer being written
     this.showAll();
@@ -23,9 +23,10 @@ export class Chat extends EventTarget {
 
   submit(prompt) {
     const turn = this.conversation.add(prompt);
-    this.views.push(this.makeView(turn));
-    this.log.append(this.views.at(-1).element);
-    return this.ask(turn, this.views.at(-1));
+    const view = new TurnView(turn, this.buttons);
+    this.views.push(view);
+    this.log.append(view.element);
+    return this.ask(turn, view);
   }
 
   retry() {
@@ -89,7 +90,7 @@ export class Chat extends EventTarget {
   }
 
   showAll() {
-    this.views = this.turns.map((turn) => this.makeView(turn));
+    this.views = this.turns.map((turn) => new TurnView(turn, this.buttons));
     this.log.replaceChildren(...this.views.map((view) => view.element));
     toBottom();
     this.dispatchEvent(new Event("change"));
@@ -101,10 +102,6 @@ export class Chat extends EventTarget {
     const isLoading = !this.server.isLoaded;
     keepingBottom(() => view.update(isLoading ? "Waiting for the model to load…" : "Waiting for the first token…"));
     this.dispatchEvent(new Event("change"));
-  }
-
-  makeView(turn) {
-    return new TurnView(turn, { onCopy: this.onCopy, onRetry: () => !this.running && this.retry() });
   }
 
   announce(text) {

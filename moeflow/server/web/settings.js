@@ -15,8 +15,11 @@ const DEFAULTS = Object.freeze({
 export class Settings {
   constructor(form) {
     this.stored = new Stored("localStorage", "settings");
-    this.values = { ...DEFAULTS, ...this.stored.read() };
-    this.fields = Object.keys(DEFAULTS).map((name) => form.elements[name]);
+    const names = Object.keys(DEFAULTS);
+    const kept = { ...DEFAULTS, ...this.stored.read() };
+    // By name, because another version of the page may have kept other settings.
+    this.values = Object.fromEntries(names.map((name) => [name, kept[name]]));
+    this.fields = names.map((name) => form.elements[name]);
     this.hints = new Map(this.fields.map((field) => [field, document.getElementById(`${field.name}-hint`)]));
     this.hintTexts = new Map([...this.hints.values()].map((hint) => [hint, hint.textContent]));
     for (const field of this.fields) field.addEventListener("input", () => this.take(field));

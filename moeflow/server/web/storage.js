@@ -1,33 +1,34 @@
-// JSON in the browser's storage. A browser that stores nothing, or something damaged, costs the memory only.
+// JSON in the browser's storage. Where a browser stores nothing, or something damaged, the page works all the
+// same and only forgets at a reload.
 
 /** One value under one key, in `localStorage` (kept) or `sessionStorage` (until the tab closes). */
 export class Stored {
   constructor(storageName, key) {
     this.storageName = storageName;
     this.key = `moeflow.${key}`;
+    this.value = null;
+    this.attempt((storage) => (this.value = JSON.parse(storage.getItem(this.key))));
   }
 
   read() {
-    try {
-      return JSON.parse(window[this.storageName].getItem(this.key));
-    } catch {
-      return null;
-    }
+    return this.value;
   }
 
   write(value) {
-    try {
-      window[this.storageName].setItem(this.key, JSON.stringify(value));
-    } catch {
-      // Storage is full or forbidden: the page works on, it just forgets.
-    }
+    this.value = value;
+    this.attempt((storage) => storage.setItem(this.key, JSON.stringify(value)));
   }
 
   remove() {
+    this.value = null;
+    this.attempt((storage) => storage.removeItem(this.key));
+  }
+
+  attempt(action) {
     try {
-      window[this.storageName].removeItem(this.key);
+      action(window[this.storageName]);
     } catch {
-      // As above.
+      // Forbidden, full or damaged: see above.
     }
   }
 }

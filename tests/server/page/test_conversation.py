@@ -51,6 +51,16 @@ def test_a_second_turn_sends_the_history_also_after_a_reload(page, say, asked):
     assert asked()[1] == "<|user|>First question?<|assistant|>First answer.<|user|>Second question?<|assistant|>"
 
 
+def test_a_reload_ends_a_running_answer_and_keeps_what_came(page, say, engine):
+    say("One, two, three", until="One, two")
+    send(page, "Count.")
+    expect(answer(page)).to_have_text("One, two")
+    page.reload()
+    expect(answer(page)).to_have_text("One, two")
+    expect(measured(page)).to_contain_text("Stopped")
+    assert eventually(lambda: len(engine.cancelled) == 1)
+
+
 def test_a_turn_without_an_answer_is_not_sent_again(page, say, asked, engine):
     engine.fail_after = 0
     send_and_wait(page, "Lost?")
@@ -69,6 +79,7 @@ def test_try_again_replaces_the_last_answer(page, say, asked):
     button(page, "Try again").click()
     expect(answer(page)).to_have_text("Tails.")
     expect(turns(page)).to_have_count(1)
+    expect(prompt_box(page)).to_be_focused()  # the button is gone while an answer runs
     assert asked() == ["<|user|>Toss a coin.<|assistant|>"] * 2
 
 

@@ -143,3 +143,15 @@ def test_an_api_key(make_app, serve, open_page, say, engine):
     expect(answer(page)).to_have_text("Welcome.")  # the refused prompt went out by itself
     expect(page.get_by_label("API key")).to_be_hidden()
     assert page.evaluate("Object.values(localStorage).join().includes('sesame')") is False
+
+
+def test_a_browser_that_stores_nothing(make_app, serve, open_page, say):
+    say("Welcome.")
+    page = open_page(serve(make_app(api_key="sesame")))
+    deny = "Object.defineProperty(window, NAME, { get() { throw new DOMException('denied', 'SecurityError'); } });"
+    page.add_init_script(deny.replace("NAME", "'localStorage'") + deny.replace("NAME", "'sessionStorage'"))
+    page.reload()
+    page.get_by_label("API key").fill("sesame")
+    button(page, "Use key").click()
+    send_and_wait(page, "Let me in.")
+    expect(answer(page)).to_have_text("Welcome.")
