@@ -1,9 +1,6 @@
 import os
-import pty
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +10,7 @@ from moeflow.cli.conversation import Conversation
 from moeflow.cli.talker import Messages, Piece
 from moeflow.core.errors import RequestError
 from moeflow.core.sampling_params import SamplingParams
+from tests.cli.terminal import terminal
 
 
 class EchoTalker:
@@ -147,40 +145,12 @@ converse(EchoTalker(), Conversation(SamplingParams()))
 """
 
 
-class Terminal:
-    """The master's end of a pseudo-terminal, read up to what is expected next."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self.unread = ""
-
-    def expect(self, text: str) -> str:
-        """Return what came up to and with `text`."""
-        deadline = time.monotonic() + 60
-        while text not in self.unread:
-            assert time.monotonic() < deadline, self.unread
-            self.unread += os.read(self.descriptor, 4096).decode()
-        before, _, self.unread = self.unread.partition(text)
-        return before + text
-
-    def type(self, keys: bytes) -> None:
-        os.write(self.descriptor, keys)
-
-
 def test_a_real_terminal_session():
-    master, slave = pty.openpty()
     program = PROGRAM.format(folder=os.path.dirname(__file__))
-    process = subprocess.Popen([sys.executable, "-c", program], stdin=slave, stdout=slave, stderr=slave)
-    os.close(slave)
-    terminal = Terminal(master)
-    try:
-        terminal.expect("> ")
-        terminal.type(b"hello there\n")
-        assert "hello there \r\n" in terminal.expect("first after")
-        terminal.expect("> ")
-        terminal.type(b"\x04")
-        assert process.wait(timeout=60) == 0
-    finally:
-        process.kill()
-        process.wait()
-        os.close(master)
+    with terminal(sys.executable, "-c", program) as session:
+        session.expect("> ")
+        session.type(b"hello there\n")
+        assert "hello there \r\n" in session.expect("first after")
+        session.expect("> ")
+        session.type(b"\x04")
+        assert session.process.wait(timeout=60) == 0
