@@ -32,7 +32,7 @@ def fused_experts(x: Tensor, gate_up: Tensor, down: Tensor, topk_ids: Tensor, to
     counts = torch.bincount(expert_of_pair, minlength=gate_up.shape[0]).tolist()
     pairs = x.new_empty(num_tokens * top_k, x.shape[1])
     pairs.index_copy_(0, order, _run_touched(rows, counts, gate_up, down))
-    weighted = pairs.view(num_tokens, top_k, -1).float() * topk_weights.unsqueeze(-1)
+    weighted = pairs.view(num_tokens, top_k, -1).float().mul_(topk_weights.unsqueeze(-1))
     return weighted.sum(dim=1).to(x.dtype)
 
 

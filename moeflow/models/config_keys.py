@@ -77,36 +77,40 @@ def _read_rope(reader: ConfigReader, default_theta: float, max_position: int) ->
         raise reader.error(f"rotary positions are of the kind {kind!r}; supported are {', '.join(ROPE_KINDS)}")
     _refuse_variants(reader, rope)
     theta = rope.get(float, "rope_theta", reader.get(float, "rope_theta", default_theta))
-    if theta <= 0:
-        raise reader.error(f"'rope_theta' is {theta}, where a positive number is expected")
+    if theta <= 1:
+        raise reader.error(f"'rope_theta' is {theta}, where a number above 1 is expected")
     if kind == "default":
         return RopeConfig(theta=theta)
-    factor = rope.get(float, "factor")
-    if factor <= 0:
-        raise reader.error(f"the rotary 'factor' is {factor}, where a positive number is expected")
+    factor = _positive(rope, "factor")
     if kind == "linear":
         return RopeConfig(theta=theta, kind=kind, factor=factor)
     original = reader.positive(
         "original_max_position_embeddings", rope.positive("original_max_position_embeddings", max_position)
     )
-    if kind == "llama3":
-        return RopeConfig(
-            theta=theta,
-            kind=kind,
-            factor=factor,
-            original_max_position=original,
-            low_freq_factor=rope.get(float, "low_freq_factor"),
-            high_freq_factor=rope.get(float, "high_freq_factor"),
-        )
-    return RopeConfig(
-        theta=theta,
-        kind=kind,
-        factor=factor,
-        original_max_position=original,
-        beta_fast=rope.get(float, "beta_fast", 32.0),
-        beta_slow=rope.get(float, "beta_slow", 1.0),
-        attention_factor=_yarn_attention_factor(rope, factor),
-    )
+    bands = _read_llama3_bands(rope) if kind == "llama3" else _read_yarn_bands(rope, factor)
+    return RopeConfig(theta=theta, kind=kind, factor=factor, original_max_position=original, **bands)
+
+
+def _read_llama3_bands(rope: ConfigReader) -> dict[str, Any]:
+    low, high = rope.get(float, "low_freq_factor"), rope.get(float, "high_freq_factor")
+    if not low < high:
+        raise rope.error(f"'low_freq_factor' is {low}, where less than 'high_freq_factor', {high}, is expected")
+    return {"low_freq_factor": low, "high_freq_factor": high}
+
+
+def _read_yarn_bands(rope: ConfigReader, factor: float) -> dict[str, Any]:
+    return {
+        "beta_fast": _positive(rope, "beta_fast", 32.0),
+        "beta_slow": _positive(rope, "beta_slow", 1.0),
+        "attention_factor": _yarn_attention_factor(rope, factor),
+    }
+
+
+def _positive(rope: ConfigReader, key: str, *default: float) -> float:
+    value = rope.get(float, key, *default)
+    if value <= 0:
+        raise rope.error(f"the rotary {key!r} is {value}, where a positive number is expected")
+    return value
 
 
 def _refuse_variants(reader: ConfigReader, rope: ConfigReader) -> None:
