@@ -18,7 +18,8 @@ from starlette.responses import JSONResponse, Response
 from moeflow.core.errors import EngineError, QueueFullError, RequestError
 from moeflow.server.disconnect import ClientDisconnected
 
-_MAX_MESSAGE = 500
+_MAX_MESSAGE = 500  # characters
+_MAX_PARAM = 80
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
@@ -62,7 +63,7 @@ class ApiError(HTTPException):
         detail = ErrorDetail(
             message=self.detail[:_MAX_MESSAGE],
             type=_TYPES.get(self.status_code, default_type),
-            param=self.param,
+            param=self.param and self.param[:_MAX_PARAM],
             code=self.code,
         )
         return {"error": detail.model_dump()}

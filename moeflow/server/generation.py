@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
+from moeflow.core.errors import EngineError
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.generator import Generator
@@ -44,7 +45,7 @@ async def start_generation(
     except BaseException:
         ticket.close()
         raise
-    return Generation(streams, prompts, sampling.n, ticket, service, arrived_s)
+    return Generation(generator, streams, prompts, sampling.n, ticket, service, arrived_s)
 
 
 def check_lengths(prompts: Sequence[Sequence[int]], sampling: SamplingParams, max_model_len: int) -> None:
@@ -69,6 +70,7 @@ class Generation:
 
     def __init__(
         self,
+        generator: Generator,
         streams: list[AsyncGenerator[TextDelta, None]],
         prompts: list[list[int]],
         n: int,
@@ -76,6 +78,7 @@ class Generation:
         service: Service,
         arrived_s: float,
     ) -> None:
+        self.generator = generator
         self.prompts = prompts
         self.n = n
         self.num_prompt_tokens = sum(map(len, prompts))
@@ -102,8 +105,10 @@ class Generation:
                     self._account(choice, delta)
                     yield choice, delta
             self._metrics.request_duration.observe(time.monotonic() - self._arrived_s)
-        except Exception:
+        except Exception as error:
             self._metrics.failed.inc()
+            if isinstance(error, EngineError):
+                self._service.require_generator()  # knows better whether the engine ended or died
             raise
         finally:
             self._ticket.close()
@@ -129,7 +134,7 @@ class Generation:
     def _check_end(self, delta: TextDelta) -> None:
         if delta.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             return
-        self._service.require_generator()  # says so if the server is about to end
+        self._service.require_generator()  # likewise: it ends what is left when the server shuts down
         if delta.finish_reason is FinishReason.CANCELLED:
             raise ApiError(503, "cancelled", "the request was cancelled in the engine")
         raise ApiError(500, "generation_failed", delta.error or "the engine failed on this request")

@@ -58,6 +58,7 @@ async def _serve(listener: socket.socket, engine_config: EngineConfig, config: S
     answering = asyncio.create_task(http.serve(sockets=[listener]))
     try:
         with _received_signals() as signals:
+            answering.add_done_callback(lambda _: signals.put_nowait(0))  # should HTTP fail, that ends everything too
             generator = await _unless(signals, _load(engine_config))
             if isinstance(generator, int):
                 return 0  # told to end before there was anything to finish

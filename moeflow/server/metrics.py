@@ -50,12 +50,14 @@ class Metrics:
         self._registry.register(_EngineCollector(stats, num_unfinished))
         self._refused = Counter(
             "moeflow_requests_rejected",
-            "Requests answered with an error before any work, by the error's code",
+            "Requests answered with an error object instead of a result, by the error's code",
             ["reason"],
             registry=self._registry,
         )
         self.failed = Counter(
-            "moeflow_requests_failed", "Requests that failed after work had begun", registry=self._registry
+            "moeflow_requests_failed",
+            "Requests, streamed or not, that failed after work had begun",
+            registry=self._registry,
         )
         self.time_to_first_token = Histogram(
             "moeflow_time_to_first_token_seconds",

@@ -60,11 +60,22 @@ def test_the_longer_sequences_take_the_later_to_come_back():
     for _ in range(100):
         ticket = admission.admit(1, max_running=1)
         clock.now += 20
-        ticket.close()
+        ticket.finish_one()
     admission.admit(1, max_running=1)
     with pytest.raises(QueueFullError) as caught:
         admission.admit(1, max_running=1)
     assert caught.value.retry_after_s == pytest.approx(20, rel=0.01)
+
+
+def test_a_request_that_never_ran_teaches_nothing():
+    clock = Clock()
+    admission = Admission(max_queue=9, clock=clock)
+    for _ in range(100):
+        admission.admit(10, max_running=1).close()
+    admission.admit(5, max_running=1)
+    with pytest.raises(QueueFullError) as caught:
+        admission.admit(10, max_running=1)
+    assert caught.value.retry_after_s == 10  # ten places, a second each until something better is known
 
 
 async def test_a_full_queue_is_429_with_a_time_to_come_back(make_app, engine):

@@ -69,6 +69,16 @@ async def test_a_dead_engine_is_no_health(http, engine):
     assert (await http.get("/stats")).json()["status"] == "failed"
 
 
+async def test_an_engine_that_ends_while_draining_is_no_death(http, engine, app):
+    engine.pause_after = 2
+    waiting = asyncio.create_task(http.post(COMPLETIONS, json=BODY))
+    await under_way(engine)
+    app.state.service.drain()
+    engine.die()
+    assert (await waiting).status_code == 503
+    assert (await waiting).json()["error"]["code"] == "shutting_down"
+
+
 async def test_before_the_model_is_loaded(engine, tokenizer):
     async with connect(create_app(None, ServerConfig())) as http:
         assert (await http.get("/health")).status_code == 200
@@ -92,6 +102,19 @@ async def test_while_draining_running_requests_go_on(http, engine, app):
         assert answer.json()["error"]["code"] == "shutting_down"
     engine.pause_after = None
     assert (await running).status_code == 200
+
+
+async def test_draining_while_a_prompt_is_tokenized(http, engine, app, monkeypatch):
+    service = app.state.service
+    encode = service.loaded.encode
+
+    def drain_and_encode(prompt):
+        service.drain()
+        return encode(prompt)
+
+    monkeypatch.setattr(service.loaded, "encode", drain_and_encode)
+    assert (await http.post(COMPLETIONS, json={**BODY, "echo": True})).status_code == 200
+    assert service.admission.num_unfinished == 0
 
 
 async def test_what_is_cancelled_at_the_deadline_says_so(http, engine, app):

@@ -48,6 +48,7 @@ class Server:
         command = [sys.executable, "-c", START, str(model), str(port), str(deadline_s)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.url = ""
+        self.num_begun = 0
 
     def wait_until_ready(self) -> Server:
         line = self.process.stdout.readline()
@@ -67,9 +68,14 @@ class Server:
         """Send a request and return once the engine works on it."""
         responses: list[httpx.Response] = []
         thread = threading.Thread(target=lambda: responses.append(self.post(**changes)))
+        self.num_begun += changes.get("n", 1)
         thread.start()
-        assert eventually(lambda: httpx.get(f"{self.url}/stats").json()["num_running"] > 0, 10)
+        assert eventually(self._has_begun, 10)
         return thread, responses
+
+    def _has_begun(self) -> bool:
+        stats = httpx.get(f"{self.url}/stats").json()
+        return stats["num_unfinished"] == self.num_begun and stats["num_running"] > 0
 
     def status(self, path: str) -> int:
         return httpx.get(self.url + path, timeout=10).status_code

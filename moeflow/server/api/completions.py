@@ -38,7 +38,7 @@ async def create_completion(
 
     envelope = Envelope(f"cmpl-{uuid.uuid4().hex}", int(time.time()), model.name, "text_completion", "text_completion")
     generation = await start_generation(service, envelope.id, encode, len(prompts), body.to_sampling_params())
-    writer = _Writer(body, prompts, generation, service.require_generator())
+    writer = _Writer(body, prompts, generation)
     if body.stream:
         return streamed_answer(generation, writer, envelope, with_usage=body.wants_usage)
     return await whole_answer(request, generation, writer, envelope)
@@ -47,13 +47,11 @@ async def create_completion(
 class _Writer:
     """Writes choice objects, the prompt first where an echo is wanted."""
 
-    def __init__(
-        self, body: CompletionRequest, prompts: list[str | list[int]], generation: Generation, generator: Generator
-    ) -> None:
+    def __init__(self, body: CompletionRequest, prompts: list[str | list[int]], generation: Generation) -> None:
         self._body = body
         self._prompts = prompts
         self._generation = generation
-        self._tokenizer = generator.tokenizer
+        self._tokenizer = generation.generator.tokenizer
         num_choices = len(prompts) * generation.n
         self._logprobs = [CompletionLogprobsWriter() for _ in range(num_choices)]
         self._is_to_echo = [bool(body.echo)] * num_choices

@@ -44,14 +44,9 @@ class Admission:
         self.num_unfinished += num_sequences
         return Ticket(self, num_sequences, self._clock())
 
-    def leave(self, num_sequences: int, duration_s: float) -> None:
-        """Take sequences out again; only tickets call this."""
-        self.num_unfinished -= num_sequences
-        self._mean_duration_s += _SMOOTHING * (duration_s - self._mean_duration_s)
-
-    def now(self) -> float:
-        """Seconds on the clock that durations are measured with."""
-        return self._clock()
+    def note_duration(self, admitted_s: float) -> None:
+        """Learn how long sequences take, from one admitted then and finished now."""
+        self._mean_duration_s += _SMOOTHING * (self._clock() - admitted_s - self._mean_duration_s)
 
 
 class Ticket:
@@ -63,14 +58,15 @@ class Ticket:
         self._admitted_s = admitted_s
 
     def finish_one(self) -> None:
-        """Give back one sequence."""
-        self._give_back(min(1, self._num_left))
+        """Give back a sequence that has come to its end."""
+        if self._num_left:
+            self._give_back(1)
+            self._admission.note_duration(self._admitted_s)
 
     def close(self) -> None:
         """Give back what is left; again is harmless."""
         self._give_back(self._num_left)
 
     def _give_back(self, num_sequences: int) -> None:
-        if num_sequences:
-            self._num_left -= num_sequences
-            self._admission.leave(num_sequences, self._admission.now() - self._admitted_s)
+        self._num_left -= num_sequences
+        self._admission.num_unfinished -= num_sequences

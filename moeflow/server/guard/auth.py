@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from moeflow.server.errors import ApiError
 from moeflow.server.metrics import Metrics
 
-GUARDED_PREFIXES = ("/v1/", "/tokenize", "/detokenize", "/stats", "/metrics")
+_GUARDED = frozenset(("/tokenize", "/detokenize", "/stats", "/metrics"))  # and all below /v1/
 
 
 class ApiKeyGuard:
@@ -23,7 +23,7 @@ class ApiKeyGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 401 or hand on."""
-        if scope["type"] == "http" and scope["path"].startswith(GUARDED_PREFIXES) and not self._has_key(scope):
+        if scope["type"] == "http" and _is_guarded(scope["path"]) and not self._has_key(scope):
             error = ApiError(
                 401,
                 "invalid_api_key",
@@ -40,3 +40,7 @@ class ApiKeyGuard:
         # Header text is Latin-1 by HTTP; clients send keys as UTF-8 bytes.
         given = f"{scheme.lower()} {key.strip()}".encode("latin-1")
         return hmac.compare_digest(given, self._expected)
+
+
+def _is_guarded(path: str) -> bool:
+    return path in _GUARDED or path.startswith("/v1/")
