@@ -84,6 +84,11 @@ def test_any_pass_is_as_the_loop_says(spans, window, heads, block_size, seed):
     Pass(spans, heads=heads, block_size=block_size, seed=seed).check(window)
 
 
+@pytest.mark.parametrize("window", [1, 4, 5, 6, 7, 11, 12])
+def test_windows_around_the_length_of_a_chunk_and_of_a_block(window):
+    Pass([(0, 6), (0, 1), (7, 5), (11, 1), (5, 1)]).check(window)
+
+
 @pytest.mark.parametrize("window", [None, 1, 700])
 def test_contexts_longer_than_a_kernel_tile(window):
     """CPU kernels work through keys by 512: whole tiles may be masked at either end."""

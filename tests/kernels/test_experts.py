@@ -72,3 +72,15 @@ def test_bfloat16_is_close_to_the_exact_result():
     for token in range(9):
         want = _one_token(x[token], topk_ids[token], topk_weights[token], gate_up, down)
         torch.testing.assert_close(got[token].double(), want, atol=0.05, rtol=0.05)
+
+
+def test_bfloat16_results_are_weighted_and_added_in_float32():
+    x = torch.zeros(1, HIDDEN, dtype=torch.bfloat16)
+    x[0, 0] = 1
+    gate_up = torch.zeros(NUM_EXPERTS, 2 * WIDTH, HIDDEN, dtype=torch.bfloat16)
+    gate_up[:, 0, 0], gate_up[:, WIDTH, 0] = 32, 1 / 32  # silu(32) is 32, so every expert returns 1
+    down = torch.ones(NUM_EXPERTS, HIDDEN, WIDTH, dtype=torch.bfloat16)
+    weights = torch.full((1, 6), 1.0039)  # bfloat16 would make it 1
+    got = fused_experts(x, gate_up, down, torch.arange(6).unsqueeze(0), weights)
+    assert (got == torch.tensor(6 * 1.0039).to(torch.bfloat16)).all()
+    assert (got != 6).all()
