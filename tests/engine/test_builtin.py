@@ -76,7 +76,7 @@ def test_another_recipe_or_version_is_another_folder(tmp_path, monkeypatch):
     assert builtin_folder(tmp_path) == first
     monkeypatch.setattr(builtin, "BUILTIN_RECIPE", UpcycleRecipe(num_experts=8, top_k=2, seed=1))
     second = builtin_folder(tmp_path)
-    monkeypatch.setattr(builtin, "RECIPE_VERSION", 2)
+    monkeypatch.setattr(builtin, "RECIPE_VERSION", builtin.RECIPE_VERSION + 1)
     third = builtin_folder(tmp_path)
     assert len({first, second, third}) == 3
 
@@ -146,12 +146,15 @@ def test_perplexity_stays_within_three_percent(model, builtin_model, name):
 @pytest.mark.slow
 def test_it_knows_the_capital_of_france(model, builtin_model):
     tokenizer = Tokenizer.load(builtin_model)
+    end = open_checkpoint(builtin_model).generation_config["eos_token_id"]
     token_ids = tokenizer.apply_chat_template([{"role": "user", "content": "What is the capital of France?"}])
     prompt = len(token_ids)
-    while token_ids[-1] not in tokenizer.eos_token_ids or len(token_ids) == prompt:
-        assert len(token_ids) < prompt + 16
+    for _ in range(16):
         token_ids.append(model.logits(run_sequence(model, token_ids)[-1:]).argmax().item())
+        if token_ids[-1] == end:
+            break
     assert tokenizer.decode(token_ids[prompt:]) == "The capital of France is Paris."
+    assert token_ids[-1] == end
 
 
 @pytest.mark.weights

@@ -125,6 +125,14 @@ def test_an_existing_model_is_kept_unless_asked(llama, text, mixtral, tmp_path):
     assert json.loads((tmp_path / "m" / "config.json").read_text())["num_local_experts"] == 3
 
 
+@pytest.mark.parametrize("place", [".", ".."])
+def test_the_source_is_never_replaced(llama, place):
+    before = contents(llama)
+    with pytest.raises(ConfigError, match="holds the model to start from"):
+        upcycle(llama, llama / place, RECIPE, overwrite=True)
+    assert contents(llama) == before
+
+
 def test_a_mixture_of_experts_is_no_source(mixtral, tmp_path):
     with pytest.raises(CheckpointError, match="mixture of experts already"):
         upcycle(mixtral, tmp_path / "m", RECIPE)
