@@ -27,17 +27,17 @@ from moeflow.engine.settings import Settings
 from moeflow.server.config import ServerConfig
 from moeflow.server.launch import serve
 sys.exit(serve(
-    Settings(model=sys.argv[1], num_threads=1, kv_cache_bytes=2**22),
+    Settings(model=sys.argv[1], num_threads=1, kv_cache_bytes=2**24),
     ServerConfig(port=int(sys.argv[2]), shutdown_deadline_s=float(sys.argv[3])),
 ))
 """
-LONG = {"prompt": [5, 6, 7], "max_tokens": 480, "temperature": 0, "ignore_eos": True}  # takes a second or more
+LONG = {"prompt": [5, 6, 7], "max_tokens": 2000, "temperature": 0, "ignore_eos": True}  # takes seconds
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny-mixtral")
-    write_tiny_mixtral(folder)
+    write_tiny_mixtral(folder, max_position_embeddings=4096)
     return folder
 
 
@@ -132,7 +132,7 @@ def test_a_running_request_may_finish(server, number):
     assert server.end() == 0
     thread.join()
     assert responses[0].status_code == 200
-    assert responses[0].json()["usage"]["completion_tokens"] == 480
+    assert responses[0].json()["usage"]["completion_tokens"] == LONG["max_tokens"]
 
 
 def test_at_the_deadline_requests_are_cut_off_with_a_reason(hasty_server):
