@@ -160,6 +160,6 @@ def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
     """Return 0 where `seen` and else a number so low that softmax makes it 0.
 
     Finite on purpose: a kernel that works through the keys in parts may meet a part that is masked entirely, and
-    minus infinity would make NaN of it.
+    minus infinity may make NaN of it.
     """
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min / 2)
