@@ -15,8 +15,8 @@ run: .venv/run.stamp
 	@exec .venv/bin/moeflow serve $(ARGS)
 
 test: .venv/test.stamp
-	@VIRTUAL_ENV=$(CURDIR)/.venv scripts/check
-	@VIRTUAL_ENV=$(CURDIR)/.venv scripts/test $(ARGS)
+	@VIRTUAL_ENV="$(CURDIR)/.venv" scripts/check
+	@VIRTUAL_ENV="$(CURDIR)/.venv" scripts/test $(ARGS)
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
