@@ -191,7 +191,8 @@ at("prompt").addEventListener("keydown", (event) => {
 chat.addEventListener("change", showChat);
 chat.addEventListener("announce", (event) => announce(event.detail));
 server.addEventListener("change", showServer);
-addEventListener("pagehide", () => chat.save());
+// Before the browser breaks the stream off, which would look like a failure. Phones may tell only the second.
+for (const leaving of ["beforeunload", "pagehide"]) addEventListener(leaving, () => chat.leave());
 
 showChat();
 if (hasKeyboard()) at("prompt").focus();

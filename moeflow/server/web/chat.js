@@ -45,7 +45,9 @@ export class Chat extends EventTarget {
     return old;
   }
 
-  save() {
+  /** The page is about to go: end the running answer and keep what came. */
+  leave() {
+    this.stop();
     this.conversation.save();
   }
 
@@ -68,7 +70,7 @@ export class Chat extends EventTarget {
       this.endEarly(turn, error);
     } finally {
       if (this.running === controller) this.running = null;
-      this.save();
+      this.conversation.save();
       this.show(view);
       this.server.poll();
     }
