@@ -22,30 +22,12 @@ import torch
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.safetensors_writer import Shapes, write_json, write_safetensors
 from moeflow.core.errors import CheckpointError, ConfigError
-from moeflow.core.model_config import ConfigReader
+from moeflow.core.model_config import ConfigReader, ModelConfig
 
 _MATRICES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # Mixtral's name: Llama's name
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-_CARRIED_KEYS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "max_position_embeddings",
-    "initializer_range",
-    "rms_norm_eps",
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-    "tie_word_embeddings",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-)
+_AHEAD = 4  # tensors made before they are written
+_CARRIED_KEYS = ("initializer_range", "bos_token_id", "eos_token_id", "pad_token_id")
 _MIXTRAL_ONLY = "Mixtral has no such thing; choose a model without it"
 
 
@@ -90,37 +72,15 @@ def check_source(checkpoint: Checkpoint) -> None:
             raise _unfit(checkpoint, f"{key} is on", _MIXTRAL_ONLY)
 
 
-def mixtral_config(checkpoint: Checkpoint, recipe: UpcycleRecipe) -> dict[str, Any]:
-    """Return `config.json` of the new model."""
-    source = checkpoint.config
-    carried = {key: source[key] for key in _CARRIED_KEYS if source.get(key) is not None}
-    if "rope_parameters" not in carried:
-        carried.setdefault("rope_theta", 10000.0)  # Llama's default; Mixtral's is another
-    return {
-        "architectures": ["MixtralForCausalLM"],
-        "model_type": "mixtral",
-        **carried,
-        "num_local_experts": recipe.num_experts,
-        "num_experts_per_tok": recipe.top_k,
-        "sliding_window": None,
-        "attention_dropout": 0.0,
-        "router_jitter_noise": 0.0,
-        "output_router_logits": False,
-        "use_cache": True,
-        "dtype": "bfloat16",
-    }
-
-
-def mixtral_shapes(checkpoint: Checkpoint, recipe: UpcycleRecipe) -> Shapes:
+def mixtral_shapes(checkpoint: Checkpoint, shape: ModelConfig, recipe: UpcycleRecipe) -> Shapes:
     """Return names and shapes of the new model's tensors, in the order in which they are written.
 
     Raises: CheckpointError if the source lacks a tensor.
     """
-    hidden_size = ConfigReader(checkpoint.config, checkpoint.config_file).positive("hidden_size")
     shapes: dict[str, tuple[int, ...]] = {}
-    for target in _targets(checkpoint, recipe):
+    for target in _targets(shape, recipe):
         if target.source is None:
-            shapes[target.name] = (recipe.num_experts, hidden_size)
+            shapes[target.name] = (recipe.num_experts, shape.hidden_size)
             continue
         if target.source not in checkpoint.tensors:
             raise CheckpointError(
@@ -132,21 +92,57 @@ def mixtral_shapes(checkpoint: Checkpoint, recipe: UpcycleRecipe) -> Shapes:
 
 def write_mixtral(
     checkpoint: Checkpoint,
+    shape: ModelConfig,
     routers: Sequence[torch.Tensor],
     recipe: UpcycleRecipe,
     folder: Path,
     *,
     on_bytes: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write config, generation config and weights of the upcycled model into `folder`.
+    """Write config, generation config and weights of the upcycled model into `folder`; `shape` is the source's.
 
     Shapes: routers, one a layer, [E, H].
     """
-    config = mixtral_config(checkpoint, recipe)
+    config = _config(checkpoint, shape, recipe)
     write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", _generation_config(checkpoint.generation_config, config))
-    shapes = mixtral_shapes(checkpoint, recipe)
-    write_safetensors(folder, shapes, _tensors(checkpoint, routers, recipe), on_bytes=on_bytes)
+    shapes = mixtral_shapes(checkpoint, shape, recipe)
+    write_safetensors(folder, shapes, _tensors(checkpoint, shape, routers, recipe), on_bytes=on_bytes)
+
+
+def _config(checkpoint: Checkpoint, shape: ModelConfig, recipe: UpcycleRecipe) -> dict[str, Any]:
+    """Return `config.json`. Every size is written out: where a key is missing Mixtral assumes other than Llama."""
+    source = checkpoint.config
+    carried = {key: source[key] for key in _CARRIED_KEYS if source.get(key) is not None}
+    if source.get("rope_parameters"):
+        rope: dict[str, Any] = {"rope_parameters": {**source["rope_parameters"], "rope_theta": shape.rope.theta}}
+    else:
+        rope = {"rope_theta": shape.rope.theta, "rope_scaling": source.get("rope_scaling")}
+    return {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "num_local_experts": recipe.num_experts,
+        "num_experts_per_tok": recipe.top_k,
+        "max_position_embeddings": shape.max_position,
+        "sliding_window": shape.sliding_window,
+        "hidden_act": shape.hidden_act,
+        "rms_norm_eps": shape.rms_norm_eps,
+        "tie_word_embeddings": shape.tie_word_embeddings,
+        **rope,
+        **carried,
+        "attention_dropout": 0.0,
+        "router_jitter_noise": 0.0,
+        "output_router_logits": False,
+        "use_cache": True,
+        "dtype": "bfloat16",
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,24 +153,25 @@ class _Target:
     source: str | None  # dense tensor; None: the layer's router
     layer: int = 0
     expert: int | None = None  # None: carried over unchanged
+    matrix: int = 0  # which one of the expert's
 
 
-def _targets(checkpoint: Checkpoint, recipe: UpcycleRecipe) -> Iterator[_Target]:
-    config = ConfigReader(checkpoint.config, checkpoint.config_file)
+def _targets(shape: ModelConfig, recipe: UpcycleRecipe) -> Iterator[_Target]:
     yield _carried("model.embed_tokens.weight")
-    for layer in range(config.positive("num_hidden_layers")):
+    for layer in range(shape.num_layers):
         prefix = f"model.layers.{layer}"
         yield _carried(f"{prefix}.input_layernorm.weight")
-        for matrix in _ATTENTION:
-            yield _carried(f"{prefix}.self_attn.{matrix}.weight")
+        for name in _ATTENTION:
+            yield _carried(f"{prefix}.self_attn.{name}.weight")
         yield _carried(f"{prefix}.post_attention_layernorm.weight")
-        yield _Target(f"{prefix}.block_sparse_moe.gate.weight", None, layer)
+        block = f"{prefix}.block_sparse_moe"
+        yield _Target(f"{block}.gate.weight", None, layer)
         for expert in range(recipe.num_experts):
-            for name, dense_name in _MATRICES.items():
-                target = f"{prefix}.block_sparse_moe.experts.{expert}.{name}.weight"
-                yield _Target(target, f"{prefix}.mlp.{dense_name}.weight", layer, expert)
+            for matrix, (name, dense_name) in enumerate(_MATRICES.items()):
+                source = f"{prefix}.mlp.{dense_name}.weight"
+                yield _Target(f"{block}.experts.{expert}.{name}.weight", source, layer, expert, matrix)
     yield _carried("model.norm.weight")
-    if not config.get(bool, "tie_word_embeddings", False):
+    if not shape.tie_word_embeddings:
         yield _carried("lm_head.weight")
 
 
@@ -183,7 +180,7 @@ def _carried(name: str) -> _Target:
 
 
 def _tensors(
-    checkpoint: Checkpoint, routers: Sequence[torch.Tensor], recipe: UpcycleRecipe
+    checkpoint: Checkpoint, shape: ModelConfig, routers: Sequence[torch.Tensor], recipe: UpcycleRecipe
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Make the tensors in order, a few ahead in threads: random numbers take the time, and release the GIL."""
 
@@ -197,22 +194,18 @@ def _tensors(
             return pool.submit(routers[target.layer].to, torch.bfloat16)
         if target.expert is None:
             return pool.submit(checkpoint.read(target.source).to, torch.bfloat16)
-        key = (recipe.seed, target.layer, target.expert, list(_MATRICES.values()).index(_matrix(target.source)))
+        key = (recipe.seed, target.layer, target.expert, target.matrix)
         return pool.submit(_perturbed, *dense(target.source), key)
 
     with ThreadPoolExecutor(max_workers=2) as pool:
         ahead: deque[tuple[str, Future[torch.Tensor]]] = deque()
-        for target in _targets(checkpoint, recipe):
+        for target in _targets(shape, recipe):
             ahead.append((target.name, make(pool, target)))
-            if len(ahead) > 4:
+            if len(ahead) > _AHEAD:
                 name, future = ahead.popleft()
                 yield name, future.result()
         for name, future in ahead:
             yield name, future.result()
-
-
-def _matrix(dense_name: str) -> str:
-    return dense_name.split(".")[-2]
 
 
 def _perturbed(weight: np.ndarray, deviation: float, key: tuple[int, ...]) -> torch.Tensor:

@@ -26,6 +26,7 @@ from moeflow.engine.perplexity import WINDOW, windows
 from moeflow.engine.router_fitting import fit_router
 from moeflow.engine.tokenizer import Tokenizer
 from moeflow.layers.decoder import CausalLM
+from moeflow.models.registry import read_model_config
 
 _OTHER_FILES_BYTES = 16 * MIB  # tokenizer and configs
 
@@ -63,7 +64,8 @@ def upcycle(
         raise ConfigError(f"{out} holds the model to start from, which would be lost. Choose another place")
     with closing(open_checkpoint(source)) as checkpoint:
         check_source(checkpoint)
-        need_bytes = weight_bytes(mixtral_shapes(checkpoint, recipe)) + _OTHER_FILES_BYTES
+        shape = read_model_config(checkpoint)
+        need_bytes = weight_bytes(mixtral_shapes(checkpoint, shape, recipe)) + _OTHER_FILES_BYTES
         with build_folder(out, need_bytes=need_bytes, overwrite=overwrite) as folder:
             tokenizer = Tokenizer.load(source)
             tokenizer.save(folder)
@@ -71,7 +73,7 @@ def upcycle(
             model = load_bare_model(checkpoint, partial(report, Phase.READING))
             routers = _fit_routers(model, texts, recipe, report)
             del model
-            write_mixtral(checkpoint, routers, recipe, folder, on_bytes=partial(report, Phase.WRITING))
+            write_mixtral(checkpoint, shape, routers, recipe, folder, on_bytes=partial(report, Phase.WRITING))
 
 
 def _fit_routers(

@@ -7,6 +7,7 @@ from transformers import LlamaForCausalLM, MixtralForCausalLM
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.upcycle import UpcycleRecipe, check_source, mixtral_shapes, write_mixtral
 from moeflow.core.errors import CheckpointError, ConfigError
+from moeflow.models.registry import read_model_config
 from tests.tiny_llama import HIDDEN, LAYERS, write_tiny_llama
 
 
@@ -19,7 +20,7 @@ def write(source, folder, **wishes):
     recipe = UpcycleRecipe(**{"num_experts": 4, "top_k": 2, **wishes})
     folder.mkdir()
     checkpoint = open_checkpoint(source)
-    write_mixtral(checkpoint, make_routers(recipe.num_experts), recipe, folder)
+    write_mixtral(checkpoint, read_model_config(checkpoint), make_routers(recipe.num_experts), recipe, folder)
     checkpoint.close()
     return folder
 
@@ -83,7 +84,8 @@ def test_an_experts_noise_does_not_depend_on_how_many_there_are(llama, tmp_path)
 
 def test_what_is_written_is_what_was_announced(llama, tmp_path):
     recipe = UpcycleRecipe(num_experts=4, top_k=2)
-    announced = mixtral_shapes(open_checkpoint(llama), recipe)
+    checkpoint = open_checkpoint(llama)
+    announced = mixtral_shapes(checkpoint, read_model_config(checkpoint), recipe)
     written = open_checkpoint(write(llama, tmp_path / "moe"))
     assert {name: info.shape for name, info in written.tensors.items()} == announced
     routers = make_routers(4)
@@ -99,14 +101,34 @@ def test_rope_and_special_tokens_are_carried_over(llama, tmp_path):
     assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == 1
 
 
-def test_llamas_rope_default_is_written_out(llama, tmp_path):
-    config = json.loads((llama / "config.json").read_text())
-    del config["rope_parameters"]
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "config.json").write_text(json.dumps(config))
-    (tmp_path / "source" / "model.safetensors").write_bytes((llama / "model.safetensors").read_bytes())
-    folder = write(tmp_path / "source", tmp_path / "moe")
-    assert MixtralForCausalLM.from_pretrained(folder).config.rope_parameters["rope_theta"] == 10000.0
+def test_what_an_old_llama_leaves_out_is_written_out(tmp_path):
+    """Mixtral assumes other sizes than Llama where a key is missing, so the logits would change."""
+    source = tmp_path / "llama"
+    defaults = {"num_key_value_heads": 4, "rope_theta": 10000.0}
+    write_tiny_llama(source, **defaults)
+    config = json.loads((source / "config.json").read_text())
+    kept = {key: value for key, value in config.items() if key not in {*defaults, "rope_parameters", "head_dim"}}
+    (source / "config.json").write_text(json.dumps(kept))
+    moe = MixtralForCausalLM.from_pretrained(write(source, tmp_path / "moe", perturbation=0.0))
+    assert moe.config.rope_parameters["rope_theta"] == 10000.0
+    dense = LlamaForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
+    torch.testing.assert_close(logits_of(moe), logits_of(dense), atol=1e-5, rtol=1e-5)
+
+
+def test_rope_scaling_is_carried_over(tmp_path):
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 5000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    write_tiny_llama(tmp_path / "llama", rope_parameters=rope)
+    moe = MixtralForCausalLM.from_pretrained(write(tmp_path / "llama", tmp_path / "moe", perturbation=0.0))
+    assert moe.config.rope_parameters == rope
+    dense = LlamaForCausalLM.from_pretrained(tmp_path / "llama", dtype=torch.bfloat16)
+    torch.testing.assert_close(logits_of(moe), logits_of(dense), atol=1e-5, rtol=1e-5)
 
 
 def change_config(folder, **changes):
@@ -135,7 +157,7 @@ def test_a_missing_tensor_is_named(tmp_path):
     change_config(tmp_path, num_hidden_layers=2)
     checkpoint = open_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match=r"model\.layers\.1\.input_layernorm\.weight: this tensor is missing"):
-        mixtral_shapes(checkpoint, UpcycleRecipe())
+        mixtral_shapes(checkpoint, read_model_config(checkpoint), UpcycleRecipe())
 
 
 @pytest.mark.parametrize(
