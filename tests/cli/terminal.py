@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import pty
 import subprocess
@@ -18,27 +19,28 @@ class Terminal:
     def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
         self.process = process
         self._descriptor = descriptor
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._unread = ""
 
     def expect(self, text: str) -> str:
-        """Return what came up to and with `text`."""
+        """Return what came up to and with `text`; an empty text stands for anything that has not been seen yet."""
         deadline = time.monotonic() + PATIENCE_S
-        while text not in self._unread:
+        while text not in self._unread or not self._unread:
             assert time.monotonic() < deadline, self._unread
-            self._unread += os.read(self._descriptor, 4096).decode()
-        before, _, self._unread = self._unread.partition(text)
+            self._unread += self._read()
+        before, _, self._unread = self._unread.partition(text) if text else (self._unread, "", "")
         return before + text
 
     def rest(self) -> str:
         """Return what came until the command ended."""
         while True:
             try:
-                piece = os.read(self._descriptor, 4096).decode()
+                self._unread += self._read()
             except OSError:  # Linux's way to say that nobody writes any more
-                piece = ""
-            if not piece:
                 return self._unread
-            self._unread += piece
+
+    def _read(self) -> str:
+        return self._decoder.decode(os.read(self._descriptor, 4096))
 
     def type(self, keys: bytes) -> None:
         os.write(self._descriptor, keys)
@@ -46,7 +48,7 @@ class Terminal:
 
 @contextmanager
 def terminal(*command: str) -> Iterator[Terminal]:
-    """Run a command with a terminal of its own, so that keys like Ctrl-C reach it; it must have ended by then."""
+    """Run a command with a terminal of its own, so that keys like Ctrl-C reach it; it does not outlive the block."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
         command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, preexec_fn=_own_terminal

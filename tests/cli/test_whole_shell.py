@@ -72,8 +72,8 @@ def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(tiny):
     with terminal(*MOEFLOW, "chat", tiny, *options) as session:
         session.expect("> ")
         session.type(b"hello\n")
-        session.expect("hello")
-        session.expect("\n")
+        session.expect("hello\r\n")
+        session.expect("")  # the answer has begun
         session.type(CTRL_C)
         session.expect("first after")
         session.expect("> ")
