@@ -1,0 +1,119 @@
+// The face of the extension: addresses and sizes in, nothing out. Shapes and types are checked by the Python side
+// (moeflow/kernels/cpu.py), which also keeps the memory alive. The GIL is released while kernels run.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "ops.h"
+#include "pool.h"
+
+namespace nb = nanobind;
+using nb::literals::operator""_a;
+
+namespace moeflow {
+namespace {
+
+const Isa* current_isa = nullptr;
+
+const Isa& isa() {
+  if (current_isa == nullptr) current_isa = choose_isa("");
+  return *current_isa;
+}
+
+template <typename T>
+T* at(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+// A packed matrix: where it lies and how it is to be read. The memory belongs to Python.
+struct PackedMatrix {
+  Matrix matrix;
+};
+
+// The experts of a layer, their matrices looked up once.
+struct PackedExperts {
+  std::vector<Matrix> gate_up, down;
+  int64_t hidden, width;
+};
+
+Matrix make_matrix(int format, int64_t rows, int64_t cols, uintptr_t data) {
+  if (data % 64 != 0) throw std::invalid_argument("packed weights must be aligned to 64 bytes");
+  return Matrix{static_cast<Format>(format), rows, cols, at<const uint8_t>(data)};
+}
+
+void use_isa(const std::string& cap) {
+  const Isa* chosen = choose_isa(cap.c_str());
+  if (chosen == nullptr) throw std::invalid_argument("unknown instruction set: " + cap);
+  current_isa = chosen;
+}
+
+void run_linear(const PackedMatrix& weight, uintptr_t x, int64_t num_rows, int64_t x_stride, uintptr_t bias,
+                uintptr_t residual, uintptr_t out) {
+  nb::gil_scoped_release release;
+  linear(isa(), LinearCall{weight.matrix, at<const float>(x), num_rows, x_stride, at<const float>(bias),
+                           at<const float>(residual), at<float>(out)});
+}
+
+void run_experts(const PackedExperts& layer, uintptr_t x, int64_t num_tokens, int64_t top_k, uintptr_t topk_ids,
+                 uintptr_t topk_weights, uintptr_t residual, uintptr_t out) {
+  nb::gil_scoped_release release;
+  experts(isa(), ExpertsCall{layer.gate_up.data(), layer.down.data(), static_cast<int64_t>(layer.gate_up.size()),
+                             layer.hidden, layer.width, at<const float>(x), num_tokens, top_k,
+                             at<const int64_t>(topk_ids), at<const float>(topk_weights), at<const float>(residual),
+                             at<float>(out)});
+}
+
+}  // namespace
+}  // namespace moeflow
+
+NB_MODULE(_cpu, m) {
+  using namespace moeflow;
+  m.doc() = "CPU kernels of moeflow; use moeflow.kernels.cpu, which checks what these do not.";
+  m.def("use_isa", &use_isa, "cap"_a, "Choose the best instruction set up to `cap`; empty: the best there is.");
+  m.def("isa_name", [] { return std::string(isa().name); });
+  m.def("set_num_threads", &set_num_threads, "num_threads"_a, nb::call_guard<nb::gil_scoped_release>());
+  m.def("num_threads", &num_threads);
+  m.def("matrix_bytes", [](int format, int64_t rows, int64_t cols) {
+    return matrix_bytes(static_cast<Format>(format), rows, cols);
+  });
+
+  nb::class_<PackedMatrix>(m, "PackedMatrix")
+      .def("__init__", [](PackedMatrix* self, int format, int64_t rows, int64_t cols, uintptr_t data) {
+        new (self) PackedMatrix{make_matrix(format, rows, cols, data)};
+      });
+  nb::class_<PackedExperts>(m, "PackedExperts")
+      .def("__init__", [](PackedExperts* self, int format, int64_t hidden, int64_t width,
+                          const std::vector<uintptr_t>& gate_up, const std::vector<uintptr_t>& down) {
+        new (self) PackedExperts{{}, {}, hidden, width};
+        for (uintptr_t data : gate_up) {
+          self->gate_up.push_back(make_matrix(format, 2 * round_up(width, kBand), hidden, data));
+        }
+        for (uintptr_t data : down) self->down.push_back(make_matrix(format, hidden, width, data));
+      });
+
+  m.def("linear", &run_linear);
+  m.def("experts", &run_experts);
+  m.def(
+      "pack",
+      [](int format, int type, uintptr_t source, int64_t cols, uintptr_t order, int64_t num_rows, uintptr_t out) {
+        pack(static_cast<Format>(format), static_cast<SourceType>(type), at<const void>(source), cols,
+             at<const int64_t>(order), num_rows, at<uint8_t>(out));
+      },
+      nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "pack_blocks",
+      [](int format, uintptr_t blocks, int64_t cols, uintptr_t order, int64_t num_rows, uintptr_t out) {
+        pack_blocks(static_cast<Format>(format), at<const uint8_t>(blocks), cols, at<const int64_t>(order), num_rows,
+                    at<uint8_t>(out));
+      },
+      nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "unpack", [](const PackedMatrix& matrix, uintptr_t out) { unpack(matrix.matrix, at<float>(out)); },
+      nb::call_guard<nb::gil_scoped_release>());
+}

@@ -1,0 +1,10 @@
+#define ISA_NAMESPACE generic
+#define ISA_NAME "generic"
+#define ROW_TILE 2
+#define BAND_TILE 2
+
+#include "tiles.h"
+
+namespace moeflow {
+const Isa& generic_isa() { return generic::kTable; }
+}  // namespace moeflow

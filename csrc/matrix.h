@@ -1,0 +1,91 @@
+// How a weight matrix [rows, cols] lies in memory once packed, in the order in which kernels read it.
+//
+// The rows (outputs) are cut into bands of 16, one output a lane, and each band is stored with k running
+// slowest, so that a thread reads one sequential stream and adds up k in order: a lane's sum never depends on
+// what else is computed. The last band is filled up with zero rows, k with zeros to a multiple of kGroup.
+//
+//   F32    per k:        16 floats                                              64 bytes
+//   BF16   per 2 k:      16 x (w[k], w[k+1])                                     64 bytes
+//   INT8   a band starts with its scales: per group of 32 k, 16 x fp16 (filled up to 64 bytes), then
+//          per 4 k:      16 x (w[k] .. w[k+3]), signed                           64 bytes
+//   INT4   scales likewise, then
+//          per 8 k:      16 x 4 bytes, byte j: w[k+j]+8 in the low half, w[k+4+j]+8 in the high half   64 bytes
+//
+// The value of an integer weight is q * scale: GGUF's Q8_0 and Q4_0 blocks fit in without loss.
+// Activations come as rows: floats, bf16, or (for integer weights) int8 with a scale and a sum per group.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace moeflow {
+
+constexpr int kBand = 16;   // outputs, one a lane
+constexpr int kGroup = 32;  // k that share a scale; also what k is filled up to
+
+enum class Format : int32_t { kF32 = 0, kBF16 = 1, kINT8 = 2, kINT4 = 3 };
+enum class Activation : int32_t { kF32 = 0, kBF16 = 1, kInt8 = 2 };
+
+inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+inline int64_t padded_cols(int64_t cols) { return round_up(cols, kGroup); }
+inline int64_t num_bands(int64_t rows) { return (rows + kBand - 1) / kBand; }
+
+// Bytes of a band's scales; what follows is aligned to 64 bytes.
+inline int64_t scale_bytes(Format format, int64_t cols) {
+  if (format != Format::kINT8 && format != Format::kINT4) return 0;
+  return round_up(padded_cols(cols) / kGroup * kBand * 2, 64);
+}
+
+inline int64_t band_bytes(Format format, int64_t cols) {
+  const int64_t values = padded_cols(cols) * kBand;
+  switch (format) {
+    case Format::kF32: return values * 4;
+    case Format::kBF16: return values * 2;
+    case Format::kINT8: return scale_bytes(format, cols) + values;
+    case Format::kINT4: return scale_bytes(format, cols) + values / 2;
+  }
+  return 0;
+}
+
+inline int64_t matrix_bytes(Format format, int64_t rows, int64_t cols) {
+  return num_bands(rows) * band_bytes(format, cols);
+}
+
+struct Matrix {
+  Format format;
+  int64_t rows, cols;
+  const uint8_t* data;  // 64-byte aligned
+
+  const uint8_t* band(int64_t index) const { return data + index * band_bytes(format, cols); }
+};
+
+// One prepared activation row of `cols` values: [values, filled up to padded_cols] and for int8, behind them,
+// per group a float scale and the int32 sum of the group's int8 values (which undoes the offset of unsigned
+// weights). Always a multiple of 64 bytes.
+inline int64_t activation_bytes(Activation kind, int64_t cols) {
+  const int64_t k = padded_cols(cols);
+  switch (kind) {
+    case Activation::kF32: return round_up(k * 4, 64);
+    case Activation::kBF16: return round_up(k * 2, 64);
+    case Activation::kInt8: return round_up(k + k / kGroup * 8, 64);
+  }
+  return 0;
+}
+
+// A tile: some activation rows against some neighbouring bands, results written to out[row][16 * num_bands].
+struct Tile {
+  const uint8_t* bands;       // first band
+  int64_t band_stride;        // bytes from a band to the next
+  int num_bands;              // at most kMaxTileBands
+  const void* const* rows;    // prepared activation rows
+  int num_rows;               // at most kMaxTileRows
+  int64_t cols;               // of the matrix, before filling up
+  float* out;                 // [num_rows][kMaxTileBands * kBand], always this stride
+};
+
+constexpr int kMaxTileBands = 4;
+constexpr int kMaxTileRows = 6;
+constexpr int kTileStride = kMaxTileBands * kBand;
+
+}  // namespace moeflow

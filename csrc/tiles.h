@@ -1,0 +1,403 @@
+// The inner loops, written once with GCC's vector extensions and compiled once per instruction set. A unit that
+// includes this defines before: ISA_NAMESPACE, ISA_NAME, ROW_TILE (rows whose accumulators fit the registers
+// beside BAND_TILE bands) and, if it has one, MOEFLOW_VNNI or MOEFLOW_BF16.
+//
+// Every output lane adds up k in order with one chain of operations that is the same in all tile sizes: that
+// is what makes a row's bits independent of its batch.
+
+#include "isa.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace moeflow {
+namespace ISA_NAMESPACE {
+namespace {
+
+typedef float Vec __attribute__((vector_size(64)));
+typedef int32_t IVec __attribute__((vector_size(64)));
+typedef uint32_t UVec __attribute__((vector_size(64)));
+typedef int8_t Bytes __attribute__((vector_size(64)));
+
+#define FORCE_INLINE static inline __attribute__((always_inline))
+
+FORCE_INLINE Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
+FORCE_INLINE UVec load_bits(const void* p) { return *reinterpret_cast<const UVec*>(p); }
+FORCE_INLINE Vec splat(float x) { return x - Vec{}; }
+
+// ---- activation rows ------------------------------------------------------------------------------------
+
+FORCE_INLINE uint16_t to_bf16(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>((bits >> 16) | 64);  // NaN stays NaN
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+FORCE_INLINE float from_bf16(uint16_t x) {
+  const uint32_t bits = static_cast<uint32_t>(x) << 16;
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
+
+FORCE_INLINE float half_to_float(uint16_t h) {
+#if defined(__F16C__)
+  return _cvtsh_ss(h);
+#else
+  const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 1023;
+  float value;
+  uint32_t bits;
+  if (exponent == 0) {
+    value = static_cast<float>(mantissa) * 0x1p-24f;
+    __builtin_memcpy(&bits, &value, 4);
+    bits |= sign;
+  } else {
+    bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13;
+  }
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+#endif
+}
+
+FORCE_INLINE Vec load_halves(const uint16_t* p) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#else
+  Vec v;
+  for (int i = 0; i < kBand; ++i) v[i] = half_to_float(p[i]);
+  return v;
+#endif
+}
+
+// Symmetric int8 per group of 32: scale = max|x| / 127, nearest, halves away from zero.
+void quantize_row(const float* x, int64_t cols, void* out) {
+  const int64_t k = padded_cols(cols), groups = k / kGroup;
+  int8_t* q = static_cast<int8_t*>(out);
+  float* scales = reinterpret_cast<float*>(q + k);
+  int32_t* sums = reinterpret_cast<int32_t*>(scales + groups);
+  for (int64_t g = 0; g < groups; ++g) {
+    float values[kGroup];
+    float largest = 0;
+    for (int i = 0; i < kGroup; ++i) {
+      const int64_t index = g * kGroup + i;
+      values[i] = index < cols ? x[index] : 0.0f;
+      const float magnitude = __builtin_fabsf(values[i]);
+      largest = magnitude > largest ? magnitude : largest;
+    }
+    const float scale = largest / 127.0f;
+    const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+    int32_t sum = 0;
+    for (int i = 0; i < kGroup; ++i) {
+      const float scaled = values[i] * inverse;
+      const int32_t rounded = static_cast<int32_t>(scaled + __builtin_copysignf(0.5f, scaled));
+      q[g * kGroup + i] = static_cast<int8_t>(rounded);
+      sum += rounded;
+    }
+    scales[g] = scale;
+    sums[g] = sum;
+  }
+}
+
+void prepare_row(Activation kind, const float* x, int64_t cols, void* out) {
+  const int64_t k = padded_cols(cols);
+  if (kind == Activation::kInt8) {
+    quantize_row(x, cols, out);
+  } else if (kind == Activation::kBF16) {
+    uint16_t* values = static_cast<uint16_t*>(out);
+    for (int64_t i = 0; i < cols; ++i) values[i] = to_bf16(x[i]);
+    for (int64_t i = cols; i < k; ++i) values[i] = 0;
+  } else {
+    float* values = static_cast<float*>(out);
+    for (int64_t i = 0; i < cols; ++i) values[i] = x[i];
+    for (int64_t i = cols; i < k; ++i) values[i] = 0;
+  }
+}
+
+// ---- tiles: R rows by B bands ---------------------------------------------------------------------------
+
+template <int R, int B>
+FORCE_INLINE void store_tile(const Tile& t, const Vec (&acc)[R][B]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) *reinterpret_cast<Vec*>(t.out + r * kTileStride + b * kBand) = acc[r][b];
+}
+
+template <int R, int B>
+void tile_f32(const Tile& t) {
+  Vec acc[R][B] = {};
+  for (int64_t k = 0; k < t.cols; ++k) {
+    Vec w[B];
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) w[b] = load(reinterpret_cast<const float*>(t.bands + b * t.band_stride) + k * kBand);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const Vec x = splat(static_cast<const float*>(t.rows[r])[k]);
+#pragma GCC unroll 4
+      for (int b = 0; b < B; ++b) acc[r][b] += w[b] * x;
+    }
+  }
+  store_tile<R, B>(t, acc);
+}
+
+template <int R, int B>
+void tile_bf16(const Tile& t) {
+  Vec acc[R][B] = {};
+  const int64_t pairs = padded_cols(t.cols) / 2;
+  for (int64_t p = 0; p < pairs; ++p) {
+    UVec w[B];
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) w[b] = load_bits(t.bands + b * t.band_stride + p * 64);
+#if defined(MOEFLOW_BF16)
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const __m512bh x = (__m512bh)_mm512_set1_epi32(static_cast<const int32_t*>(t.rows[r])[p]);
+#pragma GCC unroll 4
+      for (int b = 0; b < B; ++b) acc[r][b] = (Vec)_mm512_dpbf16_ps((__m512)acc[r][b], (__m512bh)w[b], x);
+    }
+#else
+    Vec even[B], odd[B];
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) {
+      even[b] = (Vec)(w[b] << 16);
+      odd[b] = (Vec)(w[b] & 0xffff0000u);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const float* row = static_cast<const float*>(t.rows[r]) + 2 * p;
+      const Vec x0 = splat(row[0]), x1 = splat(row[1]);
+#pragma GCC unroll 4
+      for (int b = 0; b < B; ++b) {
+        acc[r][b] += even[b] * x0;
+        acc[r][b] += odd[b] * x1;
+      }
+    }
+#endif
+  }
+  store_tile<R, B>(t, acc);
+}
+
+// acc += w * x over the 4 bytes of each lane; w unsigned, x signed and the same in every lane. Exact.
+FORCE_INLINE IVec dot_unsigned(IVec acc, UVec w, int32_t x4) {
+#if defined(MOEFLOW_VNNI)
+  return (IVec)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(x4));
+#elif defined(__AVX512BW__)
+  const __m512i pairs = _mm512_maddubs_epi16((__m512i)w, _mm512_set1_epi32(x4));
+  return (IVec)_mm512_add_epi32((__m512i)acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+#elif defined(__AVX2__)
+  __m256i halves[2];
+  __builtin_memcpy(halves, &w, 64);
+  for (__m256i& half : halves) {
+    half = _mm256_madd_epi16(_mm256_maddubs_epi16(half, _mm256_set1_epi32(x4)), _mm256_set1_epi16(1));
+  }
+  IVec sums;
+  __builtin_memcpy(&sums, halves, 64);
+  return acc + sums;
+#else
+  int8_t x[4];
+  __builtin_memcpy(x, &x4, 4);
+  const UVec byte = UVec{} + 255u;
+  return acc + (IVec)(w & byte) * x[0] + (IVec)((w >> 8) & byte) * x[1] + (IVec)((w >> 16) & byte) * x[2] +
+         (IVec)(w >> 24) * x[3];
+#endif
+}
+
+// The same with signed w. VNNI has no such product: there w is offset by 128, which the caller undoes.
+#if defined(MOEFLOW_VNNI)
+constexpr int32_t kInt8Offset = 128;
+FORCE_INLINE IVec dot_int8(IVec acc, UVec w, int32_t x4) { return dot_unsigned(acc, w ^ 0x80808080u, x4); }
+#else
+constexpr int32_t kInt8Offset = 0;
+FORCE_INLINE IVec dot_int8(IVec acc, UVec w, int32_t x4) {
+#if defined(__AVX512BW__)
+  const __m512i x = _mm512_set1_epi32(x4), ws = (__m512i)w;
+  const __m512i signed_x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(ws), _mm512_setzero_si512(), x);
+  const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(ws), signed_x);
+  return (IVec)_mm512_add_epi32((__m512i)acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+#elif defined(__AVX2__)
+  const __m256i x = _mm256_set1_epi32(x4);
+  __m256i halves[2];
+  __builtin_memcpy(halves, &w, 64);
+  for (__m256i& half : halves) {
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(half), _mm256_sign_epi8(x, half));
+    half = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  }
+  IVec sums;
+  __builtin_memcpy(&sums, halves, 64);
+  return acc + sums;
+#else
+  int8_t x[4];
+  __builtin_memcpy(x, &x4, 4);
+  const IVec s = (IVec)w;
+  return acc + (s << 24 >> 24) * x[0] + (s << 16 >> 24) * x[1] + (s << 8 >> 24) * x[2] + (s >> 24) * x[3];
+#endif
+}
+#endif
+
+FORCE_INLINE Vec to_floats(IVec x) { return __builtin_convertvector(x, Vec); }
+
+// One prepared int8 row, taken apart.
+struct Int8Row {
+  const int32_t* quads;  // 4 values each
+  const float* scales;
+  const int32_t* sums;
+
+  Int8Row(const void* row, int64_t k)
+      : quads(static_cast<const int32_t*>(row)),
+        scales(reinterpret_cast<const float*>(static_cast<const int8_t*>(row) + k)),
+        sums(reinterpret_cast<const int32_t*>(scales + k / kGroup)) {}
+  Int8Row() = default;
+};
+
+// Both integer formats: exact integer sums within a group, then one multiply-add a group in floats, which are
+// kept in the out tile so that the registers hold a large tile of integer sums.
+template <int R, int B, bool kIsInt4>
+void tile_int(const Tile& t) {
+  const int64_t k = padded_cols(t.cols), groups = k / kGroup;
+  const int64_t head = scale_bytes(kIsInt4 ? Format::kINT4 : Format::kINT8, t.cols);
+  constexpr int kVectors = kIsInt4 ? 4 : 8;  // of 64 bytes, in a group
+  constexpr int32_t kOffset = kIsInt4 ? 8 : kInt8Offset;
+  Int8Row rows[R];
+  for (int r = 0; r < R; ++r) rows[r] = Int8Row(t.rows[r], k);
+  Vec total[R][B] = {};
+  for (int64_t g = 0; g < groups; ++g) {
+    IVec acc[R][B];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int b = 0; b < B; ++b) acc[r][b] = IVec{} - kOffset * rows[r].sums[g];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      UVec w[B];
+#pragma GCC unroll 4
+      for (int b = 0; b < B; ++b) w[b] = load_bits(t.bands + b * t.band_stride + head + (g * kVectors + v) * 64);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        if constexpr (kIsInt4) {
+          const int32_t x0 = rows[r].quads[g * 8 + 2 * v], x1 = rows[r].quads[g * 8 + 2 * v + 1];
+#pragma GCC unroll 4
+          for (int b = 0; b < B; ++b) {
+            acc[r][b] = dot_unsigned(acc[r][b], w[b] & 0x0f0f0f0fu, x0);
+            acc[r][b] = dot_unsigned(acc[r][b], (w[b] >> 4) & 0x0f0f0f0fu, x1);
+          }
+        } else {
+          const int32_t x = rows[r].quads[g * 8 + v];
+#pragma GCC unroll 4
+          for (int b = 0; b < B; ++b) acc[r][b] = dot_int8(acc[r][b], w[b], x);
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) {
+      const Vec scale = load_halves(reinterpret_cast<const uint16_t*>(t.bands + b * t.band_stride) + g * kBand);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) total[r][b] += to_floats(acc[r][b]) * (scale * splat(rows[r].scales[g]));
+    }
+  }
+  store_tile<R, B>(t, total);
+}
+
+template <int R, int B>
+void tile_of(Format format, const Tile& t) {
+  switch (format) {
+    case Format::kF32: return tile_f32<R, B>(t);
+    case Format::kBF16: return tile_bf16<R, B>(t);
+    case Format::kINT8: return tile_int<R, B, false>(t);
+    case Format::kINT4: return tile_int<R, B, true>(t);
+  }
+}
+
+// Compute any tile from the sizes that fit this instruction set's registers.
+void tile(Format format, const Tile& whole) {
+  for (int row = 0; row < whole.num_rows;) {
+    const int rows = whole.num_rows - row < ROW_TILE ? whole.num_rows - row : ROW_TILE;
+    for (int band = 0; band < whole.num_bands;) {
+      const int left = whole.num_bands - band;
+      const int bands = left >= 4 && BAND_TILE >= 4 ? 4 : left >= 2 ? 2 : 1;
+      Tile part = whole;
+      part.bands = whole.bands + band * whole.band_stride;
+      part.rows = whole.rows + row;
+      part.out = whole.out + row * kTileStride + band * kBand;
+      switch (rows * 8 + bands) {
+#define MOEFLOW_TILE(R, B) \
+  case R * 8 + B:          \
+    tile_of<R, B>(format, part); \
+    break;
+#define MOEFLOW_TILES(R) MOEFLOW_TILE(R, 1) MOEFLOW_TILE(R, 2)
+        MOEFLOW_TILES(1)
+        MOEFLOW_TILES(2)
+#if ROW_TILE >= 6
+        MOEFLOW_TILES(3)
+        MOEFLOW_TILES(4)
+        MOEFLOW_TILES(5)
+        MOEFLOW_TILES(6)
+#endif
+#if BAND_TILE >= 4
+        MOEFLOW_TILE(1, 4)
+        MOEFLOW_TILE(2, 4)
+        MOEFLOW_TILE(3, 4)
+        MOEFLOW_TILE(4, 4)
+        MOEFLOW_TILE(5, 4)
+        MOEFLOW_TILE(6, 4)
+#endif
+      }
+      band += bands;
+    }
+    row += rows;
+  }
+}
+
+// ---- elementwise ------------------------------------------------------------------------------------------
+
+// exp by range reduction and a polynomial (Cephes' expf): about 2 units in the last place, the same in every lane.
+FORCE_INLINE Vec exp_vec(Vec x) {
+  const Vec low = splat(-87.3f), high = splat(88.3f);
+  x = x < low ? low : x;
+  x = x > high ? high : x;
+  const Vec scaled = x * 1.44269504f;
+  const IVec n = __builtin_convertvector(scaled + (scaled < 0.0f ? splat(-0.5f) : splat(0.5f)), IVec);
+  const Vec nf = to_floats(n);
+  const Vec r = (x - nf * 0.693359375f) - nf * -2.12194440e-4f;
+  Vec p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  return p * (Vec)((n + 127) << 23);
+}
+
+// ---- the table ----------------------------------------------------------------------------------------------
+
+Activation activation(Format format) {
+  switch (format) {
+    case Format::kF32: return Activation::kF32;
+#if defined(MOEFLOW_BF16)
+    case Format::kBF16: return Activation::kBF16;
+#else
+    case Format::kBF16: return Activation::kF32;
+#endif
+    default: return Activation::kInt8;
+  }
+}
+
+// h = silu(gate) * up for `bands` pairs of neighbouring bands (gate, up, gate, up, ...) of a tile's results.
+void silu_and_mul(const float* tile_out, int num_rows, int num_pairs, float* h, int64_t h_stride) {
+  for (int r = 0; r < num_rows; ++r) {
+    for (int pair = 0; pair < num_pairs; ++pair) {
+      const Vec gate = load(tile_out + r * kTileStride + pair * 2 * kBand);
+      const Vec up = load(tile_out + r * kTileStride + (pair * 2 + 1) * kBand);
+      const Vec result = gate / (exp_vec(-gate) + 1.0f) * up;
+      __builtin_memcpy(h + r * h_stride + pair * kBand, &result, sizeof(result));
+    }
+  }
+}
+
+constexpr Isa kTable = {ISA_NAME, activation, prepare_row, tile, silu_and_mul};
+
+}  // namespace
+}  // namespace ISA_NAMESPACE
+}  // namespace moeflow
