@@ -21,8 +21,8 @@ from moeflow.core.units import GIB, format_bytes
 if TYPE_CHECKING:
     from moeflow.engine.machine import Machine
 
-MIN_FREE_RAM = 2 * GIB  # the built-in model in float32 with a small KV cache
-MIN_FREE_DISK = 2 * GIB  # the built-in model on disk, twice while it is written
+MIN_FREE_RAM = 2 * GIB  # the built-in model in bfloat16 with a small KV cache
+MIN_FREE_DISK = 2 * GIB  # the built-in model takes 1.3
 REINSTALL = "Install moeflow again: `make run` does it"
 NEEDED_PACKAGES = ("torch", "transformers", "safetensors", "fastapi")
 CPU_FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "i8mm", "bf16")

@@ -52,7 +52,7 @@ def built_in_model(cache_dir: Path) -> Path:
     """Return the folder of the built-in model, making it first if it is not there."""
     folder = late.builtin_folder(cache_dir)
     if not folder.is_dir():
-        click.echo(f"Making the built-in model in {folder}. This takes a few minutes, once.", err=True)
+        click.echo(f"Making the built-in model in {folder}. This takes a minute or two, once.", err=True)
         with progress_bar("Making") as on_progress:
             late.ensure_builtin_model(cache_dir, on_progress)
     return folder
