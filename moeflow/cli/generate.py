@@ -24,7 +24,7 @@ Examples:
   moeflow generate -p "The capital of France is" --max-tokens 8
   moeflow generate -p "What is the capital of France?" --chat --stats
   moeflow generate ~/models/olmoe -p "Once" -p "Twice" --json | jq -r '.results[].text'
-  sed 's/^/Explain: /' topic.txt | moeflow generate --prompt-file - --temperature 0.7 --seed 1
+  moeflow generate --prompt-file - --temperature 0.7 --seed 1 < prompt.txt
 
 A prompt is completed as it stands; --chat puts it into the model's chat template as a user's message.
 All prompts are computed together. Without --temperature the likeliest token is taken each time."""

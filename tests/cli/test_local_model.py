@@ -1,0 +1,47 @@
+from pathlib import Path
+
+import pytest
+
+from moeflow.cli import late
+from moeflow.cli.local_model import built_in_model, prepare
+from moeflow.engine.settings import Settings
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Stand in for the builder: what it was asked to make, and a folder for what it made."""
+    asked: list[Path] = []
+
+    def ensure(cache_dir: Path, on_progress) -> Path:
+        asked.append(cache_dir)
+        on_progress(1, 2)
+        folder = cache_dir / "builtin"
+        folder.mkdir(parents=True)
+        return folder
+
+    monkeypatch.setitem(vars(late), "builtin_folder", lambda cache_dir: cache_dir / "builtin")
+    monkeypatch.setitem(vars(late), "ensure_builtin_model", ensure)
+    return asked
+
+
+def wishes(model: str | None, cache_dir: Path) -> dict[str, object]:
+    return {"model": model, "dtype": "bfloat16", "max_running": 3, "cache_dir": cache_dir}
+
+
+def test_the_built_in_model_is_made_once_and_the_user_told(made, tmp_path, capsys):
+    assert built_in_model(tmp_path) == tmp_path / "builtin"
+    assert "Making the built-in model" in capsys.readouterr().err
+    assert built_in_model(tmp_path) == tmp_path / "builtin"
+    assert capsys.readouterr().err == ""
+    assert made == [tmp_path]
+
+
+def test_without_a_model_the_built_in_one_is_prepared(made, tmp_path):
+    assert prepare(wishes(None, tmp_path)) == Settings(
+        model=str(tmp_path / "builtin"), dtype="bfloat16", max_running=3, cache_dir=tmp_path
+    )
+
+
+def test_a_model_of_ones_own_needs_nothing_made(made, tmp_path):
+    assert prepare(wishes("my/model", tmp_path)).model == "my/model"
+    assert made == []

@@ -1,0 +1,86 @@
+import pytest
+from click.testing import CliRunner
+
+from moeflow.cli import late
+from moeflow.cli.main import main
+from moeflow.core.errors import ConfigError
+from moeflow.engine.settings import Settings
+from moeflow.server.config import ServerConfig
+
+
+EVERY_OPTION = """
+    --host 0.0.0.0 --port 9 --api-key k --allowed-host a --allowed-host b --max-queue 5 --max-body 1MiB
+    --shutdown-deadline 2.5 --model-name m --max-batch-tokens 64 --no-prefix-caching --max-running 4
+    --dtype bfloat16 --device cpu --threads 3 --max-model-len 100 --kv-cache 1GiB
+"""
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Stand in for the server: what it was started with."""
+    calls: list[tuple[Settings, ServerConfig]] = []
+
+    def serve(settings: Settings, config: ServerConfig) -> int:
+        calls.append((settings, config))
+        return 0
+
+    monkeypatch.setitem(vars(late), "serve", serve)
+    monkeypatch.delenv("MOEFLOW_API_KEY", raising=False)
+    return calls
+
+
+def run(*args: str):
+    return CliRunner().invoke(main, ["serve", "my/model", *args], catch_exceptions=False)
+
+
+def test_without_options_the_defaults_are_those_of_the_floors_below(served, tmp_path):
+    assert run("--cache-dir", str(tmp_path)).exit_code == 0
+    assert served == [(Settings(model="my/model", cache_dir=tmp_path), ServerConfig())]
+
+
+def test_every_wish_arrives(served, tmp_path):
+    result = run(*EVERY_OPTION.split(), "--cache-dir", str(tmp_path))
+    assert result.exit_code == 0
+    settings = Settings(
+        model="my/model",
+        model_name="m",
+        dtype="bfloat16",
+        device="cpu",
+        num_threads=3,
+        max_model_len=100,
+        max_running=4,
+        max_batch_tokens=64,
+        kv_cache_bytes=1024**3,
+        prefix_caching=False,
+        cache_dir=tmp_path,
+    )
+    config = ServerConfig(
+        host="0.0.0.0",
+        port=9,
+        api_key="k",
+        allowed_hosts=("a", "b"),
+        max_queue=5,
+        max_body_bytes=1024**2,
+        shutdown_deadline_s=2.5,
+    )
+    assert served == [(settings, config)]
+
+
+def test_the_key_may_come_from_the_environment(served, monkeypatch):
+    monkeypatch.setenv("MOEFLOW_API_KEY", "secret")
+    assert run().exit_code == 0
+    assert served[0][1].api_key == "secret"
+
+
+def test_the_servers_exit_code_is_the_shells(served, monkeypatch):
+    monkeypatch.setitem(vars(late), "serve", lambda settings, config: 3)
+    assert run().exit_code == 3
+
+
+def test_a_wrong_wish_is_told_before_a_model_is_looked_for(served, monkeypatch):
+    def prepare(wishes: dict[str, object]) -> Settings:
+        raise ConfigError("looked for a model")
+
+    monkeypatch.setattr("moeflow.cli.serve.prepare", prepare)
+    result = run("--port", "99999")
+    assert (result.exit_code, result.stderr) == (2, "error: port must be from 0 to 65535, not 99999\n")
