@@ -7,7 +7,6 @@ from moeflow.core.errors import ConfigError
 from moeflow.engine.settings import Settings
 from moeflow.server.config import ServerConfig
 
-
 EVERY_OPTION = """
     --host 0.0.0.0 --port 9 --api-key k --allowed-host a --allowed-host b --max-queue 5 --max-body 1MiB
     --shutdown-deadline 2.5 --model-name m --max-batch-tokens 64 --no-prefix-caching --max-running 4
