@@ -33,7 +33,7 @@ def failing_verb(monkeypatch):
 
 def test_help_answers_at_once_and_imports_nothing_heavy():
     durations = []
-    for _ in range(3):  # the best of three: the machine may be busy
+    for _ in range(5):  # the best of five: the machine may be busy
         start = time.monotonic()
         done = run_shell("--help", code=SHOW_MODULES)
         durations.append(time.monotonic() - start)
