@@ -1,0 +1,88 @@
+// How keys and values of past tokens lie in memory: one layer's cache, in blocks of `block_size` tokens.
+//
+// A block holds a cell for each KV head, which is contiguous (D: head_dim, S: block_size):
+//
+//   K  [D][S]    transposed: neighbouring positions lie side by side, so that they become the lanes of a score
+//   V  [S][D]    neighbouring dimensions become the lanes of a result
+//   and for INT8 behind them float scales of K [S] and of V [S]: one a token, value = q * scale
+//
+// Values are F32, BF16 or INT8. With S a multiple of 16 every part of a cell is aligned to 64 bytes.
+// Included by the instruction sets' units: nothing here may have external linkage.
+#pragma once
+
+#include "matrix.h"
+
+namespace moeflow {
+
+struct KVCache {
+  Format format;
+  uint8_t* data;  // 64-byte aligned
+  int64_t num_blocks, num_heads, block_size, head_dim;
+};
+
+static inline int64_t kv_value_bytes(Format format) { return format == Format::kF32 ? 4 : format == Format::kBF16 ? 2 : 1; }
+
+// Bytes of K alone, and of V alone, in a cell.
+static inline int64_t kv_half_bytes(const KVCache& cache) {
+  return cache.block_size * cache.head_dim * kv_value_bytes(cache.format);
+}
+
+static inline int64_t kv_cell_bytes(const KVCache& cache) {
+  const int64_t scales = cache.format == Format::kINT8 ? 2 * cache.block_size * static_cast<int64_t>(sizeof(float)) : 0;
+  return 2 * kv_half_bytes(cache) + scales;
+}
+
+static inline uint8_t* kv_cell(const KVCache& cache, int64_t block, int64_t head) {
+  return cache.data + (block * cache.num_heads + head) * kv_cell_bytes(cache);
+}
+
+static inline uint16_t kv_to_bf16(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>((bits >> 16) | 64);  // NaN stays NaN
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// Store `count` floats, `stride` values apart, as int8; returns the scale. Nearest, halves away from zero.
+static inline float kv_quantize(const float* x, int64_t count, int8_t* out, int64_t stride) {
+  float largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const float magnitude = __builtin_fabsf(x[i]);
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+  for (int64_t i = 0; i < count; ++i) {
+    const float scaled = x[i] * inverse;
+    out[i * stride] = static_cast<int8_t>(static_cast<int32_t>(scaled + __builtin_copysignf(0.5f, scaled)));
+  }
+  return largest / 127.0f;
+}
+
+// Store one token's K and V of one head, head_dim floats each, at slot = block * block_size + offset.
+static inline void write_kv_row(const KVCache& cache, int64_t slot, int64_t head, const float* k, const float* v) {
+  const int64_t offset = slot % cache.block_size, dim = cache.head_dim, stride = cache.block_size;
+  uint8_t* const cell = kv_cell(cache, slot / cache.block_size, head);
+  uint8_t* const values = cell + kv_half_bytes(cache);
+  switch (cache.format) {
+    case Format::kF32: {
+      float* const to = reinterpret_cast<float*>(cell) + offset;
+      for (int64_t d = 0; d < dim; ++d) to[d * stride] = k[d];
+      __builtin_memcpy(reinterpret_cast<float*>(values) + offset * dim, v, dim * sizeof(float));
+      break;
+    }
+    case Format::kBF16: {
+      uint16_t* const to = reinterpret_cast<uint16_t*>(cell) + offset;
+      uint16_t* const v_to = reinterpret_cast<uint16_t*>(values) + offset * dim;
+      for (int64_t d = 0; d < dim; ++d) to[d * stride] = kv_to_bf16(k[d]);
+      for (int64_t d = 0; d < dim; ++d) v_to[d] = kv_to_bf16(v[d]);
+      break;
+    }
+    default: {
+      float* const scales = reinterpret_cast<float*>(values + kv_half_bytes(cache));
+      scales[offset] = kv_quantize(k, dim, reinterpret_cast<int8_t*>(cell) + offset, stride);
+      scales[stride + offset] = kv_quantize(v, dim, reinterpret_cast<int8_t*>(values) + offset * dim, 1);
+    }
+  }
+}
+
+}  // namespace moeflow
