@@ -70,4 +70,5 @@ def _prefill(q: Tensor, k: Tensor, v: Tensor, kv_blocks: Tensor, chunk: PrefillC
 def _gather(kv_blocks: Tensor, blocks: Tensor, num_rows: int, length: int) -> tuple[Tensor, Tensor]:
     """Return K and V [R, KV, length, D] out of whole blocks; blocks [R * blocks per row]."""
     kv = kv_blocks.index_select(0, blocks).view(num_rows, -1, *kv_blocks.shape[2:])[:, :length]
-    return kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
+    keys, values = kv.permute(2, 0, 3, 1, 4).unbind(0)
+    return keys, values

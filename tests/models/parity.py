@@ -171,11 +171,13 @@ class Parity:
             assert ours[name] == theirs[0, len(ids) :].tolist()
 
     def test_bfloat16_errs_no_more_than_transformers(self, pair):
-        ids = tokens(64)
-        exact = their_logits(pair.theirs, ids)
+        """By the median over short prompts: where rounding makes a router choose otherwise, one prompt is lost."""
         theirs = AutoModelForCausalLM.from_pretrained(pair.folder, dtype=torch.bfloat16, attn_implementation="eager")
-        allowed = (their_logits(theirs, ids).float() - exact).abs().median()
-        error = (Cache(load(pair.folder, torch.bfloat16)).run({"a": ids})["a"] - exact).abs().median()
+        ours = load(pair.folder, torch.bfloat16)
+        prompts = [tokens(8, seed) for seed in range(12)]
+        exact = torch.cat([their_logits(pair.theirs, ids) for ids in prompts])
+        allowed = (torch.cat([their_logits(theirs, ids) for ids in prompts]).float() - exact).abs().median()
+        error = (torch.cat([Cache(ours).run({"a": ids})["a"] for ids in prompts]) - exact).abs().median()
         assert 0 < error < 1.5 * allowed
 
     def test_parameters_are_counted(self, pair):
