@@ -22,14 +22,16 @@ FLOORS = {
     "kvcache": 2,
     "memory": 2,
     "checkpoint": 2,
+    "workload": 2,
     "layers": 3,
     "scheduler": 3,
     "models": 4,
     "engine": 5,
+    "bench": 6,
     "server": 7,
     "cli": 8,
 }
-TORCH_FREE = ("core", "kvcache", "scheduler", "engine/messages.py", "engine/client.py")
+TORCH_FREE = ("core", "kvcache", "workload", "scheduler", "engine/messages.py", "engine/client.py")
 LATE_IMPORTS_ALLOWED = ("__init__.py", "models/registry.py", "cli/main.py", "cli/late.py")
 ENVIRONMENT_ALLOWED = ("server/", "cli/")
 ONLY_IN: dict[str, tuple[str, ...]] = {  # module -> where it may be imported; no place: nowhere
@@ -41,7 +43,8 @@ ONLY_IN: dict[str, tuple[str, ...]] = {  # module -> where it may be imported; n
     "transformers": ("engine/tokenizer.py",),
     "zmq": ("engine/",),
     "click": ("cli/",),
-    "httpx": ("cli/",),
+    "httpx": ("cli/", "bench/http_target.py"),
+    "matplotlib": ("bench/plots.py",),
     "torch.distributed": (),
     "pickle": (),
     "tests": (),

@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # for the type checker only
     import torch as torch
 
+    from moeflow.bench.engine_run import BATCH_SIZES as BATCH_SIZES
+    from moeflow.bench.engine_run import PREFILL_LENS as PREFILL_LENS
+    from moeflow.bench.engine_run import EngineRun as EngineRun
+    from moeflow.bench.engine_run import make_cases as make_cases
     from moeflow.checkpoint.open import open_checkpoint as open_checkpoint
     from moeflow.checkpoint.upcycle import UpcycleRecipe as UpcycleRecipe
     from moeflow.engine.builtin import builtin_folder as builtin_folder
@@ -27,14 +31,18 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.server.launch import serve as serve
 
 _MODULES = {
+    "BATCH_SIZES": "moeflow.bench.engine_run",
+    "EngineRun": "moeflow.bench.engine_run",
     "LLM": "moeflow.engine.llm",
     "ServerConfig": "moeflow.server.config",
+    "PREFILL_LENS": "moeflow.bench.engine_run",
     "Settings": "moeflow.engine.settings",
     "UpcycleRecipe": "moeflow.checkpoint.upcycle",
     "builtin_folder": "moeflow.engine.builtin",
     "builtin_source": "moeflow.engine.builtin",
     "decide": "moeflow.engine.settings",
     "ensure_builtin_model": "moeflow.engine.builtin",
+    "make_cases": "moeflow.bench.engine_run",
     "measure_machine": "moeflow.engine.machine",
     "measure_quality": "moeflow.engine.upcycling_quality",
     "open_checkpoint": "moeflow.checkpoint.open",

@@ -20,6 +20,7 @@ VERBS = {
     "chat": "Talk to a model in the terminal.",
     "generate": "Complete prompts and exit; made for scripts.",
     "upcycle": "Make a Mixture-of-Experts model from a dense one.",
+    "bench": "Measure speed and quality here, beside what the machine could do at best.",
     "doctor": "Say what this machine has, what is missing and what to do.",
 }
 

@@ -1,0 +1,127 @@
+"""`bench engine` as a whole: load, measure in turns, sum up in a record. May be interrupted at any point."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any
+
+import msgspec
+
+from moeflow.bench.ceilings import Ceilings
+from moeflow.bench.engine_speed import Case, Stopwatch
+from moeflow.bench.floors import BITS
+from moeflow.bench.memory import peak_bytes, reset_peak, resident_bytes
+from moeflow.bench.weight_format import weight_format
+from moeflow.checkpoint.open import open_checkpoint
+from moeflow.core.errors import ConfigError
+from moeflow.engine.engine import Engine
+from moeflow.engine.settings import Settings, decide
+from moeflow.models.registry import read_model_config
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
+PREFILL_LENS = (128, 512, 2048)
+
+
+class EngineRun:
+    """One engine under measurement.
+
+    Rounds go over all cases, so that a drift of the machine hits them alike; between rounds the machine's own
+    speed is measured again. The first measurement of each case is a warm-up and does not count.
+    """
+
+    def __init__(self, settings: Settings, cases: Sequence[Case], *, repeats: int, seed: int) -> None:
+        if repeats < 1:
+            raise ConfigError(f"the number of repeats is {repeats}; it must be at least 1")
+        self.config = decide(settings)
+        with closing(open_checkpoint(self.config.model_path)) as checkpoint:
+            self._shape = read_model_config(checkpoint)
+        self._cases = cases
+        self._repeats = repeats
+        self._seed = seed
+        self._rates: dict[Case, list[float]] = {}
+        self._skipped: dict[str, str] = {}
+        self._memory: dict[str, int | None] = {}
+        self._load_s = 0.0
+        self._model: dict[str, Any] = {}
+        self._ceilings = Ceilings(self.config.num_threads)
+        self._is_complete = False
+
+    @property
+    def num_steps(self) -> int:
+        """How many measurements there are."""
+        return (self._repeats + 1) * len(self._cases)
+
+    def load(self, on_progress: Callable[[int, int], None] | None = None) -> None:
+        """Load the model, timed."""
+        before = resident_bytes()
+        reset_peak()
+        start = time.perf_counter()
+        self._engine = Engine.load(self.config, on_progress)
+        self._load_s = time.perf_counter() - start
+        self._memory = {"before_bytes": before, "loaded_bytes": resident_bytes(), "peak_bytes": None}
+        self._model = msgspec.structs.asdict(self._engine.model)
+
+    def run(self, on_step: Callable[[str], None]) -> None:
+        """Measure everything. `on_step` is called before each measurement with what is measured."""
+        stopwatch = Stopwatch(self._engine, self._seed)
+        for case in self._cases:
+            reason = stopwatch.why_not(case)
+            if reason is not None:
+                self._skipped[case.name] = reason
+        cases = [case for case in self._cases if case.name not in self._skipped]
+        for repetition in range(self._repeats + 1):
+            for case in cases:
+                on_step(case.name if repetition else f"warming up, {case.name}")
+                rate = stopwatch.measure(case, repetition)
+                if repetition:
+                    self._rates.setdefault(case, []).append(rate)
+            if repetition == 0:
+                self._memory["peak_bytes"] = peak_bytes()  # before the ceilings' own buffers
+            on_step("the machine's own speed")
+            self._ceilings.sample()
+        self._is_complete = True
+
+    def result(self) -> dict[str, Any]:
+        """Return what has been measured so far, as the fields of a record."""
+        weights = weight_format(self.config)
+        costs = {
+            case: case.cost(self._shape, weight_bits=BITS[weights], kv_bits=BITS[self.config.dtype])
+            for case in self._rates
+        }
+        kept = ("name", "model_type", "num_parameters", "num_active_parameters", "num_layers", "num_experts", "top_k")
+        return {
+            "model": {name: self._model.get(name) for name in kept},
+            "weight_format": weights,
+            "dtype": self.config.dtype,
+            "device": self.config.device,
+            "max_batch_tokens": self.config.scheduler.max_batch_tokens,
+            "weight_bytes": int(self._shape.num_parameters * BITS[weights] / 8),
+            "kv_cache_bytes": self.config.kv_cache_bytes,
+            "load_s": self._load_s,
+            "memory": self._memory,
+            "read_bytes_per_s": self._ceilings.read_bytes_per_s,
+            "fp32_flops_per_s": self._ceilings.flops_per_s,
+            "cases": [
+                {
+                    "name": case.name,
+                    "batch_size": case.batch_size,
+                    "prompt_len": case.prompt_len,
+                    "new_tokens": case.new_tokens,
+                    "num_tokens": case.num_tokens,
+                    "num_bytes": costs[case].num_bytes,
+                    "num_flops": costs[case].num_flops,
+                    "tokens_per_s": rates,
+                }
+                for case, rates in self._rates.items()
+            ],
+            "skipped": self._skipped,
+            "is_complete": self._is_complete,
+        }
+
+
+def make_cases(batch_sizes: Sequence[int], prefill_lens: Sequence[int], prompt_len: int, new_tokens: int) -> list[Case]:
+    """Return the rows of the table."""
+    decodes = [Case(size, prompt_len, new_tokens) for size in batch_sizes]
+    return decodes + [Case(1, length, 0) for length in prefill_lens]

@@ -1,0 +1,137 @@
+"""How fast an engine decodes and prefills, driven pass by pass as it is when it serves.
+
+Decode is timed once every request of the batch has its first token: so many passes, nothing else in them.
+Prefill is one prompt up to its first token, in the chunks that serving would cut it into. Prompts are random
+and new for every measurement.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from moeflow.bench.floors import PassCost, pass_cost
+from moeflow.core.errors import EngineError
+from moeflow.core.model_config import ModelConfig
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.engine import Engine
+from moeflow.engine.messages import Submission, TokenOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row of the table."""
+
+    batch_size: int
+    prompt_len: int
+    new_tokens: int  # decode passes that are timed; 0: the prefill is
+
+    @property
+    def name(self) -> str:
+        """What it is called in tables."""
+        return f"decode, batch {self.batch_size}" if self.new_tokens else f"prefill {self.prompt_len}"
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the rate counts."""
+        return self.batch_size * (self.new_tokens or self.prompt_len)
+
+    def kv_tokens(self, max_batch_tokens: int) -> int:
+        """Return how many tokens' K and V the case holds at most: while the last prompts are prefilled, the first
+        requests already decode."""
+        num_prefills = -(-self.batch_size * self.prompt_len // max(max_batch_tokens - self.batch_size, 1)) + 1
+        return self.batch_size * (self.prompt_len + self.new_tokens + num_prefills)
+
+    def cost(self, shape: ModelConfig, *, weight_bits: float, kv_bits: float) -> PassCost:
+        """Return what the timed part costs at least: all its passes together."""
+        if self.new_tokens:
+            seen = self.batch_size * (self.prompt_len + (self.new_tokens + 1) // 2)
+            one = pass_cost(
+                shape,
+                weight_bits=weight_bits,
+                kv_bits=kv_bits,
+                num_tokens=self.batch_size,
+                num_sampled=self.batch_size,
+                num_seen=seen,
+            )
+            return PassCost(one.num_bytes * self.new_tokens, one.num_flops * self.new_tokens)
+        return pass_cost(
+            shape,
+            weight_bits=weight_bits,
+            kv_bits=0.0,
+            num_tokens=self.prompt_len,
+            num_sampled=1,
+            num_seen=self.prompt_len * (self.prompt_len + 1) // 2,
+        )
+
+
+class Stopwatch:
+    """Times cases on one engine."""
+
+    def __init__(self, engine: Engine, seed: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._engine = engine
+        self._seed = seed
+        self._clock = clock
+
+    def why_not(self, case: Case) -> str | None:
+        """Return why the engine cannot run a case; None if it can."""
+        model, limits = self._engine.model, self._engine.config.scheduler
+        need = case.kv_tokens(limits.max_batch_tokens)
+        per_request = need // case.batch_size + 1
+        if case.batch_size > limits.max_running:
+            return f"the engine computes {limits.max_running} requests together at most: raise --max-running"
+        if per_request > model.max_model_len:
+            return f"it needs {per_request} tokens a request, but the engine allows {model.max_model_len}"
+        if need > model.kv_capacity_tokens:
+            return f"it needs a KV cache of {need} tokens, but it holds {model.kv_capacity_tokens}: raise --kv-cache"
+        return None
+
+    def measure(self, case: Case, repetition: int) -> float:
+        """Return tokens a second.
+
+        Raises: EngineError if a pass fails.
+        """
+        rng = random.Random(f"{self._seed} {case.name} {repetition}")
+        prompts = [
+            [rng.randrange(self._engine.model.vocab_size) for _ in range(case.prompt_len)]
+            for _ in range(case.batch_size)
+        ]
+        try:
+            seconds = self._decode(case, prompts) if case.new_tokens else self._prefill(prompts)
+        finally:
+            self._engine.cancel_all()
+            while self._engine.has_work:
+                self._engine.step()
+        return case.num_tokens / seconds
+
+    def _prefill(self, prompts: list[list[int]]) -> float:
+        start = self._clock()
+        self._submit(prompts, max_tokens=1)
+        while self._engine.has_work:
+            self._step()
+        return self._clock() - start
+
+    def _decode(self, case: Case, prompts: list[list[int]]) -> float:
+        self._submit(prompts, max_tokens=None)
+        started: set[str] = set()
+        while len(started) < len(prompts):
+            started.update(output.request_id for output in self._step())
+        start = self._clock()
+        for _ in range(case.new_tokens):
+            if len(self._step()) != len(prompts):
+                raise EngineError("a request was set back for want of KV cache: raise --kv-cache")
+        return self._clock() - start
+
+    def _submit(self, prompts: list[list[int]], max_tokens: int | None) -> None:
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        for index, prompt in enumerate(prompts):
+            self._engine.submit(Submission(str(index), prompt, sampling, seed=0))
+
+    def _step(self) -> list[TokenOutput]:
+        outputs = self._engine.step()
+        for output in outputs:
+            if output.error is not None:
+                raise EngineError(output.error)
+        return outputs

@@ -1,0 +1,119 @@
+"""Results as JSON lines: each says what was measured, where, with which versions, and the command to repeat it.
+
+A record is one JSON object:
+
+    {"kind": "engine", "time": "2026-01-31T12:00:00+00:00", "command": "moeflow bench engine ...", "seed": 0,
+     "commit": "1a2b3c4", "machine": {...}, "versions": {...}, ...what was measured}
+
+`kind` says who wrote it: engine, serve, quality, peers, engine_vs_transformers.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from moeflow.core.errors import ConfigError
+
+Record = dict[str, Any]
+PACKAGES = ("moeflow", "torch", "numpy", "transformers")
+
+
+def make_record(kind: str, command: Sequence[str], *, seed: int, threads: int | None, **measured: Any) -> Record:
+    """Return a record of what was measured just now on this machine. `threads` is what computed; None: unknown."""
+    return {
+        "kind": kind,
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": " ".join(command),
+        "seed": seed,
+        "commit": commit(),
+        "machine": {**machine(), "threads": threads},
+        "versions": versions(),
+        **measured,
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Describe the hardware and the system."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": psutil.cpu_count(logical=False) or os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
+    """Return the versions of Python and of those packages that are installed."""
+    found = {"python": platform.python_version()}
+    for name in packages:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str | None:
+    """Return the commit of the source tree, with a + if files differ from it; None without a repository."""
+    folder = Path(__file__).parent
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--exclude=*", "--dirty=+"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def append(file: Path, record: Record) -> None:
+    """Add a record to a file, in one write, so that a run that is stopped leaves whole lines.
+
+    Raises: OSError.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read(files: Iterable[Path]) -> list[Record]:
+    """Return the records of all files, in order.
+
+    Raises: ConfigError, naming file and line, if one is no record.
+    """
+    records = []
+    for file in files:
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ConfigError(f"{file}, line {number}: no JSON: {error}; delete the line") from error
+            if not isinstance(record, dict) or "kind" not in record:
+                raise ConfigError(f"{file}, line {number}: no record, it has no 'kind'; delete the line")
+            records.append(record)
+    return records
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

@@ -1,0 +1,21 @@
+"""`moeflow bench`: measures, and writes down what it measured. One file a measurement: `bench_engine.py`, ..."""
+
+from __future__ import annotations
+
+import click
+
+from moeflow.cli.bench_engine import engine
+
+EPILOG = """\b
+Examples:
+  moeflow bench engine                       how fast is the built-in model here, and how fast could it be?
+  moeflow bench engine ~/models/olmoe --out results.jsonl
+"""
+
+
+@click.group(epilog=EPILOG)
+def bench() -> None:
+    """Measure speed and quality, against what the machine could do at best."""
+
+
+bench.add_command(engine)
