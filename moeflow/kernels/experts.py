@@ -26,7 +26,7 @@ def fused_experts(x: Tensor, gate_up: Tensor, down: Tensor, topk_ids: Tensor, to
     num_tokens, top_k = topk_ids.shape
     if num_tokens == 0:
         return torch.empty_like(x)
-    if num_tokens == 1:  # nothing to sort: a fifth of the small operations of a layer saved
+    if num_tokens == 1:  # nothing to sort: spares a decode eight small operations a layer
         pairs = torch.cat([_run_expert(x, gate_up, down, expert) for expert in topk_ids[0].tolist()])
     else:
         pairs = _run_sorted(x, gate_up, down, topk_ids)
