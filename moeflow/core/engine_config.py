@@ -18,6 +18,8 @@ class SchedulerConfig:
     max_running: int = 32  # requests in a pass at most
     max_batch_tokens: int = 512  # tokens in a pass at most: bounds how long decodes wait for a prefill chunk
     prefix_caching: bool = True
+    policy: str = "continuous"  # or "static", the baseline that benchmarks compare with
+    batch_timeout_s: float = 0.05  # static: how long the oldest request waits for a batch to fill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from moeflow.core.request import FinishReason, Request, RequestStatus
 from moeflow.engine.counters import Counters
 from moeflow.engine.messages import EngineStats, ModelInfo, Submission, TokenLogprobs, TokenOutput
 from moeflow.engine.model_runner import ModelRunner, PassResult, Runner
-from moeflow.scheduler.scheduler import Scheduler
+from moeflow.scheduler.policy import SchedulingPolicy, make_scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Engine:
         self.config = config
         self.model: ModelInfo = runner.info
         self._runner = runner
-        self._scheduler = Scheduler(config.scheduler)
+        self._scheduler: SchedulingPolicy = make_scheduler(config.scheduler)
         self._requests: dict[str, Request] = {}
         self._prompt_logprobs: dict[Request, list[TokenLogprobs | None]] = {}
         self._cancelled: list[TokenOutput] = []  # to be handed out by the next step
@@ -46,6 +46,11 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a `step` would bring anything."""
         return self._scheduler.has_work or bool(self._cancelled)
+
+    @property
+    def held_s(self) -> float:
+        """Seconds for which a `step` would compute nothing, because the scheduler hopes for more requests."""
+        return 0.0 if self._cancelled else self._scheduler.held_s
 
     def submit(self, submission: Submission) -> None:
         """Queue one sequence.
@@ -87,7 +92,7 @@ class Engine:
         A pass that fails (out of memory, say) ends its own requests with an error; the engine lives on.
         """
         outputs, self._cancelled = self._cancelled, []
-        if self._scheduler.has_work:
+        if self._scheduler.has_work and not self._scheduler.held_s:
             batch = self._scheduler.schedule()
             try:
                 result = self._runner.run(batch)
@@ -196,14 +201,14 @@ class Engine:
 
     def _fail(self, batch: Batch, error: Exception) -> list[TokenOutput]:
         logger.error("a pass of %d tokens failed", batch.num_tokens, exc_info=error)
-        self._scheduler.fail(batch)
+        failed = self._scheduler.fail(batch)
         self._counters.failed_passes += 1
         reason = f"the pass failed: {type(error).__name__}: {error}".splitlines()[0]
-        for entry in batch.entries:
-            self._forget(entry.request)
+        for request in failed:
+            self._forget(request)
         return [
-            TokenOutput(request_id=entry.request.request_id, finish_reason=FinishReason.ERROR, error=reason)
-            for entry in batch.entries
+            TokenOutput(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=reason)
+            for request in failed
         ]
 
     def _forget(self, request: Request) -> None:

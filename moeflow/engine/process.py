@@ -9,6 +9,7 @@ itself when its parent is gone.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import sys
@@ -70,7 +71,8 @@ class EngineProcess:
             if not busy and os.getppid() != self._parent_pid:
                 logger.warning("the parent process is gone; stopping")
                 return
-            self._receive(engine, timeout_ms=0 if busy else IDLE_POLL_MS)
+            held_ms = 0 if self._refused else math.ceil(engine.held_s * 1000)
+            self._receive(engine, timeout_ms=held_ms if busy else IDLE_POLL_MS)
             if self._deadline is not None and time.monotonic() > self._deadline:
                 engine.cancel_all()
             outputs = engine.step()

@@ -23,8 +23,10 @@ from moeflow.kvcache.block_tables import BlockTables
 class Scheduler:
     """Owns the queue, the running requests and their block tables."""
 
+    held_s = 0.0  # a pass can always be run at once: whoever comes later joins the next
+
     def __init__(self, config: SchedulerConfig) -> None:
-        _check(config)
+        check_limits(config)
         self.config = config
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in order of admission: the last is the first to be preempted
@@ -69,11 +71,13 @@ class Scheduler:
             entry.request.num_computed_tokens = entry.stop
         self.blocks.confirm_pass()
 
-    def fail(self, batch: Batch) -> None:
-        """The pass failed: its requests end with an error, nothing it wrote is ever reused."""
-        for entry in batch.entries:
-            self.finish(entry.request, FinishReason.ERROR)
+    def fail(self, batch: Batch) -> list[Request]:
+        """The pass failed: its requests end with an error, nothing it wrote is ever reused. Returns them."""
+        failed = [entry.request for entry in batch.entries]
+        for request in failed:
+            self.finish(request, FinishReason.ERROR)
         self.blocks.discard_pass()
+        return failed
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a waiting or running request and free what it holds."""
@@ -151,7 +155,8 @@ class Scheduler:
         return request
 
 
-def _check(config: SchedulerConfig) -> None:
+def check_limits(config: SchedulerConfig) -> None:
+    """Raises: ConfigError if the limits contradict each other."""
     if config.max_batch_tokens < config.max_running:
         raise ConfigError(
             f"max_batch_tokens ({config.max_batch_tokens}) is below max_running ({config.max_running}): "

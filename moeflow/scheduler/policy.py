@@ -1,0 +1,74 @@
+"""What an engine asks of a scheduler, and the policies there are: a new one is a file and a row below."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from moeflow.core.batch import Batch
+from moeflow.core.engine_config import SchedulerConfig
+from moeflow.core.errors import ConfigError
+from moeflow.core.request import FinishReason, Request
+from moeflow.kvcache.block_tables import BlockTables
+from moeflow.scheduler.scheduler import Scheduler
+from moeflow.scheduler.static_batching import StaticBatching
+
+
+class SchedulingPolicy(Protocol):
+    """Decides who takes part in the next pass. The methods are described in `Scheduler`."""
+
+    waiting: deque[Request]
+    running: list[Request]
+    blocks: BlockTables
+    num_preemptions: int
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a pass would compute anything."""
+        ...
+
+    @property
+    def held_s(self) -> float:
+        """Seconds that the next pass is held back, in the hope of more requests; 0: it can be run now."""
+        ...
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        ...
+
+    def schedule(self) -> Batch:
+        """Plan the next pass."""
+        ...
+
+    def complete(self, batch: Batch) -> None:
+        """The pass went well."""
+        ...
+
+    def fail(self, batch: Batch) -> list[Request]:
+        """The pass failed; returns the requests that ended by it."""
+        ...
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """End a request."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Prove the invariants."""
+        ...
+
+
+POLICIES: dict[str, Callable[[SchedulerConfig], SchedulingPolicy]] = {
+    "continuous": Scheduler,
+    "static": StaticBatching,
+}
+
+
+def make_scheduler(config: SchedulerConfig) -> SchedulingPolicy:
+    """Return a scheduler of the policy that `config` names.
+
+    Raises: ConfigError.
+    """
+    if config.policy not in POLICIES:
+        raise ConfigError(f"there is no scheduling policy {config.policy!r}; there are {', '.join(POLICIES)}")
+    return POLICIES[config.policy](config)
