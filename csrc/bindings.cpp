@@ -5,9 +5,11 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "ops.h"
@@ -19,11 +21,12 @@ using nb::literals::operator""_a;
 namespace moeflow {
 namespace {
 
-const Isa* current_isa = nullptr;
+// Read while the GIL is released, so that another thread may choose anew at the same time.
+std::atomic<const Isa*> current_isa{nullptr};
 
 const Isa& isa() {
-  if (current_isa == nullptr) current_isa = choose_isa("");
-  return *current_isa;
+  if (current_isa.load() == nullptr) current_isa.store(choose_isa(""));
+  return *current_isa.load();
 }
 
 template <typename T>
@@ -50,7 +53,7 @@ Matrix make_matrix(int format, int64_t rows, int64_t cols, uintptr_t data) {
 void use_isa(const std::string& cap) {
   const Isa* chosen = choose_isa(cap.c_str());
   if (chosen == nullptr) throw std::invalid_argument("unknown instruction set: " + cap);
-  current_isa = chosen;
+  current_isa.store(chosen);
 }
 
 void run_linear(const PackedMatrix& weight, uintptr_t x, int64_t num_rows, int64_t x_stride, uintptr_t bias,
@@ -90,11 +93,13 @@ NB_MODULE(_cpu, m) {
   nb::class_<PackedExperts>(m, "PackedExperts")
       .def("__init__", [](PackedExperts* self, int format, int64_t hidden, int64_t width,
                           const std::vector<uintptr_t>& gate_up, const std::vector<uintptr_t>& down) {
-        new (self) PackedExperts{{}, {}, hidden, width};
+        PackedExperts experts{{}, {}, hidden, width};
+        if (gate_up.size() != down.size()) throw std::invalid_argument("every expert has gate_up and down");
         for (uintptr_t data : gate_up) {
-          self->gate_up.push_back(make_matrix(format, 2 * round_up(width, kBand), hidden, data));
+          experts.gate_up.push_back(make_matrix(format, 2 * round_up(width, kBand), hidden, data));
         }
-        for (uintptr_t data : down) self->down.push_back(make_matrix(format, hidden, width, data));
+        for (uintptr_t data : down) experts.down.push_back(make_matrix(format, hidden, width, data));
+        new (self) PackedExperts(std::move(experts));
       });
 
   m.def("linear", &run_linear);

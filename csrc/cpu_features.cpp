@@ -2,6 +2,10 @@
 // CPUID and, for the registers that AVX and AVX-512 add, XGETBV.
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "isa.h"
 
 namespace moeflow {
@@ -13,12 +17,20 @@ struct Choice {
   const Isa& (*table)();
 };
 
+#if defined(__x86_64__)
+// Asked directly: not every compiler's __builtin_cpu_supports knows the word. It uses AVX's registers only.
+bool has_f16c() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx >> 29 & 1) != 0;
+}
+#endif
+
 }  // namespace
 
 const Isa* choose_isa(const char* cap) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");

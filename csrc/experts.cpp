@@ -5,6 +5,7 @@
 //   down     bands of outputs: all touched experts in ascending order, weighted and added up.
 // An item's results lie in memory that no other item touches, so threads only share the work counters.
 #include <cstring>
+#include <stdexcept>
 
 #include "ops.h"
 #include "pool.h"
@@ -27,7 +28,7 @@ struct ExpertsJob {
   int32_t* touched;   // experts with at least one pair, ascending
   int64_t num_touched;
   int64_t* starts;    // [num_experts + 1], first sorted pair of each expert
-  int32_t* pairs;     // [num_tokens * top_k], (token * top_k + k) sorted by expert, then by token
+  int64_t* pairs;     // [num_tokens * top_k], (token * top_k + k) sorted by expert, then by token
 
   int64_t h_stride() const { return round_up(call.width, kUnits); }
   int64_t out_stride() const { return round_up(call.hidden, kTileStride); }
@@ -37,14 +38,18 @@ void sort_pairs(ExpertsJob& job) {
   const ExpertsCall& call = job.call;
   const int64_t num_pairs = call.num_tokens * call.top_k;
   std::memset(job.starts, 0, (call.num_experts + 1) * sizeof(int64_t));
-  for (int64_t pair = 0; pair < num_pairs; ++pair) ++job.starts[call.topk_ids[pair] + 1];
+  for (int64_t pair = 0; pair < num_pairs; ++pair) {
+    const int64_t expert = call.topk_ids[pair];
+    if (expert < 0 || expert >= call.num_experts) throw std::out_of_range("topk_ids names an expert that is not there");
+    ++job.starts[expert + 1];
+  }
   job.num_touched = 0;
   for (int64_t expert = 0; expert < call.num_experts; ++expert) {
     if (job.starts[expert + 1] > 0) job.touched[job.num_touched++] = static_cast<int32_t>(expert);
     job.starts[expert + 1] += job.starts[expert];
   }
   for (int64_t pair = 0; pair < num_pairs; ++pair) {
-    job.pairs[job.starts[call.topk_ids[pair]]++] = static_cast<int32_t>(pair);
+    job.pairs[job.starts[call.topk_ids[pair]]++] = pair;
   }
   for (int64_t expert = call.num_experts; expert > 0; --expert) job.starts[expert] = job.starts[expert - 1];
   job.starts[0] = 0;
@@ -95,7 +100,7 @@ void down(const ExpertsJob& job, int64_t group, int bands_per_item) {
         [&](int64_t at) { return job.h_rows + at * job.h_bytes; },
         [&](int64_t at, int num_rows, const float* tile_out) {
           for (int r = 0; r < num_rows; ++r) {
-            const int32_t pair = job.pairs[at + r];
+            const int64_t pair = job.pairs[at + r];
             const float weight = call.topk_weights[pair];
             float* sum = job.sums + pair / call.top_k * job.out_stride() + col;
             for (int64_t c = 0; c < num_cols; ++c) sum[c] += weight * tile_out[r * kTileStride + c];
@@ -148,14 +153,14 @@ void experts(const Isa& isa, const ExpertsCall& call) {
                    Workspace::padded<uint8_t>(num_pairs * job.h_bytes) +
                    Workspace::padded<float>(call.num_tokens * job.out_stride()) +
                    Workspace::padded<int32_t>(call.num_experts) + Workspace::padded<int64_t>(call.num_experts + 1) +
-                   Workspace::padded<int32_t>(num_pairs));
+                   Workspace::padded<int64_t>(num_pairs));
   job.x_rows = workspace->take<uint8_t>(call.num_tokens * job.x_bytes);
   job.h_floats = workspace->take<float>(num_pairs * job.h_stride());
   job.h_rows = workspace->take<uint8_t>(num_pairs * job.h_bytes);
   job.sums = workspace->take<float>(call.num_tokens * job.out_stride());
   job.touched = workspace->take<int32_t>(call.num_experts);
   job.starts = workspace->take<int64_t>(call.num_experts + 1);
-  job.pairs = workspace->take<int32_t>(num_pairs);
+  job.pairs = workspace->take<int64_t>(num_pairs);
   sort_pairs(job);
   run_on_pool(run, &job);
 }

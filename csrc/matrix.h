@@ -13,6 +13,9 @@
 //
 // The value of an integer weight is q * scale: GGUF's Q8_0 and Q4_0 blocks fit in without loss.
 // Activations come as rows: floats, bf16, or (for integer weights) int8 with a scale and a sum per group.
+//
+// Included by the instruction sets' units, so its functions are static: as shared symbols, the linker might choose
+// a copy with instructions that the processor lacks.
 #pragma once
 
 #include <cstddef>
@@ -26,18 +29,18 @@ constexpr int kGroup = 32;  // k that share a scale; also what k is filled up to
 enum class Format : int32_t { kF32 = 0, kBF16 = 1, kINT8 = 2, kINT4 = 3 };
 enum class Activation : int32_t { kF32 = 0, kBF16 = 1, kInt8 = 2 };
 
-inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+static inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-inline int64_t padded_cols(int64_t cols) { return round_up(cols, kGroup); }
-inline int64_t num_bands(int64_t rows) { return (rows + kBand - 1) / kBand; }
+static inline int64_t padded_cols(int64_t cols) { return round_up(cols, kGroup); }
+static inline int64_t num_bands(int64_t rows) { return (rows + kBand - 1) / kBand; }
 
 // Bytes of a band's scales; what follows is aligned to 64 bytes.
-inline int64_t scale_bytes(Format format, int64_t cols) {
+static inline int64_t scale_bytes(Format format, int64_t cols) {
   if (format != Format::kINT8 && format != Format::kINT4) return 0;
   return round_up(padded_cols(cols) / kGroup * kBand * 2, 64);
 }
 
-inline int64_t band_bytes(Format format, int64_t cols) {
+static inline int64_t band_bytes(Format format, int64_t cols) {
   const int64_t values = padded_cols(cols) * kBand;
   switch (format) {
     case Format::kF32: return values * 4;
@@ -48,7 +51,7 @@ inline int64_t band_bytes(Format format, int64_t cols) {
   return 0;
 }
 
-inline int64_t matrix_bytes(Format format, int64_t rows, int64_t cols) {
+static inline int64_t matrix_bytes(Format format, int64_t rows, int64_t cols) {
   return num_bands(rows) * band_bytes(format, cols);
 }
 
@@ -63,7 +66,7 @@ struct Matrix {
 // One prepared activation row of `cols` values: [values, filled up to padded_cols] and for int8, behind them,
 // per group a float scale and the int32 sum of the group's int8 values (which undoes the offset of unsigned
 // weights). Always a multiple of 64 bytes.
-inline int64_t activation_bytes(Activation kind, int64_t cols) {
+static inline int64_t activation_bytes(Activation kind, int64_t cols) {
   const int64_t k = padded_cols(cols);
   switch (kind) {
     case Activation::kF32: return round_up(k * 4, 64);

@@ -1,14 +1,25 @@
 #include "pool.h"
 
+#include <pthread.h>
+#include <signal.h>
+
+#include <atomic>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "workspace.h"
+
+#if defined(__linux__)
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <climits>
-#include <memory>
-#include <mutex>
-#include <thread>
-#include <vector>
+#else
+#include <condition_variable>
+#endif
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -26,13 +37,72 @@ namespace {
 // kernels of a decode pass, far shorter than a pass of torch code that wants the cores.
 constexpr int kSpins = 2000;
 
-void futex_wait(std::atomic<uint32_t>* word, uint32_t expected) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
+// Waits for what other running threads are about to do. On an oversubscribed machine they may not even run: yield then.
+template <typename IsDone>
+void spin_until(IsDone is_done) {
+  for (int spins = 0; !is_done();) {
+    if (spins < kSpins) {
+      ++spins;
+      relax();
+    } else {
+      std::this_thread::yield();
+    }
+  }
 }
 
-void futex_wake_all(std::atomic<uint32_t>* word) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
-}
+// A counter whose change can be slept for. Sleepers announce themselves, so that nobody is woken in vain; between
+// the announcement and the sleep the counter is looked at again, so that no change is missed.
+class Ticket {
+ public:
+  uint32_t current() const { return value_.load(std::memory_order_acquire); }
+
+  void advance() {
+    value_.fetch_add(1, std::memory_order_seq_cst);
+    if (sleepers_.load(std::memory_order_seq_cst) > 0) wake_all();
+  }
+
+  void sleep_while(uint32_t value) {
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    while (value_.load(std::memory_order_seq_cst) == value) sleep_once(value);
+    sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+
+ private:
+#if defined(__linux__)
+  static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "a futex is a word of 32 bits");
+  void sleep_once(uint32_t value) { syscall(SYS_futex, &value_, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0); }
+  void wake_all() { syscall(SYS_futex, &value_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
+#else
+  void sleep_once(uint32_t value) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return value_.load(std::memory_order_seq_cst) != value; });
+  }
+  void wake_all() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    changed_.notify_all();
+  }
+  std::mutex mutex_;
+  std::condition_variable changed_;
+#endif
+  alignas(64) std::atomic<uint32_t> value_{0};
+  std::atomic<int> sleepers_{0};
+};
+
+// While it lives, threads that are started inherit a mask that leaves every signal to the program's own threads.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
 
 }  // namespace
 
@@ -44,92 +114,102 @@ void Team::barrier() {
     generation_.store(generation + 1, std::memory_order_release);
     return;
   }
-  // The others are at work on the last items. On an oversubscribed machine they may not even run: yield then.
-  for (int spins = 0; generation_.load(std::memory_order_acquire) == generation; ++spins) {
-    if (spins < kSpins) {
-      relax();
-    } else {
-      std::this_thread::yield();
-    }
-  }
+  spin_until([&] { return generation_.load(std::memory_order_acquire) != generation; });
 }
 
 class Pool {
  public:
-  ~Pool() { stop(); }
-
   void run(Job job, void* context) {
     std::lock_guard<std::mutex> one_at_a_time(mutex_);
+    start_missing_workers();
     for (WorkCounter& counter : team_.counters_) counter.reset();
     job_ = job;
     context_ = context;
     if (!workers_.empty()) {
       pending_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
-      ticket_.fetch_add(1, std::memory_order_seq_cst);
-      if (sleepers_.load(std::memory_order_seq_cst) > 0) futex_wake_all(&ticket_);
+      ticket_.advance();
     }
-    job(context, team_, 0);
-    for (int spins = 0; pending_.load(std::memory_order_acquire) > 0; ++spins) {
-      if (spins < kSpins) {
-        relax();
-      } else {
-        std::this_thread::yield();
-      }
-    }
+    perform(0);
+    spin_until([&] { return pending_.load(std::memory_order_acquire) == 0; });
   }
 
   void resize(int num_threads) {
     std::lock_guard<std::mutex> one_at_a_time(mutex_);
     if (num_threads == team_.num_threads_) return;
     stop();
-    team_.num_threads_ = num_threads;
-    stopping_ = false;
-    for (int idx = 1; idx < num_threads; ++idx) {
-      workers_.emplace_back([this, idx, ticket = ticket_.load()] { work(idx, ticket); });
-    }
+    set_size(num_threads);
+    start_missing_workers();
   }
 
-  int size() const { return team_.num_threads_; }
+  int size() const { return size_.load(std::memory_order_relaxed); }
+
+  // Around a fork the pool is idle, because this waits for a running job.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+
+  // In the child of a fork there are no workers. Their handles are forgotten, not joined; the next job starts new ones.
+  void forget_workers() {
+    new (&workers_) std::vector<std::thread>();
+    new (&ticket_) Ticket();
+  }
 
  private:
+  // A job that throws ends the program here, before its context goes away under the other threads.
+  void perform(int thread_idx) noexcept { job_(context_, team_, thread_idx); }
+
   void work(int thread_idx, uint32_t seen) {
     while (true) {
-      seen = wait_for_ticket(seen);
+      wait_for_ticket(seen++);
       if (stopping_.load(std::memory_order_acquire)) return;
-      job_(context_, team_, thread_idx);
+      perform(thread_idx);
       pending_.fetch_sub(1, std::memory_order_acq_rel);
     }
   }
 
-  // Returns the next ticket. Between the last spin and the futex the ticket is looked at again, so that a
-  // wake-up cannot be missed.
-  uint32_t wait_for_ticket(uint32_t seen) {
+  void wait_for_ticket(uint32_t seen) {
     for (int spins = 0; spins < kSpins; ++spins) {
-      if (ticket_.load(std::memory_order_acquire) != seen) return seen + 1;
+      if (ticket_.current() != seen) return;
       relax();
     }
-    sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    while (ticket_.load(std::memory_order_seq_cst) == seen) futex_wait(&ticket_, seen);
-    sleepers_.fetch_sub(1, std::memory_order_seq_cst);
-    return seen + 1;
+    ticket_.sleep_while(seen);
+  }
+
+  void start_missing_workers() {
+    if (static_cast<int>(workers_.size()) == team_.num_threads_ - 1) return;
+    SignalsBlocked blocked;
+    const uint32_t seen = ticket_.current();
+    try {
+      while (static_cast<int>(workers_.size()) < team_.num_threads_ - 1) {
+        workers_.emplace_back([this, idx = static_cast<int>(workers_.size()) + 1, seen] { work(idx, seen); });
+      }
+    } catch (...) {  // the system gives no more threads: go on without any
+      stop();
+      set_size(1);
+      throw;
+    }
   }
 
   void stop() {
     stopping_.store(true, std::memory_order_release);
-    ticket_.fetch_add(1, std::memory_order_seq_cst);
-    futex_wake_all(&ticket_);
+    ticket_.advance();
     for (std::thread& worker : workers_) worker.join();
     workers_.clear();
+    stopping_.store(false, std::memory_order_release);
+  }
+
+  void set_size(int num_threads) {
+    team_.num_threads_ = num_threads;
+    size_.store(num_threads, std::memory_order_relaxed);
   }
 
   std::mutex mutex_;
   Team team_;
+  std::atomic<int> size_{1};  // the team's, for those who do not hold the mutex
   Job job_ = nullptr;
   void* context_ = nullptr;
   std::vector<std::thread> workers_;
-  alignas(64) std::atomic<uint32_t> ticket_{0};  // one more for every job, and for stopping
-  alignas(64) std::atomic<int> pending_{0};      // workers that have not finished the job
-  std::atomic<int> sleepers_{0};
+  Ticket ticket_;                            // one more for every job, and for stopping
+  alignas(64) std::atomic<int> pending_{0};  // workers that have not finished the job
   std::atomic<bool> stopping_{false};
 };
 
@@ -142,6 +222,25 @@ Pool& pool() {
 }
 
 }  // namespace
+
+// A fork copies the locks as they are, but of the threads only the one that forks. It therefore takes the locks
+// first, in the order in which kernels take them: what the child inherits is an idle pool and a free workspace.
+struct ForkLocks {
+  static void take() {
+    WorkspaceLock::mutex().lock();
+    pool().lock();
+  }
+  static void release() {
+    pool().unlock();
+    WorkspaceLock::mutex().unlock();
+  }
+  static void release_in_child() {
+    pool().forget_workers();
+    release();
+  }
+  static const int registered;
+};
+const int ForkLocks::registered = pthread_atfork(take, release, release_in_child);
 
 void run_on_pool(Job job, void* context) { pool().run(job, context); }
 void set_num_threads(int count) { pool().resize(count < 1 ? 1 : count); }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cassert>
 #include <cstdint>
 
 namespace moeflow {
@@ -30,7 +31,10 @@ class Team {
   // Waits until every thread of the job has arrived; what they wrote before is visible after.
   void barrier();
   // Counter for the job's i-th phase; all are zero when the job begins.
-  WorkCounter& counter(int phase) { return counters_[phase]; }
+  WorkCounter& counter(int phase) {
+    assert(phase < kCounters);
+    return counters_[phase];
+  }
 
  private:
   friend class Pool;
@@ -41,10 +45,12 @@ class Team {
 };
 
 // Runs `job` on every thread of the pool and returns when all are done. One job at a time: a second caller
-// waits. Not re-entrant.
+// waits. Not re-entrant. A job must not throw: it is `noexcept` in effect, what can fail comes before it.
 void run_on_pool(Job job, void* context);
 
-// Sets the number of threads, the caller included; 1 means no workers. Waits for a running job.
+// Sets the number of threads, the caller included; 1 means no workers. Waits for a running job. Throws
+// std::system_error when the system does not give that many; then there are no workers. The child of a fork
+// has as many threads as its parent, started with its first job.
 void set_num_threads(int num_threads);
 int num_threads();
 

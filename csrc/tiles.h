@@ -9,6 +9,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace moeflow {
@@ -18,12 +20,17 @@ namespace {
 typedef float Vec __attribute__((vector_size(64)));
 typedef int32_t IVec __attribute__((vector_size(64)));
 typedef uint32_t UVec __attribute__((vector_size(64)));
-typedef int8_t Bytes __attribute__((vector_size(64)));
+typedef int8_t Bytes __attribute__((vector_size(16)));
+
+// What memory is read and written through: it holds other types than what is made of it here.
+typedef Vec VecInMemory __attribute__((may_alias));
+typedef UVec UVecInMemory __attribute__((may_alias));
+typedef int32_t Int32InMemory __attribute__((may_alias));
 
 #define FORCE_INLINE static inline __attribute__((always_inline))
 
-FORCE_INLINE Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
-FORCE_INLINE UVec load_bits(const void* p) { return *reinterpret_cast<const UVec*>(p); }
+FORCE_INLINE Vec load(const float* p) { return *reinterpret_cast<const VecInMemory*>(p); }
+FORCE_INLINE UVec load_bits(const void* p) { return *static_cast<const UVecInMemory*>(p); }
 FORCE_INLINE Vec splat(float x) { return x - Vec{}; }
 
 // ---- activation rows ------------------------------------------------------------------------------------
@@ -71,31 +78,70 @@ FORCE_INLINE Vec load_halves(const uint16_t* p) {
 #endif
 }
 
-// Symmetric int8 per group of 32: scale = max|x| / 127, nearest, halves away from zero.
+// To the nearest integer, halves to even. Asked for as one operation, because an addition in floats could be fused
+// with the multiplication before it and so round differently in one instruction set than in another.
+FORCE_INLINE IVec to_nearest(Vec x) {
+#if defined(__AVX512F__)
+  return (IVec)_mm512_cvtps_epi32((__m512)x);
+#elif defined(__AVX2__)
+  __m256 parts[2];
+  __m256i rounded[2];
+  __builtin_memcpy(parts, &x, 64);
+  for (int i = 0; i < 2; ++i) rounded[i] = _mm256_cvtps_epi32(parts[i]);
+#elif defined(__SSE2__)
+  __m128 parts[4];
+  __m128i rounded[4];
+  __builtin_memcpy(parts, &x, 64);
+  for (int i = 0; i < 4; ++i) rounded[i] = _mm_cvtps_epi32(parts[i]);
+#elif defined(__aarch64__)
+  float32x4_t parts[4];
+  int32x4_t rounded[4];
+  __builtin_memcpy(parts, &x, 64);
+  for (int i = 0; i < 4; ++i) rounded[i] = vcvtnq_s32_f32(parts[i]);
+#else
+  int32_t rounded[kBand];
+  for (int i = 0; i < kBand; ++i) rounded[i] = static_cast<int32_t>(__builtin_rintf(x[i]));
+#endif
+#if !defined(__AVX512F__)
+  IVec result;
+  __builtin_memcpy(&result, rounded, 64);
+  return result;
+#endif
+}
+
+// Symmetric int8 per group of 32: scale = max|x| / 127, nearest, halves to even. An infinity or a NaN in a group
+// makes its scale NaN, and so everything computed from the row. Below kTiny, where 127 / max|x| overflows, is zero.
 void quantize_row(const float* x, int64_t cols, void* out) {
+  constexpr float kTiny = 1e-36f;
   const int64_t k = padded_cols(cols), groups = k / kGroup;
   int8_t* q = static_cast<int8_t*>(out);
   float* scales = reinterpret_cast<float*>(q + k);
   int32_t* sums = reinterpret_cast<int32_t*>(scales + groups);
-  for (int64_t g = 0; g < groups; ++g) {
-    float values[kGroup];
-    float largest = 0;
-    for (int i = 0; i < kGroup; ++i) {
-      const int64_t index = g * kGroup + i;
-      values[i] = index < cols ? x[index] : 0.0f;
-      const float magnitude = __builtin_fabsf(values[i]);
-      largest = magnitude > largest ? magnitude : largest;
+  for (int64_t g = 0; g < groups; ++g, q += kGroup) {
+    Vec values[2] = {};
+    const int64_t left = cols - g * kGroup;
+    __builtin_memcpy(values, x + g * kGroup, (left < kGroup ? left : kGroup) * sizeof(float));
+    // Without their sign, floats are ordered as their bits are, infinity and NaN above all others.
+    const IVec magnitudes[2] = {(IVec)values[0] & 0x7fffffff, (IVec)values[1] & 0x7fffffff};
+    const IVec larger = magnitudes[0] > magnitudes[1] ? magnitudes[0] : magnitudes[1];
+    int32_t largest_bits = 0;
+    for (int i = 0; i < kBand; ++i) largest_bits = larger[i] > largest_bits ? larger[i] : largest_bits;
+    float largest;
+    __builtin_memcpy(&largest, &largest_bits, 4);
+    if (!(largest >= kTiny && largest_bits < 0x7f800000)) {
+      __builtin_memset(q, 0, kGroup);
+      scales[g] = largest_bits < 0x7f800000 ? 0.0f : __builtin_nanf("");
+      sums[g] = 0;
+      continue;
     }
-    const float scale = largest / 127.0f;
-    const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+    const float inverse = 127.0f / largest;
+    const IVec low = to_nearest(values[0] * inverse), high = to_nearest(values[1] * inverse);
+    const Bytes bytes[2] = {__builtin_convertvector(low, Bytes), __builtin_convertvector(high, Bytes)};
+    __builtin_memcpy(q, bytes, kGroup);
+    const IVec pairs = low + high;
     int32_t sum = 0;
-    for (int i = 0; i < kGroup; ++i) {
-      const float scaled = values[i] * inverse;
-      const int32_t rounded = static_cast<int32_t>(scaled + __builtin_copysignf(0.5f, scaled));
-      q[g * kGroup + i] = static_cast<int8_t>(rounded);
-      sum += rounded;
-    }
-    scales[g] = scale;
+    for (int i = 0; i < kBand; ++i) sum += pairs[i];
+    scales[g] = largest / 127.0f;
     sums[g] = sum;
   }
 }
@@ -122,7 +168,7 @@ FORCE_INLINE void store_tile(const Tile& t, const Vec (&acc)[R][B]) {
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) *reinterpret_cast<Vec*>(t.out + r * kTileStride + b * kBand) = acc[r][b];
+    for (int b = 0; b < B; ++b) *reinterpret_cast<VecInMemory*>(t.out + r * kTileStride + b * kBand) = acc[r][b];
 }
 
 template <int R, int B>
@@ -153,7 +199,7 @@ void tile_bf16(const Tile& t) {
 #if defined(MOEFLOW_BF16)
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const __m512bh x = (__m512bh)_mm512_set1_epi32(static_cast<const int32_t*>(t.rows[r])[p]);
+      const __m512bh x = (__m512bh)_mm512_set1_epi32(static_cast<const Int32InMemory*>(t.rows[r])[p]);
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b) acc[r][b] = (Vec)_mm512_dpbf16_ps((__m512)acc[r][b], (__m512bh)w[b], x);
     }
@@ -240,12 +286,12 @@ FORCE_INLINE Vec to_floats(IVec x) { return __builtin_convertvector(x, Vec); }
 
 // One prepared int8 row, taken apart.
 struct Int8Row {
-  const int32_t* quads;  // 4 values each
+  const Int32InMemory* quads;  // 4 values each
   const float* scales;
   const int32_t* sums;
 
   Int8Row(const void* row, int64_t k)
-      : quads(static_cast<const int32_t*>(row)),
+      : quads(static_cast<const Int32InMemory*>(row)),
         scales(reinterpret_cast<const float*>(static_cast<const int8_t*>(row) + k)),
         sums(reinterpret_cast<const int32_t*>(scales + k / kGroup)) {}
   Int8Row() = default;

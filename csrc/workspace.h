@@ -11,8 +11,6 @@ namespace moeflow {
 
 class Workspace {
  public:
-  ~Workspace() { std::free(memory_); }
-
   // Start a call: everything handed out before is void. `bytes` must cover all that follows.
   void begin(size_t bytes) {
     if (bytes > capacity_) {
@@ -44,7 +42,8 @@ class Workspace {
   size_t capacity_ = 0, used_ = 0;
 };
 
-// Holds the only workspace for as long as it lives.
+// Holds the only workspace for as long as it lives. The workspace is never destroyed: at the end of the process
+// another thread may still be computing in it.
 class WorkspaceLock {
  public:
   WorkspaceLock() : lock_(mutex()) {}
@@ -52,13 +51,14 @@ class WorkspaceLock {
   Workspace* operator->() const { return &instance(); }
 
  private:
+  friend struct ForkLocks;
   static std::mutex& mutex() {
-    static std::mutex mutex;
-    return mutex;
+    static std::mutex* const mutex = new std::mutex();
+    return *mutex;
   }
   static Workspace& instance() {
-    static Workspace workspace;
-    return workspace;
+    static Workspace* const workspace = new Workspace();
+    return *workspace;
   }
   std::lock_guard<std::mutex> lock_;
 };
