@@ -1,0 +1,14 @@
+"""The forms in which the CPU kernels hold weights: their names, and what they take of memory.
+
+"int8" and "int4" store groups of 32 values as integers with one fp16 scale, as GGUF's Q8_0 and Q4_0 do.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+WeightFormat = Literal["float32", "bfloat16", "int8", "int4"]
+
+WEIGHT_FORMATS: tuple[WeightFormat, ...] = ("float32", "bfloat16", "int8", "int4")
+BITS_PER_VALUE: dict[WeightFormat, float] = {"float32": 32, "bfloat16": 16, "int8": 8.5, "int4": 4.5}
+GROUP_SIZE = 32  # neighbouring values of a row that share a scale
