@@ -12,6 +12,10 @@
 
 #include "matrix.h"
 
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
 namespace moeflow {
 
 struct KVCache {
@@ -43,18 +47,24 @@ static inline uint16_t kv_to_bf16(float x) {
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-// Store `count` floats, `stride` values apart, as int8; returns the scale. Nearest, halves away from zero.
+// To the nearest integer, halves to even. One operation, where adding a half could be fused with a product before it.
+static inline int32_t kv_round(float x) {
+#if defined(__x86_64__)
+  return _mm_cvtss_si32(_mm_set_ss(x));
+#else
+  return static_cast<int32_t>(__builtin_rintf(x));
+#endif
+}
+
+// Store `count` floats, `stride` values apart, as int8; returns the scale.
 static inline float kv_quantize(const float* x, int64_t count, int8_t* out, int64_t stride) {
   float largest = 0;
   for (int64_t i = 0; i < count; ++i) {
     const float magnitude = __builtin_fabsf(x[i]);
     largest = magnitude > largest ? magnitude : largest;
   }
-  const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
-  for (int64_t i = 0; i < count; ++i) {
-    const float scaled = x[i] * inverse;
-    out[i * stride] = static_cast<int8_t>(static_cast<int32_t>(scaled + __builtin_copysignf(0.5f, scaled)));
-  }
+  const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;  // finite: the rest is zero
+  for (int64_t i = 0; i < count; ++i) out[i * stride] = static_cast<int8_t>(kv_round(x[i] * inverse));
   return largest / 127.0f;
 }
 

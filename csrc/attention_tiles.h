@@ -1,0 +1,334 @@
+// The inner loops of attention, part of each instruction set's unit (see tiles.h).
+//
+// A *row* is one head of one token. Scores have positions as lanes, results have dimensions as lanes, so every lane
+// adds up in order (over dimensions, then over positions) and nothing is summed across lanes but a row's weights,
+// once a range. What a row does not see is skipped, never multiplied by zero: its bits depend on what it sees alone.
+
+namespace moeflow {
+namespace ISA_NAMESPACE {
+namespace {
+
+// Vectors of the width that registers have.
+#if defined(__AVX512F__)
+#define MOEFLOW_LANES 16
+constexpr int kScoreVecs = 4, kResultVecs = 4, kMaxRows = 6;
+#elif defined(__AVX__)
+#define MOEFLOW_LANES 8
+constexpr int kScoreVecs = 2, kResultVecs = 2, kMaxRows = 6;
+#else
+#define MOEFLOW_LANES 4
+constexpr int kScoreVecs = 2, kResultVecs = 2, kMaxRows = 4;
+#endif
+constexpr int kLanes = MOEFLOW_LANES;
+typedef float FloatLanes __attribute__((vector_size(MOEFLOW_LANES * 4)));
+typedef float HalfLanes __attribute__((vector_size(MOEFLOW_LANES * 2)));
+constexpr int kTilePositions = 64;  // whose K or V stays in L1 while rows go over it
+
+template <int kCount>
+struct Narrow {
+  typedef uint16_t Halves __attribute__((vector_size(kCount * 2), aligned(2), may_alias));
+  typedef int8_t Quarters __attribute__((vector_size(kCount), aligned(1), may_alias));
+  typedef uint32_t Bits __attribute__((vector_size(kCount * 4)));
+  typedef int32_t Ints __attribute__((vector_size(kCount * 4)));
+  typedef float Floats __attribute__((vector_size(kCount * 4), aligned(4), may_alias));
+};
+
+// Load neighbouring values of the cache as floats.
+template <typename V>
+FORCE_INLINE V widen(const float* p) {
+  return *reinterpret_cast<const typename Narrow<sizeof(V) / 4>::Floats*>(p);
+}
+template <typename V>
+FORCE_INLINE V widen(const uint16_t* p) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64) {
+    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return (V)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(V) == 32) {
+    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return (V)_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16);
+  }
+#endif
+  using Types = Narrow<sizeof(V) / 4>;
+  const typename Types::Halves halves = *reinterpret_cast<const typename Types::Halves*>(p);
+  return (V)(__builtin_convertvector(halves, typename Types::Bits) << 16);
+}
+template <typename V>
+FORCE_INLINE V widen(const int8_t* p) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return (V)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(V) == 32) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return (V)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+  }
+#endif
+  using Types = Narrow<sizeof(V) / 4>;
+  const typename Types::Quarters quarters = *reinterpret_cast<const typename Types::Quarters*>(p);
+  return __builtin_convertvector(__builtin_convertvector(quarters, typename Types::Ints), V);
+}
+
+template <typename V>
+FORCE_INLINE void store(float* p, V value) {
+  *reinterpret_cast<typename Narrow<sizeof(V) / 4>::Floats*>(p) = value;
+}
+
+// Where a sequence's K and V of one head lie, by position.
+template <typename T>
+struct Positions {
+  const AttentionRange& range;
+  int64_t half_values;
+
+  explicit Positions(const AttentionRange& r)
+      : range(r), half_values(kv_half_bytes(*r.cache) / static_cast<int64_t>(sizeof(T))) {}
+
+  const T* cell(int64_t position) const {
+    const int64_t block = range.block_table[position / range.cache->block_size];
+    return reinterpret_cast<const T*>(kv_cell(*range.cache, block, range.head));
+  }
+  // K of dimension 0 of some neighbouring positions; the next dimension is block_size values on.
+  const T* k(int64_t position) const { return cell(position) + position % range.cache->block_size; }
+  const T* v(int64_t position) const {
+    return cell(position) + half_values + position % range.cache->block_size * range.cache->head_dim;
+  }
+  // Scales of K of neighbouring positions, then block_size values on those of V. INT8 only.
+  const float* scales(int64_t position) const {
+    return reinterpret_cast<const float*>(cell(position) + 2 * half_values) + position % range.cache->block_size;
+  }
+};
+
+// ---- scores: R rows by P vectors of positions --------------------------------------------------------------
+
+template <int R, int P, typename T>
+void score_tile(const Positions<T>& at, int first_row, int64_t position) {
+  const AttentionRange& range = at.range;
+  const int64_t dim = range.cache->head_dim, step = range.cache->block_size;
+  const float* q = range.q + first_row * range.stride;
+  const T* k[P];
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p) k[p] = at.k(position + p * kLanes);
+  FloatLanes acc[R][P] = {};
+  for (int64_t d = 0; d < dim; ++d) {
+    FloatLanes keys[P];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) keys[p] = widen<FloatLanes>(k[p] + d * step);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const FloatLanes x = q[r * range.stride + d] - FloatLanes{};
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) acc[r][p] += keys[p] * x;
+    }
+  }
+  float* scores = range.scores + first_row * kRangePositions + (position - range.begin);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) store(scores + r * kRangePositions + p * kLanes, acc[r][p]);
+}
+
+template <int R, typename T>
+void score_rows(const Positions<T>& at, int first_row, int64_t begin, int64_t end) {
+  for (; end - begin > (kScoreVecs - 1) * kLanes; begin += kScoreVecs * kLanes) {
+    score_tile<R, kScoreVecs>(at, first_row, begin);
+  }
+  for (; begin < end; begin += kLanes) score_tile<R, 1>(at, first_row, begin);
+}
+
+// ---- weights: the softmax of one row within the range ---------------------------------------------------------
+
+FORCE_INLINE bool sees(const AttentionRow& row, int64_t position) {
+  if (position < row.hi) return position >= row.lo;
+  const int64_t bit = position - row.tree_begin;
+  return bit >= 0 && bit < 64 && (row.tree_bits >> bit & 1) != 0;
+}
+
+// Calls visit(position, whether the row sees it in all lanes) for each vector from the first position that the row
+// sees to the last.
+template <typename Visit>
+FORCE_INLINE void for_each_vector(const AttentionRow& row, int64_t begin, int64_t end, Visit visit) {
+  const int64_t lo = row.lo > begin ? row.lo : begin;
+  const int64_t stop = row.stop < end ? row.stop : end;
+  for (int64_t position = lo / kLanes * kLanes; position < stop; position += kLanes) {
+    visit(position, position >= row.lo && position + kLanes <= row.hi);
+  }
+}
+
+// Leave exp(score - max) in place of the scores of what the row sees; zero in the lanes beside it.
+template <typename T>
+void weigh_row(const Positions<T>& at, int row_idx) {
+  const AttentionRange& range = at.range;
+  const AttentionRow& row = range.rows[row_idx];
+  float* const scores = range.scores + row_idx * kRangePositions;
+  const float lowest = -__builtin_inff();
+  FloatLanes largest = lowest - FloatLanes{};
+  for_each_vector(row, range.begin, range.end, [&](int64_t position, bool is_whole) {
+    float* const p = scores + (position - range.begin);
+    FloatLanes values = widen<FloatLanes>(p);
+    if constexpr (sizeof(T) == 1) values *= widen<FloatLanes>(at.scales(position));
+    if (!is_whole) {
+      for (int lane = 0; lane < kLanes; ++lane) values[lane] = sees(row, position + lane) ? values[lane] : lowest;
+    }
+    if (sizeof(T) == 1 || !is_whole) store(p, values);
+    largest = values > largest ? values : largest;
+  });
+  float max = lowest;
+  for (int lane = 0; lane < kLanes; ++lane) max = largest[lane] > max ? largest[lane] : max;
+  FloatLanes sums = {};
+  for_each_vector(row, range.begin, range.end, [&](int64_t position, bool is_whole) {
+    float* const p = scores + (position - range.begin);
+    FloatLanes weights = exp_vec(widen<FloatLanes>(p) - max);
+    if (!is_whole) {
+      for (int lane = 0; lane < kLanes; ++lane) weights[lane] = sees(row, position + lane) ? weights[lane] : 0.0f;
+    }
+    sums += weights;
+    if constexpr (sizeof(T) == 1) weights *= widen<FloatLanes>(at.scales(position) + range.cache->block_size);
+    store(p, weights);
+  });
+  float sum = 0;
+  for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane];
+  range.max[row_idx] = max;
+  range.sum[row_idx] = sum;
+}
+
+// ---- results: R rows by some vectors of dimensions ------------------------------------------------------------
+
+template <int R, int D, typename V, typename T>
+FORCE_INLINE void add_dims(const Positions<T>& at, int first_row, int64_t dim, int64_t begin, int64_t end) {
+  constexpr int kWidth = sizeof(V) / 4;
+  const AttentionRange& range = at.range;
+  const int64_t block_size = range.cache->block_size, head_dim = range.cache->head_dim;
+  float* const out = range.out + first_row * range.stride + dim;
+  const float* const weights = range.scores + first_row * kRangePositions - range.begin;
+  V acc[R][D];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int d = 0; d < D; ++d) acc[r][d] = widen<V>(out + r * range.stride + d * kWidth);
+  while (begin < end) {
+    const T* v = at.v(begin) + dim;
+    const int64_t block_end = (begin / block_size + 1) * block_size, stop = block_end < end ? block_end : end;
+    for (; begin < stop; ++begin, v += head_dim) {
+      V values[D];
+#pragma GCC unroll 4
+      for (int d = 0; d < D; ++d) values[d] = widen<V>(v + d * kWidth);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const V weight = weights[r * kRangePositions + begin] - V{};
+#pragma GCC unroll 4
+        for (int d = 0; d < D; ++d) acc[r][d] += values[d] * weight;
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int d = 0; d < D; ++d) store(out + r * range.stride + d * kWidth, acc[r][d]);
+}
+
+// out += weight * V over positions that all R rows see.
+template <int R, typename T>
+void add_positions(const Positions<T>& at, int first_row, int64_t begin, int64_t end) {
+  const int64_t head_dim = at.range.cache->head_dim;
+  int64_t dim = 0;
+  for (; dim + kResultVecs * kLanes <= head_dim; dim += kResultVecs * kLanes) {
+    add_dims<R, kResultVecs, FloatLanes>(at, first_row, dim, begin, end);
+  }
+  for (; dim + kLanes <= head_dim; dim += kLanes) add_dims<R, 1, FloatLanes>(at, first_row, dim, begin, end);
+  if (dim < head_dim) add_dims<R, 1, HalfLanes>(at, first_row, dim, begin, end);
+}
+
+template <int R, typename T>
+void add_rows(const Positions<T>& at, int first_row, int64_t begin, int64_t end) {
+  const AttentionRow* const rows = at.range.rows + first_row;
+  int64_t lo[R], hi[R], all_lo = begin, all_hi = end;
+  for (int r = 0; r < R; ++r) {
+    lo[r] = rows[r].lo > begin ? rows[r].lo : begin;
+    hi[r] = rows[r].hi < end ? rows[r].hi : end;
+    all_lo = lo[r] > all_lo ? lo[r] : all_lo;
+    all_hi = hi[r] < all_hi ? hi[r] : all_hi;
+  }
+  if (all_lo >= all_hi) all_lo = all_hi = begin;  // nothing in common: each row by itself
+  for (int r = 0; r < R; ++r) {
+    if (lo[r] < all_lo) add_positions<1>(at, first_row + r, lo[r], all_lo);
+  }
+  if (all_lo < all_hi) add_positions<R>(at, first_row, all_lo, all_hi);
+  for (int r = 0; r < R; ++r) {
+    const int64_t rest = lo[r] > all_hi ? lo[r] : all_hi;
+    if (rest < hi[r]) add_positions<1>(at, first_row + r, rest, hi[r]);
+    if (rows[r].tree_bits == 0) continue;
+    for (int64_t position = rows[r].tree_begin > begin ? rows[r].tree_begin : begin; position < end; ++position) {
+      if (position >= rows[r].hi && sees(rows[r], position)) {
+        add_positions<1>(at, first_row + r, position, position + 1);
+      }
+    }
+  }
+}
+
+// ---- a range ------------------------------------------------------------------------------------------------------
+
+// CALL(R) with the number of rows, up to kMaxRows, as a constant.
+#define MOEFLOW_WITH_ROWS(num_rows, CALL)                     \
+  switch (num_rows) {                                         \
+    case 1: CALL(1); break;                                   \
+    case 2: CALL(2); break;                                   \
+    case 3: CALL(3); break;                                   \
+    case 4: CALL(4); break;                                   \
+    case 5: if constexpr (kMaxRows >= 5) { CALL(5); } break;  \
+    case 6: if constexpr (kMaxRows >= 6) { CALL(6); } break;  \
+  }
+
+template <typename T>
+void attend_as(const AttentionRange& range) {
+  const Positions<T> at(range);
+  const int num_tiles = (range.num_rows + kMaxRows - 1) / kMaxRows;
+  const int tile_rows = (range.num_rows + num_tiles - 1) / num_tiles;
+  for (int64_t begin = range.begin; begin < range.end; begin += kTilePositions) {
+    for (int row = 0; row < range.num_rows; row += tile_rows) {
+      const int count = range.num_rows - row < tile_rows ? range.num_rows - row : tile_rows;
+      int64_t lo = range.end, stop = begin;
+      for (int r = row; r < row + count; ++r) {
+        lo = range.rows[r].lo < lo ? range.rows[r].lo : lo;
+        stop = range.rows[r].stop > stop ? range.rows[r].stop : stop;
+      }
+      const int64_t last = begin + kTilePositions < range.end ? begin + kTilePositions : range.end;
+      const int64_t first = lo > begin ? lo / kLanes * kLanes : begin;
+      stop = stop < last ? stop : last;
+#define MOEFLOW_SCORE(R) score_rows<R>(at, row, first, stop)
+      MOEFLOW_WITH_ROWS(count, MOEFLOW_SCORE)
+#undef MOEFLOW_SCORE
+    }
+  }
+  for (int row = 0; row < range.num_rows; ++row) {
+    weigh_row(at, row);
+    float* const out = range.out + row * range.stride;
+    for (int64_t d = 0; d < range.cache->head_dim; ++d) out[d] = 0;
+  }
+  for (int64_t begin = range.begin; begin < range.end; begin += kTilePositions) {
+    const int64_t last = begin + kTilePositions < range.end ? begin + kTilePositions : range.end;
+    for (int row = 0; row < range.num_rows; row += tile_rows) {
+      const int count = range.num_rows - row < tile_rows ? range.num_rows - row : tile_rows;
+#define MOEFLOW_ADD(R) add_rows<R>(at, row, begin, last)
+      MOEFLOW_WITH_ROWS(count, MOEFLOW_ADD)
+#undef MOEFLOW_ADD
+    }
+  }
+}
+
+void attend(const AttentionRange& range) {
+  switch (range.cache->format) {
+    case Format::kF32: return attend_as<float>(range);
+    case Format::kBF16: return attend_as<uint16_t>(range);
+    default: return attend_as<int8_t>(range);
+  }
+}
+
+}  // namespace
+}  // namespace ISA_NAMESPACE
+}  // namespace moeflow
