@@ -37,7 +37,7 @@ class EngineRun:
         self.config = decide(settings)
         with closing(open_checkpoint(self.config.model_path)) as checkpoint:
             self._shape = read_model_config(checkpoint)
-        self._cases = cases
+        self._cases = list(cases)
         self._repeats = repeats
         self._seed = seed
         self._rates: dict[Case, list[float]] = {}
@@ -50,8 +50,8 @@ class EngineRun:
 
     @property
     def num_steps(self) -> int:
-        """How many measurements there are."""
-        return (self._repeats + 1) * len(self._cases)
+        """How many measurements there are, those of the machine included; known once the model is loaded."""
+        return (self._repeats + 1) * (len(self._cases) + 1)
 
     def load(self, on_progress: Callable[[int, int], None] | None = None) -> None:
         """Load the model, timed."""
@@ -62,25 +62,25 @@ class EngineRun:
         self._load_s = time.perf_counter() - start
         self._memory = {"before_bytes": before, "loaded_bytes": resident_bytes(), "peak_bytes": None}
         self._model = msgspec.structs.asdict(self._engine.model)
+        self._stopwatch = Stopwatch(self._engine, self._seed)
+        reasons = {case: self._stopwatch.why_not(case) for case in self._cases}
+        self._cases = [case for case in self._cases if reasons[case] is None]
+        self._skipped = {case.name: reason for case, reason in reasons.items() if reason is not None}
 
-    def run(self, on_step: Callable[[str], None]) -> None:
-        """Measure everything. `on_step` is called before each measurement with what is measured."""
-        stopwatch = Stopwatch(self._engine, self._seed)
-        for case in self._cases:
-            reason = stopwatch.why_not(case)
-            if reason is not None:
-                self._skipped[case.name] = reason
-        cases = [case for case in self._cases if case.name not in self._skipped]
+    def run(self, on_begin: Callable[[str], None], on_end: Callable[[], None]) -> None:
+        """Measure everything. The functions are called before (with what) and after each measurement."""
         for repetition in range(self._repeats + 1):
-            for case in cases:
-                on_step(case.name if repetition else f"warming up, {case.name}")
-                rate = stopwatch.measure(case, repetition)
+            for case in self._cases:
+                on_begin(case.name if repetition else f"warming up, {case.name}")
+                rate = self._stopwatch.measure(case, repetition)
                 if repetition:
                     self._rates.setdefault(case, []).append(rate)
+                on_end()
             if repetition == 0:
                 self._memory["peak_bytes"] = peak_bytes()  # before the ceilings' own buffers
-            on_step("the machine's own speed")
+            on_begin("the machine's own speed")
             self._ceilings.sample()
+            on_end()
         self._is_complete = True
 
     def result(self) -> dict[str, Any]:

@@ -41,6 +41,72 @@ def spread_text(values: Sequence[float], digits: int = 1) -> str:
     return f"{spread.median:.{digits}f} ({spread.low:.{digits}f}-{spread.high:.{digits}f})"
 
 
+def serve_tables(records: Sequence[Record]) -> list[Table]:
+    """Return `bench serve` records of one model as the thesis' tables 6.1 to 6.3: rates of both kinds, latencies."""
+    runs: dict[float, dict[str, list[Record]]] = {}
+    for record in records:
+        if "latency_avg_s" in record["summary"]:
+            runs.setdefault(record["rate"], {}).setdefault(record["system"], []).append(record)
+    systems = list(dict.fromkeys(record["system"] for record in records))
+    about = f"{records[0]['model']}, weights in {records[0]['weight_format'] or 'unknown'}"
+    rate_tables = [
+        _rate_table(f"{title}: {about}", key, runs, systems)
+        for title, key in (("Requests/s", "requests_per_s"), ("Generated tokens/s", "tokens_per_s"))
+    ]
+    failed = sum(record["summary"]["num_failed"] for record in records)
+    notes = [f"{failed} requests failed: {_errors(records)}."] if failed else []
+    return [*rate_tables, _latency_table(f"Latency in ms: {about}", runs, notes)]
+
+
+def _rate_table(title: str, key: str, runs: dict[float, dict[str, list[Record]]], systems: list[str]) -> Table:
+    is_compared = {"continuous", "static"} <= set(systems)
+    rows = []
+    for rate, by_system in sorted(runs.items()):
+        values = {name: [each["summary"][key] for each in found] for name, found in by_system.items()}
+        row = [f"{rate:g}", *(spread_text(values[name], 2) if name in values else "" for name in systems)]
+        if is_compared:
+            both = {"continuous", "static"} <= set(values)
+            row.append(spread_text(_ratios(by_system, key), 2) if both else "")
+        rows.append(tuple(row))
+    columns = ("arrivals/s", *systems, *(["continuous / static"] if is_compared else []))
+    return Table(title, columns, tuple(rows))
+
+
+def _ratios(by_system: dict[str, list[Record]], key: str) -> list[float]:
+    """Return continuous over static, of the same traffic each; of the medians if none was the same."""
+    static = {record["workload"]["seed"]: record["summary"][key] for record in by_system["static"]}
+    ours = {record["workload"]["seed"]: record["summary"][key] for record in by_system["continuous"]}
+    pairs = [ours[seed] / static[seed] for seed in ours if seed in static]
+    return pairs or [statistics.median(ours.values()) / statistics.median(static.values())]
+
+
+def _latency_table(title: str, runs: dict[float, dict[str, list[Record]]], notes: list[str]) -> Table:
+    keys = (
+        ("average", "latency_avg_s"),
+        ("min", "latency_min_s"),
+        ("max", "latency_max_s"),
+        ("p50", "latency_p50_s"),
+        ("p99", "latency_p99_s"),
+        ("first token p50", "first_token_p50_s"),
+        ("first token p99", "first_token_p99_s"),
+        ("per token p50", "per_token_p50_s"),
+        ("per token p99", "per_token_p99_s"),
+    )
+    rows = []
+    for rate, by_system in sorted(runs.items()):
+        for name, found in by_system.items():
+            cells = []
+            for _, key in keys:
+                values = [1000 * each["summary"][key] for each in found if key in each["summary"]]
+                cells.append(f"{statistics.median(values):.0f}" if values else "")
+            rows.append((f"{rate:g} arrivals/s, {name}", *cells))
+    return Table(title, ("", *(label for label, _ in keys)), tuple(rows), tuple(notes))
+
+
+def _errors(records: Sequence[Record]) -> str:
+    return "; ".join(dict.fromkeys(error for record in records for error in record["errors"]))
+
+
 def engine_table(record: Record) -> Table:
     """Return a `bench engine` record as a table."""
     read, flops = record["read_bytes_per_s"], record["fp32_flops_per_s"]

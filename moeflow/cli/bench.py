@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from moeflow.cli.bench_engine import engine
+from moeflow.cli.bench_serve import serve
 
 EPILOG = """\b
 Examples:
@@ -19,3 +20,4 @@ def bench() -> None:
 
 
 bench.add_command(engine)
+bench.add_command(serve)

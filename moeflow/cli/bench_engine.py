@@ -10,7 +10,7 @@ import click
 from moeflow.bench.records import make_record
 from moeflow.bench.tables import engine_table
 from moeflow.cli import late
-from moeflow.cli.bench_output import keep, repeated_command, result_options, show, steps
+from moeflow.cli.bench_output import bar, keep, repeated_command, result_options, show
 from moeflow.cli.local_model import prepare, progress_bar
 from moeflow.cli.options import engine_options
 
@@ -66,8 +66,8 @@ def engine(
         run.load(on_progress)
     interrupted = False
     try:
-        with steps(run.num_steps) as on_step:
-            run.run(on_step)
+        with bar(run.num_steps) as shown:
+            run.run(shown.say, shown.advance)
     except KeyboardInterrupt:
         interrupted = True
     command = repeated_command()

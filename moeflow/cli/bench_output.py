@@ -62,11 +62,26 @@ def show(table: Table) -> None:
         console.print(escape(note), soft_wrap=True)
 
 
+class Bar:
+    """How far a long measurement is."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress = progress
+        self._task = progress.add_task("", total=total)
+
+    def say(self, what: str) -> None:
+        """Show what is being done."""
+        self._progress.update(self._task, description=what)
+
+    def advance(self) -> None:
+        """Count one more step as done."""
+        self._progress.advance(self._task)
+
+
 @contextmanager
-def steps(total: int) -> Iterator[Callable[[str], None]]:
-    """Yield a function to call at the beginning of each step; draws a bar on stderr if a terminal watches."""
+def bar(total: int) -> Iterator[Bar]:
+    """Yield a bar of so many steps, on stderr; it is drawn if a terminal watches and vanishes at the end."""
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     console = Console(file=sys.stderr)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=total, completed=-1)
-        yield lambda what: progress.update(task, description=what, advance=1)
+        yield Bar(progress, total)

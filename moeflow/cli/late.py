@@ -15,6 +15,15 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.bench.engine_run import PREFILL_LENS as PREFILL_LENS
     from moeflow.bench.engine_run import EngineRun as EngineRun
     from moeflow.bench.engine_run import make_cases as make_cases
+    from moeflow.bench.http_target import HttpTarget as HttpTarget
+    from moeflow.bench.http_target import check_address as check_address
+    from moeflow.bench.plots import plot_latencies as plot_latencies
+    from moeflow.bench.serve_run import Progress as Progress
+    from moeflow.bench.serve_run import Sweep as Sweep
+    from moeflow.bench.serve_run import check_server as check_server
+    from moeflow.bench.serve_run import run_engines as run_engines
+    from moeflow.bench.serve_run import run_server as run_server
+    from moeflow.bench.serve_run import with_policy as with_policy
     from moeflow.checkpoint.open import open_checkpoint as open_checkpoint
     from moeflow.checkpoint.upcycle import UpcycleRecipe as UpcycleRecipe
     from moeflow.engine.builtin import builtin_folder as builtin_folder
@@ -33,22 +42,31 @@ if TYPE_CHECKING:  # for the type checker only
 _MODULES = {
     "BATCH_SIZES": "moeflow.bench.engine_run",
     "EngineRun": "moeflow.bench.engine_run",
+    "HttpTarget": "moeflow.bench.http_target",
     "LLM": "moeflow.engine.llm",
+    "Progress": "moeflow.bench.serve_run",
     "ServerConfig": "moeflow.server.config",
     "PREFILL_LENS": "moeflow.bench.engine_run",
     "Settings": "moeflow.engine.settings",
+    "Sweep": "moeflow.bench.serve_run",
     "UpcycleRecipe": "moeflow.checkpoint.upcycle",
     "builtin_folder": "moeflow.engine.builtin",
     "builtin_source": "moeflow.engine.builtin",
+    "check_address": "moeflow.bench.http_target",
+    "check_server": "moeflow.bench.serve_run",
     "decide": "moeflow.engine.settings",
     "ensure_builtin_model": "moeflow.engine.builtin",
     "make_cases": "moeflow.bench.engine_run",
     "measure_machine": "moeflow.engine.machine",
     "measure_quality": "moeflow.engine.upcycling_quality",
     "open_checkpoint": "moeflow.checkpoint.open",
+    "plot_latencies": "moeflow.bench.plots",
     "read_model_config": "moeflow.models.registry",
+    "run_engines": "moeflow.bench.serve_run",
+    "run_server": "moeflow.bench.serve_run",
     "serve": "moeflow.server.launch",
     "upcycle": "moeflow.engine.upcycling",
+    "with_policy": "moeflow.bench.serve_run",
 }
 
 

@@ -1,0 +1,171 @@
+"""A running server as the target of traffic, spoken to as any OpenAI client would: `/v1/completions`, streamed.
+
+Only this machine's own addresses, unless the user insists: traffic made to saturate is an attack on anybody else.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import msgspec
+
+from moeflow.core.errors import ConfigError, EngineError, RequestError
+from moeflow.workload.poisson import Arrival
+
+MAX_CONNECTIONS = 1024  # requests under way; more wait here, and their waiting counts as latency
+CONNECT_TIMEOUT_S = 10.0
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[msgspec.Raw] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a server says of its model. None: it does not tell."""
+
+    name: str
+    vocab_size: int | None
+    max_model_len: int | None
+    dtype: str | None
+
+
+def check_address(url: str, *, allow_remote: bool) -> str:
+    """Return the address without `/v1`.
+
+    Raises: ConfigError if it is no http address, or another machine's and that was not allowed.
+    """
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"{url!r} is no address: {error}; write it like http://127.0.0.1:8000") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ConfigError(f"{url!r} is no http address; write it like http://127.0.0.1:8000")
+    if not (allow_remote or _is_loopback(parsed.host)):
+        raise ConfigError(
+            f"{parsed.host} is not this machine, and the traffic is made to overload whoever gets it: "
+            "add --allow-remote if the server is yours"
+        )
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False
+
+
+class HttpTarget:
+    """A server. Close it after use."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 600.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._url = url
+        self._client = httpx.AsyncClient(
+            base_url=url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
+            limits=httpx.Limits(max_connections=MAX_CONNECTIONS),
+            trust_env=False,  # a proxy from the environment would take the traffic elsewhere
+            transport=transport,
+        )
+        self._model: str | None = None
+        self._decoder = msgspec.json.Decoder(_Chunk)
+
+    async def __aenter__(self) -> HttpTarget:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+
+    async def model(self) -> ServedModel:
+        """Ask what is served.
+
+        Raises: EngineError if no server answers, RequestError if it refuses.
+        """
+        card = (await self._read("/v1/models"))["data"][0]
+        self._model = str(card["id"])
+        try:
+            facts = (await self._read("/stats"))["model"]
+        except (RequestError, ValueError, KeyError):  # another kind of server
+            facts = {}
+        return ServedModel(
+            self._model,
+            facts.get("vocab_size"),
+            facts.get("max_model_len", card.get("max_model_len")),
+            facts.get("dtype"),
+        )
+
+    async def generate(self, request_id: str, arrival: Arrival) -> AsyncGenerator[int, None]:
+        """See `replay.Target`. A server's event counts as a token until it tells how many there were in all."""
+        body = {
+            "model": self._model,
+            "prompt": arrival.prompt_token_ids,
+            "max_tokens": arrival.num_new,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        num_events = 0
+        try:
+            async with self._client.stream("POST", "/v1/completions", json=body) as response:
+                if response.is_error:
+                    await response.aread()
+                    raise RequestError(_explain(response))
+                async for line in response.aiter_lines():
+                    if not line.startswith("data:"):
+                        continue
+                    data = line.removeprefix("data:").strip()
+                    if data == "[DONE]":
+                        return
+                    chunk = self._decoder.decode(data)
+                    if chunk.error is not None:
+                        raise EngineError(str(chunk.error))
+                    if chunk.choices:
+                        num_events += 1
+                        yield 1
+                    if chunk.usage is not None:
+                        yield chunk.usage.completion_tokens - num_events
+                        num_events = chunk.usage.completion_tokens
+        except httpx.HTTPError as error:
+            raise EngineError(f"{self._url}: {type(error).__name__} {error}".rstrip()) from error
+        except msgspec.DecodeError as error:
+            raise EngineError(f"{self._url} sent something that is no event: {error}") from error
+        raise EngineError(f"{self._url} ended the answer before it was complete")
+
+    async def _read(self, path: str) -> Any:
+        try:
+            response = await self._client.get(path)
+        except httpx.HTTPError as error:
+            raise EngineError(f"no server answers at {self._url}: {error}. Start one with `moeflow serve`") from error
+        if response.is_error:
+            raise RequestError(_explain(response))
+        return response.json()
+
+
+def _explain(response: httpx.Response) -> str:
+    """Return the server's own words, or its status if they are not OpenAI's error object."""
+    try:
+        return f"{response.status_code}: {response.json()['error']['message']}"
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered {response.status_code} {response.reason_phrase}"
