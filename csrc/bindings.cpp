@@ -72,6 +72,59 @@ void run_experts(const PackedExperts& layer, uintptr_t x, int64_t num_tokens, in
                              at<float>(out)});
 }
 
+// ---- attention ----
+
+// One layer's cache. The memory belongs to Python.
+struct BoundKVCache {
+  KVCache cache;
+};
+
+void run_write_kv(const BoundKVCache& kv, int64_t num_tokens, uintptr_t slots, uintptr_t k, int64_t k_stride,
+                  uintptr_t v, int64_t v_stride) {
+  nb::gil_scoped_release release;
+  write_kv(WriteKVCall{kv.cache, num_tokens, at<const int64_t>(slots), at<const float>(k), at<const float>(v),
+                       k_stride, v_stride});
+}
+
+// `sequences` is the address of int32 [4 n + ..]: first tokens, starts, counts, table offsets, block tables.
+void run_attention(const BoundKVCache& kv, uintptr_t q, int64_t q_stride, int64_t num_heads, int64_t num_sequences,
+                   uintptr_t sequences, int64_t sliding_window, uintptr_t tree_masks, uintptr_t out) {
+  nb::gil_scoped_release release;
+  const int32_t* arrays = at<const int32_t>(sequences);
+  const int64_t n = num_sequences;
+  attention(isa(), AttentionCall{kv.cache, at<const float>(q), q_stride, num_heads, n, arrays, arrays + n,
+                                 arrays + 2 * n, arrays + 3 * n, arrays + 4 * n, sliding_window,
+                                 at<const uint64_t>(tree_masks), at<float>(out)});
+}
+
+// ---- small operations ----
+
+void run_rms_norm(uintptr_t x, uintptr_t weight, float eps, int64_t num_rows, int64_t size, uintptr_t out) {
+  nb::gil_scoped_release release;
+  rms_norm(isa(), RmsNormCall{at<const float>(x), at<const float>(weight), eps, num_rows, size, at<float>(out)});
+}
+
+void run_attention_input(const BoundKVCache& kv, uintptr_t qkv, int64_t num_tokens, int64_t num_heads, uintptr_t q_norm,
+                         uintptr_t k_norm, bool norm_all_heads, float eps, float clip, uintptr_t cos, uintptr_t sin,
+                         uintptr_t slots) {
+  nb::gil_scoped_release release;
+  attention_input(isa(), AttentionInputCall{kv.cache, at<float>(qkv), num_tokens, num_heads, at<const float>(q_norm),
+                                            at<const float>(k_norm), norm_all_heads, eps, clip, at<const float>(cos),
+                                            at<const float>(sin), at<const int64_t>(slots)});
+}
+
+void run_softmax_topk(uintptr_t logits, int64_t num_rows, int64_t num_experts, int64_t top_k, bool renormalize,
+                      uintptr_t topk_ids, uintptr_t topk_weights) {
+  nb::gil_scoped_release release;
+  softmax_topk(isa(), SoftmaxTopkCall{at<const float>(logits), num_rows, num_experts, top_k, renormalize,
+                                      at<int64_t>(topk_ids), at<float>(topk_weights)});
+}
+
+void run_largest(uintptr_t x, int64_t num_rows, int64_t size, uintptr_t values, uintptr_t indices) {
+  nb::gil_scoped_release release;
+  largest(isa(), LargestCall{at<const float>(x), num_rows, size, at<float>(values), at<int64_t>(indices)});
+}
+
 }  // namespace
 }  // namespace moeflow
 
@@ -121,4 +174,21 @@ NB_MODULE(_cpu, m) {
   m.def(
       "unpack", [](const PackedMatrix& matrix, uintptr_t out) { unpack(matrix.matrix, at<float>(out)); },
       nb::call_guard<nb::gil_scoped_release>());
+
+  // ---- attention ----
+  nb::class_<BoundKVCache>(m, "KVCache")
+      .def("__init__", [](BoundKVCache* self, int format, uintptr_t data, int64_t num_blocks, int64_t num_heads,
+                          int64_t block_size, int64_t head_dim) {
+        if (data % 64 != 0) throw std::invalid_argument("a KV cache must be aligned to 64 bytes");
+        new (self) BoundKVCache{
+            KVCache{static_cast<Format>(format), at<uint8_t>(data), num_blocks, num_heads, block_size, head_dim}};
+      });
+  m.def("write_kv", &run_write_kv);
+  m.def("attention", &run_attention);
+
+  // ---- small operations ----
+  m.def("rms_norm", &run_rms_norm);
+  m.def("attention_input", &run_attention_input);
+  m.def("softmax_topk", &run_softmax_topk);
+  m.def("largest", &run_largest);
 }

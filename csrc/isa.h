@@ -1,12 +1,46 @@
 // What each instruction set offers, as one table of functions filled in its own translation unit.
 //
 // Those units are compiled with flags that other units must not meet, so they include nothing but this header,
-// matrix.h and tiles.h, and everything in them but the function that hands out the table has internal linkage.
+// matrix.h, kv_cache.h and tiles, and everything in them but the function that hands out the table has internal linkage.
 #pragma once
 
+#include "kv_cache.h"
 #include "matrix.h"
 
 namespace moeflow {
+
+// Positions that are attended to in one go. Ranges begin at multiples of this, whatever the pass.
+constexpr int kRangePositions = 256;
+
+// What one head of one token sees: positions [lo, hi), and beyond hi those with a bit in tree_bits.
+struct AttentionRow {
+  int64_t lo, hi;
+  int64_t stop;  // one past the last position seen
+  int64_t tree_begin;  // position of bit 0
+  uint64_t tree_bits;
+};
+
+// Some rows of one sequence that share a KV head, against one range of its positions.
+struct AttentionRange {
+  const KVCache* cache;
+  const int32_t* block_table;  // of the sequence
+  int64_t head;                // of K and V
+  int64_t begin, end;          // begin is a multiple of kRangePositions, end at most kRangePositions further
+  int64_t following_end;       // end of the range that will be attended to next: only to have it fetched
+  int num_rows;
+  const AttentionRow* rows;
+  const float* q;  // [num_rows, stride], times the scale of the scores
+  int64_t stride;  // head_dim or more
+  float* scores;   // [num_rows, kRangePositions], for the weights on the way
+  // Results, not yet divided by the sum: per row the largest score m, sum of exp(score - m), and that times V.
+  float *max, *sum;  // [num_rows]; sum is 0 where a row sees nothing of the range
+  float* out;        // [num_rows, stride]
+};
+
+struct Largest {
+  float value;  // NaN if there is one in the row
+  int64_t index;  // of the first such value
+};
 
 struct Isa {
   const char* name;
@@ -18,6 +52,16 @@ struct Isa {
   void (*tile)(Format format, const Tile& tile);
   // h[r][16 * num_pairs] = silu(gate) * up, where a tile's results hold bands in the order gate, up, gate, up.
   void (*silu_and_mul)(const float* tile_out, int num_rows, int num_pairs, float* h, int64_t h_stride);
+  void (*attend)(const AttentionRange& range);
+  // Operations on one row of `size` floats; `out` may be the row itself.
+  float (*inverse_rms)(const float* x, int64_t size, float eps);  // 1 / sqrt(mean(x^2) + eps)
+  void (*scale_row)(const float* x, float scale, const float* weight, int64_t size, float* out);  // x * scale * weight
+  void (*clip_row)(const float* x, float limit, int64_t size, float* out);
+  // out[i] = x[i] * cos[i] + x[(i + size / 2) % size] * sin[i]
+  void (*rotate_row)(const float* x, const float* cos, const float* sin, int64_t size, float* out);
+  void (*softmax_topk_row)(const float* logits, int64_t num_experts, int64_t top_k, bool renormalize, int64_t* ids,
+                           float* weights);
+  Largest (*largest_of_row)(const float* x, int64_t size);
 };
 
 const Isa& generic_isa();

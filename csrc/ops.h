@@ -35,6 +35,85 @@ struct ExpertsCall {
 };
 void experts(const Isa& isa, const ExpertsCall& call);
 
+// Store K and V of some tokens.
+struct WriteKVCall {
+  KVCache cache;
+  int64_t num_tokens;
+  const int64_t* slots;  // [num_tokens]: block * block_size + offset
+  const float *k, *v;    // [num_tokens, KV heads, head_dim], rows k_stride and v_stride floats apart
+  int64_t k_stride, v_stride;
+};
+void write_kv(const WriteKVCall& call);
+
+// Causal attention of every token of a pass over its sequence, K and V of the pass being in the cache already.
+// Scores are scaled by head_dim^-0.5. Query heads that share a KV head are neighbours. block_size must be a multiple
+// of 16, head_dim of 8.
+//
+// A sliding window makes a token see the last `sliding_window` of what it would see, itself included.
+// A tree mask describes the last 64 positions that the sequence has after this pass: bit i of a token's mask is
+// position start + count - 64 + i. The token sees of them those with a bit, none beyond itself, and all positions
+// before. So a mask of all ones is plainly causal.
+struct AttentionCall {
+  KVCache cache;
+  const float* q;  // [T, num_heads, head_dim], rows q_stride floats apart
+  int64_t q_stride, num_heads;
+  int64_t num_sequences;
+  const int32_t* first_tokens;   // [num_sequences]: index in the pass of each sequence's first token,
+  const int32_t* starts;         // its position in its sequence,
+  const int32_t* counts;         // how many tokens of the pass are the sequence's,
+  const int32_t* table_offsets;  // and where its block numbers begin in:
+  const int32_t* block_tables;
+  int64_t sliding_window;      // 0: none
+  const uint64_t* tree_masks;  // [T], or null
+  float* out;                  // [T, num_heads * head_dim]
+};
+void attention(const Isa& isa, const AttentionCall& call);
+
+// out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight
+struct RmsNormCall {
+  const float* x;  // [num_rows, size]
+  const float* weight;
+  float eps;
+  int64_t num_rows, size;
+  float* out;  // may be x
+};
+void rms_norm(const Isa& isa, const RmsNormCall& call);
+
+// Everything between the QKV projection and attention: queries and keys are normalised, clipped (values too) and
+// rotated, keys and values stored in the cache. Queries stay where they are.
+struct AttentionInputCall {
+  KVCache cache;
+  float* qkv;  // [num_tokens, (num_heads + 2 KV heads) * head_dim]; changed
+  int64_t num_tokens, num_heads;
+  const float *q_norm, *k_norm;  // [head_dim]; over all heads: [heads * head_dim]; or null
+  bool norm_all_heads;
+  float eps;
+  float clip;               // 0: none
+  const float *cos, *sin;   // [num_tokens, head_dim], the first half of sin negated
+  const int64_t* slots;     // [num_tokens]: block * block_size + offset
+};
+void attention_input(const Isa& isa, const AttentionInputCall& call);
+
+// The top_k likeliest experts of each token under a softmax over all, likeliest first, of equals the lower number
+// first; `renormalize` makes their weights sum to 1. Logits that are not numbers give NaN weights, and still valid ids.
+struct SoftmaxTopkCall {
+  const float* logits;  // [num_rows, num_experts]
+  int64_t num_rows, num_experts, top_k;
+  bool renormalize;
+  int64_t* topk_ids;    // [num_rows, top_k]
+  float* topk_weights;  // [num_rows, top_k]
+};
+void softmax_topk(const Isa& isa, const SoftmaxTopkCall& call);
+
+// The largest value of each row, NaN if there is one, and the first place where it stands.
+struct LargestCall {
+  const float* x;  // [num_rows, size]
+  int64_t num_rows, size;
+  float* values;     // [num_rows]
+  int64_t* indices;  // [num_rows]
+};
+void largest(const Isa& isa, const LargestCall& call);
+
 enum class SourceType : int32_t { kF32 = 0, kBF16 = 1, kF16 = 2 };
 
 // Pack a row-major matrix [.., cols] into `out`. `order[i]` is the source row that becomes output i, or -1 for

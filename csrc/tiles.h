@@ -398,23 +398,35 @@ void tile(Format format, const Tile& whole) {
 // ---- elementwise ------------------------------------------------------------------------------------------
 
 // exp by range reduction and a polynomial (Cephes' expf): about 2 units in the last place, the same in every lane.
-FORCE_INLINE Vec exp_vec(Vec x) {
-  const Vec low = splat(-87.3f), high = splat(88.3f);
+template <typename V>
+FORCE_INLINE V exp_vec(V x) {
+  const V low = -87.3f - V{}, high = 88.3f - V{};
   x = x < low ? low : x;
   x = x > high ? high : x;
-  const Vec scaled = x * 1.44269504f;
-  const IVec n = __builtin_convertvector(scaled + (scaled < 0.0f ? splat(-0.5f) : splat(0.5f)), IVec);
-  const Vec nf = to_floats(n);
-  const Vec r = (x - nf * 0.693359375f) - nf * -2.12194440e-4f;
-  Vec p = splat(1.9875691500e-4f);
+  const V scaled = x * 1.44269504f;
+  const auto n = __builtin_convertvector(scaled + (scaled < 0.0f ? -0.5f - V{} : 0.5f - V{}), decltype(x < x));
+  const V nf = __builtin_convertvector(n, V);
+  const V r = (x - nf * 0.693359375f) - nf * -2.12194440e-4f;
+  V p = 1.9875691500e-4f - V{};
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  return p * (Vec)((n + 127) << 23);
+  return p * (V)((n + 127) << 23);
 }
+
+}  // namespace
+}  // namespace ISA_NAMESPACE
+}  // namespace moeflow
+
+#include "attention_tiles.h"
+#include "small_tiles.h"
+
+namespace moeflow {
+namespace ISA_NAMESPACE {
+namespace {
 
 // ---- the table ----------------------------------------------------------------------------------------------
 
@@ -442,7 +454,8 @@ void silu_and_mul(const float* tile_out, int num_rows, int num_pairs, float* h, 
   }
 }
 
-constexpr Isa kTable = {ISA_NAME, activation, prepare_row, tile, silu_and_mul};
+constexpr Isa kTable = {ISA_NAME, activation, prepare_row, tile, silu_and_mul, attend, inverse_rms, scale_row, clip_row,
+                        rotate_row, softmax_topk_row, largest_of_row};
 
 }  // namespace
 }  // namespace ISA_NAMESPACE

@@ -1,0 +1,57 @@
+// From the product of the QKV projection to what attention reads: queries and keys normalised and rotated, K and V
+// in the cache. One pass over each token's row, a head at a time.
+#include "ops.h"
+#include "rows.h"
+
+namespace moeflow {
+namespace {
+
+struct Heads {
+  const float* norm;  // [head_dim], or [num_heads, head_dim] for a norm over all heads; or null
+  float all_heads;    // 1 / root mean square over all heads, if the norm is over all
+};
+
+// Normalise, clip and rotate one head of a query or a key.
+void prepare_head(const Isa& isa, const AttentionInputCall& call, const Heads& heads, int64_t token, int64_t head,
+                  const float* x, float* out) {
+  const int64_t dim = call.cache.head_dim;
+  if (heads.norm != nullptr) {
+    const float scale = call.norm_all_heads ? heads.all_heads : isa.inverse_rms(x, dim, call.eps);
+    isa.scale_row(x, scale, call.norm_all_heads ? heads.norm + head * dim : heads.norm, dim, out);
+    x = out;
+  }
+  if (call.clip > 0) {
+    isa.clip_row(x, call.clip, dim, out);
+    x = out;
+  }
+  isa.rotate_row(x, call.cos + token * dim, call.sin + token * dim, dim, out);
+}
+
+void prepare_token(const Isa& isa, const AttentionInputCall& call, int64_t token) {
+  const int64_t dim = call.cache.head_dim, kv_heads = call.cache.num_heads;
+  float* const q = call.qkv + token * (call.num_heads + 2 * kv_heads) * dim;
+  float* const k = q + call.num_heads * dim;
+  float* const v = k + kv_heads * dim;
+  Heads queries{call.q_norm, 0}, keys{call.k_norm, 0};
+  if (call.q_norm != nullptr && call.norm_all_heads) {
+    queries.all_heads = isa.inverse_rms(q, call.num_heads * dim, call.eps);
+    keys.all_heads = isa.inverse_rms(k, kv_heads * dim, call.eps);
+  }
+  for (int64_t head = 0; head < call.num_heads; ++head) {
+    prepare_head(isa, call, queries, token, head, q + head * dim, q + head * dim);
+  }
+  if (call.clip > 0) isa.clip_row(v, call.clip, kv_heads * dim, v);
+  for (int64_t head = 0; head < kv_heads; ++head) {
+    prepare_head(isa, call, keys, token, head, k + head * dim, k + head * dim);
+    write_kv_row(call.cache, call.slots[token], head, k + head * dim, v + head * dim);
+  }
+}
+
+}  // namespace
+
+void attention_input(const Isa& isa, const AttentionInputCall& call) {
+  const int64_t row_floats = (call.num_heads + 2 * call.cache.num_heads) * call.cache.head_dim;
+  for_each_row(call.num_tokens, 4 * row_floats, [&](int64_t token) { prepare_token(isa, call, token); });
+}
+
+}  // namespace moeflow

@@ -1,0 +1,29 @@
+// What is done to each row by itself: normalisation, the router's choice, the largest of the logits.
+#include "ops.h"
+#include "rows.h"
+
+namespace moeflow {
+
+void rms_norm(const Isa& isa, const RmsNormCall& call) {
+  for_each_row(call.num_rows, call.size, [&](int64_t row) {
+    const float* const x = call.x + row * call.size;
+    isa.scale_row(x, isa.inverse_rms(x, call.size, call.eps), call.weight, call.size, call.out + row * call.size);
+  });
+}
+
+void softmax_topk(const Isa& isa, const SoftmaxTopkCall& call) {
+  for_each_row(call.num_rows, 8 * call.num_experts, [&](int64_t row) {
+    isa.softmax_topk_row(call.logits + row * call.num_experts, call.num_experts, call.top_k, call.renormalize,
+                         call.topk_ids + row * call.top_k, call.topk_weights + row * call.top_k);
+  });
+}
+
+void largest(const Isa& isa, const LargestCall& call) {
+  for_each_row(call.num_rows, call.size, [&](int64_t row) {
+    const Largest found = isa.largest_of_row(call.x + row * call.size, call.size);
+    call.values[row] = found.value;
+    call.indices[row] = found.index;
+  });
+}
+
+}  // namespace moeflow

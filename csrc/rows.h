@@ -1,0 +1,35 @@
+// Work on many independent rows. Little of it is done where the caller is: waking other threads takes longer.
+#pragma once
+
+#include <cstdint>
+
+#include "pool.h"
+
+namespace moeflow {
+
+constexpr int64_t kFewFloats = 32768;  // about 10 microseconds of one thread
+
+// Calls use(row) once for each row, in any order. `row_floats` says how much work a row is.
+template <typename Use>
+void for_each_row(int64_t num_rows, int64_t row_floats, const Use& use) {
+  struct Rows {
+    const Use& use;
+    int64_t num_rows, per_item;
+  };
+  if (num_threads() == 1 || num_rows == 1 || num_rows * row_floats <= kFewFloats) {
+    for (int64_t row = 0; row < num_rows; ++row) use(row);
+    return;
+  }
+  Rows rows{use, num_rows, row_floats < kFewFloats / 8 ? kFewFloats / 8 / row_floats : 1};
+  run_on_pool(
+      [](void* context, Team& team, int) {
+        const Rows& rows = *static_cast<const Rows*>(context);
+        for (int64_t first; (first = team.counter(0).take(rows.per_item)) < rows.num_rows;) {
+          const int64_t stop = first + rows.per_item < rows.num_rows ? first + rows.per_item : rows.num_rows;
+          for (int64_t row = first; row < stop; ++row) rows.use(row);
+        }
+      },
+      &rows);
+}
+
+}  // namespace moeflow

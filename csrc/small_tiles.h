@@ -1,0 +1,156 @@
+// The inner loops of the small operations, part of each instruction set's unit (see tiles.h). All work on one row;
+// sums over a row run in one fixed order, so a row's bits do not depend on its batch.
+
+namespace moeflow {
+namespace ISA_NAMESPACE {
+namespace {
+
+typedef Vec UnalignedVec __attribute__((aligned(4), may_alias));
+
+// Up to 16 neighbouring floats, filled up with zeros.
+FORCE_INLINE Vec load_some(const float* p, int64_t count) {
+  if (count >= kBand) return *reinterpret_cast<const UnalignedVec*>(p);
+  Vec v = {};
+  __builtin_memcpy(&v, p, count * sizeof(float));
+  return v;
+}
+
+FORCE_INLINE void store_some(float* p, Vec v, int64_t count) {
+  if (count >= kBand) {
+    *reinterpret_cast<UnalignedVec*>(p) = v;
+  } else {
+    __builtin_memcpy(p, &v, count * sizeof(float));
+  }
+}
+
+FORCE_INLINE float sum_lanes(Vec v) {
+  for (int width = kBand / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) v[i] += v[i + width];
+  }
+  return v[0];
+}
+
+float inverse_rms(const float* x, int64_t size, float eps) {
+  constexpr int kChains = 4;  // so that additions need not wait for each other
+  Vec sums[kChains] = {};
+  int64_t i = 0;
+  for (; i + kChains * kBand <= size; i += kChains * kBand) {
+#pragma GCC unroll 4
+    for (int chain = 0; chain < kChains; ++chain) {
+      const Vec v = load_some(x + i + chain * kBand, kBand);
+      sums[chain] += v * v;
+    }
+  }
+  for (; i < size; i += kBand) {
+    const Vec v = load_some(x + i, size - i);
+    sums[0] += v * v;
+  }
+  const float mean = sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3])) / static_cast<float>(size);
+  return 1.0f / __builtin_sqrtf(mean + eps);
+}
+
+void scale_row(const float* x, float scale, const float* weight, int64_t size, float* out) {
+  for (int64_t i = 0; i < size; i += kBand) {
+    store_some(out + i, load_some(x + i, size - i) * scale * load_some(weight + i, size - i), size - i);
+  }
+}
+
+void clip_row(const float* x, float limit, int64_t size, float* out) {
+  const Vec high = splat(limit), low = splat(-limit);
+  for (int64_t i = 0; i < size; i += kBand) {
+    Vec v = load_some(x + i, size - i);
+    v = v > high ? high : v;
+    v = v < low ? low : v;
+    store_some(out + i, v, size - i);
+  }
+}
+
+void rotate_row(const float* x, const float* cos, const float* sin, int64_t size, float* out) {
+  const int64_t half = size / 2;
+  for (int64_t i = 0; i < half; i += kBand) {
+    const int64_t left = half - i;
+    const Vec first = load_some(x + i, left), second = load_some(x + half + i, left);
+    store_some(out + i, first * load_some(cos + i, left) + second * load_some(sin + i, left), left);
+    store_some(out + half + i,
+               second * load_some(cos + half + i, left) + first * load_some(sin + half + i, left), left);
+  }
+}
+
+// Comparisons with NaN are false: it never displaces another expert, and as the sum of all it spoils every weight.
+void softmax_topk_row(const float* logits, int64_t num_experts, int64_t top_k, bool renormalize, int64_t* ids,
+                      float* weights) {
+  float largest = logits[0];
+  for (int64_t e = 1; e < num_experts; ++e) largest = logits[e] > largest ? logits[e] : largest;
+  for (int64_t e = 0; e < num_experts; ++e) {
+    int64_t place = e < top_k ? e : top_k;
+    if (place == top_k) {
+      if (!(logits[e] > weights[top_k - 1])) continue;
+      --place;
+    }
+    for (; place > 0 && logits[e] > weights[place - 1]; --place) {
+      weights[place] = weights[place - 1];
+      ids[place] = ids[place - 1];
+    }
+    weights[place] = logits[e];
+    ids[place] = e;
+  }
+  Vec sums = {};
+  float chosen = 0;
+  for (int64_t e = 0; e < num_experts; e += kBand) {
+    const int64_t left = num_experts - e;
+    Vec v = exp_vec(load_some(logits + e, left) - largest);
+    for (int64_t i = left; i < kBand; ++i) v[i] = 0;
+    sums += v;
+  }
+  for (int64_t k = 0; k < top_k; k += kBand) {
+    const int64_t left = top_k - k;
+    const Vec v = exp_vec(load_some(weights + k, left) - largest);
+    for (int64_t i = 0; i < left && i < kBand; ++i) chosen += v[i];
+    store_some(weights + k, v, left);
+  }
+  const float all = sum_lanes(sums);
+  const float total = renormalize ? chosen + (all - all) : all;  // an infinity anywhere makes NaN of either
+  for (int64_t k = 0; k < top_k; ++k) weights[k] /= total;
+}
+
+// In vectors as wide as registers: compilers take wider comparisons apart, value by value.
+Largest largest_of_row(const float* x, int64_t size) {
+  typedef FloatLanes Unaligned __attribute__((aligned(4), may_alias));
+  typedef int32_t Places __attribute__((vector_size(sizeof(FloatLanes))));
+  constexpr int kChains = 4;
+  // Each lane holds the largest of every so many values and the first place where it was met.
+  FloatLanes best[kChains], spoiled = {};  // NaN once a lane has met one
+  Places place[kChains] = {};
+  for (FloatLanes& lanes : best) lanes = -__builtin_inff() - FloatLanes{};
+  int64_t i = 0;
+  for (; i + kChains * kLanes <= size; i += kChains * kLanes) {
+#pragma GCC unroll 4
+    for (int chain = 0; chain < kChains; ++chain) {
+      const FloatLanes v = *reinterpret_cast<const Unaligned*>(x + i + chain * kLanes);
+      const Places is_larger = v > best[chain];
+      best[chain] = is_larger ? v : best[chain];
+      place[chain] = is_larger ? Places{} + static_cast<int32_t>(i + chain * kLanes) : place[chain];
+      spoiled = v == v ? spoiled : v;
+    }
+  }
+  Largest largest{-__builtin_inff(), 0};
+  for (int chain = 0; chain < kChains; ++chain) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const int64_t index = place[chain][lane] + lane;
+      const float value = best[chain][lane];
+      if (value > largest.value || (value == largest.value && index < largest.index)) largest = {value, index};
+    }
+  }
+  for (; i < size; ++i) {
+    if (x[i] > largest.value) largest = {x[i], i};
+    if (!(x[i] == x[i])) largest.value = x[i];  // and stays: nothing is larger than NaN
+  }
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (!(spoiled[lane] == spoiled[lane])) largest.value = spoiled[lane];
+  }
+  return largest;
+}
+
+}  // namespace
+}  // namespace ISA_NAMESPACE
+}  // namespace moeflow
