@@ -141,6 +141,7 @@ void attend(const AttentionJob& job, const Item& item, const Scratch& scratch) {
   for (int64_t i = 0; i < item.num_ranges; ++i) {
     range.begin = (item.first_range + i) * kRangePositions;
     range.end = std::min(range.begin + kRangePositions, last);
+    range.following_end = i + 1 < item.num_ranges ? std::min(range.end + kRangePositions, last) : range.end;
     if (item.parts >= 0) {
       range.out = job.parts + item.parts + i * part_floats(job, num_rows);
       range.max = range.out + num_rows * job.stride;

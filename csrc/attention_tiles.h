@@ -23,6 +23,7 @@ constexpr int kLanes = MOEFLOW_LANES;
 typedef float FloatLanes __attribute__((vector_size(MOEFLOW_LANES * 4)));
 typedef float HalfLanes __attribute__((vector_size(MOEFLOW_LANES * 2)));
 constexpr int kTilePositions = 64;  // whose K or V stays in L1 while rows go over it
+constexpr int kDimStep = 8;         // head_dim is a multiple of this
 
 template <int kCount>
 struct Narrow {
@@ -75,6 +76,10 @@ FORCE_INLINE V widen(const int8_t* p) {
   return __builtin_convertvector(__builtin_convertvector(quarters, typename Types::Ints), V);
 }
 
+FORCE_INLINE void prefetch(const uint8_t* from, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; i += 64) __builtin_prefetch(from + i, 0, 2);
+}
+
 template <typename V>
 FORCE_INLINE void store(float* p, V value) {
   *reinterpret_cast<typename Narrow<sizeof(V) / 4>::Floats*>(p) = value;
@@ -98,6 +103,23 @@ struct Positions {
   const T* v(int64_t position) const {
     return cell(position) + half_values + position % range.cache->block_size * range.cache->head_dim;
   }
+  // What is read a tile of positions after K (or V) of `position`: the next tile's K, then V of the range, then K of
+  // the next range. Given for the first position of a block, as the address of that half of a cell; else null.
+  const uint8_t* ahead(int64_t position, bool is_v) const {
+    if (position % range.cache->block_size != 0) return nullptr;
+    int64_t next = position + kTilePositions;
+    if (next >= range.end) {
+      next = range.begin + position % kTilePositions + (is_v ? kRangePositions : 0);
+      is_v = !is_v;
+      if (next >= (is_v ? range.end : range.following_end)) return nullptr;
+    }
+    const T* const from = cell(next) + (is_v ? half_values : 0);
+    return reinterpret_cast<const uint8_t*>(from);
+  }
+  // Bytes of K or V of a block that belong to some dimensions, or as many.
+  int64_t dim_bytes(int64_t num_dims) const {
+    return num_dims * range.cache->block_size * static_cast<int64_t>(sizeof(T));
+  }
   // Scales of K of neighbouring positions, then block_size values on those of V. INT8 only.
   const float* scales(int64_t position) const {
     return reinterpret_cast<const float*>(cell(position) + 2 * half_values) + position % range.cache->block_size;
@@ -114,16 +136,26 @@ void score_tile(const Positions<T>& at, int first_row, int64_t position) {
   const T* k[P];
 #pragma GCC unroll 4
   for (int p = 0; p < P; ++p) k[p] = at.k(position + p * kLanes);
+  const uint8_t* next[P] = {};
+  if (first_row == 0) {
+    for (int p = 0; p < P; ++p) next[p] = at.ahead(position + p * kLanes, false);
+  }
   FloatLanes acc[R][P] = {};
-  for (int64_t d = 0; d < dim; ++d) {
-    FloatLanes keys[P];
+  for (int64_t d = 0; d < dim;) {
+    for (int p = 0; p < P; ++p) {
+      if (next[p] != nullptr) prefetch(next[p], at.dim_bytes(d), at.dim_bytes(d + kDimStep));
+    }
+#pragma GCC unroll 1
+    for (const int64_t stop = d + kDimStep; d < stop; ++d) {
+      FloatLanes keys[P];
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) keys[p] = widen<FloatLanes>(k[p] + d * step);
+      for (int p = 0; p < P; ++p) keys[p] = widen<FloatLanes>(k[p] + d * step);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const FloatLanes x = q[r * range.stride + d] - FloatLanes{};
+      for (int r = 0; r < R; ++r) {
+        const FloatLanes x = q[r * range.stride + d] - FloatLanes{};
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) acc[r][p] += keys[p] * x;
+        for (int p = 0; p < P; ++p) acc[r][p] += keys[p] * x;
+      }
     }
   }
   float* scores = range.scores + first_row * kRangePositions + (position - range.begin);
@@ -214,6 +246,10 @@ FORCE_INLINE void add_dims(const Positions<T>& at, int first_row, int64_t dim, i
   while (begin < end) {
     const T* v = at.v(begin) + dim;
     const int64_t block_end = (begin / block_size + 1) * block_size, stop = block_end < end ? block_end : end;
+    if (first_row == 0) {
+      const uint8_t* const next = at.ahead(begin, true);
+      if (next != nullptr) prefetch(next, at.dim_bytes(dim), at.dim_bytes(dim + D * kWidth));
+    }
     for (; begin < stop; ++begin, v += head_dim) {
       V values[D];
 #pragma GCC unroll 4
