@@ -7,12 +7,12 @@ addresses and sizes only: shapes and types are checked here, and here memory is 
 
 from __future__ import annotations
 
-import mmap
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from moeflow.kernels.lazy_memory import allocate_lazily
 from moeflow.kernels.weight_format import GROUP_SIZE, WEIGHT_FORMATS, WeightFormat
 
 try:
@@ -26,8 +26,6 @@ _FORMAT_CODES: Final = {name: code for code, name in enumerate(WEIGHT_FORMATS)}
 _SOURCE_CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _BLOCK_BYTES: Final = {"int8": 34, "int4": 18}  # of GGUF's Q8_0 and Q4_0, 32 values each
 _BAND = 16  # output rows that lie together
-_ALIGNMENT = 64
-_HUGE_PAGE = 2 * 1024**2
 
 
 def is_available() -> bool:
@@ -92,7 +90,7 @@ class PackedWeight:
         weight = weight.contiguous()
         order = _check_order(order, weight.shape[0])
         rows, cols = (weight.shape[0] if order is None else order.shape[0]), weight.shape[1]
-        storage = _allocate(_cpu.matrix_bytes(_FORMAT_CODES[weight_format], rows, cols))
+        storage = allocate_lazily(_cpu.matrix_bytes(_FORMAT_CODES[weight_format], rows, cols))
         _pack_into(storage, weight, weight_format, order, rows)
         return cls(storage, weight_format, rows, cols)
 
@@ -109,7 +107,7 @@ class PackedWeight:
         order = _check_order(order, blocks.shape[0])
         rows, cols = (blocks.shape[0] if order is None else order.shape[0]), blocks.shape[1] // block_bytes * GROUP_SIZE
         code = _FORMAT_CODES[weight_format]
-        storage = _allocate(_cpu.matrix_bytes(code, rows, cols))
+        storage = allocate_lazily(_cpu.matrix_bytes(code, rows, cols))
         _cpu.pack_blocks(code, blocks.data_ptr(), cols, _address(order), rows, storage.data_ptr())
         return cls(storage, weight_format, rows, cols)
 
@@ -157,7 +155,7 @@ class PackedExperts:
         num_experts, hidden, width = down.shape
         if gate_up.shape != (num_experts, 2 * width, hidden) or {gate_up.dtype, down.dtype} - _SOURCE_CODES.keys():
             raise ValueError(f"experts do not fit together: {_describe(gate_up)} and {_describe(down)}")
-        storage = _allocate(num_experts * sum(_expert_bytes(weight_format, hidden, width)))
+        storage = allocate_lazily(num_experts * sum(_expert_bytes(weight_format, hidden, width)))
         packed = cls(storage, weight_format, num_experts, hidden, width)
         order = _interleaved(width)
         for expert in range(num_experts):
@@ -287,17 +285,3 @@ def _interleaved(width: int) -> Tensor:
     """Return the order that lays [gate; up] as bands in turn: gate 0..15, up 0..15, gate 16..31, ..."""
     unit = torch.arange(_whole_bands(width)).view(-1, 1, _BAND)
     return torch.where(unit < width, torch.cat([unit, unit + width], dim=1), -1).flatten()
-
-
-def _allocate(num_bytes: int) -> Tensor:
-    """Return zeros [num_bytes] uint8, aligned as kernels want them; large ones on huge pages, taken when touched."""
-    if num_bytes < _HUGE_PAGE:
-        buffer = torch.zeros(num_bytes + _ALIGNMENT, dtype=torch.uint8)
-        start = -buffer.data_ptr() % _ALIGNMENT
-    else:
-        mapping = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            mapping.madvise(mmap.MADV_HUGEPAGE)
-        buffer = torch.frombuffer(mapping, dtype=torch.uint8)
-        start = -buffer.data_ptr() % _HUGE_PAGE
-    return buffer[start : start + num_bytes]
