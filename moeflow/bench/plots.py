@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,38 @@ def plot_latencies(systems: Mapping[str, Sequence[Mapping[str, Any]]], rate: flo
     axes[0].set_ylabel("latency, s")
     axes[0].legend()
     figure.suptitle(f"Latency of a request at {rate:g} requests/s")
+    _save(figure, file)
+
+
+def plot_throughput(systems: Mapping[str, Sequence[Mapping[str, Any]]], file: Path) -> None:
+    """Draw requests and tokens a second against the arrival rate. `systems` maps a name to its records."""
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.subplots(1, 2)
+    for axis, key, label in zip(
+        axes, ("requests_per_s", "tokens_per_s"), ("requests/s", "generated tokens/s"), strict=True
+    ):
+        for name, records in systems.items():
+            values: dict[float, list[float]] = {}
+            for record in records:
+                if key in record["summary"]:
+                    values.setdefault(record["rate"], []).append(record["summary"][key])
+            rates = sorted(values)
+            middles = [statistics.median(values[rate]) for rate in rates]
+            below = [middle - min(values[rate]) for rate, middle in zip(rates, middles, strict=True)]
+            above = [max(values[rate]) - middle for rate, middle in zip(rates, middles, strict=True)]
+            colour = COLOURS.get(name, OTHER_COLOUR)
+            axis.errorbar(rates, middles, [below, above], marker="o", capsize=3, color=colour, label=name)
+        axis.set_xlabel("arrivals/s")
+        axis.set_ylabel(label)
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    _save(figure, file)
+
+
+def _save(figure: Figure, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
+    figure.savefig(file, dpi=110, metadata={"Software": None})  # the same picture from the same records
 
 
 def _draw(axis: Axes, name: str, points: Sequence[tuple[int, float]]) -> None:

@@ -33,12 +33,48 @@ def _markdown_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
+def threads_text(record: Record) -> str:
+    """Write how many threads computed."""
+    threads = record["machine"]["threads"]
+    return f"{threads} thread{'' if threads == 1 else 's'}"
+
+
 def spread_text(values: Sequence[float], digits: int = 1) -> str:
     """Write median and range: "12.3 (11.9-12.8)"; a single value alone."""
     spread = Spread.of(values)
     if len(values) == 1:
         return f"{spread.median:.{digits}f}"
     return f"{spread.median:.{digits}f} ({spread.low:.{digits}f}-{spread.high:.{digits}f})"
+
+
+def versus_table(record: Record) -> Table:
+    """Return a record of `benchmarks/engine_vs_transformers.py` as a table."""
+    rows = []
+    for case in record["cases"]:
+        rates = case["tokens_per_s"]
+        ratios = [ours / theirs for ours, theirs in zip(rates["moeflow"], rates["transformers"], strict=True)]
+        both = (spread_text(rates["moeflow"]), spread_text(rates["transformers"]))
+        rows.append((case["name"], *both, spread_text(ratios, 2), case["equal_answers"]))
+    columns = ("", "moeflow", "transformers generate", "ratio", "equal answers")
+    return Table(f"{record['model']}, {record['dtype']}, tokens/s: median (min-max)", columns, tuple(rows))
+
+
+def quality_table(records: Sequence[Record]) -> Table:
+    """Return `bench quality` records as a table, one row each."""
+    rows = [
+        (
+            f"{record['model']}, {record['weight_format']}",
+            f"{record['reference_perplexity']:.3f} ({record['reference_format']})",
+            f"{record['perplexity']:.3f}",
+            f"{record['change_percent']:+.2f}% ± {record['change_error_percent']:.2f}",
+            f"{record['same_likeliest_share']:.1%}",
+            f"{record['same_greedy_share']:.1%}",
+            f"{record['num_tokens']:,}",
+        )
+        for record in records
+    ]
+    columns = ("", "own perplexity", "perplexity", "change", "same likeliest", "same greedy", "tokens")
+    return Table("Quality, against the model's own precision", columns, tuple(rows))
 
 
 def serve_tables(records: Sequence[Record]) -> list[Table]:
@@ -50,20 +86,22 @@ def serve_tables(records: Sequence[Record]) -> list[Table]:
     systems = list(dict.fromkeys(record["system"] for record in records))
     about = f"{records[0]['model']}, weights in {records[0]['weight_format'] or 'unknown'}"
     rate_tables = [
-        _rate_table(f"{title}: {about}", key, runs, systems)
-        for title, key in (("Requests/s", "requests_per_s"), ("Generated tokens/s", "tokens_per_s"))
+        _rate_table(f"{title}: {about}", key, digits, runs, systems)
+        for title, key, digits in (("Requests/s", "requests_per_s", 2), ("Generated tokens/s", "tokens_per_s", 1))
     ]
     failed = sum(record["summary"]["num_failed"] for record in records)
     notes = [f"{failed} requests failed: {_errors(records)}."] if failed else []
     return [*rate_tables, _latency_table(f"Latency in ms: {about}", runs, notes)]
 
 
-def _rate_table(title: str, key: str, runs: dict[float, dict[str, list[Record]]], systems: list[str]) -> Table:
+def _rate_table(
+    title: str, key: str, digits: int, runs: dict[float, dict[str, list[Record]]], systems: list[str]
+) -> Table:
     is_compared = {"continuous", "static"} <= set(systems)
     rows = []
     for rate, by_system in sorted(runs.items()):
         values = {name: [each["summary"][key] for each in found] for name, found in by_system.items()}
-        row = [f"{rate:g}", *(spread_text(values[name], 2) if name in values else "" for name in systems)]
+        row = [f"{rate:g}", *(spread_text(values[name], digits) if name in values else "" for name in systems)]
         if is_compared:
             both = {"continuous", "static"} <= set(values)
             row.append(spread_text(_ratios(by_system, key), 2) if both else "")
@@ -133,7 +171,7 @@ def engine_table(record: Record) -> Table:
         notes.append(
             f"This machine reads {spread_text([value / 1e9 for value in read])} GB/s "
             f"and computes {spread_text([value / 1e9 for value in flops], 0)} GFLOP/s in float32 "
-            f"with {record['machine']['threads']} threads."
+            f"with {threads_text(record)}."
         )
     notes += [f"Not run: {name}: {reason}." for name, reason in record["skipped"].items()]
     if not record["is_complete"]:

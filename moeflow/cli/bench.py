@@ -5,12 +5,14 @@ from __future__ import annotations
 import click
 
 from moeflow.cli.bench_engine import engine
+from moeflow.cli.bench_quality import quality
 from moeflow.cli.bench_serve import serve
 
 EPILOG = """\b
 Examples:
   moeflow bench engine                       how fast is the built-in model here, and how fast could it be?
-  moeflow bench engine ~/models/olmoe --out results.jsonl
+  moeflow bench serve --rate 1 --rate 2      how does it bear requests that come at random?
+  moeflow bench quality --dtype bfloat16     what does a smaller format cost in quality?
 """
 
 
@@ -21,3 +23,4 @@ def bench() -> None:
 
 bench.add_command(engine)
 bench.add_command(serve)
+bench.add_command(quality)

@@ -49,7 +49,7 @@ def keep(record: Record, out: Path | None, *, as_json: bool) -> None:
 
 def show(table: Table) -> None:
     """Print a table and its notes."""
-    grid = RichTable(title=escape(table.title), title_justify="left", box=box.SIMPLE_HEAD)
+    grid = RichTable(box=box.SIMPLE_HEAD)
     for number, column in enumerate(table.columns):
         grid.add_column(escape(column), justify="right" if number else "left", no_wrap=True)
     for row in table.rows:
@@ -57,6 +57,7 @@ def show(table: Table) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:  # a file has room for every column
         console = Console(highlight=False, width=200)
+    console.print(f"[bold]{escape(table.title)}[/]", soft_wrap=True)
     console.print(grid)
     for note in table.notes:
         console.print(escape(note), soft_wrap=True)

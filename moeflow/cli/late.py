@@ -18,6 +18,11 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.bench.http_target import HttpTarget as HttpTarget
     from moeflow.bench.http_target import check_address as check_address
     from moeflow.bench.plots import plot_latencies as plot_latencies
+    from moeflow.bench.quality_run import answer as answer
+    from moeflow.bench.quality_run import compare as compare
+    from moeflow.bench.quality_run import describe_comparison as describe_comparison
+    from moeflow.bench.quality_run import make_task as make_task
+    from moeflow.bench.quality_run import own_dtype as own_dtype
     from moeflow.bench.serve_run import Progress as Progress
     from moeflow.bench.serve_run import Sweep as Sweep
     from moeflow.bench.serve_run import check_server as check_server
@@ -50,16 +55,21 @@ _MODULES = {
     "Settings": "moeflow.engine.settings",
     "Sweep": "moeflow.bench.serve_run",
     "UpcycleRecipe": "moeflow.checkpoint.upcycle",
+    "answer": "moeflow.bench.quality_run",
     "builtin_folder": "moeflow.engine.builtin",
     "builtin_source": "moeflow.engine.builtin",
     "check_address": "moeflow.bench.http_target",
     "check_server": "moeflow.bench.serve_run",
+    "compare": "moeflow.bench.quality_run",
     "decide": "moeflow.engine.settings",
+    "describe_comparison": "moeflow.bench.quality_run",
     "ensure_builtin_model": "moeflow.engine.builtin",
     "make_cases": "moeflow.bench.engine_run",
+    "make_task": "moeflow.bench.quality_run",
     "measure_machine": "moeflow.engine.machine",
     "measure_quality": "moeflow.engine.upcycling_quality",
     "open_checkpoint": "moeflow.checkpoint.open",
+    "own_dtype": "moeflow.bench.quality_run",
     "plot_latencies": "moeflow.bench.plots",
     "read_model_config": "moeflow.models.registry",
     "run_engines": "moeflow.bench.serve_run",
