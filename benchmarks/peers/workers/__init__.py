@@ -1,0 +1,1 @@
+"""One program an engine, run by the interpreter of that engine's own environment; see `protocol.py`."""

@@ -1,0 +1,79 @@
+"""Our own engine, through the same door as the server: decided settings, submissions, steps.
+
+Samples at temperature 1: that is part of the time. Greedy choices would cost less, and of a model with random
+weights they end in loops, whose tokens need fewer experts than others' random ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+from benchmarks.peers.workers.protocol import serve
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.engine import Engine
+from moeflow.engine.messages import Submission, TokenOutput
+from moeflow.engine.settings import Settings, decide
+
+KV_TOKENS = 4096  # what the largest case needs, doubled
+
+
+class MoeflowWorker:
+    """An engine in this process, with room for every case and no prefix reused."""
+
+    def __init__(self, wish: dict[str, Any]) -> None:
+        settings = Settings(
+            model=wish["model"],
+            num_threads=wish["threads"],
+            max_model_len=1024,
+            max_running=32,
+            max_batch_tokens=2048,
+            prefix_caching=False,
+            **wish["settings"],
+        )
+        config = decide(settings)
+        block_bytes = config.kv_cache_bytes // config.scheduler.num_blocks
+        kv_bytes = block_bytes * KV_TOKENS // config.scheduler.block_size
+        self._engine = Engine.load(decide(dataclasses.replace(settings, kv_cache_bytes=kv_bytes)))
+        self.vocab_size = self._engine.model.vocab_size
+        self._seed = wish["seed"]
+
+    def decode(self, prompts: list[list[int]], new_tokens: int) -> float:
+        """See `Worker.decode`."""
+        self._submit(prompts, SamplingParams(max_tokens=new_tokens + 1, temperature=1.0, ignore_eos=True))
+        if len(self._step()) != len(prompts):
+            raise SystemExit("the prompts were not computed in one pass")
+        start = time.perf_counter()
+        while self._engine.has_work:
+            self._step()
+        return time.perf_counter() - start
+
+    def prefill(self, prompt: list[int]) -> float:
+        """See `Worker.prefill`."""
+        start = time.perf_counter()
+        self._submit([prompt], SamplingParams(max_tokens=1, temperature=1.0, ignore_eos=True))
+        self._step()
+        return time.perf_counter() - start
+
+    def logprobs(self, prompt: list[int], count: int) -> list[tuple[int, float]]:
+        """See `Worker.logprobs`."""
+        self._submit([prompt], SamplingParams(max_tokens=1, temperature=0.0, logprobs=count, ignore_eos=True))
+        found = self._step()[0].logprobs
+        assert found is not None
+        return found[0].top
+
+    def _submit(self, prompts: list[list[int]], sampling: SamplingParams) -> None:
+        for index, prompt in enumerate(prompts):
+            self._engine.submit(Submission(str(index), prompt, sampling, seed=self._seed + index))
+
+    def _step(self) -> list[TokenOutput]:
+        outputs = self._engine.step()
+        for output in outputs:
+            if output.error is not None:
+                raise SystemExit(output.error)
+        return outputs
+
+
+if __name__ == "__main__":
+    serve(MoeflowWorker)

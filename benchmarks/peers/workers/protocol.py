@@ -1,0 +1,122 @@
+"""How a measured engine is driven: one JSON line in, one JSON line out. Standard library only, as peers run it.
+
+Every engine is timed the same way: the prompt is not part of a decode, the clock runs in the engine's own
+process, and what the rest of the machine computed meanwhile is reported beside each figure.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+import os
+import random
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+FIRST_ORDINARY_TOKEN = 3  # those before it pad, begin and end texts
+FIRST_PROMPT = 32
+
+
+class Worker(Protocol):
+    """An engine with the model loaded. Token ids in, seconds out."""
+
+    vocab_size: int
+
+    def decode(self, prompts: list[list[int]], new_tokens: int) -> float:
+        """Compute the prompts, then time so many passes of one token for each of them."""
+        ...
+
+    def prefill(self, prompt: list[int]) -> float:
+        """Time a prompt up to its logits or first token, from an empty cache."""
+        ...
+
+    def logprobs(self, prompt: list[int], count: int) -> list[tuple[int, float]]:
+        """Return the `count` likeliest next tokens with their log-probabilities, likeliest first."""
+        ...
+
+
+def serve(load: Callable[[dict[str, Any]], Worker]) -> None:
+    """Load as the program's argument says, then answer commands until the input ends.
+
+    The argument is a JSON object; `started` in it is when the parent started this process, by the system's
+    monotonic clock.
+    """
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever libraries print goes to the log
+    wish = json.loads(sys.argv[1])
+    rng = random.Random(wish["seed"])
+
+    def answer(reply: dict[str, Any]) -> None:
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+
+    start = time.monotonic()
+    worker = load(wish)
+    load_s = time.monotonic() - start
+
+    def random_prompt(length: int) -> list[int]:
+        return [rng.randrange(FIRST_ORDINARY_TOKEN, worker.vocab_size) for _ in range(length)]
+
+    worker.prefill(random_prompt(FIRST_PROMPT))
+    now = time.monotonic()
+    memory = memory_mib()
+    answer(
+        {
+            "load_s": load_s,
+            "first_token_s": now - start,
+            "start_s": now - wish["started"],
+            "resident_mib": memory["VmRSS"],
+        }
+    )
+    for line in sys.stdin:
+        command = json.loads(line)
+        kind = command.pop("do")
+        if kind == "decode":
+            prompts = [random_prompt(command["prompt_len"]) for _ in range(command["batch_size"])]
+            answer(_watched(partial(worker.decode, prompts, command["new_tokens"])))
+        elif kind == "prefill":
+            answer(_watched(partial(worker.prefill, random_prompt(command["prompt_len"]))))
+        elif kind == "logprobs":
+            answer({"logprobs": worker.logprobs(command["prompt"], command["count"])})
+        elif kind == "memory":
+            answer({"peak_mib": memory_mib()["VmHWM"]})
+
+
+def likeliest(logits: Sequence[float], count: int) -> list[tuple[int, float]]:
+    """Return the `count` highest of the logits as (token, log-probability), highest first."""
+    top = max(logits)
+    total = top + math.log(sum(math.exp(logit - top) for logit in logits))
+    tokens = heapq.nlargest(count, range(len(logits)), key=logits.__getitem__)
+    return [(token, logits[token] - total) for token in tokens]
+
+
+def memory_mib() -> dict[str, float]:
+    """Return what this process holds now (VmRSS) and held at most (VmHWM), mapped files included."""
+    with open("/proc/self/status") as lines:
+        pairs = (line.split(":", 1) for line in lines)
+        return {name: int(value.split()[0]) / 1024 for name, value in pairs if name in ("VmRSS", "VmHWM")}
+
+
+def _watched(timed: Callable[[], float]) -> dict[str, float]:
+    """Return the seconds, and how much of a core others took from start to end, time stolen by the host included."""
+    busy, own, start = _busy_s(), _own_s(), time.monotonic()
+    seconds = timed()
+    wall = time.monotonic() - start
+    return {"seconds": seconds, "foreign_cpu": max((_busy_s() - busy) - (_own_s() - own), 0.0) / wall}
+
+
+def _busy_s() -> float:
+    with open("/proc/stat") as lines:
+        user, nice, system, _idle, _iowait, *interrupts_and_stolen = map(int, next(lines).split()[1:9])
+    return (user + nice + system + sum(interrupts_and_stolen)) / TICKS_PER_S
+
+
+def _own_s() -> float:
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
