@@ -85,11 +85,12 @@ class ModelRunner:
         hidden_states = self._forward(batch)
         sampling = [entry for entry in batch.entries if entry.samples]
         ends = _row_offsets(batch)
-        rows = torch.tensor([ends[entry.request] - 1 for entry in sampling], device=self._device)
         sampled: Sequence[SampledToken] = ()
         if sampling:
-            logits = self._model.logits(hidden_states[rows])
-            sampled = sample(logits, [entry.request for entry in sampling])
+            rows = [ends[entry.request] - 1 for entry in sampling]
+            is_all = len(rows) == hidden_states.shape[0]
+            ends_of_texts = hidden_states if is_all else hidden_states[torch.tensor(rows, device=self._device)]
+            sampled = sample(self._model.logits(ends_of_texts), [entry.request for entry in sampling])
         return PassResult(
             dict(zip((entry.request for entry in sampling), sampled, strict=True)),
             {

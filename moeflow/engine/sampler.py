@@ -7,6 +7,7 @@ maximum. A row with unusable logits fails alone. Knows nothing of text, of passe
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from moeflow.core.request import Request
 from moeflow.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from moeflow.engine.messages import TokenLogprobs
 from moeflow.engine.random_numbers import uniform
+from moeflow.kernels.largest import largest
 
 NUCLEUS_WIDTH = 1024  # likeliest tokens that top-p looks at before it sorts a whole row: 8x cheaper at V = 49152
 MIN_TEMPERATURE = 1e-6  # below, 1/temperature overflows float32; all mass is on the likeliest token long before
@@ -41,12 +43,12 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
 
     Shapes: logits [R, V] float32, one row a request; not changed.
     """
-    best = logits.max(dim=-1)  # a NaN anywhere in a row makes its maximum NaN
-    token_ids: list[int] = best.indices.tolist()
+    values, indices = largest(logits)  # a NaN anywhere in a row makes its maximum NaN
+    token_ids: list[int] = indices.tolist()
     failed = {
         row: "the model's logits are not finite numbers; float32 may help if the model runs in a smaller type"
-        for row, is_finite in enumerate(torch.isfinite(best.values).tolist())
-        if not is_finite
+        for row, value in enumerate(values.tolist())
+        if not math.isfinite(value)
     }
     shaped = [row for row, request in enumerate(requests) if row not in failed and not _takes_likeliest(request)]
     if shaped:
@@ -120,16 +122,16 @@ def _edit(logits: Tensor, request: Request) -> None:
 
 def _choose(logits: Tensor, requests: list[Request]) -> list[int | None]:
     """Choose from edited logits [R, V]; None where no token is left. Changes the logits."""
-    best = logits.max(dim=-1)
-    chosen: list[int | None] = list(best.indices.tolist())
+    values, indices = largest(logits)
+    chosen: list[int | None] = list(indices.tolist())
     groups: dict[int, list[int]] = defaultdict(list)  # effective top-k -> rows
-    for row, (request, is_finite) in enumerate(zip(requests, torch.isfinite(best.values).tolist(), strict=True)):
-        if not is_finite:
+    for row, (request, value) in enumerate(zip(requests, values.tolist(), strict=True)):
+        if not math.isfinite(value):
             chosen[row] = None
         elif not request.sampling.is_greedy:
             groups[_effective_top_k(request.sampling, logits.shape[-1])].append(row)
 
-    logits -= best.values[:, None]
+    logits -= values[:, None]
     for top_k, rows in groups.items():
         params = [requests[row].sampling for row in rows]
         temperatures = [max(p.temperature, MIN_TEMPERATURE) for p in params]

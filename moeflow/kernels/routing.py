@@ -5,14 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from moeflow.kernels import cpu_small_ops
+
 
 def softmax_topk(router_logits: Tensor, top_k: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
     """Return the `top_k` likeliest experts of each token and their weights, likeliest first.
 
     The softmax runs over all experts in float32; `renormalize` makes the chosen weights sum to 1.
 
+    Which of two equally likely experts is chosen is not said.
+
     Shapes: router_logits [T, E] -> topk_ids [T, K] int64, topk_weights [T, K] float32.
     """
+    if cpu_small_ops.accepts(router_logits):
+        return cpu_small_ops.softmax_topk(router_logits, top_k, renormalize=renormalize)
     probabilities = torch.softmax(router_logits, dim=-1, dtype=torch.float32)
     topk_weights, topk_ids = torch.topk(probabilities, top_k, dim=-1)
     if renormalize:
