@@ -1,0 +1,50 @@
+"""The machine's own speed: that it is measured, and that torch's threads are left as they were."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from moeflow.bench.ceilings import Ceilings, measure_flops, measure_read, torch_threads
+from moeflow.bench.memory import peak_bytes, reset_peak, resident_bytes
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_reading_is_measured(num_threads):
+    assert 1e8 < measure_read(num_threads, buffer_bytes=2**20) < 1e13
+
+
+def test_computing_is_measured_and_threads_stay():
+    before = torch.get_num_threads()
+    assert 1e7 < measure_flops(2, size=64) < 1e14
+    assert torch.get_num_threads() == before
+
+
+def test_threads_come_back_after_an_error():
+    before = torch.get_num_threads()
+
+    def fail() -> None:
+        with torch_threads(before + 1):
+            assert torch.get_num_threads() == before + 1
+            raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        fail()
+    assert torch.get_num_threads() == before
+
+
+def test_ceilings_are_medians():
+    ceilings = Ceilings(1, [1.0, 5.0, 3.0], [2.0, 4.0, 9.0])
+    assert (ceilings.read, ceilings.flops) == (3.0, 4.0)
+
+
+def test_the_peak_starts_over():
+    block = torch.ones(64 * 2**20, dtype=torch.uint8)
+    held = resident_bytes()
+    del block
+    reset_peak()
+    peak = peak_bytes()
+    if peak is not None:  # Linux
+        assert peak < held
+        assert torch.ones(64 * 2**20, dtype=torch.uint8).all()
+        assert (peak_bytes() or 0) >= peak + 48 * 2**20

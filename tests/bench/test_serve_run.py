@@ -1,0 +1,90 @@
+"""`bench serve` from traffic to records, with engines in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psutil
+import pytest
+
+from moeflow.bench.metrics import Served
+from moeflow.bench.serve_run import Progress, Sweep, check_server, result, run_engines, with_policy
+from moeflow.core.errors import ConfigError
+from moeflow.engine.settings import Settings, decide
+from moeflow.workload.poisson import WorkloadSpec
+from tests.tiny_mixtral import write_tiny_mixtral
+
+SPEC = WorkloadSpec(rate=1.0, num_requests=12, max_prompt=20, max_new=10, vocab_size=258)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_mixtral(folder)
+    return decide(Settings(model=str(folder), num_threads=1, max_running=4, max_batch_tokens=32, prefix_caching=False))
+
+
+def collect(results: list, requests: list) -> Progress:
+    return Progress(lambda done, total: None, lambda what: None, lambda: requests.append(1), results.append)
+
+
+def test_a_sweep_makes_each_rate_its_own_traffic_and_each_repetition_another():
+    sweep = Sweep(SPEC, (2.0, 8.0), 3)
+    assert sweep.num_runs == 6
+    assert (sweep.at(8.0, 0).rate, sweep.at(8.0, 0).seed, sweep.at(8.0, 2).seed) == (8.0, 0, 2)
+    assert sweep.warm_up().seed not in {sweep.at(2.0, n).seed for n in range(3)}
+
+
+def test_the_static_policy_prefills_a_whole_batch_in_one_pass(config):
+    static = with_policy(config, "static", max_prompt=20, batch_timeout_s=0.5).scheduler
+    assert (static.policy, static.batch_timeout_s, static.max_batch_tokens) == ("static", 0.5, 80)
+    ours = with_policy(config, "continuous", max_prompt=20, batch_timeout_s=0.5).scheduler
+    assert (ours.policy, ours.max_batch_tokens) == ("continuous", 32)
+
+
+def test_a_result_holds_the_traffic_the_figures_and_each_request():
+    served = [
+        Served(at_s=0.0, first_s=0.5, end_s=1.25, num_prompt=8, num_new=2),
+        Served(at_s=0.5, first_s=None, end_s=2.0, num_prompt=9, num_new=0, error="refused"),
+    ]
+    fields = result(SPEC, served)
+    assert fields["rate"] == 1.0
+    assert fields["workload"]["num_requests"] == 12
+    assert fields["errors"] == {"refused": 1}
+    assert fields["summary"]["num_failed"] == 1
+    assert fields["requests"] == {
+        "at_s": [0.0, 0.5],
+        "prompt": [8, 9],
+        "new": [2, 0],
+        "first_s": [0.5, None],
+        "latency_s": [1.25, None],
+    }
+
+
+def test_requests_beyond_the_context_are_refused_before_anything_starts(config):
+    spec = WorkloadSpec(rate=1.0, num_requests=2, max_prompt=500, max_new=100, vocab_size=258)
+    with pytest.raises(ConfigError, match=r"up to 600 tokens .* allows 512: lower --max-prompt"):
+        asyncio.run(run_engines([config], Sweep(spec, (1.0,), 1), collect([], [])))
+    with pytest.raises(ConfigError, match="allows 512"):
+        check_server(spec, 512)
+    check_server(spec, None)
+
+
+@pytest.mark.slow
+def test_both_policies_complete_the_same_requests_and_leave_no_process(config):
+    before = set(psutil.Process().children(recursive=True))
+    results, requests = [], []
+    configs = [with_policy(config, policy, max_prompt=20, batch_timeout_s=0.01) for policy in ("continuous", "static")]
+    asyncio.run(run_engines(configs, Sweep(SPEC, (50.0, 200.0), 1), collect(results, requests)))
+    assert [(each["system"], each["rate"]) for each in results] == [
+        ("continuous", 50.0),
+        ("continuous", 200.0),
+        ("static", 50.0),
+        ("static", 200.0),
+    ]
+    assert len(requests) == 4 * 12
+    for each in results:
+        assert each["summary"]["num_failed"] == 0
+        assert each["requests"]["new"] == results[0]["requests"]["new"]
+        assert 0 < each["summary"]["first_token_min_s"] <= each["summary"]["latency_max_s"]
+    assert not set(psutil.Process().children(recursive=True)) - before
