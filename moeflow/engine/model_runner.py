@@ -20,7 +20,7 @@ from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.core.request import Request
 from moeflow.engine.messages import ModelInfo, TokenLogprobs
 from moeflow.engine.sampler import SampledToken, prompt_logprobs, sample
-from moeflow.kernels.attention import AttentionMetadata
+from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.decoder import CausalLM
 from moeflow.memory.kv_storage import KVStorage

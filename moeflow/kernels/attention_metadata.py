@@ -2,17 +2,26 @@
 
 Built once per pass; index tensors and masks are made when a layer first asks and serve all layers. Knows block
 numbers and positions, not who owns the blocks.
+
+A *tree mask* lets tokens of one sequence be alternatives to each other: bit i of a token's mask says whether it sees
+position stop - 64 + i, where stop is one past the sequence's last position in this pass. It sees all positions
+before those 64, and none beyond itself; so a mask of all ones (-1) is plainly causal. Of what it sees, a sliding
+window leaves the last ones: neighbours on a branch count as neighbours, wherever they are stored. A token must see
+at least one position.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
+
+TREE_POSITIONS = 64  # bits of a tree mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +39,7 @@ class PrefillChunk:
     """Several tokens of one sequence."""
 
     tokens: slice  # in the pass
-    blocks: Tensor | None  # [n] int64; None: the chunk is all there is of its sequence
+    blocks: Tensor  # [n] int64
     length: int  # positions gathered
     mask: Tensor | None  # [tokens, length], added to the scores; None: plainly causal
 
@@ -75,7 +84,9 @@ class AttentionMetadata:
     slots: Tensor  # [T] int64: block * block_size + offset, where each token's K and V go
     spans: tuple[_Span, ...]
     block_size: int
+    tree_masks: Tensor | None = None  # [T] int64; None: plainly causal
     _plans: dict[tuple[int | None, torch.dtype], AttentionPlan] = field(default_factory=dict)
+    _table: array[int] | None = None
 
     @classmethod
     def build(
@@ -86,11 +97,13 @@ class AttentionMetadata:
         block_ids: Sequence[Sequence[int]],
         block_size: int,
         device: torch.device | str,
+        tree_masks: Tensor | None = None,
     ) -> AttentionMetadata:
         """Describe a pass, one item a sequence, in the order in which their tokens are concatenated.
 
         starts[i] is the position of sequence i's first token in this pass, num_tokens[i] how many it has (at least
-        1), block_ids[i] the blocks that hold its positions [0, starts[i] + num_tokens[i]).
+        1), block_ids[i] the blocks that hold its positions [0, starts[i] + num_tokens[i]). tree_masks [T] int64 holds
+        a tree mask for each token (see above), on `device`.
         """
         spans: list[_Span] = []
         slots: list[int] = []
@@ -99,7 +112,25 @@ class AttentionMetadata:
             assert len(blocks) * block_size >= start + count, "blocks must cover the sequence"
             spans.append(_Span(len(slots), start, count, blocks))
             slots += [blocks[p // block_size] * block_size + p % block_size for p in range(start, start + count)]
-        return cls(torch.tensor(slots, dtype=torch.int64, device=device), tuple(spans), block_size)
+        assert tree_masks is None or (tree_masks.shape == (len(slots),) and tree_masks.dtype == torch.int64)
+        return cls(torch.tensor(slots, dtype=torch.int64, device=device), tuple(spans), block_size, tree_masks)
+
+    @property
+    def table(self) -> array[int]:
+        """The pass as one array of int32, for kernels.
+
+        For all sequences one after another: first token in the pass, start, number of tokens, and where in the rest of
+        the array its block numbers begin; then all block numbers.
+        """
+        if self._table is None:
+            table = array("i", [span.first_token for span in self.spans])
+            table.extend([span.start for span in self.spans])
+            table.extend([span.num_tokens for span in self.spans])
+            table.extend([0, *accumulate(len(span.block_ids) for span in self.spans[:-1])])
+            for span in self.spans:
+                table.extend(span.block_ids)
+            self._table = table
+        return self._table
 
     def plan(self, sliding_window: int | None, dtype: torch.dtype) -> AttentionPlan:
         """Return the attention calls of a layer with this window and this dtype of q."""
@@ -112,7 +143,7 @@ class AttentionMetadata:
         buckets: dict[int, list[_Span]] = defaultdict(list)
         chunks = []
         for span in self.spans:
-            if span.num_tokens > 1:
+            if span.num_tokens > 1 or self.tree_masks is not None:
                 chunks.append(self._make_chunk(span, sliding_window, dtype))
             else:
                 num_blocks = len(span.visible_blocks(sliding_window, self.block_size)[0])
@@ -122,16 +153,19 @@ class AttentionMetadata:
 
     def _make_chunk(self, span: _Span, sliding_window: int | None, dtype: torch.dtype) -> PrefillChunk:
         tokens = slice(span.first_token, span.first_token + span.num_tokens)
-        if span.start == 0 and (sliding_window is None or span.num_tokens <= sliding_window):
-            return PrefillChunk(tokens, None, span.num_tokens, None)
-        block_ids, first = span.visible_blocks(sliding_window, self.block_size)
-        device = self.slots.device
-        queries = torch.arange(span.start, span.stop, device=device).unsqueeze(1)
-        keys = torch.arange(first, span.stop, device=device).unsqueeze(0)
+        is_plain = self.tree_masks is None
+        block_ids, first = span.visible_blocks(sliding_window if is_plain else None, self.block_size)
+        blocks = torch.tensor(block_ids, dtype=torch.int64, device=self.slots.device)
+        if is_plain and span.start == 0 and (sliding_window is None or span.num_tokens <= sliding_window):
+            return PrefillChunk(tokens, blocks, span.stop, None)
+        queries = torch.arange(span.start, span.stop, device=self.slots.device).unsqueeze(1)
+        keys = torch.arange(first, span.stop, device=self.slots.device).unsqueeze(0)
         seen = keys <= queries
+        if self.tree_masks is not None:
+            bits = keys - (span.stop - TREE_POSITIONS)
+            seen &= (bits < 0) | (self.tree_masks[tokens].unsqueeze(1) >> bits.clamp(min=0) & 1).bool()
         if sliding_window is not None:
-            seen &= keys > queries - sliding_window
-        blocks = torch.tensor(block_ids, dtype=torch.int64, device=device)
+            seen &= seen.flip(1).cumsum(1).flip(1) <= sliding_window
         return PrefillChunk(tokens, blocks, span.stop - first, _additive(seen, dtype))
 
     def _make_group(self, spans: list[_Span], sliding_window: int | None, dtype: torch.dtype) -> DecodeGroup:

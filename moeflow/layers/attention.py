@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from moeflow.core.model_config import ModelConfig
-from moeflow.kernels.attention import paged_attention
+from moeflow.kernels.attention import attend, write_kv
 from moeflow.kernels.rotary import apply_rotary
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.linear import Linear
@@ -69,7 +69,8 @@ class Attention(nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: ForwardContext) -> Tensor:
         """Store k and v, attend, and return [T, Q * D]."""
         blocks = context.kv.layer(self.layer_idx)
-        return paged_attention(q, k, v, blocks, context.attention, sliding_window=self.sliding_window)
+        write_kv(k, v, blocks, context.attention)
+        return attend(q, blocks, context.attention, sliding_window=self.sliding_window)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
         """Yield (checkpoint name, destination)."""

@@ -6,17 +6,15 @@ Which request holds which block is not known here; a block number is all this sh
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from moeflow.core.errors import CapacityError
 from moeflow.core.units import format_bytes
+from moeflow.kernels.kv_blocks import KVBlocks, kv_block_bytes
+from moeflow.kernels.lazy_memory import allocate_lazily
 
 
 class KVStorage:
-    """K and V of all layers, in blocks of `block_size` tokens.
-
-    A token's K and V lie side by side, so that one gather over blocks brings both.
-    """
+    """K and V of all layers, in blocks of `block_size` tokens."""
 
     def __init__(
         self,
@@ -29,23 +27,29 @@ class KVStorage:
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
-        """Allocate zeroed storage (masked positions are multiplied by zero, so they must be finite).
+        """Allocate zeroed storage; in main memory, what is not written yet takes no room.
+
+        `dtype` is float32, bfloat16, or int8: that is with a scale for each token and head.
 
         Raises: CapacityError if the device lacks the memory.
         """
-        shape = (num_layers, num_blocks, block_size, 2, num_kv_heads, head_dim)
-        try:
-            storage = torch.zeros(shape, dtype=dtype, device=device)
-        except RuntimeError as error:
-            need = format_bytes(torch.Size(shape).numel() * dtype.itemsize)
-            raise CapacityError(
-                f"The KV cache needs {need} on {device}, which cannot be allocated; make the KV cache smaller"
-            ) from error
+        shape = {"num_kv_heads": num_kv_heads, "block_size": block_size, "head_dim": head_dim}
+        layer_bytes = num_blocks * kv_block_bytes(dtype, **shape)
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.num_bytes = storage.nbytes
-        self._layers = storage.unbind(0)
+        self.num_bytes = num_layers * layer_bytes
+        try:
+            if torch.device(device).type == "cpu":
+                storage = allocate_lazily(self.num_bytes)
+            else:
+                storage = torch.zeros(self.num_bytes, dtype=torch.uint8, device=device)
+        except (RuntimeError, MemoryError) as error:
+            raise CapacityError(
+                f"The KV cache needs {format_bytes(self.num_bytes)} on {device}, which cannot be allocated; "
+                "make the KV cache smaller"
+            ) from error
+        self._layers = [KVBlocks(layer, dtype, **shape) for layer in storage.view(num_layers, -1)]
 
-    def layer(self, layer_idx: int) -> Tensor:
-        """Return one layer's blocks: [B, block_size, 2, KV, D], K at index 0 and V at 1."""
+    def layer(self, layer_idx: int) -> KVBlocks:
+        """Return one layer's blocks."""
         return self._layers[layer_idx]

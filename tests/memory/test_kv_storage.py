@@ -10,14 +10,15 @@ def _storage(**changes):
     return KVStorage(**(shape | {"dtype": torch.bfloat16, "device": "cpu"} | changes))
 
 
-def test_layers_are_apart_and_zeroed():
-    storage = _storage()
-    assert storage.num_bytes == 3 * 5 * 4 * 2 * 2 * 8 * 2
-    storage.layer(1).fill_(1.0)
-    for layer_idx, want in ((0, 0.0), (1, 1.0), (2, 0.0)):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_layers_are_apart_and_zeroed(dtype):
+    storage = _storage(dtype=dtype)
+    assert storage.num_bytes == 3 * 5 * 4 * 2 * 2 * (8 * dtype.itemsize + (4 if dtype == torch.int8 else 0))
+    storage.layer(1).storage.fill_(1)
+    for layer_idx, want in ((0, 0), (1, 1), (2, 0)):
         blocks = storage.layer(layer_idx)
-        assert blocks.shape == (5, 4, 2, 2, 8)
-        assert (blocks == want).all()
+        assert blocks.keys.shape == blocks.values.shape == (5, 2, 4, 8)
+        assert (blocks.storage == want).all()
 
 
 def test_what_does_not_fit_says_how_much_it_needs():

@@ -1,0 +1,91 @@
+"""One layer's keys and values of past tokens: fixed blocks, stored so that kernels read them in a row.
+
+Within a block lies a cell for each KV head (csrc/kv_cache.h): keys transposed [D, block_size], then values
+[block_size, D], then for int8 a float scale for each token's key and each token's value. What is here in plain torch
+runs on any device.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+try:
+    import moeflow.kernels._cpu as _cpu
+except ImportError:
+    _cpu = None
+
+KV_DTYPES: Final = (torch.float32, torch.bfloat16, torch.int8)
+_FORMAT_CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_LANES = 16  # positions that the kernels take together: they want whole blocks of them
+_DIM_STEP = 8  # dimensions likewise
+_TINY = 1e-30  # keys and values below this become zero as int8
+
+
+class KVBlocks:
+    """The blocks of one layer."""
+
+    __slots__ = ("block_size", "dtype", "handle", "head_dim", "key_scales", "keys", "storage", "value_scales", "values")
+
+    def __init__(
+        self, storage: Tensor, dtype: torch.dtype, *, num_kv_heads: int, block_size: int, head_dim: int
+    ) -> None:
+        """View storage [num_blocks * kv_block_bytes(...)] uint8 as blocks."""
+        cell_bytes = _cell_bytes(dtype, block_size, head_dim)
+        cells = storage.view(-1, num_kv_heads, cell_bytes)
+        half = block_size * head_dim * dtype.itemsize
+        self.storage = storage
+        self.dtype = dtype
+        self.block_size = block_size
+        self.head_dim = head_dim
+        # As one thinks of them: [B, KV, block_size, D].
+        keys, values = (cells[..., start : start + half].view(dtype) for start in (0, half))
+        self.keys = keys.view(*keys.shape[:2], head_dim, block_size).transpose(2, 3)
+        self.values = values.view(*values.shape[:2], block_size, head_dim)
+        self.key_scales: Tensor | None = None  # int8: [B, KV, block_size]
+        self.value_scales: Tensor | None = None
+        if dtype == torch.int8:
+            scales = cells[..., 2 * half :].view(torch.float32)
+            self.key_scales, self.value_scales = scales[..., :block_size], scales[..., block_size:]
+        self.handle: Any = None  # for the kernels of the CPU extension; None: they do not take these blocks
+        if _cpu is not None and storage.device.type == "cpu" and not block_size % _LANES and not head_dim % _DIM_STEP:
+            shape = (cells.shape[0], num_kv_heads, block_size, head_dim)
+            self.handle = _cpu.KVCache(_FORMAT_CODES[dtype], storage.data_ptr(), *shape)
+
+    def write(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store K and V of tokens; slots [T] are block * block_size + offset. Shapes: k and v [T, KV, D]."""
+        blocks, offsets = slots // self.block_size, slots % self.block_size
+        if self.key_scales is not None and self.value_scales is not None:
+            k, key_scales = _quantize(k)
+            v, value_scales = _quantize(v)
+            self.key_scales.transpose(1, 2)[blocks, offsets] = key_scales
+            self.value_scales.transpose(1, 2)[blocks, offsets] = value_scales
+        self.keys.transpose(1, 2)[blocks, offsets] = k.to(self.dtype)
+        self.values.transpose(1, 2)[blocks, offsets] = v.to(self.dtype)
+
+    def read(self, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return K and V of whole blocks, one after another. Shapes: blocks [n] -> [KV, n * block_size, D] each."""
+        keys, values = (half.transpose(0, 1).index_select(1, blocks).to(dtype) for half in (self.keys, self.values))
+        if self.key_scales is not None and self.value_scales is not None:
+            keys *= self.key_scales.transpose(0, 1).index_select(1, blocks).unsqueeze(-1)
+            values *= self.value_scales.transpose(0, 1).index_select(1, blocks).unsqueeze(-1)
+        return keys.flatten(1, 2), values.flatten(1, 2)
+
+
+def kv_block_bytes(dtype: torch.dtype, *, num_kv_heads: int, block_size: int, head_dim: int) -> int:
+    """Bytes of a block of one layer."""
+    return num_kv_heads * _cell_bytes(dtype, block_size, head_dim)
+
+
+def _cell_bytes(dtype: torch.dtype, block_size: int, head_dim: int) -> int:
+    scales = 2 * block_size * torch.float32.itemsize if dtype == torch.int8 else 0
+    return 2 * block_size * head_dim * dtype.itemsize + scales
+
+
+def _quantize(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x [T, KV, D] as whole numbers from -127 to 127, and what they are to be multiplied by [T, KV]."""
+    largest = x.float().abs().amax(-1)
+    inverse = torch.where(largest > _TINY, torch.full_like(largest, 127) / largest, 0.0)
+    return (x.float() * inverse.unsqueeze(-1)).round(), largest / 127

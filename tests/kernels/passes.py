@@ -1,0 +1,97 @@
+"""Made-up passes for attention, and what comes out of them according to a loop over tokens and heads in float64."""
+
+import random
+
+import torch
+
+from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.kv_blocks import KVBlocks, kv_block_bytes
+from moeflow.kernels.lazy_memory import allocate_lazily
+
+
+def make_blocks(num_blocks, *, dtype=torch.float32, block_size=16, num_kv_heads=2, head_dim=8):
+    shape = {"num_kv_heads": num_kv_heads, "block_size": block_size, "head_dim": head_dim}
+    return KVBlocks(allocate_lazily(num_blocks * kv_block_bytes(dtype, **shape)), dtype, **shape)
+
+
+class Pass:
+    """Sequences with random K and V, part of them in the cache already, the rest in this pass."""
+
+    def __init__(
+        self, spans, *, heads=(4, 2), head_dim=8, block_size=4, seed=0, dtype=torch.float32, kv_dtype=None, masks=None
+    ):
+        """Take (start, num_tokens) of each sequence; masks: a list of tree masks, or None, for each."""
+        torch.manual_seed(seed)
+        self.spans = spans
+        self.block_size = block_size
+        self.masks = masks
+        num_heads, num_kv_heads = heads
+        stops = [start + count for start, count in spans]
+        self.keys = [torch.randn(stop, num_kv_heads, head_dim).to(dtype) for stop in stops]
+        self.values = [torch.randn(stop, num_kv_heads, head_dim).to(dtype) for stop in stops]
+        self.queries = [torch.randn(count, num_heads, head_dim).to(dtype) for _, count in spans]
+        needs = [-(-stop // block_size) for stop in stops]
+        ids = list(range(sum(needs) + 3))
+        random.Random(seed).shuffle(ids)
+        self.block_ids = [[ids.pop() for _ in range(need)] for need in needs]
+        self.blocks = make_blocks(
+            sum(needs) + 3,
+            dtype=kv_dtype or dtype,
+            block_size=block_size,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+        )
+
+    def slots(self, i, positions):
+        ids = self.block_ids[i]
+        return torch.tensor(
+            [ids[p // self.block_size] * self.block_size + p % self.block_size for p in positions], dtype=torch.int64
+        )
+
+    def write(self, write):
+        """Put all K and V into the cache: write(k, v, slots)."""
+        for i, (start, count) in enumerate(self.spans):
+            write(self.keys[i], self.values[i], self.slots(i, range(start + count)))
+
+    def metadata(self):
+        masks = None
+        if self.masks is not None:
+            listed = [m or [-1] * count for m, (_, count) in zip(self.masks, self.spans, strict=True)]
+            masks = torch.tensor([m for sequence in listed for m in sequence], dtype=torch.int64)
+        return AttentionMetadata.build(
+            starts=[start for start, _ in self.spans],
+            num_tokens=[count for _, count in self.spans],
+            block_ids=self.block_ids,
+            block_size=self.block_size,
+            device="cpu",
+            tree_masks=masks,
+        )
+
+    def sees(self, i, token, window):
+        """List the positions that a token of sequence i sees."""
+        start, count = self.spans[i]
+        position, tree_begin = start + token, start + count - 64
+        seen = list(range(position + 1))
+        if self.masks is not None and self.masks[i] is not None:
+            mask = self.masks[i][token]
+            seen = [p for p in seen if p < tree_begin or mask >> (p - tree_begin) & 1]
+        return seen if window is None else seen[-window:]
+
+    def expected(self, i, window=None):
+        """Return sequence i's result [n, Q * D], token by token, head by head."""
+        count = self.spans[i][1]
+        num_heads, head_dim = self.queries[i].shape[1:]
+        share = num_heads // self.keys[i].shape[1]
+        out = torch.empty(count, num_heads, head_dim, dtype=torch.float64)
+        for token in range(count):
+            seen = torch.tensor(self.sees(i, token, window))
+            for head in range(num_heads):
+                keys, values = (kv[i][seen, head // share].double() for kv in (self.keys, self.values))
+                scores = keys @ self.queries[i][token, head].double() / head_dim**0.5
+                out[token, head] = scores.softmax(0) @ values
+        return out.flatten(1)
+
+    def check(self, out, window=None, tolerance=1e-5):
+        """Hold a result [T, Q * D] against the loop."""
+        for i, got in enumerate(out.split([count for _, count in self.spans])):
+            torch.testing.assert_close(got.double(), self.expected(i, window), atol=tolerance, rtol=tolerance)
