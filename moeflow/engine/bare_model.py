@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from typing import cast
 
 import torch
 
@@ -20,6 +19,8 @@ from moeflow.engine.machine import measure_machine
 from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.decoder import CausalLM
+from moeflow.layers.mlp import MLP
+from moeflow.layers.moe import MoE
 from moeflow.memory.kv_storage import KVStorage
 from moeflow.models.loading import load_model
 
@@ -72,17 +73,23 @@ def run_sequence(model: CausalLM, token_ids: Sequence[int]) -> torch.Tensor:
 @contextmanager
 def ffn_inputs(model: CausalLM) -> Iterator[list[list[torch.Tensor]]]:
     """Yield a list a layer, to which every pass appends what its feed-forward block gets, [T, H] bf16."""
-    heard: list[list[torch.Tensor]] = [[] for _ in model.layers]
-
-    def keep(inputs: list[torch.Tensor], _block: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
-        inputs.append(arguments[0].to(torch.bfloat16))
-
-    hooks = [
-        layer.mlp.register_forward_pre_hook(partial(keep, inputs))
-        for layer, inputs in zip(model.layers, heard, strict=True)
-    ]
+    listeners = [_Listener(layer.mlp) for layer in model.layers]
+    for layer, listener in zip(model.layers, listeners, strict=True):
+        layer.mlp = cast(MLP, listener)
     try:
-        yield heard
+        yield [listener.heard for listener in listeners]
     finally:
-        for hook in hooks:
-            hook.remove()
+        for layer, listener in zip(model.layers, listeners, strict=True):
+            layer.mlp = listener.block
+
+
+class _Listener:
+    """Stands before a feed-forward block and notes what it gets."""
+
+    def __init__(self, block: MLP | MoE) -> None:
+        self.block = block
+        self.heard: list[torch.Tensor] = []
+
+    def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        self.heard.append(hidden.to(torch.bfloat16))
+        return self.block(hidden, residual)

@@ -16,11 +16,16 @@ _HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _SMALL_WEIGHT = 2**16  # values
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return `x @ weight.T + bias`.
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+    """Return `x @ weight.T + bias + residual`.
 
-    Shapes: x [T, H], weight [N, H], bias [N] -> [T, N]; all of one dtype.
+    Shapes: x [T, H], weight [N, H], bias [N], residual [T, N] -> [T, N]; all of one dtype.
     """
+    out = _product(x, weight, bias)
+    return out if residual is None else out.add_(residual)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if _HAS_ONEDNN and x.dtype == torch.float32 and x.device.type == "cpu" and weight.numel() > _SMALL_WEIGHT:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return y

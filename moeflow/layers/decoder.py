@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
+from collections.abc import Iterable, Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from moeflow.core.model_config import ModelConfig
@@ -18,14 +17,13 @@ from moeflow.layers.placement import Placement
 from moeflow.layers.rotary import RotaryEmbedding
 
 
-class CausalLM(nn.Module):
+class CausalLM:
     """What the model files build. Weights are uninitialised until a loader fills `named_weights`."""
 
     def __init__(self, config: ModelConfig, place: Placement, layers: Iterable[DecoderLayer]) -> None:
-        super().__init__()
         self.config = config
         self.embed_tokens = place.empty(config.vocab_size, config.hidden_size)
-        self.layers = cast(Sequence[DecoderLayer], nn.ModuleList(layers))
+        self.layers = tuple(layers)
         self.norm = RMSNorm(place, config.hidden_size, config.rms_norm_eps)
         self.lm_head = (
             self.embed_tokens if config.tie_word_embeddings else place.empty(config.vocab_size, config.hidden_size)
@@ -33,7 +31,7 @@ class CausalLM(nn.Module):
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, place.device)
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
+    def __call__(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
         """Return the hidden states after the final norm; writes K and V of every token to `context.kv`.
 
         Shapes: token_ids [T] int64 -> [T, H].
@@ -42,12 +40,11 @@ class CausalLM(nn.Module):
         rotary = self.rotary(context.positions, hidden.dtype)
         for layer in self.layers:
             hidden = layer(hidden, rotary, context)
-        out: Tensor = self.norm(hidden)
-        return out
+        return self.norm(hidden)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Shapes: hidden [S, H] from `forward` -> [S, V] float32."""
+        """Shapes: hidden [S, H] from a pass -> [S, V] float32."""
         return linear(hidden, self.lm_head).float()
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.layers.attention import Attention
@@ -16,17 +16,16 @@ from moeflow.layers.placement import Placement
 from moeflow.layers.rotary import RotaryTable
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer:
     """Attention, then feed-forward network, each normalised before and added to what came in."""
 
     def __init__(self, config: ModelConfig, place: Placement, self_attn: Attention, mlp: MLP | MoE) -> None:
-        super().__init__()
         self.self_attn = self_attn
         self.mlp = mlp
         self.input_layernorm = RMSNorm(place, config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(place, config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, hidden: Tensor, rotary: RotaryTable, context: ForwardContext) -> Tensor:
+    def __call__(self, hidden: Tensor, rotary: RotaryTable, context: ForwardContext) -> Tensor:
         """Shapes: hidden [T, H] -> [T, H]."""
         q, k, v = self.pre_attention(hidden, rotary)
         return self.post_attention(hidden, self.attention(q, k, v, context))
@@ -41,9 +40,8 @@ class DecoderLayer(nn.Module):
 
     def post_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Shapes: hidden [T, H] as it came into the layer, attended [T, Q * D] -> [T, H]."""
-        hidden = hidden + self.self_attn.o_proj(attended)
-        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
-        return out
+        hidden = self.self_attn.o_proj(attended, residual=hidden)
+        return self.mlp(self.post_attention_layernorm(hidden), residual=hidden)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
         """Yield (checkpoint name, destination)."""

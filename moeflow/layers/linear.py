@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from moeflow.kernels.linear import linear
 from moeflow.layers.placement import Placement
 
 
-class Linear(nn.Module):
+class Linear:
     """`x @ weight.T + bias`.
 
     `parts` gives the output features of each part under its checkpoint name: {"q_proj": 576, "k_proj": 192, ...}.
@@ -19,15 +19,14 @@ class Linear(nn.Module):
     """
 
     def __init__(self, place: Placement, in_features: int, parts: Mapping[str, int], *, bias: bool = False) -> None:
-        super().__init__()
         self.parts = dict(parts)
         out_features = sum(self.parts.values())
         self.weight = place.empty(out_features, in_features)
         self.bias = place.empty(out_features) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Shapes: x [T, in] -> [T, out], the parts side by side."""
-        return linear(x, self.weight, self.bias)
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return the parts side by side, plus the residual. Shapes: x [T, in], residual [T, out] -> [T, out]."""
+        return linear(x, self.weight, self.bias, residual)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
         """Yield each part's checkpoint name and the rows it is loaded into."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.experts import fused_experts
@@ -30,11 +30,10 @@ class ExpertNames:
     down: str = "down_proj"
 
 
-class MoE(nn.Module):
+class MoE:
     """Routes each token to `top_k` experts and adds up what they return."""
 
     def __init__(self, config: ModelConfig, place: Placement, route: Route, names: ExpertNames) -> None:
-        super().__init__()
         self.config = config
         self.choose = route
         self.names = names
@@ -42,17 +41,18 @@ class MoE(nn.Module):
         self.gate_up = place.empty(config.num_experts, 2 * config.intermediate_size, config.hidden_size)
         self.down = place.empty(config.num_experts, config.hidden_size, config.intermediate_size)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Shapes: hidden [T, H] -> [T, H]."""
-        return self.experts(hidden, *self.route(hidden))
+    def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return the block's result plus the residual. Shapes: hidden and residual [T, H] -> [T, H]."""
+        return self.experts(hidden, *self.route(hidden), residual)
 
     def route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return topk_ids [T, K] int64 and topk_weights [T, K] float32. Shapes: hidden [T, H]."""
         return self.choose(linear(hidden, self.router), self.config)
 
-    def experts(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-        """Return the weighted sum of each token's experts. Shapes: hidden [T, H] -> [T, H]."""
-        return fused_experts(hidden, self.gate_up, self.down, topk_ids, topk_weights)
+    def experts(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return the weighted sum of each token's experts plus the residual. Shapes: hidden [T, H] -> [T, H]."""
+        out = fused_experts(hidden, self.gate_up, self.down, topk_ids, topk_weights)
+        return out if residual is None else out.add_(residual)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
         """Yield (checkpoint name, destination)."""

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from moeflow.kernels.norm import rms_norm
 from moeflow.layers.placement import Placement
 
 
-class RMSNorm(nn.Module):
+class RMSNorm:
     """Normalises over the last dimension."""
 
     def __init__(self, place: Placement, size: int, eps: float) -> None:
-        super().__init__()
         self.weight = place.empty(size)
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """Shapes: x [..., size] -> the same."""
         return rms_norm(x, self.weight, self.eps)

@@ -76,7 +76,7 @@ def _allocate(family: Family, config: ModelConfig, shapes: CausalLM, place: Plac
     try:
         return family.build(config, place)
     except RuntimeError as error:
-        need = format_bytes(sum(weight.nbytes for weight in shapes.parameters()))
+        need = format_bytes(sum(weight.nbytes for _, weight in shapes.named_weights()))
         raise CapacityError(
             f"The weights need {need} on {place.device}, which cannot be allocated; "
             "take a smaller model, or bfloat16 if this is float32"

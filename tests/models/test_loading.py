@@ -4,6 +4,7 @@ import torch
 from moeflow.core.errors import CapacityError, CheckpointError
 from moeflow.models.loading import load_model
 from tests.models.fake_checkpoint import FakeCheckpoint
+from tests.models.parity import held_weights
 
 CPU = torch.device("cpu")
 CONFIG = {
@@ -66,12 +67,12 @@ def test_every_tensor_lands_in_its_place(checkpoint):
 def test_no_weight_is_left_uninitialised(checkpoint):
     model = load(checkpoint)
     loaded = sum(weight.numel() for weight in checkpoint.weights.values())
-    assert sum(weight.numel() for weight in model.parameters()) == loaded
+    assert sum(weight.numel() for weight in held_weights(model)) == loaded
 
 
 def test_weights_are_converted(checkpoint):
     model = load(checkpoint, torch.bfloat16)
-    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+    assert {weight.dtype for weight in held_weights(model)} == {torch.bfloat16}
     assert torch.equal(model.layers[1].mlp.down[2], checkpoint.weights[EXPERT].to(torch.bfloat16))
 
 
