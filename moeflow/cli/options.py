@@ -52,6 +52,13 @@ _ENGINE_OPTIONS = [
         show_default=True,
         help="Number format to compute in.",
     ),
+    click.option(
+        "--kv-dtype",
+        type=click.Choice(["auto", "float32", "bfloat16", "int8"]),
+        default="auto",
+        show_default=True,
+        help="Number format that keys and values are kept in.",
+    ),
     click.option("--device", default="auto", show_default=True, help="Where to compute: cpu, cuda, cuda:1."),
     click.option("--threads", "num_threads", type=click.IntRange(1), help="CPU threads.  [default: all cores]"),
     click.option(
@@ -70,6 +77,7 @@ _ENGINE_OPTIONS = [
 _ENGINE_NAMES = (
     "model",
     "dtype",
+    "kv_dtype",
     "device",
     "num_threads",
     "max_model_len",

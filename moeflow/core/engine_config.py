@@ -29,6 +29,7 @@ class EngineConfig:
     model_path: str
     model_name: str  # as the API calls it
     dtype: str  # "float32" or "bfloat16"
+    kv_dtype: str  # of keys and values: "float32", "bfloat16" or "int8"
     device: str  # a torch device: "cpu", "cuda:0"
     num_threads: int  # CPU threads that torch computes with
     scheduler: SchedulerConfig

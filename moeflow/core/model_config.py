@@ -81,9 +81,9 @@ class ModelConfig:
         table = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
         return self.num_parameters - idle - table
 
-    def kv_bytes_per_token(self, bytes_per_value: int) -> int:
-        """Bytes that one token's K and V take over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_per_value
+    def kv_bytes_per_token(self, bytes_per_value: int, scale_bytes: int = 0) -> int:
+        """Bytes that one token's K and V take over all layers, each head's with a scale if there is one."""
+        return 2 * self.num_layers * self.num_kv_heads * (self.head_dim * bytes_per_value + scale_bytes)
 
 
 class ConfigReader:

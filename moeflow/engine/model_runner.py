@@ -63,7 +63,7 @@ class ModelRunner:
             block_size=self._block_size,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
-            dtype=getattr(torch, config.dtype),
+            dtype=getattr(torch, config.kv_dtype),
             device=self._device,
         )
 

@@ -18,6 +18,7 @@ from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import MIB, format_bytes
 from moeflow.engine.machine import Machine, measure_machine
+from moeflow.kernels import cpu
 from moeflow.models.registry import read_model_config
 
 BLOCK_SIZE = 16
@@ -26,6 +27,7 @@ DEFAULT_MAX_BATCH_TOKENS = 512  # on two CPU cores about a second: the longest t
 KV_SHARE = 0.25  # of what is free once the weights are loaded
 PROCESS_BYTES = 512 * MIB  # Python, torch and the work space of a pass, measured with the built-in model
 DTYPES = ("float32", "bfloat16")
+KV_DTYPES = {"float32": (4, 0), "bfloat16": (2, 0), "int8": (1, 4)}  # bytes of a value, of a head's scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,7 @@ class Settings:
     model: str | None = None  # Hugging Face folder or GGUF file; None: the built-in model
     model_name: str | None = None
     dtype: str = "auto"
+    kv_dtype: str = "auto"
     device: str = "auto"
     num_threads: int | None = None
     max_model_len: int | None = None
@@ -80,11 +83,13 @@ class _Decision:
         weight_bytes = self._check_weights(dtype)
         max_running = _at_least_one("max_running", self.settings.max_running) or DEFAULT_MAX_RUNNING
         max_batch_tokens = _at_least_one("max_batch_tokens", self.settings.max_batch_tokens)
-        num_blocks, max_model_len, kv_bytes = self._kv_cache(dtype, weight_bytes, max_running)
+        kv_dtype = self._kv_dtype(device, dtype, weight_bytes)
+        num_blocks, max_model_len, kv_bytes = self._kv_cache(kv_dtype, weight_bytes, max_running)
         return EngineConfig(
             model_path=str(self.checkpoint.path),
             model_name=self.settings.model_name or self.checkpoint.path.stem,
             dtype=dtype,
+            kv_dtype=kv_dtype,
             device=device,
             num_threads=self._num_threads(),
             scheduler=SchedulerConfig(
@@ -152,9 +157,28 @@ class _Decision:
             )
         return weights
 
-    def _kv_cache(self, dtype: str, weight_bytes: int, max_running: int) -> tuple[int, int, int]:
+    def _kv_dtype(self, device: str, dtype: str, weight_bytes: int) -> str:
+        wish = self.settings.kv_dtype
+        if wish != "auto":
+            if wish not in KV_DTYPES:
+                raise ConfigError(f"kv_dtype {wish!r} is unknown; use one of auto, {', '.join(KV_DTYPES)}")
+            return wish
+        if device != "cpu" or not cpu.is_available():
+            self.reasons.append(("kv_dtype", f"{dtype}: what is computed in"))
+            return dtype
+        budget = self.settings.kv_cache_bytes or int((self.free_bytes - weight_bytes - PROCESS_BYTES) * KV_SHARE)
+        if (self.settings.max_model_len or 0) * self._kv_block_bytes("float32") > budget * BLOCK_SIZE:
+            self.reasons.append(("kv_dtype", "bfloat16: in float32 one request of max_model_len would not fit"))
+            return "bfloat16"
+        self.reasons.append(("kv_dtype", "float32: exact; bfloat16 holds twice the tokens, int8 about four times"))
+        return "float32"
+
+    def _kv_block_bytes(self, kv_dtype: str) -> int:
+        return self.shape.kv_bytes_per_token(*KV_DTYPES[kv_dtype]) * BLOCK_SIZE
+
+    def _kv_cache(self, kv_dtype: str, weight_bytes: int, max_running: int) -> tuple[int, int, int]:
         """Return number of blocks, longest request in tokens, and bytes of the cache."""
-        block_bytes = self.shape.kv_bytes_per_token(_dtype_bytes(dtype)) * BLOCK_SIZE
+        block_bytes = self._kv_block_bytes(kv_dtype)
         left = self.free_bytes - weight_bytes - PROCESS_BYTES
         wish_len = _at_least_one("max_model_len", self.settings.max_model_len)
         if wish_len is not None and wish_len > self.shape.max_position:

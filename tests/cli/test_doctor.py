@@ -32,6 +32,7 @@ CONFIG = EngineConfig(
     model_path="m",
     model_name="m",
     dtype="float32",
+    kv_dtype="float32",
     device="cpu",
     num_threads=2,
     scheduler=SchedulerConfig(num_blocks=64, max_model_len=1024),
@@ -104,7 +105,7 @@ def test_a_model_that_fits_is_described_with_its_limits(model):
         "mixtral, 2 layers, 8 experts, 2 a token, 1 M parameters, 0 M active, 2.0 MiB on disk"
     )
     assert found["fit"].found == "float32 on cpu, 2 threads"
-    assert found["KV cache"].found == "3.0 MiB, 1024 tokens"
+    assert found["KV cache"].found == "3.0 MiB in float32, 1024 tokens"
     assert found["requests"].found == "32 together, 1024 tokens each at most"
     assert found["context"].verdict is Verdict.WARN
     assert "4096" in found["context"].found

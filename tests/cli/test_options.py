@@ -51,6 +51,7 @@ def test_wishes_and_sampling_are_gathered(verb, seen):
     assert seen["wishes"] == {
         "model": "my/model",
         "dtype": "auto",
+        "kv_dtype": "auto",
         "device": "auto",
         "num_threads": 2,
         "max_model_len": None,

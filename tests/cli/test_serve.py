@@ -10,7 +10,7 @@ from moeflow.server.config import ServerConfig
 EVERY_OPTION = """
     --host 0.0.0.0 --port 9 --api-key k --allowed-host a --allowed-host b --max-queue 5 --max-body 1MiB
     --shutdown-deadline 2.5 --model-name m --max-batch-tokens 64 --no-prefix-caching --max-running 4
-    --dtype bfloat16 --device cpu --threads 3 --max-model-len 100 --kv-cache 1GiB
+    --dtype bfloat16 --kv-dtype int8 --device cpu --threads 3 --max-model-len 100 --kv-cache 1GiB
 """
 
 
@@ -44,6 +44,7 @@ def test_every_wish_arrives(served, tmp_path):
         model="my/model",
         model_name="m",
         dtype="bfloat16",
+        kv_dtype="int8",
         device="cpu",
         num_threads=3,
         max_model_len=100,

@@ -69,6 +69,7 @@ def make_engine(**changes) -> tuple[Engine, FakeRunner]:
         model_path="fake",
         model_name="fake",
         dtype="float32",
+        kv_dtype="float32",
         device="cpu",
         num_threads=1,
         scheduler=SchedulerConfig(**values),

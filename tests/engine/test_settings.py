@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.units import GIB, MIB
 from moeflow.engine.machine import Machine, measure_machine
-from moeflow.engine.settings import PROCESS_BYTES, Settings, decide
+from moeflow.engine.settings import KV_DTYPES, PROCESS_BYTES, Settings, decide
+from moeflow.kernels import cpu
+from moeflow.memory.kv_storage import KVStorage
 from tests.tiny_mixtral import write_tiny_mixtral
 
 
@@ -29,7 +32,14 @@ def test_everything_is_decided_with_its_reason(model):
     assert (config.device, config.dtype, config.num_threads) == ("cpu", "float32", 4)
     assert config.scheduler.max_model_len == 512
     assert config.scheduler.num_blocks == 32 * config.scheduler.max_running
-    assert {name for name, _ in config.reasons} == {"device", "dtype", "num_threads", "kv_cache", "max_model_len"}
+    assert {name for name, _ in config.reasons} == {
+        "device",
+        "dtype",
+        "kv_dtype",
+        "num_threads",
+        "kv_cache",
+        "max_model_len",
+    }
 
 
 def test_the_users_word_is_kept(model):
@@ -38,6 +48,7 @@ def test_the_users_word_is_kept(model):
             model=model,
             model_name="mine",
             dtype="bfloat16",
+            kv_dtype="bfloat16",
             device="cpu",
             num_threads=2,
             max_model_len=100,
@@ -49,6 +60,7 @@ def test_the_users_word_is_kept(model):
         machine(),
     )
     assert (config.model_name, config.dtype, config.num_threads) == ("mine", "bfloat16", 2)
+    assert config.kv_dtype == "bfloat16"
     assert (config.scheduler.max_model_len, config.scheduler.max_running) == (100, 3)
     assert config.kv_cache_bytes <= 1 * MIB
     assert config.scheduler.num_blocks == 1 * MIB // (2 * 2 * 2 * 8 * 2 * 16)
@@ -59,6 +71,36 @@ def test_little_memory_means_the_smaller_type_and_a_smaller_cache(model):
     config = decide(Settings(model=model), machine(free=PROCESS_BYTES + MIB // 3))
     assert config.dtype == "bfloat16"
     assert config.scheduler.max_model_len == config.scheduler.num_blocks * config.scheduler.block_size < 512
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_the_cache_is_planned_as_it_is_allocated(model, kv_dtype):
+    config = decide(Settings(model=model, kv_dtype=kv_dtype, kv_cache_bytes=MIB), machine())
+    storage = KVStorage(
+        num_layers=2,
+        num_blocks=config.scheduler.num_blocks,
+        block_size=config.scheduler.block_size,
+        num_kv_heads=2,
+        head_dim=8,
+        dtype=getattr(torch, kv_dtype),
+        device="cpu",
+    )
+    assert storage.num_bytes == config.kv_cache_bytes <= MIB
+
+
+@pytest.mark.parametrize(
+    ("available", "changes", "want"),
+    [
+        (True, {"dtype": "bfloat16"}, "float32"),
+        (False, {"dtype": "bfloat16"}, "bfloat16"),
+        (True, {"max_model_len": 512, "kv_cache_bytes": 100_000}, "bfloat16"),
+        (True, {"max_model_len": 100, "kv_cache_bytes": 100_000}, "float32"),
+        (True, {"kv_cache_bytes": 10_000}, "float32"),
+    ],
+)
+def test_keys_and_values_are_kept_exactly_where_that_costs_nothing(model, monkeypatch, available, changes, want):
+    monkeypatch.setattr(cpu, "is_available", lambda: available)
+    assert decide(Settings(model=model, **changes), machine()).kv_dtype == want
 
 
 @pytest.mark.parametrize(
@@ -80,6 +122,7 @@ def test_what_does_not_fit_says_need_have_and_remedy(model, settings, free, word
     "settings",
     [
         {"dtype": "int3"},
+        {"kv_dtype": "int4"},
         {"device": "abacus"},
         {"device": "cuda"},
         {"num_threads": 0},
