@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <stdexcept>
@@ -20,6 +21,26 @@ using nb::literals::operator""_a;
 
 namespace moeflow {
 namespace {
+
+// Releases the GIL for as long as it lives. At the end of the program Python up to 3.13 ends a thread that asks for
+// the GIL again by unwinding its stack, which functions that are noexcept turn into an abort of the process. Such a
+// thread waits here instead, as later Pythons have it do.
+class WithoutGIL {
+ public:
+  WithoutGIL() : state_(PyEval_SaveThread()) {}
+  ~WithoutGIL() {
+    try {
+      PyEval_RestoreThread(state_);
+    } catch (...) {
+      while (true) pause();
+    }
+  }
+  WithoutGIL(const WithoutGIL&) = delete;
+  WithoutGIL& operator=(const WithoutGIL&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
 
 // Read while the GIL is released, so that another thread may choose anew at the same time.
 std::atomic<const Isa*> current_isa{nullptr};
@@ -58,14 +79,14 @@ void use_isa(const std::string& cap) {
 
 void run_linear(const PackedMatrix& weight, uintptr_t x, int64_t num_rows, int64_t x_stride, uintptr_t bias,
                 uintptr_t residual, uintptr_t out) {
-  nb::gil_scoped_release release;
+  WithoutGIL without_gil;
   linear(isa(), LinearCall{weight.matrix, at<const float>(x), num_rows, x_stride, at<const float>(bias),
                            at<const float>(residual), at<float>(out)});
 }
 
 void run_experts(const PackedExperts& layer, uintptr_t x, int64_t num_tokens, int64_t top_k, uintptr_t topk_ids,
                  uintptr_t topk_weights, uintptr_t residual, uintptr_t out) {
-  nb::gil_scoped_release release;
+  WithoutGIL without_gil;
   experts(isa(), ExpertsCall{layer.gate_up.data(), layer.down.data(), static_cast<int64_t>(layer.gate_up.size()),
                              layer.hidden, layer.width, at<const float>(x), num_tokens, top_k,
                              at<const int64_t>(topk_ids), at<const float>(topk_weights), at<const float>(residual),
@@ -81,7 +102,7 @@ struct BoundKVCache {
 
 void run_write_kv(const BoundKVCache& kv, int64_t num_tokens, uintptr_t slots, uintptr_t k, int64_t k_stride,
                   uintptr_t v, int64_t v_stride) {
-  nb::gil_scoped_release release;
+  WithoutGIL without_gil;
   write_kv(WriteKVCall{kv.cache, num_tokens, at<const int64_t>(slots), at<const float>(k), at<const float>(v),
                        k_stride, v_stride});
 }
@@ -89,7 +110,7 @@ void run_write_kv(const BoundKVCache& kv, int64_t num_tokens, uintptr_t slots, u
 // `sequences` is the address of int32 [4 n + ..]: first tokens, starts, counts, table offsets, block tables.
 void run_attention(const BoundKVCache& kv, uintptr_t q, int64_t q_stride, int64_t num_heads, int64_t num_sequences,
                    uintptr_t sequences, int64_t sliding_window, uintptr_t tree_masks, uintptr_t out) {
-  nb::gil_scoped_release release;
+  WithoutGIL without_gil;
   const int32_t* arrays = at<const int32_t>(sequences);
   const int64_t n = num_sequences;
   attention(isa(), AttentionCall{kv.cache, at<const float>(q), q_stride, num_heads, n, arrays, arrays + n,
@@ -100,14 +121,14 @@ void run_attention(const BoundKVCache& kv, uintptr_t q, int64_t q_stride, int64_
 // ---- small operations ----
 
 void run_rms_norm(uintptr_t x, uintptr_t weight, float eps, int64_t num_rows, int64_t size, uintptr_t out) {
-  nb::gil_scoped_release release;
+  WithoutGIL without_gil;
   rms_norm(isa(), RmsNormCall{at<const float>(x), at<const float>(weight), eps, num_rows, size, at<float>(out)});
 }
 
 void run_attention_input(const BoundKVCache& kv, uintptr_t qkv, int64_t num_tokens, int64_t num_heads, uintptr_t q_norm,
                          uintptr_t k_norm, bool norm_all_heads, float eps, float clip, uintptr_t cos, uintptr_t sin,
                          uintptr_t slots) {
-  nb::gil_scoped_release release;
+  WithoutGIL without_gil;
   attention_input(isa(), AttentionInputCall{kv.cache, at<float>(qkv), num_tokens, num_heads, at<const float>(q_norm),
                                             at<const float>(k_norm), norm_all_heads, eps, clip, at<const float>(cos),
                                             at<const float>(sin), at<const int64_t>(slots)});
@@ -115,13 +136,13 @@ void run_attention_input(const BoundKVCache& kv, uintptr_t qkv, int64_t num_toke
 
 void run_softmax_topk(uintptr_t logits, int64_t num_rows, int64_t num_experts, int64_t top_k, bool renormalize,
                       uintptr_t topk_ids, uintptr_t topk_weights) {
-  nb::gil_scoped_release release;
+  WithoutGIL without_gil;
   softmax_topk(isa(), SoftmaxTopkCall{at<const float>(logits), num_rows, num_experts, top_k, renormalize,
                                       at<int64_t>(topk_ids), at<float>(topk_weights)});
 }
 
 void run_largest(uintptr_t x, int64_t num_rows, int64_t size, uintptr_t values, uintptr_t indices) {
-  nb::gil_scoped_release release;
+  WithoutGIL without_gil;
   largest(isa(), LargestCall{at<const float>(x), num_rows, size, at<float>(values), at<int64_t>(indices)});
 }
 
@@ -131,9 +152,10 @@ void run_largest(uintptr_t x, int64_t num_rows, int64_t size, uintptr_t values, 
 NB_MODULE(_cpu, m) {
   using namespace moeflow;
   m.doc() = "CPU kernels of moeflow; use moeflow.kernels.cpu, which checks what these do not.";
+  nb::set_leak_warnings(false);  // a thread that still computes when the program ends keeps what it uses
   m.def("use_isa", &use_isa, "cap"_a, "Choose the best instruction set up to `cap`; empty: the best there is.");
   m.def("isa_name", [] { return std::string(isa().name); });
-  m.def("set_num_threads", &set_num_threads, "num_threads"_a, nb::call_guard<nb::gil_scoped_release>());
+  m.def("set_num_threads", &set_num_threads, "num_threads"_a, nb::call_guard<WithoutGIL>());
   m.def("num_threads", &num_threads);
   m.def("matrix_bytes", [](int format, int64_t rows, int64_t cols) {
     return matrix_bytes(static_cast<Format>(format), rows, cols);
@@ -163,17 +185,17 @@ NB_MODULE(_cpu, m) {
         pack(static_cast<Format>(format), static_cast<SourceType>(type), at<const void>(source), cols,
              at<const int64_t>(order), num_rows, at<uint8_t>(out));
       },
-      nb::call_guard<nb::gil_scoped_release>());
+      nb::call_guard<WithoutGIL>());
   m.def(
       "pack_blocks",
       [](int format, uintptr_t blocks, int64_t cols, uintptr_t order, int64_t num_rows, uintptr_t out) {
         pack_blocks(static_cast<Format>(format), at<const uint8_t>(blocks), cols, at<const int64_t>(order), num_rows,
                     at<uint8_t>(out));
       },
-      nb::call_guard<nb::gil_scoped_release>());
+      nb::call_guard<WithoutGIL>());
   m.def(
       "unpack", [](const PackedMatrix& matrix, uintptr_t out) { unpack(matrix.matrix, at<float>(out)); },
-      nb::call_guard<nb::gil_scoped_release>());
+      nb::call_guard<WithoutGIL>());
 
   // ---- attention ----
   nb::class_<BoundKVCache>(m, "KVCache")

@@ -1,0 +1,189 @@
+"""The expert layer of the CPU extension, under every instruction set and in every format.
+
+Held against float64 (every rounding accounted for) and against the torch reference `fused_experts`.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moeflow.kernels import cpu
+from moeflow.kernels.experts import fused_experts
+from tests.kernels import cpu_reference as reference
+from tests.kernels.cpu_reference import FORMATS, assert_within
+
+TOKENS = (0, 1, 2, 3, 6, 7, 8, 9, 12, 13)
+SIZES = (  # hidden, width: on, just below and just above bands of 16, groups of 32, tiles of 64
+    (1, 1),
+    (32, 16),
+    (31, 15),
+    (33, 17),
+    (64, 32),
+    (65, 48),
+    (70, 33),
+    (130, 65),
+)
+RELATIVE_ERROR = {"float32": 1e-6, "bfloat16": 1e-2, "int8": 2e-2, "int4": 2e-2}  # of activations in that form
+
+
+def pack(hidden, width, weight_format, num_experts=5):
+    generator = torch.Generator().manual_seed(hidden + width)
+    gate_up = torch.randn(num_experts, 2 * width, hidden, generator=generator) / hidden**0.5 * 2
+    down = torch.randn(num_experts, hidden, width, generator=generator) / width**0.5
+    return cpu.PackedExperts.pack(gate_up, down, weight_format)
+
+
+def route(num_tokens, hidden, top_k, num_experts=5, seed=0):
+    """Return random rows, choices and weights."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(num_tokens, hidden, generator=generator)
+    topk_ids = torch.rand(num_tokens, num_experts, generator=generator).argsort(dim=1)[:, :top_k].contiguous()
+    return x, topk_ids, torch.rand(num_tokens, top_k, generator=generator)
+
+
+def check(packed, routed, isa):
+    assert_within(cpu.experts(routed[0], packed, *routed[1:]), *reference.experts(routed[0], packed, *routed[1:], isa))
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+class TestAgainstFloat64:
+    @pytest.mark.parametrize(("hidden", "width"), SIZES)
+    def test_any_number_of_tokens(self, isa, weight_format, hidden, width):
+        packed = pack(hidden, width, weight_format)
+        for num_tokens in TOKENS:
+            check(packed, route(num_tokens, hidden, 2), isa)
+
+    @pytest.mark.parametrize("top_k", range(1, 9))
+    def test_any_number_of_experts_a_token(self, isa, weight_format, top_k):
+        check(pack(40, 24, weight_format, 9), route(7, 40, top_k, 9), isa)
+
+    @pytest.mark.parametrize("num_tokens", [1, 6, 13, 97])
+    def test_one_expert_takes_all(self, isa, weight_format, num_tokens):
+        x, topk_ids, topk_weights = route(num_tokens, 40, 1)
+        check(pack(40, 24, weight_format), (x, torch.full_like(topk_ids, 3), topk_weights), isa)
+
+    def test_an_only_expert(self, isa, weight_format):
+        check(pack(40, 24, weight_format, 1), route(9, 40, 1, 1), isa)
+
+    def test_most_experts_are_empty_and_one_is_crowded(self, isa, weight_format):
+        x, topk_ids, topk_weights = route(40, 40, 2, 64)
+        topk_ids[:30] = torch.tensor([63, 0])
+        check(pack(40, 24, weight_format, 64), (x, topk_ids, topk_weights), isa)
+
+    def test_an_expert_that_is_listed_twice_counts_twice(self, isa, weight_format):
+        x, topk_ids, topk_weights = route(9, 40, 3)
+        topk_ids[:, 2] = topk_ids[:, 0]
+        check(pack(40, 24, weight_format), (x, topk_ids, topk_weights), isa)
+
+    @pytest.mark.slow
+    def test_thousands_of_tokens(self, isa, weight_format):
+        check(pack(100, 72, weight_format, 8), route(2049, 100, 3, 8), isa)
+
+    @settings(max_examples=10, deadline=None)
+    @given(
+        num_tokens=st.integers(0, 20),
+        hidden=st.integers(1, 140),
+        width=st.integers(1, 100),
+        top_k=st.integers(1, 5),
+        seed=st.integers(0, 99),
+    )
+    def test_shapes_that_hypothesis_makes_up(self, isa, weight_format, num_tokens, hidden, width, top_k, seed):
+        check(pack(hidden, width, weight_format), route(num_tokens, hidden, top_k, seed=seed), isa)
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize(("hidden", "width"), [(64, 32), (70, 33), (256, 100)])
+def test_close_to_the_torch_reference(isa, weight_format, hidden, width):
+    packed = pack(hidden, width, weight_format)
+    x, topk_ids, topk_weights = route(33, hidden, 3)
+    want = fused_experts(x, *packed.unpack(), topk_ids, topk_weights)
+    got = cpu.experts(x, packed, topk_ids, topk_weights)
+    assert (got - want).norm() <= RELATIVE_ERROR[weight_format] * want.norm()
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+class TestSameBits:
+    """What a token's result may not depend on."""
+
+    @pytest.mark.parametrize("num_tokens", [2, 13, 97])
+    def test_alone_and_in_a_batch(self, isa, weight_format, num_tokens):
+        packed = pack(70, 33, weight_format)
+        routed = route(num_tokens, 70, 2)
+        rows = (tuple(part[i : i + 1] for part in routed) for i in range(num_tokens))
+        alone = torch.cat([cpu.experts(x, packed, *chosen) for x, *chosen in rows])
+        assert torch.equal(cpu.experts(routed[0], packed, *routed[1:]), alone)
+
+    def test_in_any_part_of_a_batch(self, isa, weight_format):
+        packed = pack(64, 48, weight_format)
+        routed = route(20, 64, 3)
+        whole = cpu.experts(routed[0], packed, *routed[1:])
+        for first, last in ((0, 7), (5, 6), (3, 20), (19, 20)):
+            x, *chosen = (part[first:last] for part in routed)
+            assert torch.equal(cpu.experts(x, packed, *chosen), whole[first:last])
+
+    def test_in_any_order(self, isa, weight_format):
+        packed = pack(65, 33, weight_format)
+        routed = route(31, 65, 3)
+        shuffle = torch.randperm(31, generator=torch.Generator().manual_seed(1))
+        x, *chosen = (part[shuffle] for part in routed)
+        assert torch.equal(cpu.experts(x, packed, *chosen), cpu.experts(routed[0], packed, *routed[1:])[shuffle])
+
+    def test_in_whatever_order_its_router_lists_the_experts(self, isa, weight_format):
+        packed = pack(40, 24, weight_format)
+        x, topk_ids, topk_weights = route(9, 40, 5)
+        want = cpu.experts(x, packed, topk_ids, topk_weights)
+        for seed in range(3):
+            slots = torch.randperm(5, generator=torch.Generator().manual_seed(seed))
+            got = cpu.experts(x, packed, topk_ids[:, slots].contiguous(), topk_weights[:, slots].contiguous())
+            assert torch.equal(got, want)
+
+    def test_at_any_number_of_threads(self, isa, weight_format):
+        packed = pack(600, 40, weight_format)  # two threads cut the last phase coarser than five
+        routed = route(13, 600, 2)
+        results = []
+        for num_threads in (1, 2, 3, 5):
+            cpu.set_num_threads(num_threads)
+            results.append(cpu.experts(routed[0], packed, *routed[1:]))
+        cpu.set_num_threads(2)
+        assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+class TestValues:
+    def test_the_residual_is_added_to_the_sum(self, isa, weight_format):
+        packed = pack(40, 24, weight_format)
+        x, *chosen = route(9, 40, 2)
+        assert torch.equal(cpu.experts(x, packed, *chosen, residual=x), x + cpu.experts(x, packed, *chosen))
+
+    def test_weights_of_zero_leave_zero(self, isa, weight_format):
+        x, topk_ids, topk_weights = route(9, 40, 2)
+        got = cpu.experts(x, pack(40, 24, weight_format), topk_ids, torch.zeros_like(topk_weights))
+        assert (got == 0).all()
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+    def test_what_is_not_finite_shows_in_its_row_and_nowhere_else(self, isa, weight_format, value):
+        packed = pack(40, 24, weight_format)
+        x, *chosen = route(9, 40, 2)
+        finite = cpu.experts(x, packed, *chosen)
+        x[4, 39] = value
+        got = cpu.experts(x, packed, *chosen)
+        others = [row for row in range(9) if row != 4]
+        assert torch.equal(got[others], finite[others])
+        assert not got[4].isfinite().any()
+
+    @pytest.mark.parametrize("scale", [0.0, 1e-42, 1e-20, 30.0, 1e4])
+    def test_very_small_and_very_large_activations(self, isa, weight_format, scale):
+        """Where silu is 0, where it is the identity, and far beyond what its exp can hold."""
+        x, *chosen = route(9, 40, 2)
+        packed = pack(40, 24, weight_format)
+        want, error = reference.experts(x * scale, packed, *chosen, isa)
+        assert_within(cpu.experts(x * scale, packed, *chosen), want, error + 1e-28)
+
+
+@pytest.mark.parametrize("expert", [-1, 5, 2**40])
+def test_experts_that_are_not_there_are_refused(isa, expert):
+    x, topk_ids, topk_weights = route(9, 40, 2)
+    topk_ids[7, 1] = expert
+    with pytest.raises(IndexError, match="topk_ids names an expert that is not there"):
+        cpu.experts(x, pack(40, 24, "float32"), topk_ids, topk_weights)

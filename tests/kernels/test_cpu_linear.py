@@ -1,0 +1,151 @@
+"""Dense layers of the CPU extension, under every instruction set and in every format, against float64."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moeflow.kernels import cpu
+from tests.kernels import cpu_reference as reference
+from tests.kernels.cpu_reference import FORMATS, assert_within
+
+ROWS = (0, 1, 2, 3, 5, 6, 7, 8, 9, 12, 13)  # tiles hold 2 or 6 rows
+SIZES = (  # outputs, inputs: on, just below and just above bands of 16, groups of 32, tiles of 64
+    (1, 1),
+    (16, 32),
+    (15, 31),
+    (17, 33),
+    (48, 64),
+    (64, 2),
+    (65, 70),
+    (130, 96),
+)
+
+
+def make(rows, outputs, inputs, weight_format, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(outputs, inputs, generator=generator) * 0.1
+    return torch.randn(rows, inputs, generator=generator), cpu.PackedWeight.pack(weight, weight_format)
+
+
+def check(x, weight, isa):
+    assert_within(cpu.linear(x, weight), *reference.linear(x, weight, isa))
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+class TestAgainstFloat64:
+    @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+    def test_any_number_of_rows(self, isa, weight_format, outputs, inputs):
+        for rows in ROWS:
+            check(*make(rows, outputs, inputs, weight_format), isa)
+
+    @pytest.mark.parametrize("rows", [95, 96, 97])
+    def test_rows_around_the_block_that_stays_in_the_cache(self, isa, weight_format, rows):
+        check(*make(rows, 50, 40, weight_format), isa)
+
+    @pytest.mark.slow
+    def test_thousands_of_rows(self, isa, weight_format):
+        check(*make(3001, 200, 300, weight_format), isa)
+
+    @pytest.mark.slow
+    def test_long_sums(self, isa, weight_format):
+        check(*make(7, 40, 10_000, weight_format), isa)
+
+    @settings(max_examples=15, deadline=None)
+    @given(rows=st.integers(0, 30), outputs=st.integers(1, 150), inputs=st.integers(1, 150), seed=st.integers(0, 99))
+    def test_shapes_that_hypothesis_makes_up(self, isa, weight_format, rows, outputs, inputs, seed):
+        check(*make(rows, outputs, inputs, weight_format, seed), isa)
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+class TestSameBits:
+    """What a row's result may not depend on."""
+
+    @pytest.mark.parametrize("rows", [2, 13, 97])
+    def test_alone_and_in_a_batch(self, isa, weight_format, rows):
+        x, weight = make(rows, 70, 45, weight_format)
+        alone = torch.cat([cpu.linear(row.unsqueeze(0), weight) for row in x])
+        assert torch.equal(cpu.linear(x, weight), alone)
+
+    def test_in_any_part_of_a_batch(self, isa, weight_format):
+        x, weight = make(20, 33, 64, weight_format)
+        whole = cpu.linear(x, weight)
+        for first, last in ((0, 7), (5, 6), (3, 20), (19, 20)):
+            assert torch.equal(cpu.linear(x[first:last], weight), whole[first:last])
+
+    def test_in_any_order(self, isa, weight_format):
+        x, weight = make(31, 65, 33, weight_format)
+        shuffle = torch.randperm(31, generator=torch.Generator().manual_seed(1))
+        assert torch.equal(cpu.linear(x[shuffle], weight), cpu.linear(x, weight)[shuffle])
+
+    def test_at_any_number_of_threads(self, isa, weight_format):
+        x, weight = make(13, 200, 40, weight_format)
+        results = []
+        for num_threads in (1, 2, 3, 5):
+            cpu.set_num_threads(num_threads)
+            results.append(cpu.linear(x, weight))
+        cpu.set_num_threads(2)
+        assert all(torch.equal(result, results[0]) for result in results)
+
+    def test_outputs_do_not_depend_on_those_beside_them(self, isa, weight_format):
+        x, weight = make(7, 150, 40, weight_format)
+        order = torch.randperm(150, generator=torch.Generator().manual_seed(1))[:77]
+        some = cpu.PackedWeight.pack(weight.unpack(), "float32", order)
+        every = cpu.PackedWeight.pack(weight.unpack(), "float32")
+        assert torch.equal(cpu.linear(x, some), cpu.linear(x, every)[:, order])
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+class TestValues:
+    def test_bias_and_residual_are_added_to_the_product(self, isa, weight_format):
+        x, weight = make(9, 50, 40, weight_format)
+        bias, residual = torch.randn(50), torch.randn(9, 50)
+        product = cpu.linear(x, weight)
+        assert torch.equal(cpu.linear(x, weight, bias=bias), product + bias)
+        assert torch.equal(cpu.linear(x, weight, residual=residual), product + residual)
+        assert torch.equal(cpu.linear(x, weight, bias, residual), product + bias + residual)
+
+    def test_rows_that_lie_apart(self, isa, weight_format):
+        x, weight = make(9, 50, 40, weight_format)
+        wide = torch.full((9, 100), float("nan"))
+        wide[:, 3:43] = x
+        assert torch.equal(cpu.linear(wide[:, 3:43], weight), cpu.linear(x, weight))
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+    def test_what_is_not_finite_shows_in_its_row_and_nowhere_else(self, isa, weight_format, value):
+        x, weight = make(9, 50, 70, weight_format)
+        finite = cpu.linear(x, weight)
+        x[4, 69] = value
+        got = cpu.linear(x, weight)
+        others = [row for row in range(9) if row != 4]
+        assert torch.equal(got[others], finite[others])
+        touched = weight.unpack()[:, 69] != 0  # a zero times infinity is NaN, too, but need not be seen
+        assert not got[4, touched].isfinite().any()
+
+    @pytest.mark.parametrize("scale", [0.0, 1e-42, 1e-38, 1e-36, 1e-20, 1e30])
+    def test_very_small_and_very_large_rows(self, isa, weight_format, scale):
+        x, weight = make(5, 50, 70, weight_format)
+        x = x * scale
+        want, error = reference.linear(x, weight, isa)
+        assert_within(cpu.linear(x, weight), want, error + 1e-35)
+
+    def test_rows_with_outliers(self, isa, weight_format):
+        x, weight = make(5, 50, 70, weight_format)
+        x[:, ::7] *= 1e4
+        check(x, weight, isa)
+
+    def test_the_largest_magnitudes_do_not_overflow(self, isa, weight_format):
+        signs = torch.randint(0, 2, (40, 64), generator=torch.Generator().manual_seed(0)) * 2.0 - 1
+        weight = cpu.PackedWeight.pack(torch.cat([signs, torch.ones(1, 64), -torch.ones(1, 64)]), weight_format)
+        x = torch.cat([signs[:6], torch.ones(1, 64), -torch.ones(1, 64)])
+        check(x, weight, isa)
+
+
+def test_the_smallest_int8_weights_of_a_file(isa):
+    """Q8_0 blocks are -127..127 as llama.cpp writes them, but a file may hold -128: its product must not saturate."""
+    scale = torch.tensor([0.5], dtype=torch.float16).view(torch.uint8)
+    blocks = torch.cat([scale, torch.full((32,), -128, dtype=torch.int8).view(torch.uint8)]).repeat(3, 2)
+    weight = cpu.PackedWeight.from_blocks(blocks, "int8")
+    assert (weight.unpack() == -64).all()
+    x = torch.stack([torch.full((64,), 127.0), torch.full((64,), -127.0)])
+    assert cpu.linear(x, weight).tolist() == [[-127.0 * 64 * 64] * 3, [127.0 * 64 * 64] * 3]

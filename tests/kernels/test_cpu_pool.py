@@ -1,0 +1,177 @@
+"""The threads of the CPU extension: they do what is asked, end when told, survive forks, exits and each other."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from moeflow.kernels import cpu
+
+pytestmark = pytest.mark.usefixtures("needs_kernels")
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads in /proc")
+
+
+def run_python(script):
+    """Run a script that has `cpu`, `os`, `threading`, `torch`, x, weight and want (their product) in a new process."""
+    preamble = """
+        import os, threading, torch
+        from moeflow.kernels import cpu
+        torch.set_num_threads(1)
+        weight, x = cpu.PackedWeight.pack(torch.randn(200, 64), "int8"), torch.randn(9, 64)
+        cpu.set_num_threads(3)
+        want = cpu.linear(x, weight)
+    """
+    script = textwrap.dedent(preamble) + textwrap.dedent(script)
+    command = [sys.executable, "-W", "ignore", "-c", script]  # Python warns of forks beside threads
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def num_os_threads():
+    return len(os.listdir("/proc/self/task"))
+
+
+def test_the_number_of_threads_is_what_was_set():
+    for count in (1, 4, 2):
+        cpu.set_num_threads(count)
+        assert cpu.num_threads() == count
+
+
+def test_no_threads_are_refused():
+    with pytest.raises(ValueError, match="at least 1 can"):
+        cpu.set_num_threads(0)
+
+
+@needs_proc
+def test_threads_begin_and_end_with_their_number():
+    cpu.set_num_threads(1)
+    before = num_os_threads()
+    cpu.set_num_threads(6)
+    assert num_os_threads() == before + 5
+    cpu.set_num_threads(1)
+    assert num_os_threads() == before
+
+
+def test_idle_threads_sleep():
+    cpu.set_num_threads(4)
+    weight, x = cpu.PackedWeight.pack(torch.randn(200, 64), "float32"), torch.randn(9, 64)
+    cpu.linear(x, weight)
+    before = time.process_time()
+    time.sleep(0.1)
+    assert time.process_time() - before < 0.05  # one thread that spins would take 0.1
+
+
+def test_many_tiny_jobs_at_changing_numbers_of_threads():
+    weight, x = cpu.PackedWeight.pack(torch.randn(40, 33), "int4"), torch.randn(3, 33)
+    want = cpu.linear(x, weight)
+    for count in (1, 2, 3, 8, 2, 5, 1, 2):
+        cpu.set_num_threads(count)
+        for _ in range(20):
+            assert torch.equal(cpu.linear(x, weight), want)
+
+
+@pytest.mark.slow
+def test_thousands_of_tiny_jobs_at_changing_numbers_of_threads():
+    weight, x = cpu.PackedWeight.pack(torch.randn(40, 33), "int4"), torch.randn(3, 33)
+    want = cpu.linear(x, weight)
+    for turn in range(60):
+        cpu.set_num_threads(turn % 4 + 1)
+        for _ in range(50):
+            assert torch.equal(cpu.linear(x, weight), want)
+        if turn % 3 == 0:
+            time.sleep(0.001)  # long enough for the workers to sleep
+
+
+def test_callers_from_several_threads_take_turns():
+    """Two compute different layers, one packs, one changes the number of threads; all at the same time."""
+    source = torch.randn(40, 33)
+    weights = [cpu.PackedWeight.pack(torch.randn(50, 33), name) for name in ("float32", "int8")]
+    x = torch.randn(5, 33)
+    wants = [cpu.linear(x, weight) for weight in weights]
+    wrong = []
+
+    def compute(weight, want):
+        wrong.extend(i for i in range(60) if not torch.equal(cpu.linear(x, weight), want))
+
+    def pack():
+        wrong.extend(i for i in range(30) if not torch.equal(cpu.PackedWeight.pack(source, "float32").unpack(), source))
+
+    def resize():
+        for i in range(20):
+            cpu.set_num_threads(i % 3 + 1)
+
+    threads = [threading.Thread(target=compute, args=pair) for pair in zip(weights, wants, strict=True)]
+    threads += [threading.Thread(target=pack), threading.Thread(target=resize)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_torch_between_the_jobs_changes_nothing():
+    weight, x = cpu.PackedWeight.pack(torch.randn(64, 64), "float32"), torch.randn(9, 64)
+    want = cpu.linear(cpu.linear(x, weight).relu(), weight)
+    for _ in range(50):
+        assert torch.equal(cpu.linear(cpu.linear(x, weight).relu(), weight), want)
+
+
+@pytest.mark.slow
+def test_the_child_of_a_fork_computes_with_threads_of_its_own():
+    run_python(
+        """
+        child = os.fork()
+        assert torch.equal(cpu.linear(x, weight), want)
+        if child == 0:
+            assert cpu.num_threads() == 3
+            cpu.set_num_threads(2)
+            assert torch.equal(cpu.linear(x, weight), want)
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        """
+    )
+
+
+@pytest.mark.slow
+def test_a_fork_while_another_thread_computes():
+    run_python(
+        """
+        is_over = threading.Event()
+
+        def compute():
+            while not is_over.is_set():
+                cpu.linear(x, weight)
+
+        thread = threading.Thread(target=compute)
+        thread.start()
+        for _ in range(30):
+            child = os.fork()
+            if child == 0:
+                os._exit(7 if torch.equal(cpu.linear(x, weight), want) else 8)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        is_over.set()
+        thread.join()
+        """
+    )
+
+
+@pytest.mark.slow
+def test_the_program_may_end_while_a_thread_computes():
+    run_python(
+        """
+        import time
+        def compute():
+            while True:
+                cpu.linear(x, weight)
+
+        threading.Thread(target=compute, daemon=True).start()
+        time.sleep(0.05)
+        """
+    )
