@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from moeflow.kernels import cpu
+from moeflow.kernels.heads import Heads
+from moeflow.kernels.kv_blocks import KVBlocks
 
 if cpu.is_available():
     import moeflow.kernels._cpu as _cpu
@@ -68,3 +70,32 @@ def largest(x: Tensor) -> tuple[Tensor, Tensor]:
     values, indices = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
     _cpu.largest(x.data_ptr(), num_rows, size, values.data_ptr(), indices.data_ptr())
     return values, indices
+
+
+def attention_input(qkv: Tensor, heads: Heads, cos: Tensor, sin: Tensor, blocks: KVBlocks, slots: Tensor) -> Tensor:
+    """Prepare queries, keys and values, store K and V, and return the queries, which stay where they are.
+
+    Shapes: qkv [T, (Q + 2 KV) * D], overwritten; cos and sin [T, 1, D]; slots [T] int64 -> [T, Q, D].
+    """
+    num_heads, head_dim = heads.num_heads, heads.head_dim
+    num_tokens, row = qkv.shape
+    if row != (num_heads + 2 * heads.num_kv_heads) * head_dim or head_dim != blocks.head_dim:
+        raise ValueError(f"rows of {row} values and blocks for heads of {blocks.head_dim} do not fit {heads}")
+    if cos.dtype is not torch.float32 or cos.numel() != num_tokens * head_dim or slots.shape[0] != num_tokens:
+        raise ValueError(f"{list(cos.shape)} {cos.dtype} and {slots.shape[0]} slots are not for {num_tokens} tokens")
+    q_norm, k_norm = heads.q_norm, heads.k_norm
+    _cpu.attention_input(
+        blocks.handle,
+        qkv.data_ptr(),
+        num_tokens,
+        num_heads,
+        0 if q_norm is None else q_norm.data_ptr(),
+        0 if k_norm is None else k_norm.data_ptr(),
+        heads.norms_all_heads,
+        heads.eps,
+        heads.clip or 0.0,
+        cos.data_ptr(),
+        sin.data_ptr(),
+        slots.data_ptr(),
+    )
+    return qkv.as_strided((num_tokens, num_heads, head_dim), (row, head_dim, 1))

@@ -27,16 +27,16 @@ class DecoderLayer:
 
     def __call__(self, hidden: Tensor, rotary: RotaryTable, context: ForwardContext) -> Tensor:
         """Shapes: hidden [T, H] -> [T, H]."""
-        q, k, v = self.pre_attention(hidden, rotary)
-        return self.post_attention(hidden, self.attention(q, k, v, context))
+        attended = self.attention(self.pre_attention(hidden), rotary, context)
+        return self.post_attention(hidden, attended)
 
-    def pre_attention(self, hidden: Tensor, rotary: RotaryTable) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q [T, Q, D], k and v [T, KV, D]. Shapes: hidden [T, H]."""
-        return self.self_attn.project(self.input_layernorm(hidden), rotary)
+    def pre_attention(self, hidden: Tensor) -> Tensor:
+        """Return queries, keys and values side by side. Shapes: hidden [T, H] -> [T, (Q + 2 KV) * D]."""
+        return self.self_attn.qkv_proj(self.input_layernorm(hidden))
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, context: ForwardContext) -> Tensor:
-        """Store k and v in the cache and attend: [T, Q * D]."""
-        return self.self_attn.attend(q, k, v, context)
+    def attention(self, qkv: Tensor, rotary: RotaryTable, context: ForwardContext) -> Tensor:
+        """Store keys and values in the cache and attend; qkv is used up. Shapes: as above -> [T, Q * D]."""
+        return self.self_attn.attend(qkv, rotary, context)
 
     def post_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Shapes: hidden [T, H] as it came into the layer, attended [T, Q * D] -> [T, H]."""

@@ -1,0 +1,25 @@
+"""What a layer's queries, keys and values are, and what happens to them before attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """How a row of the QKV projection is cut into heads: queries, then keys, then values; and how they are prepared."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    q_norm: Tensor | None = None  # [D], or [heads * D] where the norm runs over all heads; None: no norm
+    k_norm: Tensor | None = None
+    eps: float = 0.0  # of the norms
+    clip: float | None = None  # queries, keys and values are cut to [-clip, clip]
+
+    @property
+    def norms_all_heads(self) -> bool:
+        """Whether the norm runs over all heads of a token, not over each by itself."""
+        return self.q_norm is not None and self.q_norm.numel() != self.head_dim
