@@ -86,8 +86,10 @@ class EngineRun:
     def result(self) -> dict[str, Any]:
         """Return what has been measured so far, as the fields of a record."""
         weights = weight_format(self.config)
+        limits = self.config.scheduler
+        per_token = self.config.kv_cache_bytes / (limits.num_blocks * limits.block_size)
         costs = {
-            case: case.cost(self._shape, weight_bits=BITS[weights], kv_bits=BITS[self.config.dtype])
+            case: case.cost(self._shape, weight_bits=BITS[weights], kv_bytes_per_token=per_token)
             for case in self._rates
         }
         kept = ("name", "model_type", "num_parameters", "num_active_parameters", "num_layers", "num_experts", "top_k")
@@ -95,8 +97,9 @@ class EngineRun:
             "model": {name: self._model.get(name) for name in kept},
             "weight_format": weights,
             "dtype": self.config.dtype,
+            "kv_dtype": self.config.kv_dtype,
             "device": self.config.device,
-            "max_batch_tokens": self.config.scheduler.max_batch_tokens,
+            "max_batch_tokens": limits.max_batch_tokens,
             "weight_bytes": int(self._shape.num_parameters * BITS[weights] / 8),
             "kv_cache_bytes": self.config.kv_cache_bytes,
             "load_s": self._load_s,

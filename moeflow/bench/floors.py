@@ -30,13 +30,19 @@ def distinct_experts(num_experts: int, top_k: int, num_tokens: int) -> float:
 
 
 def pass_cost(
-    shape: ModelConfig, *, weight_bits: float, kv_bits: float, num_tokens: int, num_sampled: int, num_seen: int
+    shape: ModelConfig,
+    *,
+    weight_bits: float,
+    kv_bytes_per_token: float,
+    num_tokens: int,
+    num_sampled: int,
+    num_seen: int,
 ) -> PassCost:
     """Return what a pass of `num_tokens` costs.
 
     num_sampled of its tokens choose a next one (only they need logits); num_seen counts, over all its tokens,
-    the positions that attention looks at. Their K and V are counted as read once a token: true of decode; in
-    prefill they are shared within a sequence and negligible beside the weights.
+    the positions that attention looks at. Their K and V (so many bytes over all layers) count as read once a
+    token, which is true of decode; a prefill reads them together, next to nothing beside the weights.
     """
     moe_layers = shape.num_layers - len(shape.dense_layers) if shape.num_experts else 0
     ffn_layers = 0 if shape.num_experts else shape.num_layers
@@ -48,7 +54,7 @@ def pass_cost(
 
     read_experts = moe_layers * expert * distinct_experts(shape.num_experts, shape.top_k, num_tokens)
     read = (attention + router + dense + head + read_experts) * weight_bits / 8
-    read_kv = num_seen * shape.kv_bytes_per_token(1) * kv_bits / 8
+    read_kv = num_seen * kv_bytes_per_token
     per_token = attention + router + dense + moe_layers * expert * shape.top_k
     attend = 4 * shape.num_layers * shape.num_heads * shape.head_dim * num_seen
     return PassCost(read + read_kv, 2.0 * (per_token * num_tokens + head * num_sampled) + attend)

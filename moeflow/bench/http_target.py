@@ -37,7 +37,6 @@ class ServedModel:
     name: str
     vocab_size: int | None
     max_model_len: int | None
-    dtype: str | None
 
 
 def check_address(url: str, *, allow_remote: bool) -> str:
@@ -105,15 +104,10 @@ class HttpTarget:
         card = (await self._read("/v1/models"))["data"][0]
         self._model = str(card["id"])
         try:
-            facts = (await self._read("/stats"))["model"]
-        except (RequestError, ValueError, KeyError):  # another kind of server
+            facts = (await self._read("/stats"))["model"] or {}
+        except (RequestError, ValueError, KeyError, TypeError):  # another kind of server
             facts = {}
-        return ServedModel(
-            self._model,
-            facts.get("vocab_size"),
-            facts.get("max_model_len", card.get("max_model_len")),
-            facts.get("dtype"),
-        )
+        return ServedModel(self._model, facts.get("vocab_size"), facts.get("max_model_len", card.get("max_model_len")))
 
     async def generate(self, request_id: str, arrival: Arrival) -> AsyncGenerator[int, None]:
         """See `replay.Target`. A server's event counts as a token until it tells how many there were in all."""

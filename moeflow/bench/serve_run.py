@@ -24,6 +24,7 @@ from moeflow.workload.poisson import WorkloadSpec, make_arrivals
 NUM_WARM_UP = 4  # requests before the first that counts
 WARM_UP_SEED = -1
 SHUTDOWN_S = 1.0
+SERVERS = "servers, over HTTP"  # in place of a model's name: a server's engine is its own business
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +85,12 @@ async def run_engines(configs: Sequence[EngineConfig], sweep: Sweep, progress: P
                 await engine.shutdown(SHUTDOWN_S)
 
 
-async def run_server(target: HttpTarget, about: dict[str, Any], sweep: Sweep, progress: Progress) -> None:
-    """Measure a server that runs already."""
+async def run_server(target: HttpTarget, name: str, sweep: Sweep, progress: Progress) -> None:
+    """Measure a server that runs already. `name` is the served model's, which tells servers apart."""
     await replay(target, make_arrivals(sweep.warm_up()), lambda: None)
+    about = {"model": SERVERS, "weight_format": None, "device": None, "system": name}
     for repetition in range(sweep.repeats):
-        await _run(target, {**about, "system": "server"}, sweep, repetition, progress)
+        await _run(target, about, sweep, repetition, progress)
 
 
 async def _run(target: Target, about: dict[str, Any], sweep: Sweep, repetition: int, progress: Progress) -> None:
@@ -123,6 +125,7 @@ def describe(config: EngineConfig) -> dict[str, Any]:
     return {
         "weight_format": weight_format(config),
         "dtype": config.dtype,
+        "kv_dtype": config.kv_dtype,
         "device": config.device,
         "max_running": limits.max_running,
         "max_batch_tokens": limits.max_batch_tokens,

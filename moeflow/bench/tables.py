@@ -84,7 +84,8 @@ def serve_tables(records: Sequence[Record]) -> list[Table]:
         if "latency_avg_s" in record["summary"]:
             runs.setdefault(record["rate"], {}).setdefault(record["system"], []).append(record)
     systems = list(dict.fromkeys(record["system"] for record in records))
-    about = f"{records[0]['model']}, weights in {records[0]['weight_format'] or 'unknown'}"
+    weights = records[0]["weight_format"]
+    about = records[0]["model"] + (f", weights in {weights}" if weights else "")
     rate_tables = [
         _rate_table(f"{title}: {about}", key, digits, runs, systems)
         for title, key, digits in (("Requests/s", "requests_per_s", 2), ("Generated tokens/s", "tokens_per_s", 1))

@@ -158,9 +158,8 @@ class Run:
                 raise click.UsageError("the server does not tell its model's vocabulary; give --vocab-size")
             sweep = self._sweep(vocab_size)
             late.check_server(sweep.spec, model.max_model_len)
-            about = {"model": model.name, "weight_format": model.dtype}
             with bar(sweep.num_runs * self._traffic["num_requests"]) as shown:
-                await late.run_server(target, about, sweep, self._progress(shown, None))
+                await late.run_server(target, model.name, sweep, self._progress(shown, None))
 
     def _sweep(self, vocab_size: int) -> Any:
         spec = WorkloadSpec(**self._traffic, rate=self._rates[0], vocab_size=vocab_size)

@@ -31,13 +31,13 @@ HEAD = 100 * 8
 
 
 def cost(shape=SHAPE, **changes):
-    values = {"weight_bits": 16, "kv_bits": 16, "num_tokens": 1, "num_sampled": 1, "num_seen": 10, **changes}
+    values = {"weight_bits": 16, "kv_bytes_per_token": 48, "num_tokens": 1, "num_sampled": 1, "num_seen": 10, **changes}
     return pass_cost(shape, **values)
 
 
 def test_one_token_reads_each_active_weight_once():
     one = cost()
-    kv = 3 * 2 * 4 * 10 * 2  # layers, k and v, their width, positions, bytes
+    kv = 10 * 48
     assert one.num_bytes == pytest.approx(2 * (3 * (ATTENTION + ROUTER + 2 * EXPERT) + HEAD) + kv)
     flops = 2 * (3 * (ATTENTION + ROUTER + 2 * EXPERT) + HEAD) + 4 * 3 * 2 * 4 * 10
     assert one.num_flops == pytest.approx(flops)
@@ -54,7 +54,6 @@ def test_a_huge_batch_reads_all_weights_but_the_table():
 
 def test_bits_count_only_where_they_are():
     assert cost(weight_bits=8.5, num_seen=0).num_bytes == pytest.approx(cost(num_seen=0).num_bytes * 8.5 / 16)
-    assert cost(kv_bits=8, weight_bits=0).num_bytes == pytest.approx(cost(kv_bits=16, weight_bits=0).num_bytes / 2)
 
 
 def test_a_prefill_needs_logits_of_its_last_token_only():

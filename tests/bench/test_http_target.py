@@ -104,12 +104,22 @@ def test_what_is_served():
     async def body(target):
         return await target.model()
 
-    assert run(serve(""), body) == ServedModel("mine", 258, 128, "float32")
+    assert run(serve(""), body) == ServedModel("mine", 258, 128)
 
     def stranger(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, json=MODELS) if request.url.path == "/v1/models" else httpx.Response(404)
 
-    assert run(stranger, body) == ServedModel("mine", None, 64, None)
+    assert run(stranger, body) == ServedModel("mine", None, 64)
+
+
+def test_a_server_that_still_loads_does_not_tell():
+    async def body(target):
+        return await target.model()
+
+    def loading(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=MODELS if request.url.path == "/v1/models" else {"model": None})
+
+    assert run(loading, body) == ServedModel("mine", None, 64)
 
 
 def test_no_server_and_a_refusal_are_errors():

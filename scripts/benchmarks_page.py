@@ -1,0 +1,170 @@
+"""Writes docs/benchmarks.md and its pictures from the records in docs/results/*.jsonl. Measures nothing.
+
+    python scripts/benchmarks_page.py [RESULTS_FOLDER [DOCS_FOLDER]]
+
+The text above the results is benchmarks_page.md beside this file.
+Of records that say the same of the same machine, the newest count.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.fused_experts import table as experts_table  # noqa: E402
+from benchmarks.peers.tables import pair_table, summary_table  # noqa: E402
+from moeflow.bench.plots import plot_latencies, plot_throughput  # noqa: E402
+from moeflow.bench.records import Record, read  # noqa: E402
+from moeflow.bench.tables import Table, engine_table, quality_table, serve_tables, threads_text, versus_table  # noqa: E402
+from moeflow.core.errors import ConfigError  # noqa: E402
+
+NOTHING = """
+## Results
+
+There are no records in `docs/results` yet.
+"""
+
+
+def main(results: Path, docs: Path) -> None:
+    """Write the page."""
+    records = read(sorted(results.glob("*.jsonl")))
+    parts = [Path(__file__).with_suffix(".md").read_text(encoding="utf-8")]
+    for machine, found in group(records, machine_name).items():
+        parts.append(f"\n## {machine}\n")
+        for kind, (heading, write) in SECTIONS.items():
+            chosen = [record for record in found if record["kind"] == kind]
+            if chosen:
+                parts.append(f"\n### {heading}\n\n{write(chosen, docs)}")
+    if not records:
+        parts.append(NOTHING)
+    (docs / "benchmarks.md").write_text("".join(parts), encoding="utf-8")
+
+
+def group(records: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any, list[Record]]:
+    """Split records by a key, in order of first appearance."""
+    groups: dict[Hashable, list[Record]] = {}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
+    return groups
+
+
+def machine_name(record: Record) -> str:
+    """Return the heading of a machine's results."""
+    machine = record["machine"]
+    return f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB"
+
+
+def newest(records: Sequence[Record]) -> Record:
+    """Return the record that was made last."""
+    return max(records, key=lambda record: record["time"])
+
+
+def newest_runs(records: Sequence[Record]) -> list[Record]:
+    """Return, of each system, the records that its newest one's command made at its commit."""
+    chosen: list[Record] = []
+    for found in group(records, lambda r: r["system"]).values():
+        last = newest(found)
+        chosen += [r for r in found if (r["command"], r["commit"]) == (last["command"], last["commit"])]
+    return chosen
+
+
+def traffic(record: Record) -> tuple[Hashable, ...]:
+    """Return what must be the same for records of serving to be compared: what was served, and the traffic's shape."""
+    shape = {name: value for name, value in record["workload"].items() if name not in ("rate", "seed", "vocab_size")}
+    return record["model"], record["weight_format"], record["device"], *shape.items()
+
+
+def origins(records: Iterable[Record]) -> str:
+    """Write where tables come from, each command once."""
+    return "".join(dict.fromkeys(map(origin, records)))
+
+
+def origin(record: Record) -> str:
+    """Write where a table comes from."""
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    with_threads = f", {threads_text(record)}" if record["machine"]["threads"] else ""
+    day = record["time"][:10]
+    command = re.sub(r"(?<=\s)/\S*/(?=\S)", "", record["command"])  # where a file lay is that machine's business
+    return f"\n`{command}`  \n{day}, commit {record['commit']}{with_threads}, {versions}.\n\n"
+
+
+def write_engine(records: list[Record], _docs: Path) -> str:
+    """Write each model and format's newest measurement."""
+    groups = group(records, lambda r: (r["model"]["name"], r["weight_format"], r["device"]))
+    return "".join(engine_table(newest(found)).to_markdown() + origin(newest(found)) for found in groups.values())
+
+
+def write_serve(records: list[Record], docs: Path) -> str:
+    """Write each model and format's newest sweep, with its pictures."""
+    text = ""
+    for number, (key, found) in enumerate(group(records, traffic).items(), 1):
+        run = newest_runs(found)
+        text += "\n".join(table.to_markdown() for table in serve_tables(run)) + origins(run)
+        slug = re.sub(r"[^a-z0-9]+", "-", f"{number} {key[0]} {key[1] or ''}".lower()).strip("-")
+        text += pictures(run, docs, slug)
+    return text
+
+
+def pictures(run: list[Record], docs: Path, slug: str) -> str:
+    """Draw throughput over the arrival rate, and latency over length at each rate."""
+    file = docs / "images" / f"serve-{slug}-throughput.png"
+    plot_throughput({name: found for name, found in group(run, lambda r: r["system"]).items()}, file)
+    text = f"![Throughput over the arrival rate](images/{file.name})\n\n"
+    for rate, at_rate in sorted(group(run, lambda r: r["rate"]).items()):
+        file = docs / "images" / f"serve-{slug}-{rate:g}.png"
+        systems = group(at_rate, lambda r: r["system"])
+        plot_latencies({name: [r["requests"] for r in found] for name, found in systems.items()}, rate, file)
+        text += f"![Latency over length at {rate:g} requests/s](images/{file.name})\n\n"
+    return text
+
+
+def write_quality(records: list[Record], _docs: Path) -> str:
+    """Write one table, a row for each model, format and text."""
+    groups = group(records, lambda r: (r["model"], r["weight_format"], r["text"]))
+    chosen = [newest(found) for found in groups.values()]
+    return quality_table(chosen).to_markdown() + origins(chosen)
+
+
+def write_peers(records: list[Record], _docs: Path) -> str:
+    """Write ours beside the best peer, then each pair."""
+    groups = group(records, lambda r: (r["format"], r["ours"], r["peer"]))
+    chosen = [newest(found) for found in groups.values()]
+    tables: list[Table] = [summary_table(chosen), *map(pair_table, chosen)]
+    return "\n".join(table.to_markdown() for table in tables) + origins(chosen)
+
+
+def write_experts(records: list[Record], _docs: Path) -> str:
+    """Write each format's newest comparison of the expert layer."""
+    groups = group(records, lambda r: r["format"])
+    return "".join(experts_table(newest(found)).to_markdown() + origin(newest(found)) for found in groups.values())
+
+
+def write_versus(records: list[Record], _docs: Path) -> str:
+    """Write each model and type's newest comparison."""
+    groups = group(records, lambda r: (r["model"], r["dtype"]))
+    return "".join(versus_table(newest(found)).to_markdown() + origin(newest(found)) for found in groups.values())
+
+
+SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
+    "engine": ("Engine", write_engine),
+    "peers": ("Other engines", write_peers),
+    "fused_experts": ("Expert layer", write_experts),
+    "engine_vs_transformers": ("transformers' generate", write_versus),
+    "serve": ("Serving", write_serve),
+    "quality": ("Quality", write_quality),
+}
+
+
+if __name__ == "__main__":
+    folders = [Path(argument) for argument in sys.argv[1:]]
+    docs_folder = folders[1] if len(folders) > 1 else ROOT / "docs"
+    try:
+        main(folders[0] if folders else docs_folder / "results", docs_folder)
+    except ConfigError as error:
+        sys.exit(f"error: {error}")

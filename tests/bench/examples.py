@@ -1,0 +1,103 @@
+"""Records as the tools write them, with figures that are easy to reckon with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+HEAD: dict[str, Any] = {
+    "time": "2026-01-31T12:00:00+00:00",
+    "command": "moeflow bench all /home/somebody/models/mine --fast",
+    "seed": 0,
+    "commit": "1a2b3c4",
+    "machine": {"cpu": "Abacus", "cores": 2, "memory_gib": 24, "system": "Linux 6", "threads": 2},
+    "versions": {"python": "3.11.7", "torch": "2.13.0"},
+}
+
+
+def engine_record(**changes: Any) -> dict[str, Any]:
+    return {
+        **HEAD,
+        "kind": "engine",
+        "model": {"name": "mine"},
+        "weight_format": "float32",
+        "dtype": "float32",
+        "device": "cpu",
+        "weight_bytes": 2**30,
+        "kv_cache_bytes": 2**20,
+        "load_s": 1.5,
+        "memory": {"before_bytes": 2**28, "loaded_bytes": 2**30, "peak_bytes": 2**31},
+        "read_bytes_per_s": [1e9, 2e9, 3e9],
+        "fp32_flops_per_s": [6e9],
+        "cases": [
+            {
+                "name": "decode, batch 4",
+                "batch_size": 4,
+                "prompt_len": 32,
+                "new_tokens": 25,
+                "num_tokens": 100,
+                "num_bytes": 1e9,
+                "num_flops": 3e9,
+                "tokens_per_s": [50.0, 40.0, 60.0],
+            }
+        ],
+        "skipped": {"prefill 2048": "too long"},
+        "is_complete": True,
+        **changes,
+    }
+
+
+def serve_record(system: str, *, rate: float, seed: int, requests_per_s: float) -> dict[str, Any]:
+    times = {"avg": 1.5, "min": 0.5, "max": 2.5, "p50": 1.5, "p99": 2.5}
+    return {
+        **HEAD,
+        "kind": "serve",
+        "system": system,
+        "model": "mine",
+        "weight_format": "float32",
+        "device": "cpu",
+        "rate": rate,
+        "workload": {"seed": seed},
+        "summary": {
+            "num_requests": 2,
+            "num_failed": 0,
+            "requests_per_s": requests_per_s,
+            "tokens_per_s": 10 * requests_per_s,
+            **{f"{name}_{key}_s": value for name in ("latency", "first_token") for key, value in times.items()},
+        },
+        "errors": {},
+        "requests": {"prompt": [8, 9], "new": [3, 4], "latency_s": [0.5, 2.5]},
+    }
+
+
+def quality_record() -> dict[str, Any]:
+    return {
+        **HEAD,
+        "kind": "quality",
+        "model": "mine",
+        "text": "bundled",
+        "reference_format": "float32",
+        "weight_format": "int8",
+        "num_tokens": 1000,
+        "reference_perplexity": 10.0,
+        "perplexity": 10.1,
+        "change_percent": 1.0,
+        "change_error_percent": 0.2,
+        "same_likeliest_share": 0.975,
+        "same_greedy_share": 0.8,
+    }
+
+
+def versus_record() -> dict[str, Any]:
+    return {
+        **HEAD,
+        "kind": "engine_vs_transformers",
+        "model": "mine",
+        "dtype": "float32",
+        "cases": [
+            {
+                "name": "decode, batch 1",
+                "tokens_per_s": {"moeflow": [10.0, 20.0, 30.0], "transformers": [10.0, 10.0, 10.0]},
+                "equal_answers": "3/3",
+            }
+        ],
+    }
