@@ -78,10 +78,10 @@ void use_isa(const std::string& cap) {
 }
 
 void run_linear(const PackedMatrix& weight, uintptr_t x, int64_t num_rows, int64_t x_stride, uintptr_t bias,
-                uintptr_t residual, uintptr_t out) {
+                uintptr_t residual, uintptr_t out, uintptr_t norm, float eps) {
   WithoutGIL without_gil;
   linear(isa(), LinearCall{weight.matrix, at<const float>(x), num_rows, x_stride, at<const float>(bias),
-                           at<const float>(residual), at<float>(out)});
+                           at<const float>(residual), at<float>(out), at<const float>(norm), eps});
 }
 
 void run_experts(const PackedExperts& layer, uintptr_t x, int64_t num_tokens, int64_t top_k, uintptr_t topk_ids,
@@ -134,6 +134,16 @@ void run_attention_input(const BoundKVCache& kv, uintptr_t qkv, int64_t num_toke
                                             at<const float>(sin), at<const int64_t>(slots)});
 }
 
+void run_moe_stage(const PackedMatrix& o_proj, const PackedMatrix& router, const PackedExperts& layer, int64_t top_k,
+                   bool renormalize, uintptr_t o_bias, uintptr_t norm, float eps, uintptr_t attended, uintptr_t hidden,
+                   int64_t num_tokens, uintptr_t out) {
+  WithoutGIL without_gil;
+  moe_stage(isa(), MoEStageCall{o_proj.matrix, router.matrix, layer.gate_up.data(), layer.down.data(),
+                                static_cast<int64_t>(layer.gate_up.size()), layer.width, top_k, renormalize,
+                                at<const float>(o_bias), at<const float>(norm), eps, at<const float>(attended),
+                                at<const float>(hidden), num_tokens, at<float>(out)});
+}
+
 void run_softmax_topk(uintptr_t logits, int64_t num_rows, int64_t num_experts, int64_t top_k, bool renormalize,
                       uintptr_t topk_ids, uintptr_t topk_weights) {
   WithoutGIL without_gil;
@@ -177,7 +187,8 @@ NB_MODULE(_cpu, m) {
         new (self) PackedExperts(std::move(experts));
       });
 
-  m.def("linear", &run_linear);
+  m.def("linear", &run_linear, "weight"_a, "x"_a, "num_rows"_a, "x_stride"_a, "bias"_a, "residual"_a, "out"_a,
+        "norm"_a = 0, "eps"_a = 0.0f);
   m.def("experts", &run_experts);
   m.def(
       "pack",
@@ -213,4 +224,5 @@ NB_MODULE(_cpu, m) {
   m.def("attention_input", &run_attention_input);
   m.def("softmax_topk", &run_softmax_topk);
   m.def("largest", &run_largest);
+  m.def("moe_stage", &run_moe_stage);
 }

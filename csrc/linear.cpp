@@ -1,5 +1,6 @@
 // A dense layer: the rows of x are prepared once, then each thread takes bands of outputs and multiplies a
-// band with every row while it is in the cache.
+// band with every row while it is in the cache. A few rows are prepared where the caller is, which saves a barrier;
+// a product that is small altogether, such as a router's, is computed there too.
 #include "ops.h"
 #include "pool.h"
 #include "workspace.h"
@@ -8,6 +9,8 @@ namespace moeflow {
 namespace {
 
 constexpr int64_t kRowBlock = 96;  // rows whose activations stay in L2 beside the bands
+constexpr int64_t kFewRows = 4;
+constexpr int64_t kSmallProduct = 65536;  // bytes of weights times rows: some microseconds
 
 struct LinearJob {
   const Isa& isa;
@@ -15,7 +18,21 @@ struct LinearJob {
   Activation kind;
   int64_t row_bytes;
   uint8_t* prepared;  // [num_rows, row_bytes]
+  float* normed;      // a row for each thread, if there is a norm
+  bool is_prepared;
 };
+
+void prepare(const LinearJob& job, int64_t row, int thread_idx) {
+  const LinearCall& call = job.call;
+  const int64_t cols = call.weight.cols;
+  const float* x = call.x + row * call.x_stride;
+  if (call.norm != nullptr) {
+    float* const normed = job.normed + thread_idx * padded_cols(cols);
+    job.isa.scale_row(x, job.isa.inverse_rms(x, cols, call.eps), call.norm, cols, normed);
+    x = normed;
+  }
+  job.isa.prepare_row(job.kind, x, cols, job.prepared + row * job.row_bytes);
+}
 
 void write_tile(const LinearCall& call, const float* tile_out, int64_t row, int num_rows, int64_t col, int64_t num_cols) {
   const int64_t n = call.weight.rows;
@@ -48,13 +65,13 @@ void multiply(const LinearJob& job, int64_t first_band, int64_t first_row, int64
   }
 }
 
-void run(void* context, Team& team, int) {
+void run(void* context, Team& team, int thread_idx) {
   const LinearJob& job = *static_cast<const LinearJob*>(context);
   const LinearCall& call = job.call;
-  for (int64_t row; (row = team.counter(0).take()) < call.num_rows;) {
-    job.isa.prepare_row(job.kind, call.x + row * call.x_stride, call.weight.cols, job.prepared + row * job.row_bytes);
+  if (!job.is_prepared) {
+    for (int64_t row; (row = team.counter(0).take()) < call.num_rows;) prepare(job, row, thread_idx);
+    team.barrier();
   }
-  team.barrier();
   const int64_t groups = (num_bands(call.weight.rows) + kMaxTileBands - 1) / kMaxTileBands;
   const int64_t blocks = (call.num_rows + kRowBlock - 1) / kRowBlock;
   for (int64_t item; (item = team.counter(1).take()) < groups * blocks;) {
@@ -70,10 +87,22 @@ void linear(const Isa& isa, const LinearCall& call) {
   if (call.num_rows == 0) return;
   const Activation kind = isa.activation(call.weight.format);
   const int64_t row_bytes = activation_bytes(kind, call.weight.cols);
+  const int64_t bytes = band_bytes(call.weight.format, call.weight.cols) * num_bands(call.weight.rows) * call.num_rows;
+  const bool is_small = bytes <= kSmallProduct;
   WorkspaceLock workspace;
-  workspace->begin(call.num_rows * row_bytes);
-  LinearJob job{isa, call, kind, row_bytes, workspace->take<uint8_t>(call.num_rows * row_bytes)};
-  run_on_pool(run, &job);
+  const int64_t normed = call.norm == nullptr ? 0 : num_threads() * padded_cols(call.weight.cols);
+  workspace->begin(Workspace::padded<uint8_t>(call.num_rows * row_bytes) + Workspace::padded<float>(normed));
+  LinearJob job{isa, call, kind, row_bytes, workspace->take<uint8_t>(call.num_rows * row_bytes),
+                workspace->take<float>(normed), is_small || call.num_rows <= kFewRows};
+  if (job.is_prepared) {
+    for (int64_t row = 0; row < call.num_rows; ++row) prepare(job, row, 0);
+  }
+  if (is_small) {
+    Team alone;
+    run(&job, alone, 0);
+  } else {
+    run_on_pool(run, &job);
+  }
 }
 
 }  // namespace moeflow

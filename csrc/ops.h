@@ -8,7 +8,7 @@
 
 namespace moeflow {
 
-// out[r, n] = x[r, k] @ weight.T (+ bias[n]) (+ residual[r, n]). `residual` may be `out` itself.
+// out[r, n] = norm(x)[r, k] @ weight.T (+ bias[n]) (+ residual[r, n]). `residual` may be `out` itself.
 struct LinearCall {
   Matrix weight;  // [n, k]
   const float* x;
@@ -17,6 +17,8 @@ struct LinearCall {
   const float* bias;      // or null
   const float* residual;  // or null
   float* out;             // rows n apart
+  const float* norm = nullptr;  // weights [k] of a norm that x goes through first (see RmsNormCall), or null
+  float eps = 0;                // of the norm
 };
 void linear(const Isa& isa, const LinearCall& call);
 
@@ -93,6 +95,25 @@ struct AttentionInputCall {
   const int64_t* slots;     // [num_tokens]: block * block_size + offset
 };
 void attention_input(const Isa& isa, const AttentionInputCall& call);
+
+// What follows attention in a layer of experts, in one call: out = h + experts(norm(h)), where
+// h = hidden + attended @ o_proj.T (+ o_bias) and the router chooses as SoftmaxTopkCall does.
+struct MoEStageCall {
+  Matrix o_proj;  // [hidden, attended]
+  Matrix router;  // [num_experts, hidden]
+  const Matrix* gate_up;  // as in ExpertsCall
+  const Matrix* down;
+  int64_t num_experts, width, top_k;
+  bool renormalize;
+  const float* o_bias;  // or null
+  const float* norm;    // [hidden]
+  float eps;
+  const float* attended;  // [num_tokens, o_proj.cols]
+  const float* hidden;    // [num_tokens, o_proj.rows]
+  int64_t num_tokens;
+  float* out;  // as hidden, and may be it
+};
+void moe_stage(const Isa& isa, const MoEStageCall& call);
 
 // The top_k likeliest experts of each token under a softmax over all, likeliest first, of equals the lower number
 // first; `renormalize` makes their weights sum to 1. Logits that are not numbers give NaN weights, and still valid ids.
