@@ -11,13 +11,12 @@ import msgspec
 
 from moeflow.bench.ceilings import Ceilings
 from moeflow.bench.engine_speed import Case, Stopwatch
-from moeflow.bench.floors import BITS
 from moeflow.bench.memory import peak_bytes, reset_peak, resident_bytes
 from moeflow.bench.weight_format import weight_format
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.core.errors import ConfigError
 from moeflow.engine.engine import Engine
 from moeflow.engine.settings import Settings, decide
+from moeflow.kernels.weight_format import BITS_PER_VALUE
 from moeflow.models.registry import read_model_config
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -32,8 +31,6 @@ class EngineRun:
     """
 
     def __init__(self, settings: Settings, cases: Sequence[Case], *, repeats: int, seed: int) -> None:
-        if repeats < 1:
-            raise ConfigError(f"the number of repeats is {repeats}; it must be at least 1")
         self.config = decide(settings)
         with closing(open_checkpoint(self.config.model_path)) as checkpoint:
             self._shape = read_model_config(checkpoint)
@@ -79,7 +76,8 @@ class EngineRun:
             if repetition == 0:
                 self._memory["peak_bytes"] = peak_bytes()  # before the ceilings' own buffers
             on_begin("the machine's own speed")
-            self._ceilings.sample()
+            if self.config.device == "cpu":
+                self._ceilings.sample()
             on_end()
         self._is_complete = True
 
@@ -89,7 +87,7 @@ class EngineRun:
         limits = self.config.scheduler
         per_token = self.config.kv_cache_bytes / (limits.num_blocks * limits.block_size)
         costs = {
-            case: case.cost(self._shape, weight_bits=BITS[weights], kv_bytes_per_token=per_token)
+            case: case.cost(self._shape, weight_bits=BITS_PER_VALUE[weights], kv_bytes_per_token=per_token)
             for case in self._rates
         }
         kept = ("name", "model_type", "num_parameters", "num_active_parameters", "num_layers", "num_experts", "top_k")
@@ -100,7 +98,7 @@ class EngineRun:
             "kv_dtype": self.config.kv_dtype,
             "device": self.config.device,
             "max_batch_tokens": limits.max_batch_tokens,
-            "weight_bytes": int(self._shape.num_parameters * BITS[weights] / 8),
+            "weight_bytes": int(self._shape.num_parameters * BITS_PER_VALUE[weights] / 8),
             "kv_cache_bytes": self.config.kv_cache_bytes,
             "load_s": self._load_s,
             "memory": self._memory,

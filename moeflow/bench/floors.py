@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from moeflow.core.model_config import ModelConfig
 
-BITS = {"float32": 32.0, "bfloat16": 16.0, "int8": 8.5, "int4": 4.5}  # a weight; 16 bits of scale for a group of 32
-
 
 @dataclass(frozen=True, slots=True)
 class PassCost:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from moeflow.core.engine_config import EngineConfig
+from moeflow.kernels.weight_format import WeightFormat
 
 
-def weight_format(config: EngineConfig) -> str:
-    """Return one of the names in `floors.BITS`."""
-    return config.dtype
+def weight_format(config: EngineConfig) -> WeightFormat:
+    """Return its name."""
+    return "bfloat16" if config.dtype == "bfloat16" else "float32"
