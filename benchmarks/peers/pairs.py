@@ -60,7 +60,7 @@ class Pair:
         log = self._logs / f"{contestant.name.replace(' ', '-')}.log"
         process = EngineProcess(contestant, threads=self._threads, seed=self._seed, log=log)
         for key, name in STARTS.items():
-            self._add(side, name, "s", process.first[key])
+            self._add(side, name, "s", process.first[key], foreign_cpu=process.first["foreign_cpu"])
         self._add(side, "memory after the first token", "MiB", process.first["resident_mib"])
         return process
 

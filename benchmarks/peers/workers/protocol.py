@@ -56,7 +56,7 @@ def serve(load: Callable[[dict[str, Any]], Worker]) -> None:
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
 
-    start = time.monotonic()
+    start, taken = time.monotonic(), _foreign_s()
     worker = load(wish)
     load_s = time.monotonic() - start
 
@@ -72,6 +72,7 @@ def serve(load: Callable[[dict[str, Any]], Worker]) -> None:
             "first_token_s": now - start,
             "start_s": now - wish["started"],
             "resident_mib": memory["VmRSS"],
+            "foreign_cpu": max(_foreign_s() - taken, 0.0) / (now - start),
         }
     )
     for line in sys.stdin:
@@ -105,18 +106,15 @@ def memory_mib() -> dict[str, float]:
 
 def _watched(timed: Callable[[], float]) -> dict[str, float]:
     """Return the seconds, and how much of a core others took from start to end, time stolen by the host included."""
-    busy, own, start = _busy_s(), _own_s(), time.monotonic()
+    start, taken = time.monotonic(), _foreign_s()
     seconds = timed()
-    wall = time.monotonic() - start
-    return {"seconds": seconds, "foreign_cpu": max((_busy_s() - busy) - (_own_s() - own), 0.0) / wall}
+    return {"seconds": seconds, "foreign_cpu": max(_foreign_s() - taken, 0.0) / (time.monotonic() - start)}
 
 
-def _busy_s() -> float:
+def _foreign_s() -> float:
+    """Return the processor seconds that others have taken since the machine started."""
     with open("/proc/stat") as lines:
         user, nice, system, _idle, _iowait, *interrupts_and_stolen = map(int, next(lines).split()[1:9])
-    return (user + nice + system + sum(interrupts_and_stolen)) / TICKS_PER_S
-
-
-def _own_s() -> float:
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    busy_s = (user + nice + system + sum(interrupts_and_stolen)) / TICKS_PER_S
+    return busy_s - sum(usage.ru_utime + usage.ru_stime for usage in own)
