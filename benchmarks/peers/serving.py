@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peers.contestants import ours, peer
-from benchmarks.peers.environments import LLAMA_SERVER, VLLM
+from benchmarks.peers.environments import LLAMA_SERVER
 from moeflow.core.errors import EngineError
 
 MAX_MODEL_LEN = 512  # prompt and answer of a request
 MAX_RUNNING = 32
-READY_S = 300.0
+READY_S = 600.0
 EXIT_S = 30.0
 
 
@@ -59,8 +59,9 @@ def peer_servers(weights: str, folder: Path, threads: int) -> Iterator[Server]:
         yield Server(llama.name, command, port)
     if vllm is not None and vllm.python.exists():
         port = free_port()
-        command = [str(VLLM.program(folder, "vllm")), "serve", str(vllm.model), "--served-model-name", vllm.name]
-        command += ["--port", str(port), "--dtype", weights, "--enforce-eager", "--no-enable-prefix-caching"]
+        command = [str(vllm.python), "-m", "vllm.entrypoints.openai.api_server"]  # its `vllm` command does not start
+        command += ["--model", str(vllm.model), "--served-model-name", vllm.name, "--port", str(port)]
+        command += ["--dtype", weights, "--enforce-eager", "--no-enable-prefix-caching"]
         command += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(MAX_RUNNING)]
         yield Server(vllm.name, command, port)
 
@@ -113,7 +114,7 @@ def free_port() -> int:
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/v1/models", timeout=5):
+        with urllib.request.urlopen(f"{url}/health", timeout=5):
             return True
     except (urllib.error.URLError, OSError):  # not listening yet, or still loading
         return False
