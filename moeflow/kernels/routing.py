@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -24,3 +26,15 @@ def softmax_topk(router_logits: Tensor, top_k: int, *, renormalize: bool) -> tup
     if renormalize:
         topk_weights = topk_weights / topk_weights.sum(dim=-1, keepdim=True)
     return topk_ids, topk_weights
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxTopK:
+    """`softmax_topk` with its settings: how most families route. As data, so that a kernel may do it on the way."""
+
+    top_k: int
+    renormalize: bool
+
+    def __call__(self, router_logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Shapes: router_logits [T, E] -> topk_ids [T, K] int64, topk_weights [T, K] float32."""
+        return softmax_topk(router_logits, self.top_k, renormalize=self.renormalize)

@@ -16,8 +16,8 @@ from moeflow.kernels.experts import fused_experts
 from moeflow.kernels.linear import linear
 from moeflow.layers.placement import Placement
 
-# (router logits [T, E], config) -> (topk_ids [T, K] int64, topk_weights [T, K] float32)
-Route = Callable[[Tensor, ModelConfig], tuple[Tensor, Tensor]]
+# router logits [T, E] -> (topk_ids [T, K] int64, topk_weights [T, K] float32)
+Choose = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class ExpertNames:
 class MoE:
     """Routes each token to `top_k` experts and adds up what they return."""
 
-    def __init__(self, config: ModelConfig, place: Placement, route: Route, names: ExpertNames) -> None:
+    def __init__(self, config: ModelConfig, place: Placement, choose: Choose, names: ExpertNames) -> None:
         self.config = config
-        self.choose = route
+        self.choose = choose
         self.names = names
         self.router = place.empty(config.num_experts, config.hidden_size)
         self.gate_up = place.empty(config.num_experts, 2 * config.intermediate_size, config.hidden_size)
@@ -47,7 +47,7 @@ class MoE:
 
     def route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return topk_ids [T, K] int64 and topk_weights [T, K] float32. Shapes: hidden [T, H]."""
-        return self.choose(linear(hidden, self.router), self.config)
+        return self.choose(linear(hidden, self.router))
 
     def experts(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the weighted sum of each token's experts plus the residual. Shapes: hidden [T, H] -> [T, H]."""

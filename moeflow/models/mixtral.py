@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from moeflow.core.model_config import ConfigReader, ModelConfig
-from moeflow.kernels.routing import softmax_topk
+from moeflow.kernels.routing import SoftmaxTopK
 from moeflow.layers.attention import Attention
 from moeflow.layers.decoder import CausalLM
 from moeflow.layers.decoder_layer import DecoderLayer
@@ -29,15 +27,11 @@ def read_config(reader: ConfigReader) -> ModelConfig:
     )
 
 
-def route(router_logits: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """Return topk_ids [T, K] and topk_weights [T, K], which sum to 1. Shapes: router_logits [T, E]."""
-    return softmax_topk(router_logits, config.top_k, renormalize=True)
-
-
 def build(config: ModelConfig, place: Placement) -> CausalLM:
     """Return the model with its weights still to be filled."""
     return CausalLM(config, place, (_layer(config, place, layer_idx) for layer_idx in range(config.num_layers)))
 
 
 def _layer(config: ModelConfig, place: Placement, layer_idx: int) -> DecoderLayer:
-    return DecoderLayer(config, place, Attention(config, place, layer_idx), MoE(config, place, route, NAMES))
+    choose = SoftmaxTopK(config.top_k, renormalize=True)
+    return DecoderLayer(config, place, Attention(config, place, layer_idx), MoE(config, place, choose, NAMES))
