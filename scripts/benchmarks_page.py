@@ -126,7 +126,7 @@ def pictures(run: list[Record], docs: Path, slug: str) -> str:
 
 def write_quality(records: list[Record], _docs: Path) -> str:
     """Write one table, a row for each model, format and text."""
-    groups = group(records, lambda r: (r["model"], r["weight_format"], r["text"]))
+    groups = group(records, lambda r: (r["model"], r["weight_format"], r["kv_dtype"], r["text"]))
     chosen = [newest(found) for found in groups.values()]
     return quality_table(chosen).to_markdown() + origins(chosen)
 

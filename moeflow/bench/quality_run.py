@@ -7,10 +7,12 @@ token ends the comparison, since what follows is another text.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from moeflow.engine.calibration_text import calibration_text
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission, TokenLogprobs, TokenOutput
 from moeflow.engine.perplexity import WINDOW, windows
+from moeflow.engine.settings import Settings
 from moeflow.engine.tokenizer import Tokenizer
 
 PROMPT_LEN = 48  # tokens of a prompt that is continued
@@ -54,13 +57,12 @@ class Answers:
     continuations: list[list[int]] = field(default_factory=list)
 
 
-def own_dtype(model_path: str) -> str:
-    """Return the dtype that loses nothing of the checkpoint's weights."""
-    checkpoint = open_checkpoint(model_path)
-    try:
-        return "bfloat16" if checkpoint.dtype == torch.bfloat16 else "float32"
-    finally:
-        checkpoint.close()
+def in_own_precision(settings: Settings) -> Settings:
+    """Return settings under which nothing of the checkpoint's weights is lost. `settings.model` must name a path."""
+    assert settings.model is not None
+    with closing(open_checkpoint(settings.model)) as checkpoint:
+        dtype = "bfloat16" if checkpoint.dtype == torch.bfloat16 else "float32"
+    return dataclasses.replace(settings, dtype=dtype, kv_dtype="auto")
 
 
 def make_task(model_path: str, text: Path | None, *, num_prompts: int, new_tokens: int, seed: int) -> Task:
@@ -153,6 +155,8 @@ def describe_comparison(reference: EngineConfig, tested: EngineConfig) -> dict[s
     return {
         "model": tested.model_name,
         "reference_format": weight_format(reference),
+        "reference_kv_dtype": reference.kv_dtype,
         "weight_format": weight_format(tested),
+        "kv_dtype": tested.kv_dtype,
         "device": tested.device,
     }

@@ -63,7 +63,7 @@ def quality_table(records: Sequence[Record]) -> Table:
     """Return `bench quality` records as a table, one row each."""
     rows = [
         (
-            f"{record['model']}, {record['weight_format']}",
+            _formats_text(record),
             f"{record['reference_perplexity']:.3f} ({record['reference_format']})",
             f"{record['perplexity']:.3f}",
             f"{record['change_percent']:+.2f}% ± {record['change_error_percent']:.2f}",
@@ -75,6 +75,13 @@ def quality_table(records: Sequence[Record]) -> Table:
     ]
     columns = ("", "own perplexity", "perplexity", "change", "same likeliest", "same greedy", "tokens")
     return Table("Quality, against the model's own precision", columns, tuple(rows))
+
+
+def _formats_text(record: Record) -> str:
+    """Write what was tested: the weights' format, and that of K and V where it differs from the reference's."""
+    kv = record["kv_dtype"]
+    with_kv = f", K and V in {kv}" if kv != record["reference_kv_dtype"] else ""
+    return f"{record['model']}, {record['weight_format']}{with_kv}"
 
 
 def serve_tables(records: Sequence[Record]) -> list[Table]:

@@ -50,15 +50,13 @@ def quality(
     MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model is measured.
     """
     settings = dataclasses.replace(prepare({**wishes, "max_running": 1}), prefix_caching=False)
-    assert settings.model is not None, "prepare names one"
-    own = dataclasses.replace(settings, dtype=late.own_dtype(settings.model))
-    reference, tested = late.decide(own), late.decide(settings)
+    reference, tested = late.decide(late.in_own_precision(settings)), late.decide(settings)
     about = late.describe_comparison(reference, tested)
-    if about["reference_format"] == about["weight_format"]:
+    if (about["reference_format"], about["reference_kv_dtype"]) == (about["weight_format"], about["kv_dtype"]):
         raise click.UsageError(
             f"nothing to compare: the model's own precision is {about['weight_format']}; ask for a smaller one"
         )
-    task = late.make_task(settings.model, text, num_prompts=num_prompts, new_tokens=new_tokens, seed=seed)
+    task = late.make_task(tested.model_path, text, num_prompts=num_prompts, new_tokens=new_tokens, seed=seed)
     with bar(2 * task.num_steps) as shown:
         shown.say(about["reference_format"])
         of_reference = late.answer(reference, task, shown.advance)

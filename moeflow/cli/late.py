@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.bench.quality_run import answer as answer
     from moeflow.bench.quality_run import compare as compare
     from moeflow.bench.quality_run import describe_comparison as describe_comparison
+    from moeflow.bench.quality_run import in_own_precision as in_own_precision
     from moeflow.bench.quality_run import make_task as make_task
-    from moeflow.bench.quality_run import own_dtype as own_dtype
     from moeflow.bench.serve_run import Progress as Progress
     from moeflow.bench.serve_run import Sweep as Sweep
     from moeflow.bench.serve_run import check_server as check_server
@@ -64,12 +64,12 @@ _MODULES = {
     "decide": "moeflow.engine.settings",
     "describe_comparison": "moeflow.bench.quality_run",
     "ensure_builtin_model": "moeflow.engine.builtin",
+    "in_own_precision": "moeflow.bench.quality_run",
     "make_cases": "moeflow.bench.engine_run",
     "make_task": "moeflow.bench.quality_run",
     "measure_machine": "moeflow.engine.machine",
     "measure_quality": "moeflow.engine.upcycling_quality",
     "open_checkpoint": "moeflow.checkpoint.open",
-    "own_dtype": "moeflow.bench.quality_run",
     "plot_latencies": "moeflow.bench.plots",
     "read_model_config": "moeflow.models.registry",
     "run_engines": "moeflow.bench.serve_run",

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from moeflow.bench.quality_run import Answers, Task, answer, compare, describe_comparison, make_task, own_dtype
+from moeflow.bench.quality_run import Answers, Task, answer, compare, describe_comparison, in_own_precision, make_task
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import ConfigError
 from moeflow.engine.bare_model import load_bare_model
@@ -75,7 +75,8 @@ def test_without_a_text_the_bundled_held_out_one_is_used(folder):
 
 def test_formats_and_limits(folder):
     half = config(folder, dtype="bfloat16")
-    assert own_dtype(folder) == "float32"
+    wish = Settings(model=folder, dtype="bfloat16", kv_dtype="bfloat16")
+    assert in_own_precision(wish) == Settings(model=folder, dtype="float32", kv_dtype="auto")
     about = describe_comparison(config(folder, dtype="float32"), half)
     assert (about["reference_format"], about["weight_format"]) == ("float32", "bfloat16")
     short = dataclasses.replace(half, scheduler=dataclasses.replace(half.scheduler, max_model_len=100))

@@ -84,6 +84,7 @@ def test_the_other_tables():
     assert quality_table([quality_record()]).rows == (
         ("mine, int8", "10.000 (float32)", "10.100", "+1.00% ± 0.20", "97.5%", "80.0%", "1,000"),
     )
+    assert quality_table([quality_record() | {"kv_dtype": "int8"}]).rows[0][0] == "mine, int8, K and V in int8"
     assert versus_table(versus_record()).rows == (
         ("decode, batch 1", "20.0 (10.0-30.0)", "10.0 (10.0-10.0)", "2.00 (1.00-3.00)", "3/3"),
     )
