@@ -260,6 +260,7 @@ void plan(AttentionJob& job, int64_t max_ranges, int64_t& num_parts) {
 
 void attention(const Isa& isa, const AttentionCall& call) {
   if (call.num_sequences == 0) return;
+  WorkspaceLock workspace;  // first of all: while it is held, the number of threads stays
   const int64_t group = call.num_heads / call.cache.num_heads;
   const int64_t rows = std::max(group, kBlockRows), threads = num_threads();
   AttentionJob job{isa, call, group, round_up(call.cache.head_dim, kBand)};
@@ -267,7 +268,6 @@ void attention(const Isa& isa, const AttentionCall& call) {
   int64_t num_parts = 0;
   plan(job, max_ranges, num_parts);
 
-  WorkspaceLock workspace;
   const size_t matrix = Workspace::padded<float>(rows * job.stride), vector = Workspace::padded<float>(rows);
   const size_t per_thread = 3 * matrix + 4 * vector + Workspace::padded<float>(rows * kRangePositions) +
                             Workspace::padded<AttentionRow>(rows);

@@ -243,7 +243,10 @@ struct ForkLocks {
 const int ForkLocks::registered = pthread_atfork(take, release, release_in_child);
 
 void run_on_pool(Job job, void* context) { pool().run(job, context); }
-void set_num_threads(int count) { pool().resize(count < 1 ? 1 : count); }
+void set_num_threads(int count) {
+  WorkspaceLock workspace;  // kernels that hold it may prepare something for each thread
+  pool().resize(count < 1 ? 1 : count);
+}
 int num_threads() { return pool().size(); }
 
 }  // namespace moeflow

@@ -48,9 +48,9 @@ class Team {
 // waits. Not re-entrant. A job must not throw: it is `noexcept` in effect, what can fail comes before it.
 void run_on_pool(Job job, void* context);
 
-// Sets the number of threads, the caller included; 1 means no workers. Waits for a running job. Throws
-// std::system_error when the system does not give that many; then there are no workers. The child of a fork
-// has as many threads as its parent, started with its first job.
+// Sets the number of threads, the caller included; 1 means no workers. Waits for running kernels, so that the number
+// stays as it is for whoever holds the workspace. Throws std::system_error when the system does not give that many;
+// then there are no workers. The child of a fork has as many threads as its parent, started with its first job.
 void set_num_threads(int num_threads);
 int num_threads();
 
