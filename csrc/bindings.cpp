@@ -93,6 +93,30 @@ void run_experts(const PackedExperts& layer, uintptr_t x, int64_t num_tokens, in
                              at<float>(out)});
 }
 
+// `rows` may be null: the first ones.
+void check_rows(const Matrix& matrix, const int64_t* rows, int64_t num_rows) {
+  if (rows == nullptr && num_rows > matrix.rows) throw std::out_of_range("a packed matrix has fewer rows");
+  for (int64_t i = 0; rows != nullptr && i < num_rows; ++i) {
+    if (rows[i] < 0 || rows[i] >= matrix.rows) {
+      throw std::out_of_range("a packed matrix has no row " + std::to_string(rows[i]));
+    }
+  }
+}
+
+void run_pack_rows(const PackedMatrix& weight, int type, uintptr_t source, uintptr_t rows, int64_t num_rows) {
+  WithoutGIL without_gil;
+  const Matrix& matrix = weight.matrix;
+  check_rows(matrix, at<const int64_t>(rows), num_rows);
+  pack_rows(matrix.format, static_cast<SourceType>(type), at<const void>(source), matrix.cols, at<const int64_t>(rows),
+            num_rows, const_cast<uint8_t*>(matrix.data));
+}
+
+void run_unpack_rows(const PackedMatrix& weight, uintptr_t rows, int64_t num_rows, uintptr_t out) {
+  WithoutGIL without_gil;
+  check_rows(weight.matrix, at<const int64_t>(rows), num_rows);
+  unpack_rows(weight.matrix, at<const int64_t>(rows), num_rows, at<float>(out));
+}
+
 // ---- attention ----
 
 // One layer's cache. The memory belongs to Python.
@@ -164,6 +188,11 @@ NB_MODULE(_cpu, m) {
   m.doc() = "CPU kernels of moeflow; use moeflow.kernels.cpu, which checks what these do not.";
   nb::set_leak_warnings(false);  // a thread that still computes when the program ends keeps what it uses
   m.def("use_isa", &use_isa, "cap"_a, "Choose the best instruction set up to `cap`; empty: the best there is.");
+  m.def("best_isa", [](const std::string& cap) {
+    const Isa* best = choose_isa(cap.c_str());
+    if (best == nullptr) throw std::invalid_argument("unknown instruction set: " + cap);
+    return std::string(best->name);
+  });
   m.def("isa_name", [] { return std::string(isa().name); });
   m.def("set_num_threads", &set_num_threads, "num_threads"_a, nb::call_guard<WithoutGIL>());
   m.def("num_threads", &num_threads);
@@ -190,23 +219,8 @@ NB_MODULE(_cpu, m) {
   m.def("linear", &run_linear, "weight"_a, "x"_a, "num_rows"_a, "x_stride"_a, "bias"_a, "residual"_a, "out"_a,
         "norm"_a = 0, "eps"_a = 0.0f);
   m.def("experts", &run_experts);
-  m.def(
-      "pack",
-      [](int format, int type, uintptr_t source, int64_t cols, uintptr_t order, int64_t num_rows, uintptr_t out) {
-        pack(static_cast<Format>(format), static_cast<SourceType>(type), at<const void>(source), cols,
-             at<const int64_t>(order), num_rows, at<uint8_t>(out));
-      },
-      nb::call_guard<WithoutGIL>());
-  m.def(
-      "pack_blocks",
-      [](int format, uintptr_t blocks, int64_t cols, uintptr_t order, int64_t num_rows, uintptr_t out) {
-        pack_blocks(static_cast<Format>(format), at<const uint8_t>(blocks), cols, at<const int64_t>(order), num_rows,
-                    at<uint8_t>(out));
-      },
-      nb::call_guard<WithoutGIL>());
-  m.def(
-      "unpack", [](const PackedMatrix& matrix, uintptr_t out) { unpack(matrix.matrix, at<float>(out)); },
-      nb::call_guard<WithoutGIL>());
+  m.def("pack_rows", &run_pack_rows);
+  m.def("unpack_rows", &run_unpack_rows);
 
   // ---- attention ----
   nb::class_<BoundKVCache>(m, "KVCache")

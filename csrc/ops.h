@@ -135,18 +135,17 @@ struct LargestCall {
 };
 void largest(const Isa& isa, const LargestCall& call);
 
-enum class SourceType : int32_t { kF32 = 0, kBF16 = 1, kF16 = 2 };
+// What rows of a checkpoint consist of: floats, or GGUF blocks of 32 values.
+enum class SourceType : int32_t { kF32 = 0, kBF16 = 1, kF16 = 2, kQ8_0 = 3, kQ4_0 = 4 };
 
-// Pack a row-major matrix [.., cols] into `out`. `order[i]` is the source row that becomes output i, or -1 for
-// zeros. Integer formats round to nearest with scale = max|w| / 127 (INT8) or as GGUF's Q4_0 (INT4), in fp16.
-void pack(Format format, SourceType type, const void* source, int64_t cols, const int64_t* order, int64_t num_rows,
-          uint8_t* out);
+// Pack rows of `cols` values, one behind the other, as the rows numbered `rows` of the matrix at `out`; in the
+// calling thread, so that loaders can call it from several. Lanes that no call brings stay as they are: the
+// memory begins as zeros. Q8_0 goes into INT8, Q4_0 into INT4 and INT8 without changing a value; everything else
+// goes through float, rounded to the nearest step with scale = max|w| / 127 (INT8) or max w / -8 (INT4), in fp16.
+void pack_rows(Format format, SourceType type, const void* source, int64_t cols, const int64_t* rows, int64_t num_rows,
+               uint8_t* out);
 
-// Pack rows of GGUF blocks (Q8_0 into INT8, Q4_0 into INT4) without changing a value; cols is a multiple of 32.
-void pack_blocks(Format format, const uint8_t* blocks, int64_t cols, const int64_t* order, int64_t num_rows,
-                 uint8_t* out);
-
-// The exact values that a packed matrix stands for, row-major [rows, cols].
-void unpack(const Matrix& matrix, float* out);
+// The exact values of some rows (null: of the first `num_rows`): out[num_rows, cols].
+void unpack_rows(const Matrix& matrix, const int64_t* rows, int64_t num_rows, float* out);
 
 }  // namespace moeflow

@@ -1,6 +1,12 @@
-// From row-major weights to bands and back. Spread over the pool by bands; each band is written by one thread.
+// From the rows of a checkpoint to bands and back. A group of 32 k of one output is first written as words, the
+// four bytes that this lane has in each 64-byte line, then 16 lanes are laid side by side.
 #include <cmath>
 #include <cstring>
+#include <vector>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 #include "ops.h"
 #include "pool.h"
@@ -8,231 +14,340 @@
 namespace moeflow {
 namespace {
 
-float half_to_float(uint16_t h) {
-  const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 1023;
-  uint32_t bits;
-  if (exponent == 0) {
-    const float subnormal = static_cast<float>(mantissa) * 0x1p-24f;
-    std::memcpy(&bits, &subnormal, 4);
-    bits |= sign;
-  } else {
-    bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13;
-  }
+constexpr int kMaxWords = kGroup;  // of a group of one lane: FP32 has most
+
+float from_bits(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, 4);
   return value;
 }
 
-// Nearest, ties to even. Scales are finite and never negative here except Q4_0's, whose sign counts.
-uint16_t float_to_half(float x) {
+uint32_t to_bits(float value) {
   uint32_t bits;
-  std::memcpy(&bits, &x, 4);
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
+
+// Without branches, so that loops over it are vectorised. The product puts the exponent right, also of subnormals.
+float half_to_float(uint16_t h) {
+  const uint32_t magnitude = static_cast<uint32_t>(h & 0x7fff) << 13;
+  const uint32_t finite = to_bits(from_bits(magnitude) * 0x1p112f);
+  const uint32_t bits = magnitude >= 0x0f800000 ? magnitude | 0x7f800000 : finite;
+  return from_bits(bits | static_cast<uint32_t>(h & 0x8000) << 16);
+}
+
+// Nearest, ties to even; NaN becomes infinity.
+uint16_t float_to_half(float x) {
+  uint32_t bits = to_bits(x);
   const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000);
   const float magnitude = std::fabs(x);
-  if (magnitude >= 65520.0f) return sign | 0x7c00;
+  if (!(magnitude < 65520.0f)) return sign | 0x7c00;
   if (magnitude < 0x1p-14f) return sign | static_cast<uint16_t>(std::nearbyint(magnitude * 0x1p24f));
   bits &= 0x7fffffff;
   bits += 0xfff + (bits >> 13 & 1);
   return sign | static_cast<uint16_t>((bits - (112u << 23)) >> 13);
 }
 
-float bf16_to_float(uint16_t x) {
-  const uint32_t bits = static_cast<uint32_t>(x) << 16;
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
+float bf16_to_float(uint16_t x) { return from_bits(static_cast<uint32_t>(x) << 16); }
 
 uint16_t float_to_bf16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>((bits >> 16) | 64);
-  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+  const uint32_t bits = to_bits(x);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 64 : rounded);
 }
 
-float read(SourceType type, const void* source, int64_t index) {
-  switch (type) {
-    case SourceType::kF32: return static_cast<const float*>(source)[index];
-    case SourceType::kBF16: return bf16_to_float(static_cast<const uint16_t*>(source)[index]);
-    case SourceType::kF16: return half_to_float(static_cast<const uint16_t*>(source)[index]);
+int64_t words_in_group(Format format) {
+  switch (format) {
+    case Format::kF32: return kGroup;
+    case Format::kBF16: return kGroup / 2;
+    case Format::kINT8: return kGroup / 4;
+    case Format::kINT4: return kGroup / 8;
   }
   return 0;
 }
 
-// A group of one output as integers and their scale.
-struct Group {
-  uint16_t scale;
-  int8_t q[kGroup];  // INT4: -8..7
-};
+// ---- one group of one row, as it comes ----
 
-Group quantize(Format format, const float* w) {
-  Group group{};
-  float largest = 0;  // with its sign: Q4_0 maps it to -8, so that the wider half of the range is used
-  for (int i = 0; i < kGroup; ++i) {
-    if (std::fabs(w[i]) > std::fabs(largest)) largest = w[i];
+int64_t row_bytes(SourceType type, int64_t cols) {
+  switch (type) {
+    case SourceType::kF32: return cols * 4;
+    case SourceType::kBF16:
+    case SourceType::kF16: return cols * 2;
+    case SourceType::kQ8_0: return cols / kGroup * 34;
+    case SourceType::kQ4_0: return cols / kGroup * 18;
   }
-  const float scale = format == Format::kINT8 ? std::fabs(largest) / 127.0f : largest / -8.0f;
-  group.scale = float_to_half(scale);
-  const float inverse = scale != 0 ? 1.0f / scale : 0.0f;
-  for (int i = 0; i < kGroup; ++i) {
-    const int low = format == Format::kINT8 ? -127 : -8, high = format == Format::kINT8 ? 127 : 7;
-    const int q = static_cast<int>(std::lround(w[i] * inverse));
-    group.q[i] = static_cast<int8_t>(q < low ? low : q > high ? high : q);
-  }
-  return group;
+  return 0;
 }
 
-void write_group(Format format, const Group& group, int64_t g, int lane, int64_t cols, uint8_t* band) {
-  reinterpret_cast<uint16_t*>(band)[g * kBand + lane] = group.scale;
-  uint8_t* data = band + scale_bytes(format, cols);
-  if (format == Format::kINT8) {
-    for (int v = 0; v < 8; ++v) std::memcpy(data + (g * 8 + v) * 64 + lane * 4, group.q + v * 4, 4);
+// The integers of a block: an fp16 scale, then 32 int8 or, for Q4_0, 16 bytes of which byte j holds j and j + 16.
+void read_block(SourceType type, const uint8_t* block, int8_t* q) {
+  if (type == SourceType::kQ8_0) {
+    std::memcpy(q, block + 2, kGroup);
     return;
   }
-  for (int v = 0; v < 4; ++v) {
-    for (int j = 0; j < 4; ++j) {
-      const int low = group.q[v * 8 + j] + 8, high = group.q[v * 8 + 4 + j] + 8;
-      data[(g * 4 + v) * 64 + lane * 4 + j] = static_cast<uint8_t>(low | high << 4);
-    }
+  for (int j = 0; j < kGroup / 2; ++j) {
+    q[j] = static_cast<int8_t>((block[2 + j] & 15) - 8);
+    q[j + 16] = static_cast<int8_t>((block[2 + j] >> 4) - 8);
   }
 }
 
-Group read_group(Format format, int64_t g, int lane, int64_t cols, const uint8_t* band) {
-  Group group;
-  group.scale = reinterpret_cast<const uint16_t*>(band)[g * kBand + lane];
-  const uint8_t* data = band + scale_bytes(format, cols);
-  if (format == Format::kINT8) {
-    for (int v = 0; v < 8; ++v) std::memcpy(group.q + v * 4, data + (g * 8 + v) * 64 + lane * 4, 4);
-    return group;
-  }
-  for (int v = 0; v < 4; ++v) {
-    for (int j = 0; j < 4; ++j) {
-      const uint8_t byte = data[(g * 4 + v) * 64 + lane * 4 + j];
-      group.q[v * 8 + j] = static_cast<int8_t>((byte & 15) - 8);
-      group.q[v * 8 + 4 + j] = static_cast<int8_t>((byte >> 4) - 8);
+// `count` floats (all 32 but at the end of a row), then zeros.
+void read_floats(SourceType type, const uint8_t* row, int64_t g, int64_t count, float* w) {
+  if (type == SourceType::kF32) {
+    std::memcpy(w, row + g * kGroup * 4, count * 4);
+  } else if (type == SourceType::kQ8_0 || type == SourceType::kQ4_0) {
+    const uint8_t* block = row + row_bytes(type, kGroup) * g;
+    int8_t q[kGroup];
+    uint16_t scale;
+    std::memcpy(&scale, block, 2);
+    read_block(type, block, q);
+    for (int i = 0; i < kGroup; ++i) w[i] = half_to_float(scale) * static_cast<float>(q[i]);
+  } else {
+    uint16_t halves[kGroup] = {};
+    std::memcpy(halves, row + g * kGroup * 2, count * 2);
+    if (type == SourceType::kBF16) {
+      for (int i = 0; i < kGroup; ++i) w[i] = bf16_to_float(halves[i]);
+    } else {
+      for (int i = 0; i < kGroup; ++i) w[i] = half_to_float(halves[i]);
     }
   }
-  return group;
+  for (int64_t i = count; i < kGroup; ++i) w[i] = 0;
+}
+
+// ---- one group of one lane, as it is kept ----
+
+struct Group {
+  uint16_t scale;            // of integer formats, fp16
+  uint32_t words[kMaxWords];  // what the lane has in each 64-byte line
+};
+
+// The largest magnitude, found as integers, which compare in the same order and faster.
+float largest_magnitude(const float* w) {
+  int32_t largest = 0;
+  for (int i = 0; i < kGroup; ++i) {
+    const int32_t magnitude = static_cast<int32_t>(to_bits(w[i]) & 0x7fffffff);
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return from_bits(static_cast<uint32_t>(largest));
+}
+
+// Round to nearest, halves away from zero, as GGUF's Q8_0 does.
+void quantize_int8(const float* w, Group& group) {
+  const float scale = largest_magnitude(w) / 127.0f, inverse = scale != 0 ? 1.0f / scale : 0.0f;
+  int32_t wide[kGroup];
+  for (int i = 0; i < kGroup; ++i) {
+    const float scaled = w[i] * inverse, size = std::fabs(scaled), bounded = size < 127.0f ? size : 127.0f;
+    const int32_t whole = static_cast<int32_t>(bounded);
+    const int32_t rounded = whole + (bounded - static_cast<float>(whole) >= 0.5f ? 1 : 0);
+    const int32_t sign = static_cast<int32_t>(to_bits(scaled)) >> 31;  // 0 or -1
+    wide[i] = (rounded ^ sign) - sign;
+  }
+  int8_t q[kGroup];
+  for (int i = 0; i < kGroup; ++i) q[i] = static_cast<int8_t>(wide[i]);
+  group.scale = float_to_half(scale);
+  std::memcpy(group.words, q, sizeof(q));
+}
+
+// The largest value, with its sign, becomes -8, so that the wider half of the range is used, as GGUF's Q4_0 does.
+void quantize_int4(const float* w, Group& group) {
+  const float magnitude = largest_magnitude(w);
+  int first = 0;
+  while (first < kGroup - 1 && std::fabs(w[first]) != magnitude) ++first;
+  const float scale = w[first] / -8.0f, inverse = scale != 0 ? 1.0f / scale : 0.0f;
+  int32_t wide[kGroup];
+  for (int i = 0; i < kGroup; ++i) {
+    const float raised = w[i] * inverse + 8.5f, bounded = raised < 15.0f ? raised : 15.0f;
+    wide[i] = static_cast<int32_t>(bounded > 0.0f ? bounded : 0.0f);
+  }
+  uint8_t bytes[kGroup / 2];
+  for (int v = 0; v < 4; ++v) {
+    for (int j = 0; j < 4; ++j) bytes[v * 4 + j] = static_cast<uint8_t>(wide[v * 8 + j] | wide[v * 8 + 4 + j] << 4);
+  }
+  group.scale = float_to_half(scale);
+  std::memcpy(group.words, bytes, sizeof(bytes));
 }
 
 struct PackJob {
   Format format;
   SourceType type;
-  const void* source;  // values, or blocks
-  bool is_blocks;
   int64_t cols;
-  const int64_t* order;
-  int64_t num_rows;
-  uint8_t* out;
 };
 
-Group read_block(Format format, const uint8_t* block) {
-  Group group{};
-  std::memcpy(&group.scale, block, 2);
-  if (format == Format::kINT8) {
-    std::memcpy(group.q, block + 2, kGroup);
-  } else {  // Q4_0: byte j holds values j and j + 16
-    for (int j = 0; j < 16; ++j) {
-      group.q[j] = static_cast<int8_t>((block[2 + j] & 15) - 8);
-      group.q[j + 16] = static_cast<int8_t>((block[2 + j] >> 4) - 8);
-    }
+// Groups that are kept as they come go without floats: no value changes.
+bool copy_group(const PackJob& job, const uint8_t* row, int64_t g, Group& group) {
+  if (job.format == Format::kBF16 && job.type == SourceType::kBF16 && (g + 1) * kGroup <= job.cols) {
+    std::memcpy(group.words, row + g * kGroup * 2, kGroup * 2);
+    return true;
   }
-  return group;
+  if (job.type != SourceType::kQ8_0 && job.type != SourceType::kQ4_0) return false;
+  const uint8_t* block = row + row_bytes(job.type, kGroup) * g;
+  std::memcpy(&group.scale, block, 2);
+  if (job.format == Format::kINT8) {
+    int8_t q[kGroup];
+    read_block(job.type, block, q);
+    std::memcpy(group.words, q, sizeof(q));
+    return true;
+  }
+  if (job.format != Format::kINT4 || job.type != SourceType::kQ4_0) return false;
+  // Byte j of word v holds 8 v + j in its low half and 8 v + 4 + j in its high half; a block's, 4 v + j and 16 above.
+  uint32_t stored[4];
+  std::memcpy(stored, block + 2, sizeof(stored));
+  constexpr uint32_t kLow = 0x0f0f0f0f;
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t a = stored[2 * i], b = stored[2 * i + 1];
+    group.words[i] = (a & kLow) | (b & kLow) << 4;
+    group.words[2 + i] = (a >> 4 & kLow) | (b & ~kLow);
+  }
+  return true;
 }
 
-void pack_lane(const PackJob& job, int64_t source_row, int lane, uint8_t* band) {
-  const int64_t k = padded_cols(job.cols), begin = source_row * job.cols;
-  if (job.format == Format::kINT8 || job.format == Format::kINT4) {
-    const int64_t block_bytes = job.format == Format::kINT8 ? 34 : 18;
-    for (int64_t g = 0; g < k / kGroup; ++g) {
-      Group group{};
-      if (source_row >= 0 && job.is_blocks) {
-        const int64_t block = source_row * (job.cols / kGroup) + g;
-        group = read_block(job.format, static_cast<const uint8_t*>(job.source) + block * block_bytes);
-      } else if (source_row >= 0) {
-        float w[kGroup];
-        for (int i = 0; i < kGroup; ++i) {
-          const int64_t col = g * kGroup + i;
-          w[i] = col < job.cols ? read(job.type, job.source, begin + col) : 0.0f;
-        }
-        group = quantize(job.format, w);
-      }
-      write_group(job.format, group, g, lane, job.cols, band);
+void make_group(const PackJob& job, const uint8_t* row, int64_t g, Group& group) {
+  if (copy_group(job, row, g, group)) return;
+  const int64_t left = job.cols - g * kGroup;
+  float w[kGroup];
+  read_floats(job.type, row, g, left < kGroup ? left : kGroup, w);
+  switch (job.format) {
+    case Format::kF32: std::memcpy(group.words, w, sizeof(w)); break;
+    case Format::kBF16: {
+      uint16_t halves[kGroup];
+      for (int i = 0; i < kGroup; ++i) halves[i] = float_to_bf16(w[i]);
+      std::memcpy(group.words, halves, sizeof(halves));
+      break;
     }
+    case Format::kINT8: quantize_int8(w, group); break;
+    case Format::kINT4: quantize_int4(w, group); break;
+  }
+}
+
+// ---- lanes side by side ----
+
+// lines[word][lane] = groups[lane].words[word]; `num_words` is a multiple of 4.
+void transpose(const Group* groups, int64_t num_words, uint32_t* lines) {
+  for (int64_t word = 0; word < num_words; word += 4) {
+    for (int lane = 0; lane < kBand; lane += 4) {
+      uint32_t* out = lines + word * kBand + lane;
+#if defined(__SSE2__)
+      const auto load = [&](int i) {
+        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(groups[lane + i].words + word));
+      };
+      const auto store = [&](int i, __m128i v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i * kBand), v); };
+      const __m128i a = load(0), b = load(1), c = load(2), d = load(3);
+      const __m128i ab_low = _mm_unpacklo_epi32(a, b), ab_high = _mm_unpackhi_epi32(a, b);
+      const __m128i cd_low = _mm_unpacklo_epi32(c, d), cd_high = _mm_unpackhi_epi32(c, d);
+      store(0, _mm_unpacklo_epi64(ab_low, cd_low));
+      store(1, _mm_unpackhi_epi64(ab_low, cd_low));
+      store(2, _mm_unpacklo_epi64(ab_high, cd_high));
+      store(3, _mm_unpackhi_epi64(ab_high, cd_high));
+#else
+      for (int w = 0; w < 4; ++w) {
+        for (int i = 0; i < 4; ++i) out[w * kBand + i] = groups[lane + i].words[word + w];
+      }
+#endif
+    }
+  }
+}
+
+// Write the lanes that have a row; the others stay as they are, since another call may have brought them.
+void pack_band(const PackJob& job, const uint8_t* const* rows, uint8_t* band) {
+  const int64_t num_words = words_in_group(job.format), num_scales = scale_bytes(job.format, job.cols);
+  bool is_whole = true;
+  for (int lane = 0; lane < kBand; ++lane) is_whole = is_whole && rows[lane] != nullptr;
+  Group groups[kBand];
+  for (int64_t g = 0; g < padded_cols(job.cols) / kGroup; ++g) {
+    uint32_t* lines = reinterpret_cast<uint32_t*>(band + num_scales) + g * num_words * kBand;
+    uint16_t* scales = reinterpret_cast<uint16_t*>(band) + g * kBand;
+    for (int lane = 0; lane < kBand; ++lane) {
+      if (rows[lane] == nullptr) continue;
+      make_group(job, rows[lane], g, groups[lane]);
+      if (num_scales != 0) scales[lane] = groups[lane].scale;
+      for (int64_t w = 0; w < num_words && !is_whole; ++w) lines[w * kBand + lane] = groups[lane].words[w];
+    }
+    if (is_whole) transpose(groups, num_words, lines);
+  }
+}
+
+// ---- and back ----
+
+void read_packed_floats(const Matrix& m, const uint8_t* band, int64_t g, int lane, float* w) {
+  const int64_t num_words = words_in_group(m.format);
+  const uint32_t* lines =
+      reinterpret_cast<const uint32_t*>(band + scale_bytes(m.format, m.cols)) + g * num_words * kBand + lane;
+  uint32_t words[kMaxWords];
+  for (int64_t i = 0; i < num_words; ++i) words[i] = lines[i * kBand];
+  if (m.format == Format::kF32) {
+    std::memcpy(w, words, kGroup * 4);
     return;
   }
-  const bool is_copy = job.format == Format::kBF16 && job.type == SourceType::kBF16;
-  for (int64_t col = 0; col < k; ++col) {
-    const bool exists = source_row >= 0 && col < job.cols;
-    if (job.format == Format::kF32) {
-      reinterpret_cast<float*>(band)[col * kBand + lane] = exists ? read(job.type, job.source, begin + col) : 0.0f;
-    } else {
-      uint16_t value = 0;
-      if (exists && is_copy) value = static_cast<const uint16_t*>(job.source)[begin + col];
-      if (exists && !is_copy) value = float_to_bf16(read(job.type, job.source, begin + col));
-      reinterpret_cast<uint16_t*>(band)[(col / 2) * 2 * kBand + lane * 2 + col % 2] = value;
+  if (m.format == Format::kBF16) {
+    uint16_t halves[kGroup];
+    std::memcpy(halves, words, sizeof(halves));
+    for (int i = 0; i < kGroup; ++i) w[i] = bf16_to_float(halves[i]);
+    return;
+  }
+  int8_t q[kGroup];
+  if (m.format == Format::kINT8) {
+    std::memcpy(q, words, kGroup);
+  } else {
+    for (int v = 0; v < 4; ++v) {
+      for (int j = 0; j < 4; ++j) {
+        const int byte = static_cast<int>(words[v] >> (8 * j) & 255);
+        q[v * 8 + j] = static_cast<int8_t>((byte & 15) - 8);
+        q[v * 8 + 4 + j] = static_cast<int8_t>((byte >> 4) - 8);
+      }
     }
   }
+  const float scale = half_to_float(reinterpret_cast<const uint16_t*>(band)[g * kBand + lane]);
+  for (int i = 0; i < kGroup; ++i) w[i] = scale * static_cast<float>(q[i]);
 }
 
-void run_pack(void* context, Team& team, int) {
-  const PackJob& job = *static_cast<const PackJob*>(context);
-  for (int64_t index; (index = team.counter(0).take()) < num_bands(job.num_rows);) {
-    uint8_t* band = job.out + index * band_bytes(job.format, job.cols);
-    std::memset(band, 0, scale_bytes(job.format, job.cols));
-    for (int lane = 0; lane < kBand; ++lane) {
-      const int64_t row = index * kBand + lane;
-      pack_lane(job, row >= job.num_rows ? -1 : job.order != nullptr ? job.order[row] : row, lane, band);
-    }
+void unpack_row(const Matrix& m, int64_t row, float* out) {
+  const uint8_t* band = m.band(row / kBand);
+  const int lane = static_cast<int>(row % kBand);
+  for (int64_t at = 0; at < m.cols; at += kGroup) {
+    float w[kGroup];
+    read_packed_floats(m, band, at / kGroup, lane, w);
+    std::memcpy(out + at, w, (m.cols - at < kGroup ? m.cols - at : kGroup) * 4);
   }
 }
 
 struct UnpackJob {
   const Matrix& matrix;
+  const int64_t* rows;
+  int64_t num_rows;
   float* out;
 };
 
-float value_at(const Matrix& m, const uint8_t* band, int64_t col, int lane) {
-  if (m.format == Format::kF32) return reinterpret_cast<const float*>(band)[col * kBand + lane];
-  return bf16_to_float(reinterpret_cast<const uint16_t*>(band)[(col / 2) * 2 * kBand + lane * 2 + col % 2]);
-}
-
-void unpack_lane(const Matrix& m, const uint8_t* band, int lane, float* out) {
-  if (m.format == Format::kF32 || m.format == Format::kBF16) {
-    for (int64_t col = 0; col < m.cols; ++col) out[col] = value_at(m, band, col, lane);
-    return;
-  }
-  for (int64_t g = 0; g < padded_cols(m.cols) / kGroup; ++g) {
-    const Group group = read_group(m.format, g, lane, m.cols, band);
-    for (int i = 0; i < kGroup && g * kGroup + i < m.cols; ++i) {
-      out[g * kGroup + i] = half_to_float(group.scale) * static_cast<float>(group.q[i]);
-    }
-  }
-}
-
 void run_unpack(void* context, Team& team, int) {
   const UnpackJob& job = *static_cast<const UnpackJob*>(context);
-  for (int64_t row; (row = team.counter(0).take()) < job.matrix.rows;) {
-    unpack_lane(job.matrix, job.matrix.band(row / kBand), static_cast<int>(row % kBand), job.out + row * job.matrix.cols);
+  for (int64_t i; (i = team.counter(0).take()) < job.num_rows;) {
+    unpack_row(job.matrix, job.rows != nullptr ? job.rows[i] : i, job.out + i * job.matrix.cols);
   }
 }
 
 }  // namespace
 
-void pack(Format format, SourceType type, const void* source, int64_t cols, const int64_t* order, int64_t num_rows,
-          uint8_t* out) {
-  PackJob job{format, type, source, false, cols, order, num_rows, out};
-  run_on_pool(run_pack, &job);
+void pack_rows(Format format, SourceType type, const void* source, int64_t cols, const int64_t* rows, int64_t num_rows,
+               uint8_t* out) {
+  if (num_rows == 0) return;
+  int64_t first = rows[0], last = rows[0];
+  for (int64_t i = 1; i < num_rows; ++i) {
+    first = rows[i] < first ? rows[i] : first;
+    last = rows[i] > last ? rows[i] : last;
+  }
+  first /= kBand, last /= kBand;
+  std::vector<const uint8_t*> lanes((last - first + 1) * kBand, nullptr);
+  const int64_t stride = row_bytes(type, cols);
+  for (int64_t i = 0; i < num_rows; ++i) {
+    lanes[rows[i] - first * kBand] = static_cast<const uint8_t*>(source) + i * stride;
+  }
+  const PackJob job{format, type, cols};
+  for (int64_t band = first; band <= last; ++band) {
+    pack_band(job, &lanes[(band - first) * kBand], out + band * band_bytes(format, cols));
+  }
 }
 
-void pack_blocks(Format format, const uint8_t* blocks, int64_t cols, const int64_t* order, int64_t num_rows,
-                 uint8_t* out) {
-  PackJob job{format, SourceType::kF32, blocks, true, cols, order, num_rows, out};
-  run_on_pool(run_pack, &job);
-}
-
-void unpack(const Matrix& matrix, float* out) {
-  UnpackJob job{matrix, out};
+void unpack_rows(const Matrix& matrix, const int64_t* rows, int64_t num_rows, float* out) {
+  UnpackJob job{matrix, rows, num_rows, out};
   run_on_pool(run_unpack, &job);
 }
 

@@ -37,7 +37,7 @@ def ours(weights: str, folder: Path) -> Contestant:
     is_gguf = weights in ("int8", "int4")
     model = folder / (FILE.format(_LLAMA[weights]) if is_gguf else FOLDER)
     settings = {} if is_gguf else {"dtype": weights}
-    wish = {"model": str(model), "settings": settings}
+    wish = {"model": str(model), "settings": settings, "weights": weights}
     return Contestant(f"moeflow {weights}", Path(sys.executable), "moeflow_engine", wish, "temperature 1")
 
 

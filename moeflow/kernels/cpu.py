@@ -7,13 +7,15 @@ addresses and sizes only: shapes and types are checked here, and here memory is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from moeflow.kernels.lazy_memory import allocate_lazily
-from moeflow.kernels.weight_format import GROUP_SIZE, WEIGHT_FORMATS, WeightFormat
+from moeflow.kernels.weight_format import BLOCK_BYTES, GROUP_SIZE, WEIGHT_FORMATS, BlockKind, WeightFormat
 
 try:
     import moeflow.kernels._cpu as _cpu
@@ -24,7 +26,7 @@ else:
 
 _FORMAT_CODES: Final = {name: code for code, name in enumerate(WEIGHT_FORMATS)}
 _SOURCE_CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_BLOCK_BYTES: Final = {"int8": 34, "int4": 18}  # of GGUF's Q8_0 and Q4_0, 32 values each
+_BLOCK_CODES: Final = {"Q8_0": 3, "Q4_0": 4}
 _BAND = 16  # output rows that lie together
 
 
@@ -59,6 +61,12 @@ def use_isa(cap: str) -> None:
     _cpu.use_isa(cap)
 
 
+def best_isa(cap: str) -> str:
+    """Return what `use_isa` would use."""
+    name: str = _cpu.best_isa(cap)
+    return name
+
+
 def isa_name() -> str:
     """Return the name of the instruction set in use."""
     name: str = _cpu.isa_name()
@@ -71,6 +79,7 @@ class PackedWeight:
     __slots__ = ("cols", "format", "handle", "rows", "storage")
 
     def __init__(self, storage: Tensor, weight_format: WeightFormat, rows: int, cols: int) -> None:
+        """Take `storage`, which holds the packed matrix or zeros."""
         self.storage = storage
         self.format = weight_format
         self.rows = rows
@@ -78,38 +87,49 @@ class PackedWeight:
         self.handle: Any = _cpu.PackedMatrix(_FORMAT_CODES[weight_format], rows, cols, storage.data_ptr())
 
     @classmethod
-    def pack(cls, weight: Tensor, weight_format: WeightFormat, order: Tensor | None = None) -> PackedWeight:
-        """Pack a matrix; integer formats round to the nearest step.
-
-        `order` [rows] int64 lists the source row that becomes each output, or -1 for zeros; None: all as they are.
-
-        Shapes: weight [N, cols], float32, bfloat16 or float16.
-        """
-        if weight.dim() != 2 or weight.dtype not in _SOURCE_CODES:
-            raise ValueError(f"a matrix of floats can be packed, not {_describe(weight)}")
-        weight = weight.contiguous()
-        order = _check_order(order, weight.shape[0])
-        rows, cols = (weight.shape[0] if order is None else order.shape[0]), weight.shape[1]
-        storage = allocate_lazily(_cpu.matrix_bytes(_FORMAT_CODES[weight_format], rows, cols))
-        _pack_into(storage, weight, weight_format, order, rows)
-        return cls(storage, weight_format, rows, cols)
+    def allocate(cls, rows: int, cols: int, weight_format: WeightFormat) -> PackedWeight:
+        """Return zeros, to be filled. Raises: MemoryError."""
+        return cls(allocate_lazily(_matrix_bytes(weight_format, rows, cols)), weight_format, rows, cols)
 
     @classmethod
-    def from_blocks(cls, blocks: Tensor, weight_format: WeightFormat, order: Tensor | None = None) -> PackedWeight:
-        """Pack GGUF blocks without changing a value: Q8_0 into "int8", Q4_0 into "int4". `order` as in `pack`.
+    def pack(cls, weight: Tensor, weight_format: WeightFormat, order: Tensor | None = None) -> PackedWeight:
+        """Pack a matrix [N, cols] of floats; row i of the result is row `order[i]` of `weight`, None: row i."""
+        weight = weight if order is None else weight.index_select(0, order)
+        packed = cls.allocate(weight.shape[0], weight.shape[1], weight_format)
+        packed.fill(weight, torch.arange(packed.rows))
+        return packed
 
-        Shapes: blocks [N, bytes of a row] uint8.
+    @classmethod
+    def from_blocks(cls, blocks: Tensor, kind: BlockKind, weight_format: WeightFormat) -> PackedWeight:
+        """Pack rows of GGUF blocks [N, bytes] uint8."""
+        packed = cls.allocate(blocks.shape[0], blocks.shape[1] // BLOCK_BYTES[kind] * GROUP_SIZE, weight_format)
+        packed.fill(blocks, torch.arange(packed.rows), kind)
+        return packed
+
+    def fill(self, source: Tensor, rows: Tensor, kind: BlockKind | None = None) -> None:
+        """Pack `source` as the rows numbered `rows`, in the calling thread; several threads may fill at once.
+
+        Q8_0 blocks keep their values in "int8", Q4_0 blocks in "int4" and "int8", bfloat16 in "bfloat16" and
+        "float32", float16 in "float32"; all else is rounded to the nearest step.
+
+        Shapes: source [n, cols] float32, bfloat16 or float16, or with `kind` [n, bytes of a row] uint8;
+        rows [n] int64.
         """
-        block_bytes = _BLOCK_BYTES.get(weight_format)
-        if block_bytes is None or blocks.dim() != 2 or blocks.dtype != torch.uint8 or blocks.shape[1] % block_bytes:
-            raise ValueError(f"rows of whole blocks can be packed, not {_describe(blocks)} as {weight_format}")
-        blocks = blocks.contiguous()
-        order = _check_order(order, blocks.shape[0])
-        rows, cols = (blocks.shape[0] if order is None else order.shape[0]), blocks.shape[1] // block_bytes * GROUP_SIZE
-        code = _FORMAT_CODES[weight_format]
-        storage = allocate_lazily(_cpu.matrix_bytes(code, rows, cols))
-        _cpu.pack_blocks(code, blocks.data_ptr(), cols, _address(order), rows, storage.data_ptr())
-        return cls(storage, weight_format, rows, cols)
+        if kind is None:
+            code, width, dtype = _SOURCE_CODES.get(source.dtype), self.cols, source.dtype
+        else:
+            code, width, dtype = _BLOCK_CODES[kind], self.cols // GROUP_SIZE * BLOCK_BYTES[kind], torch.uint8
+        has_right_type = code is not None and source.dtype == dtype and (kind is None or self.cols % GROUP_SIZE == 0)
+        if not has_right_type or source.shape != (rows.shape[0], width):
+            raise ValueError(f"{self} takes rows of {width} {kind or 'floats'}, not {_describe(source)}")
+        if rows.dtype != torch.int64 or rows.dim() != 1:
+            raise ValueError(f"rows are numbered by int64, not {_describe(rows)}")
+        source, rows = source.contiguous(), rows.contiguous()
+        _cpu.pack_rows(self.handle, code, source.data_ptr(), rows.data_ptr(), rows.shape[0])
+
+    def split(self, sizes: Sequence[int]) -> list[PackedRows]:
+        """Return parts of so many rows each, one below the other."""
+        return [PackedRows(self, rows) for rows in torch.split(torch.arange(sum(sizes)), list(sizes))]
 
     @property
     def nbytes(self) -> int:
@@ -119,11 +139,32 @@ class PackedWeight:
     def unpack(self) -> Tensor:
         """Return the exact values: [rows, cols] float32."""
         out = torch.empty(self.rows, self.cols)
-        _cpu.unpack(self.handle, out.data_ptr())
+        _cpu.unpack_rows(self.handle, 0, self.rows, out.data_ptr())
         return out
 
     def __repr__(self) -> str:
         return f"PackedWeight({self.format}, {self.rows} x {self.cols})"
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """Some rows of a packed matrix, which one checkpoint tensor fills."""
+
+    weight: PackedWeight
+    numbers: Tensor  # [n] int64, where they are in the matrix
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.numbers.shape[0], self.weight.cols
+
+    def fill(self, source: Tensor, rows: Tensor, kind: BlockKind | None = None) -> None:
+        """Pack `source` as those of these rows that `rows` numbers from 0; see `PackedWeight.fill`."""
+        self.weight.fill(source, self.numbers[rows], kind)
+
+    def unpack(self) -> Tensor:
+        """Return the exact values: [n, cols] float32."""
+        return rows(self.weight, self.numbers)
 
 
 class PackedExperts:
@@ -131,19 +172,19 @@ class PackedExperts:
 
     __slots__ = ("down", "format", "gate_up", "handle", "hidden", "storage", "width")
 
-    def __init__(self, storage: Tensor, weight_format: WeightFormat, num_experts: int, hidden: int, width: int) -> None:
-        self.storage = storage
+    def __init__(self, num_experts: int, hidden: int, width: int, weight_format: WeightFormat) -> None:
+        """Allocate zeros, to be filled through `parts`. Raises: MemoryError."""
         self.format = weight_format
         self.hidden = hidden
         self.width = width
-        up_bytes, down_bytes = _expert_bytes(weight_format, hidden, width)
-        stride = up_bytes + down_bytes
-        parts = [
-            torch.split(storage[e * stride : (e + 1) * stride], [up_bytes, down_bytes]) for e in range(num_experts)
-        ]
-        self.gate_up = [PackedWeight(up, weight_format, 2 * _whole_bands(width), hidden) for up, _ in parts]
-        self.down = [PackedWeight(down, weight_format, hidden, width) for _, down in parts]
-        addresses = ([w.storage.data_ptr() for w in ups] for ups in (self.gate_up, self.down))
+        up_rows = 2 * _whole_bands(width)  # bands in turn: gate 0..15, up 0..15, gate 16..31, ...
+        up_bytes = _matrix_bytes(weight_format, up_rows, hidden)
+        down_bytes = _matrix_bytes(weight_format, hidden, width)
+        self.storage = allocate_lazily(num_experts * (up_bytes + down_bytes))
+        places = torch.split(self.storage, [up_bytes, down_bytes] * num_experts)
+        self.gate_up = [PackedWeight(place, weight_format, up_rows, hidden) for place in places[::2]]
+        self.down = [PackedWeight(place, weight_format, hidden, width) for place in places[1::2]]
+        addresses = ([w.storage.data_ptr() for w in weights] for weights in (self.gate_up, self.down))
         self.handle: Any = _cpu.PackedExperts(_FORMAT_CODES[weight_format], hidden, width, *addresses)
 
     @classmethod
@@ -153,16 +194,23 @@ class PackedExperts:
         Shapes: gate_up [E, 2I, H] (gate rows first), down [E, H, I]; float32, bfloat16 or float16.
         """
         num_experts, hidden, width = down.shape
-        if gate_up.shape != (num_experts, 2 * width, hidden) or {gate_up.dtype, down.dtype} - _SOURCE_CODES.keys():
+        if gate_up.shape != (num_experts, 2 * width, hidden):
             raise ValueError(f"experts do not fit together: {_describe(gate_up)} and {_describe(down)}")
-        storage = allocate_lazily(num_experts * sum(_expert_bytes(weight_format, hidden, width)))
-        packed = cls(storage, weight_format, num_experts, hidden, width)
-        order = _interleaved(width)
-        for expert in range(num_experts):
-            target = packed.gate_up[expert]
-            _pack_into(target.storage, gate_up[expert].contiguous(), weight_format, order, target.rows)
-            _pack_into(packed.down[expert].storage, down[expert].contiguous(), weight_format, None, hidden)
+        packed = cls(num_experts, hidden, width, weight_format)
+        for parts, up, back in zip(packed.parts(), gate_up, down, strict=True):
+            for part, source in zip(parts, (*up.chunk(2), back), strict=True):
+                part.fill(source, torch.arange(source.shape[0]))
         return packed
+
+    def parts(self) -> list[tuple[PackedRows, PackedRows, PackedRows]]:
+        """Return each expert's gate [I, H], up [I, H] and down [H, I]."""
+        units, outputs = torch.arange(self.width), torch.arange(self.hidden)
+        gate = units + units // _BAND * _BAND
+        up = gate + _BAND
+        return [
+            (PackedRows(gate_up, gate), PackedRows(gate_up, up), PackedRows(down, outputs))
+            for gate_up, down in zip(self.gate_up, self.down, strict=True)
+        ]
 
     @property
     def num_experts(self) -> int:
@@ -176,14 +224,25 @@ class PackedExperts:
 
     def unpack(self) -> tuple[Tensor, Tensor]:
         """Return the exact values: gate_up [E, 2I, H] (gate rows first) and down [E, H, I], float32."""
-        order = _interleaved(self.width)
-        where = torch.empty(2 * self.width, dtype=torch.int64)
-        where[order[order >= 0]] = (order >= 0).nonzero().flatten()
-        gate_up = torch.stack([weight.unpack()[where] for weight in self.gate_up])
-        return gate_up, torch.stack([weight.unpack() for weight in self.down])
+        parts = self.parts()
+        gate_up = torch.stack([torch.cat([gate.unpack(), up.unpack()]) for gate, up, _ in parts])
+        return gate_up, torch.stack([down.unpack() for _, _, down in parts])
 
     def __repr__(self) -> str:
         return f"PackedExperts({self.format}, {self.num_experts} of {self.hidden} x {self.width})"
+
+
+def rows(weight: PackedWeight, numbers: Tensor) -> Tensor:
+    """Return some rows of a packed matrix exactly: an embedding.
+
+    Shapes: numbers [n] int64, each of which must exist -> [n, cols] float32.
+    Raises: IndexError.
+    """
+    if numbers.dtype != torch.int64 or numbers.dim() != 1 or not numbers.is_contiguous():
+        raise ValueError(f"rows are numbered by contiguous int64, not {_describe(numbers)}")
+    out = torch.empty(numbers.shape[0], weight.cols)
+    _cpu.unpack_rows(weight.handle, numbers.data_ptr(), numbers.shape[0], out.data_ptr())
+    return out
 
 
 def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
@@ -247,41 +306,10 @@ def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _check_order(order: Tensor | None, num_sources: int) -> Tensor | None:
-    if order is None:
-        return None
-    if order.dtype != torch.int64 or order.dim() != 1:
-        raise ValueError(f"an order of rows is a list of int64, not {_describe(order)}")
-    if order.numel() and not (int(order.min()) >= -1 and int(order.max()) < num_sources):
-        raise ValueError(f"an order of rows names rows beyond the {num_sources} there are")
-    return order.contiguous()
-
-
-def _pack_into(
-    storage: Tensor, weight: Tensor, weight_format: WeightFormat, order: Tensor | None, num_rows: int
-) -> None:
-    _cpu.pack(
-        _FORMAT_CODES[weight_format],
-        _SOURCE_CODES[weight.dtype],
-        weight.data_ptr(),
-        weight.shape[1],
-        _address(order),
-        num_rows,
-        storage.data_ptr(),
-    )
-
-
 def _whole_bands(rows: int) -> int:
     return -(-rows // _BAND) * _BAND
 
 
-def _expert_bytes(weight_format: WeightFormat, hidden: int, width: int) -> tuple[int, int]:
-    """Bytes of an expert's gate_up and down matrices."""
-    code = _FORMAT_CODES[weight_format]
-    return _cpu.matrix_bytes(code, 2 * _whole_bands(width), hidden), _cpu.matrix_bytes(code, hidden, width)
-
-
-def _interleaved(width: int) -> Tensor:
-    """Return the order that lays [gate; up] as bands in turn: gate 0..15, up 0..15, gate 16..31, ..."""
-    unit = torch.arange(_whole_bands(width)).view(-1, 1, _BAND)
-    return torch.where(unit < width, torch.cat([unit, unit + width], dim=1), -1).flatten()
+def _matrix_bytes(weight_format: WeightFormat, rows: int, cols: int) -> int:
+    num_bytes: int = _cpu.matrix_bytes(_FORMAT_CODES[weight_format], rows, cols)
+    return num_bytes

@@ -12,17 +12,35 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from moeflow.kernels import cpu, cpu_stages
+from moeflow.kernels.cpu import PackedWeight
+from moeflow.kernels.norm import rms_norm
+
 _HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _SMALL_WEIGHT = 2**16  # values
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None, residual: Tensor | None = None
+) -> Tensor:
     """Return `x @ weight.T + bias + residual`.
 
-    Shapes: x [T, H], weight [N, H], bias [N], residual [T, N] -> [T, N]; all of one dtype.
+    Shapes: x [T, H], weight [N, H], bias [N], residual [T, N] -> [T, N]; all of one dtype, float32 beside a packed
+    weight.
     """
+    if isinstance(weight, PackedWeight):
+        return cpu.linear(x, weight, bias, residual)
     out = _product(x, weight, bias)
     return out if residual is None else out.add_(residual)
+
+
+def norm_linear(
+    x: Tensor, norm: Tensor, eps: float, weight: Tensor | PackedWeight, bias: Tensor | None = None
+) -> Tensor:
+    """Return `rms_norm(x) @ weight.T + bias`; norm [H] scales what is normalised. Shapes as in `linear`."""
+    if isinstance(weight, PackedWeight):
+        return cpu_stages.norm_linear(x, norm, eps, weight, bias)
+    return linear(rms_norm(x, norm, eps), weight, bias)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

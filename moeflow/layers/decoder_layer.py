@@ -32,7 +32,7 @@ class DecoderLayer:
 
     def pre_attention(self, hidden: Tensor) -> Tensor:
         """Return queries, keys and values side by side. Shapes: hidden [T, H] -> [T, (Q + 2 KV) * D]."""
-        return self.self_attn.qkv_proj(self.input_layernorm(hidden))
+        return self.self_attn.qkv_proj.after_norm(hidden, self.input_layernorm)
 
     def attention(self, qkv: Tensor, rotary: RotaryTable, context: ForwardContext) -> Tensor:
         """Store keys and values in the cache and attend; qkv is used up. Shapes: as above -> [T, Q * D]."""

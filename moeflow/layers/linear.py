@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from moeflow.kernels.linear import linear
+from moeflow.kernels.linear import linear, norm_linear
+from moeflow.layers.norm import RMSNorm
 from moeflow.layers.placement import Placement
 
 
@@ -27,6 +28,10 @@ class Linear:
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the parts side by side, plus the residual. Shapes: x [T, in], residual [T, out] -> [T, out]."""
         return linear(x, self.weight, self.bias, residual)
+
+    def after_norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
+        """Do the same to `norm(x)`."""
+        return norm_linear(x, norm.weight, norm.eps, self.weight, self.bias)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
         """Yield each part's checkpoint name and the rows it is loaded into."""

@@ -1,0 +1,558 @@
+// Every operation of the CPU extension against plain loops in double, in every format, at several numbers of threads
+// and under every instruction set that this processor has. Needs no Python, so that sanitizers see all of it; memory
+// is exactly as large as the operations are told, so that a step beyond it is noticed. scripts/sanitize builds it.
+//
+// tests/kernels holds the same operations to tight bounds; here results only have to be right.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../../csrc/ops.h"
+#include "../../csrc/pool.h"
+
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kMayFork = false;  // the thread sanitizer does not follow threads that are started after a fork
+#else
+constexpr bool kMayFork = true;
+#endif
+
+using namespace moeflow;
+
+namespace {
+
+using Floats = std::vector<float>;
+
+std::mt19937 generator(1);
+
+Floats random_floats(int64_t count, float scale = 1) {
+  std::normal_distribution<float> normal(0, scale);
+  Floats values(count);
+  for (float& value : values) value = normal(generator);
+  return values;
+}
+
+[[noreturn]] void fail(const std::string& what) {
+  std::fprintf(stderr, "check_kernels: %s\n", what.c_str());
+  std::exit(1);
+}
+
+void expect(bool is_right, const std::string& what) {
+  if (!is_right) fail(what + " is wrong");
+}
+
+void expect_close(const float* got, const std::vector<double>& want, double tolerance, const std::string& what) {
+  double off = 0, size = 1e-30;
+  for (size_t i = 0; i < want.size(); ++i) {
+    off += (got[i] - want[i]) * (got[i] - want[i]);
+    size += want[i] * want[i];
+  }
+  const double relative = std::sqrt(off / size);
+  if (!(relative <= tolerance)) fail(what + " is off by " + std::to_string(relative));
+}
+
+const char* name_of(Format format) {
+  const char* names[] = {"float32", "bfloat16", "int8", "int4"};
+  return names[static_cast<int>(format)];
+}
+
+constexpr Format kFormats[] = {Format::kF32, Format::kBF16, Format::kINT8, Format::kINT4};
+
+// How far results may be off: activations are rounded as weights are.
+double tolerance_of(Format format) { return format == Format::kF32 ? 1e-5 : 1.5e-2; }
+
+struct Free {
+  void operator()(uint8_t* memory) const { std::free(memory); }
+};
+
+// Zeros, aligned to 64 bytes.
+struct Aligned {
+  explicit Aligned(int64_t bytes) : memory(static_cast<uint8_t*>(std::aligned_alloc(64, round_up(bytes, 64)))) {
+    std::memset(memory.get(), 0, bytes);
+  }
+  uint8_t* get() const { return memory.get(); }
+  std::unique_ptr<uint8_t, Free> memory;
+};
+
+// A packed matrix and the exact values that it stands for.
+struct Weight {
+  Weight(Format format, const Floats& source, int64_t rows, int64_t cols, const std::vector<int64_t>& places)
+      : storage(matrix_bytes(format, rows, cols)), matrix{format, rows, cols, storage.get()}, values(rows * cols) {
+    pack_rows(format, SourceType::kF32, source.data(), cols, places.data(), static_cast<int64_t>(places.size()),
+              storage.get());
+    unpack_rows(matrix, nullptr, rows, values.data());
+  }
+  Aligned storage;
+  Matrix matrix;
+  Floats values;
+};
+
+std::vector<int64_t> in_order(int64_t count) {
+  std::vector<int64_t> places(count);
+  for (int64_t i = 0; i < count; ++i) places[i] = i;
+  return places;
+}
+
+Weight random_weight(Format format, int64_t rows, int64_t cols) {
+  return Weight(format, random_floats(rows * cols), rows, cols, in_order(rows));
+}
+
+std::vector<double> product(const float* x, const Floats& weight, int64_t rows, int64_t cols) {
+  std::vector<double> out(rows);
+  for (int64_t n = 0; n < rows; ++n) {
+    for (int64_t k = 0; k < cols; ++k) out[n] += static_cast<double>(x[k]) * weight[n * cols + k];
+  }
+  return out;
+}
+
+// ---- packing ----
+
+// Each thread brings every third row, so that all of them write into every band.
+void check_packing_from_several_threads() {
+  constexpr int64_t kRows = 60, kCols = 70;
+  const Floats source = random_floats(kRows * kCols);
+  for (const Format format : kFormats) {
+    const Weight want(format, source, kRows, kCols, in_order(kRows));
+    Aligned storage(matrix_bytes(format, kRows, kCols));
+    std::vector<std::thread> threads;
+    for (int64_t first = 0; first < 3; ++first) {
+      threads.emplace_back([&, first] {
+        for (int64_t row = first; row < kRows; row += 3) {
+          pack_rows(format, SourceType::kF32, source.data() + row * kCols, kCols, &row, 1, storage.get());
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    Floats values(kRows * kCols);
+    unpack_rows(Matrix{format, kRows, kCols, storage.get()}, nullptr, kRows, values.data());
+    expect(values == want.values, "packing from several threads");
+  }
+}
+
+void check_packing() {
+  for (const Format format : kFormats) {
+    for (const int64_t rows : {1, 16, 17, 40}) {
+      for (const int64_t cols : {1, 31, 32, 33, 70}) {
+        const Floats source = random_floats(rows * cols);
+        std::vector<int64_t> places = in_order(rows);
+        std::shuffle(places.begin(), places.end(), generator);
+        const Weight weight(format, source, rows, cols, places);
+        std::vector<double> want(rows * cols);
+        for (int64_t i = 0; i < rows * cols; ++i) want[places[i / cols] * cols + i % cols] = source[i];
+        const double tolerance = format == Format::kF32 ? 0 : format == Format::kINT4 ? 0.15 : 0.01;
+        expect_close(weight.values.data(), want, tolerance, std::string("packing as ") + name_of(format));
+      }
+    }
+  }
+  check_packing_from_several_threads();
+  std::vector<uint8_t> blocks(3 * 2 * 34);
+  for (uint8_t& byte : blocks) byte = static_cast<uint8_t>(generator());
+  for (size_t at = 0; at < blocks.size(); at += 34) blocks[at] = 0, blocks[at + 1] = 0x38;  // half of 0.5
+  Aligned storage(matrix_bytes(Format::kINT8, 3, 64));
+  pack_rows(Format::kINT8, SourceType::kQ8_0, blocks.data(), 64, in_order(3).data(), 3, storage.get());
+  Floats values(3 * 64);
+  unpack_rows(Matrix{Format::kINT8, 3, 64, storage.get()}, nullptr, 3, values.data());
+  for (int64_t i = 0; i < 3 * 64; ++i) {
+    expect(values[i] == 0.5f * static_cast<int8_t>(blocks[i / 32 * 34 + 2 + i % 32]), "a packed block");
+  }
+}
+
+// ---- dense layers ----
+
+void check_linear(const Isa& isa) {
+  const std::pair<int64_t, int64_t> sizes[] = {{1, 1}, {15, 31}, {17, 33}, {64, 32}, {130, 70}};
+  for (const Format format : kFormats) {
+    for (const auto& [outputs, inputs] : sizes) {
+      const Weight weight = random_weight(format, outputs, inputs);
+      const Floats bias = random_floats(outputs);
+      for (const int64_t rows : {0, 1, 2, 7, 13, 97}) {
+        const int64_t stride = inputs + 3;
+        const Floats x = random_floats(rows * stride), residual = random_floats(rows * outputs);
+        Floats out(rows * outputs), alone(outputs);
+        linear(isa, {weight.matrix, x.data(), rows, stride, bias.data(), residual.data(), out.data()});
+        std::vector<double> want;
+        for (int64_t row = 0; row < rows; ++row) {
+          std::vector<double> values = product(x.data() + row * stride, weight.values, outputs, inputs);
+          for (int64_t n = 0; n < outputs; ++n) want.push_back(values[n] + bias[n] + residual[row * outputs + n]);
+          linear(isa, {weight.matrix, x.data() + row * stride, 1, stride, bias.data(),
+                       residual.data() + row * outputs, alone.data()});
+          expect(std::memcmp(alone.data(), out.data() + row * outputs, outputs * 4) == 0, "a row beside others");
+        }
+        expect_close(out.data(), want, tolerance_of(format), std::string("linear in ") + name_of(format));
+      }
+    }
+  }
+}
+
+void check_norm_before_linear(const Isa& isa) {
+  for (const Format format : kFormats) {
+    for (const auto& [outputs, inputs] : {std::pair<int64_t, int64_t>{17, 33}, {600, 70}}) {
+      const Weight weight = random_weight(format, outputs, inputs);
+      const Floats norm = random_floats(inputs);
+      for (const int64_t rows : {1, 5, 40}) {
+        const Floats x = random_floats(rows * inputs);
+        Floats normed(rows * inputs), want(rows * outputs), got(rows * outputs);
+        rms_norm(isa, {x.data(), norm.data(), 1e-6f, rows, inputs, normed.data()});
+        linear(isa, {weight.matrix, normed.data(), rows, inputs, nullptr, nullptr, want.data()});
+        linear(isa, {weight.matrix, x.data(), rows, inputs, nullptr, nullptr, got.data(), norm.data(), 1e-6f});
+        expect(got == want, "a norm on the way into a product");
+      }
+    }
+  }
+}
+
+// ---- experts ----
+
+struct Expert {
+  Weight gate_up, down;
+};
+
+Expert random_expert(Format format, int64_t hidden, int64_t width) {
+  const int64_t whole = round_up(width, kBand);
+  std::vector<int64_t> places;  // gate 0..15, up 0..15, gate 16..31, ...
+  for (const int64_t is_up : {0, 1}) {
+    for (int64_t i = 0; i < width; ++i) places.push_back(i / kBand * 2 * kBand + is_up * kBand + i % kBand);
+  }
+  const float scale = 1 / std::sqrt(static_cast<float>(hidden));
+  return {Weight(format, random_floats(2 * width * hidden, scale), 2 * whole, hidden, places),
+          random_weight(format, hidden, width)};
+}
+
+std::vector<double> run_expert(const Expert& expert, const float* x, int64_t hidden, int64_t width) {
+  const std::vector<double> ups = product(x, expert.gate_up.values, expert.gate_up.matrix.rows, hidden);
+  Floats h(width);
+  for (int64_t i = 0; i < width; ++i) {
+    const int64_t place = i / kBand * 2 * kBand + i % kBand;
+    h[i] = static_cast<float>(ups[place] / (1 + std::exp(-ups[place])) * ups[place + kBand]);
+  }
+  return product(h.data(), expert.down.values, hidden, width);
+}
+
+void check_experts(const Isa& isa) {
+  constexpr int64_t kExperts = 5;
+  const std::pair<int64_t, int64_t> sizes[] = {{1, 1}, {33, 17}, {70, 48}, {130, 33}};
+  for (const Format format : kFormats) {
+    for (const auto& [hidden, width] : sizes) {
+      std::vector<Expert> all;
+      std::vector<Matrix> gate_up, down;
+      for (int64_t e = 0; e < kExperts; ++e) all.push_back(random_expert(format, hidden, width));
+      for (const Expert& expert : all) gate_up.push_back(expert.gate_up.matrix), down.push_back(expert.down.matrix);
+      for (const int64_t tokens : {0, 1, 3, 9, 40}) {
+        for (const int64_t top_k : {1, 3}) {
+          const Floats x = random_floats(tokens * hidden), weights = random_floats(tokens * top_k);
+          std::vector<int64_t> ids(tokens * top_k);
+          for (int64_t i = 0; i < tokens * top_k; ++i) ids[i] = (i % top_k + i / top_k % 2 * 2) % kExperts;
+          std::vector<double> want(tokens * hidden);
+          for (int64_t i = 0; i < tokens * top_k; ++i) {
+            const float* row = x.data() + i / top_k * hidden;
+            const std::vector<double> result = run_expert(all[ids[i]], row, hidden, width);
+            for (int64_t c = 0; c < hidden; ++c) want[i / top_k * hidden + c] += weights[i] * result[c];
+          }
+          for (int64_t i = 0; i < tokens * hidden; ++i) want[i] += x[i];
+          Floats out(tokens * hidden);
+          experts(isa, {gate_up.data(), down.data(), kExperts, hidden, width, x.data(), tokens, top_k, ids.data(),
+                        weights.data(), x.data(), out.data()});
+          expect_close(out.data(), want, 2 * tolerance_of(format), std::string("experts in ") + name_of(format));
+        }
+      }
+    }
+  }
+}
+
+// ---- attention ----
+
+struct Cache {
+  Cache(Format format, int64_t blocks, int64_t heads, int64_t block_size, int64_t dim)
+      : cache{format, nullptr, blocks, heads, block_size, dim}, storage(blocks * heads * kv_cell_bytes(cache)) {
+    cache.data = storage.get();
+  }
+  KVCache cache;
+  Aligned storage;
+};
+
+// Two sequences: one begins with this pass, the other has `start` tokens in the cache; block tables run backwards.
+void check_attention(const Isa& isa, Format format, int64_t start, int64_t dim, int64_t window, bool has_tree) {
+  constexpr int64_t kHeads = 4, kKVHeads = 2, kBlockSize = 16;
+  const int64_t counts[] = {37, 3}, starts[] = {0, start};
+  int32_t table_offsets[2], counts32[2], starts32[2], first_tokens[] = {0, static_cast<int32_t>(counts[0])};
+  std::vector<int32_t> tables;
+  int32_t next_block = static_cast<int32_t>((counts[0] + counts[1] + start) / kBlockSize + 2);
+  Cache cache(format, next_block, kKVHeads, kBlockSize, dim);
+  const int64_t num_tokens = counts[0] + counts[1];
+  Floats q = random_floats(num_tokens * kHeads * dim);
+  Floats keys[2], values[2];
+  for (int s = 0; s < 2; ++s) {
+    starts32[s] = static_cast<int32_t>(starts[s]), counts32[s] = static_cast<int32_t>(counts[s]);
+    table_offsets[s] = static_cast<int32_t>(tables.size());
+    const int64_t stop = starts[s] + counts[s];
+    for (int64_t block = 0; block * kBlockSize < stop; ++block) tables.push_back(--next_block);
+    keys[s] = random_floats(stop * kKVHeads * dim), values[s] = random_floats(stop * kKVHeads * dim);
+    std::vector<int64_t> slots;
+    for (int64_t p = 0; p < stop; ++p) {
+      slots.push_back(tables[table_offsets[s] + p / kBlockSize] * kBlockSize + p % kBlockSize);
+    }
+    write_kv({cache.cache, stop, slots.data(), keys[s].data(), values[s].data(), kKVHeads * dim, kKVHeads * dim});
+  }
+  std::vector<uint64_t> masks(num_tokens);
+  for (uint64_t& mask : masks) mask = ~(static_cast<uint64_t>(generator()) << 20);
+  const auto sees = [&](int s, int64_t token, int64_t position) {
+    const int64_t own = starts[s] + token - first_tokens[s], bit = position - (starts[s] + counts[s] - 64);
+    if (position > own) return false;
+    if (has_tree) return bit < 0 || (masks[token] >> bit & 1) != 0;
+    return window == 0 || position > own - window;
+  };
+  std::vector<double> want(num_tokens * kHeads * dim);
+  for (int64_t token = 0; token < num_tokens; ++token) {
+    const int s = token >= counts[0];
+    for (int64_t head = 0; head < kHeads; ++head) {
+      double sum = 0;
+      double* const out = want.data() + (token * kHeads + head) * dim;
+      for (int64_t p = 0; p < starts[s] + counts[s]; ++p) {
+        if (!sees(s, token, p)) continue;
+        const int64_t at = (p * kKVHeads + head / (kHeads / kKVHeads)) * dim;
+        double score = 0;
+        for (int64_t d = 0; d < dim; ++d) score += q[(token * kHeads + head) * dim + d] * keys[s][at + d];
+        const double weight = std::exp(score / std::sqrt(static_cast<double>(dim)));
+        sum += weight;
+        for (int64_t d = 0; d < dim; ++d) out[d] += weight * values[s][at + d];
+      }
+      for (int64_t d = 0; d < dim && sum > 0; ++d) out[d] /= sum;
+    }
+  }
+  Floats out(num_tokens * kHeads * dim);
+  attention(isa, {cache.cache, q.data(), kHeads * dim, kHeads, 2, first_tokens, starts32, counts32, table_offsets,
+                  tables.data(), window, has_tree ? masks.data() : nullptr, out.data()});
+  expect_close(out.data(), want, tolerance_of(format), std::string("attention over ") + name_of(format));
+}
+
+void check_attention(const Isa& isa) {
+  for (const Format format : {Format::kF32, Format::kBF16, Format::kINT8}) {
+    for (const int64_t start : {0, 1, 100, 1500}) {
+      for (const int64_t dim : {8, 24, 64}) {
+        check_attention(isa, format, start, dim, 0, false);
+        check_attention(isa, format, start, dim, 20, false);
+        check_attention(isa, format, start, dim, 0, true);
+      }
+    }
+  }
+}
+
+// ---- small operations ----
+
+void check_rms_norm(const Isa& isa, int64_t rows, int64_t size) {
+  const Floats x = random_floats(rows * size), weight = random_floats(size);
+  std::vector<double> want(rows * size);
+  for (int64_t row = 0; row < rows; ++row) {
+    double squares = 0;
+    for (int64_t i = 0; i < size; ++i) squares += static_cast<double>(x[row * size + i]) * x[row * size + i];
+    for (int64_t i = 0; i < size; ++i) {
+      want[row * size + i] = x[row * size + i] / std::sqrt(squares / static_cast<double>(size) + 1e-6) * weight[i];
+    }
+  }
+  Floats out(rows * size);
+  rms_norm(isa, {x.data(), weight.data(), 1e-6f, rows, size, out.data()});
+  expect_close(out.data(), want, 1e-5, "rms_norm");
+}
+
+void check_softmax_topk(const Isa& isa, int64_t rows, int64_t num_experts, int64_t top_k) {
+  const Floats logits = random_floats(rows * num_experts);
+  std::vector<int64_t> ids(rows * top_k);
+  Floats weights(rows * top_k);
+  softmax_topk(isa, {logits.data(), rows, num_experts, top_k, false, ids.data(), weights.data()});
+  std::vector<double> want;
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* const x = logits.data() + row * num_experts;
+    double sum = 0;
+    for (int64_t e = 0; e < num_experts; ++e) sum += std::exp(static_cast<double>(x[e]));
+    for (int64_t k = 0; k < top_k; ++k) {
+      const int64_t id = ids[row * top_k + k];
+      int64_t num_better = 0;
+      for (int64_t e = 0; e < num_experts; ++e) num_better += x[e] > x[id];
+      expect(num_better == k, "softmax_topk's choice");
+      want.push_back(std::exp(static_cast<double>(x[id])) / sum);
+    }
+  }
+  expect_close(weights.data(), want, 1e-5, "softmax_topk");
+}
+
+void check_largest(const Isa& isa, int64_t rows, int64_t size) {
+  const Floats x = random_floats(rows * size);
+  std::vector<int64_t> indices(rows);
+  Floats values(rows);
+  largest(isa, {x.data(), rows, size, values.data(), indices.data()});
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto first = x.begin() + row * size;
+    expect(std::max_element(first, first + size) - first == indices[row], "the place of the largest");
+    expect(values[row] == x[row * size + indices[row]], "the largest");
+  }
+}
+
+void check_attention_input(const Isa& isa, int64_t tokens, int64_t dim, bool norm_all_heads) {
+  constexpr int64_t kHeads = 4, kKVHeads = 2, kAll = kHeads + 2 * kKVHeads;
+  Cache cache(Format::kF32, tokens / 16 + 1, kKVHeads, 16, dim);
+  Floats qkv = random_floats(tokens * kAll * dim), cos = random_floats(tokens * dim), sin = random_floats(tokens * dim);
+  const Floats before = qkv, norms = random_floats(kHeads * dim);
+  const std::vector<int64_t> slots = in_order(tokens);
+  attention_input(isa, {cache.cache, qkv.data(), tokens, kHeads, norms.data(), norms.data(), norm_all_heads, 1e-6f, 0,
+                        cos.data(), sin.data(), slots.data()});
+  std::vector<double> want;
+  Floats got;
+  for (int64_t token = 0; token < tokens; ++token) {
+    for (int64_t head = 0; head < kHeads + kKVHeads; ++head) {
+      const float* const row = before.data() + token * kAll * dim;
+      const bool is_key = head >= kHeads;
+      const int64_t own = is_key ? head - kHeads : head, heads = is_key ? kKVHeads : kHeads;
+      const float* const first = norm_all_heads ? row + (is_key ? kHeads * dim : 0) : row + head * dim;
+      const int64_t size = norm_all_heads ? heads * dim : dim;
+      double squares = 0;
+      for (int64_t i = 0; i < size; ++i) squares += static_cast<double>(first[i]) * first[i];
+      const double scale = 1 / std::sqrt(squares / static_cast<double>(size) + 1e-6);
+      const float* const norm = norms.data() + (norm_all_heads ? own * dim : 0);
+      for (int64_t d = 0; d < dim; ++d) {
+        const int64_t other = (d + dim / 2) % dim;
+        const double x = row[head * dim + d] * scale * norm[d], y = row[head * dim + other] * scale * norm[other];
+        want.push_back(x * cos[token * dim + d] + y * sin[token * dim + d]);
+        const float* const cell = reinterpret_cast<const float*>(kv_cell(cache.cache, slots[token] / 16, own));
+        got.push_back(is_key ? cell[d * 16 + slots[token] % 16] : qkv[(token * kAll + head) * dim + d]);
+      }
+    }
+  }
+  expect_close(got.data(), want, 1e-5, "attention_input");
+}
+
+void check_small_ops(const Isa& isa) {
+  for (const int64_t rows : {0, 1, 3, 200}) {
+    for (const int64_t size : {1, 15, 16, 70, 500}) {
+      check_rms_norm(isa, rows, size);
+      check_largest(isa, rows, size);
+      check_softmax_topk(isa, rows, size, std::min<int64_t>(size, 8));
+    }
+    for (const int64_t dim : {8, 64}) {
+      check_attention_input(isa, rows, dim, false);
+      check_attention_input(isa, rows, dim, true);
+    }
+  }
+}
+
+void check_moe_stage(const Isa& isa, Format format, int64_t tokens) {
+  constexpr int64_t kExperts = 5, kTopK = 2, kHidden = 70, kWidth = 33, kAttended = 48;
+  std::vector<Expert> all;
+  std::vector<Matrix> gate_up, down;
+  for (int64_t e = 0; e < kExperts; ++e) all.push_back(random_expert(format, kHidden, kWidth));
+  for (const Expert& expert : all) gate_up.push_back(expert.gate_up.matrix), down.push_back(expert.down.matrix);
+  const Weight o_proj = random_weight(format, kHidden, kAttended), router = random_weight(Format::kF32, kExperts, kHidden);
+  const Floats attended = random_floats(tokens * kAttended), hidden = random_floats(tokens * kHidden);
+  const Floats norm = random_floats(kHidden);
+  MoEStageCall call{};
+  call.attended = attended.data(), call.hidden = hidden.data(), call.num_tokens = tokens;
+  call.o_proj = o_proj.matrix, call.router = router.matrix, call.norm = norm.data(), call.eps = 1e-6f;
+  call.gate_up = gate_up.data(), call.down = down.data(), call.num_experts = kExperts, call.width = kWidth;
+  call.top_k = kTopK, call.renormalize = true;
+  Floats got(tokens * kHidden), want(tokens * kHidden), normed(tokens * kHidden), logits(tokens * kExperts);
+  call.out = got.data();
+  moe_stage(isa, call);
+
+  std::vector<int64_t> ids(tokens * kTopK);
+  Floats weights(tokens * kTopK);
+  linear(isa, {o_proj.matrix, attended.data(), tokens, kAttended, nullptr, hidden.data(), want.data()});
+  rms_norm(isa, {want.data(), norm.data(), 1e-6f, tokens, kHidden, normed.data()});
+  linear(isa, {router.matrix, normed.data(), tokens, kHidden, nullptr, nullptr, logits.data()});
+  softmax_topk(isa, {logits.data(), tokens, kExperts, kTopK, true, ids.data(), weights.data()});
+  const Floats residual = want;
+  experts(isa, {gate_up.data(), down.data(), kExperts, kHidden, kWidth, normed.data(), tokens, kTopK, ids.data(),
+                weights.data(), residual.data(), want.data()});
+  expect(got == want, "a stage of several operations");
+}
+
+void check_moe_stage(const Isa& isa) {
+  for (const Format format : kFormats) {
+    for (const int64_t tokens : {0, 1, 9}) check_moe_stage(isa, format, tokens);
+  }
+}
+
+// ---- threads ----
+
+void check_callers_at_the_same_time(const Isa& isa) {
+  std::atomic<bool> is_over{false};
+  std::thread resizer([&] {
+    for (int i = 0; !is_over.load(); ++i) {
+      set_num_threads(i % 4 + 1);
+      std::this_thread::yield();
+    }
+  });
+  const auto compute = [&](Format format) {
+    std::mt19937 own(3);
+    const int64_t rows = 5, inputs = 40, outputs = 70;
+    Floats source(outputs * inputs), x(rows * inputs), first(rows * outputs), out(rows * outputs);
+    for (Floats* values : {&source, &x}) {
+      for (float& value : *values) value = std::normal_distribution<float>()(own);
+    }
+    const Weight weight(format, source, outputs, inputs, in_order(outputs));
+    for (int i = 0; i < 200; ++i) {
+      Floats& to = i == 0 ? first : out;
+      linear(isa, {weight.matrix, x.data(), rows, inputs, nullptr, nullptr, to.data()});
+      expect(i == 0 || out == first, "a product beside others");
+    }
+  };
+  std::thread a(compute, Format::kF32), b(compute, Format::kINT8);
+  for (int i = 0; i < 20; ++i) check_attention(isa, Format::kF32, 600, 8, 0, false);
+  a.join();
+  b.join();
+  is_over.store(true);
+  resizer.join();
+}
+
+void check_fork(const Isa& isa) {
+  if (!kMayFork) return;
+  set_num_threads(3);
+  check_rms_norm(isa, 200, 500);
+  const pid_t child = fork();
+  check_linear(isa);
+  if (child == 0) {
+    expect(num_threads() == 3, "the number of threads after a fork");
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  expect(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child of a fork");
+}
+
+}  // namespace
+
+int main() {
+  check_packing();
+  const Isa* isa = nullptr;
+  for (const char* cap : {"generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16"}) {
+    const Isa* const best = choose_isa(cap);
+    if (best == nullptr || std::strcmp(best->name, cap) != 0) {
+      std::printf("%s: not on this processor\n", cap);
+      continue;
+    }
+    isa = best;
+    for (const int count : {1, 2, 5}) {
+      set_num_threads(count);
+      check_linear(*isa);
+      check_norm_before_linear(*isa);
+      check_experts(*isa);
+      check_moe_stage(*isa);
+      check_attention(*isa);
+      check_small_ops(*isa);
+    }
+    std::printf("%s: right\n", cap);
+  }
+  check_callers_at_the_same_time(*isa);
+  check_fork(*isa);
+  set_num_threads(1);
+  std::printf("threads: right\n");
+}
