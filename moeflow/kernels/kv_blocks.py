@@ -67,10 +67,10 @@ class KVBlocks:
 
     def read(self, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return K and V of whole blocks, one after another. Shapes: blocks [n] -> [KV, n * block_size, D] each."""
-        keys, values = (half.transpose(0, 1).index_select(1, blocks).to(dtype) for half in (self.keys, self.values))
+        keys, values = (_take(half, blocks).to(dtype) for half in (self.keys, self.values))
         if self.key_scales is not None and self.value_scales is not None:
-            keys *= self.key_scales.transpose(0, 1).index_select(1, blocks).unsqueeze(-1)
-            values *= self.value_scales.transpose(0, 1).index_select(1, blocks).unsqueeze(-1)
+            keys *= _take(self.key_scales, blocks).unsqueeze(-1)
+            values *= _take(self.value_scales, blocks).unsqueeze(-1)
         return keys.flatten(1, 2), values.flatten(1, 2)
 
 
@@ -82,6 +82,13 @@ def kv_block_bytes(dtype: torch.dtype, *, num_kv_heads: int, block_size: int, he
 def _cell_bytes(dtype: torch.dtype, block_size: int, head_dim: int) -> int:
     scales = 2 * block_size * torch.float32.itemsize if dtype == torch.int8 else 0
     return 2 * block_size * head_dim * dtype.itemsize + scales
+
+
+def _take(stored: Tensor, blocks: Tensor) -> Tensor:
+    """Return blocks of stored [B, KV, ...] as [KV, n, ...]."""
+    # First the blocks, then the heads: along any dimension but the first, torch's CPU kernel copies all of a tensor
+    # that does not lie in a row before it selects from it, which here would be the whole cache.
+    return stored.index_select(0, blocks).transpose(0, 1)
 
 
 def _quantize(x: Tensor) -> tuple[Tensor, Tensor]:

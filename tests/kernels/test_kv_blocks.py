@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from moeflow.kernels.kv_blocks import KV_DTYPES, kv_block_bytes
 from tests.kernels.passes import make_blocks
@@ -38,3 +39,12 @@ def test_int8_of_nothing_is_nothing():
     blocks = make_blocks(1, dtype=torch.int8)
     blocks.write(torch.tensor([1]), torch.zeros(1, 2, 8), torch.full((1, 2, 8), 1e-38))
     assert all((half == 0).all() for half in blocks.read(torch.tensor([0]), torch.float32))
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_reading_two_blocks_touches_no_others(dtype):
+    blocks = make_blocks(4096, dtype=dtype)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        blocks.read(torch.tensor([4000, 7]), torch.float32)
+    allocated = sum(max(event.self_cpu_memory_usage, 0) for event in profiler.events())
+    assert 0 < allocated < blocks.storage.nbytes / 100
