@@ -1,0 +1,178 @@
+"""The slab file: every expert of a model as one slab, in the layout that kernels read, so that a read is all it takes.
+
+    page 0          magic, length and checksum of the description, the description (JSON)
+    from page 1     table: for each slab, checksum and mark (4 bytes each); the table's own checksum ends its last page
+    then            the slabs in the order (layer, expert), each filled up to whole pages
+
+All slabs are of one size, which makes them fit any slot of a cache and their places computable. What is in a slab
+is not known here. Checksums are CRC-32, which zlib computes at 6 GB/s, several times what a disk delivers.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from moeflow.core.errors import CheckpointError
+from moeflow.memory.file_io import PAGE_BYTES, whole_pages
+
+FORMAT_VERSION: Final = 1
+MAKE_ANEW: Final = "Delete it; it is made anew from the model"
+
+_MAGIC: Final = b"MOESLAB\n"
+_PREFIX: Final = struct.Struct("<8sII")  # magic, bytes of the description, its checksum
+_ENTRY: Final = struct.Struct("<II")  # a slab's checksum, its mark
+_CHECKSUM: Final = struct.Struct("<I")
+
+
+class SlabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a slab file holds; two files with equal specs are interchangeable."""
+
+    identity: str  # of the checkpoint it was made from
+    weight_format: str
+    num_layers: int  # those with experts
+    num_experts: int  # of a layer
+    slab_bytes: int  # of one expert, without the filling
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def num_slabs(self) -> int:
+        """Slabs of the file."""
+        return self.num_layers * self.num_experts
+
+    @property
+    def stride_bytes(self) -> int:
+        """From one slab to the next: whole pages."""
+        return whole_pages(self.slab_bytes)
+
+    @property
+    def table_bytes(self) -> int:
+        """Pages of the table."""
+        return whole_pages(self.num_slabs * _ENTRY.size + _CHECKSUM.size)
+
+    @property
+    def file_bytes(self) -> int:
+        """Length of the whole file."""
+        return self.offset(self.num_slabs)
+
+    def number(self, layer: int, expert: int) -> int:
+        """Return a slab's place in the order of the file. Raises: IndexError."""
+        if not (0 <= layer < self.num_layers and 0 <= expert < self.num_experts):
+            raise IndexError(f"layer {layer}, expert {expert} of {self.num_layers} layers of {self.num_experts}")
+        return layer * self.num_experts + expert
+
+    def offset(self, number: int) -> int:
+        """Return where a slab starts in the file."""
+        return PAGE_BYTES + self.table_bytes + number * self.stride_bytes
+
+    def name(self, number: int) -> str:
+        """Name a slab as messages do."""
+        layer, expert = divmod(number, self.num_experts)
+        return f"layer {layer}, expert {expert}"
+
+
+@dataclass(frozen=True, slots=True)
+class SlabIndex:
+    """A finished slab file, as its first pages describe it."""
+
+    path: Path
+    spec: SlabSpec
+    checksums: tuple[int, ...]  # CRC-32 of each slab, without the filling
+
+
+def checksum(content: memoryview | bytes) -> int:
+    """Return the CRC-32 of a slab."""
+    return zlib.crc32(content)
+
+
+def encode_header(spec: SlabSpec) -> bytes:
+    """Return page 0."""
+    text = msgspec.json.encode(spec)
+    return (_PREFIX.pack(_MAGIC, len(text), zlib.crc32(text)) + text).ljust(PAGE_BYTES, b"\0")
+
+
+def encode_entry(number: int, slab_checksum: int) -> bytes:
+    """Return a table entry. Its mark says that the slab is written, and cannot come about by chance."""
+    return _ENTRY.pack(slab_checksum, zlib.crc32(_ENTRY.pack(slab_checksum, number)))
+
+
+def entry_offset(number: int) -> int:
+    """Return where a slab's table entry starts in the file."""
+    return PAGE_BYTES + number * _ENTRY.size
+
+
+def decode_entries(table: bytes, spec: SlabSpec) -> list[int | None]:
+    """Return each slab's checksum, None if its entry is not a valid one."""
+    entries = _ENTRY.iter_unpack(table[: spec.num_slabs * _ENTRY.size])
+    return [
+        slab_checksum if encode_entry(number, slab_checksum) == _ENTRY.pack(slab_checksum, mark) else None
+        for number, (slab_checksum, mark) in enumerate(entries)
+    ]
+
+
+def encode_table(checksums: Sequence[int], spec: SlabSpec) -> bytes:
+    """Return the table of a finished file."""
+    entries = b"".join(encode_entry(number, value) for number, value in enumerate(checksums))
+    body = entries.ljust(spec.table_bytes - _CHECKSUM.size, b"\0")
+    return body + _CHECKSUM.pack(zlib.crc32(body))
+
+
+def read_slab_index(path: Path) -> SlabIndex:
+    """Read what a slab file holds. No slab is read: those are checked when they are.
+
+    Raises: CheckpointError if the file cannot be read, is no slab file, of another version, cut or damaged.
+    """
+    try:
+        with path.open("rb") as stream:
+            spec = decode_header(stream.read(PAGE_BYTES), path)
+            table = stream.read(spec.table_bytes)
+            actual_bytes = stream.seek(0, 2)
+    except OSError as error:
+        remedy = "Check that the file is there and that you may read it"
+        raise CheckpointError(f"cannot be read ({error.strerror or error})", file=path, remedy=remedy) from error
+    if actual_bytes != spec.file_bytes:
+        raise CheckpointError(
+            f"is {actual_bytes} bytes long instead of {spec.file_bytes}: it was cut or is another file",
+            file=path,
+            remedy=MAKE_ANEW,
+        )
+    body, stored = table[: -_CHECKSUM.size], table[-_CHECKSUM.size :]
+    if _CHECKSUM.pack(zlib.crc32(body)) != stored:
+        raise CheckpointError("has a damaged table of slabs", file=path, remedy=MAKE_ANEW)
+    checksums = decode_entries(body, spec)
+    damaged = [spec.name(number) for number, value in enumerate(checksums) if value is None]
+    if damaged:
+        raise CheckpointError(f"lacks {len(damaged)} slabs, {damaged[0]} first", file=path, remedy=MAKE_ANEW)
+    return SlabIndex(path, spec, tuple(value for value in checksums if value is not None))
+
+
+def decode_header(page: bytes, path: Path) -> SlabSpec:
+    """Return what page 0 says. Raises: CheckpointError."""
+    if len(page) < PAGE_BYTES or not page.startswith(_MAGIC):
+        raise CheckpointError("is not a slab file", file=path, remedy="Name a file that moeflow made")
+    _, length, expected = _PREFIX.unpack_from(page)
+    text = page[_PREFIX.size : _PREFIX.size + length]
+    if len(text) != length or zlib.crc32(text) != expected:
+        raise CheckpointError("has a damaged description", file=path, remedy=MAKE_ANEW)
+    try:
+        version = msgspec.json.decode(text, type=dict[str, object]).get("format_version")
+        if version != FORMAT_VERSION:
+            raise CheckpointError(
+                f"is of format version {version}; this moeflow reads version {FORMAT_VERSION}",
+                file=path,
+                remedy=MAKE_ANEW,
+            )
+        spec = msgspec.json.decode(text, type=SlabSpec)
+    except msgspec.MsgspecError as error:
+        raise CheckpointError(
+            f"has a description that makes no sense ({error})", file=path, remedy=MAKE_ANEW
+        ) from error
+    if min(spec.num_layers, spec.num_experts, spec.slab_bytes) < 1:
+        raise CheckpointError("describes a file without slabs", file=path, remedy=MAKE_ANEW)
+    return spec
