@@ -113,10 +113,12 @@ def serving(model: str, *options: str) -> Iterator[str]:
 def test_clients_that_hang_up_leave_nothing_behind(tmp_path: Path):
     write_tiny_mixtral(tmp_path)
     jobs = make_jobs(vocab_size=258, longest_prompt=200, longest_answer=120)
-    # room for 1,000 tokens, while twelve requests of up to 320 run at once: blocks must run out
-    options = ("--max-running", "12", "--kv-cache", "256kB", "--threads", "1", "--max-model-len", "400")
+    # 24 blocks, a longest request needs 20: they run out as soon as any two long ones overlap, however fast they go
+    memory = ("--dtype", "float32", "--kv-dtype", "float32", "--kv-cache", "100kB", "--max-model-len", "320")
+    options = ("--max-running", "12", "--threads", "1", *memory)
     with serving(str(tmp_path), *options) as url:
         stats = asyncio.run(soak(url, jobs, rounds=3))
+    assert stats["kv_blocks_total"] == 24
     assert stats["preemptions_total"] > 0
 
 
