@@ -5,7 +5,6 @@ Says only what the user may wish; how to serve is the server's business.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import click
@@ -88,11 +87,5 @@ def serve(
     MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model is served.
     """
     config = late.ServerConfig(**server_wishes)
-    settings = prepare(wishes)
-    settings = dataclasses.replace(
-        settings,
-        model_name=model_name or settings.model_name,
-        max_batch_tokens=max_batch_tokens,
-        prefix_caching=prefix_caching,
-    )
-    return late.serve(settings, config)
+    wishes |= {"model_name": model_name, "max_batch_tokens": max_batch_tokens, "prefix_caching": prefix_caching}
+    return late.serve(lambda: prepare(wishes), config)

@@ -1,4 +1,4 @@
-"""Starts everything in the right order and ends it in the right order: socket, HTTP, engine process; signals.
+"""Starts everything in the right order and ends it in the right order: socket, model, HTTP, engine process; signals.
 
 HTTP answers from the start ("loading"), so that probes and the page can see how far it is. The first SIGTERM
 or Ctrl-C lets running requests finish within the deadline, the second ends at once.
@@ -11,7 +11,7 @@ import contextlib
 import signal
 import socket
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import uvicorn
@@ -36,14 +36,16 @@ _FLUSH_S = 5  # how long slow clients may take to read what is already written
 _FORCED = 128  # shells' way to say "ended by signal": 128 + its number
 
 
-def serve(settings: Settings, config: ServerConfig) -> int:
+def serve(prepare: Callable[[], Settings], config: ServerConfig) -> int:
     """Serve until a signal ends it; return the exit code: 0 after an orderly end, 1 if the engine had died.
+
+    `prepare` returns the settings and may take minutes to make the model they name: the port is taken before.
 
     Blocks: until then.
     Raises: ConfigError for host or port; whatever keeps the model from loading.
     """
     with listen(config) as listener:
-        engine_config = decide(settings)
+        engine_config = decide(prepare())
         if not config.is_loopback and config.api_key is None:
             print(
                 f"warning: everybody who can reach {config.host} may use this server; set an API key", file=sys.stderr

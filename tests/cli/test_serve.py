@@ -1,3 +1,6 @@
+import socket
+from collections.abc import Callable
+
 import pytest
 from click.testing import CliRunner
 
@@ -19,8 +22,8 @@ def served(monkeypatch):
     """Stand in for the server: what it was started with."""
     calls: list[tuple[Settings, ServerConfig]] = []
 
-    def serve(settings: Settings, config: ServerConfig) -> int:
-        calls.append((settings, config))
+    def serve(prepare: Callable[[], Settings], config: ServerConfig) -> int:
+        calls.append((prepare(), config))
         return 0
 
     monkeypatch.setitem(vars(late), "serve", serve)
@@ -73,14 +76,29 @@ def test_the_key_may_come_from_the_environment(served, monkeypatch):
 
 
 def test_the_servers_exit_code_is_the_shells(served, monkeypatch):
-    monkeypatch.setitem(vars(late), "serve", lambda settings, config: 3)
+    monkeypatch.setitem(vars(late), "serve", lambda prepare, config: 3)
     assert run().exit_code == 3
 
 
-def test_a_wrong_wish_is_told_before_a_model_is_looked_for(served, monkeypatch):
+@pytest.fixture
+def unmade(monkeypatch):
+    """Refuse to look for a model."""
+
     def prepare(wishes: dict[str, object]) -> Settings:
         raise ConfigError("looked for a model")
 
     monkeypatch.setattr("moeflow.cli.serve.prepare", prepare)
+
+
+def test_a_wrong_wish_is_told_before_a_model_is_looked_for(served, unmade):
     result = run("--port", "99999")
     assert (result.exit_code, result.stderr) == (2, "error: port must be from 0 to 65535, not 99999\n")
+
+
+@pytest.mark.slow  # imports the server
+def test_a_taken_port_is_told_before_a_model_is_looked_for(unmade):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run("--port", str(port))
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: cannot listen on 127.0.0.1 port {port}: the port is in use")

@@ -27,7 +27,7 @@ from moeflow.engine.settings import Settings
 from moeflow.server.config import ServerConfig
 from moeflow.server.launch import serve
 sys.exit(serve(
-    Settings(model=sys.argv[1], num_threads=1, kv_cache_bytes=2**24),
+    lambda: Settings(model=sys.argv[1], num_threads=1, kv_cache_bytes=2**24),
     ServerConfig(port=int(sys.argv[2]), shutdown_deadline_s=float(sys.argv[3])),
 ))
 """
