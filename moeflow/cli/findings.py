@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 MIN_FREE_RAM = 2 * GIB  # the built-in model in bfloat16 with a small KV cache
 MIN_FREE_DISK = 2 * GIB  # the built-in model takes 1.3
-REINSTALL = "Install moeflow again: `make run` does it"
+REINSTALL = "Install moeflow again: `make clean run` does it"
 NEEDED_PACKAGES = ("torch", "transformers", "safetensors", "fastapi")
+COMPILERS = ("g++", "clang++")
 CPU_FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "i8mm", "bf16")
 
 
@@ -48,7 +49,7 @@ class Finding:
 
 def examine(cache_dir: Path) -> list[Finding]:
     """Look at everything that running a model needs."""
-    return [*packages(), *hardware(), disk(cache_dir), compiler()]
+    return [*packages(), *hardware(), disk(cache_dir)]
 
 
 def packages() -> list[Finding]:
@@ -73,6 +74,7 @@ def hardware() -> list[Finding]:
     return [
         Finding("processor", Verdict.OK, f"{name}, {machine.num_cores} cores to use"),
         instruction_set(info),
+        cpu_kernels(),
         memory(machine),
         accelerator(machine),
     ]
@@ -99,6 +101,16 @@ def instruction_set(info: dict[str, str]) -> Finding:
         " ".join(found) or "none known",
         "Without AVX2 (x86) or NEON (ARM) models run, but slowly",
     )
+
+
+def cpu_kernels() -> Finding:
+    """Say whether the extension that computes on CPUs is there, and which of the instructions it uses."""
+    if late.cpu.is_available():
+        return Finding("CPU kernels", Verdict.OK, f"installed, for {late.cpu.best_isa('')}")
+    has_compiler = any(shutil.which(name) for name in COMPILERS)
+    remedy = REINSTALL if has_compiler else f"Install a C++ compiler ({' or '.join(COMPILERS)}), then moeflow again"
+    found = f"{late.cpu.why_not()}; plain torch computes, which is slower"
+    return Finding("CPU kernels", Verdict.WARN, found, remedy)
 
 
 def memory(machine: Machine) -> Finding:
@@ -135,9 +147,3 @@ def disk(cache_dir: Path) -> Finding:
     return Finding(
         "disk", Verdict.WARN, found, f"Free {format_bytes(MIN_FREE_DISK)}, or choose another folder with --cache-dir"
     )
-
-
-def compiler() -> Finding:
-    """Say whether there is a C++ compiler. Nothing needs one yet."""
-    found = next((name for name in ("g++", "clang++") if shutil.which(name)), None)
-    return Finding("compiler", Verdict.OK, found or "none; not needed")

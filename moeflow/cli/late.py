@@ -40,10 +40,12 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.engine.settings import decide as decide
     from moeflow.engine.upcycling import upcycle as upcycle
     from moeflow.engine.upcycling_quality import measure_quality as measure_quality
+    from moeflow.kernels import cpu as cpu
     from moeflow.models.registry import read_model_config as read_model_config
     from moeflow.server.config import ServerConfig as ServerConfig
     from moeflow.server.launch import serve as serve
 
+_WHOLE_MODULES = {"cpu": "moeflow.kernels.cpu", "torch": "torch"}
 _MODULES = {
     "BATCH_SIZES": "moeflow.bench.engine_run",
     "EngineRun": "moeflow.bench.engine_run",
@@ -81,8 +83,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "torch":
-        return importlib.import_module("torch")
+    if name in _WHOLE_MODULES:
+        return importlib.import_module(_WHOLE_MODULES[name])
     if name not in _MODULES:
         raise AttributeError(name)
     return getattr(importlib.import_module(_MODULES[name]), name)

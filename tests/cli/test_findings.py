@@ -1,10 +1,11 @@
+import types
 from collections import namedtuple
 from pathlib import Path
 
 import pytest
 
 from moeflow.cli import findings, late
-from moeflow.cli.findings import Verdict
+from moeflow.cli.findings import Finding, Verdict
 from moeflow.core.units import GIB
 from moeflow.engine.machine import Machine
 
@@ -78,10 +79,30 @@ def test_a_machine_without_accelerator_is_fine(monkeypatch):
     assert by_topic["processor"].found.endswith("4 cores to use")
 
 
-@pytest.mark.parametrize(("compiler", "found"), [("clang++", "clang++"), (None, "none; not needed")])
-def test_the_compiler_is_told(monkeypatch, compiler, found):
+def kernels(is_available: bool) -> types.SimpleNamespace:
+    return types.SimpleNamespace(
+        is_available=lambda: is_available, why_not=lambda: "the extension is not installed", best_isa=lambda cap: "avx2"
+    )
+
+
+def test_installed_kernels_say_what_they_use(monkeypatch):
+    monkeypatch.setitem(vars(late), "cpu", kernels(is_available=True))
+    assert findings.cpu_kernels() == Finding("CPU kernels", Verdict.OK, "installed, for avx2")
+
+
+@pytest.mark.parametrize(
+    ("compiler", "remedy"),
+    [
+        ("clang++", findings.REINSTALL),
+        (None, "Install a C++ compiler (g++ or clang++), then moeflow again"),
+    ],
+)
+def test_without_kernels_it_is_said_how_to_get_them(monkeypatch, compiler, remedy):
+    monkeypatch.setitem(vars(late), "cpu", kernels(is_available=False))
     monkeypatch.setattr(findings.shutil, "which", lambda name: name if name == compiler else None)
-    assert findings.compiler().found == found
+    finding = findings.cpu_kernels()
+    assert (finding.verdict, finding.remedy) == (Verdict.WARN, remedy)
+    assert finding.found == "the extension is not installed; plain torch computes, which is slower"
 
 
 def test_this_machine_can_be_examined():
