@@ -131,7 +131,7 @@ def main(model: str, dtype: str, repeats: int, out: Path | None) -> None:
         seed=0,
         threads=engine.config.num_threads,
         model=engine.model.name,
-        dtype=dtype,
+        weight_format=dtype,
         cases=cases,
     )
     keep(record, out, as_json=False)

@@ -147,7 +147,7 @@ def write_experts(records: list[Record], _docs: Path) -> str:
 
 def write_versus(records: list[Record], _docs: Path) -> str:
     """Write each model and type's newest comparison."""
-    groups = group(records, lambda r: (r["model"], r["dtype"]))
+    groups = group(records, lambda r: (r["model"], r["weight_format"]))
     return "".join(versus_table(newest(found)).to_markdown() + origin(newest(found)) for found in groups.values())
 
 

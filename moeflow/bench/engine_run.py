@@ -12,7 +12,6 @@ import msgspec
 from moeflow.bench.ceilings import Ceilings
 from moeflow.bench.engine_speed import Case, Stopwatch
 from moeflow.bench.memory import peak_bytes, reset_peak, resident_bytes
-from moeflow.bench.weight_format import weight_format
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.engine.engine import Engine
 from moeflow.engine.settings import Settings, decide
@@ -83,22 +82,28 @@ class EngineRun:
 
     def result(self) -> dict[str, Any]:
         """Return what has been measured so far, as the fields of a record."""
-        weights = weight_format(self.config)
+        bits = BITS_PER_VALUE[self.config.weight_format]
+        embedding_bits = BITS_PER_VALUE[self.config.embedding_format]
+        num_embeddings = (
+            self._shape.vocab_size * self._shape.hidden_size * (1 if self._shape.tie_word_embeddings else 2)
+        )
+        num_others = self._shape.num_parameters - num_embeddings
         limits = self.config.scheduler
         per_token = self.config.kv_cache_bytes / (limits.num_blocks * limits.block_size)
         costs = {
-            case: case.cost(self._shape, weight_bits=BITS_PER_VALUE[weights], kv_bytes_per_token=per_token)
+            case: case.cost(self._shape, weight_bits=bits, embedding_bits=embedding_bits, kv_bytes_per_token=per_token)
             for case in self._rates
         }
         kept = ("name", "model_type", "num_parameters", "num_active_parameters", "num_layers", "num_experts", "top_k")
         return {
             "model": {name: self._model.get(name) for name in kept},
-            "weight_format": weights,
-            "dtype": self.config.dtype,
+            "weight_format": self.config.weight_format,
+            "embedding_format": self.config.embedding_format,
+            "instruction_set": self.config.cpu_isa,
             "kv_dtype": self.config.kv_dtype,
             "device": self.config.device,
             "max_batch_tokens": limits.max_batch_tokens,
-            "weight_bytes": int(self._shape.num_parameters * BITS_PER_VALUE[weights] / 8),
+            "weight_bytes": int((num_others * bits + num_embeddings * embedding_bits) / 8),
             "kv_cache_bytes": self.config.kv_cache_bytes,
             "load_s": self._load_s,
             "memory": self._memory,

@@ -44,13 +44,16 @@ class Case:
         num_prefills = -(-self.batch_size * self.prompt_len // max(max_batch_tokens - self.batch_size, 1)) + 1
         return self.batch_size * (self.prompt_len + self.new_tokens + num_prefills)
 
-    def cost(self, shape: ModelConfig, *, weight_bits: float, kv_bytes_per_token: float) -> PassCost:
+    def cost(
+        self, shape: ModelConfig, *, weight_bits: float, embedding_bits: float, kv_bytes_per_token: float
+    ) -> PassCost:
         """Return what the timed part costs at least: all its passes together."""
         if self.new_tokens:
             seen = self.batch_size * (self.prompt_len + (self.new_tokens + 1) // 2)
             one = pass_cost(
                 shape,
                 weight_bits=weight_bits,
+                embedding_bits=embedding_bits,
                 kv_bytes_per_token=kv_bytes_per_token,
                 num_tokens=self.batch_size,
                 num_sampled=self.batch_size,
@@ -60,6 +63,7 @@ class Case:
         return pass_cost(
             shape,
             weight_bits=weight_bits,
+            embedding_bits=embedding_bits,
             kv_bytes_per_token=0.0,
             num_tokens=self.prompt_len,
             num_sampled=1,

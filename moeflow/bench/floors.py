@@ -31,6 +31,7 @@ def pass_cost(
     shape: ModelConfig,
     *,
     weight_bits: float,
+    embedding_bits: float,
     kv_bytes_per_token: float,
     num_tokens: int,
     num_sampled: int,
@@ -38,6 +39,7 @@ def pass_cost(
 ) -> PassCost:
     """Return what a pass of `num_tokens` costs.
 
+    Values take `weight_bits`, those of the output projection `embedding_bits`.
     num_sampled of its tokens choose a next one (only they need logits); num_seen counts, over all its tokens,
     the positions that attention looks at. Their K and V (so many bytes over all layers) count as read once a
     token, which is true of decode; a prefill reads them together, next to nothing beside the weights.
@@ -51,7 +53,7 @@ def pass_cost(
     head = shape.vocab_size * shape.hidden_size if num_sampled else 0
 
     read_experts = moe_layers * expert * distinct_experts(shape.num_experts, shape.top_k, num_tokens)
-    read = (attention + router + dense + head + read_experts) * weight_bits / 8
+    read = ((attention + router + dense + read_experts) * weight_bits + head * embedding_bits) / 8
     read_kv = num_seen * kv_bytes_per_token
     per_token = attention + router + dense + moe_layers * expert * shape.top_k
     attend = 4 * shape.num_layers * shape.num_heads * shape.head_dim * num_seen

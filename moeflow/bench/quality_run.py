@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from moeflow.bench.weight_format import weight_format
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError, EngineError
@@ -62,7 +61,7 @@ def in_own_precision(settings: Settings) -> Settings:
     assert settings.model is not None
     with closing(open_checkpoint(settings.model)) as checkpoint:
         dtype = "bfloat16" if checkpoint.dtype == torch.bfloat16 else "float32"
-    return dataclasses.replace(settings, dtype=dtype, kv_dtype="auto")
+    return dataclasses.replace(settings, dtype=dtype, quantize=None, kv_dtype="auto")
 
 
 def make_task(model_path: str, text: Path | None, *, num_prompts: int, new_tokens: int, seed: int) -> Task:
@@ -154,9 +153,9 @@ def describe_comparison(reference: EngineConfig, tested: EngineConfig) -> dict[s
     """Return which formats were compared."""
     return {
         "model": tested.model_name,
-        "reference_format": weight_format(reference),
+        "reference_format": reference.weight_format,
         "reference_kv_dtype": reference.kv_dtype,
-        "weight_format": weight_format(tested),
+        "weight_format": tested.weight_format,
         "kv_dtype": tested.kv_dtype,
         "device": tested.device,
     }

@@ -15,7 +15,6 @@ from typing import Any
 from moeflow.bench.http_target import HttpTarget
 from moeflow.bench.metrics import Served, summarize
 from moeflow.bench.replay import EngineTarget, Target, replay
-from moeflow.bench.weight_format import weight_format
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError
 from moeflow.engine.process_client import ProcessEngine
@@ -123,8 +122,8 @@ def describe(config: EngineConfig) -> dict[str, Any]:
     """Return what a reader must know of an engine."""
     limits = config.scheduler
     return {
-        "weight_format": weight_format(config),
-        "dtype": config.dtype,
+        "weight_format": config.weight_format,
+        "instruction_set": config.cpu_isa,
         "kv_dtype": config.kv_dtype,
         "device": config.device,
         "max_running": limits.max_running,

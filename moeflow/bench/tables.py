@@ -56,7 +56,7 @@ def versus_table(record: Record) -> Table:
         both = (spread_text(rates["moeflow"]), spread_text(rates["transformers"]))
         rows.append((case["name"], *both, spread_text(ratios, 2), case["equal_answers"]))
     columns = ("", "moeflow", "transformers generate", "ratio", "equal answers")
-    return Table(f"{record['model']}, {record['dtype']}, tokens/s: median (min-max)", columns, tuple(rows))
+    return Table(f"{record['model']}, {record['weight_format']}, tokens/s: median (min-max)", columns, tuple(rows))
 
 
 def quality_table(records: Sequence[Record]) -> Table:

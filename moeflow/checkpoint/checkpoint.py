@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
+from moeflow.kernels.weight_format import BlockKind
+
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
@@ -19,7 +21,17 @@ class TensorInfo:
 
     shape: tuple[int, ...]
     num_bytes: int  # in the file
+    stored_as: str  # "float32", "bfloat16", "float16", or a GGUF block: "Q8_0", "Q4_0", "Q4_1"
     file: Path
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """Some rows of a matrix, as they lie in the file."""
+
+    values: torch.Tensor  # [n, cols] floats, or [n, bytes of a row] uint8: GGUF blocks
+    numbers: torch.Tensor  # [n] int64: which rows of the matrix they are
+    block_kind: BlockKind | None = None  # of blocks
 
 
 class Checkpoint(Protocol):
@@ -59,6 +71,13 @@ class Checkpoint(Protocol):
         """Return one tensor on the CPU, quantized ones widened to float32.
 
         Raises: CheckpointError if the bytes are missing or damaged.
+        """
+        ...
+
+    def read_rows(self, name: str, start: int, stop: int) -> StoredRows:
+        """Return rows [start, stop) of a matrix, counted as they lie in the file; threads may read at once.
+
+        Raises: as `read` does.
         """
         ...
 

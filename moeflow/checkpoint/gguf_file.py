@@ -19,7 +19,7 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from moeflow.checkpoint.checkpoint import TensorInfo
+from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN
 from moeflow.checkpoint.gguf_config import (
     ROPE_FACTORS,
@@ -32,11 +32,18 @@ from moeflow.checkpoint.gguf_header import GGUFTensor, read_gguf_header
 from moeflow.checkpoint.gguf_names import heads_in_pairs, huggingface_name
 from moeflow.checkpoint.raw_file import RawFile
 from moeflow.core.errors import CheckpointError
+from moeflow.kernels.weight_format import BlockKind
 
 _UNQUANTIZED = {
     GGMLQuantizationType.F32: torch.float32,
     GGMLQuantizationType.F16: torch.float16,
     GGMLQuantizationType.BF16: torch.bfloat16,
+}
+_BLOCKS: dict[GGMLQuantizationType, BlockKind] = {GGMLQuantizationType.Q8_0: "Q8_0", GGMLQuantizationType.Q4_0: "Q4_0"}
+_STORED_AS = {
+    GGMLQuantizationType.F32: "float32",
+    GGMLQuantizationType.F16: "float16",
+    GGMLQuantizationType.BF16: "bfloat16",
 }
 
 
@@ -76,15 +83,28 @@ class GGUFFile:
         if not self._parts:
             raise CheckpointError("holds no weights", file=path, remedy=DOWNLOAD_AGAIN)
         self.tensors: Mapping[str, TensorInfo] = {
-            name: TensorInfo(part.shape, part.num_bytes, path) for name, part in self._parts.items()
+            name: TensorInfo(
+                part.shape, part.num_bytes, _STORED_AS.get(part.quantization, part.quantization.name), path
+            )
+            for name, part in self._parts.items()
         }
         self.dtype: torch.dtype = _commonest_dtype(self._parts)
 
     def read(self, name: str) -> torch.Tensor:
         """Return a tensor on the CPU, quantized ones as float32; raises as `Checkpoint.read` does."""
-        if name not in self._parts:
-            raise CheckpointError("is not in the checkpoint", file=self.path, tensor=name, remedy=DOWNLOAD_AGAIN)
-        return self._read_part(name, self._parts[name])
+        return self._read_part(name, self._part(name))
+
+    def read_rows(self, name: str, start: int, stop: int) -> StoredRows:
+        """Return rows of a matrix, Q8_0 and Q4_0 as blocks, others as floats; raises as `Checkpoint.read` does."""
+        part = self._part(name)
+        num_rows, num_cols = part.shape
+        row_bytes = part.num_bytes // max(num_rows, 1)
+        data = self._file.read(part.start + start * row_bytes, (stop - start) * row_bytes, name)
+        numbers = _numbers_of_rows(num_rows, part.pair_heads)[start:stop]
+        kind = _BLOCKS.get(part.quantization)
+        if kind is not None:
+            return StoredRows(data.view(stop - start, row_bytes), numbers, kind)
+        return StoredRows(_widen(data, part.quantization, (stop - start, num_cols)), numbers)
 
     def close(self) -> None:
         """Release the file."""
@@ -96,10 +116,13 @@ class GGUFFile:
 
     def _read_part(self, name: str, part: _Part) -> torch.Tensor:
         data = self._file.read(part.start, part.num_bytes, name)
-        dtype = _UNQUANTIZED.get(part.quantization)
-        weights = data.view(dtype) if dtype else _dequantize(data, part)
-        weights = weights.reshape(part.shape)
+        weights = _widen(data, part.quantization, part.shape)
         return _pairs_to_halves(weights, part.pair_heads) if part.pair_heads else weights
+
+    def _part(self, name: str) -> _Part:
+        if name not in self._parts:
+            raise CheckpointError("is not in the checkpoint", file=self.path, tensor=name, remedy=DOWNLOAD_AGAIN)
+        return self._parts[name]
 
 
 def _whole(tensor: GGUFTensor) -> _Part:
@@ -137,16 +160,26 @@ def _misfit(problem: str, tensor: GGUFTensor, file: Path) -> CheckpointError:
     return CheckpointError(problem, file=file, tensor=tensor.name, remedy="Convert or download the model again")
 
 
-def _dequantize(data: torch.Tensor, part: _Part) -> torch.Tensor:
-    rows = data.numpy().reshape(math.prod(part.shape[:-1]), -1)
+def _widen(data: torch.Tensor, quantization: GGMLQuantizationType, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return what some bytes mean: in their own dtype, quantized ones as float32."""
+    dtype = _UNQUANTIZED.get(quantization)
+    if dtype is not None:
+        return data.view(dtype).reshape(shape)
+    rows = data.numpy().reshape(math.prod(shape[:-1]), -1)
     with np.errstate(all="ignore"):  # a scale of infinity is the model's own business
-        return torch.from_numpy(dequantize(rows, part.quantization))
+        return torch.from_numpy(dequantize(rows, quantization)).reshape(shape)
 
 
 def _pairs_to_halves(weights: torch.Tensor, num_heads: int) -> torch.Tensor:
     """Reorder the rows of q or k from pairs (2i, 2i+1) to halves (i, i + D/2), head by head."""
     pairs = weights.reshape(num_heads, -1, 2, *weights.shape[1:])
     return pairs.transpose(1, 2).reshape(weights.shape)
+
+
+def _numbers_of_rows(num_rows: int, pair_heads: int) -> torch.Tensor:
+    """Return which row of Hugging Face's matrix each row of the file is."""
+    numbers = torch.arange(num_rows)
+    return _pairs_to_halves(numbers, pair_heads).argsort() if pair_heads else numbers
 
 
 def _commonest_dtype(parts: Mapping[str, _Part]) -> torch.dtype:

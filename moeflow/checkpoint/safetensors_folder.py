@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from moeflow.checkpoint.checkpoint import TensorInfo
+from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file
 from moeflow.checkpoint.json_file import read_json_object
 from moeflow.checkpoint.raw_file import RawFile
@@ -31,6 +31,7 @@ CONVERT_PICKLE = (
 )
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # Tables that old checkpoints carry and every implementation computes itself; in whatever dtype.
 _COMPUTED_TABLE = re.compile(r"(^|\.)(rotary_emb\.inv_freq|position_ids)$")
 _NAMES_SHOWN = 5
@@ -70,18 +71,31 @@ class SafetensorsFolder:
         if not self._entries:
             raise CheckpointError("holds no weights", file=next(iter(shards)), remedy=DOWNLOAD_AGAIN)
         self.tensors: Mapping[str, TensorInfo] = {
-            name: TensorInfo(entry.shape, entry.num_bytes, file) for name, (file, entry) in self._entries.items()
+            name: TensorInfo(entry.shape, entry.num_bytes, _DTYPE_NAMES[entry.dtype], file)
+            for name, (file, entry) in self._entries.items()
         }
         self.dtype: torch.dtype = _commonest_dtype(entry for _, entry in self._entries.values())
         self._files = {file: RawFile(file) for file in shards}
 
     def read(self, name: str) -> torch.Tensor:
         """Return a tensor on the CPU in the dtype it is stored in; raises as `Checkpoint.read` does."""
-        if name not in self._entries:
-            raise CheckpointError("is not in the checkpoint", file=self.path, tensor=name, remedy=DOWNLOAD_AGAIN)
-        file, entry = self._entries[name]
+        file, entry = self._entry(name)
         data = self._files[file].read(entry.start, entry.num_bytes, name)
         return data.view(_DTYPES[entry.dtype]).reshape(entry.shape)
+
+    def read_rows(self, name: str, start: int, stop: int) -> StoredRows:
+        """Return rows of a matrix in the dtype it is stored in; raises as `Checkpoint.read` does."""
+        file, entry = self._entry(name)
+        num_rows, num_cols = entry.shape
+        row_bytes = entry.num_bytes // max(num_rows, 1)
+        data = self._files[file].read(entry.start + start * row_bytes, (stop - start) * row_bytes, name)
+        values = data.view(_DTYPES[entry.dtype]).reshape(stop - start, num_cols)
+        return StoredRows(values, torch.arange(start, stop))
+
+    def _entry(self, name: str) -> tuple[Path, SafetensorsEntry]:
+        if name not in self._entries:
+            raise CheckpointError("is not in the checkpoint", file=self.path, tensor=name, remedy=DOWNLOAD_AGAIN)
+        return self._entries[name]
 
     def close(self) -> None:
         """Release the files."""

@@ -48,7 +48,9 @@ def limits(config: EngineConfig, shape: ModelConfig) -> list[Finding]:
     scheduler = config.scheduler
     tokens = scheduler.num_blocks * scheduler.block_size
     found = [
-        Finding("fit", Verdict.OK, f"{config.dtype} on {config.device}, {config.num_threads} threads"),
+        Finding(
+            "fit", Verdict.OK, f"weights in {config.weight_format} on {config.device}, {config.num_threads} threads"
+        ),
         Finding("KV cache", Verdict.OK, f"{format_bytes(config.kv_cache_bytes)} in {config.kv_dtype}, {tokens} tokens"),
         Finding(
             "requests", Verdict.OK, f"{scheduler.max_running} together, {scheduler.max_model_len} tokens each at most"

@@ -50,7 +50,12 @@ _ENGINE_OPTIONS = [
         type=click.Choice(["auto", "float32", "bfloat16"]),
         default="auto",
         show_default=True,
-        help="Number format to compute in.",
+        help="Number format of the weights; auto: what loses nothing of them and fits.",
+    ),
+    click.option(
+        "--quantize",
+        type=click.Choice(["int8", "int4"]),
+        help="Round the weights to integers in groups of 32: smaller and faster, not quite the same answers.",
     ),
     click.option(
         "--kv-dtype",
@@ -77,6 +82,7 @@ _ENGINE_OPTIONS = [
 _ENGINE_NAMES = (
     "model",
     "dtype",
+    "quantize",
     "kv_dtype",
     "device",
     "num_threads",
@@ -100,7 +106,8 @@ def engine_options(verb: Verb) -> Verb:
 
     @functools.wraps(verb)
     def gathered(**kwargs: Any) -> Any:
-        return verb(wishes=_gather(kwargs, _ENGINE_NAMES), **kwargs)
+        wishes = _gather(kwargs, _ENGINE_NAMES)
+        return verb(wishes={**wishes, "cpu_isa": os.environ.get("MOEFLOW_CPU_ISA", "")}, **kwargs)
 
     return _stack(_ENGINE_OPTIONS, gathered)  # type: ignore[no-any-return]
 

@@ -28,10 +28,13 @@ class EngineConfig:
 
     model_path: str
     model_name: str  # as the API calls it
-    dtype: str  # "float32" or "bfloat16"
+    dtype: str  # of activations: "float32" or "bfloat16"
+    weight_format: str  # of matrices: "float32", "bfloat16", "int8" or "int4"
+    embedding_format: str  # of token embeddings and the output projection: likewise
+    cpu_isa: str  # instruction set of the CPU kernels; empty: torch computes, in `dtype`
     kv_dtype: str  # of keys and values: "float32", "bfloat16" or "int8"
     device: str  # a torch device: "cpu", "cuda:0"
-    num_threads: int  # CPU threads that torch computes with
+    num_threads: int  # CPU threads that compute
     scheduler: SchedulerConfig
     kv_cache_bytes: int
     reasons: tuple[tuple[str, str], ...] = ()  # (setting, why it was decided so), for people

@@ -6,6 +6,7 @@ MoeflowError
 ├── CheckpointError      a model file is damaged, incomplete or of an unknown kind
 ├── RequestError         one request is refused or failed; the engine lives on
 │   └── QueueFullError   refused because too many requests wait; worth trying again
+├── StorageError         the disk fails while a model is in use; the requests that need what it holds fail
 └── EngineError          the engine itself failed or is gone
 
 Bad input from a user always ends in one of these; `assert` only guards what our own code promises.
@@ -63,6 +64,10 @@ class QueueFullError(RequestError):
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class StorageError(MoeflowError):
+    """Something cannot be read from disk while a model is in use; the message names file, what it was, and remedy."""
 
 
 class EngineError(MoeflowError):

@@ -19,8 +19,9 @@ from moeflow.engine.machine import measure_machine
 from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.decoder import CausalLM
-from moeflow.layers.mlp import MLP
+from moeflow.layers.mlp import MLP, FusedMLP
 from moeflow.layers.moe import MoE
+from moeflow.layers.placement import Placement
 from moeflow.memory.kv_storage import KVStorage
 from moeflow.models.loading import load_model
 
@@ -37,7 +38,7 @@ def load_bare_model(checkpoint: Checkpoint, on_bytes: Callable[[int, int], None]
     for dtype in (torch.float32, torch.bfloat16):
         need_bytes = num_values * dtype.itemsize * 9 // 8  # an eighth for what a pass needs
         if need_bytes <= have_bytes:
-            return load_model(checkpoint, dtype=dtype, device=torch.device("cpu"), progress=on_bytes)
+            return load_model(checkpoint, Placement(dtype, torch.device("cpu")), progress=on_bytes)
     raise CapacityError(
         f"not enough memory for {checkpoint.path}: need {format_bytes(need_bytes)}, have {format_bytes(have_bytes)}. "
         "Close other programs, or take a smaller model"
@@ -47,7 +48,6 @@ def load_bare_model(checkpoint: Checkpoint, on_bytes: Callable[[int, int], None]
 @torch.inference_mode()
 def run_sequence(model: CausalLM, token_ids: Sequence[int]) -> torch.Tensor:
     """Return the final hidden states [T, H] of a sequence of at least one token."""
-    weight = model.embed_tokens
     num_blocks = -(-len(token_ids) // _BLOCK_SIZE)
     kv = KVStorage(
         num_layers=model.config.num_layers,
@@ -55,18 +55,18 @@ def run_sequence(model: CausalLM, token_ids: Sequence[int]) -> torch.Tensor:
         block_size=_BLOCK_SIZE,
         num_kv_heads=model.config.num_kv_heads,
         head_dim=model.config.head_dim,
-        dtype=weight.dtype,
-        device=weight.device,
+        dtype=model.dtype,
+        device=model.device,
     )
     attention = AttentionMetadata.build(
         starts=[0],
         num_tokens=[len(token_ids)],
         block_ids=[range(num_blocks)],
         block_size=_BLOCK_SIZE,
-        device=weight.device,
+        device=model.device,
     )
-    context = ForwardContext(torch.arange(len(token_ids), device=weight.device), attention, kv)
-    hidden_states: torch.Tensor = model(torch.tensor(token_ids, device=weight.device), context)
+    context = ForwardContext(torch.arange(len(token_ids), device=model.device), attention, kv)
+    hidden_states: torch.Tensor = model(torch.tensor(token_ids, device=model.device), context)
     return hidden_states
 
 
@@ -86,7 +86,7 @@ def ffn_inputs(model: CausalLM) -> Iterator[list[list[torch.Tensor]]]:
 class _Listener:
     """Stands before a feed-forward block and notes what it gets."""
 
-    def __init__(self, block: MLP | MoE) -> None:
+    def __init__(self, block: MLP | FusedMLP | MoE) -> None:
         self.block = block
         self.heard: list[torch.Tensor] = []
 

@@ -27,7 +27,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int
     num_parameters: int
     num_active_parameters: int
-    dtype: str
+    weight_format: str  # of matrices: "float32", "bfloat16", "int8" or "int4"
     device: str
     kv_capacity_tokens: int
     created: int  # unix seconds at which it was loaded

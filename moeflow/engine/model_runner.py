@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 
@@ -20,9 +20,12 @@ from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.core.request import Request
 from moeflow.engine.messages import ModelInfo, TokenLogprobs
 from moeflow.engine.sampler import SampledToken, prompt_logprobs, sample
+from moeflow.kernels import cpu
 from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.weight_format import WeightFormat
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.decoder import CausalLM
+from moeflow.layers.placement import Placement, WeightFormats
 from moeflow.memory.kv_storage import KVStorage
 from moeflow.models.loading import load_model
 
@@ -70,11 +73,10 @@ class ModelRunner:
     @classmethod
     def load(cls, config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> ModelRunner:
         """Load the checkpoint that `config` names. Raises: CheckpointError."""
-        torch.set_num_threads(config.num_threads)
+        _set_up_threads(config)
         checkpoint = open_checkpoint(config.model_path)
         try:
-            dtype = getattr(torch, config.dtype)
-            model = load_model(checkpoint, dtype=dtype, device=torch.device(config.device), progress=progress)
+            model = load_model(checkpoint, _placement(config), num_threads=config.num_threads, progress=progress)
             return cls(model, config, _describe(model.config, checkpoint, config))
         finally:
             checkpoint.close()
@@ -127,6 +129,20 @@ class ModelRunner:
         return prompt_logprobs(logits, targets, request.sampling.prompt_logprobs or 0)
 
 
+def _set_up_threads(config: EngineConfig) -> None:
+    """Give the cores to the kernels, or to torch: threads of both at once would take them from each other."""
+    if config.cpu_isa:
+        cpu.use_isa(config.cpu_isa)
+        cpu.set_num_threads(config.num_threads)
+    torch.set_num_threads(1 if config.cpu_isa else config.num_threads)
+
+
+def _placement(config: EngineConfig) -> Placement:
+    matrices, embeddings = cast(WeightFormat, config.weight_format), cast(WeightFormat, config.embedding_format)
+    formats = WeightFormats(matrices, embeddings) if config.cpu_isa else None
+    return Placement(getattr(torch, config.dtype), torch.device(config.device), formats)
+
+
 def _row_offsets(batch: Batch) -> dict[Request, int]:
     """Map each request to one past its last row in the pass."""
     ends: dict[Request, int] = {}
@@ -151,7 +167,7 @@ def _describe(shape: ModelConfig, checkpoint: Checkpoint, config: EngineConfig) 
         top_k=shape.top_k,
         num_parameters=shape.num_parameters,
         num_active_parameters=shape.num_active_parameters,
-        dtype=config.dtype,
+        weight_format=config.weight_format,
         device=config.device,
         kv_capacity_tokens=config.scheduler.num_blocks * config.scheduler.block_size,
         created=int(time.time()),

@@ -5,7 +5,6 @@ Only headers are read; every choice carries its reason, and what cannot fit is r
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import MIB, format_bytes
 from moeflow.engine.machine import Machine, measure_machine
+from moeflow.engine.weight_choice import WeightChoice, for_torch, own_precision, wished
 from moeflow.kernels import cpu
 from moeflow.models.registry import read_model_config
 
@@ -26,8 +26,14 @@ DEFAULT_MAX_RUNNING = 32
 DEFAULT_MAX_BATCH_TOKENS = 512  # on two CPU cores about a second: the longest that decodes wait for a prefill
 KV_SHARE = 0.25  # of what is free once the weights are loaded
 PROCESS_BYTES = 512 * MIB  # Python, torch and the work space of a pass, measured with the built-in model
-DTYPES = ("float32", "bfloat16")
 KV_DTYPES = {"float32": (4, 0), "bfloat16": (2, 0), "int8": (1, 4)}  # bytes of a value, of a head's scale
+
+_SMALLER = {  # what to ask for instead of a format
+    "float32": "--dtype bfloat16, a smaller model,",
+    "bfloat16": "--quantize int8, a smaller model,",
+    "int8": "--quantize int4, a smaller model,",
+    "int4": "a smaller model",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +43,7 @@ class Settings:
     model: str | None = None  # Hugging Face folder or GGUF file; None: the built-in model
     model_name: str | None = None
     dtype: str = "auto"
+    quantize: str | None = None  # "int8" or "int4"; None: leave the weights as they are
     kv_dtype: str = "auto"
     device: str = "auto"
     num_threads: int | None = None
@@ -45,6 +52,7 @@ class Settings:
     max_batch_tokens: int | None = None
     kv_cache_bytes: int | None = None
     prefix_caching: bool = True
+    cpu_isa: str = ""  # the best instruction set that the CPU kernels may use; empty: the best there is
     cache_dir: Path | None = None  # where the built-in model is kept
 
 
@@ -73,14 +81,15 @@ class _Decision:
         self.machine = machine
         self.shape = shape
         self.checkpoint = checkpoint
-        self.num_values = sum(math.prod(info.shape) for info in checkpoint.tensors.values())
         self.reasons: list[tuple[str, str]] = []
 
     def config(self) -> EngineConfig:
         device = self._device()
         self.free_bytes = self.machine.available_bytes if device == "cpu" else self.machine.accelerator_free_bytes
-        dtype = self._dtype(device)
-        weight_bytes = self._check_weights(dtype)
+        cpu_isa = self._cpu_isa(device)
+        weights = self._weights(device, can_pack=bool(cpu_isa))
+        dtype = "float32" if cpu_isa else weights.matrices
+        weight_bytes = self._check_weights(weights)
         max_running = _at_least_one("max_running", self.settings.max_running) or DEFAULT_MAX_RUNNING
         max_batch_tokens = _at_least_one("max_batch_tokens", self.settings.max_batch_tokens)
         kv_dtype = self._kv_dtype(device, dtype, weight_bytes)
@@ -89,6 +98,9 @@ class _Decision:
             model_path=str(self.checkpoint.path),
             model_name=self.settings.model_name or self.checkpoint.path.stem,
             dtype=dtype,
+            weight_format=weights.matrices,
+            embedding_format=weights.embeddings,
+            cpu_isa=cpu_isa,
             kv_dtype=kv_dtype,
             device=device,
             num_threads=self._num_threads(),
@@ -119,21 +131,31 @@ class _Decision:
         )
         return device_name
 
-    def _dtype(self, device: str) -> str:
-        wish = self.settings.dtype
-        if wish != "auto":
-            if wish not in DTYPES:
-                raise ConfigError(f"dtype {wish!r} is unknown; use one of auto, {', '.join(DTYPES)}")
-            return wish
-        if device != "cpu":
-            dtype = "float32" if self.checkpoint.dtype == torch.float32 else "bfloat16"
-            self.reasons.append(("dtype", f"{dtype}: the checkpoint's precision"))
-            return dtype
-        if self._weight_bytes("float32") + PROCESS_BYTES <= self.free_bytes / 2:
-            self.reasons.append(("dtype", "float32: takes under half of the free memory, and CPUs compute it fastest"))
-            return "float32"
-        self.reasons.append(("dtype", "bfloat16: float32 would take more than half of the free memory"))
-        return "bfloat16"
+    def _cpu_isa(self, device: str) -> str:
+        """Return the instruction set of the CPU kernels; empty if torch computes."""
+        if device != "cpu" or not cpu.is_available():
+            if device == "cpu":
+                self.reasons.append(("cpu_isa", f"torch computes: {cpu.why_not()}"))
+            return ""
+        try:
+            return cpu.best_isa(self.settings.cpu_isa)
+        except ValueError as error:
+            raise ConfigError(f"{error}; known are {', '.join(cpu.ISAS)}") from None
+
+    def _weights(self, device: str, *, can_pack: bool) -> WeightChoice:
+        choice = wished(self.settings.dtype, self.settings.quantize, can_pack=can_pack)
+        if choice is None:
+            if can_pack:
+                choice = own_precision(self.checkpoint, self.shape, lambda it: self._left(it) >= 0)
+            else:
+                is_cpu = device == "cpu"
+                choice = for_torch(self.checkpoint, lambda it: self._left(it) >= self.free_bytes / 2, is_cpu=is_cpu)
+            self.reasons.append(("weights", f"{choice.matrices}: {choice.reason}"))
+        return choice
+
+    def _left(self, weights: WeightChoice) -> float:
+        """Return the bytes that weights and process leave; negative if they do not fit."""
+        return self.free_bytes - weights.num_bytes(self.checkpoint) - PROCESS_BYTES
 
     def _num_threads(self) -> int:
         wish = _at_least_one("num_threads", self.settings.num_threads)
@@ -141,21 +163,16 @@ class _Decision:
             self.reasons.append(("num_threads", f"{self.machine.num_cores}: one a core"))
         return wish or self.machine.num_cores
 
-    def _weight_bytes(self, dtype: str) -> int:
-        return self.num_values * _dtype_bytes(dtype)
-
-    def _check_weights(self, dtype: str) -> int:
+    def _check_weights(self, weights: WeightChoice) -> int:
         """Return the bytes of the weights. Raises: CapacityError if they do not fit."""
-        weights = self._weight_bytes(dtype)
-        need = weights + PROCESS_BYTES
-        if need > self.free_bytes:
-            hint = "use --dtype bfloat16, a smaller model," if dtype == "float32" else "use a smaller model"
+        num_bytes = weights.num_bytes(self.checkpoint)
+        if num_bytes + PROCESS_BYTES > self.free_bytes:
             raise CapacityError(
-                f"the weights need {format_bytes(weights)} in {dtype} and the process "
+                f"the weights need {format_bytes(num_bytes)} in {weights.matrices} and the process "
                 f"{format_bytes(PROCESS_BYTES)} more, but {format_bytes(self.free_bytes)} of memory are free: "
-                f"{hint} or free memory"
+                f"use {_SMALLER[weights.matrices]} or free memory"
             )
-        return weights
+        return num_bytes
 
     def _kv_dtype(self, device: str, dtype: str, weight_bytes: int) -> str:
         wish = self.settings.kv_dtype
@@ -211,11 +228,6 @@ class _Decision:
                 ("max_model_len", f"{max_model_len}: " + ("KV cache" if limited else "the model's context"))
             )
         return num_blocks, max_model_len, num_blocks * block_bytes
-
-
-def _dtype_bytes(dtype: str) -> int:
-    size: int = getattr(torch, dtype).itemsize
-    return size
 
 
 def _at_least_one(name: str, value: int | None) -> int | None:

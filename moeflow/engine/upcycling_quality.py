@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import cast
 
@@ -72,13 +73,13 @@ def measure_quality(
         num_tokens=num_tokens,
         dense_perplexity=dense_perplexity,
         moe_perplexity=moe_perplexity,
-        expert_shares=tuple(map(_expert_shares, blocks, heard)),
+        expert_shares=tuple(map(_expert_shares, blocks, heard, repeat(model.dtype))),
     )
 
 
 @torch.inference_mode()
-def _expert_shares(moe: MoE, inputs: list[torch.Tensor]) -> tuple[float, ...]:
+def _expert_shares(moe: MoE, inputs: list[torch.Tensor], dtype: torch.dtype) -> tuple[float, ...]:
     """Return the share of the tokens' choices that each expert gets. Shapes: inputs [T, H] each."""
-    topk_ids, _weights = moe.route(torch.cat(inputs).to(moe.router.dtype))
-    counts = torch.bincount(topk_ids.flatten(), minlength=len(moe.router))
+    topk_ids, _weights = moe.route(torch.cat(inputs).to(dtype))
+    counts = torch.bincount(topk_ids.flatten(), minlength=moe.config.num_experts)
     return tuple((counts / counts.sum()).tolist())

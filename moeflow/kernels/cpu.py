@@ -27,6 +27,7 @@ else:
 _FORMAT_CODES: Final = {name: code for code, name in enumerate(WEIGHT_FORMATS)}
 _SOURCE_CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _BLOCK_CODES: Final = {"Q8_0": 3, "Q4_0": 4}
+ISAS: Final = ("generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16")  # each holds those before it
 _BAND = 16  # output rows that lie together
 
 
@@ -56,13 +57,13 @@ def num_threads() -> int:
 def use_isa(cap: str) -> None:
     """Use the best instruction set of this processor up to `cap`; empty: the best there is.
 
-    Raises: ValueError if `cap` is not "generic", "avx2", "avx512", "avx512_vnni" or "avx512_bf16".
+    Raises: ValueError if `cap` is none of `ISAS`.
     """
     _cpu.use_isa(cap)
 
 
 def best_isa(cap: str) -> str:
-    """Return what `use_isa` would use."""
+    """Return what `use_isa` would use. Raises: ValueError likewise."""
     name: str = _cpu.best_isa(cap)
     return name
 

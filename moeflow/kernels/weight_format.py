@@ -10,7 +10,7 @@ from typing import Literal
 WeightFormat = Literal["float32", "bfloat16", "int8", "int4"]
 
 WEIGHT_FORMATS: tuple[WeightFormat, ...] = ("float32", "bfloat16", "int8", "int4")
-BITS_PER_VALUE: dict[WeightFormat, float] = {"float32": 32, "bfloat16": 16, "int8": 8.5, "int4": 4.5}
+BITS_PER_VALUE: dict[str, float] = {"float32": 32, "bfloat16": 16, "int8": 8.5, "int4": 4.5}
 GROUP_SIZE = 32  # neighbouring values of a row that share a scale
 
 BlockKind = Literal["Q8_0", "Q4_0"]

@@ -16,7 +16,7 @@ from moeflow.kernels.attention_input import attention_input
 from moeflow.kernels.heads import Heads
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.linear import Linear
-from moeflow.layers.placement import Placement
+from moeflow.layers.placement import Destination, Placement
 from moeflow.layers.rotary import RotaryTable
 
 QKNorm = Literal["per_head", "all_heads"]
@@ -56,7 +56,7 @@ class Attention:
         q = attention_input(qkv, self.heads, rotary.cos, rotary.sin, blocks, context.attention)
         return attend(q, blocks, context.attention, sliding_window=self.sliding_window)
 
-    def named_weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""
         yield from self.qkv_proj.named_weights(prefix)
         yield from self.o_proj.named_weights(prefix)

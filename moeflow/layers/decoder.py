@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from moeflow.core.model_config import ModelConfig
+from moeflow.kernels.embedding import embedding
 from moeflow.kernels.linear import linear
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.decoder_layer import DecoderLayer
 from moeflow.layers.norm import RMSNorm
-from moeflow.layers.placement import Placement
+from moeflow.layers.placement import Destination, Placement, whole
 from moeflow.layers.rotary import RotaryEmbedding
 
 
@@ -22,11 +22,13 @@ class CausalLM:
 
     def __init__(self, config: ModelConfig, place: Placement, layers: Iterable[DecoderLayer]) -> None:
         self.config = config
-        self.embed_tokens = place.empty(config.vocab_size, config.hidden_size)
+        self.dtype = place.dtype  # of hidden states
+        self.device = place.device
+        self.embed_tokens = place.embedding(config.vocab_size, config.hidden_size)
         self.layers = tuple(layers)
         self.norm = RMSNorm(place, config.hidden_size, config.rms_norm_eps)
         self.lm_head = (
-            self.embed_tokens if config.tie_word_embeddings else place.empty(config.vocab_size, config.hidden_size)
+            self.embed_tokens if config.tie_word_embeddings else place.embedding(config.vocab_size, config.hidden_size)
         )
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, place.device)
 
@@ -36,7 +38,7 @@ class CausalLM:
 
         Shapes: token_ids [T] int64 -> [T, H].
         """
-        hidden = F.embedding(token_ids, self.embed_tokens)
+        hidden = embedding(token_ids, self.embed_tokens)
         rotary = self.rotary(context.positions, hidden.dtype)
         for layer in self.layers:
             hidden = layer(hidden, rotary, context)
@@ -47,11 +49,11 @@ class CausalLM:
         """Shapes: hidden [S, H] from a pass -> [S, V] float32."""
         return linear(hidden, self.lm_head).float()
 
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every (checkpoint name, view that its tensor is copied into)."""
-        yield "model.embed_tokens.weight", self.embed_tokens
+    def named_weights(self) -> Iterator[tuple[str, Destination]]:
+        """Yield every (checkpoint name, where its tensor goes)."""
+        yield "model.embed_tokens.weight", whole(self.embed_tokens)
         for layer_idx, layer in enumerate(self.layers):
             yield from layer.named_weights(f"model.layers.{layer_idx}")
         yield "model.norm.weight", self.norm.weight
         if not self.config.tie_word_embeddings:
-            yield "lm_head.weight", self.lm_head
+            yield "lm_head.weight", whole(self.lm_head)

@@ -9,21 +9,22 @@ from torch import Tensor
 from moeflow.core.model_config import ModelConfig
 from moeflow.layers.attention import Attention
 from moeflow.layers.context import ForwardContext
-from moeflow.layers.mlp import MLP
+from moeflow.layers.mlp import MLP, FusedMLP
 from moeflow.layers.moe import MoE
 from moeflow.layers.norm import RMSNorm
-from moeflow.layers.placement import Placement
+from moeflow.layers.placement import Destination, Placement
 from moeflow.layers.rotary import RotaryTable
 
 
 class DecoderLayer:
     """Attention, then feed-forward network, each normalised before and added to what came in."""
 
-    def __init__(self, config: ModelConfig, place: Placement, self_attn: Attention, mlp: MLP | MoE) -> None:
+    def __init__(self, config: ModelConfig, place: Placement, self_attn: Attention, mlp: MLP | FusedMLP | MoE) -> None:
         self.self_attn = self_attn
         self.mlp = mlp
         self.input_layernorm = RMSNorm(place, config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(place, config.hidden_size, config.rms_norm_eps)
+        self._stage = mlp.stage(self_attn.o_proj, self.post_attention_layernorm) if isinstance(mlp, MoE) else None
 
     def __call__(self, hidden: Tensor, rotary: RotaryTable, context: ForwardContext) -> Tensor:
         """Shapes: hidden [T, H] -> [T, H]."""
@@ -40,10 +41,12 @@ class DecoderLayer:
 
     def post_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Shapes: hidden [T, H] as it came into the layer, attended [T, Q * D] -> [T, H]."""
+        if self._stage is not None:
+            return self._stage(hidden, attended)
         hidden = self.self_attn.o_proj(attended, residual=hidden)
         return self.mlp(self.post_attention_layernorm(hidden), residual=hidden)
 
-    def named_weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""
         yield from self.self_attn.named_weights(f"{prefix}.self_attn")
         yield from self.mlp.named_weights(prefix)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-import torch
 from torch import Tensor
 
 from moeflow.kernels.linear import linear, norm_linear
 from moeflow.layers.norm import RMSNorm
-from moeflow.layers.placement import Placement
+from moeflow.layers.placement import Destination, Placement, rows_of
 
 
 class Linear:
@@ -22,7 +21,7 @@ class Linear:
     def __init__(self, place: Placement, in_features: int, parts: Mapping[str, int], *, bias: bool = False) -> None:
         self.parts = dict(parts)
         out_features = sum(self.parts.values())
-        self.weight = place.empty(out_features, in_features)
+        self.weight = place.matrix(out_features, in_features)
         self.bias = place.empty(out_features) if bias else None
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -33,11 +32,11 @@ class Linear:
         """Do the same to `norm(x)`."""
         return norm_linear(x, norm.weight, norm.eps, self.weight, self.bias)
 
-    def named_weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield each part's checkpoint name and the rows it is loaded into."""
         sizes = list(self.parts.values())
-        for name, rows in zip(self.parts, torch.split(self.weight, sizes), strict=True):
+        for name, rows in zip(self.parts, rows_of(self.weight, sizes), strict=True):
             yield f"{prefix}.{name}.weight", rows
         if self.bias is not None:
-            for name, rows in zip(self.parts, torch.split(self.bias, sizes), strict=True):
+            for name, rows in zip(self.parts, rows_of(self.bias, sizes), strict=True):
                 yield f"{prefix}.{name}.bias", rows

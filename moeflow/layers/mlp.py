@@ -1,14 +1,17 @@
-"""The dense feed-forward network (SwiGLU)."""
+"""The dense feed-forward network (SwiGLU): an expert layer with one expert, which every token goes to."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
+from moeflow.kernels import cpu
 from moeflow.kernels.activation import silu_and_mul
+from moeflow.kernels.cpu import PackedExperts
 from moeflow.layers.linear import Linear
-from moeflow.layers.placement import Placement
+from moeflow.layers.placement import Destination, Placement
 
 
 class MLP:
@@ -23,7 +26,34 @@ class MLP:
         """Return the network's result plus the residual. Shapes: hidden and residual [T, H] -> [T, H]."""
         return self.down_proj(silu_and_mul(self.gate_up_proj(hidden)), residual)
 
-    def named_weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""
         yield from self.gate_up_proj.named_weights(f"{prefix}.mlp")
         yield from self.down_proj.named_weights(f"{prefix}.mlp")
+
+
+class FusedMLP:
+    """The same without biases, packed, in one call."""
+
+    def __init__(self, weights: PackedExperts) -> None:
+        self.weights = weights
+
+    def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return the network's result plus the residual. Shapes: hidden and residual [T, H] -> [T, H]."""
+        num_tokens = hidden.shape[0]
+        topk_ids = torch.zeros(num_tokens, 1, dtype=torch.int64)
+        return cpu.experts(hidden, self.weights, topk_ids, torch.ones(num_tokens, 1), residual)
+
+    def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
+        """Yield (checkpoint name, destination)."""
+        ((gate, up, down),) = self.weights.parts()
+        yield f"{prefix}.mlp.gate_proj.weight", gate
+        yield f"{prefix}.mlp.up_proj.weight", up
+        yield f"{prefix}.mlp.down_proj.weight", down
+
+
+def dense_mlp(place: Placement, hidden_size: int, intermediate_size: int, *, bias: bool = False) -> MLP | FusedMLP:
+    """Return the network in the form that suits where its weights are."""
+    if place.packed is not None and not bias:
+        return FusedMLP(PackedExperts(1, hidden_size, intermediate_size, place.packed.matrices))
+    return MLP(place, hidden_size, intermediate_size, bias=bias)

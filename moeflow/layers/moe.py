@@ -6,15 +6,21 @@ checkpoint names; the experts are one shared layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from moeflow.core.model_config import ModelConfig
+from moeflow.kernels import cpu
+from moeflow.kernels.cpu import PackedExperts, PackedWeight
+from moeflow.kernels.cpu_stages import MoEStage
 from moeflow.kernels.experts import fused_experts
 from moeflow.kernels.linear import linear
-from moeflow.layers.placement import Placement
+from moeflow.kernels.routing import SoftmaxTopK
+from moeflow.layers.linear import Linear
+from moeflow.layers.norm import RMSNorm
+from moeflow.layers.placement import Destination, Placement, whole
 
 # router logits [T, E] -> (topk_ids [T, K] int64, topk_weights [T, K] float32)
 Choose = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -37,9 +43,8 @@ class MoE:
         self.config = config
         self.choose = choose
         self.names = names
-        self.router = place.empty(config.num_experts, config.hidden_size)
-        self.gate_up = place.empty(config.num_experts, 2 * config.intermediate_size, config.hidden_size)
-        self.down = place.empty(config.num_experts, config.hidden_size, config.intermediate_size)
+        self.router = place.router(config.num_experts, config.hidden_size)
+        self.weights = place.experts(config.num_experts, config.hidden_size, config.intermediate_size)
 
     def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the block's result plus the residual. Shapes: hidden and residual [T, H] -> [T, H]."""
@@ -51,15 +56,36 @@ class MoE:
 
     def experts(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the weighted sum of each token's experts plus the residual. Shapes: hidden [T, H] -> [T, H]."""
-        out = fused_experts(hidden, self.gate_up, self.down, topk_ids, topk_weights)
+        if isinstance(self.weights, PackedExperts):
+            return cpu.experts(hidden, self.weights, topk_ids, topk_weights, residual)
+        out = fused_experts(hidden, self.weights.gate_up, self.weights.down, topk_ids, topk_weights)
         return out if residual is None else out.add_(residual)
 
-    def named_weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    def stage(self, o_proj: Linear, norm: RMSNorm) -> MoEStage | None:
+        """Return one call for all that follows attention in a layer with this block; None if there is none."""
+        if not (
+            isinstance(o_proj.weight, PackedWeight)
+            and isinstance(self.router, PackedWeight)
+            and isinstance(self.weights, PackedExperts)
+            and isinstance(self.choose, SoftmaxTopK)
+        ):
+            return None
+        return MoEStage(
+            o_proj=o_proj.weight,
+            o_bias=o_proj.bias,
+            norm=norm.weight,
+            eps=norm.eps,
+            router=self.router,
+            choose=self.choose,
+            experts=self.weights,
+        )
+
+    def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""
         block = f"{prefix}.{self.names.block}"
-        yield f"{block}.gate.weight", self.router
-        for expert in range(self.config.num_experts):
-            gate, up = self.gate_up[expert].chunk(2)
+        yield f"{block}.gate.weight", whole(self.router)
+        experts: Sequence[tuple[Destination, Destination, Destination]] = self.weights.parts()
+        for expert, (gate, up, down) in enumerate(experts):
             yield f"{block}.experts.{expert}.{self.names.gate}.weight", gate
             yield f"{block}.experts.{expert}.{self.names.up}.weight", up
-            yield f"{block}.experts.{expert}.{self.names.down}.weight", self.down[expert]
+            yield f"{block}.experts.{expert}.{self.names.down}.weight", down

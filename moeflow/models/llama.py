@@ -6,7 +6,7 @@ from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.layers.attention import Attention
 from moeflow.layers.decoder import CausalLM
 from moeflow.layers.decoder_layer import DecoderLayer
-from moeflow.layers.mlp import MLP
+from moeflow.layers.mlp import dense_mlp
 from moeflow.layers.placement import Placement
 from moeflow.models.config_keys import read_decoder_config
 
@@ -27,5 +27,5 @@ def build(config: ModelConfig, place: Placement) -> CausalLM:
 
 
 def _layer(config: ModelConfig, place: Placement, layer_idx: int) -> DecoderLayer:
-    mlp = MLP(place, config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+    mlp = dense_mlp(place, config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
     return DecoderLayer(config, place, Attention(config, place, layer_idx), mlp)

@@ -1,8 +1,14 @@
-"""From a checkpoint to a model in memory: what is in the file is held against what the model needs, then copied."""
+"""From a checkpoint to a model in memory: what is in the file is held against what the model needs, then taken over.
+
+Weights are read in pieces by several threads, each of which packs its piece where it belongs: memory holds the model
+and a few pieces, and the file is read once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,35 +17,36 @@ from torch import Tensor
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.errors import CapacityError, CheckpointError
 from moeflow.core.model_config import ModelConfig
-from moeflow.core.units import format_bytes
+from moeflow.core.units import MIB, format_bytes
 from moeflow.layers.decoder import CausalLM
-from moeflow.layers.placement import Placement
+from moeflow.layers.placement import Destination, Placement
 from moeflow.models.registry import Family, find_family, read_model_config
 
 _LISTED = 3
 _CHECK_CONFIG = "Check that config.json belongs to these weights, or download the model again"
+_PIECE_BYTES = MIB  # of the file: stays in a core's cache between reading and packing
+_PIECE_ROWS = 16  # a multiple of these lies together in a packed matrix
 
 
 def load_model(
     checkpoint: Checkpoint,
+    place: Placement,
     *,
-    dtype: torch.dtype,
-    device: torch.device,
+    num_threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> CausalLM:
-    """Return the model with its weights on `device` as `dtype`, reading one tensor at a time.
+    """Return the model with its weights where and how `place` says.
 
-    `progress(bytes_done, bytes_total)` is called after each tensor; bytes are those of the file.
+    `progress(bytes_done, bytes_total)` is called from this thread after each piece; bytes are those of the file.
 
     Raises: CheckpointError, before anything is allocated, if tensors are missing, surplus or of another shape than
     the config says; CapacityError if the weights do not fit into the device's memory.
     """
     config = read_model_config(checkpoint)
     family = find_family(checkpoint)
-    shapes = family.build(config, Placement(dtype, torch.device("meta")))
-    _check_tensors(checkpoint, shapes)
-    model = _allocate(family, config, shapes, Placement(dtype, device))
-    _copy_weights(checkpoint, model, progress or _ignore)
+    _check_tensors(checkpoint, family.build(config, Placement(place.dtype, torch.device("meta"))))
+    model = _allocate(family, config, place)
+    _fill(checkpoint, model, num_threads, progress or _ignore)
     return model
 
 
@@ -72,26 +79,62 @@ def _blame(file: Path, names: list[str], problem: str) -> CheckpointError:
     return CheckpointError(f"is {problem}; so are {listed}", file=file, tensor=names[0], remedy=_CHECK_CONFIG)
 
 
-def _allocate(family: Family, config: ModelConfig, shapes: CausalLM, place: Placement) -> CausalLM:
+def _allocate(family: Family, config: ModelConfig, place: Placement) -> CausalLM:
     try:
         return family.build(config, place)
-    except RuntimeError as error:
-        need = format_bytes(sum(weight.nbytes for _, weight in shapes.named_weights()))
+    except (RuntimeError, MemoryError) as error:  # torch's, and that of packed weights
+        need = format_bytes(int(config.num_parameters * place.bits_per_value / 8))
         raise CapacityError(
             f"The weights need {need} on {place.device}, which cannot be allocated; "
-            "take a smaller model, or bfloat16 if this is float32"
+            "take a smaller model or a smaller format of weights"
         ) from error
 
 
-@torch.inference_mode()
-def _copy_weights(checkpoint: Checkpoint, model: CausalLM, progress: Callable[[int, int], None]) -> None:
-    weights: Mapping[str, Tensor] = dict(model.named_weights())
-    bytes_total = sum(checkpoint.tensors[name].num_bytes for name in weights)
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What one thread takes over at a time: a tensor, or of one that is packed some rows."""
+
+    name: str
+    destination: Destination
+    start: int
+    stop: int
+    num_bytes: int  # in the file
+
+
+def _pieces(checkpoint: Checkpoint, model: CausalLM) -> Iterator[_Piece]:
+    for name, destination in model.named_weights():
+        num_rows, num_bytes = destination.shape[0], checkpoint.tensors[name].num_bytes
+        if isinstance(destination, Tensor):
+            yield _Piece(name, destination, 0, num_rows, num_bytes)
+            continue
+        row_bytes = num_bytes // max(num_rows, 1)
+        step = max(_PIECE_BYTES // max(row_bytes * _PIECE_ROWS, 1), 1) * _PIECE_ROWS
+        for start in range(0, num_rows, step):
+            stop = min(start + step, num_rows)
+            yield _Piece(name, destination, start, stop, (stop - start) * row_bytes)
+
+
+def _fill(checkpoint: Checkpoint, model: CausalLM, num_threads: int, progress: Callable[[int, int], None]) -> None:
+    pieces = list(_pieces(checkpoint, model))
+    bytes_total = sum(piece.num_bytes for piece in pieces)
     bytes_done = 0
-    for name, destination in weights.items():
-        destination.copy_(checkpoint.read(name))
-        bytes_done += checkpoint.tensors[name].num_bytes
-        progress(bytes_done, bytes_total)
+    with ThreadPoolExecutor(num_threads) as threads:
+        try:
+            for num_bytes in threads.map(lambda piece: _take_over(checkpoint, piece), pieces):
+                bytes_done += num_bytes
+                progress(bytes_done, bytes_total)
+        except BaseException:  # also Ctrl-C: what is queued would still be read
+            threads.shutdown(cancel_futures=True)
+            raise
+
+
+def _take_over(checkpoint: Checkpoint, piece: _Piece) -> int:
+    if isinstance(piece.destination, Tensor):
+        piece.destination.copy_(checkpoint.read(piece.name))
+    else:
+        stored = checkpoint.read_rows(piece.name, piece.start, piece.stop)
+        piece.destination.fill(stored.values, stored.numbers, stored.block_kind)
+    return piece.num_bytes
 
 
 def _ignore(bytes_done: int, bytes_total: int) -> None:

@@ -7,7 +7,7 @@ from moeflow.kernels.routing import SoftmaxTopK
 from moeflow.layers.attention import Attention
 from moeflow.layers.decoder import CausalLM
 from moeflow.layers.decoder_layer import DecoderLayer
-from moeflow.layers.mlp import MLP
+from moeflow.layers.mlp import dense_mlp
 from moeflow.layers.moe import ExpertNames, MoE
 from moeflow.layers.placement import Placement
 from moeflow.models.config_keys import read_decoder_config, read_num_experts
@@ -53,7 +53,7 @@ def _layer(config: ModelConfig, place: Placement, layer_idx: int) -> DecoderLaye
     choose = SoftmaxTopK(config.top_k, renormalize=config.norm_topk_prob)
     is_dense = layer_idx in config.dense_layers
     mlp = (
-        MLP(place, config.hidden_size, config.dense_intermediate_size)
+        dense_mlp(place, config.hidden_size, config.dense_intermediate_size)
         if is_dense
         else MoE(config, place, choose, NAMES)
     )

@@ -20,7 +20,6 @@ def engine_record(**changes: Any) -> dict[str, Any]:
         "kind": "engine",
         "model": {"name": "mine"},
         "weight_format": "float32",
-        "dtype": "float32",
         "device": "cpu",
         "weight_bytes": 2**30,
         "kv_cache_bytes": 2**20,
@@ -94,7 +93,7 @@ def versus_record() -> dict[str, Any]:
         **HEAD,
         "kind": "engine_vs_transformers",
         "model": "mine",
-        "dtype": "float32",
+        "weight_format": "float32",
         "cases": [
             {
                 "name": "decode, batch 1",

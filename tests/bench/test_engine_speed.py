@@ -76,11 +76,11 @@ def test_what_the_engine_cannot_run_is_said_before(case, reason):
 def test_a_case_counts_its_passes_and_positions():
     """Two rows, prompts of 4, 3 passes: the passes see 4 + 1, 4 + 2 and 4 + 3 positions a row."""
     case = Case(2, 4, 3)
-    total = case.cost(SHAPE, weight_bits=16, kv_bytes_per_token=48)
+    total = case.cost(SHAPE, weight_bits=16, embedding_bits=16, kv_bytes_per_token=48)
     passes = [cost(num_tokens=2, num_sampled=2, num_seen=2 * (4 + n)) for n in (1, 2, 3)]
     assert total.num_bytes == pytest.approx(sum(each.num_bytes for each in passes))
     assert total.num_flops == pytest.approx(sum(each.num_flops for each in passes))
-    prefill = Case(1, 8, 0).cost(SHAPE, weight_bits=16, kv_bytes_per_token=48)
+    prefill = Case(1, 8, 0).cost(SHAPE, weight_bits=16, embedding_bits=16, kv_bytes_per_token=48)
     assert prefill.num_flops == pytest.approx(cost(num_tokens=8, num_seen=36, kv_bytes_per_token=0).num_flops)
 
 

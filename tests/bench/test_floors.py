@@ -31,8 +31,15 @@ HEAD = 100 * 8
 
 
 def cost(shape=SHAPE, **changes):
-    values = {"weight_bits": 16, "kv_bytes_per_token": 48, "num_tokens": 1, "num_sampled": 1, "num_seen": 10, **changes}
+    bits = changes.get("weight_bits", 16)
+    both = {"weight_bits": bits, "embedding_bits": bits}
+    values = {**both, "kv_bytes_per_token": 48, "num_tokens": 1, "num_sampled": 1, "num_seen": 10, **changes}
     return pass_cost(shape, **values)
+
+
+def test_embeddings_may_be_kept_in_another_format():
+    assert cost(embedding_bits=8).num_bytes == cost().num_bytes - HEAD
+    assert cost(embedding_bits=8, num_sampled=0).num_bytes == cost(num_sampled=0).num_bytes
 
 
 def test_one_token_reads_each_active_weight_once():

@@ -14,7 +14,7 @@ from moeflow.core.errors import ConfigError, EngineError, MoeflowError, RequestE
 from moeflow.workload.poisson import Arrival
 
 MODELS = {"data": [{"id": "mine", "max_model_len": 64}]}
-STATS = {"model": {"vocab_size": 258, "max_model_len": 128, "dtype": "float32"}}
+STATS = {"model": {"vocab_size": 258, "max_model_len": 128, "weight_format": "float32"}}
 
 
 def events(*payloads, done: bool = True) -> str:

@@ -11,8 +11,10 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
+from moeflow.checkpoint.checkpoint import StoredRows
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CheckpointError
+from moeflow.kernels import cpu
 from tests.checkpoint.tiny_models import (
     CONFIGS,
     EXPERTS,
@@ -51,6 +53,16 @@ def expected_block(kind: Kind, block: bytes) -> list[float]:
         return [scale * (q - 8) for q in nibbles]
     scale, minimum = struct.unpack("<2e", block[:4])
     return [scale * q + minimum for q in nibbles]
+
+
+def _values(rows: StoredRows) -> torch.Tensor:
+    """What stored rows mean, as ggml defines blocks."""
+    if rows.block_kind is None:
+        return rows.values.float()
+    kind = Kind[rows.block_kind]
+    raw, size = rows.values.numpy().tobytes(), gguf.GGML_QUANT_SIZES[kind][1]
+    blocks = [expected_block(kind, raw[start : start + size]) for start in range(0, len(raw), size)]
+    return torch.tensor(blocks).reshape(len(rows.values), -1)
 
 
 class TestWeights:
@@ -139,6 +151,32 @@ class TestWeights:
             error = (checkpoint.read(name) - tensor).abs().max()
             assert error <= tensor.abs().max() / steps, name
             assert (error == 0) == (tensor.ndim == 1), name
+
+    @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+    @pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
+    def test_rows_are_those_of_the_tensor(self, file, family, kind):
+        """Also where the file has them in another order: rows carry their numbers."""
+        checkpoint = open_checkpoint(write_gguf(file, family, random_weights(family), kind))
+        for name, info in checkpoint.tensors.items():
+            if len(info.shape) != 2:
+                continue
+            found = torch.full(info.shape, torch.nan)
+            for start in range(0, info.shape[0], 5):
+                rows = checkpoint.read_rows(name, start, min(start + 5, info.shape[0]))
+                found[rows.numbers] = _values(rows)
+            assert torch.equal(found, checkpoint.read(name).float()), name
+        assert info.stored_as == {Kind.F32: "float32", Kind.F16: "float16", Kind.BF16: "bfloat16"}.get(kind, kind.name)
+
+    @pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
+    @pytest.mark.parametrize(("kind", "weight_format"), [(Kind.Q8_0, "int8"), (Kind.Q4_0, "int4"), (Kind.Q4_0, "int8")])
+    def test_blocks_are_packed_without_loss(self, file, kind, weight_format):
+        checkpoint = open_checkpoint(write_gguf(file, "llama", random_weights("llama"), kind))
+        for name, info in checkpoint.tensors.items():
+            if len(info.shape) == 2:
+                packed = cpu.PackedWeight.allocate(*info.shape, weight_format)
+                rows = checkpoint.read_rows(name, 0, info.shape[0])
+                packed.fill(rows.values, rows.numbers, rows.block_kind)
+                assert torch.equal(packed.unpack(), checkpoint.read(name)), name
 
     @pytest.mark.parametrize(("kind", "dtype"), [(Kind.F16, torch.float16), (Kind.BF16, torch.bfloat16)])
     def test_half_precision_stays_as_stored(self, file, kind, dtype):

@@ -49,6 +49,18 @@ class TestReading:
             assert torch.equal(read, tensor)
         checkpoint.close()
 
+    def test_rows_are_those_of_the_tensor(self, tmp_path, weights):
+        checkpoint = open_checkpoint(write_folder(tmp_path, weights))
+        for name, stored_as in [("model.embed_tokens.weight", "float32"), ("brain", "bfloat16"), ("half", "float16")]:
+            assert checkpoint.tensors[name].stored_as == stored_as
+            for start, stop in [(0, 2), (1, 3), (2, 2)]:
+                rows = checkpoint.read_rows(name, start, stop)
+                assert rows.block_kind is None
+                assert rows.numbers.tolist() == list(range(start, stop))
+                assert torch.equal(rows.values, weights[name][start:stop])
+        with pytest.raises(CheckpointError, match="not in the checkpoint"):
+            checkpoint.read_rows("nothing", 0, 1)
+
     def test_files_of_the_safetensors_library(self, tmp_path):
         weights = random_weights("olmoe")
         write_folder(tmp_path, {})

@@ -32,12 +32,15 @@ CONFIG = EngineConfig(
     model_path="m",
     model_name="m",
     dtype="float32",
+    weight_format="float32",
+    embedding_format="float32",
+    cpu_isa="",
     kv_dtype="float32",
     device="cpu",
     num_threads=2,
     scheduler=SchedulerConfig(num_blocks=64, max_model_len=1024),
     kv_cache_bytes=3 * 1024**2,
-    reasons=(("dtype", "float32: it fits"),),
+    reasons=(("weights", "float32: it fits"),),
 )
 GOOD = Finding("memory", Verdict.OK, "8.0 GiB free")
 LITTLE = Finding("disk", Verdict.WARN, "1.0 GiB free", "Free some")
@@ -104,12 +107,12 @@ def test_a_model_that_fits_is_described_with_its_limits(model):
     assert found["model"].found == (
         "mixtral, 2 layers, 8 experts, 2 a token, 1 M parameters, 0 M active, 2.0 MiB on disk"
     )
-    assert found["fit"].found == "float32 on cpu, 2 threads"
+    assert found["fit"].found == "weights in float32 on cpu, 2 threads"
     assert found["KV cache"].found == "3.0 MiB in float32, 1024 tokens"
     assert found["requests"].found == "32 together, 1024 tokens each at most"
     assert found["context"].verdict is Verdict.WARN
     assert "4096" in found["context"].found
-    assert found["because"].found == "dtype = float32: it fits"
+    assert found["because"].found == "weights = float32: it fits"
     assert model.is_closed
 
 

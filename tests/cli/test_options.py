@@ -51,6 +51,7 @@ def test_wishes_and_sampling_are_gathered(verb, seen):
     assert seen["wishes"] == {
         "model": "my/model",
         "dtype": "auto",
+        "quantize": None,
         "kv_dtype": "auto",
         "device": "auto",
         "num_threads": 2,
@@ -58,9 +59,16 @@ def test_wishes_and_sampling_are_gathered(verb, seen):
         "max_running": None,
         "kv_cache_bytes": 2 * 1024**3,
         "cache_dir": Path("/tmp/x"),
+        "cpu_isa": "",
     }
     assert seen["sampling"] == SamplingParams(max_tokens=512, temperature=0.5, stop=("a", "b"), seed=7)
     assert seen["own"] == "1"
+
+
+def test_the_environment_caps_the_instruction_set(verb, seen, monkeypatch):
+    monkeypatch.setenv("MOEFLOW_CPU_ISA", "avx2")
+    CliRunner().invoke(verb, ["m", "--quantize", "int4", "--own", "1"], catch_exceptions=False)
+    assert (seen["wishes"]["cpu_isa"], seen["wishes"]["quantize"]) == ("avx2", "int4")
 
 
 @pytest.mark.parametrize(
@@ -69,6 +77,7 @@ def test_wishes_and_sampling_are_gathered(verb, seen):
         (["--kv-cache", "much"], "is not a size in bytes"),
         (["--threads", "0"], "0 is not in the range"),
         (["--dtype", "int3"], "int3"),
+        (["--quantize", "int3"], "int3"),
     ],
 )
 def test_a_wish_that_makes_no_sense_is_refused(verb, args, complaint):

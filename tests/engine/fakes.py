@@ -52,7 +52,7 @@ def model_info(**changes: object) -> ModelInfo:
         "top_k": 2,
         "num_parameters": 1000,
         "num_active_parameters": 500,
-        "dtype": "float32",
+        "weight_format": "float32",
         "device": "cpu",
         "kv_capacity_tokens": 1024,
         "created": 0,

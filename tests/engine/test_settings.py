@@ -15,6 +15,8 @@ from moeflow.kernels import cpu
 from moeflow.memory.kv_storage import KVStorage
 from tests.tiny_mixtral import write_tiny_mixtral
 
+needs_extension = pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
@@ -23,18 +25,24 @@ def model(tmp_path_factory) -> str:
     return str(folder)
 
 
+@pytest.fixture
+def without_kernels(monkeypatch):
+    monkeypatch.setattr(cpu, "is_available", lambda: False)
+
+
 def machine(free: int = 16 * GIB, **changes) -> Machine:
     return dataclasses.replace(Machine(4, 32 * GIB, free, None, 0), **changes)
 
 
+@needs_extension
 def test_everything_is_decided_with_its_reason(model):
     config = decide(Settings(model=model), machine())
-    assert (config.device, config.dtype, config.num_threads) == ("cpu", "float32", 4)
+    assert (config.device, config.weight_format, config.num_threads) == ("cpu", "float32", 4)
     assert config.scheduler.max_model_len == 512
     assert config.scheduler.num_blocks == 32 * config.scheduler.max_running
     assert {name for name, _ in config.reasons} == {
         "device",
-        "dtype",
+        "weights",
         "kv_dtype",
         "num_threads",
         "kv_cache",
@@ -42,6 +50,7 @@ def test_everything_is_decided_with_its_reason(model):
     }
 
 
+@needs_extension
 def test_the_users_word_is_kept(model):
     config = decide(
         Settings(
@@ -59,7 +68,7 @@ def test_the_users_word_is_kept(model):
         ),
         machine(),
     )
-    assert (config.model_name, config.dtype, config.num_threads) == ("mine", "bfloat16", 2)
+    assert (config.model_name, config.weight_format, config.num_threads) == ("mine", "bfloat16", 2)
     assert config.kv_dtype == "bfloat16"
     assert (config.scheduler.max_model_len, config.scheduler.max_running) == (100, 3)
     assert config.kv_cache_bytes <= 1 * MIB
@@ -67,9 +76,34 @@ def test_the_users_word_is_kept(model):
     assert config.reasons == ()
 
 
-def test_little_memory_means_the_smaller_type_and_a_smaller_cache(model):
-    config = decide(Settings(model=model), machine(free=PROCESS_BYTES + MIB // 3))
-    assert config.dtype == "bfloat16"
+@needs_extension
+def test_the_kernels_compute_in_float32_with_weights_in_any_format(model):
+    for format_wish, want in [({}, "float32"), ({"dtype": "bfloat16"}, "bfloat16"), ({"quantize": "int4"}, "int4")]:
+        config = decide(Settings(model=model, **format_wish), machine())
+        assert (config.dtype, config.weight_format, config.cpu_isa) == ("float32", want, cpu.best_isa(""))
+    assert config.embedding_format == "int8"
+    assert decide(Settings(model=model, cpu_isa="generic"), machine()).cpu_isa == "generic"
+
+
+def test_torch_computes_where_there_are_no_kernels(model, without_kernels):
+    config = decide(Settings(model=model, dtype="bfloat16"), machine())
+    assert (config.dtype, config.weight_format, config.cpu_isa) == ("bfloat16", "bfloat16", "")
+    assert "torch computes" in dict(config.reasons)["cpu_isa"]
+    with pytest.raises(ConfigError, match="C\\+\\+ compiler"):
+        decide(Settings(model=model, quantize="int8"), machine())
+
+
+@needs_extension
+def test_an_unknown_instruction_set_is_refused(model):
+    with pytest.raises(ConfigError, match=r"mmx.*generic, avx2"):
+        decide(Settings(model=model, cpu_isa="mmx"), machine())
+
+
+@pytest.mark.parametrize("kernels", [pytest.param(True, marks=needs_extension), False])
+def test_little_memory_means_the_smaller_type_and_a_smaller_cache(model, monkeypatch, kernels):
+    monkeypatch.setattr(cpu, "is_available", lambda: kernels)
+    config = decide(Settings(model=model), machine(free=PROCESS_BYTES + 150_000))
+    assert config.weight_format == "bfloat16"
     assert config.scheduler.max_model_len == config.scheduler.num_blocks * config.scheduler.block_size < 512
 
 
@@ -100,13 +134,14 @@ def test_the_cache_is_planned_as_it_is_allocated(model, kv_dtype):
 )
 def test_keys_and_values_are_kept_exactly_where_that_costs_nothing(model, monkeypatch, available, changes, want):
     monkeypatch.setattr(cpu, "is_available", lambda: available)
+    monkeypatch.setattr(cpu, "best_isa", lambda cap: "generic")
     assert decide(Settings(model=model, **changes), machine()).kv_dtype == want
 
 
 @pytest.mark.parametrize(
     ("settings", "free", "words"),
     [
-        ({}, PROCESS_BYTES // 2, "weights need .* are free: use a smaller model"),
+        ({}, PROCESS_BYTES // 2, "weights need .* are free: use "),
         ({"dtype": "float32"}, PROCESS_BYTES // 2, "--dtype bfloat16"),
         ({"kv_cache_bytes": 20 * GIB}, 16 * GIB, "20.0 GiB is asked for, but .* only .* free"),
         ({"kv_cache_bytes": 100}, 16 * GIB, "enlarge the KV cache"),
@@ -123,6 +158,7 @@ def test_what_does_not_fit_says_need_have_and_remedy(model, settings, free, word
     [
         {"dtype": "int3"},
         {"kv_dtype": "int4"},
+        {"quantize": "int3"},
         {"device": "abacus"},
         {"device": "cuda"},
         {"num_threads": 0},

@@ -87,7 +87,7 @@ def test_wrong_experts_would_show(llama, mixtral, text, tmp_path):
     token_ids = list(range(2, 60))
     before = model.logits(run_sequence(model, token_ids))
     for layer in model.layers:
-        layer.mlp.gate_up[[0, 1]] = layer.mlp.gate_up[[1, 0]]
+        layer.mlp.weights.gate_up[[0, 1]] = layer.mlp.weights.gate_up[[1, 0]]
     after = model.logits(run_sequence(model, token_ids))
     assert (before - after).abs().max() > 1e-2
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from moeflow.checkpoint.checkpoint import TensorInfo
+from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
 
 
 class FakeCheckpoint:
@@ -23,10 +23,13 @@ class FakeCheckpoint:
     @property
     def tensors(self):
         file = self.path / "model.safetensors"
-        return {name: TensorInfo(tuple(w.shape), w.nbytes, file) for name, w in self.weights.items()}
+        return {name: TensorInfo(tuple(w.shape), w.nbytes, str(w.dtype)[6:], file) for name, w in self.weights.items()}
 
     def read(self, name):
         return self.weights[name]
+
+    def read_rows(self, name, start, stop):
+        return StoredRows(self.weights[name][start:stop], torch.arange(start, stop))
 
     def close(self):
         pass

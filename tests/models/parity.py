@@ -7,18 +7,22 @@ import random
 from collections import defaultdict
 from dataclasses import dataclass
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.model_config import ModelConfig
+from moeflow.kernels import cpu
 from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.decoder import CausalLM
+from moeflow.layers.placement import Placement, WeightFormats
 from moeflow.memory.kv_storage import KVStorage
 from moeflow.models.loading import load_model
 
 CPU = torch.device("cpu")
+needs_extension = pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
 SHAPE = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -60,16 +64,19 @@ def random_model(config: PretrainedConfig) -> PreTrainedModel:
     return model
 
 
-def load(folder, dtype=torch.float32) -> CausalLM:
+def load(folder, dtype=torch.float32, packed: WeightFormats | None = None) -> CausalLM:
     checkpoint = open_checkpoint(folder)
     try:
-        return load_model(checkpoint, dtype=dtype, device=CPU)
+        return load_model(checkpoint, Placement(dtype, CPU, packed))
     finally:
         checkpoint.close()
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(SHAPE["vocab_size"]), k=count)
+
+
+SEQUENCES = {"a": tokens(30, 1), "b": tokens(7, 2), "c": tokens(18, 3), "d": tokens(1, 4), "e": tokens(33, 5)}
 
 
 @torch.inference_mode()
@@ -95,7 +102,7 @@ class Cache:
             block_size=block_size,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            dtype=model.embed_tokens.dtype,
+            dtype=model.dtype,
             device=CPU,
         )
 
@@ -118,6 +125,25 @@ class Cache:
         hidden = self.model(torch.tensor([t for ids in new.values() for t in ids]), context)
         logits = self.model.logits(hidden).split([len(ids) for ids in new.values()])
         return dict(zip(new, logits, strict=True))
+
+
+def in_mixed_passes(
+    model: CausalLM, sequences: dict[str, list[int]], *, block_size: int = 4
+) -> dict[str, torch.Tensor]:
+    """Return each sequence's logits [n, V], computed in passes that mix prompts, chunks and decodes."""
+    done: dict[str, list[torch.Tensor]] = defaultdict(list)
+    cache = Cache(model, block_size=block_size)
+    cuts = [
+        {"a": (0, 12), "b": (0, 7)},  # two prompts
+        {"c": (0, 9), "a": (12, 13)},  # a prompt beside a decode
+        {"a": (13, 14), "d": (0, 1), "e": (0, 32), "c": (9, 17)},
+        {"a": (14, 30), "e": (32, 33), "c": (17, 18)},
+    ]
+    for cut in cuts:
+        logits = cache.run({name: sequences[name][slice(*bounds)] for name, bounds in cut.items()})
+        for name, part in logits.items():
+            done[name].append(part)
+    return {name: torch.cat(parts) for name, parts in done.items()}
 
 
 def held_weights(layer) -> list[torch.Tensor]:
@@ -149,21 +175,27 @@ class Parity:
         close(logits, their_logits(pair.theirs, ids))
 
     def test_sequences_of_mixed_lengths_in_one_pass(self, pair):
-        sequences = {"a": tokens(30, 1), "b": tokens(7, 2), "c": tokens(18, 3), "d": tokens(1, 4), "e": tokens(33, 5)}
-        done: dict[str, list[torch.Tensor]] = defaultdict(list)
-        cache = Cache(pair.ours)
-        cuts = [
-            {"a": (0, 12), "b": (0, 7)},  # two prompts
-            {"c": (0, 9), "a": (12, 13)},  # a prompt beside a decode
-            {"a": (13, 14), "d": (0, 1), "e": (0, 32), "c": (9, 17)},
-            {"a": (14, 30), "e": (32, 33), "c": (17, 18)},
-        ]
-        for cut in cuts:
-            logits = cache.run({name: sequences[name][slice(*bounds)] for name, bounds in cut.items()})
-            for name, part in logits.items():
-                done[name].append(part)
-        for name, ids in sequences.items():
-            close(torch.cat(done[name]), their_logits(pair.theirs, ids))
+        for name, logits in in_mixed_passes(pair.ours, SEQUENCES).items():
+            close(logits, their_logits(pair.theirs, SEQUENCES[name]))
+
+    @needs_extension
+    def test_packed_weights_give_the_same_logits(self, pair):
+        ours = load(pair.folder, packed=WeightFormats("float32", "float32"))
+        for name, logits in in_mixed_passes(ours, SEQUENCES).items():
+            close(logits, their_logits(pair.theirs, SEQUENCES[name]))
+
+    @needs_extension
+    @pytest.mark.parametrize(
+        "formats", [("float32", "float32"), ("bfloat16", "bfloat16"), ("int8", "int8"), ("int4", "int8")]
+    )
+    def test_packed_weights_give_the_same_bits_in_any_company(self, pair, formats):
+        if pair.ours.config.head_dim % 8:
+            pytest.skip("such heads are left to torch, whose sums depend on the batch")
+        ours = load(pair.folder, packed=WeightFormats(*formats))
+        for name, logits in in_mixed_passes(ours, SEQUENCES, block_size=16).items():
+            cache = Cache(ours, block_size=16)
+            alone = torch.cat([cache.run({name: [token]})[name] for token in SEQUENCES[name]])
+            assert torch.equal(logits, alone)
 
     def test_greedy_tokens(self, pair):
         prompts = {"a": tokens(11, 6), "b": tokens(3, 7), "c": tokens(20, 8)}

@@ -2,11 +2,15 @@ import pytest
 import torch
 
 from moeflow.core.errors import CapacityError, CheckpointError
+from moeflow.kernels import cpu
+from moeflow.layers.placement import Placement, WeightFormats
+from moeflow.models import loading
 from moeflow.models.loading import load_model
 from tests.models.fake_checkpoint import FakeCheckpoint
 from tests.models.parity import held_weights
 
 CPU = torch.device("cpu")
+needs_extension = pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
 CONFIG = {
     "model_type": "mixtral",
     "architectures": ["MixtralForCausalLM"],
@@ -48,8 +52,8 @@ def checkpoint():
     return FakeCheckpoint(dict(CONFIG), {name: torch.randn(shape) for name, shape in SHAPES.items()})
 
 
-def load(checkpoint, dtype=torch.float32, **options):
-    return load_model(checkpoint, dtype=dtype, device=CPU, **options)
+def load(checkpoint, dtype=torch.float32, packed=None, **options):
+    return load_model(checkpoint, Placement(dtype, CPU, packed), **options)
 
 
 def test_every_tensor_lands_in_its_place(checkpoint):
@@ -59,9 +63,9 @@ def test_every_tensor_lands_in_its_place(checkpoint):
     for name, view in destinations.items():
         assert torch.equal(view, checkpoint.weights[name])
     moe = model.layers[1].mlp
-    assert torch.equal(moe.down[2], checkpoint.weights[EXPERT])
-    assert torch.equal(moe.gate_up[2, :6], checkpoint.weights[EXPERT.replace("w2", "w1")])
-    assert torch.equal(moe.gate_up[2, 6:], checkpoint.weights[EXPERT.replace("w2", "w3")])
+    assert torch.equal(moe.weights.down[2], checkpoint.weights[EXPERT])
+    assert torch.equal(moe.weights.gate_up[2, :6], checkpoint.weights[EXPERT.replace("w2", "w1")])
+    assert torch.equal(moe.weights.gate_up[2, 6:], checkpoint.weights[EXPERT.replace("w2", "w3")])
 
 
 def test_no_weight_is_left_uninitialised(checkpoint):
@@ -73,7 +77,7 @@ def test_no_weight_is_left_uninitialised(checkpoint):
 def test_weights_are_converted(checkpoint):
     model = load(checkpoint, torch.bfloat16)
     assert {weight.dtype for weight in held_weights(model)} == {torch.bfloat16}
-    assert torch.equal(model.layers[1].mlp.down[2], checkpoint.weights[EXPERT].to(torch.bfloat16))
+    assert torch.equal(model.layers[1].mlp.weights.down[2], checkpoint.weights[EXPERT].to(torch.bfloat16))
 
 
 def test_progress_ends_at_the_bytes_of_the_file(checkpoint):
@@ -83,6 +87,46 @@ def test_progress_ends_at_the_bytes_of_the_file(checkpoint):
     assert len(reports) == len(SHAPES)
     assert reports == sorted(reports)
     assert reports[-1] == (total, total)
+
+
+@needs_extension
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_packed_weights_are_the_same_values(checkpoint, num_threads, monkeypatch):
+    monkeypatch.setattr(loading, "_PIECE_BYTES", 16 * 8 * 4)  # so that the embeddings are two pieces
+    reports = []
+    formats = WeightFormats("float32", "float32")
+    model = load(checkpoint, packed=formats, num_threads=num_threads, progress=lambda *done: reports.append(done))
+    for name, destination in model.named_weights():
+        values = destination if isinstance(destination, torch.Tensor) else destination.unpack()
+        assert torch.equal(values, checkpoint.weights[name]), name
+    total = sum(weight.nbytes for weight in checkpoint.weights.values())
+    assert reports == sorted(reports)
+    assert reports[-1] == (total, total)
+    assert len(reports) > len(SHAPES)
+
+
+@needs_extension
+@pytest.mark.parametrize(("formats", "router"), [(("int4", "int8"), "float32"), (("bfloat16", "bfloat16"), "bfloat16")])
+def test_each_kind_of_matrix_has_its_format(checkpoint, formats, router):
+    model = load(checkpoint, packed=WeightFormats(*formats))
+    moe = model.layers[0].mlp
+    assert (moe.weights.format, moe.router.format) == (formats[0], router)
+    assert (model.embed_tokens.format, model.lm_head.format) == (formats[1], formats[1])
+    assert model.layers[0].self_attn.qkv_proj.weight.format == formats[0]
+
+
+@needs_extension
+def test_an_error_while_reading_stops_the_other_threads(checkpoint):
+    begun = []
+
+    def read_rows(name, start, stop):
+        begun.append(name)
+        raise CheckpointError("broke", file="model.safetensors", tensor=name, remedy="none")
+
+    checkpoint.read_rows = read_rows
+    with pytest.raises(CheckpointError, match="broke"):
+        load(checkpoint, packed=WeightFormats("float32", "float32"), num_threads=2)
+    assert len(begun) < 10
 
 
 def test_a_missing_tensor_is_named(checkpoint):

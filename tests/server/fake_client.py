@@ -34,7 +34,7 @@ class FakeClient:
             top_k=2,
             num_parameters=1000,
             num_active_parameters=600,
-            dtype="float32",
+            weight_format="float32",
             device="cpu",
             kv_capacity_tokens=1024,
             created=1_700_000_000,

@@ -11,7 +11,6 @@ import time
 from typing import Any
 
 from benchmarks.peers.workers.protocol import serve
-from moeflow.bench.weight_format import weight_format
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission, TokenOutput
@@ -34,8 +33,8 @@ class MoeflowWorker:
             **wish["settings"],
         )
         config = decide(settings)
-        if weight_format(config) != wish["weights"]:  # a figure under the wrong name is worse than none
-            raise SystemExit(f"the engine would keep the weights in {weight_format(config)}, not in {wish['weights']}")
+        if config.weight_format != wish["weights"]:  # a figure under the wrong name is worse than none
+            raise SystemExit(f"the engine would keep the weights in {config.weight_format}, not in {wish['weights']}")
         block_bytes = config.kv_cache_bytes // config.scheduler.num_blocks
         kv_bytes = block_bytes * KV_TOKENS // config.scheduler.block_size
         self._engine = Engine.load(decide(dataclasses.replace(settings, kv_cache_bytes=kv_bytes)))

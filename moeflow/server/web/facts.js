@@ -19,7 +19,7 @@ export function modelLine(model) {
         `${parameters}, ${formatCount(model.num_active_parameters)} active`,
       ]
     : [parameters];
-  return [...parts, model.dtype].join(" · ");
+  return [...parts, model.weight_format].join(" · ");
 }
 
 /** What to say of the model to somebody who has not used it yet. */
@@ -52,7 +52,7 @@ export function listFacts(list, model) {
     ...(model.num_experts ? [["Experts", `${model.num_experts} in a layer, ${model.top_k} per token`]] : []),
     ["Parameters", formatCount(model.num_parameters)],
     ["Active per token", formatCount(model.num_active_parameters)],
-    ["Runs in", `${model.dtype} on ${model.device}`],
+    ["Runs in", `${model.weight_format} on ${model.device}`],
     ["Context", `${model.max_model_len.toLocaleString("en")} tokens`],
     ["KV cache", `${model.kv_capacity_tokens.toLocaleString("en")} tokens`],
   ];
