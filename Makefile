@@ -7,7 +7,7 @@
 
 SHELL := /bin/bash
 ARGS ?=
-SETUP_INPUTS := pyproject.toml constraints.txt scripts/setup
+SETUP_INPUTS := pyproject.toml constraints.txt scripts/setup CMakeLists.txt $(wildcard csrc/*)
 
 .PHONY: run test clean
 
@@ -25,5 +25,5 @@ clean:
 .venv/run.stamp: $(SETUP_INPUTS)
 	@PYTHON="$(PYTHON)" scripts/setup run
 
-.venv/test.stamp: .venv/run.stamp $(SETUP_INPUTS)
+.venv/test.stamp: $(SETUP_INPUTS)
 	@PYTHON="$(PYTHON)" scripts/setup test
