@@ -66,7 +66,10 @@ def check_lengths(prompts: Sequence[Sequence[int]], sampling: SamplingParams, ma
 
 
 class Generation:
-    """The sequences of one request. Iterate once; closing the iterator ends what still runs."""
+    """The sequences of one request. Iterate once; closing the iterator ends what still runs.
+
+    Whoever got it closes it in the end: an iterator that was never started cannot give its place back.
+    """
 
     def __init__(
         self,
@@ -111,7 +114,11 @@ class Generation:
                 self._service.require_generator()  # knows better whether the engine ended or died
             raise
         finally:
-            self._ticket.close()
+            self.close()
+
+    def close(self) -> None:
+        """Give back the place in the queue; again is harmless."""
+        self._ticket.close()
 
     def _account(self, choice: int, delta: TextDelta) -> None:
         now_s = time.monotonic()

@@ -6,7 +6,7 @@ Encoding is msgspec on plain dicts: this runs for every token of every stream.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -31,17 +31,21 @@ class EventStream(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], on_end: Callable[[], None]) -> None:
+        """Take the events, and what to call in the end, also if the client leaves before the first one is asked for."""
         super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._events = events
+        self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the source ends; a client that goes away is not an error here."""
-        async with aclosing(self._events):
-            try:
+        try:
+            async with aclosing(self._events):
                 await while_connected(receive, self.stream_response(_with_deadline(send)))
-            except ClientDisconnected:
-                return
+        except ClientDisconnected:
+            return
+        finally:
+            self._on_end()
 
 
 def _with_deadline(send: Send) -> Send:

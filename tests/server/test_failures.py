@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -102,6 +103,34 @@ async def test_while_draining_running_requests_go_on(http, engine, app):
         assert answer.json()["error"]["code"] == "shutting_down"
     engine.pause_after = None
     assert (await running).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_before_anything_could_be_sent_gives_its_place_back(app, engine, stream):
+    engine.pause_after = 0
+    received = iter(
+        [
+            {"type": "http.request", "body": json.dumps({**BODY, "stream": stream}).encode(), "more_body": False},
+            {"type": "http.disconnect"},
+        ]
+    )
+
+    async def receive():
+        await asyncio.sleep(0)
+        return next(received)
+
+    async def send(message):
+        await asyncio.Event().wait()  # the connection is choked by an earlier answer that nobody reads
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "http_version": "1.1", "method": "POST", "scheme": "http", "path": COMPLETIONS}
+    scope |= {"raw_path": COMPLETIONS.encode(), "query_string": b"", "root_path": "", "headers": headers}
+    answering = asyncio.create_task(app(scope, receive, send))
+    while app.state.service.admission.num_unfinished == 0:
+        await asyncio.sleep(0)
+    await asyncio.wait((answering,), timeout=0.2)
+    assert app.state.service.admission.num_unfinished == 0
+    answering.cancel()
 
 
 async def test_draining_while_a_prompt_is_tokenized(http, engine, app, monkeypatch):

@@ -74,7 +74,10 @@ async def whole_answer(request: Request, generation: Generation, writer: Writer,
 
     Raises: ClientDisconnected when nobody waits any more; ApiError, EngineError.
     """
-    choices = await while_connected(request.receive, _gather(generation))
+    try:
+        choices = await while_connected(request.receive, _gather(generation))
+    finally:
+        generation.close()
     body = envelope.head(envelope.kind)
     body["choices"] = [writer.choice(choice) for choice in choices]
     body["usage"] = usage(generation)
@@ -93,7 +96,7 @@ async def _gather(generation: Generation) -> list[Choice]:
 
 def streamed_answer(generation: Generation, writer: Writer, envelope: Envelope, *, with_usage: bool) -> Response:
     """Return a response that streams chunks as passes bring them."""
-    return EventStream(_events(generation, writer, envelope, with_usage=with_usage))
+    return EventStream(_events(generation, writer, envelope, with_usage=with_usage), generation.close)
 
 
 async def _events(
