@@ -62,8 +62,8 @@ struct PackedMatrix {
 
 // The experts of a layer, their matrices looked up once.
 struct PackedExperts {
-  std::vector<Matrix> gate_up, down;
-  int64_t hidden, width;
+  std::vector<Matrix> up, down;
+  ExpertLayer layer;
 };
 
 Matrix make_matrix(int format, int64_t rows, int64_t cols, uintptr_t data) {
@@ -84,13 +84,11 @@ void run_linear(const PackedMatrix& weight, uintptr_t x, int64_t num_rows, int64
                            at<const float>(residual), at<float>(out), at<const float>(norm), eps});
 }
 
-void run_experts(const PackedExperts& layer, uintptr_t x, int64_t num_tokens, int64_t top_k, uintptr_t topk_ids,
+void run_experts(const PackedExperts& packed, uintptr_t x, int64_t num_tokens, int64_t top_k, uintptr_t topk_ids,
                  uintptr_t topk_weights, uintptr_t residual, uintptr_t out) {
   WithoutGIL without_gil;
-  experts(isa(), ExpertsCall{layer.gate_up.data(), layer.down.data(), static_cast<int64_t>(layer.gate_up.size()),
-                             layer.hidden, layer.width, at<const float>(x), num_tokens, top_k,
-                             at<const int64_t>(topk_ids), at<const float>(topk_weights), at<const float>(residual),
-                             at<float>(out)});
+  experts(isa(), ExpertsCall{packed.layer, at<const float>(x), num_tokens, top_k, at<const int64_t>(topk_ids),
+                             at<const float>(topk_weights), at<const float>(residual), at<float>(out)});
 }
 
 // `rows` may be null: the first ones.
@@ -158,12 +156,11 @@ void run_attention_input(const BoundKVCache& kv, uintptr_t qkv, int64_t num_toke
                                             at<const float>(sin), at<const int64_t>(slots)});
 }
 
-void run_moe_stage(const PackedMatrix& o_proj, const PackedMatrix& router, const PackedExperts& layer, int64_t top_k,
+void run_moe_stage(const PackedMatrix& o_proj, const PackedMatrix& router, const PackedExperts& packed, int64_t top_k,
                    bool renormalize, uintptr_t o_bias, uintptr_t norm, float eps, uintptr_t attended, uintptr_t hidden,
                    int64_t num_tokens, uintptr_t out) {
   WithoutGIL without_gil;
-  moe_stage(isa(), MoEStageCall{o_proj.matrix, router.matrix, layer.gate_up.data(), layer.down.data(),
-                                static_cast<int64_t>(layer.gate_up.size()), layer.width, top_k, renormalize,
+  moe_stage(isa(), MoEStageCall{o_proj.matrix, router.matrix, packed.layer, top_k, renormalize,
                                 at<const float>(o_bias), at<const float>(norm), eps, at<const float>(attended),
                                 at<const float>(hidden), num_tokens, at<float>(out)});
 }
@@ -206,13 +203,16 @@ NB_MODULE(_cpu, m) {
       });
   nb::class_<PackedExperts>(m, "PackedExperts")
       .def("__init__", [](PackedExperts* self, int format, int64_t hidden, int64_t width,
-                          const std::vector<uintptr_t>& gate_up, const std::vector<uintptr_t>& down) {
-        PackedExperts experts{{}, {}, hidden, width};
-        if (gate_up.size() != down.size()) throw std::invalid_argument("every expert has gate_up and down");
-        for (uintptr_t data : gate_up) {
-          experts.gate_up.push_back(make_matrix(format, 2 * round_up(width, kBand), hidden, data));
-        }
+                          const std::vector<uintptr_t>& up, const std::vector<uintptr_t>& down, int function,
+                          bool is_gated, uintptr_t up_bias, uintptr_t down_bias) {
+        if (up.empty() || up.size() != down.size()) throw std::invalid_argument("every expert has up and down");
+        PackedExperts experts;
+        ExpertLayer& layer = experts.layer;
+        layer = {nullptr, nullptr, static_cast<int64_t>(up.size()), hidden, width, static_cast<Nonlinearity>(function),
+                 is_gated, at<const float>(up_bias), at<const float>(down_bias)};
+        for (uintptr_t data : up) experts.up.push_back(make_matrix(format, layer.num_up_rows(), hidden, data));
         for (uintptr_t data : down) experts.down.push_back(make_matrix(format, hidden, width, data));
+        layer.up = experts.up.data(), layer.down = experts.down.data();  // which stay where they are when moved
         new (self) PackedExperts(std::move(experts));
       });
 

@@ -1,7 +1,7 @@
 // The expert layer in one call (ExpertFlow algorithms 5.2-5.4 on a CPU). Pairs (token, k) are sorted by expert
 // as indices; no row moves. Three phases on the pool, two barriers:
 //   prepare  each token's activations once;
-//   up       (expert, 32 hidden units): gate and up bands, silu(gate) * up, prepared again for the next product;
+//   up       (expert, up to four bands): hidden units, then prepared again for the next product;
 //   down     bands of outputs: all touched experts in ascending order, weighted and added up.
 // An item's results lie in memory that no other item touches, so threads only share the work counters.
 #include <cstring>
@@ -14,15 +14,13 @@
 namespace moeflow {
 namespace {
 
-constexpr int kUnits = 2 * kBand;  // hidden units of an item of phase `up`: one quantization group
-
 struct ExpertsJob {
   const Isa& isa;
   const ExpertsCall& call;
   Activation x_kind, h_kind;
   int64_t x_bytes, h_bytes;
   uint8_t* x_rows;    // [num_tokens, x_bytes]
-  float* h_floats;    // [pairs, width filled up to kUnits]
+  float* h_floats;    // [pairs, width filled up to whole bands]
   uint8_t* h_rows;    // [pairs, h_bytes]
   float* sums;        // [num_tokens, hidden filled up to whole tiles]
   int32_t* touched;   // experts with at least one pair, ascending
@@ -30,28 +28,28 @@ struct ExpertsJob {
   int64_t* starts;    // [num_experts + 1], first sorted pair of each expert
   int64_t* pairs;     // [num_tokens * top_k], (token * top_k + k) sorted by expert, then by token
 
-  int64_t h_stride() const { return round_up(call.width, kUnits); }
-  int64_t out_stride() const { return round_up(call.hidden, kTileStride); }
+  int64_t h_stride() const { return round_up(call.layer.width, kBand); }
+  int64_t out_stride() const { return round_up(call.layer.hidden, kTileStride); }
 };
 
 void sort_pairs(ExpertsJob& job) {
   const ExpertsCall& call = job.call;
   const int64_t num_pairs = call.num_tokens * call.top_k;
-  std::memset(job.starts, 0, (call.num_experts + 1) * sizeof(int64_t));
+  std::memset(job.starts, 0, (call.layer.num_experts + 1) * sizeof(int64_t));
   for (int64_t pair = 0; pair < num_pairs; ++pair) {
     const int64_t expert = call.topk_ids[pair];
-    if (expert < 0 || expert >= call.num_experts) throw std::out_of_range("topk_ids names an expert that is not there");
+    if (expert < 0 || expert >= call.layer.num_experts) throw std::out_of_range("topk_ids names an expert that is not there");
     ++job.starts[expert + 1];
   }
   job.num_touched = 0;
-  for (int64_t expert = 0; expert < call.num_experts; ++expert) {
+  for (int64_t expert = 0; expert < call.layer.num_experts; ++expert) {
     if (job.starts[expert + 1] > 0) job.touched[job.num_touched++] = static_cast<int32_t>(expert);
     job.starts[expert + 1] += job.starts[expert];
   }
   for (int64_t pair = 0; pair < num_pairs; ++pair) {
     job.pairs[job.starts[call.topk_ids[pair]]++] = pair;
   }
-  for (int64_t expert = call.num_experts; expert > 0; --expert) job.starts[expert] = job.starts[expert - 1];
+  for (int64_t expert = call.layer.num_experts; expert > 0; --expert) job.starts[expert] = job.starts[expert - 1];
   job.starts[0] = 0;
 }
 
@@ -72,44 +70,52 @@ void for_each_tile(const ExpertsJob& job, const Matrix& weight, int64_t first_ba
 
 void up(const ExpertsJob& job, int64_t expert, int64_t group) {
   const ExpertsCall& call = job.call;
-  const Matrix& weight = call.gate_up[expert];
-  const int64_t first_band = group * 4, bands_left = num_bands(weight.rows) - first_band;
-  const int bands = bands_left < 4 ? static_cast<int>(bands_left) : 4;
+  const ExpertLayer& layer = call.layer;
+  const Matrix& weight = layer.up[expert];
+  const int64_t first_band = group * kMaxTileBands, bands_left = num_bands(weight.rows) - first_band;
+  const int bands = bands_left < kMaxTileBands ? static_cast<int>(bands_left) : kMaxTileBands;
+  const int64_t row = first_band * kBand, first_unit = layer.is_gated ? row / 2 : row;
+  const float* const bias = layer.up_bias == nullptr ? nullptr : layer.up_bias + expert * layer.num_up_rows() + row;
   for_each_tile(
       job, weight, first_band, bands, job.starts[expert], job.starts[expert + 1],
       [&](int64_t at) { return job.x_rows + job.pairs[at] / call.top_k * job.x_bytes; },
       [&](int64_t at, int num_rows, const float* tile_out) {
-        float* h = job.h_floats + at * job.h_stride() + group * kUnits;
-        job.isa.silu_and_mul(tile_out, num_rows, bands / 2, h, job.h_stride());
+        job.isa.activate({layer.function, layer.is_gated, tile_out, bias, num_rows, bands,
+                          job.h_floats + at * job.h_stride() + first_unit, job.h_stride()});
       });
 }
 
 void down(const ExpertsJob& job, int64_t group, int bands_per_item) {
   const ExpertsCall& call = job.call;
-  const int64_t first_band = group * bands_per_item, bands_left = num_bands(call.hidden) - first_band;
+  const int64_t hidden = call.layer.hidden;
+  const int64_t first_band = group * bands_per_item, bands_left = num_bands(hidden) - first_band;
   const int bands = bands_left < bands_per_item ? static_cast<int>(bands_left) : bands_per_item;
-  const int64_t col = first_band * kBand, cols_left = call.hidden - col;
+  const int64_t col = first_band * kBand, cols_left = hidden - col;
   const int64_t num_cols = cols_left < bands * kBand ? cols_left : bands * kBand;
   for (int64_t token = 0; token < call.num_tokens; ++token) {
     std::memset(job.sums + token * job.out_stride() + col, 0, num_cols * sizeof(float));
   }
   for (int64_t i = 0; i < job.num_touched; ++i) {
     const int32_t expert = job.touched[i];
+    const float* const bias = call.layer.down_bias == nullptr ? nullptr : call.layer.down_bias + expert * hidden + col;
     for_each_tile(
-        job, call.down[expert], first_band, bands, job.starts[expert], job.starts[expert + 1],
+        job, call.layer.down[expert], first_band, bands, job.starts[expert], job.starts[expert + 1],
         [&](int64_t at) { return job.h_rows + at * job.h_bytes; },
         [&](int64_t at, int num_rows, const float* tile_out) {
           for (int r = 0; r < num_rows; ++r) {
             const int64_t pair = job.pairs[at + r];
             const float weight = call.topk_weights[pair];
             float* sum = job.sums + pair / call.top_k * job.out_stride() + col;
-            for (int64_t c = 0; c < num_cols; ++c) sum[c] += weight * tile_out[r * kTileStride + c];
+            const float* const result = tile_out + r * kTileStride;
+            for (int64_t c = 0; c < num_cols; ++c) {
+              sum[c] += weight * (bias != nullptr ? result[c] + bias[c] : result[c]);
+            }
           }
         });
   }
   for (int64_t token = 0; token < call.num_tokens; ++token) {
     const float* sum = job.sums + token * job.out_stride() + col;
-    const int64_t at = token * call.hidden + col;
+    const int64_t at = token * hidden + col;
     for (int64_t c = 0; c < num_cols; ++c) {
       call.out[at + c] = call.residual != nullptr ? call.residual[at + c] + sum[c] : sum[c];
     }
@@ -119,23 +125,24 @@ void down(const ExpertsJob& job, int64_t group, int bands_per_item) {
 void run(void* context, Team& team, int) {
   const ExpertsJob& job = *static_cast<const ExpertsJob*>(context);
   const ExpertsCall& call = job.call;
+  const int64_t hidden = call.layer.hidden, width = call.layer.width;
   for (int64_t token; (token = team.counter(0).take()) < call.num_tokens;) {
-    job.isa.prepare_row(job.x_kind, call.x + token * call.hidden, call.hidden, job.x_rows + token * job.x_bytes);
+    job.isa.prepare_row(job.x_kind, call.x + token * hidden, hidden, job.x_rows + token * job.x_bytes);
   }
   team.barrier();
-  const int64_t groups = job.h_stride() / kUnits;
+  const int64_t groups = (num_bands(call.layer.num_up_rows()) + kMaxTileBands - 1) / kMaxTileBands;
   for (int64_t item; (item = team.counter(1).take()) < job.num_touched * groups;) {
     up(job, job.touched[item / groups], item % groups);
   }
   team.barrier();
   const int64_t num_pairs = call.num_tokens * call.top_k;
   for (int64_t pair; (pair = team.counter(2).take()) < num_pairs;) {
-    job.isa.prepare_row(job.h_kind, job.h_floats + pair * job.h_stride(), call.width, job.h_rows + pair * job.h_bytes);
+    job.isa.prepare_row(job.h_kind, job.h_floats + pair * job.h_stride(), width, job.h_rows + pair * job.h_bytes);
   }
   team.barrier();
   // Small layers are cut finer, so that no thread waits long for the one with the last item.
-  const int bands_per_item = num_bands(call.hidden) >= 16 * team.num_threads() ? 4 : 2;
-  const int64_t items = (num_bands(call.hidden) + bands_per_item - 1) / bands_per_item;
+  const int bands_per_item = num_bands(hidden) >= 16 * team.num_threads() ? 4 : 2;
+  const int64_t items = (num_bands(hidden) + bands_per_item - 1) / bands_per_item;
   for (int64_t item; (item = team.counter(3).take()) < items;) down(job, item, bands_per_item);
 }
 
@@ -144,22 +151,23 @@ void run(void* context, Team& team, int) {
 void experts(const Isa& isa, const ExpertsCall& call) {
   if (call.num_tokens == 0) return;
   const int64_t num_pairs = call.num_tokens * call.top_k;
-  const Activation x_kind = isa.activation(call.gate_up[0].format), h_kind = isa.activation(call.down[0].format);
+  const ExpertLayer& layer = call.layer;
+  const Activation x_kind = isa.activation(layer.up[0].format), h_kind = isa.activation(layer.down[0].format);
   WorkspaceLock workspace;
-  ExpertsJob job{isa, call, x_kind, h_kind, activation_bytes(x_kind, call.hidden), activation_bytes(h_kind, call.width),
+  ExpertsJob job{isa, call, x_kind, h_kind, activation_bytes(x_kind, layer.hidden), activation_bytes(h_kind, layer.width),
                  nullptr, nullptr, nullptr, nullptr, nullptr, 0, nullptr, nullptr};
   workspace->begin(Workspace::padded<uint8_t>(call.num_tokens * job.x_bytes) +
                    Workspace::padded<float>(num_pairs * job.h_stride()) +
                    Workspace::padded<uint8_t>(num_pairs * job.h_bytes) +
                    Workspace::padded<float>(call.num_tokens * job.out_stride()) +
-                   Workspace::padded<int32_t>(call.num_experts) + Workspace::padded<int64_t>(call.num_experts + 1) +
+                   Workspace::padded<int32_t>(call.layer.num_experts) + Workspace::padded<int64_t>(call.layer.num_experts + 1) +
                    Workspace::padded<int64_t>(num_pairs));
   job.x_rows = workspace->take<uint8_t>(call.num_tokens * job.x_bytes);
   job.h_floats = workspace->take<float>(num_pairs * job.h_stride());
   job.h_rows = workspace->take<uint8_t>(num_pairs * job.h_bytes);
   job.sums = workspace->take<float>(call.num_tokens * job.out_stride());
-  job.touched = workspace->take<int32_t>(call.num_experts);
-  job.starts = workspace->take<int64_t>(call.num_experts + 1);
+  job.touched = workspace->take<int32_t>(call.layer.num_experts);
+  job.starts = workspace->take<int64_t>(call.layer.num_experts + 1);
   job.pairs = workspace->take<int64_t>(num_pairs);
   sort_pairs(job);
   run_on_pool(run, &job);

@@ -37,6 +37,21 @@ struct AttentionRange {
   float* out;        // [num_rows, stride]
 };
 
+// What an expert makes of its hidden units: x * sigmoid(x); x * Phi(x), exactly or by the usual tanh; max(x, 0).
+enum class Nonlinearity : int32_t { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3 };
+
+// From a tile's results to hidden units, 16 a band: function(up); gated, 16 a pair of bands (gate, up, gate, up, ...):
+// function(gate) * up.
+struct HiddenUnits {
+  Nonlinearity function;
+  bool is_gated;
+  const float* tile_out;  // [num_rows, kTileStride]
+  const float* bias;      // one for each column of the tile, or null
+  int num_rows, num_bands;
+  float* h;  // [num_rows, h_stride]
+  int64_t h_stride;
+};
+
 struct Largest {
   float value;  // NaN if there is one in the row
   int64_t index;  // of the first such value
@@ -50,8 +65,7 @@ struct Isa {
   void (*prepare_row)(Activation kind, const float* x, int64_t cols, void* out);
   // Multiply any number of rows up to kMaxTileRows with up to kMaxTileBands bands.
   void (*tile)(Format format, const Tile& tile);
-  // h[r][16 * num_pairs] = silu(gate) * up, where a tile's results hold bands in the order gate, up, gate, up.
-  void (*silu_and_mul)(const float* tile_out, int num_rows, int num_pairs, float* h, int64_t h_stride);
+  void (*activate)(const HiddenUnits& units);
   void (*attend)(const AttentionRange& range);
   // Operations on one row of `size` floats; `out` may be the row itself.
   float (*inverse_rms)(const float* x, int64_t size, float eps);  // 1 / sqrt(mean(x^2) + eps)

@@ -22,12 +22,24 @@ struct LinearCall {
 };
 void linear(const Isa& isa, const LinearCall& call);
 
-// One expert layer: out[t] = (residual[t] +) sum over k of topk_weights[t, k] * down(silu(gate(x)) * up(x)).
-// The results of a token's experts are added in ascending order of expert number.
-struct ExpertsCall {
-  const Matrix* gate_up;  // [num_experts], [2 width, hidden]; bands in turn: gate 0..15, up 0..15, gate 16..31, ...
-  const Matrix* down;     // [num_experts], [hidden, width]
+// The experts of a layer: down(function(gate(x)) * up(x)), or down(function(up(x))) where there is no gate.
+struct ExpertLayer {
+  // [num_experts], each [num_up_rows, hidden]: up, or gated, bands in turn: gate 0..15, up 0..15, gate 16..31, ...
+  const Matrix* up;
+  const Matrix* down;  // [num_experts], each [hidden, width]
   int64_t num_experts, hidden, width;
+  Nonlinearity function = Nonlinearity::kSilu;
+  bool is_gated = true;
+  const float* up_bias = nullptr;    // [num_experts, num_up_rows], in the order of up's rows; or null
+  const float* down_bias = nullptr;  // [num_experts, hidden], or null
+
+  int64_t num_up_rows() const { return (is_gated ? 2 : 1) * round_up(width, kBand); }
+};
+
+// out[t] = (residual[t] +) sum over k of topk_weights[t, k] * expert topk_ids[t, k] of x[t]. The results of a token's
+// experts are added in ascending order of expert number.
+struct ExpertsCall {
+  ExpertLayer layer;
   const float* x;  // [num_tokens, hidden]
   int64_t num_tokens, top_k;
   const int64_t* topk_ids;    // [num_tokens, top_k], each below num_experts
@@ -101,9 +113,8 @@ void attention_input(const Isa& isa, const AttentionInputCall& call);
 struct MoEStageCall {
   Matrix o_proj;  // [hidden, attended]
   Matrix router;  // [num_experts, hidden]
-  const Matrix* gate_up;  // as in ExpertsCall
-  const Matrix* down;
-  int64_t num_experts, width, top_k;
+  ExpertLayer layer;
+  int64_t top_k;
   bool renormalize;
   const float* o_bias;  // or null
   const float* norm;    // [hidden]

@@ -18,7 +18,7 @@ void moe_stage(const Isa& isa, const MoEStageCall& call) {
   static thread_local Between between;
   const int64_t tokens = call.num_tokens, hidden = call.o_proj.rows;
   between.normed.resize(tokens * hidden);
-  between.logits.resize(tokens * call.num_experts);
+  between.logits.resize(tokens * call.layer.num_experts);
   between.topk_weights.resize(tokens * call.top_k);
   between.topk_ids.resize(tokens * call.top_k);
   float *const normed = between.normed.data(), *const logits = between.logits.data();
@@ -28,10 +28,9 @@ void moe_stage(const Isa& isa, const MoEStageCall& call) {
   linear(isa, LinearCall{call.o_proj, call.attended, tokens, call.o_proj.cols, call.o_bias, call.hidden, call.out});
   rms_norm(isa, RmsNormCall{call.out, call.norm, call.eps, tokens, hidden, normed});
   linear(isa, LinearCall{call.router, normed, tokens, hidden, nullptr, nullptr, logits});
-  softmax_topk(isa, SoftmaxTopkCall{logits, tokens, call.num_experts, call.top_k, call.renormalize, topk_ids,
+  softmax_topk(isa, SoftmaxTopkCall{logits, tokens, call.layer.num_experts, call.top_k, call.renormalize, topk_ids,
                                     topk_weights});
-  experts(isa, ExpertsCall{call.gate_up, call.down, call.num_experts, hidden, call.width, normed, tokens, call.top_k,
-                           topk_ids, topk_weights, call.out, call.out});
+  experts(isa, ExpertsCall{call.layer, normed, tokens, call.top_k, topk_ids, topk_weights, call.out, call.out});
 }
 
 }  // namespace moeflow

@@ -424,6 +424,9 @@ FORCE_INLINE V exp_vec(V x) {
 #include "attention_tiles.h"
 #include "small_tiles.h"
 
+// Needs what the others define.
+#include "hidden_units.h"
+
 namespace moeflow {
 namespace ISA_NAMESPACE {
 namespace {
@@ -442,19 +445,7 @@ Activation activation(Format format) {
   }
 }
 
-// h = silu(gate) * up for `bands` pairs of neighbouring bands (gate, up, gate, up, ...) of a tile's results.
-void silu_and_mul(const float* tile_out, int num_rows, int num_pairs, float* h, int64_t h_stride) {
-  for (int r = 0; r < num_rows; ++r) {
-    for (int pair = 0; pair < num_pairs; ++pair) {
-      const Vec gate = load(tile_out + r * kTileStride + pair * 2 * kBand);
-      const Vec up = load(tile_out + r * kTileStride + (pair * 2 + 1) * kBand);
-      const Vec result = gate / (exp_vec(-gate) + 1.0f) * up;
-      __builtin_memcpy(h + r * h_stride + pair * kBand, &result, sizeof(result));
-    }
-  }
-}
-
-constexpr Isa kTable = {ISA_NAME, activation, prepare_row, tile, silu_and_mul, attend, inverse_rms, scale_row, clip_row,
+constexpr Isa kTable = {ISA_NAME, activation, prepare_row, tile, activate, attend, inverse_rms, scale_row, clip_row,
                         rotate_row, softmax_topk_row, largest_of_row};
 
 }  // namespace

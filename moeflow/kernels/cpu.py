@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from moeflow.kernels.activation import NONLINEARITIES, Nonlinearity
 from moeflow.kernels.lazy_memory import allocate_lazily
 from moeflow.kernels.weight_format import BLOCK_BYTES, GROUP_SIZE, WEIGHT_FORMATS, BlockKind, WeightFormat
 
@@ -169,16 +170,44 @@ class PackedRows:
 
 
 class PackedExperts:
-    """The experts of a layer, each one's gate, up and down matrices side by side in memory."""
+    """The experts of a layer, each one's gate, up and down matrices side by side in memory.
 
-    __slots__ = ("down", "format", "gate_up", "handle", "hidden", "storage", "width")
+    That is `down(function(gate(x)) * up(x))`, or with two matrices `down(function(up(x)))`.
+    """
 
-    def __init__(self, num_experts: int, hidden: int, width: int, weight_format: WeightFormat) -> None:
-        """Allocate zeros, to be filled through `parts`. Raises: MemoryError."""
+    __slots__ = (
+        "down",
+        "down_bias",
+        "format",
+        "function",
+        "gate_up",
+        "handle",
+        "hidden",
+        "is_gated",
+        "storage",
+        "up_bias",
+        "width",
+    )
+
+    def __init__(
+        self,
+        num_experts: int,
+        hidden: int,
+        width: int,
+        weight_format: WeightFormat,
+        *,
+        function: Nonlinearity = "silu",
+        is_gated: bool = True,
+        has_bias: bool = False,
+    ) -> None:
+        """Allocate zeros, to be filled through `parts` and `set_biases`. Raises: MemoryError."""
         self.format = weight_format
         self.hidden = hidden
         self.width = width
-        up_rows = 2 * _whole_bands(width)  # bands in turn: gate 0..15, up 0..15, gate 16..31, ...
+        self.function = function
+        self.is_gated = is_gated
+        # With a gate, bands in turn: gate 0..15, up 0..15, gate 16..31, ...
+        up_rows = (2 if is_gated else 1) * _whole_bands(width)
         up_bytes = _matrix_bytes(weight_format, up_rows, hidden)
         down_bytes = _matrix_bytes(weight_format, hidden, width)
         self.storage = allocate_lazily(num_experts * (up_bytes + down_bytes))
@@ -186,32 +215,80 @@ class PackedExperts:
         self.gate_up = [PackedWeight(place, weight_format, up_rows, hidden) for place in places[::2]]
         self.down = [PackedWeight(place, weight_format, hidden, width) for place in places[1::2]]
         addresses = ([w.storage.data_ptr() for w in weights] for weights in (self.gate_up, self.down))
-        self.handle: Any = _cpu.PackedExperts(_FORMAT_CODES[weight_format], hidden, width, *addresses)
+        self.up_bias = torch.zeros(num_experts, up_rows) if has_bias else None  # in the order of gate_up's rows
+        self.down_bias = torch.zeros(num_experts, hidden) if has_bias else None
+        self.handle: Any = _cpu.PackedExperts(
+            _FORMAT_CODES[weight_format],
+            hidden,
+            width,
+            *addresses,
+            NONLINEARITIES.index(function),
+            is_gated,
+            _address(self.up_bias),
+            _address(self.down_bias),
+        )
 
     @classmethod
-    def pack(cls, gate_up: Tensor, down: Tensor, weight_format: WeightFormat) -> PackedExperts:
+    def pack(
+        cls,
+        gate_up: Tensor,
+        down: Tensor,
+        weight_format: WeightFormat,
+        *,
+        function: Nonlinearity = "silu",
+        biases: tuple[Tensor, Tensor] | None = None,
+    ) -> PackedExperts:
         """Pack all experts of a layer.
 
-        Shapes: gate_up [E, 2I, H] (gate rows first), down [E, H, I]; float32, bfloat16 or float16.
+        Shapes: gate_up [E, 2I, H] (gate rows first) or without a gate [E, I, H], down [E, H, I]; float32, bfloat16 or
+        float16; biases as in `set_biases`.
         """
         num_experts, hidden, width = down.shape
-        if gate_up.shape != (num_experts, 2 * width, hidden):
+        is_gated = gate_up.shape[1] != width
+        if gate_up.shape != (num_experts, (2 if is_gated else 1) * width, hidden):
             raise ValueError(f"experts do not fit together: {_describe(gate_up)} and {_describe(down)}")
-        packed = cls(num_experts, hidden, width, weight_format)
-        for parts, up, back in zip(packed.parts(), gate_up, down, strict=True):
-            for part, source in zip(parts, (*up.chunk(2), back), strict=True):
+        has_bias = biases is not None
+        packed = cls(num_experts, hidden, width, weight_format, function=function, is_gated=is_gated, has_bias=has_bias)
+        if biases is not None:
+            packed.set_biases(*biases)
+        for parts, up, back in zip(packed._all_parts(), gate_up, down, strict=True):
+            for part, source in zip(parts, (*torch.split(up, width), back), strict=True):
                 part.fill(source, torch.arange(source.shape[0]))
         return packed
 
+    def set_biases(self, up: Tensor, down: Tensor) -> None:
+        """Take the biases of experts that have some. Shapes: up [E, 2I] (gate first) or [E, I], down [E, H], floats."""
+        num_experts, halves = self.num_experts, 2 if self.is_gated else 1
+        if self.up_bias is None or self.down_bias is None:
+            raise ValueError(f"{self} has no biases")
+        if up.shape != (num_experts, halves * self.width) or down.shape != (num_experts, self.hidden):
+            raise ValueError(f"{self} does not take biases {_describe(up)} and {_describe(down)}")
+        for half, rows in zip(torch.split(up, self.width, dim=1), self._unit_rows(), strict=True):
+            self.up_bias[:, rows] = half.float()
+        self.down_bias.copy_(down)
+
     def parts(self) -> list[tuple[PackedRows, PackedRows, PackedRows]]:
-        """Return each expert's gate [I, H], up [I, H] and down [H, I]."""
-        units, outputs = torch.arange(self.width), torch.arange(self.hidden)
-        gate = units + units // _BAND * _BAND
-        up = gate + _BAND
+        """Return each expert's gate [I, H], up [I, H] and down [H, I], of experts that have a gate."""
+        return [(gate, up, down) for gate, up, down in self._all_parts()]
+
+    def parts_without_gate(self) -> list[tuple[PackedRows, PackedRows]]:
+        """Return each expert's up [I, H] and down [H, I], of experts without a gate."""
+        return [(up, down) for up, down in self._all_parts()]
+
+    def _all_parts(self) -> list[list[PackedRows]]:
+        unit_rows, outputs = self._unit_rows(), torch.arange(self.hidden)
         return [
-            (PackedRows(gate_up, gate), PackedRows(gate_up, up), PackedRows(down, outputs))
+            [*(PackedRows(gate_up, rows) for rows in unit_rows), PackedRows(down, outputs)]
             for gate_up, down in zip(self.gate_up, self.down, strict=True)
         ]
+
+    def _unit_rows(self) -> list[Tensor]:
+        """Return the rows of `gate_up` that are the gate's, if there is one, and those that are up's."""
+        units = torch.arange(self.width)
+        if not self.is_gated:
+            return [units]
+        gate = units + units // _BAND * _BAND
+        return [gate, gate + _BAND]
 
     @property
     def num_experts(self) -> int:
@@ -224,10 +301,10 @@ class PackedExperts:
         return self.storage.nbytes
 
     def unpack(self) -> tuple[Tensor, Tensor]:
-        """Return the exact values: gate_up [E, 2I, H] (gate rows first) and down [E, H, I], float32."""
-        parts = self.parts()
-        gate_up = torch.stack([torch.cat([gate.unpack(), up.unpack()]) for gate, up, _ in parts])
-        return gate_up, torch.stack([down.unpack() for _, _, down in parts])
+        """Return the exact values: gate_up [E, 2I, H] (gate rows first) or [E, I, H], and down [E, H, I], float32."""
+        parts = self._all_parts()
+        gate_up = torch.stack([torch.cat([part.unpack() for part in ups]) for *ups, _ in parts])
+        return gate_up, torch.stack([down.unpack() for *_, down in parts])
 
     def __repr__(self) -> str:
         return f"PackedExperts({self.format}, {self.num_experts} of {self.hidden} x {self.width})"
@@ -266,7 +343,7 @@ def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, residual
 def experts(
     x: Tensor, packed: PackedExperts, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None
 ) -> Tensor:
-    """Return `residual` plus the weighted sum of each token's experts, `down(silu(gate(x)) * up(x))`.
+    """Return `residual` plus the weighted sum of each token's experts.
 
     A token's experts are added in ascending order of their numbers, each of which must exist.
 

@@ -7,47 +7,70 @@ This is the reference: it asks the device once per layer how many rows each expe
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from moeflow.kernels.activation import silu_and_mul
+from moeflow.kernels.activation import Nonlinearity, apply, apply_and_mul
 from moeflow.kernels.linear import linear
 
 
-def fused_experts(x: Tensor, gate_up: Tensor, down: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-    """Return the weighted sum of each token's experts, `down(silu(gate(x)) * up(x))`.
+def fused_experts(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    *,
+    function: Nonlinearity = "silu",
+    biases: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Return the weighted sum of each token's experts, `down(function(gate(x)) * up(x))`.
 
-    The sum over a token's experts runs in float32 whatever x is.
+    Where `gate_up` is as high as `down` is wide there is no gate: `down(function(up(x)))`. The sum over a token's
+    experts runs in float32 whatever x is.
 
-    Shapes: x [T, H], gate_up [E, 2I, H] (gate rows first), down [E, H, I], topk_ids [T, K] int64,
-    topk_weights [T, K] float32 -> [T, H] in x's dtype.
+    Shapes: x [T, H], gate_up [E, 2I, H] (gate rows first) or [E, I, H], down [E, H, I], topk_ids [T, K] int64,
+    topk_weights [T, K] float32, biases of gate_up and of down [E, their rows] -> [T, H] in x's dtype.
     Blocks: once, until the device knows topk_ids.
     """
     num_tokens, top_k = topk_ids.shape
     if num_tokens == 0:
         return torch.empty_like(x)
+    layer = _Layer(gate_up, down, function, biases)
     if num_tokens == 1:  # nothing to sort: spares a decode eight small operations a layer
-        pairs = torch.cat([_run_expert(x, gate_up, down, expert) for expert in topk_ids[0].tolist()])
+        pairs = torch.cat([layer.run_expert(x, expert) for expert in topk_ids[0].tolist()])
     else:
-        pairs = _run_sorted(x, gate_up, down, topk_ids)
+        pairs = layer.run_sorted(x, topk_ids)
     weighted = pairs.view(num_tokens, top_k, -1).float().mul_(topk_weights.unsqueeze(-1))
     return weighted.sum(dim=1).to(x.dtype)
 
 
-def _run_sorted(x: Tensor, gate_up: Tensor, down: Tensor, topk_ids: Tensor) -> Tensor:
-    """Return each expert's result for each token that chose it: [T * K, H], in the order of topk_ids."""
-    expert_of_pair = topk_ids.flatten()
-    order = expert_of_pair.argsort(stable=True)
-    rows = x.index_select(0, order.div(topk_ids.shape[1], rounding_mode="floor"))
-    counts = torch.bincount(expert_of_pair, minlength=gate_up.shape[0]).tolist()
-    results = [
-        _run_expert(part, gate_up, down, expert)
-        for expert, part in enumerate(torch.split(rows, counts))
-        if counts[expert]
-    ]
-    return torch.empty_like(rows).index_copy_(0, order, torch.cat(results))
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """The weights that `fused_experts` was given."""
 
+    gate_up: Tensor
+    down: Tensor
+    function: Nonlinearity
+    biases: tuple[Tensor, Tensor] | None
 
-def _run_expert(rows: Tensor, gate_up: Tensor, down: Tensor, expert: int) -> Tensor:
-    """Shapes: rows [n, H] -> [n, H]."""
-    return linear(silu_and_mul(linear(rows, gate_up[expert])), down[expert])
+    def run_sorted(self, x: Tensor, topk_ids: Tensor) -> Tensor:
+        """Return each expert's result for each token that chose it: [T * K, H], in the order of topk_ids."""
+        expert_of_pair = topk_ids.flatten()
+        order = expert_of_pair.argsort(stable=True)
+        rows = x.index_select(0, order.div(topk_ids.shape[1], rounding_mode="floor"))
+        counts = torch.bincount(expert_of_pair, minlength=self.gate_up.shape[0]).tolist()
+        results = [
+            self.run_expert(part, expert) for expert, part in enumerate(torch.split(rows, counts)) if counts[expert]
+        ]
+        return torch.empty_like(rows).index_copy_(0, order, torch.cat(results))
+
+    def run_expert(self, rows: Tensor, expert: int) -> Tensor:
+        """Shapes: rows [n, H] -> [n, H]."""
+        up_bias, down_bias = (bias[expert] for bias in self.biases) if self.biases else (None, None)
+        units = linear(rows, self.gate_up[expert], up_bias)
+        is_gated = self.gate_up.shape[1] != self.down.shape[2]
+        units = apply_and_mul(self.function, units) if is_gated else apply(self.function, units)
+        return linear(units, self.down[expert], down_bias)

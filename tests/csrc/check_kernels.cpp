@@ -214,57 +214,91 @@ void check_norm_before_linear(const Isa& isa) {
 
 // ---- experts ----
 
-struct Expert {
-  Weight gate_up, down;
+// A layer of random experts, and what they compute.
+struct Experts {
+  Experts(Format format, int64_t num_experts, int64_t hidden, int64_t width, Nonlinearity function, bool is_gated,
+          bool has_bias)
+      : layer{nullptr, nullptr, num_experts, hidden, width, function, is_gated} {
+    const int64_t rows = layer.num_up_rows();
+    std::vector<int64_t> places;  // gated: gate 0..15, up 0..15, gate 16..31, ...
+    for (int half = 0; half < (is_gated ? 2 : 1); ++half) {
+      for (int64_t i = 0; i < width; ++i) places.push_back(place(i) + half * kBand);
+    }
+    const float scale = 1 / std::sqrt(static_cast<float>(hidden));
+    for (int64_t e = 0; e < num_experts; ++e) {
+      const Floats source = random_floats(static_cast<int64_t>(places.size()) * hidden, scale);
+      ups.emplace_back(format, source, rows, hidden, places);
+      downs.push_back(random_weight(format, hidden, width));
+    }
+    for (const Weight& weight : ups) up_matrices.push_back(weight.matrix);
+    for (const Weight& weight : downs) down_matrices.push_back(weight.matrix);
+    layer.up = up_matrices.data(), layer.down = down_matrices.data();
+    if (!has_bias) return;
+    up_bias = random_floats(num_experts * rows), down_bias = random_floats(num_experts * hidden);
+    layer.up_bias = up_bias.data(), layer.down_bias = down_bias.data();
+  }
+
+  // The row of a unit, or gated of its gate, which kBand rows further has its up.
+  int64_t place(int64_t unit) const { return layer.is_gated ? unit / kBand * 2 * kBand + unit % kBand : unit; }
+
+  std::vector<double> run(int64_t expert, const float* x) const {
+    std::vector<double> units = product(x, ups[expert].values, layer.num_up_rows(), layer.hidden);
+    for (size_t i = 0; i < units.size() && layer.up_bias != nullptr; ++i) units[i] += up_bias[expert * units.size() + i];
+    Floats h(layer.width);
+    for (int64_t i = 0; i < layer.width; ++i) {
+      const double value = apply(units[place(i)]);
+      h[i] = static_cast<float>(layer.is_gated ? value * units[place(i) + kBand] : value);
+    }
+    std::vector<double> out = product(h.data(), downs[expert].values, layer.hidden, layer.width);
+    for (size_t i = 0; i < out.size() && layer.down_bias != nullptr; ++i) out[i] += down_bias[expert * out.size() + i];
+    return out;
+  }
+
+  double apply(double x) const {
+    switch (layer.function) {
+      case Nonlinearity::kSilu: return x / (1 + std::exp(-x));
+      case Nonlinearity::kGelu: return x * std::erfc(-x / std::sqrt(2.0)) / 2;
+      case Nonlinearity::kGeluTanh: return x / 2 * (1 + std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
+      case Nonlinearity::kRelu: return std::max(x, 0.0);
+    }
+    return 0;
+  }
+
+  ExpertLayer layer;
+  std::vector<Weight> ups, downs;
+  std::vector<Matrix> up_matrices, down_matrices;
+  Floats up_bias, down_bias;
 };
 
-Expert random_expert(Format format, int64_t hidden, int64_t width) {
-  const int64_t whole = round_up(width, kBand);
-  std::vector<int64_t> places;  // gate 0..15, up 0..15, gate 16..31, ...
-  for (const int64_t is_up : {0, 1}) {
-    for (int64_t i = 0; i < width; ++i) places.push_back(i / kBand * 2 * kBand + is_up * kBand + i % kBand);
+void check_experts(const Isa& isa, Format format, const Experts& all, int64_t tokens, int64_t top_k) {
+  const int64_t num_experts = all.layer.num_experts, hidden = all.layer.hidden;
+  const Floats x = random_floats(tokens * hidden), weights = random_floats(tokens * top_k);
+  std::vector<int64_t> ids(tokens * top_k);
+  for (int64_t i = 0; i < tokens * top_k; ++i) ids[i] = (i % top_k + i / top_k % 2 * 2) % num_experts;
+  std::vector<double> want(tokens * hidden);
+  for (int64_t i = 0; i < tokens * top_k; ++i) {
+    const std::vector<double> result = all.run(ids[i], x.data() + i / top_k * hidden);
+    for (int64_t c = 0; c < hidden; ++c) want[i / top_k * hidden + c] += weights[i] * result[c];
   }
-  const float scale = 1 / std::sqrt(static_cast<float>(hidden));
-  return {Weight(format, random_floats(2 * width * hidden, scale), 2 * whole, hidden, places),
-          random_weight(format, hidden, width)};
-}
-
-std::vector<double> run_expert(const Expert& expert, const float* x, int64_t hidden, int64_t width) {
-  const std::vector<double> ups = product(x, expert.gate_up.values, expert.gate_up.matrix.rows, hidden);
-  Floats h(width);
-  for (int64_t i = 0; i < width; ++i) {
-    const int64_t place = i / kBand * 2 * kBand + i % kBand;
-    h[i] = static_cast<float>(ups[place] / (1 + std::exp(-ups[place])) * ups[place + kBand]);
-  }
-  return product(h.data(), expert.down.values, hidden, width);
+  for (int64_t i = 0; i < tokens * hidden; ++i) want[i] += x[i];
+  Floats out(tokens * hidden);
+  experts(isa, {all.layer, x.data(), tokens, top_k, ids.data(), weights.data(), x.data(), out.data()});
+  expect_close(out.data(), want, 2 * tolerance_of(format), std::string("experts in ") + name_of(format));
 }
 
 void check_experts(const Isa& isa) {
-  constexpr int64_t kExperts = 5;
   const std::pair<int64_t, int64_t> sizes[] = {{1, 1}, {33, 17}, {70, 48}, {130, 33}};
   for (const Format format : kFormats) {
     for (const auto& [hidden, width] : sizes) {
-      std::vector<Expert> all;
-      std::vector<Matrix> gate_up, down;
-      for (int64_t e = 0; e < kExperts; ++e) all.push_back(random_expert(format, hidden, width));
-      for (const Expert& expert : all) gate_up.push_back(expert.gate_up.matrix), down.push_back(expert.down.matrix);
+      const Experts all(format, 5, hidden, width, Nonlinearity::kSilu, true, false);
       for (const int64_t tokens : {0, 1, 3, 9, 40}) {
-        for (const int64_t top_k : {1, 3}) {
-          const Floats x = random_floats(tokens * hidden), weights = random_floats(tokens * top_k);
-          std::vector<int64_t> ids(tokens * top_k);
-          for (int64_t i = 0; i < tokens * top_k; ++i) ids[i] = (i % top_k + i / top_k % 2 * 2) % kExperts;
-          std::vector<double> want(tokens * hidden);
-          for (int64_t i = 0; i < tokens * top_k; ++i) {
-            const float* row = x.data() + i / top_k * hidden;
-            const std::vector<double> result = run_expert(all[ids[i]], row, hidden, width);
-            for (int64_t c = 0; c < hidden; ++c) want[i / top_k * hidden + c] += weights[i] * result[c];
-          }
-          for (int64_t i = 0; i < tokens * hidden; ++i) want[i] += x[i];
-          Floats out(tokens * hidden);
-          experts(isa, {gate_up.data(), down.data(), kExperts, hidden, width, x.data(), tokens, top_k, ids.data(),
-                        weights.data(), x.data(), out.data()});
-          expect_close(out.data(), want, 2 * tolerance_of(format), std::string("experts in ") + name_of(format));
-        }
+        for (const int64_t top_k : {1, 3}) check_experts(isa, format, all, tokens, top_k);
+      }
+    }
+    for (const Nonlinearity function :
+         {Nonlinearity::kSilu, Nonlinearity::kGelu, Nonlinearity::kGeluTanh, Nonlinearity::kRelu}) {
+      for (const bool is_gated : {true, false}) {
+        check_experts(isa, format, Experts(format, 5, 33, 81, function, is_gated, true), 9, 2);
       }
     }
   }
@@ -447,18 +481,14 @@ void check_small_ops(const Isa& isa) {
 
 void check_moe_stage(const Isa& isa, Format format, int64_t tokens) {
   constexpr int64_t kExperts = 5, kTopK = 2, kHidden = 70, kWidth = 33, kAttended = 48;
-  std::vector<Expert> all;
-  std::vector<Matrix> gate_up, down;
-  for (int64_t e = 0; e < kExperts; ++e) all.push_back(random_expert(format, kHidden, kWidth));
-  for (const Expert& expert : all) gate_up.push_back(expert.gate_up.matrix), down.push_back(expert.down.matrix);
+  const Experts all(format, kExperts, kHidden, kWidth, Nonlinearity::kGelu, true, true);
   const Weight o_proj = random_weight(format, kHidden, kAttended), router = random_weight(Format::kF32, kExperts, kHidden);
   const Floats attended = random_floats(tokens * kAttended), hidden = random_floats(tokens * kHidden);
   const Floats norm = random_floats(kHidden);
   MoEStageCall call{};
   call.attended = attended.data(), call.hidden = hidden.data(), call.num_tokens = tokens;
   call.o_proj = o_proj.matrix, call.router = router.matrix, call.norm = norm.data(), call.eps = 1e-6f;
-  call.gate_up = gate_up.data(), call.down = down.data(), call.num_experts = kExperts, call.width = kWidth;
-  call.top_k = kTopK, call.renormalize = true;
+  call.layer = all.layer, call.top_k = kTopK, call.renormalize = true;
   Floats got(tokens * kHidden), want(tokens * kHidden), normed(tokens * kHidden), logits(tokens * kExperts);
   call.out = got.data();
   moe_stage(isa, call);
@@ -470,8 +500,7 @@ void check_moe_stage(const Isa& isa, Format format, int64_t tokens) {
   linear(isa, {router.matrix, normed.data(), tokens, kHidden, nullptr, nullptr, logits.data()});
   softmax_topk(isa, {logits.data(), tokens, kExperts, kTopK, true, ids.data(), weights.data()});
   const Floats residual = want;
-  experts(isa, {gate_up.data(), down.data(), kExperts, kHidden, kWidth, normed.data(), tokens, kTopK, ids.data(),
-                weights.data(), residual.data(), want.data()});
+  experts(isa, {all.layer, normed.data(), tokens, kTopK, ids.data(), weights.data(), residual.data(), want.data()});
   expect(got == want, "a stage of several operations");
 }
 

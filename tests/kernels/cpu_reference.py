@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from moeflow.kernels import cpu
+from moeflow.kernels.activation import apply
 
 FORMATS = ("float32", "bfloat16", "int8", "int4")
 GROUP = 32
@@ -77,10 +78,16 @@ def experts(x, packed, topk_ids, topk_weights, isa):
         tokens, slots = (topk_ids == expert).nonzero(as_tuple=True)
         if not len(tokens):
             continue
-        bands = cpu.linear(x[tokens], ups_of[expert]).unflatten(1, (-1, 2, 16))  # gate and up in turn
-        gate, up = (bands[:, :, i].flatten(1)[:, : packed.width].double() for i in (0, 1))
-        values, unsure = prepared(F.silu(gate) * up, packed.format, isa, slack=8 * UNIT)
+        bias = None if packed.up_bias is None else packed.up_bias[expert]
+        bands = cpu.linear(x[tokens], ups_of[expert], bias).unflatten(1, (-1, 2 if packed.is_gated else 1, 16))
+        parts = (part.flatten(1)[:, : packed.width].double() for part in bands.unbind(2))  # gate and up in turn
+        units = apply(packed.function, next(parts))
+        for up in parts:
+            units = units * up
+        values, unsure = prepared(units, packed.format, isa, slack=8 * UNIT)
         result, off = product(values, unsure, downs[expert].unpack(), packed.format)
+        if packed.down_bias is not None:
+            result = result + packed.down_bias[expert]
         weights = topk_weights[tokens, slots].double().unsqueeze(1)
         out.index_add_(0, tokens, result * weights)
         error.index_add_(0, tokens, (off + result.abs() * (topk_ids.shape[1] + 2) * UNIT) * weights.abs())

@@ -3,12 +3,15 @@
 Held against float64 (every rounding accounted for) and against the torch reference `fused_experts`.
 """
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeflow.kernels import cpu
+from moeflow.kernels.activation import NONLINEARITIES, apply
 from moeflow.kernels.experts import fused_experts
 from tests.kernels import cpu_reference as reference
 from tests.kernels.cpu_reference import FORMATS, assert_within
@@ -27,11 +30,21 @@ SIZES = (  # hidden, width: on, just below and just above bands of 16, groups of
 RELATIVE_ERROR = {"float32": 1e-6, "bfloat16": 1e-2, "int8": 2e-2, "int4": 2e-2}  # of activations in that form
 
 
-def pack(hidden, width, weight_format, num_experts=5):
+def pack(hidden, width, weight_format, num_experts=5, *, function="silu", is_gated=True, has_bias=False):
     generator = torch.Generator().manual_seed(hidden + width)
-    gate_up = torch.randn(num_experts, 2 * width, hidden, generator=generator) / hidden**0.5 * 2
+    up_rows = 2 * width if is_gated else width
+    gate_up = torch.randn(num_experts, up_rows, hidden, generator=generator) / hidden**0.5 * 2
     down = torch.randn(num_experts, hidden, width, generator=generator) / width**0.5
-    return cpu.PackedExperts.pack(gate_up, down, weight_format)
+    biases = tuple(torch.randn(num_experts, size, generator=generator) for size in (up_rows, hidden))
+    return cpu.PackedExperts.pack(gate_up, down, weight_format, function=function, biases=biases if has_bias else None)
+
+
+def unpacked_biases(packed):
+    """Return what was given as biases, from where the kernels read it."""
+    if packed.up_bias is None:
+        return None
+    bands = packed.up_bias.unflatten(1, (-1, 2 if packed.is_gated else 1, 16))
+    return torch.cat([part.flatten(1)[:, : packed.width] for part in bands.unbind(2)], dim=1), packed.down_bias
 
 
 def route(num_tokens, hidden, top_k, num_experts=5, seed=0):
@@ -54,14 +67,16 @@ class TestAgainstFloat64:
         for num_tokens in TOKENS:
             check(packed, route(num_tokens, hidden, 2), isa)
 
-    @pytest.mark.parametrize("top_k", range(1, 9))
-    def test_any_number_of_experts_a_token(self, isa, weight_format, top_k):
-        check(pack(40, 24, weight_format, 9), route(7, 40, top_k, 9), isa)
+    def test_any_number_of_experts_a_token(self, isa, weight_format):
+        packed = pack(40, 24, weight_format, 9)
+        for top_k in range(1, 9):
+            check(packed, route(7, 40, top_k, 9), isa)
 
-    @pytest.mark.parametrize("num_tokens", [1, 6, 13, 97])
-    def test_one_expert_takes_all(self, isa, weight_format, num_tokens):
-        x, topk_ids, topk_weights = route(num_tokens, 40, 1)
-        check(pack(40, 24, weight_format), (x, torch.full_like(topk_ids, 3), topk_weights), isa)
+    def test_one_expert_takes_all(self, isa, weight_format):
+        packed = pack(40, 24, weight_format)
+        for num_tokens in (1, 6, 13, 97):
+            x, topk_ids, topk_weights = route(num_tokens, 40, 1)
+            check(packed, (x, torch.full_like(topk_ids, 3), topk_weights), isa)
 
     def test_an_only_expert(self, isa, weight_format):
         check(pack(40, 24, weight_format, 1), route(9, 40, 1, 1), isa)
@@ -76,43 +91,83 @@ class TestAgainstFloat64:
         topk_ids[:, 2] = topk_ids[:, 0]
         check(pack(40, 24, weight_format), (x, topk_ids, topk_weights), isa)
 
+    @pytest.mark.parametrize("function", NONLINEARITIES)
+    def test_two_or_three_matrices_with_and_without_biases(self, isa, weight_format, function):
+        for hidden, width in ((1, 1), (33, 17), (70, 97)):
+            for is_gated, has_bias in itertools.product((True, False), repeat=2):
+                packed = pack(hidden, width, weight_format, function=function, is_gated=is_gated, has_bias=has_bias)
+                for num_tokens in (0, 1, 9):
+                    check(packed, route(num_tokens, hidden, 2), isa)
+
     @pytest.mark.slow
     def test_thousands_of_tokens(self, isa, weight_format):
         check(pack(100, 72, weight_format, 8), route(2049, 100, 3, 8), isa)
 
+    @pytest.mark.usefixtures("some_threads")
     @settings(max_examples=10, deadline=None)
     @given(
+        kind=st.fixed_dictionaries(
+            {"function": st.sampled_from(NONLINEARITIES), "is_gated": st.booleans(), "has_bias": st.booleans()}
+        ),
         num_tokens=st.integers(0, 20),
         hidden=st.integers(1, 140),
         width=st.integers(1, 100),
         top_k=st.integers(1, 5),
+        num_threads=st.integers(1, 3),
         seed=st.integers(0, 99),
     )
-    def test_shapes_that_hypothesis_makes_up(self, isa, weight_format, num_tokens, hidden, width, top_k, seed):
-        check(pack(hidden, width, weight_format), route(num_tokens, hidden, top_k, seed=seed), isa)
+    def test_layers_that_hypothesis_makes_up(
+        self, isa, weight_format, kind, num_tokens, hidden, width, top_k, num_threads, seed
+    ):
+        cpu.set_num_threads(num_threads)
+        check(pack(hidden, width, weight_format, **kind), route(num_tokens, hidden, top_k, seed=seed), isa)
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)
-@pytest.mark.parametrize(("hidden", "width"), [(64, 32), (70, 33), (256, 100)])
-def test_close_to_the_torch_reference(isa, weight_format, hidden, width):
-    packed = pack(hidden, width, weight_format)
-    x, topk_ids, topk_weights = route(33, hidden, 3)
-    want = fused_experts(x, *packed.unpack(), topk_ids, topk_weights)
-    got = cpu.experts(x, packed, topk_ids, topk_weights)
-    assert (got - want).norm() <= RELATIVE_ERROR[weight_format] * want.norm()
+@pytest.mark.parametrize("function", NONLINEARITIES)
+def test_close_to_the_torch_reference(isa, weight_format, function):
+    for hidden, width, is_gated, has_bias in ((70, 33, True, False), (64, 32, False, True), (256, 100, True, True)):
+        packed = pack(hidden, width, weight_format, function=function, is_gated=is_gated, has_bias=has_bias)
+        routed = route(33, hidden, 3)
+        weights, biases = packed.unpack(), unpacked_biases(packed)
+        want = fused_experts(routed[0], *weights, *routed[1:], function=function, biases=biases)
+        got = cpu.experts(routed[0], packed, *routed[1:])
+        assert (got - want).norm() <= RELATIVE_ERROR[weight_format] * want.norm()
+
+
+@pytest.mark.parametrize("function", NONLINEARITIES)
+def test_functions_are_as_exact_as_float32_allows(isa, function):
+    """From where they are all but zero to where they are the identity."""
+    units = torch.cat([torch.linspace(-12, 30, 4001), torch.logspace(-30, 5, 400), -torch.logspace(-30, 0.5, 400)])
+    one = torch.ones(1, 1, 1)
+    packed = cpu.PackedExperts.pack(one, one, "float32", function=function)
+    ids, weights = torch.zeros(len(units), 1, dtype=torch.int64), torch.ones(len(units), 1)
+    got = cpu.experts(units.unsqueeze(1), packed, ids, weights)[:, 0]
+    x = units.double()
+    # erfc, where torch's own gelu would be a difference of two numbers near 1
+    want = x * torch.special.erfc(x * -(0.5**0.5)) / 2 if function == "gelu" else apply(function, x)
+    if function == "gelu_tanh":
+        want = x / (1 + (-2 * (2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)).exp())
+    assert_within(got, want, 7 * reference.UNIT * want.abs() + 1e-30)
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)
 class TestSameBits:
     """What a token's result may not depend on."""
 
-    @pytest.mark.parametrize("num_tokens", [2, 13, 97])
-    def test_alone_and_in_a_batch(self, isa, weight_format, num_tokens):
-        packed = pack(70, 33, weight_format)
-        routed = route(num_tokens, 70, 2)
-        rows = (tuple(part[i : i + 1] for part in routed) for i in range(num_tokens))
-        alone = torch.cat([cpu.experts(x, packed, *chosen) for x, *chosen in rows])
-        assert torch.equal(cpu.experts(routed[0], packed, *routed[1:]), alone)
+    @pytest.mark.parametrize("function", NONLINEARITIES)
+    def test_alone_and_in_a_batch(self, isa, weight_format, function):
+        for num_tokens, is_gated, has_bias in (
+            (2, True, False),
+            (97, True, False),
+            (13, True, True),
+            (13, False, True),
+        ):
+            packed = pack(70, 65, weight_format, function=function, is_gated=is_gated, has_bias=has_bias)
+            routed = route(num_tokens, 70, 2)
+            rows = (tuple(part[i : i + 1] for part in routed) for i in range(num_tokens))
+            alone = torch.cat([cpu.experts(x, packed, *chosen) for x, *chosen in rows])
+            assert torch.equal(cpu.experts(routed[0], packed, *routed[1:]), alone)
 
     def test_in_any_part_of_a_batch(self, isa, weight_format):
         packed = pack(64, 48, weight_format)
@@ -138,6 +193,7 @@ class TestSameBits:
             got = cpu.experts(x, packed, topk_ids[:, slots].contiguous(), topk_weights[:, slots].contiguous())
             assert torch.equal(got, want)
 
+    @pytest.mark.usefixtures("some_threads")
     def test_at_any_number_of_threads(self, isa, weight_format):
         packed = pack(600, 40, weight_format)  # two threads cut the last phase coarser than five
         routed = route(13, 600, 2)
@@ -145,7 +201,6 @@ class TestSameBits:
         for num_threads in (1, 2, 3, 5):
             cpu.set_num_threads(num_threads)
             results.append(cpu.experts(routed[0], packed, *routed[1:]))
-        cpu.set_num_threads(2)
         assert all(torch.equal(result, results[0]) for result in results)
 
 
@@ -163,7 +218,10 @@ class TestValues:
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf")])
     def test_what_is_not_finite_shows_in_its_row_and_nowhere_else(self, isa, weight_format, value):
-        packed = pack(40, 24, weight_format)
+        for function in NONLINEARITIES:
+            self.check_not_finite(pack(40, 24, weight_format, function=function, is_gated=function == "silu"), value)
+
+    def check_not_finite(self, packed, value):
         x, *chosen = route(9, 40, 2)
         finite = cpu.experts(x, packed, *chosen)
         x[4, 39] = value
@@ -172,13 +230,13 @@ class TestValues:
         assert torch.equal(got[others], finite[others])
         assert not got[4].isfinite().any()
 
-    @pytest.mark.parametrize("scale", [0.0, 1e-42, 1e-20, 30.0, 1e4])
-    def test_very_small_and_very_large_activations(self, isa, weight_format, scale):
-        """Where silu is 0, where it is the identity, and far beyond what its exp can hold."""
+    def test_very_small_and_very_large_activations(self, isa, weight_format):
+        """Where a function is 0, where it is the identity, and far beyond what its exp can hold."""
         x, *chosen = route(9, 40, 2)
-        packed = pack(40, 24, weight_format)
-        want, error = reference.experts(x * scale, packed, *chosen, isa)
-        assert_within(cpu.experts(x * scale, packed, *chosen), want, error + 1e-28)
+        for function, scale in itertools.product(NONLINEARITIES, (0.0, 1e-42, 1e-20, 30.0, 1e4)):
+            packed = pack(40, 24, weight_format, function=function)
+            want, error = reference.experts(x * scale, packed, *chosen, isa)
+            assert_within(cpu.experts(x * scale, packed, *chosen), want, error + 1e-28)
 
 
 @pytest.mark.parametrize("expert", [-1, 5, 2**40])
@@ -187,3 +245,27 @@ def test_experts_that_are_not_there_are_refused(isa, expert):
     topk_ids[7, 1] = expert
     with pytest.raises(IndexError, match="topk_ids names an expert that is not there"):
         cpu.experts(x, pack(40, 24, "float32"), topk_ids, topk_weights)
+
+
+def test_experts_that_do_not_fit_together_are_refused(needs_kernels):
+    with pytest.raises(ValueError, match="do not fit together"):
+        cpu.PackedExperts.pack(torch.zeros(2, 12, 8), torch.zeros(2, 8, 4), "float32")
+    packed = pack(8, 4, "float32", has_bias=True)
+    with pytest.raises(ValueError, match=r"does not take biases float32 \[5, 4\]"):
+        packed.set_biases(torch.zeros(5, 4), torch.zeros(5, 8))
+    with pytest.raises(ValueError, match="has no biases"):
+        pack(8, 4, "float32").set_biases(torch.zeros(5, 8), torch.zeros(5, 8))
+
+
+def test_parts_of_experts_are_filled_one_by_one(needs_kernels):
+    """As loading does: what `pack` packs at once comes out the same in parts."""
+    for is_gated in (True, False):
+        want = pack(40, 24, "float32", is_gated=is_gated)
+        got = cpu.PackedExperts(5, 40, 24, "float32", is_gated=is_gated)
+        gate_up, downs = want.unpack()
+        sources = [[*torch.split(up, 24), down] for up, down in zip(gate_up, downs, strict=True)]
+        parts = got.parts() if is_gated else got.parts_without_gate()
+        for destinations, tensors in zip(parts, sources, strict=True):
+            for part, source in zip(destinations, tensors, strict=True):
+                part.fill(source, torch.arange(len(source)))
+        assert torch.equal(got.storage, want.storage)

@@ -14,14 +14,14 @@ LOGIT_SHAPES = [(0, 5), (1, 1), (3, 63), (2, 64), (2, 65), (3, 1000), (1, 49152)
 
 
 def in_parts(operation, x):
-    """Apply to each row alone, to pairs of rows, and with one thread."""
+    """Apply to each row alone, to pairs of rows, and with two threads."""
     alone = [operation(row.clone()) for row in x.split(1)]
     pairs = [operation(pair.clone()) for pair in x.split(2)]
-    cpu.set_num_threads(1)
+    cpu.set_num_threads(2)
     try:
         return [torch.cat(alone), torch.cat(pairs), operation(x)]
     finally:
-        cpu.set_num_threads(2)
+        cpu.set_num_threads(1)
 
 
 @pytest.mark.parametrize("shape", NORM_SHAPES)
@@ -77,14 +77,14 @@ def test_of_equal_experts_the_lower_number_comes_first(isa):
 
 
 @pytest.mark.parametrize("value", [NAN, INF])
-@pytest.mark.parametrize("position", [0, 1, 7, 19])
 @pytest.mark.parametrize("renormalize", [False, True])
-def test_scores_that_are_not_numbers_spoil_the_weights_of_their_row_alone(isa, value, position, renormalize):
-    logits = torch.randn(3, 20)
-    logits[1, position] = value
-    ids, weights = cpu_small_ops.softmax_topk(logits, 3, renormalize=renormalize)
-    assert weights.isnan().all(-1).tolist() == [False, True, False]
-    assert all(len(set(row)) == 3 and set(row) <= set(range(20)) for row in ids.tolist())
+def test_scores_that_are_not_numbers_spoil_the_weights_of_their_row_alone(isa, value, renormalize):
+    for position in (0, 1, 7, 19):
+        logits = torch.randn(3, 20)
+        logits[1, position] = value
+        ids, weights = cpu_small_ops.softmax_topk(logits, 3, renormalize=renormalize)
+        assert weights.isnan().all(-1).tolist() == [False, True, False]
+        assert all(len(set(row)) == 3 and set(row) <= set(range(20)) for row in ids.tolist())
 
 
 def test_large_scores_do_not_overflow(isa):

@@ -12,20 +12,34 @@ EPS = 1e-5
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)
-@pytest.mark.parametrize("num_tokens", [0, 1, 4, 5, 70])
 @pytest.mark.parametrize(("num_outputs", "hidden"), [(33, 70), (528, 96)])  # a small product and one for the pool
-def test_a_norm_on_the_way_into_a_product(isa, weight_format, num_tokens, num_outputs, hidden):
-    x, norm, bias = torch.randn(num_tokens, hidden), torch.randn(hidden), torch.randn(num_outputs)
+@pytest.mark.usefixtures("some_threads")
+def test_a_norm_on_the_way_into_a_product(isa, weight_format, num_outputs, hidden):
+    norm, bias = torch.randn(hidden), torch.randn(num_outputs)
     weight = PackedWeight.pack(torch.randn(num_outputs, hidden), weight_format)
-    for given in (None, bias):
-        want = cpu.linear(cpu_small_ops.rms_norm(x, norm, EPS), weight, given)
-        assert torch.equal(cpu_stages.norm_linear(x, norm, EPS, weight, given), want)
+    for num_tokens in (0, 1, 4, 5, 70):
+        x = torch.randn(num_tokens, hidden)
+        for given in (None, bias):
+            want = cpu.linear(cpu_small_ops.rms_norm(x, norm, EPS), weight, given)
+            assert torch.equal(cpu_stages.norm_linear(x, norm, EPS, weight, given), want)
 
 
 class Layer:
     """The second half of a layer of five experts."""
 
-    def __init__(self, weight_format, *, attended=48, hidden=70, width=40, top_k=2, renormalize=True, bias=False):
+    def __init__(
+        self,
+        weight_format,
+        *,
+        attended=48,
+        hidden=70,
+        width=40,
+        top_k=2,
+        renormalize=True,
+        bias=False,
+        function="silu",
+        expert_biases=False,
+    ):
         num_experts = 5
         self.o_proj = PackedWeight.pack(torch.randn(hidden, attended), weight_format)
         self.o_bias = torch.randn(hidden) if bias else None
@@ -33,7 +47,8 @@ class Layer:
         self.router = PackedWeight.pack(torch.randn(num_experts, hidden), "float32")
         self.choose = SoftmaxTopK(top_k, renormalize)
         gate_up, down = torch.randn(num_experts, 2 * width, hidden), torch.randn(num_experts, hidden, width)
-        self.experts = PackedExperts.pack(gate_up, down, weight_format)
+        biases = (torch.randn(num_experts, 2 * width), torch.randn(num_experts, hidden)) if expert_biases else None
+        self.experts = PackedExperts.pack(gate_up, down, weight_format, function=function, biases=biases)
 
     def in_one_call(self, hidden, attended):
         weights = (self.o_proj, self.o_bias, self.norm, EPS, self.router, self.choose, self.experts)
@@ -49,8 +64,15 @@ class Layer:
 
 @pytest.mark.parametrize("weight_format", FORMATS)
 @pytest.mark.parametrize(
-    "settings", [{}, {"renormalize": False, "bias": True}, {"top_k": 5}, {"top_k": 1, "hidden": 64, "attended": 33}]
+    "settings",
+    [
+        {},
+        {"renormalize": False, "bias": True},
+        {"top_k": 5, "function": "gelu", "expert_biases": True},
+        {"top_k": 1, "hidden": 64, "attended": 33},
+    ],
 )
+@pytest.mark.usefixtures("some_threads")
 def test_all_that_follows_attention(isa, weight_format, settings):
     layer = Layer(weight_format, **settings)
     for num_tokens in (0, 1, 3, 40, 2):  # also shrinking, with what a larger pass left behind
@@ -61,13 +83,13 @@ def test_all_that_follows_attention(isa, weight_format, settings):
         assert torch.equal(hidden, kept)
 
 
+@pytest.mark.usefixtures("some_threads")
 def test_a_token_has_the_same_bits_in_any_batch(isa):
     layer = Layer("int8")
     hidden, attended = torch.randn(30, 70), torch.randn(30, 48)
     whole = layer.in_one_call(hidden, attended)
     cpu.set_num_threads(1)
     alone = [layer.in_one_call(h, a) for h, a in zip(hidden.split(1), attended.split(1), strict=True)]
-    cpu.set_num_threads(2)
     assert torch.equal(torch.cat(alone), whole)
 
 

@@ -1,7 +1,10 @@
+import math
+
 import pytest
 import torch
 from torch.nn import functional as F
 
+from moeflow.kernels.activation import NONLINEARITIES
 from moeflow.kernels.experts import fused_experts
 
 NUM_EXPERTS, HIDDEN, WIDTH = 6, 16, 10
@@ -30,6 +33,35 @@ def _one_token(x, ids, weights, gate_up, down):
         gate, up = (gate_up[expert].double() @ x.double()).chunk(2)
         out += weight * (down[expert].double() @ (F.silu(gate) * up))
     return out
+
+
+FUNCTIONS = {
+    "silu": lambda x: x / (1 + math.exp(-x)),
+    "gelu": lambda x: x * (1 + math.erf(x / 2**0.5)) / 2,
+    "gelu_tanh": lambda x: x * (1 + math.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3))) / 2,
+    "relu": lambda x: max(x, 0.0),
+}
+
+
+@pytest.mark.parametrize("function", NONLINEARITIES)
+@pytest.mark.parametrize("is_gated", [True, False])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_other_functions_two_matrices_and_biases(function, is_gated, has_bias):
+    gate_up, down = _weights()
+    gate_up = gate_up if is_gated else gate_up[:, :WIDTH]
+    biases = (torch.randn(NUM_EXPERTS, gate_up.shape[1]), torch.randn(NUM_EXPERTS, HIDDEN)) if has_bias else None
+    for num_tokens in (1, 9):
+        x, topk_ids, topk_weights = _inputs(num_tokens, 2)
+        got = fused_experts(x, gate_up, down, topk_ids, topk_weights, function=function, biases=biases)
+        for token in range(num_tokens):
+            want = torch.zeros(HIDDEN, dtype=torch.float64)
+            for expert, weight in zip(topk_ids[token].tolist(), topk_weights[token].tolist(), strict=True):
+                units = gate_up[expert].double() @ x[token].double()
+                units = units + biases[0][expert] if biases else units
+                results = torch.tensor([FUNCTIONS[function](v) for v in units[:WIDTH].tolist()], dtype=torch.float64)
+                results = results * units[WIDTH:] if is_gated else results
+                want += weight * (down[expert].double() @ results + (biases[1][expert] if biases else 0))
+            torch.testing.assert_close(got[token].double(), want, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("skew", [0.0, 1.0])
