@@ -1,0 +1,1 @@
+"""What runs tasks: futures, lanes, the executor, and the trace of what they did."""

@@ -1,0 +1,86 @@
+"""What each lane did when: spans of work and of waiting, taken down as they end.
+
+A row belongs to one thread and is appended to without a lock. Where nothing is traced there are no rows, and nobody
+looks at a clock, which is `time.perf_counter_ns`. Knows neither tasks nor files; `perfetto.py` writes it down.
+Source: ExpertFlow 3.6.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter_ns
+from types import TracebackType
+from typing import NamedTuple
+
+_MAX_SPANS = 1 << 20  # a row keeps the latest, so that a server may trace for days
+_NOTHING = nullcontext()
+
+
+class Label(NamedTuple):
+    """What a span is about."""
+
+    name: str  # the op, or what is waited for
+    layer: int | None = None
+    micro_batch: int | None = None
+    num_bytes: int = 0  # moved, or read by the computation
+    flops: int = 0
+    task_id: int | None = None  # of a task of a pipeline
+    after: tuple[int, ...] = ()  # the tasks it waited for
+
+
+class Span(NamedTuple):
+    """Something that a row did."""
+
+    label: Label
+    start_ns: int
+    end_ns: int
+    is_blocked: bool  # it waited
+
+
+class Row:
+    """One thread of a lane."""
+
+    __slots__ = ("name", "spans")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.spans: deque[Span] = deque(maxlen=_MAX_SPANS)
+
+    def record(self, label: Label, start_ns: int, end_ns: int, *, is_blocked: bool = False) -> None:
+        """Take down what has ended; a wait lies within the work that had to wait, or between two."""
+        self.spans.append(Span(label, start_ns, end_ns, is_blocked))
+
+
+class Trace:
+    """The rows of all lanes, in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def row(self, name: str) -> Row:
+        """Add a row."""
+        row = Row(name)
+        self.rows.append(row)
+        return row
+
+
+def waiting(row: Row | None, label: Label) -> AbstractContextManager[None]:
+    """Return a `with` block whose time is taken down as blocked, if there is a row."""
+    return _NOTHING if row is None else _Waiting(row, label)
+
+
+class _Waiting(AbstractContextManager[None]):
+    __slots__ = ("_label", "_row", "_start_ns")
+
+    def __init__(self, row: Row, label: Label) -> None:
+        self._row = row
+        self._label = label
+
+    def __enter__(self) -> None:
+        self._start_ns = perf_counter_ns()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._row.record(self._label, self._start_ns, perf_counter_ns(), is_blocked=True)
