@@ -83,7 +83,7 @@ def test_a_cut_file_says_how_long_it_should_be(tmp_path):
 
 
 @given(offset=st.integers(0, 2 * PAGE_BYTES - 1))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_flipped_bit_before_the_slabs_is_found_or_harmless(tmp_path, offset):
     spec = make_spec()
     index = write_slab_file(tmp_path / "model.slabs", spec)

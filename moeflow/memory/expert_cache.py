@@ -1,0 +1,340 @@
+"""Which experts are resident, and in which slots: hits at once, misses loaded, what a pass uses never evicted.
+
+A pass takes a *lease* on the experts of a layer that its tokens chose. Until it ends, their slots are theirs. Loads are
+done by others, in other threads (`StartLoads`); here it is decided what to load where, and who waits. Prefetches take
+a slot only from experts that nobody uses and never one from another prefetch that may still prove right. Nothing of
+this changes what is computed, only when.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeflow.core.errors import CapacityError, StorageError
+from moeflow.memory.cache_stats import CacheStats
+from moeflow.memory.eviction import EvictionPolicy, choose_victim
+from moeflow.memory.lease import Lease
+from moeflow.memory.load_job import LoadJob, StartLoads
+
+
+class ExpertCache:
+    """The experts of all layers over a fixed number of slots."""
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_experts: int,
+        num_slots: int,
+        slab_bytes: int,
+        policy: EvictionPolicy,
+        start_loads: StartLoads,
+        max_prefetches: int = 8,
+    ) -> None:
+        """Start with empty slots. At most `max_prefetches` are under way at once."""
+        self.num_slots = num_slots
+        self._num_experts = num_experts
+        self._slab_bytes = slab_bytes
+        self._policy = policy
+        self._start_loads = start_loads
+        self._max_prefetches = max_prefetches
+        total = num_layers * num_experts
+        self._slots: list[int] = [-1] * total  # of those resident or loading
+        self._num_leases: list[int] = [0] * total
+        self._is_resident: list[bool] = [False] * total
+        self._jobs: dict[int, LoadJob] = {}  # of those loading
+        self._evictable = np.zeros(total, bool)  # resident and without a lease
+        self._awaited = np.zeros(total, bool)  # prefetched for a layer that no pass has reached since
+        self._unused: set[int] = set()  # prefetched and not needed so far
+        self._displaced: set[int] = set()  # evicted for a prefetch and not needed since
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._now = 0
+        self._stats = CacheStats()
+        self._changed = threading.Condition()  # its lock may be taken again by who has it
+
+    def begin_pass(self) -> None:
+        """Count a pass: the unit of age for policies."""
+        with self._changed:
+            self._now += 1
+
+    def acquire(self, layer: int, experts: Sequence[int]) -> Lease:
+        """Take a lease on distinct experts of a layer; those that are absent start loading.
+
+        Where a pass needs more than there are slots, it takes them in portions, each before it computes on the last.
+
+        Blocks: while all other slots are taken by prefetches that have begun.
+        Raises: CapacityError if leases leave too few slots.
+        """
+        numbers = [layer * self._num_experts + expert for expert in experts]
+        with self._changed:
+            self._drop_wrong_prefetches(layer, numbers)
+            for number in numbers:
+                self._policy.on_use(number, self._now)
+                self._num_leases[number] += 1
+                self._evictable[number] = False
+            try:
+                jobs = self._load_absent(numbers)
+            except BaseException:
+                self._release(numbers)
+                raise
+            slots = [jobs[number].slot if number in jobs else self._slots[number] for number in numbers]
+        pending = {expert: jobs[number] for expert, number in zip(experts, numbers, strict=True) if number in jobs}
+        return Lease(self, numbers, dict(zip(experts, slots, strict=True)), pending)
+
+    def prefetch(self, layer: int, experts: Sequence[int]) -> int:
+        """Start loading experts that a layer will probably need, likeliest first; return how many were started."""
+        with self._changed:
+            jobs: list[LoadJob] = []
+            room = self._max_prefetches - sum(job.is_prefetch for job in self._jobs.values())
+            for expert in experts:
+                number = layer * self._num_experts + expert
+                if self._slots[number] >= 0:
+                    self._awaited[number] |= self._is_resident[number]
+                    continue
+                if len(jobs) >= room:
+                    break
+                candidates = self._evictable & ~self._awaited
+                slot = self._free.pop() if self._free else self._evict(candidates, for_demand=False)
+                if slot is None:
+                    break
+                jobs.append(self._place(number, slot, is_prefetch=True))
+            self._start(jobs)
+            return len(jobs)
+
+    def stats(self) -> CacheStats:
+        """Return the counters as they are now."""
+        with self._changed:
+            return replace(self._stats)
+
+    @property
+    def num_resident(self) -> int:
+        """How many experts are resident."""
+        with self._changed:
+            return sum(self._is_resident)
+
+    def slot_of(self, layer: int, expert: int) -> int | None:
+        """Return an expert's slot if it is resident."""
+        number = layer * self._num_experts + expert
+        with self._changed:
+            return self._slots[number] if self._is_resident[number] else None
+
+    def drain(self) -> None:
+        """Cancel what nobody waits for and wait for the rest; then nothing is written into slots any more."""
+        with self._changed:
+            self._cancel_idle()
+            self._changed.wait_for(lambda: not self._jobs)
+
+    def check_integrity(self) -> None:
+        """Prove that slots, leases and loads agree; for tests."""
+        with self._changed:
+            taken = [slot for slot in self._slots if slot >= 0]
+            assert sorted(taken + self._free) == list(range(self.num_slots))
+            for number, slot in enumerate(self._slots):
+                is_resident, is_loading = self._is_resident[number], number in self._jobs
+                assert (slot >= 0) == (is_resident or is_loading)
+                assert not (is_resident and is_loading)
+                assert self._num_leases[number] >= 0
+                assert bool(self._evictable[number]) == (is_resident and not self._num_leases[number])
+
+    # Below, the lock is held.
+
+    def _load_absent(self, numbers: Sequence[int]) -> dict[int, LoadJob]:
+        """Count hits and misses, find slots for the absent and start their loads; return all loads to wait for."""
+        absent = []
+        jobs = {}
+        for number in numbers:
+            job = self._jobs.get(number)
+            if self._is_resident[number]:
+                self._stats.hits += 1
+                self._note_used(number)
+            elif job is not None and not (job.is_prefetch and not job.is_joined and self._cancel(job)):
+                self._stats.late += 1
+                job.is_joined = job.is_prefetch
+                jobs[number] = job
+            else:  # perhaps because its prefetch waited in the queue: demand goes first
+                self._stats.misses += 1
+                absent.append(number)
+        if absent:
+            self._count_harm(absent)
+            jobs |= self._load_now(absent)
+        return jobs
+
+    def _load_now(self, numbers: Sequence[int]) -> dict[int, LoadJob]:
+        """Start loads and return them; another thread may start the same ones while this one waits for a slot."""
+        jobs = {}
+        placed = []
+        try:
+            for number in numbers:
+                slot = self._find_slot()
+                if self._slots[number] < 0:
+                    jobs[number] = self._place(number, slot, is_prefetch=False)
+                    placed.append(jobs[number])
+                    continue
+                self._free.append(slot)
+                if number in self._jobs:
+                    jobs[number] = self._jobs[number]
+                    jobs[number].is_joined = jobs[number].is_prefetch
+        except BaseException:
+            self._abandon(placed)
+            raise
+        self._start(placed)
+        return jobs
+
+    def _count_harm(self, absent: Sequence[int]) -> None:
+        """Count what prefetches cost the experts that a pass now waits for."""
+        displaced = self._displaced.intersection(absent)
+        self._displaced -= displaced
+        self._stats.displaced_bytes += self._slab_bytes * len(displaced)
+        begun = sum(job.is_prefetch and not job.is_joined and _has_begun(job) for job in self._jobs.values())
+        self._stats.delayed_bytes += begun * self._slab_bytes // 2  # half of each is still to come, on average
+
+    def _find_slot(self) -> int:
+        while not self._free:
+            preferred = self._evictable & ~self._awaited
+            slot = self._evict(preferred if preferred.any() else self._evictable, for_demand=True)
+            if slot is not None:
+                return slot
+            if self._cancel_idle():
+                break
+            if all(self._num_leases[number] for number in self._jobs):
+                raise CapacityError(
+                    f"all {self.num_slots} slots for experts are in use, and one more is needed. Raise the memory "
+                    "limit (--memory), or take a smaller weight format"
+                )
+            self._wait_for_change()
+        return self._free.pop()
+
+    def _cancel_idle(self) -> bool:
+        """Cancel the loads that nobody waits for and that have not begun."""
+        idle = [job for number, job in self._jobs.items() if not self._num_leases[number]]
+        return any([self._cancel(job) for job in idle])
+
+    def _evict(self, candidates: NDArray[np.bool_], *, for_demand: bool) -> int | None:
+        """Free the slot of a candidate and return it; None if there is none."""
+        if not candidates.any():
+            return None
+        number = choose_victim(self._policy, candidates, self._now)
+        self._stats.evictions += 1
+        if number in self._unused:
+            self._unused.remove(number)
+            self._stats.wasted_bytes += self._slab_bytes
+        elif not for_demand:
+            self._displaced.add(number)
+        self._is_resident[number] = False
+        self._evictable[number] = self._awaited[number] = False
+        return self._take_slot(number)
+
+    def _place(self, number: int, slot: int, *, is_prefetch: bool) -> LoadJob:
+        job = LoadJob(number, slot, is_prefetch=is_prefetch)
+        self._jobs[number] = job
+        self._slots[number] = slot
+        self._awaited[number] = is_prefetch
+        self._policy.on_load(number)
+        return job
+
+    def _start(self, jobs: Sequence[LoadJob]) -> None:
+        if not jobs:
+            return
+        try:
+            handles = self._start_loads(jobs, self._on_done)
+        except BaseException:
+            self._abandon(jobs)
+            raise
+        for job, handle in zip(jobs, handles, strict=True):
+            job.handle = handle
+
+    def _abandon(self, jobs: Sequence[LoadJob]) -> None:
+        """Take back loads that were never started; another pass may wait for them already."""
+        for job in jobs:
+            job.is_done, job.error = True, StorageError("a load was given up together with the pass that wanted it")
+            self._forget(job)
+
+    def _cancel(self, job: LoadJob) -> bool:
+        """Take a load back, if it has not begun, and free its slot."""
+        if job.handle is None or not job.handle.cancel():
+            return False
+        self._stats.cancelled_loads += 1
+        self._forget(job)
+        return True
+
+    def _forget(self, job: LoadJob) -> None:
+        del self._jobs[job.expert]
+        self._awaited[job.expert] = False
+        self._free.append(self._take_slot(job.expert))
+        self._changed.notify_all()
+
+    def _take_slot(self, number: int) -> int:
+        slot, self._slots[number] = self._slots[number], -1
+        return slot
+
+    def _drop_wrong_prefetches(self, layer: int, needed: Sequence[int]) -> None:
+        """A pass has reached the layer: what was prefetched for it has proved right or wrong."""
+        first, end = layer * self._num_experts, (layer + 1) * self._num_experts
+        self._awaited[first:end] = False
+        wrong = [job for number, job in self._jobs.items() if first <= number < end and number not in needed]
+        for job in wrong:
+            if job.is_prefetch and not job.is_joined:
+                self._cancel(job)
+
+    def _note_used(self, number: int) -> None:
+        if number in self._unused:
+            self._unused.remove(number)
+            self._stats.used_bytes += self._slab_bytes
+
+    def _release(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._num_leases[number] -= 1
+            if self._num_leases[number]:
+                continue
+            self._evictable[number] = self._is_resident[number]
+            if number in self._jobs:
+                self._cancel(self._jobs[number])
+        self._changed.notify_all()
+
+    def _wait_for_change(self) -> None:
+        start = time.perf_counter()
+        self._changed.wait()
+        self._stats.stall_s += time.perf_counter() - start
+
+    # Called from elsewhere, without the lock.
+
+    def _on_done(self, job: LoadJob, error: Exception | None) -> None:
+        number = job.expert
+        with self._changed:
+            job.is_done, job.error = True, error
+            if error is not None:
+                self._stats.failed_loads += 1
+                self._forget(job)
+                return
+            del self._jobs[number]
+            self._is_resident[number] = True
+            self._evictable[number] = not self._num_leases[number]
+            if not job.is_prefetch:
+                self._stats.demand_bytes += self._slab_bytes
+            else:
+                self._stats.prefetched_bytes += self._slab_bytes
+                self._unused.add(number)
+                if job.is_joined:
+                    self._note_used(number)
+            self._changed.notify_all()
+
+    def wait_for_any(self, jobs: Sequence[LoadJob]) -> None:
+        """Wait until one of the loads is done, well or badly."""
+        with self._changed:
+            while not any(job.is_done for job in jobs):
+                self._wait_for_change()
+
+    def release(self, numbers: Sequence[int]) -> None:
+        """End a lease; loads that it alone wanted are cancelled if they have not begun."""
+        with self._changed:
+            self._release(numbers)
+
+
+def _has_begun(job: LoadJob) -> bool:
+    return job.handle is not None and job.handle.has_begun
