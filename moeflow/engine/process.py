@@ -1,7 +1,7 @@
 """The engine in a process of its own, so that a slow client, a burst of parsing or a crash of the API never
 stalls a pass, nor the other way round.
 
-Run as `python -m moeflow.engine.process ADDRESS`; the parent sends an `EngineConfig`, then `ToEngine`
+Run as `python -m moeflow.engine.process ADDRESS PARENT_PID`; the parent sends an `EngineConfig`, then `ToEngine`
 messages, and gets `FromEngine` messages back over one ZeroMQ pair. The process ends on `Shutdown`, or by
 itself when its parent is gone.
 """
@@ -38,7 +38,7 @@ from moeflow.engine.messages import (
 
 logger = logging.getLogger(__name__)
 
-IDLE_POLL_MS = 1000  # how often an idle engine looks whether its parent still lives
+IDLE_POLL_MS = 1000  # how often an engine without work looks whether its parent still lives
 
 
 class EngineProcess:
@@ -55,6 +55,9 @@ class EngineProcess:
     def run(self) -> None:
         """Load, serve until shutdown, say goodbye. Failures are reported before they end the process."""
         try:
+            while not self._socket.poll(IDLE_POLL_MS):
+                if self._is_orphan():
+                    return
             config = msgspec.msgpack.decode(self._socket.recv(), type=EngineConfig)
             engine = Engine.load(config, lambda done, total: self._send(Loading(done, total)))
             self._send(Ready(model=engine.model, stats=engine.stats()))
@@ -67,18 +70,18 @@ class EngineProcess:
 
     def _serve(self, engine: Engine) -> None:
         while self._deadline is None or engine.has_work:
-            busy = engine.has_work or bool(self._refused)
-            if not busy and os.getppid() != self._parent_pid:
-                logger.warning("the parent process is gone; stopping")
+            if self._is_orphan():
                 return
+            busy = engine.has_work or bool(self._refused)
             held_ms = 0 if self._refused else math.ceil(engine.held_s * 1000)
             self._receive(engine, timeout_ms=held_ms if busy else IDLE_POLL_MS)
             if self._deadline is not None and time.monotonic() > self._deadline:
                 engine.cancel_all()
+            had_work = engine.has_work
             outputs = engine.step()
             outputs += self._refused
             self._refused = []
-            if outputs:
+            if outputs or had_work:  # a chunk of a prompt brings no output, but fresh statistics
                 self._send(Outputs(outputs, engine.stats()))
 
     def _receive(self, engine: Engine, timeout_ms: int) -> None:
@@ -92,6 +95,13 @@ class EngineProcess:
                 engine.cancel(message.request_ids)
             elif isinstance(message, Shutdown):
                 self._deadline = time.monotonic() + message.deadline_s
+
+    def _is_orphan(self) -> bool:
+        """Say whether the parent is gone, and with it everybody who could read what is computed."""
+        if os.getppid() == self._parent_pid:
+            return False
+        logger.warning("the parent process is gone; stopping")
+        return True
 
     def _submit(self, engine: Engine, submission: Submission) -> None:
         try:
@@ -115,7 +125,7 @@ def main() -> None:
     socket.set_hwm(0)  # messages are small and the parent always reads: never block a pass on it
     socket.connect(sys.argv[1])
     try:
-        EngineProcess(socket, os.getppid()).run()
+        EngineProcess(socket, int(sys.argv[2])).run()
     finally:
         socket.close(linger=2000)  # the last words must get out
         context.term()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Callable
@@ -21,7 +23,7 @@ import zmq.asyncio
 
 from moeflow.core import errors
 from moeflow.core.engine_config import EngineConfig
-from moeflow.core.errors import EngineError, MoeflowError
+from moeflow.core.errors import ConfigError, EngineError, MoeflowError
 from moeflow.engine.messages import (
     Cancellation,
     EngineStats,
@@ -59,26 +61,45 @@ class ProcessEngine:
         self._stats = EngineStats()
         self._failure: MoeflowError | None = None
         self._on_progress: Progress | None = None
+        self._on_failure: Callable[[], None] | None = None
         self._ready = asyncio.Event()  # loaded, or failed to
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
 
     @classmethod
-    async def start(cls, config: EngineConfig, *, on_progress: Progress | None = None) -> ProcessEngine:
+    async def start(
+        cls,
+        config: EngineConfig,
+        *,
+        on_progress: Progress | None = None,
+        on_failure: Callable[[], None] | None = None,
+    ) -> ProcessEngine:
         """Start a process, load the model, and return once it is ready.
 
-        Raises: the error that kept the engine from loading (CheckpointError, CapacityError, ...), or EngineError.
+        `on_failure` is called if it fails after that.
+
+        Raises: the error that kept the engine from loading (CheckpointError, CapacityError, ...), or EngineError;
+        ConfigError if there is no place for the socket.
         """
         folder = Path(tempfile.mkdtemp(prefix="moeflow-"))
         address = f"ipc://{folder}/engine"
         socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
         socket.set_hwm(0)
-        socket.bind(address)
-        # A session of its own: Ctrl-C in the terminal reaches this process only, which then ends the engine.
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "moeflow.engine.process", address, start_new_session=True
-        )
+        try:
+            socket.bind(address)
+            # A session of its own: Ctrl-C in the terminal reaches this process only, which then ends the engine.
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "moeflow.engine.process", address, str(os.getpid()), start_new_session=True
+            )
+        except BaseException as error:
+            socket.close(linger=0)
+            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, zmq.ZMQError):
+                remedy = "let TMPDIR name a folder of your own with a short path"
+                raise ConfigError(f"cannot make a socket in {folder}: {error.strerror}; {remedy}") from None
+            raise
         engine = cls(process, socket, folder)
         engine._on_progress = on_progress
+        engine._on_failure = on_failure
         try:
             await socket.send(msgspec.msgpack.encode(config))
             await engine._ready.wait()
@@ -149,35 +170,44 @@ class ProcessEngine:
             raise EngineError("the engine process has ended")
 
     async def _read(self) -> None:
-        while True:
-            message = self._decoder.decode(await self._socket.recv())
-            if isinstance(message, Outputs):
-                self._stats = message.stats
-                for output in message.outputs:
-                    if output.request_id in self._streams:
-                        self._streams[output.request_id].put_nowait(output)
-            elif isinstance(message, Loading):
-                if self._on_progress is not None:
-                    self._on_progress(message.bytes_done, message.bytes_total)
-            elif isinstance(message, Ready):
-                self._model, self._stats = message.model, message.stats
-                self._ready.set()
-            elif isinstance(message, Failed):
-                self._fail(_rebuild(message))
-            elif isinstance(message, Stopped):
-                self._end_streams()
+        try:
+            while True:
+                message = self._decoder.decode(await self._socket.recv())
+                self._take(message)
+        except Exception as error:  # without a reader no stream would ever end
+            logger.exception("a message of the engine cannot be taken in")
+            self._fail(EngineError(f"a message of the engine cannot be taken in: {error}"))
+
+    def _take(self, message: FromEngine) -> None:
+        if isinstance(message, Outputs):
+            self._stats = message.stats
+            for output in message.outputs:
+                if output.request_id in self._streams:
+                    self._streams[output.request_id].put_nowait(output)
+        elif isinstance(message, Loading):
+            if self._on_progress is not None:
+                self._on_progress(message.bytes_done, message.bytes_total)
+        elif isinstance(message, Ready):
+            self._model, self._stats = message.model, message.stats
+            self._ready.set()
+        elif isinstance(message, Failed):
+            self._fail(_rebuild(message))
+        elif isinstance(message, Stopped):
+            self._end_streams()
 
     async def _watch(self) -> None:
         code = await self._process.wait()
         if code != 0 and self._failure is None:
             await asyncio.sleep(0.1)  # its last words may still be in the socket, and say more
-            self._fail(EngineError(f"the engine process died (exit code {code})"))
+            self._fail(EngineError(f"the engine process died ({_cause(code)})"))
         self._end_streams()
 
     def _fail(self, error: MoeflowError) -> None:
         if self._failure is None:
             logger.error("engine failure: %s", error)
             self._failure = error
+            if self._ready.is_set() and self._on_failure is not None:
+                self._on_failure()
         self._ready.set()
         self._end_streams()
 
@@ -197,6 +227,14 @@ class ProcessEngine:
         self._end_streams()
         self._socket.close(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _cause(code: int) -> str:
+    """Say what a process's exit code means."""
+    if code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name
+    return f"{name}, as when memory runs out" if -code == signal.SIGKILL else name
 
 
 def _rebuild(message: Failed) -> MoeflowError:

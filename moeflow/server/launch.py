@@ -1,13 +1,15 @@
 """Starts everything in the right order and ends it in the right order: socket, model, HTTP, engine process; signals.
 
 HTTP answers from the start ("loading"), so that probes and the page can see how far it is. The first SIGTERM
-or Ctrl-C lets running requests finish within the deadline, the second ends at once.
+or Ctrl-C lets running requests finish within the deadline, the second ends at once. When the engine dies, so does
+the server, for whatever watches it to start it again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import sys
@@ -33,17 +35,19 @@ from moeflow.server.service import Service
 Result = TypeVar("Result")
 
 _FLUSH_S = 5  # how long slow clients may take to read what is already written
+_BROKEN = 0  # among signals: the engine or HTTP has failed
 _FORCED = 128  # shells' way to say "ended by signal": 128 + its number
 
 
 def serve(prepare: Callable[[], Settings], config: ServerConfig) -> int:
-    """Serve until a signal ends it; return the exit code: 0 after an orderly end, 1 if the engine had died.
+    """Serve until a signal or the engine's death ends it; return the exit code: 0 after an orderly end, else 1.
 
     `prepare` returns the settings and may take minutes to make the model they name: the port is taken before.
 
     Blocks: until then.
     Raises: ConfigError for host or port; whatever keeps the model from loading.
     """
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of clients that leave while they are written to
     with listen(config) as listener:
         engine_config = decide(prepare())
         if not config.is_loopback and config.api_key is None:
@@ -60,26 +64,27 @@ async def _serve(listener: socket.socket, engine_config: EngineConfig, config: S
     answering = asyncio.create_task(http.serve(sockets=[listener]))
     try:
         with _received_signals() as signals:
-            answering.add_done_callback(lambda _: signals.put_nowait(0))  # should HTTP fail, that ends everything too
-            generator = await _unless(signals, _load(engine_config))
+            answering.add_done_callback(lambda _: signals.put_nowait(_BROKEN))  # raises below what HTTP failed of
+            generator = await _unless(signals, _load(engine_config, on_failure=lambda: signals.put_nowait(_BROKEN)))
             if isinstance(generator, int):
-                return 0  # told to end before there was anything to finish
+                return 1 if generator == _BROKEN else 0  # told to end before there was anything to finish
             service.attach(generator)
             print(f"moeflow serves {generator.client.model.name} at {url(listener)}", flush=True)
-            await signals.get()
-            exit_code = 0 if generator.client.is_alive else 1
-            service.drain()
-            forced_by = await _unless(signals, generator.client.shutdown(config.shutdown_deadline_s))
-            if forced_by is not None:
-                http.force_exit = True
-                await generator.client.shutdown(0)
-            return exit_code if forced_by is None else _FORCED + forced_by
+            ended_by: int | None = await signals.get()
+            if ended_by != _BROKEN:
+                service.drain()
+                ended_by = await _unless(signals, generator.client.shutdown(config.shutdown_deadline_s))
+                if ended_by is None:
+                    return 0
+            http.force_exit = ended_by != _BROKEN  # else requests still get to know what happened
+            await generator.client.shutdown(0)
+            return _FORCED + ended_by if ended_by != _BROKEN else 1
     finally:
         http.should_exit = True
         await answering
 
 
-async def _load(config: EngineConfig) -> Generator:
+async def _load(config: EngineConfig, *, on_failure: Callable[[], None]) -> Generator:
     """Load model and tokenizer side by side; if one fails, nothing is left of the other."""
     columns = (TextColumn(f"loading {config.model_name}"), BarColumn(), DownloadColumn(binary_units=True))
     console = Console(stderr=True)
@@ -87,7 +92,9 @@ async def _load(config: EngineConfig) -> Generator:
         bar = progress.add_task("load", total=None)
         starting = asyncio.create_task(
             ProcessEngine.start(
-                config, on_progress=lambda done, total: progress.update(bar, completed=done, total=total)
+                config,
+                on_progress=lambda done, total: progress.update(bar, completed=done, total=total),
+                on_failure=on_failure,
             )
         )
         try:

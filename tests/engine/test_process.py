@@ -7,13 +7,14 @@ import dataclasses
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
 
-from moeflow.core.errors import EngineError
+from moeflow.core.errors import ConfigError, EngineError
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.messages import Submission
@@ -107,17 +108,60 @@ def test_a_deadline_cuts_long_requests_short(config):
 
 def test_every_stream_ends_when_the_process_is_killed(config):
     async def body():
-        engine = await ProcessEngine.start(config)
+        failures = []
+        engine = await ProcessEngine.start(config, on_failure=lambda: failures.append(1))
         pending = [asyncio.create_task(collect(engine, f"r{i}", 500)) for i in range(2)]
         await until(lambda: engine.stats().num_running == 2)
         os.kill(engine._process.pid, signal.SIGKILL)
         for result in await asyncio.gather(*pending, return_exceptions=True):
             assert isinstance(result, EngineError)
-            assert "died" in str(result)
+            assert str(result) == "the engine process died (SIGKILL, as when memory runs out)"
+        assert not engine.is_alive
+        assert len(failures) == 1
+        await engine.shutdown(deadline_s=1)
+
+    run(body)
+
+
+def test_every_stream_ends_when_a_message_is_none(config):
+    async def body():
+        engine = await ProcessEngine.start(config)
+        pending = asyncio.create_task(collect(engine, "r", 500))
+        await until(lambda: engine.stats().num_running == 1)
+        engine._decoder = msgspec.msgpack.Decoder(int)
+        with pytest.raises(EngineError, match="cannot be taken in"):
+            await pending
         assert not engine.is_alive
         await engine.shutdown(deadline_s=1)
 
     run(body)
+
+
+def test_statistics_come_while_a_prompt_is_computed(config):
+    async def body():
+        engine = await ProcessEngine.start(config)
+        seen = []
+        take = engine._take
+        engine._take = lambda message: (take(message), seen.append(engine.stats().prompt_tokens_total))
+        prompt = Submission("long", [5] * 200, SamplingParams(max_tokens=1), seed=0)
+        assert len([out async for out in engine.stream(prompt)]) == 1
+        assert seen == [64, 128, 192, 200]
+        await engine.shutdown(deadline_s=1)
+
+    run(body)
+
+
+def test_without_a_place_for_the_socket_it_is_said_what_to_do(config, tmp_path, monkeypatch):
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+
+    async def body():
+        with pytest.raises(ConfigError, match="TMPDIR"):
+            await ProcessEngine.start(config)
+
+    run(body)
+    assert not list(folder.iterdir())
 
 
 def test_a_model_that_cannot_be_loaded_is_reported(config, tmp_path):
@@ -133,19 +177,35 @@ def test_a_model_that_cannot_be_loaded_is_reported(config, tmp_path):
     run(body)
 
 
-def test_an_orphan_leaves_by_itself(config, tmp_path):
+def test_an_engine_whose_parent_went_before_it_said_anything_leaves(tmp_path):
+    async def body():
+        command = (sys.executable, "-m", "moeflow.engine.process", f"ipc://{tmp_path}/engine", str(os.getppid()))
+        engine = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        _, errors = await engine.communicate()
+        assert engine.returncode == 0
+        assert b"the parent process is gone" in errors
+
+    run(body)
+
+
+def test_an_orphan_leaves_in_the_midst_of_its_work(tmp_path):
     """Kill -9 of the parent: the engine must not live on with gigabytes in its hands."""
+    write_tiny_mixtral(tmp_path, max_position_embeddings=20_000)
+    config = decide(Settings(model=str(tmp_path), num_threads=1, max_running=1))
     script = tmp_path / "parent.py"
     script.write_text(
         "import asyncio, sys\n"
         "import msgspec\n"
         "from moeflow.core.engine_config import EngineConfig\n"
+        "from moeflow.core.sampling_params import SamplingParams\n"
+        "from moeflow.engine.messages import Submission\n"
         "from moeflow.engine.process_client import ProcessEngine\n"
         "async def main():\n"
         "    config = msgspec.json.decode(sys.argv[1], type=EngineConfig)\n"
         "    engine = await ProcessEngine.start(config)\n"
-        "    print(engine._process.pid, flush=True)\n"
-        "    await asyncio.sleep(60)\n"
+        "    sampling = SamplingParams(max_tokens=19_000, ignore_eos=True)\n"  # half a minute at least
+        "    async for _ in engine.stream(Submission('long', [5, 6, 7], sampling, seed=0)):\n"
+        "        print(engine._process.pid, flush=True)\n"
         "asyncio.run(main())\n"
     )
 
@@ -156,6 +216,7 @@ def test_an_orphan_leaves_by_itself(config, tmp_path):
         child_pid = int(await parent.stdout.readline())
         parent.kill()
         await parent.wait()
-        await until(lambda: not psutil.pid_exists(child_pid) or psutil.Process(child_pid).status() == "zombie")
+        async with asyncio.timeout(5):
+            await until(lambda: not psutil.pid_exists(child_pid) or psutil.Process(child_pid).status() == "zombie")
 
     run(body)

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -93,20 +94,23 @@ async def soak(url: str, jobs: list[Job], rounds: int) -> dict[str, int]:
 
 @contextmanager
 def serving(model: str, *options: str) -> Iterator[str]:
-    """Run the real command and yield its address; it must end in order on SIGTERM."""
+    """Run the real command and yield its address; it must end in order on SIGTERM, with nothing to complain of."""
     command = [sys.executable, "-m", "moeflow.cli.main", "serve", model, "--port", "0", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        address = re.search(r"http://\S+", process.stdout.readline())
-        assert address is not None
-        yield address[0]
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        try:
+            assert process.stdout is not None
+            address = re.search(r"http://\S+", process.stdout.readline())
+            assert address is not None
+            yield address[0]
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+        errors.seek(0)
+        assert errors.read() == b""
 
 
 @pytest.mark.slow
