@@ -180,7 +180,7 @@ void run(void* context, Team& team, int thread_idx) {
   for (int64_t i; (i = team.counter(1).take()) < job.num_splits;) merge_split(job, job.splits[i], scratch);
 }
 
-// The work of one sequence: which tokens go together and which ranges they see any of.
+// The work of one sequence: which tokens go together and which ranges they see any of. None, if it brings no tokens.
 struct Share {
   int64_t tokens_per_item, num_blocks;
 
@@ -227,13 +227,13 @@ void plan(AttentionJob& job, int64_t max_ranges, int64_t& num_parts) {
   // Prefill chunks, the longest contexts first, because the last items to end should be short ones.
   for (int64_t s = 0; s < job.call.num_sequences; ++s) {
     const int64_t num_blocks = Share(job, s).num_blocks;
-    if (num_blocks == 1) continue;
+    if (num_blocks <= 1) continue;
     for (int64_t block = num_blocks - 1; block >= 0; --block) {
       for (int64_t head = 0; head < num_heads; ++head) add(whole_item(job, s, head, block));
     }
   }
   for (int64_t s = 0; s < job.call.num_sequences; ++s) {
-    if (Share(job, s).num_blocks > 1) continue;
+    if (Share(job, s).num_blocks != 1) continue;
     for (int64_t head = 0; head < num_heads; ++head) {
       Item whole = whole_item(job, s, head, 0);
       if (whole.num_ranges <= max_ranges) {

@@ -56,14 +56,22 @@ static inline int32_t kv_round(float x) {
 #endif
 }
 
-// Store `count` floats, `stride` values apart, as int8; returns the scale.
+// Store `count` floats, `stride` values apart, as int8; returns the scale, which is not finite if one of them is not.
 static inline float kv_quantize(const float* x, int64_t count, int8_t* out, int64_t stride) {
-  float largest = 0;
+  int32_t largest_bits = 0;  // without their sign, floats are ordered as their bits are, infinity and NaN above all
   for (int64_t i = 0; i < count; ++i) {
-    const float magnitude = __builtin_fabsf(x[i]);
-    largest = magnitude > largest ? magnitude : largest;
+    int32_t bits;
+    __builtin_memcpy(&bits, x + i, 4);
+    bits &= 0x7fffffff;
+    largest_bits = bits > largest_bits ? bits : largest_bits;
   }
-  const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;  // finite: the rest is zero
+  float largest;
+  __builtin_memcpy(&largest, &largest_bits, 4);
+  if (!(largest > 1e-30f && largest_bits < 0x7f800000)) {
+    for (int64_t i = 0; i < count; ++i) out[i * stride] = 0;
+    return largest / 127.0f;
+  }
+  const float inverse = 127.0f / largest;
   for (int64_t i = 0; i < count; ++i) out[i * stride] = static_cast<int8_t>(kv_round(x[i] * inverse));
   return largest / 127.0f;
 }

@@ -1,5 +1,6 @@
 // From the rows of a checkpoint to bands and back. A group of 32 k of one output is first written as words, the
 // four bytes that this lane has in each 64-byte line, then 16 lanes are laid side by side.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -150,9 +151,9 @@ void quantize_int8(const float* w, Group& group) {
 
 // The largest value, with its sign, becomes -8, so that the wider half of the range is used, as GGUF's Q4_0 does.
 void quantize_int4(const float* w, Group& group) {
-  const float magnitude = largest_magnitude(w);
+  const uint32_t magnitude = to_bits(largest_magnitude(w));  // as bits: NaN would equal nothing
   int first = 0;
-  while (first < kGroup - 1 && std::fabs(w[first]) != magnitude) ++first;
+  while (first < kGroup - 1 && (to_bits(w[first]) & 0x7fffffff) != magnitude) ++first;
   const float scale = w[first] / -8.0f, inverse = scale != 0 ? 1.0f / scale : 0.0f;
   int32_t wide[kGroup];
   for (int i = 0; i < kGroup; ++i) {
@@ -250,8 +251,7 @@ void transpose(const Group* groups, int64_t num_words, uint32_t* lines) {
 // Write the lanes that have a row; the others stay as they are, since another call may have brought them.
 void pack_band(const PackJob& job, const uint8_t* const* rows, uint8_t* band) {
   const int64_t num_words = words_in_group(job.format), num_scales = scale_bytes(job.format, job.cols);
-  bool is_whole = true;
-  for (int lane = 0; lane < kBand; ++lane) is_whole = is_whole && rows[lane] != nullptr;
+  const bool is_whole = std::find(rows, rows + kBand, nullptr) == rows + kBand;
   Group groups[kBand];
   for (int64_t g = 0; g < padded_cols(job.cols) / kGroup; ++g) {
     uint32_t* lines = reinterpret_cast<uint32_t*>(band + num_scales) + g * num_words * kBand;
@@ -342,7 +342,9 @@ void pack_rows(Format format, SourceType type, const void* source, int64_t cols,
   }
   const PackJob job{format, type, cols};
   for (int64_t band = first; band <= last; ++band) {
-    pack_band(job, &lanes[(band - first) * kBand], out + band * band_bytes(format, cols));
+    const uint8_t* const* rows_of_band = &lanes[(band - first) * kBand];
+    const bool is_empty = std::count(rows_of_band, rows_of_band + kBand, nullptr) == kBand;  // as every second of a gate
+    if (!is_empty) pack_band(job, rows_of_band, out + band * band_bytes(format, cols));
   }
 }
 

@@ -88,6 +88,26 @@ class Ticket {
   std::atomic<int> sleepers_{0};
 };
 
+// How this thread treats floats: rounding, and whether subnormal ones are zero, as torch.set_flush_denormal has it.
+// Workers do as the caller of the job does, or bits would depend on who computes.
+struct FloatMode {
+#if defined(__x86_64__)
+  static uint32_t current() { return _mm_getcsr() & ~uint32_t{0x3f}; }  // without the flags of what happened
+  static void use(uint32_t mode) { _mm_setcsr(mode); }
+#elif defined(__aarch64__)
+  static uint64_t current() {
+    uint64_t mode;
+    asm volatile("mrs %0, fpcr" : "=r"(mode));
+    return mode;
+  }
+  static void use(uint64_t mode) { asm volatile("msr fpcr, %0" : : "r"(mode)); }
+#else
+  static int current() { return 0; }
+  static void use(int) {}
+#endif
+  using Mode = decltype(current());
+};
+
 // While it lives, threads that are started inherit a mask that leaves every signal to the program's own threads.
 class SignalsBlocked {
  public:
@@ -125,6 +145,7 @@ class Pool {
     for (WorkCounter& counter : team_.counters_) counter.reset();
     job_ = job;
     context_ = context;
+    float_mode_ = FloatMode::current();
     if (!workers_.empty()) {
       pending_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
       ticket_.advance();
@@ -161,6 +182,7 @@ class Pool {
     while (true) {
       wait_for_ticket(seen++);
       if (stopping_.load(std::memory_order_acquire)) return;
+      FloatMode::use(float_mode_);
       perform(thread_idx);
       pending_.fetch_sub(1, std::memory_order_acq_rel);
     }
@@ -207,6 +229,7 @@ class Pool {
   std::atomic<int> size_{1};  // the team's, for those who do not hold the mutex
   Job job_ = nullptr;
   void* context_ = nullptr;
+  FloatMode::Mode float_mode_ = 0;
   std::vector<std::thread> workers_;
   Ticket ticket_;                            // one more for every job, and for stopping
   alignas(64) std::atomic<int> pending_{0};  // workers that have not finished the job

@@ -12,18 +12,21 @@ struct Between {
   std::vector<int64_t> topk_ids;
 };
 
+template <typename T>
+T* at_least(std::vector<T>& values, int64_t count) {
+  if (static_cast<int64_t>(values.size()) < count) values.resize(count);
+  return values.data();
+}
+
 }  // namespace
 
 void moe_stage(const Isa& isa, const MoEStageCall& call) {
   static thread_local Between between;
   const int64_t tokens = call.num_tokens, hidden = call.o_proj.rows;
-  between.normed.resize(tokens * hidden);
-  between.logits.resize(tokens * call.layer.num_experts);
-  between.topk_weights.resize(tokens * call.top_k);
-  between.topk_ids.resize(tokens * call.top_k);
-  float *const normed = between.normed.data(), *const logits = between.logits.data();
-  float* const topk_weights = between.topk_weights.data();
-  int64_t* const topk_ids = between.topk_ids.data();
+  float* const normed = at_least(between.normed, tokens * hidden);
+  float* const logits = at_least(between.logits, tokens * call.layer.num_experts);
+  float* const topk_weights = at_least(between.topk_weights, tokens * call.top_k);
+  int64_t* const topk_ids = at_least(between.topk_ids, tokens * call.top_k);
 
   linear(isa, LinearCall{call.o_proj, call.attended, tokens, call.o_proj.cols, call.o_bias, call.hidden, call.out});
   rms_norm(isa, RmsNormCall{call.out, call.norm, call.eps, tokens, hidden, normed});

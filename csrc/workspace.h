@@ -1,11 +1,19 @@
 // Scratch memory that outlives calls, and the lock that lets one call use it at a time.
 #pragma once
 
+#include <cassert>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <mutex>
 #include <new>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(address, bytes) static_cast<void>(0)
+#define ASAN_UNPOISON_MEMORY_REGION(address, bytes) static_cast<void>(0)
+#endif
 
 namespace moeflow {
 
@@ -13,6 +21,7 @@ class Workspace {
  public:
   // Start a call: everything handed out before is void. `bytes` must cover all that follows.
   void begin(size_t bytes) {
+    ASAN_UNPOISON_MEMORY_REGION(memory_, capacity_);
     if (bytes > capacity_) {
       std::free(memory_);
       capacity_ = (bytes + 4095) / 4096 * 4096;
@@ -22,6 +31,8 @@ class Workspace {
         throw std::bad_alloc();
       }
     }
+    ASAN_POISON_MEMORY_REGION(memory_, capacity_);  // a step beyond what is taken is an error
+    bytes_ = bytes;
     used_ = 0;
   }
 
@@ -29,6 +40,8 @@ class Workspace {
   T* take(size_t count) {
     T* result = reinterpret_cast<T*>(memory_ + used_);
     used_ += padded<T>(count);
+    assert(used_ <= bytes_);
+    ASAN_UNPOISON_MEMORY_REGION(result, count * sizeof(T));
     return result;
   }
 
@@ -39,7 +52,8 @@ class Workspace {
 
  private:
   uint8_t* memory_ = nullptr;
-  size_t capacity_ = 0, used_ = 0;
+  size_t capacity_ = 0;
+  size_t bytes_ = 0, used_ = 0;  // of this call
 };
 
 // Holds the only workspace for as long as it lives. The workspace is never destroyed: at the end of the process

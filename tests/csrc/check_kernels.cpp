@@ -14,6 +14,7 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -382,6 +383,21 @@ void check_attention(const Isa& isa) {
   }
 }
 
+// A sequence may bring no tokens to a pass.
+void check_attention_of_nothing(const Isa& isa) {
+  constexpr int64_t kDim = 8;
+  Cache cache(Format::kF32, 4, 1, 16, kDim);
+  const int32_t first_tokens[] = {0, 0, 1}, starts[] = {20, 0, 0}, counts[] = {0, 1, 0}, offsets[] = {0, 2, 3};
+  const int32_t tables[] = {0, 1, 2, 3};
+  const int64_t slot = 2 * 16;
+  const Floats q = random_floats(kDim), k = random_floats(kDim), v = random_floats(kDim);
+  Floats out(kDim);
+  write_kv({cache.cache, 1, &slot, k.data(), v.data(), kDim, kDim});
+  attention(isa, {cache.cache, q.data(), kDim, 1, 3, first_tokens, starts, counts, offsets, tables, 0, nullptr,
+                  out.data()});
+  expect(out == v, "attention to oneself");
+}
+
 // ---- small operations ----
 
 void check_rms_norm(const Isa& isa, int64_t rows, int64_t size) {
@@ -510,6 +526,33 @@ void check_moe_stage(const Isa& isa) {
   }
 }
 
+// ---- what is refused ----
+
+// A call that throws leaves locks and workspace free.
+void check_refusal(const Isa& isa) {
+  const Experts all(Format::kF32, 3, 16, 16, Nonlinearity::kSilu, true, false);
+  const Floats x = random_floats(16);
+  Floats out(16);
+  for (const int64_t id : {int64_t{-1}, int64_t{3}, int64_t{1} << 40}) {
+    const float weight = 1;
+    bool is_refused = false;
+    try {
+      experts(isa, {all.layer, x.data(), 1, 1, &id, &weight, nullptr, out.data()});
+    } catch (const std::out_of_range&) {
+      is_refused = true;
+    }
+    expect(is_refused, "an expert that is not there");
+    check_experts(isa, Format::kF32, all, 2, 2);
+  }
+  bool is_refused = false;
+  try {
+    largest(isa, {nullptr, 1, int64_t{1} << 31, nullptr, nullptr});
+  } catch (const std::length_error&) {
+    is_refused = true;
+  }
+  expect(is_refused, "a row of too many values");
+}
+
 // ---- threads ----
 
 void check_callers_at_the_same_time(const Isa& isa) {
@@ -576,7 +619,9 @@ int main() {
       check_experts(*isa);
       check_moe_stage(*isa);
       check_attention(*isa);
+      check_attention_of_nothing(*isa);
       check_small_ops(*isa);
+      check_refusal(*isa);
     }
     std::printf("%s: right\n", cap);
   }

@@ -126,17 +126,19 @@ def test_bits_depend_on_neither_mates_nor_chunks_nor_threads(kv_dtype, window):
                     assert torch.equal(part, together[i][first : first + len(part)])
 
 
-def test_what_a_row_does_not_see_is_never_used():
-    """A later token of the pass whose K and V are infinite leaves earlier ones alone."""
-    made = Pass([(100, 10)], heads=(4, 2), block_size=16)
-    write(made)
-    want = run(made)
-    for i in (8, 9):
-        made.keys[0][100 + i], made.values[0][100 + i] = float("inf"), float("nan")
-    write(made)
-    got = run(made)
-    assert torch.equal(got[:8], want[:8])
-    assert got[8:].isnan().all()
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_what_is_not_finite_shows_where_it_is_seen_and_nowhere_else(kv_dtype, value):
+    """A later token of the pass leaves earlier ones alone, whatever its K and V are."""
+    for half in ("keys", "values"):
+        made = Pass([(100, 10)], heads=(4, 2), block_size=16, kv_dtype=kv_dtype)
+        write(made)
+        want = run(made)
+        getattr(made, half)[0][108:] = value
+        write(made)
+        got = run(made)
+        assert torch.equal(got[:8], want[:8])
+        assert not got[8:].isfinite().any()
 
 
 def signed(mask):

@@ -157,3 +157,36 @@ def test_the_smallest_int8_weights_of_a_file(isa):
     assert (weight.unpack() == -64).all()
     x = torch.stack([torch.full((64,), 127.0), torch.full((64,), -127.0)])
     assert cpu.linear(x, weight).tolist() == [[-127.0 * 64 * 64] * 3, [127.0 * 64 * 64] * 3]
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_show(needs_kernels, weight_format, value):
+    for place in (0, 20, 31, 33):
+        weight = torch.ones(3, 40)
+        weight[1, place] = value
+        packed = cpu.PackedWeight.pack(weight, weight_format)
+        assert packed.unpack().isfinite().all(1).tolist() == [True, False, True]
+        assert cpu.linear(torch.ones(1, 40), packed).isfinite().tolist() == [[True, False, True]]
+
+
+def test_rows_that_lie_far_apart_are_packed_alone(needs_kernels):
+    packed = cpu.PackedWeight.allocate(1000, 40, "int4")
+    packed.fill(torch.ones(3, 40), torch.tensor([999, 17, 400]))
+    assert packed.unpack().sum(1).nonzero().flatten().tolist() == [17, 400, 999]
+
+
+@pytest.mark.slow
+def test_a_matrix_of_more_than_two_gigabytes(needs_kernels):
+    """Which takes little memory, most of it never being written to."""
+    rows, cols = 70_001, 32_800
+    packed = cpu.PackedWeight.allocate(rows, cols, "int8")
+    some = torch.tensor([0, 31_337, rows - 1])
+    source = torch.randn(3, cols)
+    packed.fill(source, some)
+    assert packed.nbytes > 2**31
+    want, error = reference.linear(source[:1], cpu.PackedWeight.pack(source, "int8"), cpu.isa_name())
+    got = cpu.linear(source[:1], packed)
+    assert_within(got[:, some], want, error)
+    assert got.count_nonzero() == 3
+    torch.testing.assert_close(cpu.rows(packed, some), source, atol=0.05, rtol=0.0)

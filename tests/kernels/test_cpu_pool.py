@@ -116,6 +116,21 @@ def test_callers_from_several_threads_take_turns():
     assert not wrong
 
 
+@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor has no such mode")
+def test_workers_treat_subnormal_numbers_as_the_caller_does():
+    weight, x = cpu.PackedWeight.pack(torch.full((4000, 33), 1e-10), "float32"), torch.full((1, 33), 1e-30)
+    cpu.set_num_threads(3)
+    cpu.linear(x, weight)  # the workers are there before the mode changes
+    assert (cpu.linear(x, weight) > 0).all()
+    torch.set_flush_denormal(True)
+    try:
+        flushed = [cpu.linear(x, weight) for _ in range(20)]
+    finally:
+        torch.set_flush_denormal(False)
+    assert not any(result.view(torch.int32).any() for result in flushed)
+    assert (cpu.linear(x, weight) > 0).all()
+
+
 def test_torch_between_the_jobs_changes_nothing():
     weight, x = cpu.PackedWeight.pack(torch.randn(64, 64), "float32"), torch.randn(9, 64)
     want = cpu.linear(cpu.linear(x, weight).relu(), weight)
@@ -173,5 +188,26 @@ def test_the_program_may_end_while_a_thread_computes():
 
         threading.Thread(target=compute, daemon=True).start()
         time.sleep(0.05)
+        """
+    )
+
+
+@needs_proc
+@pytest.mark.slow
+def test_more_threads_than_the_system_gives_leave_one():
+    run_python(
+        """
+        import resource
+        pages = int(open("/proc/self/statm").read().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + 2**28, resource.RLIM_INFINITY))
+        try:
+            cpu.set_num_threads(1000)
+        except RuntimeError:
+            assert cpu.num_threads() == 1
+        else:
+            raise AssertionError("1000 stacks fit into 256 MiB")
+        assert torch.equal(cpu.linear(x, weight), want)
+        cpu.set_num_threads(2)
+        assert torch.equal(cpu.linear(x, weight), want)
         """
     )
