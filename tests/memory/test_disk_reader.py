@@ -17,7 +17,7 @@ from moeflow.memory.expert_cache import ExpertCache
 from moeflow.memory.load_job import LoadJob
 from moeflow.memory.slab_reader import SlabReader
 from moeflow.memory.slot_arena import SlotArena
-from moeflow.runtime.lane import DEMAND, PREFETCH, Lane
+from moeflow.runtime.lane import Lane
 from tests.memory.slabs import flip_bit, make_spec, slab, write_slab_file
 
 
@@ -36,7 +36,7 @@ class Machine:
 
     def submit(self, work, is_urgent, expert, num_bytes):
         self.submitted.append((is_urgent, expert, num_bytes))
-        return self.lane.submit(work, priority=DEMAND if is_urgent else PREFETCH)
+        return self.lane.submit(work, priority=0 if is_urgent else 1)
 
     def hold(self):
         """Keep a lane of one thread busy until the returned event is set."""
