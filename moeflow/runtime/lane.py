@@ -17,14 +17,14 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, TypeVar, TypeVarTuple
 
+from moeflow.core.priority import DEMAND
 from moeflow.runtime.future import Future
 from moeflow.runtime.trace import Label, Row, Trace
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-DEMAND = 0  # somebody waits for it
-PREFETCH = 1  # somebody may need it; larger numbers: later
+LabelOf = Callable[[T | None], Label]
 
 _UNNAMED = Label("work")
 
@@ -41,7 +41,7 @@ class Lane:
         self._bell: SimpleQueue[None] = SimpleQueue()  # rung for each job; waiting at it costs no polling
         self._is_closed = False
         names = [name] if num_threads == 1 else [f"{name} {i}" for i in range(num_threads)]
-        rows = [None if trace is None else trace.row(row_name) for row_name in names]
+        rows = [None if trace is None else trace.row(row_name, lane=name) for row_name in names]
         self._threads = [
             threading.Thread(target=self._serve, args=(row,), name=f"lane {thread_name}", daemon=True)
             for thread_name, row in zip(names, rows, strict=True)
@@ -50,11 +50,12 @@ class Lane:
             thread.start()
 
     def submit(
-        self, work: Callable[[*Ts], T], *args: *Ts, priority: int = DEMAND, label: Label = _UNNAMED
+        self, work: Callable[[*Ts], T], *args: *Ts, priority: int = DEMAND, label: Label | LabelOf[T] = _UNNAMED
     ) -> Future[T]:
         """Queue `work(*args)` and return what will be its result, or the error it raises.
 
-        Smaller priorities go first. After `close` the result is a CancelledError.
+        Smaller priorities go first. A label that only the result tells (None after an error) is a function of it.
+        After `close` the result is a CancelledError.
         """
         job = _Job[T](work, args, label)
         with self._lock:
@@ -112,7 +113,7 @@ class _Job(Future[T]):
 
     __slots__ = ("_args", "_label", "_work")
 
-    def __init__(self, work: Callable[..., T], args: tuple[Any, ...], label: Label) -> None:
+    def __init__(self, work: Callable[..., T], args: tuple[Any, ...], label: Label | LabelOf[T]) -> None:
         super().__init__()
         self._work: Callable[..., T] | None = work
         self._args = args
@@ -136,13 +137,15 @@ class _Job(Future[T]):
         try:
             value = work(*args)
         except BaseException as error:  # whoever waits has to hear of it, whatever it is
-            self._record(row, start_ns)
+            self._record(row, start_ns, None)
             self.set_error(error)
             del self  # the error's traceback holds this frame, and would hold the future that holds the error
         else:
-            self._record(row, start_ns)
+            self._record(row, start_ns, value)
             self.set_result(value)
 
-    def _record(self, row: Row | None, start_ns: int) -> None:
+    def _record(self, row: Row | None, start_ns: int, value: T | None) -> None:
         if row is not None:
-            row.record(self._label, start_ns, perf_counter_ns())
+            end_ns = perf_counter_ns()
+            label = self._label if isinstance(self._label, Label) else self._label(value)
+            row.record(label, start_ns, end_ns)

@@ -41,10 +41,11 @@ class Span(NamedTuple):
 class Row:
     """One thread of a lane."""
 
-    __slots__ = ("name", "spans")
+    __slots__ = ("lane", "name", "spans")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, lane: str) -> None:
         self.name = name
+        self.lane = lane
         self.spans: deque[Span] = deque(maxlen=_MAX_SPANS)
 
     def record(self, label: Label, start_ns: int, end_ns: int, *, is_blocked: bool = False) -> None:
@@ -58,9 +59,9 @@ class Trace:
     def __init__(self) -> None:
         self.rows: list[Row] = []
 
-    def row(self, name: str) -> Row:
-        """Add a row."""
-        row = Row(name)
+    def row(self, name: str, *, lane: str | None = None) -> Row:
+        """Add a row; a lane of one thread has one of its own name."""
+        row = Row(name, lane or name)
         self.rows.append(row)
         return row
 

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moeflow.core.priority import DEMAND, PREFETCH
 from moeflow.runtime.future import Future
-from moeflow.runtime.lane import DEMAND, PREFETCH, Lane
+from moeflow.runtime.lane import Lane
 from moeflow.runtime.trace import Label, Trace
 
 

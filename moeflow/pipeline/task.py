@@ -1,0 +1,63 @@
+"""A task, and what a pipeline is: a stream of them, earlier ones first.
+
+A pipeline says in which order a pass runs and what may overlap, not how anything is done: the executor runs the stream,
+the simulator charges it to a virtual clock, the graph is drawn from it. Touches no tensor. Source: ExpertFlow 3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from moeflow.core.priority import DEMAND
+
+COMPUTE = "compute"  # the lane that a pass computes on
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Something that a lane does without interruption, once all tasks in `after` are done."""
+
+    id: int  # of a stream: 0, 1, 2, ...
+    op: str
+    layer: int | None
+    micro_batch: int | None
+    lane: str
+    after: tuple[int, ...] = ()  # ids of earlier tasks
+    priority: int = DEMAND  # among the tasks that its lane could do next
+
+
+class TaskMaker:
+    """Makes the tasks of one stream, numbered in the order in which they are made, which is that of the stream."""
+
+    def __init__(self) -> None:
+        self._next_id = 0
+
+    def __call__(
+        self,
+        op: str,
+        layer: int | None = None,
+        micro_batch: int | None = None,
+        *,
+        lane: str = COMPUTE,
+        after: Iterable[Task | None] = (),
+        priority: int = DEMAND,
+    ) -> Task:
+        """Return the next task; a None in `after` stands for what does not exist in the first round of a loop."""
+        ids = tuple(task.id for task in after if task is not None)
+        task = Task(self._next_id, op, layer, micro_batch, lane, ids, priority)
+        self._next_id += 1
+        return task
+
+
+def checked(tasks: Iterable[Task]) -> Iterator[Task]:
+    """Pass on a stream that is one: numbered from 0 on, each task after earlier ones, so that there is no ring.
+
+    Raises: ValueError at the first task that is wrong.
+    """
+    for number, task in enumerate(tasks):
+        if task.id != number:
+            raise ValueError(f"task {task.id} ({task.op}) comes where task {number} should")
+        if task.after and not (min(task.after) >= 0 and max(task.after) < number):
+            raise ValueError(f"task {task.id} ({task.op}) waits for {task.after}, of which some do not come before it")
+        yield task
