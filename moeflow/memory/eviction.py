@@ -67,14 +67,10 @@ class LRU:
         self._num_uses = 0
 
     def on_load(self, expert: int) -> None:
-        """Count a load as a use, so that what was prefetched is not the first to go."""
-        self._note(expert)
+        """Loads do not count: what was prefetched in vain goes soon."""
 
     def on_use(self, expert: int, now: int) -> None:
         """Note the order."""
-        self._note(expert)
-
-    def _note(self, expert: int) -> None:
         self._num_uses += 1
         self._used[expert] = self._num_uses
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -36,14 +36,19 @@ class ExpertCache:
         policy: EvictionPolicy,
         start_loads: StartLoads,
         max_prefetches: int = 8,
+        wait: Callable[[threading.Condition], object] = threading.Condition.wait,
     ) -> None:
-        """Start with empty slots. At most `max_prefetches` are under way at once."""
+        """Start with empty slots. At most `max_prefetches` are under way at once.
+
+        `wait` returns when a load may have ended; a simulator advances its clock there.
+        """
         self.num_slots = num_slots
         self._num_experts = num_experts
         self._slab_bytes = slab_bytes
         self._policy = policy
         self._start_loads = start_loads
         self._max_prefetches = max_prefetches
+        self._wait = wait
         total = num_layers * num_experts
         self._slots: list[int] = [-1] * total  # of those resident or loading
         self._num_leases: list[int] = [0] * total
@@ -299,7 +304,7 @@ class ExpertCache:
 
     def _wait_for_change(self) -> None:
         start = time.perf_counter()
-        self._changed.wait()
+        self._wait(self._changed)
         self._stats.stall_s += time.perf_counter() - start
 
     # Called from elsewhere, without the lock.

@@ -8,24 +8,30 @@ from typing import Final
 import numpy as np
 
 HALF_LIFE_PASSES: Final = 256
+MIN_RATE: Final = 0.2  # uses per pass; of rarer experts, most prefetches would be in vain
 
 
 class FrequencyPredictor:
-    """Ranks by decayed count; names each expert that was ever used, for who prefetches skips the resident."""
+    """Ranks by decayed count, and names the experts that are used often enough."""
 
-    def __init__(self, num_layers: int, num_experts: int, half_life: float = HALF_LIFE_PASSES) -> None:
+    def __init__(
+        self, num_layers: int, num_experts: int, half_life: float = HALF_LIFE_PASSES, min_rate: float = MIN_RATE
+    ) -> None:
         self._decay = 0.5 ** (1 / half_life)
-        self._counts = np.zeros((num_layers, num_experts))
+        self._min_rate = min_rate
+        self._counts = np.zeros((num_layers, num_experts))  # passes that used it, decayed
+        self._num_passes = np.zeros(num_layers)  # likewise
 
     def observe(self, layer: int, expert_ids: Sequence[int]) -> None:
         """Age the layer's counts by a pass, then count."""
-        counts = self._counts[layer]
-        counts *= self._decay
-        np.add.at(counts, np.asarray(expert_ids, dtype=np.int64), 1.0)
+        self._counts[layer] *= self._decay
+        self._num_passes[layer] = self._num_passes[layer] * self._decay + 1
+        self._counts[layer, np.unique(np.asarray(expert_ids, dtype=np.int64))] += 1
 
     def predict(self, layer: int) -> list[int]:
-        """Return the experts with a count, the highest first."""
+        """Return the experts of at least `min_rate` uses per pass, the most used first."""
         counts = self._counts[layer]
         order = np.argsort(-counts, kind="stable")
-        ranked: list[int] = order[: np.count_nonzero(counts)].tolist()
+        num_worthy = np.count_nonzero((counts > 0) & (counts >= self._min_rate * self._num_passes[layer]))
+        ranked: list[int] = order[:num_worthy].tolist()
         return ranked

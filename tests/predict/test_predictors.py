@@ -10,18 +10,19 @@ from moeflow.predict.previous_token import PreviousTokenPredictor
 passes = st.lists(st.lists(st.integers(0, 4), max_size=6), max_size=12)
 
 
-@given(passes=passes, half_life=st.sampled_from([1, 3, 256]))
-def test_frequency_ranks_by_decayed_counts(passes, half_life):
-    predictor = FrequencyPredictor(2, 5, half_life)
+@given(passes=passes, half_life=st.sampled_from([1, 3, 256]), min_rate=st.sampled_from([0.0, 0.3, 1.1]))
+def test_frequency_ranks_by_decayed_counts_of_passes(passes, half_life, min_rate):
+    predictor = FrequencyPredictor(2, 5, half_life, min_rate)
     for ids in passes:
         predictor.observe(1, ids)
-    counts = {
-        expert: sum(ids.count(expert) * 0.5 ** (age / half_life) for age, ids in enumerate(reversed(passes)))
-        for expert in range(5)
-    }
+    weights = [0.5 ** (age / half_life) for age in reversed(range(len(passes)))]
+    counts = [sum(w for w, ids in zip(weights, passes, strict=True) if expert in ids) for expert in range(5)]
+    rates = [count / max(sum(weights), 1) for count in counts]
     ranked = predictor.predict(1)
-    assert sorted(ranked) == [expert for expert in range(5) if counts[expert] > 0]
-    assert [counts[expert] for expert in ranked] == pytest.approx(sorted(filter(None, counts.values()), reverse=True))
+    for expert in range(5):
+        if abs(rates[expert] - min_rate) > 1e-9:
+            assert (expert in ranked) == (rates[expert] > min_rate)
+    assert [counts[expert] for expert in ranked] == pytest.approx(sorted((counts[e] for e in ranked), reverse=True))
     assert predictor.predict(0) == []
 
 

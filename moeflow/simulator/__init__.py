@@ -1,0 +1,1 @@
+"""What would be: the real bookkeeping on a virtual clock."""
