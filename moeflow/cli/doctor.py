@@ -39,7 +39,7 @@ def doctor(wishes: dict[str, Any], as_json: bool) -> int:
 
     With MODEL, a Hugging Face folder or a .gguf file, say also whether it fits and what it will use.
     """
-    findings = examine(wishes["cache_dir"])
+    findings = examine(wishes["cache_dir"], wishes["cpu_isa"])
     try:
         findings += examine_builtin_model(wishes) if wishes["model"] is None else examine_model(wishes)
     except ImportError as error:  # torch or one of its like is broken; looking at the rest was worth it

@@ -47,9 +47,9 @@ class Finding:
     remedy: str | None = None
 
 
-def examine(cache_dir: Path) -> list[Finding]:
-    """Look at everything that running a model needs."""
-    return [*packages(), *hardware(), disk(cache_dir)]
+def examine(cache_dir: Path, cpu_isa: str) -> list[Finding]:
+    """Look at everything that running a model needs. `cpu_isa` caps the instruction set; empty: the best there is."""
+    return [*packages(), *hardware(cpu_isa), disk(cache_dir)]
 
 
 def packages() -> list[Finding]:
@@ -63,7 +63,7 @@ def packages() -> list[Finding]:
     return findings
 
 
-def hardware() -> list[Finding]:
+def hardware(cpu_isa: str) -> list[Finding]:
     """Say what there is to compute with."""
     try:
         machine = late.measure_machine()
@@ -74,7 +74,7 @@ def hardware() -> list[Finding]:
     return [
         Finding("processor", Verdict.OK, f"{name}, {machine.num_cores} cores to use"),
         instruction_set(info),
-        cpu_kernels(),
+        cpu_kernels(cpu_isa),
         memory(machine),
         accelerator(machine),
     ]
@@ -103,10 +103,14 @@ def instruction_set(info: dict[str, str]) -> Finding:
     )
 
 
-def cpu_kernels() -> Finding:
+def cpu_kernels(cpu_isa: str) -> Finding:
     """Say whether the extension that computes on CPUs is there, and which of the instructions it uses."""
     if late.cpu.is_available():
-        return Finding("CPU kernels", Verdict.OK, f"installed, for {late.cpu.best_isa('')}")
+        try:
+            return Finding("CPU kernels", Verdict.OK, f"installed, for {late.cpu.best_isa(cpu_isa)}")
+        except ValueError as error:
+            remedy = f"Let MOEFLOW_CPU_ISA be one of {', '.join(late.cpu.ISAS)}, or unset it"
+            return Finding("CPU kernels", Verdict.MISSING, str(error), remedy)
     has_compiler = any(shutil.which(name) for name in COMPILERS)
     remedy = REINSTALL if has_compiler else f"Install a C++ compiler ({' or '.join(COMPILERS)}), then moeflow again"
     found = f"{late.cpu.why_not()}; plain torch computes, which is slower"

@@ -101,7 +101,7 @@ class ProcessEngine:
         engine._on_progress = on_progress
         engine._on_failure = on_failure
         try:
-            await socket.send(msgspec.msgpack.encode(config))
+            socket.send(msgspec.msgpack.encode(config))  # goes out once the process connects, if it ever does
             await engine._ready.wait()
         except BaseException:
             await engine._kill()
@@ -197,7 +197,7 @@ class ProcessEngine:
 
     async def _watch(self) -> None:
         code = await self._process.wait()
-        if code != 0 and self._failure is None:
+        if (code != 0 or not self._ready.is_set()) and self._failure is None:
             await asyncio.sleep(0.1)  # its last words may still be in the socket, and say more
             self._fail(EngineError(f"the engine process died ({_cause(code)})"))
         self._end_streams()

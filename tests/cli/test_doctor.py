@@ -72,7 +72,7 @@ def examined(monkeypatch):
     """Replace what is found on this machine."""
 
     def install(*findings: Finding) -> None:
-        monkeypatch.setattr(module, "examine", lambda cache_dir: list(findings))
+        monkeypatch.setattr(module, "examine", lambda cache_dir, cpu_isa: list(findings))
         monkeypatch.setattr(module, "examine_builtin_model", lambda wishes: [])
 
     return install

@@ -67,27 +67,45 @@ def test_broken_torch_is_a_finding_not_a_crash(monkeypatch):
         raise ImportError("libgomp.so.1: cannot open shared object file")
 
     monkeypatch.setitem(vars(late), "measure_machine", broken)
-    (finding,) = findings.hardware()
+    (finding,) = findings.hardware("")
     assert finding.verdict is Verdict.MISSING
     assert "libgomp" in finding.found
 
 
 def test_a_machine_without_accelerator_is_fine(monkeypatch):
     monkeypatch.setitem(vars(late), "measure_machine", machine)
-    by_topic = {finding.topic: finding for finding in findings.hardware()}
+    by_topic = {finding.topic: finding for finding in findings.hardware("")}
     assert by_topic["accelerator"].verdict is Verdict.OK
     assert by_topic["processor"].found.endswith("4 cores to use")
 
 
 def kernels(is_available: bool) -> types.SimpleNamespace:
+    """Stand in for the extension's face."""
+
+    def best_isa(cap: str) -> str:
+        if cap not in ("", "generic", "avx2"):
+            raise ValueError(f"unknown instruction set: {cap}")
+        return cap or "avx2"
+
     return types.SimpleNamespace(
-        is_available=lambda: is_available, why_not=lambda: "the extension is not installed", best_isa=lambda cap: "avx2"
+        is_available=lambda: is_available,
+        why_not=lambda: "the extension is not installed",
+        best_isa=best_isa,
+        ISAS=("generic", "avx2"),
     )
 
 
 def test_installed_kernels_say_what_they_use(monkeypatch):
     monkeypatch.setitem(vars(late), "cpu", kernels(is_available=True))
-    assert findings.cpu_kernels() == Finding("CPU kernels", Verdict.OK, "installed, for avx2")
+    assert findings.cpu_kernels("") == Finding("CPU kernels", Verdict.OK, "installed, for avx2")
+    assert findings.cpu_kernels("generic").found == "installed, for generic"
+
+
+def test_a_wrong_instruction_set_says_which_there_are(monkeypatch):
+    monkeypatch.setitem(vars(late), "cpu", kernels(is_available=True))
+    finding = findings.cpu_kernels("avx3")
+    assert (finding.verdict, finding.found) == (Verdict.MISSING, "unknown instruction set: avx3")
+    assert "generic, avx2" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -100,11 +118,11 @@ def test_installed_kernels_say_what_they_use(monkeypatch):
 def test_without_kernels_it_is_said_how_to_get_them(monkeypatch, compiler, remedy):
     monkeypatch.setitem(vars(late), "cpu", kernels(is_available=False))
     monkeypatch.setattr(findings.shutil, "which", lambda name: name if name == compiler else None)
-    finding = findings.cpu_kernels()
+    finding = findings.cpu_kernels("")
     assert (finding.verdict, finding.remedy) == (Verdict.WARN, remedy)
     assert finding.found == "the extension is not installed; plain torch computes, which is slower"
 
 
 def test_this_machine_can_be_examined():
-    topics = [finding.topic for finding in findings.examine(Path.home())]
+    topics = [finding.topic for finding in findings.examine(Path.home(), "")]
     assert {"python", "torch", "processor", "memory", "disk"} <= set(topics)

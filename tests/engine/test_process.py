@@ -177,6 +177,20 @@ def test_a_model_that_cannot_be_loaded_is_reported(config, tmp_path):
     run(body)
 
 
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_process_that_ends_before_it_says_anything_is_a_failure(config, monkeypatch, tmp_path, code):
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\nexit {code}\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+
+    async def body():
+        with pytest.raises(EngineError, match=rf"died \(exit code {code}\)"):
+            await ProcessEngine.start(config)
+
+    run(body)
+
+
 def test_an_engine_whose_parent_went_before_it_said_anything_leaves(tmp_path):
     async def body():
         command = (sys.executable, "-m", "moeflow.engine.process", f"ipc://{tmp_path}/engine", str(os.getppid()))
