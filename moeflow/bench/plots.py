@@ -72,6 +72,30 @@ def plot_throughput(systems: Mapping[str, Sequence[Mapping[str, Any]]], file: Pa
     _save(figure, file)
 
 
+def plot_cache_replay(lines: Mapping[str, Sequence[tuple[int, float, float]]], num_experts: int, file: Path) -> None:
+    """Draw hit rate and tokens a second against the share of all experts that are resident.
+
+    `lines` maps a policy and predictor to (slots, hit rate, tokens/s).
+    """
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    axes = figure.subplots(1, 2)
+    for label, points in lines.items():
+        ordered = sorted(points)
+        shares = [100 * num_slots / num_experts for num_slots, _, _ in ordered]
+        style = {"marker": ".", "label": label, "linestyle": "-" if label.endswith("none") else "--"}
+        if label.startswith("belady"):
+            style |= {"color": "black", "linestyle": ":"}
+        axes[0].plot(shares, [100 * hit_rate for _, hit_rate, _ in ordered], **style)
+        axes[1].plot(shares, [tokens_per_s for _, _, tokens_per_s in ordered], **style)
+    for axis, label in zip(axes, ("hit rate, %", "predicted tokens/s"), strict=True):
+        axis.set_xlabel("resident experts, % of all")
+        axis.set_ylabel(label)
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.3)
+    axes[1].legend(fontsize="small")
+    _save(figure, file)
+
+
 def _save(figure: Figure, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=110, metadata={"Software": None})  # the same picture from the same records

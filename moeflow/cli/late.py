@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.bench.engine_run import make_cases as make_cases
     from moeflow.bench.http_target import HttpTarget as HttpTarget
     from moeflow.bench.http_target import check_address as check_address
+    from moeflow.bench.plots import plot_cache_replay as plot_cache_replay
     from moeflow.bench.plots import plot_latencies as plot_latencies
     from moeflow.bench.quality_run import answer as answer
     from moeflow.bench.quality_run import compare as compare
@@ -72,6 +73,7 @@ _MODULES = {
     "measure_machine": "moeflow.engine.machine",
     "measure_quality": "moeflow.engine.upcycling_quality",
     "open_checkpoint": "moeflow.checkpoint.open",
+    "plot_cache_replay": "moeflow.bench.plots",
     "plot_latencies": "moeflow.bench.plots",
     "read_model_config": "moeflow.models.registry",
     "run_engines": "moeflow.bench.serve_run",

@@ -21,6 +21,7 @@ VERBS = {
     "generate": "Complete prompts and exit; made for scripts.",
     "upcycle": "Make a Mixture-of-Experts model from a dense one.",
     "bench": "Measure speed and quality here, beside what the machine could do at best.",
+    "simulate": "Predict what another memory size, cache policy or predictor would bring.",
     "doctor": "Say what this machine has, what is missing and what to do.",
 }
 

@@ -43,7 +43,7 @@ def test_help_answers_at_once_and_imports_nothing_heavy():
     assert all(f"  {verb} " in done.stdout for verb in VERBS)
 
 
-@pytest.mark.parametrize("verb", ["serve", "chat", "generate", "bench", "doctor"])
+@pytest.mark.parametrize("verb", ["serve", "chat", "generate", "bench", "simulate", "doctor"])
 def test_every_verbs_help_has_an_example_and_imports_no_torch(verb):
     done = run_shell(verb, "--help", code=SHOW_MODULES)
     assert done.returncode == 0
