@@ -59,11 +59,12 @@ void for_each_tile(const ExpertsJob& job, const Matrix& weight, int64_t first_ba
                    int64_t last, RowOf row_of, Use use) {
   alignas(64) float tile_out[kMaxTileRows * kTileStride];
   const void* rows[kMaxTileRows];
-  Tile tile{weight.band(first_band), band_bytes(weight.format, weight.cols), bands, rows, 0, weight.cols, tile_out};
+  Tile tile{weight.band(first_band), band_bytes(weight.format, weight.cols), bands, rows, 0, weight.cols, tile_out, true};
   for (int64_t at = first; at < last; at += kMaxTileRows) {
     tile.num_rows = static_cast<int>(last - at < kMaxTileRows ? last - at : kMaxTileRows);
     for (int r = 0; r < tile.num_rows; ++r) rows[r] = row_of(at + r);
     job.isa.tile(weight.format, tile);
+    tile.is_cold = false;
     use(at, tile.num_rows, tile_out);
   }
 }

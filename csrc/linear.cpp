@@ -54,13 +54,14 @@ void multiply(const LinearJob& job, int64_t first_band, int64_t first_row, int64
   const void* rows[kMaxTileRows];
   const int64_t bands = num_bands(call.weight.rows) - first_band;
   Tile tile{call.weight.band(first_band), band_bytes(call.weight.format, call.weight.cols),
-            static_cast<int>(bands < kMaxTileBands ? bands : kMaxTileBands), rows, 0, call.weight.cols, tile_out};
+            static_cast<int>(bands < kMaxTileBands ? bands : kMaxTileBands), rows, 0, call.weight.cols, tile_out, true};
   const int64_t col = first_band * kBand, cols_left = call.weight.rows - col;
   const int64_t num_cols = cols_left < tile.num_bands * kBand ? cols_left : tile.num_bands * kBand;
   for (int64_t row = first_row; row < last_row; row += kMaxTileRows) {
     tile.num_rows = static_cast<int>(last_row - row < kMaxTileRows ? last_row - row : kMaxTileRows);
     for (int r = 0; r < tile.num_rows; ++r) rows[r] = job.prepared + (row + r) * job.row_bytes;
     job.isa.tile(call.weight.format, tile);
+    tile.is_cold = false;
     write_tile(call, tile_out, row, tile.num_rows, col, num_cols);
   }
 }

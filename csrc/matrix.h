@@ -85,6 +85,7 @@ struct Tile {
   int num_rows;               // at most kMaxTileRows
   int64_t cols;               // of the matrix, before filling up
   float* out;                 // [num_rows][kMaxTileBands * kBand], always this stride
+  bool is_cold;               // whether the bands were not read just before, so that it pays to fetch them ahead
 };
 
 constexpr int kMaxTileBands = 4;
