@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 COLOURS = {"continuous": "tab:blue", "static": "tab:orange"}
 OTHER_COLOUR = "tab:green"
+LINE_STYLES = ("-", "--", ":", "-.")
 NUM_BINS = 12  # of the curves of averages
 
 
@@ -72,27 +73,36 @@ def plot_throughput(systems: Mapping[str, Sequence[Mapping[str, Any]]], file: Pa
     _save(figure, file)
 
 
-def plot_cache_replay(lines: Mapping[str, Sequence[tuple[int, float, float]]], num_experts: int, file: Path) -> None:
+def plot_cache_replay(
+    lines: Mapping[tuple[str, str], Sequence[tuple[int, float, float]]], num_experts: int, file: Path
+) -> None:
     """Draw hit rate and tokens a second against the share of all experts that are resident.
 
-    `lines` maps a policy and predictor to (slots, hit rate, tokens/s).
+    `lines` maps (policy, predictor) to (slots, hit rate, tokens/s): a colour a policy, a style a predictor.
     """
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     axes = figure.subplots(1, 2)
-    for label, points in lines.items():
+    policies = list(dict.fromkeys(policy for policy, _ in lines))
+    predictors = list(dict.fromkeys(predictor for _, predictor in lines))
+    for (policy, predictor), points in lines.items():
         ordered = sorted(points)
         shares = [100 * num_slots / num_experts for num_slots, _, _ in ordered]
-        style = {"marker": ".", "label": label, "linestyle": "-" if label.endswith("none") else "--"}
-        if label.startswith("belady"):
-            style |= {"color": "black", "linestyle": ":"}
-        axes[0].plot(shares, [100 * hit_rate for _, hit_rate, _ in ordered], **style)
-        axes[1].plot(shares, [tokens_per_s for _, _, tokens_per_s in ordered], **style)
+        columns = ([100 * hit_rate for _, hit_rate, _ in ordered], [tokens_per_s for _, _, tokens_per_s in ordered])
+        for axis, column in zip(axes, columns, strict=True):
+            axis.plot(
+                shares,
+                column,
+                label=f"{policy}, {predictor}",
+                color=f"C{policies.index(policy)}",
+                linestyle=LINE_STYLES[predictors.index(predictor) % len(LINE_STYLES)],
+                marker=".",
+            )
     for axis, label in zip(axes, ("hit rate, %", "predicted tokens/s"), strict=True):
         axis.set_xlabel("resident experts, % of all")
         axis.set_ylabel(label)
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
-    axes[1].legend(fontsize="small")
+    figure.legend(*axes[1].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
     _save(figure, file)
 
 

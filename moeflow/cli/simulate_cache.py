@@ -189,10 +189,10 @@ def to_json(result: ReplayResult) -> dict[str, Any]:
 
 def draw(results: Sequence[ReplayResult], header: TraceHeader, file: Path) -> None:
     """Write a picture with a line for each policy and predictor."""
-    lines: dict[str, list[tuple[int, float, float]]] = {}
+    lines: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
     for result in results:
         point = (result.case.num_slots, result.stats.hit_rate, result.tokens_per_s)
-        lines.setdefault(f"{result.case.policy}, {result.case.predictor}", []).append(point)
+        lines.setdefault((result.case.policy, result.case.predictor), []).append(point)
     late.plot_cache_replay(lines, header.num_layers * header.num_experts, file)
 
 

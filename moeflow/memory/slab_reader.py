@@ -12,11 +12,12 @@ import os
 from collections.abc import Callable
 
 from moeflow.core.errors import CheckpointError, StorageError
+from moeflow.core.units import MIB
 from moeflow.memory.file_io import PAGE_BYTES, drop_cached, has_direct_reads, open_for_reading, read_all, whole_pages
 from moeflow.memory.slab_file import MAKE_ANEW, SlabIndex, checksum
 
 _ATTEMPTS = 3
-_MIN_PIECE_BYTES = 512 * 1024  # below, a read costs more than it moves
+_MIN_PIECE_BYTES = MIB  # smaller ones brought nothing
 
 
 class SlabReader:

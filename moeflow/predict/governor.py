@@ -3,8 +3,8 @@
 A prefetch pays if a pass then needs what it brought, and costs if a pass has to wait for its end, if it took the place
 of something needed, or if nobody needs it. Only the last is cheap: the disk was idle. On a disk that is busy anyhow a
 predictor that was right in 79% of cases made a model slower by 21% (BigMoeOnEdge), which is why nobody's word is taken.
-Two windows of passes must speak against a predictor, and a trial clearly for it, so that it does not flicker; each
-failed trial doubles the time until the next.
+A predictor has no credit at first; later, two windows of passes must speak against it, and a trial clearly for it, so
+that it does not flicker. Each failed trial doubles the time until the next.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 from moeflow.core.units import format_bytes
 
-WINDOW_PASSES: Final = 64
+WINDOW_PASSES: Final = 16
 # What reading a byte costs even if the disk is idle, as a share of what it costs to wait for it: the processor, which
 # computes meanwhile, makes checksums at 6 GB/s of what a disk brings at 1.2 (measured).
 WASTE_PRICE: Final = 0.2
@@ -55,7 +55,7 @@ class Governor:
         self._num_passes = 0  # of the current window
         self._window = Outcome()
         self._is_trial = False
-        self._doubt: Outcome | None = None  # the last window, if it spoke against the predictor
+        self._doubt: Outcome | None = Outcome()  # the last window, if it spoke against the predictor
         self._pause = _FIRST_PAUSE
         self._windows_off = 0
 

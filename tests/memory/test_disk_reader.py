@@ -89,7 +89,7 @@ def test_slabs_land_in_their_slots(machine):
 
 @pytest.mark.parametrize(("num_urgent", "num_pieces"), [(1, 4), (2, 2), (3, 1)])
 def test_few_urgent_reads_are_cut_into_pieces(machine, num_urgent, num_pieces):
-    m = machine(num_threads=4, slab_bytes=2 * MIB + 1, num_layers=1)
+    m = machine(num_threads=4, slab_bytes=4 * MIB + 1, num_layers=1)
     m.start(*range(num_urgent))
     m.wait_for(num_urgent)
     assert len(m.submitted) == num_urgent * num_pieces
@@ -122,7 +122,7 @@ def test_what_has_not_begun_can_be_cancelled_and_is_never_heard_of(machine):
 
 
 def test_a_broken_piece_is_read_again(machine, monkeypatch):
-    m = machine(num_threads=4, slab_bytes=2 * MIB, num_layers=1)
+    m = machine(num_threads=4, slab_bytes=4 * MIB, num_layers=1)
     faults = [OSError(errno.EIO, "Input/output error")]
     read_all = slab_reader.read_all
 

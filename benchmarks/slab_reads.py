@@ -1,0 +1,142 @@
+"""Claim: experts come from disk as fast as the disk reads, however few are missing, through cache and checks.
+
+A slab file of noise is written and read in random order, past the page cache, a case after the other in many turns, so
+that a drift of the disk hits all alike. "plain" is `preadv` of whole slabs by as many threads as there are slabs:
+what the disk does if asked for so many at once. "cache" is a lease on as many experts, none of them resident.
+"first" is the same right after opening the file, when every slab's checksum is compared.
+
+    python benchmarks/slab_reads.py FOLDER --slab 5.5MiB --num-slabs 200 --seconds 30
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import click
+
+from moeflow.bench.tables import Table
+from moeflow.cli.bench_output import show
+from moeflow.core.units import parse_bytes
+from moeflow.memory.disk_reader import DiskReader, probe_read_depth
+from moeflow.memory.eviction import FIFO
+from moeflow.memory.expert_cache import ExpertCache
+from moeflow.memory.slab_file import SlabIndex, SlabSpec, read_slab_index
+from moeflow.memory.slab_reader import SlabReader
+from moeflow.memory.slab_writer import build_slab_file
+from moeflow.memory.slot_arena import SlotArena
+from moeflow.runtime.lane import Lane
+
+AT_ONCE = (1, 2, 4, 8, 16)
+SLABS_OF_A_TURN = 32
+
+
+def write(file: Path, spec: SlabSpec) -> SlabIndex:
+    """Write slabs of noise."""
+    with build_slab_file(file, spec) as writer:
+        for layer, expert in writer.missing():
+            writer.write(layer, expert, memoryview(random.Random(expert).randbytes(spec.slab_bytes)))
+    return read_slab_index(file)
+
+
+class Bench:
+    """A file, opened, with the ways to read it."""
+
+    def __init__(self, index: SlabIndex, num_threads: int | None = None) -> None:
+        self.spec = index.spec
+        self.arena = SlotArena(max(AT_ONCE), index.spec.slab_bytes)
+        self.reader = SlabReader(index, self.arena.view(0))
+        self.num_threads = num_threads or probe_read_depth(self.reader, self.arena)
+        self.lane = Lane("disk", self.num_threads)
+        self.pool = ThreadPoolExecutor(max(AT_ONCE))
+
+    def plain(self, numbers: list[int]) -> None:
+        """Read slabs all at once."""
+        places = zip(numbers, range(len(numbers)), strict=True)
+        pieces = [self.reader.pieces(number, self.arena.view(slot), 1)[0] for number, slot in places]
+        list(self.pool.map(lambda piece: piece(), pieces))
+
+    def make_cached(self) -> Callable[[list[int]], None]:
+        """Return a function that reads them through an empty cache."""
+        reader = DiskReader(
+            self.reader,
+            self.arena,
+            lambda work, is_urgent, expert, num_bytes: self.lane.submit(work),
+            num_threads=self.num_threads,
+        )
+
+        def read(numbers: list[int]) -> None:
+            cache = ExpertCache(
+                num_layers=1,
+                num_experts=self.spec.num_experts,
+                num_slots=self.arena.num_slots,
+                slab_bytes=self.spec.slab_bytes,
+                policy=FIFO(self.spec.num_experts),
+                start_loads=reader.start_loads,
+            )
+            with cache.acquire(0, numbers) as lease:
+                lease.wait()
+
+        return read
+
+    def close(self) -> None:
+        """Release threads and file."""
+        self.lane.close()
+        self.pool.shutdown()
+        self.reader.close()
+
+
+def rate(bench: Bench, read: Callable[[list[int]], None], at_once: int) -> float:
+    """Read the slabs of a turn and return bytes per second."""
+    order = random.sample(range(bench.spec.num_slabs), SLABS_OF_A_TURN)
+    start = time.perf_counter()
+    for first in range(0, SLABS_OF_A_TURN, at_once):
+        read(order[first : first + at_once])
+    return SLABS_OF_A_TURN * bench.spec.slab_bytes / (time.perf_counter() - start)
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--slab", default="5.5MiB")
+@click.option("--num-slabs", default=200)
+@click.option("--seconds", default=30.0)
+def main(folder: Path, slab: str, num_slabs: int, seconds: float) -> None:
+    """Write, read, compare."""
+    fields = {"identity": "noise", "weight_format": "int8", "num_layers": 1}
+    spec = SlabSpec(**fields, num_experts=num_slabs, slab_bytes=parse_bytes(slab))
+    file = folder / "noise.slabs"
+    start = time.perf_counter()
+    index = write(file, spec)
+    written_s = time.perf_counter() - start
+    bench = Bench(index)
+    rates: dict[tuple[str, int], list[float]] = {}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        for at_once in AT_ONCE:
+            rates.setdefault(("plain", at_once), []).append(rate(bench, bench.plain, at_once))
+            rates.setdefault(("cache", at_once), []).append(rate(bench, bench.make_cached(), at_once))
+            anew = Bench(index, bench.num_threads)
+            rates.setdefault(("first", at_once), []).append(rate(anew, anew.make_cached(), at_once))
+            anew.close()
+    rows = [
+        (
+            f"{at_once} at once",
+            *(f"{statistics.median(rates[way, at_once]) / 1e9:.2f}" for way in ("plain", "cache", "first")),
+        )
+        for at_once in AT_ONCE
+    ]
+    notes = (
+        f"{len(rates['plain', 1])} turns; {bench.num_threads} threads by the probe; direct: {bench.reader.is_direct}; "
+        f"writing with noise: {spec.file_bytes / written_s / 1e9:.2f} GB/s",
+    )
+    show(Table("Slabs from disk, GB/s: medians", ("", "plain", "cache", "first"), tuple(rows), notes))
+    bench.close()
+    file.unlink()
+
+
+if __name__ == "__main__":
+    main()
