@@ -22,7 +22,7 @@ import msgspec
 from moeflow.core.errors import CheckpointError
 from moeflow.memory.file_io import PAGE_BYTES, whole_pages
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 1  # also to be raised when kernels want another layout of packed weights (csrc/matrix.h)
 MAKE_ANEW: Final = "Delete it; it is made anew from the model"
 
 _MAGIC: Final = b"MOESLAB\n"
