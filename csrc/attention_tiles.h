@@ -8,19 +8,13 @@ namespace moeflow {
 namespace ISA_NAMESPACE {
 namespace {
 
-// Vectors of the width that registers have.
-#if defined(__AVX512F__)
-#define MOEFLOW_LANES 16
+#if MOEFLOW_LANES == 16
 constexpr int kScoreVecs = 4, kResultVecs = 4, kMaxRows = 6;
-#elif defined(__AVX__)
-#define MOEFLOW_LANES 8
+#elif MOEFLOW_LANES == 8
 constexpr int kScoreVecs = 2, kResultVecs = 2, kMaxRows = 6;
 #else
-#define MOEFLOW_LANES 4
 constexpr int kScoreVecs = 2, kResultVecs = 2, kMaxRows = 4;
 #endif
-constexpr int kLanes = MOEFLOW_LANES;
-typedef float FloatLanes __attribute__((vector_size(MOEFLOW_LANES * 4)));
 typedef float HalfLanes __attribute__((vector_size(MOEFLOW_LANES * 2)));
 constexpr int kTilePositions = 64;  // whose K or V stays in L1 while rows go over it
 constexpr int kDimStep = 8;         // head_dim is a multiple of this

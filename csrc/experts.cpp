@@ -38,7 +38,9 @@ void sort_pairs(ExpertsJob& job) {
   std::memset(job.starts, 0, (call.layer.num_experts + 1) * sizeof(int64_t));
   for (int64_t pair = 0; pair < num_pairs; ++pair) {
     const int64_t expert = call.topk_ids[pair];
-    if (expert < 0 || expert >= call.layer.num_experts) throw std::out_of_range("topk_ids names an expert that is not there");
+    if (expert < 0 || expert >= call.layer.num_experts) {
+      throw std::out_of_range("topk_ids names an expert that is not there");
+    }
     ++job.starts[expert + 1];
   }
   job.num_touched = 0;
@@ -59,7 +61,8 @@ void for_each_tile(const ExpertsJob& job, const Matrix& weight, int64_t first_ba
                    int64_t last, RowOf row_of, Use use) {
   alignas(64) float tile_out[kMaxTileRows * kTileStride];
   const void* rows[kMaxTileRows];
-  Tile tile{weight.band(first_band), band_bytes(weight.format, weight.cols), bands, rows, 0, weight.cols, tile_out, true};
+  Tile tile{weight.band(first_band), band_bytes(weight.format, weight.cols), bands, rows, 0, weight.cols, tile_out,
+            true};
   for (int64_t at = first; at < last; at += kMaxTileRows) {
     tile.num_rows = static_cast<int>(last - at < kMaxTileRows ? last - at : kMaxTileRows);
     for (int r = 0; r < tile.num_rows; ++r) rows[r] = row_of(at + r);
@@ -155,20 +158,21 @@ void experts(const Isa& isa, const ExpertsCall& call) {
   const ExpertLayer& layer = call.layer;
   const Activation x_kind = isa.activation(layer.up[0].format), h_kind = isa.activation(layer.down[0].format);
   WorkspaceLock workspace;
-  ExpertsJob job{isa, call, x_kind, h_kind, activation_bytes(x_kind, layer.hidden), activation_bytes(h_kind, layer.width),
+  ExpertsJob job{isa, call, x_kind, h_kind,
+                 activation_bytes(x_kind, layer.hidden), activation_bytes(h_kind, layer.width),
                  nullptr, nullptr, nullptr, nullptr, nullptr, 0, nullptr, nullptr};
   workspace->begin(Workspace::padded<uint8_t>(call.num_tokens * job.x_bytes) +
                    Workspace::padded<float>(num_pairs * job.h_stride()) +
                    Workspace::padded<uint8_t>(num_pairs * job.h_bytes) +
                    Workspace::padded<float>(call.num_tokens * job.out_stride()) +
-                   Workspace::padded<int32_t>(call.layer.num_experts) + Workspace::padded<int64_t>(call.layer.num_experts + 1) +
+                   Workspace::padded<int32_t>(layer.num_experts) + Workspace::padded<int64_t>(layer.num_experts + 1) +
                    Workspace::padded<int64_t>(num_pairs));
   job.x_rows = workspace->take<uint8_t>(call.num_tokens * job.x_bytes);
   job.h_floats = workspace->take<float>(num_pairs * job.h_stride());
   job.h_rows = workspace->take<uint8_t>(num_pairs * job.h_bytes);
   job.sums = workspace->take<float>(call.num_tokens * job.out_stride());
-  job.touched = workspace->take<int32_t>(call.layer.num_experts);
-  job.starts = workspace->take<int64_t>(call.layer.num_experts + 1);
+  job.touched = workspace->take<int32_t>(layer.num_experts);
+  job.starts = workspace->take<int64_t>(layer.num_experts + 1);
   job.pairs = workspace->take<int64_t>(num_pairs);
   sort_pairs(job);
   run_on_pool(run, &job);

@@ -343,7 +343,8 @@ void pack_rows(Format format, SourceType type, const void* source, int64_t cols,
   const PackJob job{format, type, cols};
   for (int64_t band = first; band <= last; ++band) {
     const uint8_t* const* rows_of_band = &lanes[(band - first) * kBand];
-    const bool is_empty = std::count(rows_of_band, rows_of_band + kBand, nullptr) == kBand;  // as every second of a gate
+    // As every second band is of those that a gate is spread over.
+    const bool is_empty = std::count(rows_of_band, rows_of_band + kBand, nullptr) == kBand;
     if (!is_empty) pack_band(job, rows_of_band, out + band * band_bytes(format, cols));
   }
 }

@@ -22,7 +22,9 @@ void softmax_topk(const Isa& isa, const SoftmaxTopkCall& call) {
 }
 
 void largest(const Isa& isa, const LargestCall& call) {
-  if (call.size > std::numeric_limits<int32_t>::max()) throw std::length_error("places in a row are counted in 32 bits");
+  if (call.size > std::numeric_limits<int32_t>::max()) {
+    throw std::length_error("places in a row are counted in 32 bits");
+  }
   for_each_row(call.num_rows, call.size, [&](int64_t row) {
     const Largest found = isa.largest_of_row(call.x + row * call.size, call.size);
     call.values[row] = found.value;

@@ -19,19 +19,35 @@ namespace {
 
 typedef float Vec __attribute__((vector_size(64)));
 typedef int32_t IVec __attribute__((vector_size(64)));
-typedef uint32_t UVec __attribute__((vector_size(64)));
 typedef int8_t Bytes __attribute__((vector_size(16)));
+
+// Vectors as wide as registers, of which a band takes kParts. What is kept over a loop is made of these: wider ones GCC
+// keeps in memory and copies word by word.
+#if defined(__AVX512F__)
+#define MOEFLOW_LANES 16
+#elif defined(__AVX2__)
+#define MOEFLOW_LANES 8
+#else
+#define MOEFLOW_LANES 4
+#endif
+constexpr int kLanes = MOEFLOW_LANES, kParts = kBand / kLanes;
+typedef float FloatLanes __attribute__((vector_size(MOEFLOW_LANES * 4)));
+typedef int32_t IntLanes __attribute__((vector_size(MOEFLOW_LANES * 4)));
+typedef uint32_t BitLanes __attribute__((vector_size(MOEFLOW_LANES * 4)));
 
 // What memory is read and written through: it holds other types than what is made of it here.
 typedef Vec VecInMemory __attribute__((may_alias));
-typedef UVec UVecInMemory __attribute__((may_alias));
+typedef FloatLanes FloatLanesInMemory __attribute__((may_alias));
+typedef BitLanes BitLanesInMemory __attribute__((may_alias));
 typedef int32_t Int32InMemory __attribute__((may_alias));
 
 #define FORCE_INLINE static inline __attribute__((always_inline))
 
 FORCE_INLINE Vec load(const float* p) { return *reinterpret_cast<const VecInMemory*>(p); }
-FORCE_INLINE UVec load_bits(const void* p) { return *static_cast<const UVecInMemory*>(p); }
 FORCE_INLINE Vec splat(float x) { return x - Vec{}; }
+FORCE_INLINE FloatLanes splat_lanes(float x) { return x - FloatLanes{}; }
+FORCE_INLINE FloatLanes load_lanes(const void* p) { return *static_cast<const FloatLanesInMemory*>(p); }
+FORCE_INLINE BitLanes load_bits(const void* p) { return *static_cast<const BitLanesInMemory*>(p); }
 
 // ---- activation rows ------------------------------------------------------------------------------------
 
@@ -68,12 +84,14 @@ FORCE_INLINE float half_to_float(uint16_t h) {
 #endif
 }
 
-FORCE_INLINE Vec load_halves(const uint16_t* p) {
+FORCE_INLINE FloatLanes load_halves(const uint16_t* p) {
 #if defined(__AVX512F__)
-  return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return (FloatLanes)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__F16C__)
+  return (FloatLanes)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 #else
-  Vec v;
-  for (int i = 0; i < kBand; ++i) v[i] = half_to_float(p[i]);
+  FloatLanes v;
+  for (int i = 0; i < kLanes; ++i) v[i] = half_to_float(p[i]);
   return v;
 #endif
 }
@@ -164,25 +182,38 @@ void prepare_row(Activation kind, const float* x, int64_t cols, void* out) {
 // ---- tiles: R rows by B bands ---------------------------------------------------------------------------
 
 template <int R, int B>
-FORCE_INLINE void store_tile(const Tile& t, const Vec (&acc)[R][B]) {
+FORCE_INLINE void store_tile(const Tile& t, const FloatLanes (&acc)[R][B][kParts]) {
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) *reinterpret_cast<VecInMemory*>(t.out + r * kTileStride + b * kBand) = acc[r][b];
+    for (int b = 0; b < B; ++b)
+#pragma GCC unroll 4
+      for (int p = 0; p < kParts; ++p) {
+        *reinterpret_cast<FloatLanesInMemory*>(t.out + r * kTileStride + b * kBand + p * kLanes) = acc[r][b][p];
+      }
+}
+
+// Where part `part` of the 64-byte line at `offset` in band `band` begins.
+FORCE_INLINE const uint8_t* line_part(const Tile& t, int band, int64_t offset, int part) {
+  return t.bands + band * t.band_stride + offset + part * kLanes * 4;
 }
 
 template <int R, int B>
 void tile_f32(const Tile& t) {
-  Vec acc[R][B] = {};
+  FloatLanes acc[R][B][kParts] = {};
   for (int64_t k = 0; k < t.cols; ++k) {
-    Vec w[B];
+    FloatLanes w[B][kParts];
 #pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) w[b] = load(reinterpret_cast<const float*>(t.bands + b * t.band_stride) + k * kBand);
+    for (int b = 0; b < B; ++b)
+#pragma GCC unroll 4
+      for (int p = 0; p < kParts; ++p) w[b][p] = load_lanes(line_part(t, b, k * 64, p));
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const Vec x = splat(static_cast<const float*>(t.rows[r])[k]);
+      const FloatLanes x = splat_lanes(static_cast<const float*>(t.rows[r])[k]);
 #pragma GCC unroll 4
-      for (int b = 0; b < B; ++b) acc[r][b] += w[b] * x;
+      for (int b = 0; b < B; ++b)
+#pragma GCC unroll 4
+        for (int p = 0; p < kParts; ++p) acc[r][b][p] += w[b][p] * x;
     }
   }
   store_tile<R, B>(t, acc);
@@ -190,35 +221,43 @@ void tile_f32(const Tile& t) {
 
 template <int R, int B>
 void tile_bf16(const Tile& t) {
-  Vec acc[R][B] = {};
+  FloatLanes acc[R][B][kParts] = {};
   const int64_t pairs = padded_cols(t.cols) / 2;
-  for (int64_t p = 0; p < pairs; ++p) {
-    UVec w[B];
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    BitLanes w[B][kParts];
 #pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) w[b] = load_bits(t.bands + b * t.band_stride + p * 64);
+    for (int b = 0; b < B; ++b)
+#pragma GCC unroll 4
+      for (int p = 0; p < kParts; ++p) w[b][p] = load_bits(line_part(t, b, pair * 64, p));
 #if defined(MOEFLOW_BF16)
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const __m512bh x = (__m512bh)_mm512_set1_epi32(static_cast<const Int32InMemory*>(t.rows[r])[p]);
-#pragma GCC unroll 4
-      for (int b = 0; b < B; ++b) acc[r][b] = (Vec)_mm512_dpbf16_ps((__m512)acc[r][b], (__m512bh)w[b], x);
-    }
-#else
-    Vec even[B], odd[B];
-#pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) {
-      even[b] = (Vec)(w[b] << 16);
-      odd[b] = (Vec)(w[b] & 0xffff0000u);
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const float* row = static_cast<const float*>(t.rows[r]) + 2 * p;
-      const Vec x0 = splat(row[0]), x1 = splat(row[1]);
+      const __m512bh x = (__m512bh)_mm512_set1_epi32(static_cast<const Int32InMemory*>(t.rows[r])[pair]);
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b) {
-        acc[r][b] += even[b] * x0;
-        acc[r][b] += odd[b] * x1;
+        acc[r][b][0] = (FloatLanes)_mm512_dpbf16_ps((__m512)acc[r][b][0], (__m512bh)w[b][0], x);
       }
+    }
+#else
+    FloatLanes even[B][kParts], odd[B][kParts];
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b)
+#pragma GCC unroll 4
+      for (int p = 0; p < kParts; ++p) {
+        even[b][p] = (FloatLanes)(w[b][p] << 16);
+        odd[b][p] = (FloatLanes)(w[b][p] & 0xffff0000u);
+      }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const float* row = static_cast<const float*>(t.rows[r]) + 2 * pair;
+      const FloatLanes x0 = splat_lanes(row[0]), x1 = splat_lanes(row[1]);
+#pragma GCC unroll 4
+      for (int b = 0; b < B; ++b)
+#pragma GCC unroll 4
+        for (int p = 0; p < kParts; ++p) {
+          acc[r][b][p] += even[b][p] * x0;
+          acc[r][b][p] += odd[b][p] * x1;
+        }
     }
 #endif
   }
@@ -226,63 +265,48 @@ void tile_bf16(const Tile& t) {
 }
 
 // acc += w * x over the 4 bytes of each lane; w unsigned, x signed and the same in every lane. Exact.
-FORCE_INLINE IVec dot_unsigned(IVec acc, UVec w, int32_t x4) {
+FORCE_INLINE IntLanes dot_unsigned(IntLanes acc, BitLanes w, int32_t x4) {
 #if defined(MOEFLOW_VNNI)
-  return (IVec)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(x4));
+  return (IntLanes)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(x4));
 #elif defined(__AVX512BW__)
   const __m512i pairs = _mm512_maddubs_epi16((__m512i)w, _mm512_set1_epi32(x4));
-  return (IVec)_mm512_add_epi32((__m512i)acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+  return (IntLanes)_mm512_add_epi32((__m512i)acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
 #elif defined(__AVX2__)
-  __m256i halves[2];
-  __builtin_memcpy(halves, &w, 64);
-  for (__m256i& half : halves) {
-    half = _mm256_madd_epi16(_mm256_maddubs_epi16(half, _mm256_set1_epi32(x4)), _mm256_set1_epi16(1));
-  }
-  IVec sums;
-  __builtin_memcpy(&sums, halves, 64);
-  return acc + sums;
+  const __m256i pairs = _mm256_maddubs_epi16((__m256i)w, _mm256_set1_epi32(x4));
+  return (IntLanes)_mm256_add_epi32((__m256i)acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 #else
   int8_t x[4];
   __builtin_memcpy(x, &x4, 4);
-  const UVec byte = UVec{} + 255u;
-  return acc + (IVec)(w & byte) * x[0] + (IVec)((w >> 8) & byte) * x[1] + (IVec)((w >> 16) & byte) * x[2] +
-         (IVec)(w >> 24) * x[3];
+  const BitLanes byte = BitLanes{} + 255u;
+  return acc + (IntLanes)(w & byte) * x[0] + (IntLanes)((w >> 8) & byte) * x[1] +
+         (IntLanes)((w >> 16) & byte) * x[2] + (IntLanes)(w >> 24) * x[3];
 #endif
 }
 
 // The same with signed w. VNNI has no such product: there w is offset by 128, which the caller undoes.
 #if defined(MOEFLOW_VNNI)
 constexpr int32_t kInt8Offset = 128;
-FORCE_INLINE IVec dot_int8(IVec acc, UVec w, int32_t x4) { return dot_unsigned(acc, w ^ 0x80808080u, x4); }
+FORCE_INLINE IntLanes dot_int8(IntLanes acc, BitLanes w, int32_t x4) { return dot_unsigned(acc, w ^ 0x80808080u, x4); }
 #else
 constexpr int32_t kInt8Offset = 0;
-FORCE_INLINE IVec dot_int8(IVec acc, UVec w, int32_t x4) {
+FORCE_INLINE IntLanes dot_int8(IntLanes acc, BitLanes w, int32_t x4) {
 #if defined(__AVX512BW__)
   const __m512i x = _mm512_set1_epi32(x4), ws = (__m512i)w;
   const __m512i signed_x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(ws), _mm512_setzero_si512(), x);
   const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(ws), signed_x);
-  return (IVec)_mm512_add_epi32((__m512i)acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+  return (IntLanes)_mm512_add_epi32((__m512i)acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
 #elif defined(__AVX2__)
-  const __m256i x = _mm256_set1_epi32(x4);
-  __m256i halves[2];
-  __builtin_memcpy(halves, &w, 64);
-  for (__m256i& half : halves) {
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(half), _mm256_sign_epi8(x, half));
-    half = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-  }
-  IVec sums;
-  __builtin_memcpy(&sums, halves, 64);
-  return acc + sums;
+  const __m256i x = _mm256_set1_epi32(x4), ws = (__m256i)w;
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(ws), _mm256_sign_epi8(x, ws));
+  return (IntLanes)_mm256_add_epi32((__m256i)acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 #else
   int8_t x[4];
   __builtin_memcpy(x, &x4, 4);
-  const IVec s = (IVec)w;
+  const IntLanes s = (IntLanes)w;
   return acc + (s << 24 >> 24) * x[0] + (s << 16 >> 24) * x[1] + (s << 8 >> 24) * x[2] + (s >> 24) * x[3];
 #endif
 }
 #endif
-
-FORCE_INLINE Vec to_floats(IVec x) { return __builtin_convertvector(x, Vec); }
 
 // One prepared int8 row, taken apart.
 struct Int8Row {
@@ -306,51 +330,61 @@ template <int R, int B, bool kIsInt4>
 void tile_int(const Tile& t) {
   const int64_t k = padded_cols(t.cols), groups = k / kGroup;
   const int64_t head = scale_bytes(kIsInt4 ? Format::kINT4 : Format::kINT8, t.cols);
-  constexpr int kVectors = kIsInt4 ? 4 : 8;  // of 64 bytes, in a group
-  constexpr int kVectorsAhead = 32;
+  constexpr int kLines = kIsInt4 ? 4 : 8;  // of 64 bytes, in a group
+  constexpr int kLinesAhead = 32;
   constexpr int32_t kOffset = kIsInt4 ? 8 : kInt8Offset;
   Int8Row rows[R];
   for (int r = 0; r < R; ++r) rows[r] = Int8Row(t.rows[r], k);
-  Vec total[R][B] = {};
+  FloatLanes total[R][B][kParts] = {};
   for (int64_t g = 0; g < groups; ++g) {
-    IVec acc[R][B];
+    IntLanes acc[R][B][kParts];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (int b = 0; b < B; ++b) acc[r][b] = IVec{} - kOffset * rows[r].sums[g];
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      UVec w[B];
+      for (int b = 0; b < B; ++b)
 #pragma GCC unroll 4
-      for (int b = 0; b < B; ++b) w[b] = load_bits(t.bands + b * t.band_stride + head + (g * kVectors + v) * 64);
+        for (int p = 0; p < kParts; ++p) acc[r][b][p] = IntLanes{} - kOffset * rows[r].sums[g];
+#pragma GCC unroll 8
+    for (int line = 0; line < kLines; ++line) {
+      const int64_t at = head + (g * kLines + line) * 64;
       if ((R > 1 || kIsInt4) && t.is_cold) {
 #pragma GCC unroll 4
-        for (int b = 0; b < B; ++b) {
-          __builtin_prefetch(t.bands + b * t.band_stride + head + (g * kVectors + v + kVectorsAhead) * 64);
-        }
+        for (int b = 0; b < B; ++b) __builtin_prefetch(line_part(t, b, at + kLinesAhead * 64, 0));
       }
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        if constexpr (kIsInt4) {
-          const int32_t x0 = rows[r].quads[g * 8 + 2 * v], x1 = rows[r].quads[g * 8 + 2 * v + 1];
 #pragma GCC unroll 4
-          for (int b = 0; b < B; ++b) {
-            acc[r][b] = dot_unsigned(acc[r][b], w[b] & 0x0f0f0f0fu, x0);
-            acc[r][b] = dot_unsigned(acc[r][b], (w[b] >> 4) & 0x0f0f0f0fu, x1);
+      for (int p = 0; p < kParts; ++p) {
+        BitLanes w[B];
+#pragma GCC unroll 4
+        for (int b = 0; b < B; ++b) w[b] = load_bits(line_part(t, b, at, p));
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+          if constexpr (kIsInt4) {
+            const int32_t x0 = rows[r].quads[g * 8 + 2 * line], x1 = rows[r].quads[g * 8 + 2 * line + 1];
+#pragma GCC unroll 4
+            for (int b = 0; b < B; ++b) {
+              acc[r][b][p] = dot_unsigned(acc[r][b][p], w[b] & 0x0f0f0f0fu, x0);
+              acc[r][b][p] = dot_unsigned(acc[r][b][p], (w[b] >> 4) & 0x0f0f0f0fu, x1);
+            }
+          } else {
+            const int32_t x = rows[r].quads[g * 8 + line];
+#pragma GCC unroll 4
+            for (int b = 0; b < B; ++b) acc[r][b][p] = dot_int8(acc[r][b][p], w[b], x);
           }
-        } else {
-          const int32_t x = rows[r].quads[g * 8 + v];
-#pragma GCC unroll 4
-          for (int b = 0; b < B; ++b) acc[r][b] = dot_int8(acc[r][b], w[b], x);
         }
       }
     }
 #pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) {
-      const Vec scale = load_halves(reinterpret_cast<const uint16_t*>(t.bands + b * t.band_stride) + g * kBand);
+    for (int b = 0; b < B; ++b)
+#pragma GCC unroll 4
+      for (int p = 0; p < kParts; ++p) {
+        const uint8_t* const scales = t.bands + b * t.band_stride + (g * kBand + p * kLanes) * 2;
+        const FloatLanes scale = load_halves(reinterpret_cast<const uint16_t*>(scales));
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) total[r][b] += to_floats(acc[r][b]) * (scale * splat(rows[r].scales[g]));
-    }
+        for (int r = 0; r < R; ++r) {
+          const FloatLanes sum = __builtin_convertvector(acc[r][b][p], FloatLanes);
+          total[r][b][p] += sum * (scale * splat_lanes(rows[r].scales[g]));
+        }
+      }
   }
   store_tile<R, B>(t, total);
 }

@@ -244,7 +244,9 @@ struct Experts {
 
   std::vector<double> run(int64_t expert, const float* x) const {
     std::vector<double> units = product(x, ups[expert].values, layer.num_up_rows(), layer.hidden);
-    for (size_t i = 0; i < units.size() && layer.up_bias != nullptr; ++i) units[i] += up_bias[expert * units.size() + i];
+    for (size_t i = 0; i < units.size() && layer.up_bias != nullptr; ++i) {
+      units[i] += up_bias[expert * units.size() + i];
+    }
     Floats h(layer.width);
     for (int64_t i = 0; i < layer.width; ++i) {
       const double value = apply(units[place(i)]);
