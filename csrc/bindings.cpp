@@ -156,13 +156,40 @@ void run_attention_input(const BoundKVCache& kv, uintptr_t qkv, int64_t num_toke
                                             at<const float>(sin), at<const int64_t>(slots)});
 }
 
-void run_moe_stage(const PackedMatrix& o_proj, const PackedMatrix& router, const PackedExperts& packed, int64_t top_k,
+// ---- whole layers ----
+
+const Matrix kNoMatrix{};
+
+void run_moe_stage(const PackedMatrix& o_proj, const PackedMatrix* router, const PackedExperts& packed, int64_t top_k,
                    bool renormalize, uintptr_t o_bias, uintptr_t norm, float eps, uintptr_t attended, uintptr_t hidden,
                    int64_t num_tokens, uintptr_t out) {
   WithoutGIL without_gil;
-  moe_stage(isa(), MoEStageCall{o_proj.matrix, router.matrix, packed.layer, top_k, renormalize,
+  moe_stage(isa(), MoEStageCall{o_proj.matrix, router == nullptr ? kNoMatrix : router->matrix, packed.layer, top_k, renormalize,
                                 at<const float>(o_bias), at<const float>(norm), eps, at<const float>(attended),
                                 at<const float>(hidden), num_tokens, at<float>(out)});
+}
+
+// Keeps the objects that its matrices belong to alive through Python.
+struct BoundLayer {
+  DecoderLayer layer;
+};
+
+void run_decoder(const std::vector<const BoundLayer*>& layers, const std::vector<const BoundKVCache*>& caches,
+                 uintptr_t hidden, int64_t num_tokens, uintptr_t cos, uintptr_t sin, uintptr_t slots,
+                 int64_t num_sequences, uintptr_t sequences, uintptr_t tree_masks) {
+  if (layers.size() != caches.size()) throw std::invalid_argument("every layer has its own KV cache");
+  WithoutGIL without_gil;
+  std::vector<const DecoderLayer*> layer_list;
+  std::vector<const KVCache*> cache_list;
+  for (const BoundLayer* bound : layers) layer_list.push_back(&bound->layer);
+  for (const BoundKVCache* bound : caches) cache_list.push_back(&bound->cache);
+  const int32_t* arrays = at<const int32_t>(sequences);
+  const int64_t n = num_sequences;
+  decoder(isa(), DecoderCall{layer_list.data(), cache_list.data(), static_cast<int64_t>(layer_list.size()),
+                             at<float>(hidden), num_tokens, at<const float>(cos), at<const float>(sin),
+                             at<const int64_t>(slots),
+                             Sequences{n, arrays, arrays + n, arrays + 2 * n, arrays + 3 * n, arrays + 4 * n},
+                             at<const uint64_t>(tree_masks)});
 }
 
 void run_softmax_topk(uintptr_t logits, int64_t num_rows, int64_t num_experts, int64_t top_k, bool renormalize,
@@ -238,5 +265,26 @@ NB_MODULE(_cpu, m) {
   m.def("attention_input", &run_attention_input);
   m.def("softmax_topk", &run_softmax_topk);
   m.def("largest", &run_largest);
-  m.def("moe_stage", &run_moe_stage);
+
+  // ---- whole layers ----
+  m.def("moe_stage", &run_moe_stage, "o_proj"_a, "router"_a.none(), "experts"_a, "top_k"_a, "renormalize"_a, "o_bias"_a,
+        "norm"_a, "eps"_a, "attended"_a, "hidden"_a, "num_tokens"_a, "out"_a);
+  nb::class_<BoundLayer>(m, "DecoderLayer")
+      .def(
+          "__init__",
+          [](BoundLayer* self, const PackedMatrix& qkv, uintptr_t qkv_bias, uintptr_t input_norm, int64_t num_heads,
+             uintptr_t q_norm, uintptr_t k_norm, bool norm_all_heads, float clip, int64_t sliding_window,
+             const PackedMatrix& o_proj, uintptr_t o_bias, uintptr_t norm, float eps, const PackedMatrix* router,
+             const PackedExperts& experts, int64_t top_k, bool renormalize) {
+            new (self) BoundLayer{
+                DecoderLayer{qkv.matrix, at<const float>(qkv_bias), at<const float>(input_norm), eps, num_heads,
+                             at<const float>(q_norm), at<const float>(k_norm), norm_all_heads, clip, sliding_window,
+                             MoEStageCall{o_proj.matrix, router == nullptr ? kNoMatrix : router->matrix, experts.layer,
+                                          top_k, renormalize, at<const float>(o_bias), at<const float>(norm), eps,
+                                          nullptr, nullptr, 0, nullptr}}};
+          },
+          "qkv"_a, "qkv_bias"_a, "input_norm"_a, "num_heads"_a, "q_norm"_a, "k_norm"_a, "norm_all_heads"_a, "clip"_a,
+          "sliding_window"_a, "o_proj"_a, "o_bias"_a, "norm"_a, "eps"_a, "router"_a.none(), "experts"_a, "top_k"_a,
+          "renormalize"_a);
+  m.def("decoder", &run_decoder);
 }

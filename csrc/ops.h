@@ -112,7 +112,7 @@ void attention_input(const Isa& isa, const AttentionInputCall& call);
 // h = hidden + attended @ o_proj.T (+ o_bias) and the router chooses as SoftmaxTopkCall does.
 struct MoEStageCall {
   Matrix o_proj;  // [hidden, attended]
-  Matrix router;  // [num_experts, hidden]
+  Matrix router;  // [num_experts, hidden]; without data: all tokens go to the one expert, as in a dense layer
   ExpertLayer layer;
   int64_t top_k;
   bool renormalize;
@@ -125,6 +125,39 @@ struct MoEStageCall {
   float* out;  // as hidden, and may be it
 };
 void moe_stage(const Isa& isa, const MoEStageCall& call);
+
+// A layer: norm, QKV projection, attention, and what MoEStageCall says. All norms of a model share `eps`.
+struct DecoderLayer {
+  Matrix qkv;              // [(num_heads + 2 KV heads) * head_dim, hidden]
+  const float* qkv_bias;   // or null
+  const float* input_norm;  // [hidden]
+  float eps;
+  int64_t num_heads;
+  const float *q_norm, *k_norm;  // as in AttentionInputCall
+  bool norm_all_heads;
+  float clip;
+  int64_t sliding_window;  // 0: none
+  MoEStageCall stage;      // its weights; the rest is filled in
+};
+
+// The sequences of a pass, as in AttentionCall.
+struct Sequences {
+  int64_t count;
+  const int32_t *first_tokens, *starts, *counts, *table_offsets, *block_tables;
+};
+
+struct DecoderCall {
+  const DecoderLayer* const* layers;
+  const KVCache* const* caches;  // one a layer
+  int64_t num_layers;
+  float* hidden;  // [num_tokens, hidden]; goes in and comes out
+  int64_t num_tokens;
+  const float *cos, *sin;  // as in AttentionInputCall
+  const int64_t* slots;
+  Sequences sequences;
+  const uint64_t* tree_masks;  // [num_tokens], or null
+};
+void decoder(const Isa& isa, const DecoderCall& call);
 
 // The top_k likeliest experts of each token under a softmax over all, likeliest first, of equals the lower number
 // first; `renormalize` makes their weights sum to 1. Logits that are not numbers give NaN weights, and still valid ids.

@@ -1,4 +1,5 @@
 // Stages of a decoder layer made of several operations, so that a pass of few tokens is few calls.
+#include <algorithm>
 #include <vector>
 
 #include "ops.h"
@@ -30,9 +31,14 @@ void moe_stage(const Isa& isa, const MoEStageCall& call) {
 
   linear(isa, LinearCall{call.o_proj, call.attended, tokens, call.o_proj.cols, call.o_bias, call.hidden, call.out});
   rms_norm(isa, RmsNormCall{call.out, call.norm, call.eps, tokens, hidden, normed});
-  linear(isa, LinearCall{call.router, normed, tokens, hidden, nullptr, nullptr, logits});
-  softmax_topk(isa, SoftmaxTopkCall{logits, tokens, call.layer.num_experts, call.top_k, call.renormalize, topk_ids,
-                                    topk_weights});
+  if (call.router.data == nullptr) {
+    std::fill_n(topk_ids, tokens, 0);
+    std::fill_n(topk_weights, tokens, 1.0f);
+  } else {
+    linear(isa, LinearCall{call.router, normed, tokens, hidden, nullptr, nullptr, logits});
+    softmax_topk(isa, SoftmaxTopkCall{logits, tokens, call.layer.num_experts, call.top_k, call.renormalize, topk_ids,
+                                      topk_weights});
+  }
   experts(isa, ExpertsCall{call.layer, normed, tokens, call.top_k, topk_ids, topk_weights, call.out, call.out});
 }
 

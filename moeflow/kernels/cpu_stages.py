@@ -11,6 +11,7 @@ from torch import Tensor
 
 from moeflow.kernels import cpu
 from moeflow.kernels.cpu import PackedExperts, PackedWeight
+from moeflow.kernels.cpu_checks import check_floats
 from moeflow.kernels.routing import SoftmaxTopK
 
 if cpu.is_available():
@@ -20,10 +21,10 @@ if cpu.is_available():
 def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
     """Return `rms_norm(x) @ weight.T + bias`. Shapes: x [T, H], norm [H], bias [N] -> [T, N], all float32."""
     num_tokens = x.shape[0]
-    _check(x, (num_tokens, weight.cols))
-    _check(norm, (weight.cols,))
+    check_floats(x, (num_tokens, weight.cols))
+    check_floats(norm, (weight.cols,))
     if bias is not None:
-        _check(bias, (weight.rows,))
+        check_floats(bias, (weight.rows,))
     out = torch.empty(num_tokens, weight.rows)
     _cpu.linear(
         weight.handle,
@@ -41,7 +42,7 @@ def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: PackedWeight, bias:
 
 @dataclass(frozen=True, slots=True)
 class MoEStage:
-    """All that follows attention in a layer of experts.
+    """All that follows attention in a layer of experts, or without a router in a dense one.
 
     That is `h + experts(rms_norm(h))` with `h = hidden + attended @ o_proj.T + o_bias`.
     """
@@ -50,29 +51,31 @@ class MoEStage:
     o_bias: Tensor | None  # [H]
     norm: Tensor  # [H]
     eps: float
-    router: PackedWeight
+    router: PackedWeight | None  # None: every token goes to the one expert there is
     choose: SoftmaxTopK
     experts: PackedExperts
 
     def __post_init__(self) -> None:
         size, router = self.o_proj.rows, self.router
-        _check(self.norm, (size,))
+        num_experts = 1 if router is None else router.rows
+        check_floats(self.norm, (size,))
         if self.o_bias is not None:
-            _check(self.o_bias, (size,))
-        fits = router.cols == self.experts.hidden == size and router.rows == self.experts.num_experts
-        if not fits or not 1 <= self.choose.top_k <= router.rows:
+            check_floats(self.o_bias, (size,))
+        fits = self.experts.hidden == size and self.experts.num_experts == num_experts
+        fits &= router is None or router.cols == size
+        if not fits or not 1 <= self.choose.top_k <= num_experts:
             raise ValueError(f"{self.o_proj}, {router}, {self.experts} and {self.choose} do not fit together")
 
     def __call__(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Shapes: hidden [T, H], attended [T, o_proj.cols], both float32 -> [T, H]."""
         o_proj = self.o_proj
         num_tokens = hidden.shape[0]
-        _check(hidden, (num_tokens, o_proj.rows))
-        _check(attended, (num_tokens, o_proj.cols))
+        check_floats(hidden, (num_tokens, o_proj.rows))
+        check_floats(attended, (num_tokens, o_proj.cols))
         out = torch.empty(num_tokens, o_proj.rows)
         _cpu.moe_stage(
             o_proj.handle,
-            self.router.handle,
+            None if self.router is None else self.router.handle,
             self.experts.handle,
             self.choose.top_k,
             self.choose.renormalize,
@@ -85,9 +88,3 @@ class MoEStage:
             out.data_ptr(),
         )
         return out
-
-
-def _check(tensor: Tensor, shape: tuple[int, ...]) -> None:
-    if tensor.dtype is not torch.float32 or tensor.shape != shape or not tensor.is_contiguous():
-        name = str(tensor.dtype).removeprefix("torch.")
-        raise ValueError(f"contiguous float32 {list(shape)} is needed, not {name} {list(tensor.shape)}")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from moeflow.core.model_config import ModelConfig
+from moeflow.kernels.cpu_decoder import PackedDecoder
 from moeflow.kernels.embedding import embedding
 from moeflow.kernels.linear import linear
 from moeflow.layers.context import ForwardContext
@@ -30,6 +31,8 @@ class CausalLM:
         self.lm_head = (
             self.embed_tokens if config.tie_word_embeddings else place.embedding(config.vocab_size, config.hidden_size)
         )
+        packed = [layer.packed() for layer in self.layers]
+        self._packed = None if None in packed else PackedDecoder([layer for layer in packed if layer is not None])
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, place.device)
 
     @torch.inference_mode()
@@ -40,8 +43,11 @@ class CausalLM:
         """
         hidden = embedding(token_ids, self.embed_tokens)
         rotary = self.rotary(context.positions, hidden.dtype)
-        for layer in self.layers:
-            hidden = layer(hidden, rotary, context)
+        if self._packed is not None and context.kv.is_for_kernels:
+            hidden = self._packed(hidden, rotary.cos, rotary.sin, context.kv.layers, context.attention)
+        else:
+            for layer in self.layers:
+                hidden = layer(hidden, rotary, context)
         return self.norm(hidden)
 
     @torch.inference_mode()

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from moeflow.core.model_config import ModelConfig
+from moeflow.kernels.cpu import PackedWeight
+from moeflow.kernels.cpu_decoder import PackedLayer
 from moeflow.layers.attention import Attention
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.mlp import MLP, FusedMLP
@@ -24,12 +26,26 @@ class DecoderLayer:
         self.mlp = mlp
         self.input_layernorm = RMSNorm(place, config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(place, config.hidden_size, config.rms_norm_eps)
-        self._stage = mlp.stage(self_attn.o_proj, self.post_attention_layernorm) if isinstance(mlp, MoE) else None
+        self._stage = None if isinstance(mlp, MLP) else mlp.stage(self_attn.o_proj, self.post_attention_layernorm)
 
     def __call__(self, hidden: Tensor, rotary: RotaryTable, context: ForwardContext) -> Tensor:
         """Shapes: hidden [T, H] -> [T, H]."""
         attended = self.attention(self.pre_attention(hidden), rotary, context)
         return self.post_attention(hidden, attended)
+
+    def packed(self) -> PackedLayer | None:
+        """Return the layer for `PackedDecoder`; None if it has to be run stage by stage."""
+        attention = self.self_attn
+        if self._stage is None or not isinstance(attention.qkv_proj.weight, PackedWeight):
+            return None
+        return PackedLayer(
+            qkv=attention.qkv_proj.weight,
+            qkv_bias=attention.qkv_proj.bias,
+            input_norm=self.input_layernorm.weight,
+            heads=attention.heads,
+            sliding_window=attention.sliding_window,
+            stage=self._stage,
+        )
 
     def pre_attention(self, hidden: Tensor) -> Tensor:
         """Return queries, keys and values side by side. Shapes: hidden [T, H] -> [T, (Q + 2 KV) * D]."""

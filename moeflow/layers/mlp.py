@@ -9,8 +9,11 @@ from torch import Tensor
 
 from moeflow.kernels import cpu
 from moeflow.kernels.activation import silu_and_mul
-from moeflow.kernels.cpu import PackedExperts
+from moeflow.kernels.cpu import PackedExperts, PackedWeight
+from moeflow.kernels.cpu_stages import MoEStage
+from moeflow.kernels.routing import SoftmaxTopK
 from moeflow.layers.linear import Linear
+from moeflow.layers.norm import RMSNorm
 from moeflow.layers.placement import Destination, Placement
 
 
@@ -33,7 +36,7 @@ class MLP:
 
 
 class FusedMLP:
-    """The same without biases, packed, in one call."""
+    """The same packed, in one call."""
 
     def __init__(self, weights: PackedExperts) -> None:
         self.weights = weights
@@ -43,6 +46,20 @@ class FusedMLP:
         num_tokens = hidden.shape[0]
         topk_ids = torch.zeros(num_tokens, 1, dtype=torch.int64)
         return cpu.experts(hidden, self.weights, topk_ids, torch.ones(num_tokens, 1), residual)
+
+    def stage(self, o_proj: Linear, norm: RMSNorm) -> MoEStage | None:
+        """Return one call for all that follows attention in a layer with this network; None if there is none."""
+        if not isinstance(o_proj.weight, PackedWeight):
+            return None
+        return MoEStage(
+            o_proj=o_proj.weight,
+            o_bias=o_proj.bias,
+            norm=norm.weight,
+            eps=norm.eps,
+            router=None,
+            choose=SoftmaxTopK(1, renormalize=False),
+            experts=self.weights,
+        )
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""

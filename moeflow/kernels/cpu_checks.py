@@ -1,0 +1,13 @@
+"""What is looked at before an address goes to the CPU extension, which sees no shapes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def check_floats(tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless a tensor is contiguous float32 of this shape."""
+    if tensor.dtype is not torch.float32 or tensor.shape != shape or not tensor.is_contiguous():
+        name = str(tensor.dtype).removeprefix("torch.")
+        raise ValueError(f"contiguous float32 {list(shape)} is needed, not {name} {list(tensor.shape)}")
