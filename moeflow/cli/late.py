@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.engine.machine import measure_machine as measure_machine
     from moeflow.engine.settings import Settings as Settings
     from moeflow.engine.settings import decide as decide
+    from moeflow.engine.slab_files import pack as pack
     from moeflow.engine.upcycling import upcycle as upcycle
     from moeflow.engine.upcycling_quality import measure_quality as measure_quality
     from moeflow.kernels import cpu as cpu
@@ -73,6 +74,7 @@ _MODULES = {
     "measure_machine": "moeflow.engine.machine",
     "measure_quality": "moeflow.engine.upcycling_quality",
     "open_checkpoint": "moeflow.checkpoint.open",
+    "pack": "moeflow.engine.slab_files",
     "plot_cache_replay": "moeflow.bench.plots",
     "plot_latencies": "moeflow.bench.plots",
     "read_model_config": "moeflow.models.registry",

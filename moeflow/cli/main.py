@@ -20,6 +20,7 @@ VERBS = {
     "chat": "Talk to a model in the terminal.",
     "generate": "Complete prompts and exit; made for scripts.",
     "upcycle": "Make a Mixture-of-Experts model from a dense one.",
+    "pack": "Write a model's experts to a file, for models larger than memory.",
     "bench": "Measure speed and quality here, beside what the machine could do at best.",
     "simulate": "Predict what another memory size, cache policy or predictor would bring.",
     "doctor": "Say what this machine has, what is missing and what to do.",

@@ -199,8 +199,12 @@ class PackedExperts:
         function: Nonlinearity = "silu",
         is_gated: bool = True,
         has_bias: bool = False,
+        storage: Tensor | None = None,
     ) -> None:
-        """Allocate zeros, to be filled through `parts` and `set_biases`. Raises: MemoryError."""
+        """Take `storage` [E, `expert_bytes` or more] uint8, whose rows hold an expert each, or allocate zeros.
+
+        Zeros are to be filled through `parts` and `set_biases`. Raises: MemoryError.
+        """
         self.format = weight_format
         self.hidden = hidden
         self.width = width
@@ -210,10 +214,14 @@ class PackedExperts:
         up_rows = (2 if is_gated else 1) * _whole_bands(width)
         up_bytes = _matrix_bytes(weight_format, up_rows, hidden)
         down_bytes = _matrix_bytes(weight_format, hidden, width)
-        self.storage = allocate_lazily(num_experts * (up_bytes + down_bytes))
-        places = torch.split(self.storage, [up_bytes, down_bytes] * num_experts)
-        self.gate_up = [PackedWeight(place, weight_format, up_rows, hidden) for place in places[::2]]
-        self.down = [PackedWeight(place, weight_format, hidden, width) for place in places[1::2]]
+        num_bytes = up_bytes + down_bytes
+        if storage is None:
+            storage = allocate_lazily(num_experts * num_bytes).view(num_experts, num_bytes)
+        if storage.dtype != torch.uint8 or len(storage) != num_experts or storage.shape[1] < num_bytes:
+            raise ValueError(f"{num_experts} experts of {num_bytes} bytes do not fit into {_describe(storage)}")
+        self.storage = storage
+        self.gate_up = [PackedWeight(row[:up_bytes], weight_format, up_rows, hidden) for row in storage]
+        self.down = [PackedWeight(row[up_bytes:num_bytes], weight_format, hidden, width) for row in storage]
         addresses = ([w.storage.data_ptr() for w in weights] for weights in (self.gate_up, self.down))
         self.up_bias = torch.zeros(num_experts, up_rows) if has_bias else None  # in the order of gate_up's rows
         self.down_bias = torch.zeros(num_experts, hidden) if has_bias else None
@@ -308,6 +316,12 @@ class PackedExperts:
 
     def __repr__(self) -> str:
         return f"PackedExperts({self.format}, {self.num_experts} of {self.hidden} x {self.width})"
+
+
+def expert_bytes(hidden: int, width: int, weight_format: WeightFormat) -> int:
+    """Return what an expert with a gate takes in a row of `PackedExperts.storage`."""
+    up_bytes = _matrix_bytes(weight_format, 2 * _whole_bands(width), hidden)
+    return up_bytes + _matrix_bytes(weight_format, hidden, width)
 
 
 def rows(weight: PackedWeight, numbers: Tensor) -> Tensor:

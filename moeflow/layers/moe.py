@@ -85,7 +85,11 @@ class MoE:
         block = f"{prefix}.{self.names.block}"
         yield f"{block}.gate.weight", whole(self.router)
         experts: Sequence[tuple[Destination, Destination, Destination]] = self.weights.parts()
-        for expert, (gate, up, down) in enumerate(experts):
-            yield f"{block}.experts.{expert}.{self.names.gate}.weight", gate
-            yield f"{block}.experts.{expert}.{self.names.up}.weight", up
-            yield f"{block}.experts.{expert}.{self.names.down}.weight", down
+        for expert, parts in enumerate(experts):
+            yield from zip(self.expert_names(prefix, expert), parts, strict=True)
+
+    def expert_names(self, prefix: str, expert: int) -> tuple[str, str, str]:
+        """Return the checkpoint names of an expert's gate, up and down matrices."""
+        matrices = (self.names.gate, self.names.up, self.names.down)
+        gate, up, down = (f"{prefix}.{self.names.block}.experts.{expert}.{matrix}.weight" for matrix in matrices)
+        return gate, up, down

@@ -6,7 +6,7 @@ and a few pieces, and the file is read once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,11 +42,21 @@ def load_model(
     Raises: CheckpointError, before anything is allocated, if tensors are missing, surplus or of another shape than
     the config says; CapacityError if the weights do not fit into the device's memory.
     """
-    config = read_model_config(checkpoint)
-    family = find_family(checkpoint)
-    _check_tensors(checkpoint, family.build(config, Placement(place.dtype, torch.device("meta"))))
-    model = _allocate(family, config, place)
+    config = outline(checkpoint).config
+    model = _allocate(find_family(checkpoint), config, place)
     _fill(checkpoint, model, num_threads, progress or _ignore)
+    return model
+
+
+def outline(checkpoint: Checkpoint) -> CausalLM:
+    """Return the model that a checkpoint holds, in shapes only.
+
+    Raises: CheckpointError if tensors are missing, surplus or of another shape than the config says.
+    """
+    model = find_family(checkpoint).build(
+        read_model_config(checkpoint), Placement(checkpoint.dtype, torch.device("meta"))
+    )
+    _check_tensors(checkpoint, model)
     return model
 
 
@@ -101,8 +111,14 @@ class _Piece:
     num_bytes: int  # in the file
 
 
-def _pieces(checkpoint: Checkpoint, model: CausalLM) -> Iterator[_Piece]:
-    for name, destination in model.named_weights():
+def fill(checkpoint: Checkpoint, named_weights: Iterable[tuple[str, Destination]]) -> None:
+    """Fill some destinations with the tensors of these names, in the calling thread. Raises: CheckpointError."""
+    for piece in _pieces(checkpoint, named_weights):
+        _take_over(checkpoint, piece)
+
+
+def _pieces(checkpoint: Checkpoint, named_weights: Iterable[tuple[str, Destination]]) -> Iterator[_Piece]:
+    for name, destination in named_weights:
         num_rows, num_bytes = destination.shape[0], checkpoint.tensors[name].num_bytes
         if isinstance(destination, Tensor):
             yield _Piece(name, destination, 0, num_rows, num_bytes)
@@ -115,7 +131,7 @@ def _pieces(checkpoint: Checkpoint, model: CausalLM) -> Iterator[_Piece]:
 
 
 def _fill(checkpoint: Checkpoint, model: CausalLM, num_threads: int, progress: Callable[[int, int], None]) -> None:
-    pieces = list(_pieces(checkpoint, model))
+    pieces = list(_pieces(checkpoint, model.named_weights()))
     bytes_total = sum(piece.num_bytes for piece in pieces)
     bytes_done = 0
     with ThreadPoolExecutor(num_threads) as threads:

@@ -1,0 +1,87 @@
+"""`moeflow pack`: writes a model's experts in the layout that kernels read, so that they can come from disk."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import click
+
+from moeflow.cli import late
+from moeflow.cli.local_model import built_in_model, progress_bar
+from moeflow.cli.options import cache_dir_option
+from moeflow.core.units import format_bytes
+
+EPILOG = """\b
+Examples:
+  moeflow pack ~/models/olmoe --quantize int4       into the cache folder, where --memory finds it
+  moeflow pack ~/models/olmoe --out /fast-disk/olmoe.slabs
+  moeflow generate ~/models/olmoe --memory 4GiB --slabs /fast-disk/olmoe.slabs -p "Once"
+
+A model larger than --memory keeps its experts in such a file and reads those that it needs. It is made when it is
+first needed; this command makes it beforehand, or elsewhere. The file appears when it is complete; an interrupted
+run is continued by the next."""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("model", required=False)
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16"]),
+    default="auto",
+    show_default=True,
+    help="Number format of the experts; auto: what loses nothing of them.",
+)
+@click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Round them to integers in groups of 32.")
+@click.option("--threads", "num_threads", type=click.IntRange(1), help="CPU threads.  [default: all cores]")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to write.  [default: in the cache folder, by model and format]",
+)
+@cache_dir_option
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def pack(
+    model: str | None,
+    dtype: str,
+    quantize: str | None,
+    num_threads: int | None,
+    out: Path | None,
+    cache_dir: Path,
+    as_json: bool,
+) -> None:
+    """Write a model's experts to a file from which they can be read one by one.
+
+    MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model is packed. The options that choose
+    the number format must be those given to serve or generate later.
+    """
+    name = model or str(built_in_model(cache_dir))
+    began = time.perf_counter()
+    with progress_bar("Packing") as on_bytes:
+        index = late.pack(
+            name,
+            out,
+            cache_dir=cache_dir,
+            dtype=dtype,
+            quantize=quantize,
+            num_threads=num_threads,
+            on_bytes=on_bytes,
+        )
+    result = {
+        "path": str(index.path),
+        "layers": index.spec.num_layers,
+        "experts": index.spec.num_experts,
+        "weight_format": index.spec.weight_format,
+        "expert_bytes": index.spec.slab_bytes,
+        "size_bytes": index.spec.file_bytes,
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+    if as_json:
+        click.echo(json.dumps(result, indent=2))
+        return
+    click.echo(
+        f"{index.path}: {index.spec.num_layers} layers of {index.spec.num_experts} experts in "
+        f"{index.spec.weight_format}, {format_bytes(index.spec.slab_bytes)} each, "
+        f"{format_bytes(index.spec.file_bytes)} in all"
+    )

@@ -1,0 +1,25 @@
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from moeflow.cli.main import main
+from moeflow.kernels import cpu
+from moeflow.memory.slab_file import read_slab_index
+from tests.tiny_mixtral import write_tiny_mixtral
+
+pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
+
+
+def test_writes_a_file_and_says_what_is_in_it(tmp_path):
+    write_tiny_mixtral(tmp_path / "model")
+    arguments = ["pack", str(tmp_path / "model"), "--quantize", "int8", "--cache-dir", str(tmp_path / "cache")]
+    done = CliRunner().invoke(main, [*arguments, "--json"])
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    index = read_slab_index((tmp_path / "cache").rglob("*.slabs").__next__())
+    assert result["path"] == str(index.path)
+    assert (result["layers"], result["experts"], result["weight_format"]) == (2, 4, "int8")
+    assert result["size_bytes"] == index.path.stat().st_size
+    again = CliRunner().invoke(main, [*arguments, "--out", str(tmp_path / "mine")])
+    assert again.stdout.startswith(f"{tmp_path / 'mine'}: 2 layers of 4 experts in int8")
