@@ -25,14 +25,17 @@ from tests.tiny_mixtral import write_tiny_mixtral
 pytestmark = pytest.mark.slow
 
 
+LONG = 30_000  # tokens: many seconds, which nobody waits for
+
+
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
-    write_tiny_mixtral(folder)
+    write_tiny_mixtral(folder, max_position_embeddings=2 * LONG)
     return decide(Settings(model=str(folder), num_threads=1, max_running=4, max_batch_tokens=64))
 
 
-def submission(name: str, max_tokens: int = 400) -> Submission:
+def submission(name: str, max_tokens: int = LONG) -> Submission:
     return Submission(name, [5, 6, 7], SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True), seed=0)
 
 
@@ -97,7 +100,7 @@ async def collect(engine: ProcessEngine, name: str, max_tokens: int) -> list:
 def test_a_deadline_cuts_long_requests_short(config):
     async def body():
         engine = await ProcessEngine.start(config)
-        pending = [asyncio.create_task(collect(engine, f"r{i}", 500)) for i in range(3)]
+        pending = [asyncio.create_task(collect(engine, f"r{i}", LONG)) for i in range(3)]
         await until(lambda: engine.stats().num_running == 3)
         await engine.shutdown(deadline_s=0)
         for outputs in await asyncio.gather(*pending):
@@ -110,7 +113,7 @@ def test_every_stream_ends_when_the_process_is_killed(config):
     async def body():
         failures = []
         engine = await ProcessEngine.start(config, on_failure=lambda: failures.append(1))
-        pending = [asyncio.create_task(collect(engine, f"r{i}", 500)) for i in range(2)]
+        pending = [asyncio.create_task(collect(engine, f"r{i}", LONG)) for i in range(2)]
         await until(lambda: engine.stats().num_running == 2)
         os.kill(engine._process.pid, signal.SIGKILL)
         for result in await asyncio.gather(*pending, return_exceptions=True):
@@ -126,7 +129,7 @@ def test_every_stream_ends_when_the_process_is_killed(config):
 def test_every_stream_ends_when_a_message_is_none(config):
     async def body():
         engine = await ProcessEngine.start(config)
-        pending = asyncio.create_task(collect(engine, "r", 500))
+        pending = asyncio.create_task(collect(engine, "r", LONG))
         await until(lambda: engine.stats().num_running == 1)
         engine._decoder = msgspec.msgpack.Decoder(int)
         with pytest.raises(EngineError, match="cannot be taken in"):
