@@ -80,6 +80,10 @@ class EngineRun:
             on_end()
         self._is_complete = True
 
+    def close(self) -> None:
+        """Let go of the engine."""
+        self._engine.close()
+
     def result(self) -> dict[str, Any]:
         """Return what has been measured so far, as the fields of a record."""
         bits = BITS_PER_VALUE[self.config.weight_format]

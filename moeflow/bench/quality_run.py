@@ -97,18 +97,19 @@ def answer(config: EngineConfig, task: Task, on_step: Callable[[], None]) -> Ans
     need, limit = max(WINDOW, PROMPT_LEN + task.new_tokens), config.scheduler.max_model_len
     if need > limit:
         raise ConfigError(f"a request needs {need} tokens, but the engine allows {limit}: raise --max-model-len")
-    engine = Engine.load(config)
     answers = Answers()
-    for window in task.windows:
-        (output,) = _run(engine, window, SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs=1))
-        tokens: list[TokenLogprobs] = [token for token in output.prompt_logprobs or () if token is not None]
-        answers.logprobs += [token.logprob for token in tokens]
-        answers.likeliest += [token.top[0][0] for token in tokens]
-        on_step()
-    greedy = SamplingParams(max_tokens=task.new_tokens, temperature=0.0, ignore_eos=True)
-    for prompt in task.prompts:
-        answers.continuations.append([token for output in _run(engine, prompt, greedy) for token in output.token_ids])
-        on_step()
+    with closing(Engine.load(config)) as engine:
+        for window in task.windows:
+            (output,) = _run(engine, window, SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs=1))
+            tokens: list[TokenLogprobs] = [token for token in output.prompt_logprobs or () if token is not None]
+            answers.logprobs += [token.logprob for token in tokens]
+            answers.likeliest += [token.top[0][0] for token in tokens]
+            on_step()
+        greedy = SamplingParams(max_tokens=task.new_tokens, temperature=0.0, ignore_eos=True)
+        for prompt in task.prompts:
+            outputs = _run(engine, prompt, greedy)
+            answers.continuations.append([token for output in outputs for token in output.token_ids])
+            on_step()
     return answers
 
 

@@ -70,6 +70,8 @@ def engine(
             run.run(shown.say, shown.advance)
     except KeyboardInterrupt:
         interrupted = True
+    finally:
+        run.close()
     command = repeated_command()
     record = make_record("engine", command, seed=seed, threads=run.config.num_threads, **run.result())
     keep(record, out, as_json=as_json)

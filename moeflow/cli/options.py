@@ -29,7 +29,7 @@ def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 
 def default_cache_dir() -> Path:
-    """Where built models are kept: $MOEFLOW_CACHE, else moeflow/ in $XDG_CACHE_HOME, else ~/.cache/moeflow."""
+    """Where models are built and experts packed: $MOEFLOW_CACHE, else moeflow/ in $XDG_CACHE_HOME or in ~/.cache."""
     if chosen := os.environ.get("MOEFLOW_CACHE"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "moeflow"
@@ -40,7 +40,7 @@ cache_dir_option = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     default=default_cache_dir,
     show_default="$MOEFLOW_CACHE or ~/.cache/moeflow",
-    help="Where the built-in model is kept.",
+    help="Where the built-in model and packed experts are kept.",
 )
 
 _ENGINE_OPTIONS = [
@@ -77,6 +77,26 @@ _ENGINE_OPTIONS = [
         callback=byte_count,
         help="Memory for keys and values, such as 2GiB.",
     ),
+    click.option(
+        "--memory",
+        "memory_bytes",
+        metavar="SIZE",
+        callback=byte_count,
+        help="Memory for everything, such as 4GiB; experts that do not fit come from disk.",
+    ),
+    click.option(
+        "--slabs",
+        "slab_file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Where the experts are packed for --memory, or will be.  [default: in the cache folder]",
+    ),
+    click.option(
+        "--expert-policy",
+        type=click.Choice(["auto", "fifo", "lru", "lfu", "lfru"]),
+        default="auto",
+        show_default=True,
+        help="Which expert leaves memory for another.",
+    ),
     cache_dir_option,
 ]
 _ENGINE_NAMES = (
@@ -89,6 +109,9 @@ _ENGINE_NAMES = (
     "max_model_len",
     "max_running",
     "kv_cache_bytes",
+    "memory_bytes",
+    "slab_file",
+    "expert_policy",
     "cache_dir",
 )
 

@@ -23,6 +23,16 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertSlotsConfig:
+    """How experts come from disk."""
+
+    slab_file: str  # made first if it is not there
+    num_slots: int  # experts in memory, over all layers
+    slab_bytes: int  # of one expert
+    policy: str = "lfru"  # who is evicted: a name of memory/eviction.py
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """One engine: which model, how, with which limits."""
 
@@ -37,4 +47,6 @@ class EngineConfig:
     num_threads: int  # CPU threads that compute
     scheduler: SchedulerConfig
     kv_cache_bytes: int
+    experts: ExpertSlotsConfig | None = None  # None: all experts are resident
+    memory_bytes: int = 0  # that the user allows in all; 0: what there is
     reasons: tuple[tuple[str, str], ...] = ()  # (setting, why it was decided so), for people

@@ -114,6 +114,10 @@ class Engine:
             preemptions_total=self._scheduler.num_preemptions,
         )
 
+    def close(self) -> None:
+        """Let go of the model's threads and files; nothing can be computed any more."""
+        self._runner.close()
+
     def check_integrity(self) -> None:
         """Prove that queue, blocks and requests agree. AssertionError if not."""
         self._scheduler.check_integrity()

@@ -115,7 +115,9 @@ class LLM:
 
     def close(self) -> None:
         """Free the model's memory; the object is of no use afterwards."""
-        self._engine = None
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
 
     def __enter__(self) -> Self:
         return self

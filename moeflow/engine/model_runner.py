@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -18,11 +19,13 @@ from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.core.request import Request
+from moeflow.engine.expert_store import ExpertStore
 from moeflow.engine.messages import ModelInfo, TokenLogprobs
 from moeflow.engine.sampler import SampledToken, prompt_logprobs, sample
 from moeflow.kernels import cpu
 from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.kernels.weight_format import WeightFormat
+from moeflow.layers.cached_experts import ExpertPool
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.decoder import CausalLM
 from moeflow.layers.placement import Placement, WeightFormats
@@ -50,13 +53,21 @@ class Runner(Protocol):
         """Compute a pass. May raise anything; the engine then fails the requests of this batch alone."""
         ...
 
+    def close(self) -> None:
+        """Let go of threads and files."""
+        ...
+
 
 class ModelRunner:
     """A loaded model with its KV cache."""
 
-    def __init__(self, model: CausalLM, config: EngineConfig, info: ModelInfo) -> None:
+    def __init__(
+        self, model: CausalLM, config: EngineConfig, info: ModelInfo, experts: ExpertStore | None = None
+    ) -> None:
+        """Take a model and, unless all of it is in memory, where its experts come from."""
         self.info = info
         self._model = model
+        self._experts = experts
         self._device = torch.device(config.device)
         self._block_size = config.scheduler.block_size
         shape = model.config
@@ -72,18 +83,32 @@ class ModelRunner:
 
     @classmethod
     def load(cls, config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> ModelRunner:
-        """Load the checkpoint that `config` names. Raises: CheckpointError."""
+        """Load the checkpoint that `config` names. Raises: CheckpointError, CapacityError, ConfigError."""
         _set_up_threads(config)
-        checkpoint = open_checkpoint(config.model_path)
-        try:
-            model = load_model(checkpoint, _placement(config), num_threads=config.num_threads, progress=progress)
-            return cls(model, config, _describe(model.config, checkpoint, config))
-        finally:
-            checkpoint.close()
+        with closing(open_checkpoint(config.model_path)) as checkpoint, ExitStack() as on_failure:
+            experts = None
+            if config.experts is not None:
+                experts = ExpertStore.open(checkpoint, config, on_bytes=progress)
+                on_failure.callback(experts.close)
+            place = _placement(config, None if experts is None else experts.pool)
+            model = load_model(checkpoint, place, num_threads=config.num_threads, progress=progress)
+            runner = cls(model, config, _describe(model.config, checkpoint, config), experts)
+            on_failure.pop_all()
+            return runner
+
+    def close(self) -> None:
+        """End what reads experts; the model cannot be run any more."""
+        if self._experts is not None:
+            self._experts.close()
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> PassResult:
-        """Compute all tokens of the batch and sample where an entry asks for it."""
+        """Compute all tokens of the batch and sample where an entry asks for it.
+
+        Raises: StorageError if an expert that it needs cannot be read.
+        """
+        if self._experts is not None:
+            self._experts.begin_pass()
         hidden_states = self._forward(batch)
         sampling = [entry for entry in batch.entries if entry.samples]
         ends = _row_offsets(batch)
@@ -137,10 +162,10 @@ def _set_up_threads(config: EngineConfig) -> None:
     torch.set_num_threads(1 if config.cpu_isa else config.num_threads)
 
 
-def _placement(config: EngineConfig) -> Placement:
+def _placement(config: EngineConfig, pool: ExpertPool | None) -> Placement:
     matrices, embeddings = cast(WeightFormat, config.weight_format), cast(WeightFormat, config.embedding_format)
     formats = WeightFormats(matrices, embeddings) if config.cpu_isa else None
-    return Placement(getattr(torch, config.dtype), torch.device(config.device), formats)
+    return Placement(getattr(torch, config.dtype), torch.device(config.device), formats, pool)
 
 
 def _row_offsets(batch: Batch) -> dict[Request, int]:

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import closing
 
 import msgspec
 import zmq
@@ -59,9 +60,9 @@ class EngineProcess:
                 if self._is_orphan():
                     return
             config = msgspec.msgpack.decode(self._socket.recv(), type=EngineConfig)
-            engine = Engine.load(config, lambda done, total: self._send(Loading(done, total)))
-            self._send(Ready(model=engine.model, stats=engine.stats()))
-            self._serve(engine)
+            with closing(Engine.load(config, lambda done, total: self._send(Loading(done, total)))) as engine:
+                self._send(Ready(model=engine.model, stats=engine.stats()))
+                self._serve(engine)
             self._send(Stopped())
         except Exception as error:
             logger.exception("the engine ends")

@@ -12,10 +12,11 @@ import torch
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.core.engine_config import EngineConfig, SchedulerConfig
+from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, SchedulerConfig
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import MIB, format_bytes
+from moeflow.engine.expert_plan import ExpertPlan
 from moeflow.engine.machine import Machine, measure_machine
 from moeflow.engine.weight_choice import WeightChoice, for_torch, own_precision, wished
 from moeflow.kernels import cpu
@@ -25,6 +26,8 @@ BLOCK_SIZE = 16
 DEFAULT_MAX_RUNNING = 32
 DEFAULT_MAX_BATCH_TOKENS = 512  # on two CPU cores about a second: the longest that decodes wait for a prefill
 KV_SHARE = 0.25  # of what is free once the weights are loaded
+KV_SHARE_BESIDE_SLOTS = 0.125  # if experts come from disk: the more of them are in memory, the less is read
+LEAST_KV_TOKENS = 2048  # weights that leave no room for so many do not count as fitting into --memory
 PROCESS_BYTES = 512 * MIB  # Python, torch and the work space of a pass, measured with the built-in model
 KV_DTYPES = {"float32": (4, 0), "bfloat16": (2, 0), "int8": (1, 4)}  # bytes of a value, of a head's scale
 
@@ -52,8 +55,11 @@ class Settings:
     max_batch_tokens: int | None = None
     kv_cache_bytes: int | None = None
     prefix_caching: bool = True
+    memory_bytes: int | None = None  # for everything; experts that do not fit come from disk
+    slab_file: Path | None = None  # which holds these experts, or will; None: one in cache_dir
+    expert_policy: str = "auto"  # which expert leaves memory for another
     cpu_isa: str = ""  # the best instruction set that the CPU kernels may use; empty: the best there is
-    cache_dir: Path | None = None  # where the built-in model is kept
+    cache_dir: Path | None = None  # where the built-in model and packed experts are kept
 
 
 def decide(settings: Settings, machine: Machine | None = None) -> EngineConfig:
@@ -85,15 +91,17 @@ class _Decision:
 
     def config(self) -> EngineConfig:
         device = self._device()
-        self.free_bytes = self.machine.available_bytes if device == "cpu" else self.machine.accelerator_free_bytes
+        self.free_bytes = self._free_bytes(device)
         cpu_isa = self._cpu_isa(device)
         weights = self._weights(device, can_pack=bool(cpu_isa))
         dtype = "float32" if cpu_isa else weights.matrices
-        weight_bytes = self._check_weights(weights)
+        plan = self._expert_plan(weights, dtype) if cpu_isa and self.settings.memory_bytes else None
+        weight_bytes = self._check_weights(weights, plan)
+        kv_share = KV_SHARE if plan is None else KV_SHARE_BESIDE_SLOTS
         max_running = _at_least_one("max_running", self.settings.max_running) or DEFAULT_MAX_RUNNING
         max_batch_tokens = _at_least_one("max_batch_tokens", self.settings.max_batch_tokens)
-        kv_dtype = self._kv_dtype(device, dtype, weight_bytes)
-        num_blocks, max_model_len, kv_bytes = self._kv_cache(kv_dtype, weight_bytes, max_running)
+        kv_dtype = self._kv_dtype(device, dtype, weight_bytes, kv_share)
+        num_blocks, max_model_len, kv_bytes = self._kv_cache(kv_dtype, weight_bytes, max_running, kv_share)
         return EngineConfig(
             model_path=str(self.checkpoint.path),
             model_name=self.settings.model_name or self.checkpoint.path.stem,
@@ -113,6 +121,8 @@ class _Decision:
                 prefix_caching=self.settings.prefix_caching,
             ),
             kv_cache_bytes=kv_bytes,
+            experts=None if plan is None else self._expert_slots(plan, kv_bytes),
+            memory_bytes=self.settings.memory_bytes or 0,
             reasons=tuple(self.reasons),
         )
 
@@ -131,6 +141,42 @@ class _Decision:
         )
         return device_name
 
+    def _free_bytes(self, device: str) -> int:
+        """Return what the engine may use. Raises: CapacityError if the user allows what is not there."""
+        have = self.machine.available_bytes if device == "cpu" else self.machine.accelerator_free_bytes
+        allowed = self.settings.memory_bytes
+        if allowed is None:
+            return have
+        if device != "cpu":
+            raise ConfigError("a memory limit (--memory) is kept on --device cpu only; leave it away")
+        if allowed > have:
+            raise CapacityError(
+                f"a memory limit of {format_bytes(allowed)} is asked for, but {format_bytes(have)} are free: "
+                "ask for less or free memory"
+            )
+        return allowed
+
+    def _expert_plan(self, weights: WeightChoice, dtype: str) -> ExpertPlan | None:
+        """Return how experts come from disk; None if there are none, or all that is needed fits into memory."""
+        least_tokens = min(self.settings.max_model_len or self.shape.max_position, LEAST_KV_TOKENS)
+        kv_dtype = dtype if self.settings.kv_dtype not in KV_DTYPES else self.settings.kv_dtype
+        kv_bytes = self.settings.kv_cache_bytes or -(-least_tokens // BLOCK_SIZE) * self._kv_block_bytes(kv_dtype)
+        if not self.shape.num_experts or self._left(weights) >= kv_bytes:
+            return None
+        return ExpertPlan.make(
+            self.checkpoint,
+            self.shape,
+            weights,
+            slab_file=self.settings.slab_file,
+            cache_dir=self.settings.cache_dir,
+            policy=self.settings.expert_policy,
+        )
+
+    def _expert_slots(self, plan: ExpertPlan, kv_bytes: int) -> ExpertSlotsConfig:
+        config = plan.slots(self.free_bytes - plan.resident_bytes - kv_bytes - PROCESS_BYTES)
+        self.reasons.append(("experts", plan.reason(config)))
+        return config
+
     def _cpu_isa(self, device: str) -> str:
         """Return the instruction set of the CPU kernels; empty if torch computes."""
         if device != "cpu" or not cpu.is_available():
@@ -146,12 +192,16 @@ class _Decision:
         choice = wished(self.settings.dtype, self.settings.quantize, can_pack=can_pack)
         if choice is None:
             if can_pack:
-                choice = own_precision(self.checkpoint, self.shape, lambda it: self._left(it) >= 0)
+                choice = own_precision(self.checkpoint, self.shape, self._keeps_precision)
             else:
                 is_cpu = device == "cpu"
                 choice = for_torch(self.checkpoint, lambda it: self._left(it) >= self.free_bytes / 2, is_cpu=is_cpu)
             self.reasons.append(("weights", f"{choice.matrices}: {choice.reason}"))
         return choice
+
+    def _keeps_precision(self, weights: WeightChoice) -> bool:
+        """Say whether float32 may stay: with a memory limit, what does not fit comes from disk."""
+        return self.settings.memory_bytes is not None or self._left(weights) >= 0
 
     def _left(self, weights: WeightChoice) -> float:
         """Return the bytes that weights and process leave; negative if they do not fit."""
@@ -163,18 +213,29 @@ class _Decision:
             self.reasons.append(("num_threads", f"{self.machine.num_cores}: one a core"))
         return wish or self.machine.num_cores
 
-    def _check_weights(self, weights: WeightChoice) -> int:
-        """Return the bytes of the weights. Raises: CapacityError if they do not fit."""
-        num_bytes = weights.num_bytes(self.checkpoint)
+    def _check_weights(self, weights: WeightChoice, plan: ExpertPlan | None) -> int:
+        """Return the bytes of the weights that must be in memory. Raises: CapacityError if they do not fit."""
+        num_bytes = weights.num_bytes(self.checkpoint) if plan is None else plan.least_bytes
         if num_bytes + PROCESS_BYTES > self.free_bytes:
+            if plan is not None:
+                raise CapacityError(
+                    f"{format_bytes(plan.resident_bytes)} of the weights must be in memory, and {plan.least_slots} "
+                    f"experts at a time: with the process that is {format_bytes(num_bytes + PROCESS_BYTES)} in "
+                    f"{weights.matrices}, but {format_bytes(self.free_bytes)} are allowed: raise the memory limit "
+                    f"(--memory) or use {_SMALLER[weights.matrices]}"
+                )
             raise CapacityError(
                 f"the weights need {format_bytes(num_bytes)} in {weights.matrices} and the process "
                 f"{format_bytes(PROCESS_BYTES)} more, but {format_bytes(self.free_bytes)} of memory are free: "
-                f"use {_SMALLER[weights.matrices]} or free memory"
+                f"use {_SMALLER[weights.matrices]} or free memory{self._hint()}"
             )
         return num_bytes
 
-    def _kv_dtype(self, device: str, dtype: str, weight_bytes: int) -> str:
+    def _hint(self) -> str:
+        can_stream = self.shape.num_experts and self.settings.memory_bytes is None and cpu.is_available()
+        return "; or set a limit (--memory) and have experts come from disk" if can_stream else ""
+
+    def _kv_dtype(self, device: str, dtype: str, weight_bytes: int, share: float) -> str:
         wish = self.settings.kv_dtype
         if wish != "auto":
             if wish not in KV_DTYPES:
@@ -183,7 +244,7 @@ class _Decision:
         if device != "cpu" or not cpu.is_available():
             self.reasons.append(("kv_dtype", f"{dtype}: what is computed in"))
             return dtype
-        budget = self.settings.kv_cache_bytes or int((self.free_bytes - weight_bytes - PROCESS_BYTES) * KV_SHARE)
+        budget = self.settings.kv_cache_bytes or int((self.free_bytes - weight_bytes - PROCESS_BYTES) * share)
         if (self.settings.max_model_len or 0) * self._kv_block_bytes("float32") > budget * BLOCK_SIZE:
             self.reasons.append(("kv_dtype", "bfloat16: in float32 one request of max_model_len would not fit"))
             return "bfloat16"
@@ -193,7 +254,7 @@ class _Decision:
     def _kv_block_bytes(self, kv_dtype: str) -> int:
         return self.shape.kv_bytes_per_token(*KV_DTYPES[kv_dtype]) * BLOCK_SIZE
 
-    def _kv_cache(self, kv_dtype: str, weight_bytes: int, max_running: int) -> tuple[int, int, int]:
+    def _kv_cache(self, kv_dtype: str, weight_bytes: int, max_running: int, share: float) -> tuple[int, int, int]:
         """Return number of blocks, longest request in tokens, and bytes of the cache."""
         block_bytes = self._kv_block_bytes(kv_dtype)
         left = self.free_bytes - weight_bytes - PROCESS_BYTES
@@ -211,9 +272,12 @@ class _Decision:
                     f"only {format_bytes(left)} are free: ask for less"
                 )
         else:
-            num_blocks = min(blocks_per_request * max_running, int(left * KV_SHARE) // block_bytes)
+            num_blocks = min(blocks_per_request * max_running, int(left * share) // block_bytes)
             self.reasons.append(
-                ("kv_cache", f"{format_bytes(num_blocks * block_bytes)}: a quarter of what the weights leave, at most")
+                (
+                    "kv_cache",
+                    f"{format_bytes(num_blocks * block_bytes)}: {share:.0%} of what the weights leave, at most",
+                )
             )
         if num_blocks < (blocks_per_request if wish_len else 1):
             raise CapacityError(

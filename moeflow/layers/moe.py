@@ -18,6 +18,7 @@ from moeflow.kernels.cpu_stages import MoEStage
 from moeflow.kernels.experts import fused_experts
 from moeflow.kernels.linear import linear
 from moeflow.kernels.routing import SoftmaxTopK
+from moeflow.layers.cached_experts import CachedExperts
 from moeflow.layers.linear import Linear
 from moeflow.layers.norm import RMSNorm
 from moeflow.layers.placement import Destination, Placement, whole
@@ -45,10 +46,14 @@ class MoE:
         self.names = names
         self.router = place.router(config.num_experts, config.hidden_size)
         self.weights = place.experts(config.num_experts, config.hidden_size, config.intermediate_size)
+        self.on_route = place.on_route
 
     def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the block's result plus the residual. Shapes: hidden and residual [T, H] -> [T, H]."""
-        return self.experts(hidden, *self.route(hidden), residual)
+        topk_ids, topk_weights = self.route(hidden)
+        if self.on_route is not None:
+            self.on_route(topk_ids)
+        return self.experts(hidden, topk_ids, topk_weights, residual)
 
     def route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return topk_ids [T, K] int64 and topk_weights [T, K] float32. Shapes: hidden [T, H]."""
@@ -56,6 +61,8 @@ class MoE:
 
     def experts(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the weighted sum of each token's experts plus the residual. Shapes: hidden [T, H] -> [T, H]."""
+        if isinstance(self.weights, CachedExperts):
+            return self.weights(hidden, topk_ids, topk_weights, residual)
         if isinstance(self.weights, PackedExperts):
             return cpu.experts(hidden, self.weights, topk_ids, topk_weights, residual)
         out = fused_experts(hidden, self.weights.gate_up, self.weights.down, topk_ids, topk_weights)
@@ -63,7 +70,7 @@ class MoE:
 
     def stage(self, o_proj: Linear, norm: RMSNorm) -> MoEStage | None:
         """Return one call for all that follows attention in a layer with this block; None if there is none."""
-        if not (
+        if self.on_route is not None or not (
             isinstance(o_proj.weight, PackedWeight)
             and isinstance(self.router, PackedWeight)
             and isinstance(self.weights, PackedExperts)
@@ -81,9 +88,11 @@ class MoE:
         )
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
-        """Yield (checkpoint name, destination)."""
+        """Yield (checkpoint name, destination); experts that come from a slab file are left out."""
         block = f"{prefix}.{self.names.block}"
         yield f"{block}.gate.weight", whole(self.router)
+        if isinstance(self.weights, CachedExperts):
+            return
         experts: Sequence[tuple[Destination, Destination, Destination]] = self.weights.parts()
         for expert, parts in enumerate(experts):
             yield from zip(self.expert_names(prefix, expert), parts, strict=True)

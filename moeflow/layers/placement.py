@@ -6,7 +6,7 @@ forms can be cut into the parts that a checkpoint knows by name: `Destination`s,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from moeflow.kernels.cpu import PackedExperts, PackedRows, PackedWeight
 from moeflow.kernels.weight_format import BITS_PER_VALUE, WeightFormat
+from moeflow.layers.cached_experts import CachedExperts, ExpertPool
 
 Weight = Tensor | PackedWeight
 Destination = Tensor | PackedRows
@@ -53,6 +54,8 @@ class Placement:
     dtype: torch.dtype  # of activations and of what is not packed
     device: torch.device
     packed: WeightFormats | None = None  # None: nothing is
+    pool: ExpertPool | None = None  # experts come from there; None: all are resident
+    on_route: Callable[[Tensor], None] | None = None  # told of each layer's choice, topk_ids [T, K], in order
 
     @property
     def bits_per_value(self) -> float:
@@ -75,8 +78,12 @@ class Placement:
         """Do the same for what chooses experts."""
         return self._matrix(num_experts, hidden_size, self.packed.router if self.packed else None)
 
-    def experts(self, num_experts: int, hidden_size: int, intermediate_size: int) -> ExpertTensors | PackedExperts:
-        """Return a layer's experts, to be filled through their `parts`. Raises: as `matrix` does."""
+    def experts(
+        self, num_experts: int, hidden_size: int, intermediate_size: int
+    ) -> ExpertTensors | PackedExperts | CachedExperts:
+        """Return a layer's experts, to be filled through their `parts` if they have some. Raises: as `matrix` does."""
+        if self.pool is not None:
+            return self.pool.add_layer()
         if self.packed is not None:
             return PackedExperts(num_experts, hidden_size, intermediate_size, self.packed.matrices)
         return ExpertTensors(

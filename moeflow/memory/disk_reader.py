@@ -132,10 +132,12 @@ class SlabLoad:
         except OSError:
             try:
                 self._reader.read(self.job.expert, self._into)
-            except StorageError as error:
+            except Exception as error:  # as a rule a StorageError
                 return error
         except CancelledError:
             return StorageError("experts are not read any more: the engine is stopping")
+        except BaseException as error:  # whatever it is, the pass that waits has to hear of it
+            return StorageError(f"an expert could not be read: {type(error).__name__}: {error}")
         return None
 
 

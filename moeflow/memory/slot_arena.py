@@ -52,17 +52,13 @@ class SlotArena:
                 "lower the memory limit (--memory)"
             ) from error
         start = -storage.data_ptr() % PAGE_BYTES
-        self._slots: Tensor = storage[start : start + num_slots * self.slot_bytes].view(num_slots, self.slot_bytes)
-        self._views = self._slots.view(-1).numpy().data
+        self.slots: Tensor = storage[start : start + num_slots * self.slot_bytes].view(num_slots, self.slot_bytes)
+        self._views = self.slots.view(-1).numpy().data
 
     def tensor(self, slot: int) -> Tensor:
         """Return a slot's memory: [slot_bytes] uint8."""
-        return self._slots[slot]
+        return self.slots[slot]
 
     def view(self, slot: int) -> memoryview:
         """Return a slot's memory to read into: whole pages, aligned to them."""
         return self._views[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
-
-    def address(self, slot: int) -> int:
-        """Return where a slot starts, for the kernels."""
-        return self._slots.data_ptr() + slot * self.slot_bytes

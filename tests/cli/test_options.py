@@ -44,7 +44,19 @@ def test_the_cache_folder_comes_from_the_environment(monkeypatch, environment, e
 
 
 def test_wishes_and_sampling_are_gathered(verb, seen):
-    args = ["my/model", "--kv-cache", "2GiB", "--threads", "2", "--cache-dir", "/tmp/x", "--own", "1"]
+    args = [
+        "my/model",
+        "--kv-cache",
+        "2GiB",
+        "--memory",
+        "3GiB",
+        "--threads",
+        "2",
+        "--cache-dir",
+        "/tmp/x",
+        "--own",
+        "1",
+    ]
     args += ["--temperature", "0.5", "--stop", "a", "--stop", "b", "--seed", "7"]
     result = CliRunner().invoke(verb, args, catch_exceptions=False)
     assert result.exit_code == 0
@@ -58,6 +70,9 @@ def test_wishes_and_sampling_are_gathered(verb, seen):
         "max_model_len": None,
         "max_running": None,
         "kv_cache_bytes": 2 * 1024**3,
+        "memory_bytes": 3 * 1024**3,
+        "slab_file": None,
+        "expert_policy": "auto",
         "cache_dir": Path("/tmp/x"),
         "cpu_isa": "",
     }

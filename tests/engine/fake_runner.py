@@ -37,6 +37,9 @@ class FakeRunner:
             created=0,
         )
 
+    def close(self) -> None:
+        self.is_closed = True
+
     def run(self, batch: Batch) -> PassResult:
         self.batches.append(batch)
         tokens = self.model.run(batch)

@@ -181,3 +181,45 @@ def test_this_machine_can_be_measured():
     here = measure_machine()
     assert here.num_cores >= 1
     assert 0 < here.available_bytes <= here.total_bytes
+
+
+@pytest.fixture(scope="module")
+def wide_model(tmp_path_factory) -> str:
+    """32 experts of 1.5 MiB each."""
+    folder = tmp_path_factory.mktemp("wide")
+    write_tiny_mixtral(folder, intermediate_size=4096, num_local_experts=16)
+    return str(folder)
+
+
+@needs_extension
+def test_experts_go_to_disk_if_the_memory_limit_asks_for_it(wide_model, tmp_path):
+    def config(memory_bytes, **settings):
+        wishes = {"model": wide_model, "cache_dir": tmp_path, "memory_bytes": memory_bytes, **settings}
+        return decide(Settings(**wishes), machine())
+
+    roomy = config(PROCESS_BYTES + 64 * MIB)
+    assert roomy.experts is None
+    assert roomy.memory_bytes == PROCESS_BYTES + 64 * MIB
+    tight = config(PROCESS_BYTES + 32 * MIB)
+    assert tight.experts is not None
+    assert tight.weight_format == "float32"
+    assert 4 <= tight.experts.num_slots <= 20
+    assert tight.experts.policy == "lfru"
+    taken = tight.experts.num_slots * tight.experts.slab_bytes + tight.kv_cache_bytes
+    assert 25 * MIB < taken < 32 * MIB
+    assert f"{tight.experts.num_slots} of 32 in memory" in dict(tight.reasons)["experts"]
+    assert tight.experts.slab_file.startswith(str(tmp_path / "experts"))
+    mine = config(PROCESS_BYTES + 32 * MIB, slab_file=tmp_path / "mine", expert_policy="lru")
+    assert (mine.experts.slab_file, mine.experts.policy) == (str(tmp_path / "mine"), "lru")
+
+
+@needs_extension
+def test_a_memory_limit_below_the_least_is_refused(wide_model, tmp_path):
+    with pytest.raises(CapacityError, match=r"4 experts at a time.*515\.\d MiB are allowed.*--memory"):
+        decide(Settings(model=wide_model, memory_bytes=PROCESS_BYTES + 3 * MIB, cache_dir=tmp_path), machine())
+    with pytest.raises(CapacityError, match="ask for less"):
+        decide(Settings(model=wide_model, memory_bytes=20 * GIB), machine())
+    with pytest.raises(ConfigError, match="expert_policy 'best' is unknown"):
+        decide(Settings(model=wide_model, memory_bytes=PROCESS_BYTES + MIB, expert_policy="best"), machine())
+    with pytest.raises(CapacityError, match="come from disk"):
+        decide(Settings(model=wide_model), machine(free=PROCESS_BYTES))

@@ -1,0 +1,96 @@
+"""Everything between a slab file and the experts of a model, put together: slots, reader, lane, cache.
+
+Owns the threads that read and ends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
+from moeflow.core.model_config import ModelConfig
+from moeflow.core.priority import DEMAND, PREFETCH
+from moeflow.engine.slab_files import ensure_slab_file
+from moeflow.kernels.cpu import PackedExperts
+from moeflow.kernels.weight_format import WeightFormat
+from moeflow.layers.cached_experts import ExpertPool
+from moeflow.memory.disk_reader import DiskReader, ReadFuture, probe_read_depth
+from moeflow.memory.eviction import POLICIES
+from moeflow.memory.expert_cache import ExpertCache
+from moeflow.memory.slab_file import SlabIndex
+from moeflow.memory.slab_reader import SlabReader
+from moeflow.memory.slot_arena import SlotArena
+from moeflow.models.registry import read_model_config
+from moeflow.runtime.lane import Lane
+from moeflow.runtime.trace import Label, Trace
+
+
+class ExpertStore:
+    """The experts of a model that come from disk."""
+
+    def __init__(
+        self, index: SlabIndex, shape: ModelConfig, config: ExpertSlotsConfig, *, trace: Trace | None = None
+    ) -> None:
+        """Open the slab file and allocate the slots. Raises: CheckpointError, CapacityError."""
+        spec = index.spec
+        arena = SlotArena(config.num_slots, spec.slab_bytes)
+        self._reader = SlabReader(index, arena.view(0))
+        depth = probe_read_depth(self._reader, arena)
+        self._lane = Lane("disk", depth, trace=trace)
+
+        def submit(work: Callable[[], None], is_urgent: bool, expert: int, num_bytes: int) -> ReadFuture:
+            label = Label("read" if is_urgent else "prefetch", expert // spec.num_experts, num_bytes=num_bytes)
+            return self._lane.submit(work, priority=DEMAND if is_urgent else PREFETCH, label=label)
+
+        self.cache = ExpertCache(
+            num_layers=spec.num_layers,
+            num_experts=spec.num_experts,
+            num_slots=config.num_slots,
+            slab_bytes=spec.slab_bytes,
+            policy=POLICIES[config.policy](spec.num_slabs),
+            start_loads=DiskReader(self._reader, arena, submit, num_threads=depth).start_loads,
+        )
+        experts = PackedExperts(
+            arena.num_slots,
+            shape.hidden_size,
+            shape.intermediate_size,
+            cast(WeightFormat, spec.weight_format),
+            storage=arena.slots,
+        )
+        self.pool = ExpertPool(self.cache, experts)
+
+    @classmethod
+    def open(
+        cls,
+        checkpoint: Checkpoint,
+        config: EngineConfig,
+        *,
+        on_bytes: Callable[[int, int], None] | None = None,
+        trace: Trace | None = None,
+    ) -> ExpertStore:
+        """Open the slab file of a checkpoint, which is made first if it is not there.
+
+        Raises: ConfigError, CheckpointError, CapacityError.
+        """
+        assert config.experts is not None
+        index = ensure_slab_file(
+            checkpoint,
+            Path(config.experts.slab_file),
+            cast(WeightFormat, config.weight_format),
+            num_threads=config.num_threads,
+            on_bytes=on_bytes,
+        )
+        return cls(index, read_model_config(checkpoint), config.experts, trace=trace)
+
+    def begin_pass(self) -> None:
+        """Note that a pass begins."""
+        self.cache.begin_pass()
+
+    def close(self) -> None:
+        """End the reading threads. Blocks: until the reads that have begun are done."""
+        self.cache.drain()
+        self._lane.close()
+        self._reader.close()

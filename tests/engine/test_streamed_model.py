@@ -1,0 +1,122 @@
+"""A whole model whose experts come from disk: the tokens of the resident one, and what happens when the disk fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import pytest
+
+from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine import expert_store
+from moeflow.engine.engine import Engine
+from moeflow.engine.messages import Submission
+from moeflow.engine.settings import Settings, decide
+from moeflow.engine.slab_files import pack
+from moeflow.kernels import cpu
+from moeflow.memory.eviction import POLICIES
+from moeflow.memory.slab_file import read_slab_index
+from tests.memory.slabs import flip_bit
+from tests.tiny_mixtral import write_tiny_mixtral
+
+pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
+PROMPTS = [[5, 9, 200, 31, 7], [100], list(range(40, 90)), [3, 3, 3]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_mixtral(folder, num_local_experts=8, num_hidden_layers=3)
+    return str(folder)
+
+
+@pytest.fixture(autouse=True)
+def quick_probe(monkeypatch):
+    monkeypatch.setattr(expert_store, "probe_read_depth", lambda *_: 2)
+
+
+def resident_config(model, **settings) -> EngineConfig:
+    return decide(Settings(model=model, num_threads=1, kv_cache_bytes=2**20, **settings))
+
+
+def streamed_config(model, slab_file, num_slots, policy="lru", **settings) -> EngineConfig:
+    index = pack(model, slab_file, cache_dir=None, quantize=settings.get("quantize"))
+    experts = ExpertSlotsConfig(
+        slab_file=str(slab_file), num_slots=num_slots, slab_bytes=index.spec.slab_bytes, policy=policy
+    )
+    return dataclasses.replace(resident_config(model, **settings), experts=experts)
+
+
+def answers(engine, prompts=PROMPTS, num_tokens=12):
+    for number, prompt in enumerate(prompts):
+        sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+        engine.submit(Submission(f"{number}", list(prompt), sampling, seed=0))
+    tokens = {f"{number}": [] for number in range(len(prompts))}
+    errors = {}
+    while engine.has_work:
+        for output in engine.step():
+            tokens[output.request_id] += output.token_ids
+            if output.error:
+                errors[output.request_id] = output.error
+        engine.check_integrity()
+    return list(tokens.values()), errors
+
+
+def run(config, prompts=PROMPTS):
+    engine = Engine.load(config)
+    try:
+        tokens, errors = answers(engine, prompts)
+        assert not errors
+        return tokens
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("max_running", [1, 4])
+def test_tokens_are_those_of_the_resident_model(model, tmp_path, quantize, max_running):
+    expected = run(resident_config(model, quantize=quantize, max_running=max_running))
+    for policy, num_slots in zip(sorted(POLICIES), (4, 5, 9, 24), strict=True):
+        config = streamed_config(
+            model, tmp_path / "slabs", num_slots, policy, quantize=quantize, max_running=max_running
+        )
+        assert run(config) == expected
+
+
+def test_a_slab_that_was_damaged_ends_its_requests_and_the_engine_lives(model, tmp_path):
+    file = tmp_path / "slabs"
+    config = streamed_config(model, file, 4)
+    index = read_slab_index(file)
+    healthy = run(config)
+    for number in range(8):  # all experts of the first layer
+        flip_bit(file, index.spec.offset(number) + 17)
+    engine = Engine.load(config)
+    tokens, errors = answers(engine)
+    assert len(errors) == len(PROMPTS)
+    assert all("layer 0, expert" in error and str(file) in error for error in errors.values())
+    assert not any(tokens)
+    for number in range(8):
+        flip_bit(file, index.spec.offset(number) + 17)
+    assert answers(engine) == (healthy, {})
+    engine.close()
+
+
+def test_a_file_that_was_cut_while_in_use_ends_its_requests(model, tmp_path):
+    file = tmp_path / "slabs"
+    engine = Engine.load(streamed_config(model, file, 4))
+    os.truncate(file, read_slab_index(file).spec.offset(1))
+    _, errors = answers(engine)
+    assert len(errors) == len(PROMPTS)
+    assert all("it was cut" in error for error in errors.values())
+    engine.close()
+
+
+def test_the_file_is_made_when_it_is_missing(model, tmp_path):
+    config = streamed_config(model, tmp_path / "slabs", 4)
+    (tmp_path / "slabs").unlink()
+    seen = []
+    engine = Engine.load(config, lambda *counts: seen.append(counts))
+    assert read_slab_index(tmp_path / "slabs").spec.num_slabs == 24
+    assert all(0 <= done <= total for done, total in seen)
+    engine.close()
