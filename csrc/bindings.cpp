@@ -204,6 +204,21 @@ void run_largest(uintptr_t x, int64_t num_rows, int64_t size, uintptr_t values, 
   largest(isa(), LargestCall{at<const float>(x), num_rows, size, at<float>(values), at<int64_t>(indices)});
 }
 
+// Row, largest, temperature, top_k, top_p, min_p, number.
+using DrawFields = std::tuple<int64_t, float, float, int64_t, double, float, double>;
+
+std::vector<int64_t> run_draw(uintptr_t x, int64_t num_rows, int64_t size, const std::vector<DrawFields>& fields) {
+  WithoutGIL without_gil;
+  std::vector<Draw> draws;
+  for (const auto& [row, largest, temperature, top_k, top_p, min_p, number] : fields) {
+    draws.push_back({row, largest, temperature, top_k, top_p, min_p, number});
+  }
+  const int64_t count = static_cast<int64_t>(draws.size());
+  std::vector<int64_t> tokens(count);
+  draw(isa(), DrawCall{at<const float>(x), num_rows, size, draws.data(), count, tokens.data()});
+  return tokens;
+}
+
 }  // namespace
 }  // namespace moeflow
 
@@ -265,6 +280,7 @@ NB_MODULE(_cpu, m) {
   m.def("attention_input", &run_attention_input);
   m.def("softmax_topk", &run_softmax_topk);
   m.def("largest", &run_largest);
+  m.def("draw", &run_draw);
 
   // ---- whole layers ----
   m.def("moe_stage", &run_moe_stage, "o_proj"_a, "router"_a.none(), "experts"_a, "top_k"_a, "renormalize"_a, "o_bias"_a,

@@ -57,6 +57,11 @@ struct Largest {
   int64_t index;  // of the first such value
 };
 
+// What a value of a row weighs: exp((x - largest) / temperature), and nothing below `least`.
+struct Weighing {
+  float largest, inverse_temperature, least;
+};
+
 struct Isa {
   const char* name;
   // The form in which activations must come for weights of a format.
@@ -76,6 +81,12 @@ struct Isa {
   void (*softmax_topk_row)(const float* logits, int64_t num_experts, int64_t top_k, bool renormalize, int64_t* ids,
                            float* weights);
   Largest (*largest_of_row)(const float* x, int64_t size);
+  // Steps of drawing a token. The sum is made in double; the maxima [kBand] are of every kBand-th value; the places,
+  // ascending, are those of values that are at least `bound`, of which there are as many as is returned.
+  double (*sum_weights)(const float* x, int64_t count, const Weighing& weighing);
+  void (*store_weights)(const float* x, int64_t count, const Weighing& weighing, float* out);
+  void (*lane_maxima)(const float* x, int64_t count, float* out);
+  int64_t (*places_at_least)(const float* x, int64_t size, float bound, int32_t* places);
 };
 
 const Isa& generic_isa();

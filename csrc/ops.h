@@ -179,6 +179,29 @@ struct LargestCall {
 };
 void largest(const Isa& isa, const LargestCall& call);
 
+// How one token is to be drawn from a row of logits.
+struct Draw {
+  int64_t row;
+  float largest;      // of the row
+  float temperature;  // above 0
+  int64_t top_k;      // 0: all
+  double top_p;       // 1: all
+  float min_p;        // tokens less likely than this times the likeliest are not drawn
+  double number;      // in [0, 1)
+};
+
+// tokens[i] = the first token whose cumulative weight exceeds `number` times that of all that may be drawn: in the
+// order of the vocabulary, or under top_k or top_p likeliest first, of equals the lower number. Tokens less likely
+// than 1.3e-38 times the likeliest are never drawn. -1 if the row's largest is not a finite number.
+struct DrawCall {
+  const float* x;  // [num_rows, size]
+  int64_t num_rows, size;
+  const Draw* draws;
+  int64_t num_draws;
+  int64_t* tokens;  // [num_draws]
+};
+void draw(const Isa& isa, const DrawCall& call);
+
 // What rows of a checkpoint consist of: floats, or GGUF blocks of 32 values.
 enum class SourceType : int32_t { kF32 = 0, kBF16 = 1, kF16 = 2, kQ8_0 = 3, kQ4_0 = 4 };
 

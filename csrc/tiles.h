@@ -468,6 +468,7 @@ FORCE_INLINE V exp_vec(V x) {
 
 #include "attention_tiles.h"
 #include "small_tiles.h"
+#include "draw_tiles.h"
 
 // Needs what the others define.
 #include "hidden_units.h"
@@ -491,7 +492,8 @@ Activation activation(Format format) {
 }
 
 constexpr Isa kTable = {ISA_NAME, activation, prepare_row, tile, activate, attend, inverse_rms, scale_row, clip_row,
-                        rotate_row, softmax_topk_row, largest_of_row};
+                        rotate_row, softmax_topk_row, largest_of_row, sum_weights, store_weights,
+                        lane_maxima, places_at_least};
 
 }  // namespace
 }  // namespace ISA_NAMESPACE

@@ -6,6 +6,8 @@ Few rows are computed by the calling thread alone, because waking another takes 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -70,6 +72,16 @@ def largest(x: Tensor) -> tuple[Tensor, Tensor]:
     values, indices = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
     _cpu.largest(x.data_ptr(), num_rows, size, values.data_ptr(), indices.data_ptr())
     return values, indices
+
+
+def draw(logits: Tensor, draws: Sequence[tuple[int, float, float, int, float, float, float]]) -> list[int]:
+    """Draw tokens as `kernels.draw` says, whose `Draw` lists the fields.
+
+    Shapes: logits [R, V].
+    """
+    num_rows, size = logits.shape
+    tokens: list[int] = _cpu.draw(logits.data_ptr(), num_rows, size, draws)
+    return tokens
 
 
 def attention_input(qkv: Tensor, heads: Heads, cos: Tensor, sin: Tensor, blocks: KVBlocks, slots: Tensor) -> Tensor:

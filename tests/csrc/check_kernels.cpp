@@ -450,6 +450,39 @@ void check_largest(const Isa& isa, int64_t rows, int64_t size) {
   }
 }
 
+// Each number must fall into the part of the distribution that belongs to the token drawn.
+void check_draw(const Isa& isa, int64_t rows, int64_t size, int64_t top_k, double top_p) {
+  const Floats x = random_floats(rows * size, 2);
+  std::vector<Draw> draws;
+  for (int64_t row = 0; row < rows; ++row) {
+    const float largest = *std::max_element(x.begin() + row * size, x.begin() + (row + 1) * size);
+    draws.push_back({row, largest, 0.7f, top_k, top_p, 0.01f, static_cast<double>(row % 5) / 5});
+  }
+  std::vector<int64_t> tokens(rows), order(size);
+  draw(isa, {x.data(), rows, size, draws.data(), rows, tokens.data()});
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* const own = x.data() + row * size;
+    std::vector<double> weights(size);
+    double all = 0, total = 0, before = 0;
+    for (int64_t i = 0; i < size; ++i) order[i] = i;
+    if (top_k > 0 || top_p < 1) std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return own[a] > own[b]; });
+    for (int64_t i = 0; i < size; ++i) {
+      weights[i] = top_k > 0 && i >= top_k ? 0 : std::exp((own[order[i]] - draws[row].largest) / 0.7);
+      all += weights[i];
+    }
+    for (int64_t i = 0; i < size; ++i) {
+      const double weight = weights[i];
+      if ((top_p < 1 && before >= top_p * all) || weight < 0.01f) weights[i] = 0;
+      before += weight, total += weights[i];
+    }
+    int64_t place = 0;
+    for (before = 0; place < size - 1 && order[place] != tokens[row]; ++place) before += weights[place];
+    const double threshold = draws[row].number * total;
+    expect(order[place] == tokens[row] && before <= threshold + 1e-5 * total &&
+               threshold <= before + weights[place] + 1e-5 * total, "a token drawn");
+  }
+}
+
 void check_attention_input(const Isa& isa, int64_t tokens, int64_t dim, bool norm_all_heads) {
   constexpr int64_t kHeads = 4, kKVHeads = 2, kAll = kHeads + 2 * kKVHeads;
   Cache cache(Format::kF32, tokens / 16 + 1, kKVHeads, 16, dim);
@@ -488,6 +521,9 @@ void check_small_ops(const Isa& isa) {
     for (const int64_t size : {1, 15, 16, 70, 500}) {
       check_rms_norm(isa, rows, size);
       check_largest(isa, rows, size);
+      check_draw(isa, rows, size, 0, 1);
+      check_draw(isa, rows, size, std::min<int64_t>(size, 9), 1);
+      check_draw(isa, rows, size, 0, 0.9);
       check_softmax_topk(isa, rows, size, std::min<int64_t>(size, 8));
     }
     for (const int64_t dim : {8, 64}) {

@@ -19,7 +19,8 @@ from transformers import (
 from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.random_numbers import uniform
-from moeflow.engine.sampler import NUCLEUS_WIDTH, prompt_logprobs, sample
+from moeflow.engine.sampler import prompt_logprobs, sample
+from moeflow.kernels.draw import NUCLEUS_WIDTH
 
 VOCAB = 40
 
