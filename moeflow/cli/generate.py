@@ -14,9 +14,11 @@ from moeflow.cli.local_model import load
 from moeflow.cli.options import engine_options, sampling_options
 from moeflow.core.errors import EngineError
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.units import format_bytes
 
 if TYPE_CHECKING:
     from moeflow.engine.llm import LLM
+    from moeflow.engine.messages import EngineStats
     from moeflow.engine.results import RequestOutput
 
 EPILOG = """\b
@@ -73,10 +75,12 @@ def generate(
         loaded = time.monotonic()
         results = complete(llm, asked, sampling, is_chat)
         timings = Timings(load_s=loaded - started, generate_s=time.monotonic() - loaded)
-        name = llm.model.name
+        name, stats = llm.model.name, llm.stats()
     show_json(name, asked, results, timings) if as_json else show_text(results)
     if with_stats:
         click.echo(summary(results, timings), err=True)
+        if stats.experts_on_disk:
+            click.echo(expert_summary(stats), err=True)
     errors = [output.error for result in results for output in result.outputs if output.error]
     if errors:
         raise EngineError(errors[0])
@@ -141,4 +145,19 @@ def summary(results: list[RequestOutput], timings: Timings) -> str:
         f"{num_prompt} prompt tokens, {num_generated(results)} generated "
         f"in {timings.generate_s:.2f} s ({tokens_per_second(results, timings):.1f} tokens/s), "
         f"loaded in {timings.load_s:.2f} s"
+    )
+
+
+def expert_summary(stats: EngineStats) -> str:
+    """Write in a line what became of experts that come from disk."""
+    ahead = ""
+    if stats.expert_prefetched_bytes_total:
+        ahead = (
+            f", {format_bytes(stats.expert_prefetched_bytes_total)} ahead "
+            f"({format_bytes(stats.expert_used_bytes_total)} of it needed)"
+        )
+    return (
+        f"experts: {stats.experts_in_slots} of {stats.experts_on_disk} in memory, {stats.expert_hit_rate:.0%} of those "
+        f"needed were there; read {format_bytes(stats.expert_demand_bytes_total)} on demand{ahead}, "
+        f"waited {stats.expert_stall_s_total:.2f} s"
     )

@@ -6,8 +6,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 from moeflow.core.batch import Batch
-from moeflow.engine.messages import EngineStats
+from moeflow.engine.messages import EngineStats, ExpertStats
 
 WINDOW_S = 5.0
 
@@ -56,6 +58,7 @@ class Counters:
         kv_blocks_used: int,
         kv_blocks_cached: int,
         preemptions_total: int,
+        experts: ExpertStats,
     ) -> EngineStats:
         """Return the totals together with the state that others own."""
         return EngineStats(
@@ -73,4 +76,5 @@ class Counters:
             requests_cancelled_total=self.cancelled,
             preemptions_total=preemptions_total,
             tokens_per_second=self.tokens_per_second(),
+            **msgspec.structs.asdict(experts),
         )

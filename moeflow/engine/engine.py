@@ -112,6 +112,7 @@ class Engine:
             kv_blocks_used=blocks.num_used,
             kv_blocks_cached=blocks.num_cached,
             preemptions_total=self._scheduler.num_preemptions,
+            experts=self._runner.expert_stats(),
         )
 
     def close(self) -> None:

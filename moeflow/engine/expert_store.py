@@ -13,6 +13,7 @@ from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.priority import DEMAND, PREFETCH
+from moeflow.engine.messages import ExpertStats
 from moeflow.engine.slab_files import ensure_slab_file
 from moeflow.kernels.cpu import PackedExperts
 from moeflow.kernels.weight_format import WeightFormat
@@ -32,10 +33,17 @@ class ExpertStore:
     """The experts of a model that come from disk."""
 
     def __init__(
-        self, index: SlabIndex, shape: ModelConfig, config: ExpertSlotsConfig, *, trace: Trace | None = None
+        self,
+        index: SlabIndex,
+        shape: ModelConfig,
+        config: ExpertSlotsConfig,
+        *,
+        memory_bytes: int,
+        trace: Trace | None = None,
     ) -> None:
         """Open the slab file and allocate the slots. Raises: CheckpointError, CapacityError."""
-        spec = index.spec
+        self._memory_bytes = memory_bytes
+        self._spec = spec = index.spec
         arena = SlotArena(config.num_slots, spec.slab_bytes)
         self._reader = SlabReader(index, arena.view(0))
         depth = probe_read_depth(self._reader, arena)
@@ -83,11 +91,30 @@ class ExpertStore:
             num_threads=config.num_threads,
             on_bytes=on_bytes,
         )
-        return cls(index, read_model_config(checkpoint), config.experts, trace=trace)
+        shape = read_model_config(checkpoint)
+        return cls(index, shape, config.experts, memory_bytes=config.memory_bytes, trace=trace)
 
     def begin_pass(self) -> None:
         """Note that a pass begins."""
         self.cache.begin_pass()
+
+    def stats(self) -> ExpertStats:
+        """Return the counters as they are now."""
+        now = self.cache.stats()
+        return ExpertStats(
+            memory_limit_bytes=self._memory_bytes,
+            expert_slots=self.cache.num_slots,
+            experts_in_slots=self.cache.num_resident,
+            experts_on_disk=self._spec.num_slabs,
+            expert_hits_total=now.hits,
+            expert_late_total=now.late,
+            expert_misses_total=now.misses,
+            expert_stall_s_total=now.stall_s,
+            expert_demand_bytes_total=now.demand_bytes,
+            expert_prefetched_bytes_total=now.prefetched_bytes,
+            expert_used_bytes_total=now.used_bytes,
+            expert_wasted_bytes_total=now.wasted_bytes,
+        )
 
     def close(self) -> None:
         """End the reading threads. Blocks: until the reads that have begun are done."""

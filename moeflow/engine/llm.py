@@ -24,7 +24,7 @@ from moeflow.engine.admission import check_request, encode_prompt, make_submissi
 from moeflow.engine.builtin import ensure_builtin_model
 from moeflow.engine.engine import Engine
 from moeflow.engine.interrupts import hold_interrupts
-from moeflow.engine.messages import ModelInfo, Submission
+from moeflow.engine.messages import EngineStats, ModelInfo, Submission
 from moeflow.engine.results import CompletionOutput, RequestOutput
 from moeflow.engine.settings import Settings, decide
 from moeflow.engine.text import SequenceText, TextDelta
@@ -112,6 +112,12 @@ class LLM:
         params = sampling_params or SamplingParams()
         check_request(self.model, prompt, params)
         return self._stream(prompt, params)
+
+    def stats(self) -> EngineStats:
+        """Return what the engine has counted since it was loaded. Raises: EngineError if it is closed."""
+        if self._engine is None:
+            raise EngineError("this LLM is closed")
+        return self._engine.stats()
 
     def close(self) -> None:
         """Free the model's memory; the object is of no use afterwards."""

@@ -79,7 +79,31 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None  # with FinishReason.ERROR
 
 
-class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of experts that come from disk; zeros if all are resident. Names ending in `_total` only grow."""
+
+    memory_limit_bytes: int = 0  # that the user set for everything; 0: none
+    expert_slots: int = 0  # room for so many experts,
+    experts_in_slots: int = 0  # of which these are taken,
+    experts_on_disk: int = 0  # of so many in all
+    is_prefetching: bool = False  # whether a predictor may read ahead; one that does not pay is switched off
+    expert_hits_total: int = 0  # needed by a pass and there
+    expert_late_total: int = 0  # on their way
+    expert_misses_total: int = 0  # neither
+    expert_stall_s_total: float = 0.0  # passes waited for experts
+    expert_demand_bytes_total: int = 0  # read because a pass needed them
+    expert_prefetched_bytes_total: int = 0  # read because a predictor said so, of these:
+    expert_used_bytes_total: int = 0  # needed later
+    expert_wasted_bytes_total: int = 0  # evicted without having been needed
+
+    @property
+    def expert_hit_rate(self) -> float:
+        """Share of the needed experts that were there; 0 before the first."""
+        needed = self.expert_hits_total + self.expert_late_total + self.expert_misses_total
+        return self.expert_hits_total / max(needed, 1)
+
+
+class EngineStats(ExpertStats, frozen=True, kw_only=True):
     """A snapshot. Names ending in `_total` only grow."""
 
     num_waiting: int = 0

@@ -20,7 +20,7 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.core.request import Request
 from moeflow.engine.expert_store import ExpertStore
-from moeflow.engine.messages import ModelInfo, TokenLogprobs
+from moeflow.engine.messages import ExpertStats, ModelInfo, TokenLogprobs
 from moeflow.engine.sampler import SampledToken, prompt_logprobs, sample
 from moeflow.kernels import cpu
 from moeflow.kernels.attention_metadata import AttentionMetadata
@@ -53,6 +53,10 @@ class Runner(Protocol):
         """Compute a pass. May raise anything; the engine then fails the requests of this batch alone."""
         ...
 
+    def expert_stats(self) -> ExpertStats:
+        """Return what became of experts that come from disk so far."""
+        ...
+
     def close(self) -> None:
         """Let go of threads and files."""
         ...
@@ -68,6 +72,7 @@ class ModelRunner:
         self.info = info
         self._model = model
         self._experts = experts
+        self._no_expert_stats = ExpertStats(memory_limit_bytes=config.memory_bytes)
         self._device = torch.device(config.device)
         self._block_size = config.scheduler.block_size
         shape = model.config
@@ -95,6 +100,10 @@ class ModelRunner:
             runner = cls(model, config, _describe(model.config, checkpoint, config), experts)
             on_failure.pop_all()
             return runner
+
+    def expert_stats(self) -> ExpertStats:
+        """Return what became of experts that come from disk so far."""
+        return self._no_expert_stats if self._experts is None else self._experts.stats()
 
     def close(self) -> None:
         """End what reads experts; the model cannot be run any more."""

@@ -121,7 +121,7 @@ class ExpertCache:
     def num_resident(self) -> int:
         """How many experts are resident."""
         with self._changed:
-            return sum(self._is_resident)
+            return self.num_slots - len(self._free) - len(self._jobs)
 
     def slot_of(self, layer: int, expert: int) -> int | None:
         """Return an expert's slot if it is resident."""

@@ -25,6 +25,10 @@ _GAUGES: tuple[tuple[str, str, str], ...] = (  # (name, help, field of EngineSta
     ("moeflow_tokens_per_second", "Tokens generated per second, over the last few seconds", "tokens_per_second"),
     ("moeflow_kv_blocks", "KV blocks in the pool", "kv_blocks_total"),
     ("moeflow_kv_blocks_cached", "KV blocks that only the prefix tree holds: free on demand", "kv_blocks_cached"),
+    ("moeflow_memory_limit_bytes", "Memory that the user allows for everything; 0: no limit", "memory_limit_bytes"),
+    ("moeflow_expert_slots", "Room in memory for experts that come from disk; 0: all are resident", "expert_slots"),
+    ("moeflow_experts_in_slots", "Experts from disk that are in memory", "experts_in_slots"),
+    ("moeflow_expert_prefetching", "1 if experts are read ahead now", "is_prefetching"),
 )
 _COUNTERS: tuple[tuple[str, str, str], ...] = (  # prometheus_client appends _total
     ("moeflow_generated_tokens", "Tokens generated", "generated_tokens_total"),
@@ -39,6 +43,14 @@ _COUNTERS: tuple[tuple[str, str, str], ...] = (  # prometheus_client appends _to
     ("moeflow_preemptions", "Times a running sequence gave up its KV blocks", "preemptions_total"),
     ("moeflow_passes", "Forward passes", "passes_total"),
     ("moeflow_failed_passes", "Forward passes that failed", "failed_passes_total"),
+    ("moeflow_expert_hits", "Experts from disk that were in memory when a pass needed them", "expert_hits_total"),
+    ("moeflow_expert_late", "Experts that were on their way when a pass needed them", "expert_late_total"),
+    ("moeflow_expert_misses", "Experts that were not in memory when a pass needed them", "expert_misses_total"),
+    ("moeflow_expert_stall_seconds", "Time that passes waited for experts", "expert_stall_s_total"),
+    ("moeflow_expert_demand_bytes", "Bytes of experts read because a pass needed them", "expert_demand_bytes_total"),
+    ("moeflow_expert_prefetched_bytes", "Bytes of experts read ahead", "expert_prefetched_bytes_total"),
+    ("moeflow_expert_used_bytes", "Bytes of experts read ahead and needed later", "expert_used_bytes_total"),
+    ("moeflow_expert_wasted_bytes", "Bytes of experts read ahead in vain", "expert_wasted_bytes_total"),
 )
 
 

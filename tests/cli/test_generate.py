@@ -1,6 +1,7 @@
 import json
 import types
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -8,6 +9,7 @@ from moeflow.cli import generate as module
 from moeflow.cli.main import main
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.messages import EngineStats
 from moeflow.engine.results import CompletionOutput, RequestOutput
 
 
@@ -20,6 +22,10 @@ class ShoutingLLM:
         self.calls: list[tuple[str, object, SamplingParams]] = []
         self.is_closed = False
         self.error: str | None = None
+        self.counted = EngineStats()
+
+    def stats(self) -> EngineStats:
+        return self.counted
 
     def generate(self, prompts: list[str], sampling: SamplingParams, *, progress: bool) -> list[RequestOutput]:
         self.calls.append(("generate", prompts, sampling))
@@ -98,6 +104,24 @@ def test_stats_go_to_stderr(llm):
     result = run("-p", "abc", "--stats")
     assert result.stdout == "ABC\n"
     assert result.stderr.startswith("3 prompt tokens, 3 generated in ")
+    assert "experts" not in result.stderr
+
+
+def test_stats_tell_of_experts_that_come_from_disk(llm):
+    llm.counted = EngineStats(
+        experts_in_slots=40,
+        experts_on_disk=80,
+        expert_hits_total=3,
+        expert_misses_total=1,
+        expert_demand_bytes_total=3 * 2**20,
+        expert_stall_s_total=0.25,
+    )
+    line = "experts: 40 of 80 in memory, 75% of those needed were there; read 3.0 MiB on demand, waited 0.25 s\n"
+    assert run("-p", "abc", "--stats").stderr.endswith(line)
+    llm.counted = msgspec.structs.replace(
+        llm.counted, expert_prefetched_bytes_total=2**21, expert_used_bytes_total=2**20
+    )
+    assert "on demand, 2.0 MiB ahead (1.0 MiB of it needed), waited" in run("-p", "abc", "--stats").stderr
 
 
 def test_a_failed_completion_is_an_exit_code(llm):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from moeflow.core.batch import Batch
 from moeflow.core.engine_config import EngineConfig, SchedulerConfig
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import ModelInfo, TokenLogprobs
+from moeflow.engine.messages import ExpertStats, ModelInfo, TokenLogprobs
 from moeflow.engine.model_runner import PassResult
 from moeflow.engine.sampler import SampledToken
 from tests.scheduler.fake_model import VOCAB_SIZE, FakeModel
@@ -36,6 +36,9 @@ class FakeRunner:
             kv_capacity_tokens=config.scheduler.num_blocks * config.scheduler.block_size,
             created=0,
         )
+
+    def expert_stats(self) -> ExpertStats:
+        return ExpertStats()
 
     def close(self) -> None:
         self.is_closed = True

@@ -120,3 +120,21 @@ def test_the_file_is_made_when_it_is_missing(model, tmp_path):
     assert read_slab_index(tmp_path / "slabs").spec.num_slabs == 24
     assert all(0 <= done <= total for done, total in seen)
     engine.close()
+
+
+def test_the_engine_counts_what_comes_from_disk(model, tmp_path):
+    engine = Engine.load(streamed_config(model, tmp_path / "slabs", 15))
+    answers(engine)
+    stats = engine.stats()
+    assert (stats.expert_slots, stats.experts_in_slots, stats.experts_on_disk) == (15, 15, 24)
+    assert 0 < stats.expert_hit_rate < 1
+    assert stats.expert_demand_bytes_total == stats.expert_misses_total * engine.config.experts.slab_bytes
+    assert stats.expert_stall_s_total > 0
+    engine.close()
+
+
+def test_a_resident_model_counts_no_experts(model):
+    engine = Engine.load(resident_config(model))
+    answers(engine, PROMPTS[:1])
+    stats = engine.stats()
+    assert (stats.expert_slots, stats.experts_on_disk, stats.expert_hit_rate) == (0, 0, 0)
