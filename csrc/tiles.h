@@ -127,6 +127,26 @@ FORCE_INLINE IVec to_nearest(Vec x) {
 #endif
 }
 
+FORCE_INLINE int32_t largest_lane(IVec v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_epi32((__m512i)v);
+#else
+  int32_t largest = v[0];
+  for (int i = 1; i < kBand; ++i) largest = v[i] > largest ? v[i] : largest;
+  return largest;
+#endif
+}
+
+FORCE_INLINE int32_t sum_of_lanes(IVec v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32((__m512i)v);
+#else
+  int32_t sum = 0;
+  for (int i = 0; i < kBand; ++i) sum += v[i];
+  return sum;
+#endif
+}
+
 // Symmetric int8 per group of 32: scale = max|x| / 127, nearest, halves to even. An infinity or a NaN in a group
 // makes its scale NaN, and so everything computed from the row. Below kTiny, where 127 / max|x| overflows, is zero.
 void quantize_row(const float* x, int64_t cols, void* out) {
@@ -142,8 +162,7 @@ void quantize_row(const float* x, int64_t cols, void* out) {
     // Without their sign, floats are ordered as their bits are, infinity and NaN above all others.
     const IVec magnitudes[2] = {(IVec)values[0] & 0x7fffffff, (IVec)values[1] & 0x7fffffff};
     const IVec larger = magnitudes[0] > magnitudes[1] ? magnitudes[0] : magnitudes[1];
-    int32_t largest_bits = 0;
-    for (int i = 0; i < kBand; ++i) largest_bits = larger[i] > largest_bits ? larger[i] : largest_bits;
+    const int32_t largest_bits = largest_lane(larger);
     float largest;
     __builtin_memcpy(&largest, &largest_bits, 4);
     if (!(largest >= kTiny && largest_bits < 0x7f800000)) {
@@ -156,11 +175,8 @@ void quantize_row(const float* x, int64_t cols, void* out) {
     const IVec low = to_nearest(values[0] * inverse), high = to_nearest(values[1] * inverse);
     const Bytes bytes[2] = {__builtin_convertvector(low, Bytes), __builtin_convertvector(high, Bytes)};
     __builtin_memcpy(q, bytes, kGroup);
-    const IVec pairs = low + high;
-    int32_t sum = 0;
-    for (int i = 0; i < kBand; ++i) sum += pairs[i];
     scales[g] = largest / 127.0f;
-    sums[g] = sum;
+    sums[g] = sum_of_lanes(low + high);
   }
 }
 
