@@ -110,19 +110,14 @@ void down(const ExpertsJob& job, int64_t group, int bands_per_item) {
             const int64_t pair = job.pairs[at + r];
             const float weight = call.topk_weights[pair];
             float* sum = job.sums + pair / call.top_k * job.out_stride() + col;
-            const float* const result = tile_out + r * kTileStride;
-            for (int64_t c = 0; c < num_cols; ++c) {
-              sum[c] += weight * (bias != nullptr ? result[c] + bias[c] : result[c]);
-            }
+            job.isa.add_weighted_row(tile_out + r * kTileStride, bias, weight, num_cols, sum);
           }
         });
   }
   for (int64_t token = 0; token < call.num_tokens; ++token) {
     const float* sum = job.sums + token * job.out_stride() + col;
     const int64_t at = token * hidden + col;
-    for (int64_t c = 0; c < num_cols; ++c) {
-      call.out[at + c] = call.residual != nullptr ? call.residual[at + c] + sum[c] : sum[c];
-    }
+    job.isa.add_row(sum, nullptr, call.residual == nullptr ? nullptr : call.residual + at, num_cols, call.out + at);
   }
 }
 

@@ -75,6 +75,10 @@ struct Isa {
   // Operations on one row of `size` floats; `out` may be the row itself.
   float (*inverse_rms)(const float* x, int64_t size, float eps);  // 1 / sqrt(mean(x^2) + eps)
   void (*scale_row)(const float* x, float scale, const float* weight, int64_t size, float* out);  // x * scale * weight
+  // x, plus what is given of a bias and a residual.
+  void (*add_row)(const float* x, const float* bias, const float* residual, int64_t size, float* out);
+  // sum += weight * (x + bias), the product rounded before it is added; `bias` may be null.
+  void (*add_weighted_row)(const float* x, const float* bias, float weight, int64_t size, float* sum);
   void (*clip_row)(const float* x, float limit, int64_t size, float* out);
   // out[i] = x[i] * cos[i] + x[(i + size / 2) % size] * sin[i]
   void (*rotate_row)(const float* x, const float* cos, const float* sin, int64_t size, float* out);

@@ -34,17 +34,13 @@ void prepare(const LinearJob& job, int64_t row, int thread_idx) {
   job.isa.prepare_row(job.kind, x, cols, job.prepared + row * job.row_bytes);
 }
 
-void write_tile(const LinearCall& call, const float* tile_out, int64_t row, int num_rows, int64_t col, int64_t num_cols) {
+void write_tile(const Isa& isa, const LinearCall& call, const float* tile_out, int64_t row, int num_rows, int64_t col,
+                int64_t num_cols) {
   const int64_t n = call.weight.rows;
   for (int r = 0; r < num_rows; ++r) {
-    const float* from = tile_out + r * kTileStride;
     const int64_t at = (row + r) * n + col;
-    for (int64_t c = 0; c < num_cols; ++c) {
-      float value = from[c];
-      if (call.bias != nullptr) value += call.bias[col + c];
-      if (call.residual != nullptr) value += call.residual[at + c];
-      call.out[at + c] = value;
-    }
+    isa.add_row(tile_out + r * kTileStride, call.bias == nullptr ? nullptr : call.bias + col,
+                call.residual == nullptr ? nullptr : call.residual + at, num_cols, call.out + at);
   }
 }
 
@@ -62,7 +58,7 @@ void multiply(const LinearJob& job, int64_t first_band, int64_t first_row, int64
     for (int r = 0; r < tile.num_rows; ++r) rows[r] = job.prepared + (row + r) * job.row_bytes;
     job.isa.tile(call.weight.format, tile);
     tile.is_cold = false;
-    write_tile(call, tile_out, row, tile.num_rows, col, num_cols);
+    write_tile(job.isa, call, tile_out, row, tile.num_rows, col, num_cols);
   }
 }
 

@@ -55,6 +55,40 @@ void scale_row(const float* x, float scale, const float* weight, int64_t size, f
   }
 }
 
+// What is not given is not added: not even zero, which would lose the sign of another.
+FORCE_INLINE Vec plus_some(Vec v, const float* given, int64_t at, int64_t left) {
+  return given == nullptr ? v : v + load_some(given + at, left);
+}
+
+void add_row(const float* x, const float* bias, const float* residual, int64_t size, float* out) {
+  for (int64_t i = 0; i < size; i += kBand) {
+    const Vec biased = plus_some(load_some(x + i, size - i), bias, i, size - i);
+    store_some(out + i, plus_some(biased, residual, i, size - i), size - i);
+  }
+}
+
+// Keeps compilers from fusing the product with an addition, so that all instruction sets round alike.
+FORCE_INLINE FloatLanes rounded(FloatLanes product) {
+#if defined(__x86_64__)
+  asm("" : "+v"(product));
+#elif defined(__aarch64__)
+  asm("" : "+w"(product));
+#endif
+  return product;
+}
+
+void add_weighted_row(const float* x, const float* bias, float weight, int64_t size, float* sum) {
+  for (int64_t i = 0; i < size; i += kBand) {
+    const Vec product = plus_some(load_some(x + i, size - i), bias, i, size - i) * weight;
+    FloatLanes parts[kParts];
+    __builtin_memcpy(parts, &product, sizeof(product));
+    for (FloatLanes& part : parts) part = rounded(part);
+    Vec separate;
+    __builtin_memcpy(&separate, parts, sizeof(separate));
+    store_some(sum + i, load_some(sum + i, size - i) + separate, size - i);
+  }
+}
+
 void clip_row(const float* x, float limit, int64_t size, float* out) {
   const Vec high = splat(limit), low = splat(-limit);
   for (int64_t i = 0; i < size; i += kBand) {

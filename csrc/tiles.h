@@ -507,8 +507,8 @@ Activation activation(Format format) {
   }
 }
 
-constexpr Isa kTable = {ISA_NAME, activation, prepare_row, tile, activate, attend, inverse_rms, scale_row, clip_row,
-                        rotate_row, softmax_topk_row, largest_of_row, sum_weights, store_weights,
+constexpr Isa kTable = {ISA_NAME, activation, prepare_row, tile, activate, attend, inverse_rms, scale_row, add_row,
+                        add_weighted_row, clip_row, rotate_row, softmax_topk_row, largest_of_row, sum_weights, store_weights,
                         lane_maxima, places_at_least};
 
 }  // namespace
