@@ -159,5 +159,5 @@ def expert_summary(stats: EngineStats) -> str:
     return (
         f"experts: {stats.experts_in_slots} of {stats.experts_on_disk} in memory, {stats.expert_hit_rate:.0%} of those "
         f"needed were there; read {format_bytes(stats.expert_demand_bytes_total)} on demand{ahead}, "
-        f"waited {stats.expert_stall_s_total:.2f} s"
+        f"waited {stats.expert_stall_s_total:.2f} s" + (f"; {stats.prefetching_note}" if stats.prefetching_note else "")
     )

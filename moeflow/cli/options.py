@@ -97,6 +97,18 @@ _ENGINE_OPTIONS = [
         show_default=True,
         help="Which expert leaves memory for another.",
     ),
+    click.option(
+        "--predictor",
+        type=click.Choice(["auto", "next-router", "frequency", "previous-token", "none"]),
+        default="auto",
+        show_default=True,
+        help="What experts are read ahead by; one that does not pay is switched off.",
+    ),
+    click.option(
+        "--record-routing",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Append which experts each token used to this file, for `moeflow simulate cache`.",
+    ),
     cache_dir_option,
 ]
 _ENGINE_NAMES = (
@@ -112,6 +124,8 @@ _ENGINE_NAMES = (
     "memory_bytes",
     "slab_file",
     "expert_policy",
+    "predictor",
+    "record_routing",
     "cache_dir",
 )
 

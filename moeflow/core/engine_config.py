@@ -30,6 +30,7 @@ class ExpertSlotsConfig:
     num_slots: int  # experts in memory, over all layers
     slab_bytes: int  # of one expert
     policy: str = "lfru"  # who is evicted: a name of memory/eviction.py
+    predictor: str = "none"  # what experts are read ahead by: "next-router", "frequency", "previous-token"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,4 +50,5 @@ class EngineConfig:
     kv_cache_bytes: int
     experts: ExpertSlotsConfig | None = None  # None: all experts are resident
     memory_bytes: int = 0  # that the user allows in all; 0: what there is
+    record_routing: str = ""  # file that gets what routers choose; empty: none
     reasons: tuple[tuple[str, str], ...] = ()  # (setting, why it was decided so), for people

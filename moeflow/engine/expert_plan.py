@@ -19,6 +19,7 @@ from moeflow.memory.slot_arena import arena_bytes, slots_within
 from moeflow.models.packing import slab_spec
 
 DEFAULT_POLICY = "lfru"
+PREDICTORS = ("next-router", "frequency", "previous-token", "none")  # the first by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class ExpertPlan:
     spec: SlabSpec
     slab_file: Path
     policy: str
+    predictor: str
     resident_bytes: int  # weights that stay in memory
     least_slots: int
 
@@ -41,8 +43,12 @@ class ExpertPlan:
         slab_file: Path | None,
         cache_dir: Path | None,
         policy: str,
+        predictor: str,
     ) -> ExpertPlan:
-        """Look at a model with experts. Raises: ConfigError if there is no such policy."""
+        """Look at a model with experts. Raises: ConfigError if there is no such policy or predictor."""
+        predictor = PREDICTORS[0] if predictor == "auto" else predictor
+        if predictor not in PREDICTORS:
+            raise ConfigError(f"predictor {predictor!r} is unknown; use one of auto, {', '.join(PREDICTORS)}")
         policy = DEFAULT_POLICY if policy == "auto" else policy
         if policy not in POLICIES:
             raise ConfigError(f"expert_policy {policy!r} is unknown; use one of auto, {', '.join(POLICIES)}")
@@ -53,6 +59,7 @@ class ExpertPlan:
             spec,
             (slab_file or slab_file_place(cache_dir, checkpoint, spec)).absolute(),
             policy,
+            predictor,
             weights.num_bytes(checkpoint) - streamed_bytes,
             least_slots=min(max(2 * shape.top_k, 4), spec.num_slabs),  # a token's, while the next layer's arrive
         )
@@ -70,6 +77,7 @@ class ExpertPlan:
             num_slots=min(num_slots, self.spec.num_slabs),
             slab_bytes=self.spec.slab_bytes,
             policy=self.policy,
+            predictor=self.predictor,
         )
 
     def reason(self, config: ExpertSlotsConfig) -> str:

@@ -5,6 +5,7 @@ Owns the threads that read and ends them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -18,6 +19,9 @@ from moeflow.engine.slab_files import ensure_slab_file
 from moeflow.kernels.cpu import PackedExperts
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.layers.cached_experts import ExpertPool
+from moeflow.layers.decoder import CausalLM
+from moeflow.layers.moe import MoE
+from moeflow.layers.prefetcher import NextRouter, Prefetcher
 from moeflow.memory.disk_reader import DiskReader, ReadFuture, probe_read_depth
 from moeflow.memory.eviction import POLICIES
 from moeflow.memory.expert_cache import ExpertCache
@@ -25,8 +29,13 @@ from moeflow.memory.slab_file import SlabIndex
 from moeflow.memory.slab_reader import SlabReader
 from moeflow.memory.slot_arena import SlotArena
 from moeflow.models.registry import read_model_config
+from moeflow.predict.frequency import FrequencyPredictor
+from moeflow.predict.predictor import Predictor
+from moeflow.predict.previous_token import PreviousTokenPredictor
 from moeflow.runtime.lane import Lane
 from moeflow.runtime.trace import Label, Trace
+
+logger = logging.getLogger(__name__)
 
 
 class ExpertStore:
@@ -43,6 +52,8 @@ class ExpertStore:
     ) -> None:
         """Open the slab file and allocate the slots. Raises: CheckpointError, CapacityError."""
         self._memory_bytes = memory_bytes
+        self._predictor_name = config.predictor
+        self._prefetcher: Prefetcher | None = None
         self._spec = spec = index.spec
         arena = SlotArena(config.num_slots, spec.slab_bytes)
         self._reader = SlabReader(index, arena.view(0))
@@ -94,9 +105,32 @@ class ExpertStore:
         shape = read_model_config(checkpoint)
         return cls(index, shape, config.experts, memory_bytes=config.memory_bytes, trace=trace)
 
+    def predict_for(self, model: CausalLM) -> None:
+        """Read ahead for a model that was built on the pool, if a predictor is wished."""
+        name, num_layers, num_experts = self._predictor_name, self._spec.num_layers, self._spec.num_experts
+        makers: dict[str, Callable[[], Predictor]] = {
+            "next-router": lambda: NextRouter([layer.mlp for layer in model.layers if isinstance(layer.mlp, MoE)]),
+            "frequency": lambda: FrequencyPredictor(num_layers, num_experts),
+            "previous-token": lambda: PreviousTokenPredictor(num_layers),
+        }
+        if name in makers:
+            self._prefetcher = Prefetcher(self.cache, makers[name](), name, num_layers)
+            self.pool.after_routing = self._prefetcher.see
+
     def begin_pass(self) -> None:
         """Note that a pass begins."""
         self.cache.begin_pass()
+
+    def end_pass(self) -> None:
+        """Note that a pass went well."""
+        said = self._prefetcher.end_pass() if self._prefetcher is not None else None
+        if said is not None:
+            logger.info("%s", said)
+
+    @property
+    def stall_s(self) -> float:
+        """How long passes have waited for experts, in seconds."""
+        return self.cache.stats().stall_s
 
     def stats(self) -> ExpertStats:
         """Return the counters as they are now."""
@@ -106,6 +140,8 @@ class ExpertStore:
             expert_slots=self.cache.num_slots,
             experts_in_slots=self.cache.num_resident,
             experts_on_disk=self._spec.num_slabs,
+            is_prefetching=self._prefetcher is not None and self._prefetcher.is_on,
+            prefetching_note="" if self._prefetcher is None else self._prefetcher.note,
             expert_hits_total=now.hits,
             expert_late_total=now.late,
             expert_misses_total=now.misses,

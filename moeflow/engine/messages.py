@@ -87,6 +87,7 @@ class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
     experts_in_slots: int = 0  # of which these are taken,
     experts_on_disk: int = 0  # of so many in all
     is_prefetching: bool = False  # whether a predictor may read ahead; one that does not pay is switched off
+    prefetching_note: str = ""  # why it was switched off or on last
     expert_hits_total: int = 0  # needed by a pass and there
     expert_late_total: int = 0  # on their way
     expert_misses_total: int = 0  # neither

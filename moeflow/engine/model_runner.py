@@ -6,14 +6,16 @@ Knows nothing of queues and of what happens between passes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, cast
 
 import torch
 
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.identity import checkpoint_identity
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import EngineConfig
@@ -25,12 +27,13 @@ from moeflow.engine.sampler import SampledToken, prompt_logprobs, sample
 from moeflow.kernels import cpu
 from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.kernels.weight_format import WeightFormat
-from moeflow.layers.cached_experts import ExpertPool
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.decoder import CausalLM
 from moeflow.layers.placement import Placement, WeightFormats
 from moeflow.memory.kv_storage import KVStorage
 from moeflow.models.loading import load_model
+from moeflow.models.registry import read_model_config
+from moeflow.workload.routing_trace import RoutingRecorder, TraceHeader
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +69,18 @@ class ModelRunner:
     """A loaded model with its KV cache."""
 
     def __init__(
-        self, model: CausalLM, config: EngineConfig, info: ModelInfo, experts: ExpertStore | None = None
+        self,
+        model: CausalLM,
+        config: EngineConfig,
+        info: ModelInfo,
+        experts: ExpertStore | None = None,
+        recorder: RoutingRecorder | None = None,
     ) -> None:
-        """Take a model and, unless all of it is in memory, where its experts come from."""
+        """Take a model, where its experts come from unless all are in memory, and who records its routing."""
         self.info = info
         self._model = model
         self._experts = experts
+        self._recorder = recorder
         self._no_expert_stats = ExpertStats(memory_limit_bytes=config.memory_bytes)
         self._device = torch.device(config.device)
         self._block_size = config.scheduler.block_size
@@ -91,13 +100,18 @@ class ModelRunner:
         """Load the checkpoint that `config` names. Raises: CheckpointError, CapacityError, ConfigError."""
         _set_up_threads(config)
         with closing(open_checkpoint(config.model_path)) as checkpoint, ExitStack() as on_failure:
-            experts = None
+            experts = recorder = None
+            if config.record_routing:
+                recorder = RoutingRecorder(Path(config.record_routing), _trace_header(checkpoint, config))
+                on_failure.callback(recorder.close)
             if config.experts is not None:
                 experts = ExpertStore.open(checkpoint, config, on_bytes=progress)
                 on_failure.callback(experts.close)
-            place = _placement(config, None if experts is None else experts.pool)
+            place = _placement(config, experts, recorder)
             model = load_model(checkpoint, place, num_threads=config.num_threads, progress=progress)
-            runner = cls(model, config, _describe(model.config, checkpoint, config), experts)
+            if experts is not None:
+                experts.predict_for(model)
+            runner = cls(model, config, _describe(model.config, checkpoint, config), experts, recorder)
             on_failure.pop_all()
             return runner
 
@@ -106,9 +120,11 @@ class ModelRunner:
         return self._no_expert_stats if self._experts is None else self._experts.stats()
 
     def close(self) -> None:
-        """End what reads experts; the model cannot be run any more."""
+        """End what reads experts and what records; the model cannot be run any more."""
         if self._experts is not None:
             self._experts.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> PassResult:
@@ -116,8 +132,32 @@ class ModelRunner:
 
         Raises: StorageError if an expert that it needs cannot be read.
         """
+        with self._noted(batch):
+            return self._run(batch)
+
+    @contextmanager
+    def _noted(self, batch: Batch) -> Iterator[None]:
+        """Tell those who watch passes that one begins, and how it ends."""
         if self._experts is not None:
             self._experts.begin_pass()
+        start_s, stall_s = time.perf_counter(), self._stall_s()
+        try:
+            yield
+        except BaseException:
+            if self._recorder is not None:
+                self._recorder.drop_pass()
+            raise
+        if self._experts is not None:
+            self._experts.end_pass()
+        if self._recorder is not None:
+            compute_s = time.perf_counter() - start_s - (self._stall_s() - stall_s)
+            num_generated = sum(entry.samples for entry in batch.entries)
+            self._recorder.end_pass(num_generated=num_generated, compute_s=compute_s)
+
+    def _stall_s(self) -> float:
+        return 0.0 if self._experts is None else self._experts.stall_s
+
+    def _run(self, batch: Batch) -> PassResult:
         hidden_states = self._forward(batch)
         sampling = [entry for entry in batch.entries if entry.samples]
         ends = _row_offsets(batch)
@@ -171,10 +211,27 @@ def _set_up_threads(config: EngineConfig) -> None:
     torch.set_num_threads(1 if config.cpu_isa else config.num_threads)
 
 
-def _placement(config: EngineConfig, pool: ExpertPool | None) -> Placement:
+def _placement(config: EngineConfig, experts: ExpertStore | None, recorder: RoutingRecorder | None) -> Placement:
     matrices, embeddings = cast(WeightFormat, config.weight_format), cast(WeightFormat, config.embedding_format)
-    formats = WeightFormats(matrices, embeddings) if config.cpu_isa else None
-    return Placement(getattr(torch, config.dtype), torch.device(config.device), formats, pool)
+    return Placement(
+        getattr(torch, config.dtype),
+        torch.device(config.device),
+        WeightFormats(matrices, embeddings) if config.cpu_isa else None,
+        pool=None if experts is None else experts.pool,
+        on_route=None if recorder is None else lambda topk_ids: recorder.add_layer(topk_ids.cpu().numpy()),
+    )
+
+
+def _trace_header(checkpoint: Checkpoint, config: EngineConfig) -> TraceHeader:
+    shape = read_model_config(checkpoint)
+    expert_shape = (shape.hidden_size, shape.intermediate_size)
+    return TraceHeader(
+        identity=checkpoint_identity(checkpoint),
+        num_layers=shape.num_layers - len(shape.dense_layers),
+        num_experts=shape.num_experts,
+        top_k=shape.top_k,
+        slab_bytes=cpu.expert_bytes(*expert_shape, cast(WeightFormat, config.weight_format)) if config.cpu_isa else 0,
+    )
 
 
 def _row_offsets(batch: Batch) -> dict[Request, int]:

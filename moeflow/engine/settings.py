@@ -58,6 +58,8 @@ class Settings:
     memory_bytes: int | None = None  # for everything; experts that do not fit come from disk
     slab_file: Path | None = None  # which holds these experts, or will; None: one in cache_dir
     expert_policy: str = "auto"  # which expert leaves memory for another
+    predictor: str = "auto"  # what experts are read ahead by
+    record_routing: Path | None = None  # file that gets what routers choose
     cpu_isa: str = ""  # the best instruction set that the CPU kernels may use; empty: the best there is
     cache_dir: Path | None = None  # where the built-in model and packed experts are kept
 
@@ -123,6 +125,7 @@ class _Decision:
             kv_cache_bytes=kv_bytes,
             experts=None if plan is None else self._expert_slots(plan, kv_bytes),
             memory_bytes=self.settings.memory_bytes or 0,
+            record_routing=self._record_routing(),
             reasons=tuple(self.reasons),
         )
 
@@ -140,6 +143,13 @@ class _Decision:
             ("device", f"{device_name}: " + ("found" if self.machine.accelerator else "no accelerator"))
         )
         return device_name
+
+    def _record_routing(self) -> str:
+        """Return the file for what routers choose. Raises: ConfigError if there are no routers."""
+        file = self.settings.record_routing
+        if file is not None and not self.shape.num_experts:
+            raise ConfigError("this is a dense model: it has no routing to record (--record-routing)")
+        return "" if file is None else str(file.absolute())
 
     def _free_bytes(self, device: str) -> int:
         """Return what the engine may use. Raises: CapacityError if the user allows what is not there."""
@@ -170,6 +180,7 @@ class _Decision:
             slab_file=self.settings.slab_file,
             cache_dir=self.settings.cache_dir,
             policy=self.settings.expert_policy,
+            predictor=self.settings.predictor,
         )
 
     def _expert_slots(self, plan: ExpertPlan, kv_bytes: int) -> ExpertSlotsConfig:

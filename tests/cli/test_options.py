@@ -73,6 +73,8 @@ def test_wishes_and_sampling_are_gathered(verb, seen):
         "memory_bytes": 3 * 1024**3,
         "slab_file": None,
         "expert_policy": "auto",
+        "predictor": "auto",
+        "record_routing": None,
         "cache_dir": Path("/tmp/x"),
         "cpu_isa": "",
     }

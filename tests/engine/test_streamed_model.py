@@ -11,12 +11,14 @@ from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine import expert_store
 from moeflow.engine.engine import Engine
+from moeflow.engine.expert_plan import PREDICTORS
 from moeflow.engine.messages import Submission
 from moeflow.engine.settings import Settings, decide
 from moeflow.engine.slab_files import pack
 from moeflow.kernels import cpu
 from moeflow.memory.eviction import POLICIES
 from moeflow.memory.slab_file import read_slab_index
+from moeflow.workload.routing_trace import read_routing_trace
 from tests.memory.slabs import flip_bit
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -40,10 +42,14 @@ def resident_config(model, **settings) -> EngineConfig:
     return decide(Settings(model=model, num_threads=1, kv_cache_bytes=2**20, **settings))
 
 
-def streamed_config(model, slab_file, num_slots, policy="lru", **settings) -> EngineConfig:
+def streamed_config(model, slab_file, num_slots, policy="lru", predictor="none", **settings) -> EngineConfig:
     index = pack(model, slab_file, cache_dir=None, quantize=settings.get("quantize"))
     experts = ExpertSlotsConfig(
-        slab_file=str(slab_file), num_slots=num_slots, slab_bytes=index.spec.slab_bytes, policy=policy
+        slab_file=str(slab_file),
+        num_slots=num_slots,
+        slab_bytes=index.spec.slab_bytes,
+        policy=policy,
+        predictor=predictor,
     )
     return dataclasses.replace(resident_config(model, **settings), experts=experts)
 
@@ -77,9 +83,9 @@ def run(config, prompts=PROMPTS):
 @pytest.mark.parametrize("max_running", [1, 4])
 def test_tokens_are_those_of_the_resident_model(model, tmp_path, quantize, max_running):
     expected = run(resident_config(model, quantize=quantize, max_running=max_running))
-    for policy, num_slots in zip(sorted(POLICIES), (4, 5, 9, 24), strict=True):
+    for policy, predictor, num_slots in zip(sorted(POLICIES), PREDICTORS, (9, 4, 6, 24), strict=True):
         config = streamed_config(
-            model, tmp_path / "slabs", num_slots, policy, quantize=quantize, max_running=max_running
+            model, tmp_path / "slabs", num_slots, policy, predictor, quantize=quantize, max_running=max_running
         )
         assert run(config) == expected
 
@@ -96,7 +102,7 @@ def test_a_slab_that_was_damaged_ends_its_requests_and_the_engine_lives(model, t
     assert len(errors) == len(PROMPTS)
     assert all("layer 0, expert" in error and str(file) in error for error in errors.values())
     assert not any(tokens)
-    for number in range(8):
+    for number in range(8):  # back
         flip_bit(file, index.spec.offset(number) + 17)
     assert answers(engine) == (healthy, {})
     engine.close()
@@ -131,6 +137,30 @@ def test_the_engine_counts_what_comes_from_disk(model, tmp_path):
     assert stats.expert_demand_bytes_total == stats.expert_misses_total * engine.config.experts.slab_bytes
     assert stats.expert_stall_s_total > 0
     engine.close()
+
+
+def test_experts_that_were_read_ahead_are_found(model, tmp_path):
+    engine = Engine.load(streamed_config(model, tmp_path / "slabs", 12, predictor="next-router"))
+    answers(engine, PROMPTS[:1])
+    stats = engine.stats()
+    assert stats.expert_prefetched_bytes_total > 0
+    assert stats.expert_used_bytes_total <= stats.expert_prefetched_bytes_total
+    engine.close()
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_routing_is_recorded_wherever_experts_are(model, tmp_path, is_streamed):
+    settings = {"record_routing": tmp_path / "routing"}
+    config = resident_config(model, **settings)
+    if is_streamed:
+        config = streamed_config(model, tmp_path / "slabs", 5, **settings)
+    assert run(config, PROMPTS[:2]) == run(resident_config(model), PROMPTS[:2])
+    trace = read_routing_trace(tmp_path / "routing")
+    assert (trace.header.num_layers, trace.header.num_experts, trace.header.top_k) == (3, 8, 2)
+    assert trace.header.slab_bytes == cpu.expert_bytes(32, 48, "float32")
+    assert sum(len(routed.ids[0]) for routed in trace.passes) == sum(map(len, PROMPTS[:2])) + 2 * 11
+    assert sum(routed.num_generated for routed in trace.passes) == 2 * 12
+    assert all(routed.compute_s > 0 for routed in trace.passes)
 
 
 def test_a_resident_model_counts_no_experts(model):

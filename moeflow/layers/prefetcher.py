@@ -1,0 +1,82 @@
+"""Reads experts ahead: what a predictor names for the next layer is loaded while this one computes.
+
+Guesses order reads and nothing else; the governor asks after every pass whether they pay.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from torch import Tensor
+
+from moeflow.layers.moe import MoE
+from moeflow.memory.cache_stats import CacheStats
+from moeflow.memory.expert_cache import ExpertCache
+from moeflow.predict.governor import Governor, Outcome
+from moeflow.predict.predictor import Predictor
+
+_MAX_TOKENS: Final = 8  # of a pass; more need so many experts that reads on demand keep the disk busy
+
+
+class NextRouter:
+    """Asks the next layer's router about this layer's input: finds most of the experts without any training."""
+
+    def __init__(self, blocks: Sequence[MoE]) -> None:
+        """Take the blocks of all layers that have experts."""
+        self._blocks = blocks
+        self._guesses: list[list[int]] = [[] for _ in blocks]
+
+    def see_input(self, layer: int, hidden: Tensor) -> None:
+        """Guess the following layer's experts from this layer's input [T, H]."""
+        if layer + 1 < len(self._blocks):
+            topk_ids, _ = self._blocks[layer + 1].route(hidden)
+            self._guesses[layer + 1] = [expert for expert, _ in Counter(topk_ids.flatten().tolist()).most_common()]
+
+    def observe(self, layer: int, expert_ids: Sequence[int]) -> None:
+        """The past does not count."""
+
+    def predict(self, layer: int) -> list[int]:
+        """Return the experts guessed for a layer; none for the first."""
+        return self._guesses[layer]
+
+
+class Prefetcher:
+    """Stands between router, predictor, governor and cache."""
+
+    def __init__(self, cache: ExpertCache, predictor: Predictor, name: str, num_layers: int) -> None:
+        self.note = ""  # what the governor said last
+        self._cache = cache
+        self._predictor = predictor
+        self._governor = Governor(name)
+        self._num_layers = num_layers
+        self._before = CacheStats()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether guesses are followed now."""
+        return self._governor.is_on
+
+    def see(self, layer: int, hidden: Tensor, topk_ids: Tensor) -> None:
+        """Hear what a layer's router chose, once its own loads are queued, and prefetch for the next layer.
+
+        Shapes: hidden [T, H], topk_ids [T, K].
+        """
+        self._predictor.observe(layer, topk_ids.flatten().tolist())
+        if not self._governor.is_on or len(hidden) > _MAX_TOKENS:
+            return
+        if isinstance(self._predictor, NextRouter):
+            self._predictor.see_input(layer, hidden)
+        following = (layer + 1) % self._num_layers
+        self._cache.prefetch(following, self._predictor.predict(following))
+
+    def end_pass(self) -> str | None:
+        """Let the governor judge; return what it says if it switches."""
+        now = self._cache.stats()
+        done, self._before = now - self._before, now
+        said = self._governor.end_pass(
+            Outcome(done.used_bytes, done.wasted_bytes, done.displaced_bytes + done.delayed_bytes)
+        )
+        self.note = said or self.note
+        return said
