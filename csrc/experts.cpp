@@ -58,21 +58,21 @@ void sort_pairs(ExpertsJob& job) {
 // Multiply an expert's pairs with up to four bands, a tile of rows at a time.
 template <typename RowOf, typename Use>
 void for_each_tile(const ExpertsJob& job, const Matrix& weight, int64_t first_band, int bands, int64_t first,
-                   int64_t last, RowOf row_of, Use use) {
+                   int64_t last, const uint8_t* following, RowOf row_of, Use use) {
   alignas(64) float tile_out[kMaxTileRows * kTileStride];
   const void* rows[kMaxTileRows];
   Tile tile{weight.band(first_band), band_bytes(weight.format, weight.cols), bands, rows, 0, weight.cols, tile_out,
-            true};
+            Fetch::kNothing, following};
   for (int64_t at = first; at < last; at += kMaxTileRows) {
     tile.num_rows = static_cast<int>(last - at < kMaxTileRows ? last - at : kMaxTileRows);
     for (int r = 0; r < tile.num_rows; ++r) rows[r] = row_of(at + r);
+    tile.fetch = fetch_in(at == first, at + kMaxTileRows >= last);
     job.isa.tile(weight.format, tile);
-    tile.is_cold = false;
     use(at, tile.num_rows, tile_out);
   }
 }
 
-void up(const ExpertsJob& job, int64_t expert, int64_t group) {
+void up(const ExpertsJob& job, int64_t expert, int64_t group, const uint8_t* following) {
   const ExpertsCall& call = job.call;
   const ExpertLayer& layer = call.layer;
   const Matrix& weight = layer.up[expert];
@@ -81,7 +81,7 @@ void up(const ExpertsJob& job, int64_t expert, int64_t group) {
   const int64_t row = first_band * kBand, first_unit = layer.is_gated ? row / 2 : row;
   const float* const bias = layer.up_bias == nullptr ? nullptr : layer.up_bias + expert * layer.num_up_rows() + row;
   for_each_tile(
-      job, weight, first_band, bands, job.starts[expert], job.starts[expert + 1],
+      job, weight, first_band, bands, job.starts[expert], job.starts[expert + 1], following,
       [&](int64_t at) { return job.x_rows + job.pairs[at] / call.top_k * job.x_bytes; },
       [&](int64_t at, int num_rows, const float* tile_out) {
         job.isa.activate({layer.function, layer.is_gated, tile_out, bias, num_rows, bands,
@@ -89,7 +89,7 @@ void up(const ExpertsJob& job, int64_t expert, int64_t group) {
       });
 }
 
-void down(const ExpertsJob& job, int64_t group, int bands_per_item) {
+void down(const ExpertsJob& job, int64_t group, int bands_per_item, int64_t next_group) {
   const ExpertsCall& call = job.call;
   const int64_t hidden = call.layer.hidden;
   const int64_t first_band = group * bands_per_item, bands_left = num_bands(hidden) - first_band;
@@ -102,8 +102,14 @@ void down(const ExpertsJob& job, int64_t group, int bands_per_item) {
   for (int64_t i = 0; i < job.num_touched; ++i) {
     const int32_t expert = job.touched[i];
     const float* const bias = call.layer.down_bias == nullptr ? nullptr : call.layer.down_bias + expert * hidden + col;
+    const uint8_t* following = nullptr;
+    if (i + 1 < job.num_touched) {
+      following = call.layer.down[job.touched[i + 1]].band(first_band);
+    } else if (next_group * bands_per_item < num_bands(hidden)) {
+      following = call.layer.down[job.touched[0]].band(next_group * bands_per_item);
+    }
     for_each_tile(
-        job, call.layer.down[expert], first_band, bands, job.starts[expert], job.starts[expert + 1],
+        job, call.layer.down[expert], first_band, bands, job.starts[expert], job.starts[expert + 1], following,
         [&](int64_t at) { return job.h_rows + at * job.h_bytes; },
         [&](int64_t at, int num_rows, const float* tile_out) {
           for (int r = 0; r < num_rows; ++r) {
@@ -131,7 +137,12 @@ void run(void* context, Team& team, int) {
   team.barrier();
   const int64_t groups = (num_bands(call.layer.num_up_rows()) + kMaxTileBands - 1) / kMaxTileBands;
   for (int64_t item; (item = team.counter(1).take()) < job.num_touched * groups;) {
-    up(job, job.touched[item / groups], item % groups);
+    const int64_t next = item + team.num_threads();  // if all are as fast
+    const uint8_t* following = nullptr;
+    if (next < job.num_touched * groups) {
+      following = call.layer.up[job.touched[next / groups]].band(next % groups * kMaxTileBands);
+    }
+    up(job, job.touched[item / groups], item % groups, following);
   }
   team.barrier();
   const int64_t num_pairs = call.num_tokens * call.top_k;
@@ -142,7 +153,9 @@ void run(void* context, Team& team, int) {
   // Small layers are cut finer, so that no thread waits long for the one with the last item.
   const int bands_per_item = num_bands(hidden) >= 16 * team.num_threads() ? 4 : 2;
   const int64_t items = (num_bands(hidden) + bands_per_item - 1) / bands_per_item;
-  for (int64_t item; (item = team.counter(3).take()) < items;) down(job, item, bands_per_item);
+  for (int64_t item; (item = team.counter(3).take()) < items;) {
+    down(job, item, bands_per_item, item + team.num_threads());
+  }
 }
 
 }  // namespace

@@ -44,20 +44,22 @@ void write_tile(const Isa& isa, const LinearCall& call, const float* tile_out, i
   }
 }
 
-void multiply(const LinearJob& job, int64_t first_band, int64_t first_row, int64_t last_row) {
+void multiply(const LinearJob& job, int64_t first_band, int64_t first_row, int64_t last_row,
+              const uint8_t* following) {
   const LinearCall& call = job.call;
   alignas(64) float tile_out[kMaxTileRows * kTileStride];
   const void* rows[kMaxTileRows];
   const int64_t bands = num_bands(call.weight.rows) - first_band;
   Tile tile{call.weight.band(first_band), band_bytes(call.weight.format, call.weight.cols),
-            static_cast<int>(bands < kMaxTileBands ? bands : kMaxTileBands), rows, 0, call.weight.cols, tile_out, true};
+            static_cast<int>(bands < kMaxTileBands ? bands : kMaxTileBands), rows, 0, call.weight.cols, tile_out,
+            Fetch::kNothing, following};
   const int64_t col = first_band * kBand, cols_left = call.weight.rows - col;
   const int64_t num_cols = cols_left < tile.num_bands * kBand ? cols_left : tile.num_bands * kBand;
   for (int64_t row = first_row; row < last_row; row += kMaxTileRows) {
     tile.num_rows = static_cast<int>(last_row - row < kMaxTileRows ? last_row - row : kMaxTileRows);
     for (int r = 0; r < tile.num_rows; ++r) rows[r] = job.prepared + (row + r) * job.row_bytes;
+    tile.fetch = fetch_in(row == first_row, row + kMaxTileRows >= last_row);
     job.isa.tile(call.weight.format, tile);
-    tile.is_cold = false;
     write_tile(job.isa, call, tile_out, row, tile.num_rows, col, num_cols);
   }
 }
@@ -71,10 +73,13 @@ void run(void* context, Team& team, int thread_idx) {
   }
   const int64_t groups = (num_bands(call.weight.rows) + kMaxTileBands - 1) / kMaxTileBands;
   const int64_t blocks = (call.num_rows + kRowBlock - 1) / kRowBlock;
+  const auto first_band = [&](int64_t item) { return item % groups * kMaxTileBands; };
   for (int64_t item; (item = team.counter(1).take()) < groups * blocks;) {
     const int64_t first_row = item / groups * kRowBlock;
     const int64_t last_row = first_row + kRowBlock < call.num_rows ? first_row + kRowBlock : call.num_rows;
-    multiply(job, item % groups * kMaxTileBands, first_row, last_row);
+    const int64_t next = item + team.num_threads();  // if all are as fast
+    multiply(job, first_band(item), first_row, last_row,
+             next < groups * blocks ? call.weight.band(first_band(next)) : nullptr);
   }
 }
 

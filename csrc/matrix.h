@@ -76,6 +76,16 @@ static inline int64_t activation_bytes(Activation kind, int64_t cols) {
   return 0;
 }
 
+// What memory is asked for while a tile is computed: nothing; the tile's own lines some way ahead and, past their end,
+// the first that follow; or all that follow, because its own were read just before.
+enum class Fetch : int32_t { kNothing = 0, kOwn = 1, kFollowing = 2 };
+
+// For one of several tiles that read the same bands, one after another.
+static inline Fetch fetch_in(bool is_first, bool is_last) {
+  if (is_first) return Fetch::kOwn;
+  return is_last ? Fetch::kFollowing : Fetch::kNothing;
+}
+
 // A tile: some activation rows against some neighbouring bands, results written to out[row][16 * num_bands].
 struct Tile {
   const uint8_t* bands;       // first band
@@ -85,11 +95,12 @@ struct Tile {
   int num_rows;               // at most kMaxTileRows
   int64_t cols;               // of the matrix, before filling up
   float* out;                 // [num_rows][kMaxTileBands * kBand], always this stride
-  bool is_cold;               // whether the bands were not read just before, so that it pays to fetch them ahead
+  Fetch fetch;
+  const uint8_t* following;   // bands that are likely to be read next, or null
 };
 
 constexpr int kMaxTileBands = 4;
-constexpr int kMaxTileRows = 6;
+constexpr int kMaxTileRows = 12;
 constexpr int kTileStride = kMaxTileBands * kBand;
 
 }  // namespace moeflow

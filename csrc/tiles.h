@@ -1,6 +1,6 @@
 // The inner loops, written once with GCC's vector extensions and compiled once per instruction set. A unit that
-// includes this defines before: ISA_NAMESPACE, ISA_NAME, ROW_TILE (rows whose accumulators fit the registers
-// beside BAND_TILE bands) and, if it has one, MOEFLOW_VNNI or MOEFLOW_BF16.
+// includes this defines before: ISA_NAMESPACE, ISA_NAME, ROW_TILE (rows whose accumulators fit the registers beside
+// BAND_TILE bands), ROW_TILE_OF_TWO (those that fit beside two bands) and, if it has one, MOEFLOW_VNNI or MOEFLOW_BF16.
 //
 // Every output lane adds up k in order with one chain of operations that is the same in all tile sizes: that
 // is what makes a row's bits independent of its batch.
@@ -209,6 +209,46 @@ FORCE_INLINE void store_tile(const Tile& t, const FloatLanes (&acc)[R][B][kParts
       }
 }
 
+// Has what is multiplied later fetched while other lines are multiplied.
+//
+// With several rows, or with halves to take apart, a line is so much work that the processor does not look ahead to
+// the next ones by itself (Zen 5, 6 rows: 28 GB/s of int8 weights instead of 18).
+template <int B>
+class Ahead {
+ public:
+  static constexpr int64_t kLinesAhead = 32;
+
+  // Of each band, `num_lines` are multiplied, which come after `head` bytes.
+  Ahead(const Tile& t, int64_t head, int64_t num_lines) : stride_(t.band_stride) {
+    if (t.fetch == Fetch::kNothing) return;
+    const int64_t lines = t.fetch == Fetch::kOwn && kLinesAhead < num_lines ? kLinesAhead : num_lines;
+    turn_ = num_lines - lines;
+    own_ = t.bands + head + lines * 64;
+    if (t.following == nullptr) return;
+    following_ = t.following + head - turn_ * 64;
+    following_head_ = t.following;
+  }
+
+  // While line `line` is multiplied.
+  void fetch(int64_t line) const {
+    const uint8_t* const from = line < turn_ ? own_ : following_;
+    if (from == nullptr) return;
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) __builtin_prefetch(from + b * stride_ + line * 64);
+  }
+
+  // While the part of the head at `offset` is used.
+  void fetch_head(int64_t offset) const {
+    if (following_head_ == nullptr) return;
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) __builtin_prefetch(following_head_ + b * stride_ + offset);
+  }
+
+ private:
+  int64_t stride_, turn_ = 0;
+  const uint8_t *own_ = nullptr, *following_ = nullptr, *following_head_ = nullptr;
+};
+
 // Where part `part` of the 64-byte line at `offset` in band `band` begins.
 FORCE_INLINE const uint8_t* line_part(const Tile& t, int band, int64_t offset, int part) {
   return t.bands + band * t.band_stride + offset + part * kLanes * 4;
@@ -217,7 +257,9 @@ FORCE_INLINE const uint8_t* line_part(const Tile& t, int band, int64_t offset, i
 template <int R, int B>
 void tile_f32(const Tile& t) {
   FloatLanes acc[R][B][kParts] = {};
+  const Ahead<B> ahead(t, 0, padded_cols(t.cols));
   for (int64_t k = 0; k < t.cols; ++k) {
+    ahead.fetch(k);
     FloatLanes w[B][kParts];
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b)
@@ -239,7 +281,9 @@ template <int R, int B>
 void tile_bf16(const Tile& t) {
   FloatLanes acc[R][B][kParts] = {};
   const int64_t pairs = padded_cols(t.cols) / 2;
+  const Ahead<B> ahead(t, 0, pairs);
   for (int64_t pair = 0; pair < pairs; ++pair) {
+    ahead.fetch(pair);
     BitLanes w[B][kParts];
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b)
@@ -339,20 +383,18 @@ struct Int8Row {
 
 // Both integer formats: exact integer sums within a group, then one multiply-add a group in floats, which are
 // kept in the out tile so that the registers hold a large tile of integer sums.
-//
-// With several rows, or with halves to take apart, a group is so much work that the processor does not look ahead to
-// the next ones by itself: their lines are asked for (Zen 5, 6 rows: 28 GB/s of int8 weights instead of 18).
 template <int R, int B, bool kIsInt4>
 void tile_int(const Tile& t) {
   const int64_t k = padded_cols(t.cols), groups = k / kGroup;
   const int64_t head = scale_bytes(kIsInt4 ? Format::kINT4 : Format::kINT8, t.cols);
   constexpr int kLines = kIsInt4 ? 4 : 8;  // of 64 bytes, in a group
-  constexpr int kLinesAhead = 32;
   constexpr int32_t kOffset = kIsInt4 ? 8 : kInt8Offset;
   Int8Row rows[R];
   for (int r = 0; r < R; ++r) rows[r] = Int8Row(t.rows[r], k);
   FloatLanes total[R][B][kParts] = {};
+  const Ahead<B> ahead(t, head, groups * kLines);
   for (int64_t g = 0; g < groups; ++g) {
+    if (g % 2 == 0) ahead.fetch_head(g * kBand * 2);
     IntLanes acc[R][B][kParts];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
@@ -363,10 +405,7 @@ void tile_int(const Tile& t) {
 #pragma GCC unroll 8
     for (int line = 0; line < kLines; ++line) {
       const int64_t at = head + (g * kLines + line) * 64;
-      if ((R > 1 || kIsInt4) && t.is_cold) {
-#pragma GCC unroll 4
-        for (int b = 0; b < B; ++b) __builtin_prefetch(line_part(t, b, at + kLinesAhead * 64, 0));
-      }
+      ahead.fetch(g * kLines + line);
 #pragma GCC unroll 4
       for (int p = 0; p < kParts; ++p) {
         BitLanes w[B];
@@ -415,18 +454,28 @@ void tile_of(Format format, const Tile& t) {
   }
 }
 
-// Compute any tile from the sizes that fit this instruction set's registers.
+// Compute any tile from the sizes that fit this instruction set's registers. More rows than make a tile of usual shape
+// take a tall one of two bands: two tiles, of six rows and of one or two, would take longer and have memory idle while
+// the second reads the bands from the cache.
 void tile(Format format, const Tile& whole) {
   for (int row = 0; row < whole.num_rows;) {
-    const int rows = whole.num_rows - row < ROW_TILE ? whole.num_rows - row : ROW_TILE;
+    const int rows_left = whole.num_rows - row;
+    const bool is_tall = rows_left > ROW_TILE && ROW_TILE_OF_TWO > ROW_TILE && whole.num_bands % 2 == 0;
+    const int most = is_tall ? ROW_TILE_OF_TWO : ROW_TILE, rows = rows_left < most ? rows_left : most;
     for (int band = 0; band < whole.num_bands;) {
       const int left = whole.num_bands - band;
-      const int bands = left >= 4 && BAND_TILE >= 4 ? 4 : left >= 2 ? 2 : 1;
+      const int bands = left >= 4 && BAND_TILE >= 4 && !is_tall ? 4 : left >= 2 ? 2 : 1;
       Tile part = whole;
       part.bands = whole.bands + band * whole.band_stride;
       part.rows = whole.rows + row;
       part.out = whole.out + row * kTileStride + band * kBand;
-      part.is_cold = whole.is_cold && row == 0;
+      if (row > 0) {
+        part.fetch = Fetch::kNothing;
+      } else if (whole.fetch == Fetch::kFollowing) {
+        if (whole.following != nullptr) part.following = whole.following + band * whole.band_stride;
+      } else if (band + bands < whole.num_bands) {
+        part.following = part.bands + bands * whole.band_stride;
+      }
       switch (rows * 8 + bands) {
 #define MOEFLOW_TILE(R, B) \
   case R * 8 + B:          \
@@ -448,6 +497,14 @@ void tile(Format format, const Tile& whole) {
         MOEFLOW_TILE(4, 4)
         MOEFLOW_TILE(5, 4)
         MOEFLOW_TILE(6, 4)
+#endif
+#if ROW_TILE_OF_TWO >= 12
+        MOEFLOW_TILE(7, 2)
+        MOEFLOW_TILE(8, 2)
+        MOEFLOW_TILE(9, 2)
+        MOEFLOW_TILE(10, 2)
+        MOEFLOW_TILE(11, 2)
+        MOEFLOW_TILE(12, 2)
 #endif
       }
       band += bands;
