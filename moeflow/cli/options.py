@@ -109,6 +109,18 @@ _ENGINE_OPTIONS = [
         type=click.Path(dir_okay=False, path_type=Path),
         help="Append which experts each token used to this file, for `moeflow simulate cache`.",
     ),
+    click.option(
+        "--trace",
+        "trace_file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Write at the end what was computed, read and waited for when, for ui.perfetto.dev.",
+    ),
+    click.option(
+        "--graph",
+        "graph_file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Write the tasks of a pass and what they wait for, for GraphViz.",
+    ),
     cache_dir_option,
 ]
 _ENGINE_NAMES = (
@@ -126,6 +138,8 @@ _ENGINE_NAMES = (
     "expert_policy",
     "predictor",
     "record_routing",
+    "trace_file",
+    "graph_file",
     "cache_dir",
 )
 

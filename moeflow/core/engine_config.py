@@ -51,4 +51,6 @@ class EngineConfig:
     experts: ExpertSlotsConfig | None = None  # None: all experts are resident
     memory_bytes: int = 0  # that the user allows in all; 0: what there is
     record_routing: str = ""  # file that gets what routers choose; empty: none
+    graph_file: str = ""  # file that gets a pass's tasks as a graph; empty: none
+    trace_file: str = ""  # file that gets what each lane did when, at the end; empty: none
     reasons: tuple[tuple[str, str], ...] = ()  # (setting, why it was decided so), for people

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from time import perf_counter_ns
+from typing import Any, TypeVar, cast
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
@@ -18,7 +19,7 @@ from moeflow.engine.messages import ExpertStats
 from moeflow.engine.slab_files import ensure_slab_file
 from moeflow.kernels.cpu import PackedExperts
 from moeflow.kernels.weight_format import WeightFormat
-from moeflow.layers.cached_experts import ExpertPool
+from moeflow.layers.cached_experts import WAITS, ExpertPool, Spanned
 from moeflow.layers.decoder import CausalLM
 from moeflow.layers.moe import MoE
 from moeflow.layers.prefetcher import NextRouter, Prefetcher
@@ -33,8 +34,9 @@ from moeflow.predict.frequency import FrequencyPredictor
 from moeflow.predict.predictor import Predictor
 from moeflow.predict.previous_token import PreviousTokenPredictor
 from moeflow.runtime.lane import Lane
-from moeflow.runtime.trace import Label, Trace
+from moeflow.runtime.trace import Label, Row, Trace
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
@@ -80,6 +82,8 @@ class ExpertStore:
             storage=arena.slots,
         )
         self.pool = ExpertPool(self.cache, experts)
+        if trace is not None:
+            self.pool.spanned = traced_on(trace.row("experts"))
 
     @classmethod
     def open(
@@ -157,3 +161,16 @@ class ExpertStore:
         self.cache.drain()
         self._lane.close()
         self._reader.close()
+
+
+def traced_on(row: Row) -> Spanned:
+    """Return a caller of functions that takes down on a row how long they took."""
+
+    def spanned(name: str, layer: int, function: Callable[..., T], /, *args: Any) -> T:
+        start_ns = perf_counter_ns()
+        try:
+            return function(*args)
+        finally:
+            row.record(Label(name, layer), start_ns, perf_counter_ns(), is_blocked=name == WAITS)
+
+    return spanned

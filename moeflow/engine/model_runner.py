@@ -29,10 +29,16 @@ from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.decoder import CausalLM
+from moeflow.layers.moe import MoE
 from moeflow.layers.placement import Placement, WeightFormats
 from moeflow.memory.kv_storage import KVStorage
 from moeflow.models.loading import load_model
 from moeflow.models.registry import read_model_config
+from moeflow.pipeline.streaming import streaming
+from moeflow.pipeline.task import Task, TaskMaker
+from moeflow.runtime.dot import write_dot
+from moeflow.runtime.perfetto import write_perfetto
+from moeflow.runtime.trace import Label, Trace
 from moeflow.workload.routing_trace import RoutingRecorder, TraceHeader
 
 
@@ -75,12 +81,15 @@ class ModelRunner:
         info: ModelInfo,
         experts: ExpertStore | None = None,
         recorder: RoutingRecorder | None = None,
+        trace: Trace | None = None,
     ) -> None:
-        """Take a model, where its experts come from unless all are in memory, and who records its routing."""
+        """Take a model, where its experts come from unless all are in memory, and who takes down what happens."""
         self.info = info
         self._model = model
         self._experts = experts
         self._recorder = recorder
+        self._trace, self._trace_file = trace, Path(config.trace_file)
+        self._row = None if trace is None else trace.row("passes")
         self._no_expert_stats = ExpertStats(memory_limit_bytes=config.memory_bytes)
         self._device = torch.device(config.device)
         self._block_size = config.scheduler.block_size
@@ -101,17 +110,20 @@ class ModelRunner:
         _set_up_threads(config)
         with closing(open_checkpoint(config.model_path)) as checkpoint, ExitStack() as on_failure:
             experts = recorder = None
+            trace = Trace() if config.trace_file else None
             if config.record_routing:
                 recorder = RoutingRecorder(Path(config.record_routing), _trace_header(checkpoint, config))
                 on_failure.callback(recorder.close)
             if config.experts is not None:
-                experts = ExpertStore.open(checkpoint, config, on_bytes=progress)
+                experts = ExpertStore.open(checkpoint, config, on_bytes=progress, trace=trace)
                 on_failure.callback(experts.close)
             place = _placement(config, experts, recorder)
             model = load_model(checkpoint, place, num_threads=config.num_threads, progress=progress)
             if experts is not None:
                 experts.predict_for(model)
-            runner = cls(model, config, _describe(model.config, checkpoint, config), experts, recorder)
+            if config.graph_file:
+                write_dot(_tasks(model, config), Path(config.graph_file))
+            runner = cls(model, config, _describe(model.config, checkpoint, config), experts, recorder, trace)
             on_failure.pop_all()
             return runner
 
@@ -120,11 +132,14 @@ class ModelRunner:
         return self._no_expert_stats if self._experts is None else self._experts.stats()
 
     def close(self) -> None:
-        """End what reads experts and what records; the model cannot be run any more."""
+        """End what reads experts and what records; the model cannot be run any more. Raises: OSError from the trace."""
         if self._experts is not None:
             self._experts.close()
         if self._recorder is not None:
             self._recorder.close()
+        if self._trace is not None:
+            write_perfetto(self._trace, self._trace_file)
+            self._trace = None
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> PassResult:
@@ -140,17 +155,20 @@ class ModelRunner:
         """Tell those who watch passes that one begins, and how it ends."""
         if self._experts is not None:
             self._experts.begin_pass()
-        start_s, stall_s = time.perf_counter(), self._stall_s()
+        start_ns, stall_s = time.perf_counter_ns(), self._stall_s()
         try:
             yield
         except BaseException:
             if self._recorder is not None:
                 self._recorder.drop_pass()
             raise
+        end_ns = time.perf_counter_ns()
         if self._experts is not None:
             self._experts.end_pass()
+        if self._row is not None:
+            self._row.record(Label(f"pass of {batch.num_tokens} tokens"), start_ns, end_ns)
         if self._recorder is not None:
-            compute_s = time.perf_counter() - start_s - (self._stall_s() - stall_s)
+            compute_s = (end_ns - start_ns) / 1e9 - (self._stall_s() - stall_s)
             num_generated = sum(entry.samples for entry in batch.entries)
             self._recorder.end_pass(num_generated=num_generated, compute_s=compute_s)
 
@@ -232,6 +250,13 @@ def _trace_header(checkpoint: Checkpoint, config: EngineConfig) -> TraceHeader:
         top_k=shape.top_k,
         slab_bytes=cpu.expert_bytes(*expert_shape, cast(WeightFormat, config.weight_format)) if config.cpu_isa else 0,
     )
+
+
+def _tasks(model: CausalLM, config: EngineConfig) -> Iterator[Task]:
+    """Yield the tasks of a pass; one in which nothing can overlap is a single task."""
+    if config.experts is None:
+        return iter([TaskMaker()("forward")])
+    return streaming([isinstance(layer.mlp, MoE) for layer in model.layers])
 
 
 def _row_offsets(batch: Batch) -> dict[Request, int]:

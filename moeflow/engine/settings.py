@@ -60,6 +60,8 @@ class Settings:
     expert_policy: str = "auto"  # which expert leaves memory for another
     predictor: str = "auto"  # what experts are read ahead by
     record_routing: Path | None = None  # file that gets what routers choose
+    graph_file: Path | None = None  # file that gets a pass's tasks as a graph, for GraphViz
+    trace_file: Path | None = None  # file that gets what each lane did when, for Perfetto
     cpu_isa: str = ""  # the best instruction set that the CPU kernels may use; empty: the best there is
     cache_dir: Path | None = None  # where the built-in model and packed experts are kept
 
@@ -126,6 +128,8 @@ class _Decision:
             experts=None if plan is None else self._expert_slots(plan, kv_bytes),
             memory_bytes=self.settings.memory_bytes or 0,
             record_routing=self._record_routing(),
+            graph_file="" if self.settings.graph_file is None else str(self.settings.graph_file.absolute()),
+            trace_file="" if self.settings.trace_file is None else str(self.settings.trace_file.absolute()),
             reasons=tuple(self.reasons),
         )
 

@@ -75,6 +75,8 @@ def test_wishes_and_sampling_are_gathered(verb, seen):
         "expert_policy": "auto",
         "predictor": "auto",
         "record_routing": None,
+        "trace_file": None,
+        "graph_file": None,
         "cache_dir": Path("/tmp/x"),
         "cpu_isa": "",
     }

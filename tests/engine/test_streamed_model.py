@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 
 import pytest
@@ -161,6 +162,23 @@ def test_routing_is_recorded_wherever_experts_are(model, tmp_path, is_streamed):
     assert sum(len(routed.ids[0]) for routed in trace.passes) == sum(map(len, PROMPTS[:2])) + 2 * 11
     assert sum(routed.num_generated for routed in trace.passes) == 2 * 12
     assert all(routed.compute_s > 0 for routed in trace.passes)
+
+
+def test_a_trace_shows_passes_experts_and_reads(model, tmp_path):
+    run(streamed_config(model, tmp_path / "slabs", 5, trace_file=tmp_path / "trace.json"), PROMPTS[:1])
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    rows = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert rows == {"passes", "experts", "disk 0", "disk 1"}
+    spans = {event["name"] for event in events if event["ph"] == "X"}
+    assert {"pass of 5 tokens", "pass of 1 tokens", "experts 2", "waits for experts 0", "read 1"} <= spans
+
+
+def test_a_graph_shows_what_a_pass_waits_for(model, tmp_path):
+    file = tmp_path / "pass.dot"
+    run(streamed_config(model, tmp_path / "slabs", 5, graph_file=file), PROMPTS[:1])
+    assert file.read_text().count('label="load_experts\\nlayer') == 3
+    run(resident_config(model, graph_file=file), PROMPTS[:1])
+    assert file.read_text().count("label=") == 3  # one task, the lanes and their only one
 
 
 def test_a_resident_model_counts_no_experts(model):
