@@ -37,7 +37,9 @@ class TransformersWorker:
         cache = self._caches.get((num, length))
         if cache is None:
             cache = self._caches[num, length] = self._run(torch.tensor(prompts), DynamicCache()).past_key_values
-        cache.crop(length)
+        excess = cache.get_seq_length() - length
+        if excess:
+            cache.crop(-excess)
         start = time.perf_counter()
         for _ in range(new_tokens):
             self._run(torch.randint(FIRST_ORDINARY_TOKEN, self.vocab_size, (num, 1)), cache)
