@@ -1,0 +1,63 @@
+"""What is read ahead: the predictor's guesses, for passes of few tokens, as long as the governor lets it."""
+
+from __future__ import annotations
+
+import torch
+
+from moeflow.layers.prefetcher import NextRouter, Prefetcher
+from moeflow.memory.cache_stats import CacheStats
+from moeflow.predict.governor import WINDOW_PASSES
+
+
+class Cache:
+    def __init__(self):
+        self.asked = []
+        self.counted = CacheStats()
+
+    def prefetch(self, layer, experts):
+        self.asked.append((layer, list(experts)))
+
+    def stats(self):
+        return self.counted
+
+
+class Block:
+    """Sends every token to the expert that its input names, and to the one after it."""
+
+    def route(self, hidden):
+        first = hidden[:, :1].long()
+        return torch.cat([first, first + 1], dim=1), torch.ones(len(hidden), 2)
+
+
+def inputs(*experts):
+    return torch.tensor([[float(expert), 0.0] for expert in experts])
+
+
+def test_the_next_layers_router_is_asked_and_the_commonest_come_first():
+    cache = Cache()
+    prefetcher = Prefetcher(cache, NextRouter([Block(), Block()]), "next-router", 2)
+    chosen = torch.zeros(3, 2, dtype=torch.int64)
+    prefetcher.see(0, inputs(4, 5, 5), chosen)
+    prefetcher.see(1, inputs(1, 1, 1), chosen)
+    assert cache.asked == [(1, [5, 6, 4]), (0, [])]
+
+
+def test_a_pass_of_many_tokens_reads_nothing_ahead():
+    cache = Cache()
+    prefetcher = Prefetcher(cache, NextRouter([Block(), Block()]), "next-router", 2)
+    prefetcher.see(0, inputs(*range(9)), torch.zeros(9, 2, dtype=torch.int64))
+    assert cache.asked == []
+
+
+def test_a_predictor_that_does_not_pay_is_switched_off_and_that_is_said():
+    cache = Cache()
+    prefetcher = Prefetcher(cache, NextRouter([Block(), Block()]), "next-router", 2)
+    for number in range(WINDOW_PASSES):
+        assert prefetcher.is_on
+        cache.counted = CacheStats(wasted_bytes=1000 * (number + 1))
+        said = prefetcher.end_pass()
+    assert not prefetcher.is_on
+    assert said == prefetcher.note
+    assert "does not pay" in prefetcher.note
+    prefetcher.see(0, inputs(4), torch.zeros(1, 2, dtype=torch.int64))
+    assert cache.asked == []
