@@ -29,6 +29,7 @@ KV_SHARE = 0.25  # of what is free once the weights are loaded
 KV_SHARE_BESIDE_SLOTS = 0.125  # if experts come from disk: the more of them are in memory, the less is read
 LEAST_KV_TOKENS = 2048  # weights that leave no room for so many do not count as fitting into --memory
 PROCESS_BYTES = 512 * MIB  # Python, torch and the work space of a pass, measured with the built-in model
+SERVER_BYTES = 160 * MIB  # the process that speaks HTTP, beyond what PROCESS_BYTES has to spare: measured likewise
 KV_DTYPES = {"float32": (4, 0), "bfloat16": (2, 0), "int8": (1, 4)}  # bytes of a value, of a head's scale
 
 _SMALLER = {  # what to ask for instead of a format
@@ -56,6 +57,7 @@ class Settings:
     kv_cache_bytes: int | None = None
     prefix_caching: bool = True
     memory_bytes: int | None = None  # for everything; experts that do not fit come from disk
+    is_served: bool = False  # by a process of its own, which memory_bytes has to cover, too
     slab_file: Path | None = None  # which holds these experts, or will; None: one in cache_dir
     expert_policy: str = "auto"  # which expert leaves memory for another
     predictor: str = "auto"  # what experts are read ahead by
@@ -168,7 +170,7 @@ class _Decision:
                 f"a memory limit of {format_bytes(allowed)} is asked for, but {format_bytes(have)} are free: "
                 "ask for less or free memory"
             )
-        return allowed
+        return allowed - SERVER_BYTES if self.settings.is_served else allowed
 
     def _expert_plan(self, weights: WeightChoice, dtype: str) -> ExpertPlan | None:
         """Return how experts come from disk; None if there are none, or all that is needed fits into memory."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import signal
 import socket
@@ -49,7 +50,7 @@ def serve(prepare: Callable[[], Settings], config: ServerConfig) -> int:
     """
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of clients that leave while they are written to
     with listen(config) as listener:
-        engine_config = decide(prepare())
+        engine_config = decide(dataclasses.replace(prepare(), is_served=True))
         if not config.is_loopback and config.api_key is None:
             print(
                 f"warning: everybody who can reach {config.host} may use this server; set an API key", file=sys.stderr

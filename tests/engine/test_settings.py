@@ -10,7 +10,7 @@ import torch
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.units import GIB, MIB
 from moeflow.engine.machine import Machine, measure_machine
-from moeflow.engine.settings import KV_DTYPES, PROCESS_BYTES, Settings, decide
+from moeflow.engine.settings import KV_DTYPES, PROCESS_BYTES, SERVER_BYTES, Settings, decide
 from moeflow.kernels import cpu
 from moeflow.memory.kv_storage import KVStorage
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -211,6 +211,7 @@ def test_experts_go_to_disk_if_the_memory_limit_asks_for_it(wide_model, tmp_path
     assert tight.experts.slab_file.startswith(str(tmp_path / "experts"))
     mine = config(PROCESS_BYTES + 32 * MIB, slab_file=tmp_path / "mine", expert_policy="lru")
     assert (mine.experts.slab_file, mine.experts.policy) == (str(tmp_path / "mine"), "lru")
+    assert config(PROCESS_BYTES + SERVER_BYTES + 32 * MIB, is_served=True).experts == tight.experts
 
 
 @needs_extension
