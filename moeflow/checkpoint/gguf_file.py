@@ -40,11 +40,6 @@ _UNQUANTIZED = {
     GGMLQuantizationType.BF16: torch.bfloat16,
 }
 _BLOCKS: dict[GGMLQuantizationType, BlockKind] = {GGMLQuantizationType.Q8_0: "Q8_0", GGMLQuantizationType.Q4_0: "Q4_0"}
-_STORED_AS = {
-    GGMLQuantizationType.F32: "float32",
-    GGMLQuantizationType.F16: "float16",
-    GGMLQuantizationType.BF16: "bfloat16",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +78,7 @@ class GGUFFile:
         if not self._parts:
             raise CheckpointError("holds no weights", file=path, remedy=DOWNLOAD_AGAIN)
         self.tensors: Mapping[str, TensorInfo] = {
-            name: TensorInfo(
-                part.shape, part.num_bytes, _STORED_AS.get(part.quantization, part.quantization.name), path
-            )
+            name: TensorInfo(part.shape, part.num_bytes, _stored_as(part.quantization), path)
             for name, part in self._parts.items()
         }
         self.dtype: torch.dtype = _commonest_dtype(self._parts)
@@ -100,7 +93,7 @@ class GGUFFile:
         num_rows, num_cols = part.shape
         row_bytes = part.num_bytes // max(num_rows, 1)
         data = self._file.read(part.start + start * row_bytes, (stop - start) * row_bytes, name)
-        numbers = _numbers_of_rows(num_rows, part.pair_heads)[start:stop]
+        numbers = _numbers_of_rows(part, start, stop)
         kind = _BLOCKS.get(part.quantization)
         if kind is not None:
             return StoredRows(data.view(stop - start, row_bytes), numbers, kind)
@@ -176,10 +169,16 @@ def _pairs_to_halves(weights: torch.Tensor, num_heads: int) -> torch.Tensor:
     return pairs.transpose(1, 2).reshape(weights.shape)
 
 
-def _numbers_of_rows(num_rows: int, pair_heads: int) -> torch.Tensor:
-    """Return which row of Hugging Face's matrix each row of the file is."""
-    numbers = torch.arange(num_rows)
-    return _pairs_to_halves(numbers, pair_heads).argsort() if pair_heads else numbers
+def _stored_as(quantization: GGMLQuantizationType) -> str:
+    dtype = _UNQUANTIZED.get(quantization)
+    return quantization.name if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def _numbers_of_rows(part: _Part, start: int, stop: int) -> torch.Tensor:
+    """Return which rows of Hugging Face's matrix the rows [start, stop) of the file are."""
+    if not part.pair_heads:
+        return torch.arange(start, stop)
+    return _pairs_to_halves(torch.arange(part.shape[0]), part.pair_heads).argsort()[start:stop]
 
 
 def _commonest_dtype(parts: Mapping[str, _Part]) -> torch.dtype:

@@ -31,7 +31,6 @@ CONVERT_PICKLE = (
 )
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # Tables that old checkpoints carry and every implementation computes itself; in whatever dtype.
 _COMPUTED_TABLE = re.compile(r"(^|\.)(rotary_emb\.inv_freq|position_ids)$")
 _NAMES_SHOWN = 5
@@ -71,7 +70,7 @@ class SafetensorsFolder:
         if not self._entries:
             raise CheckpointError("holds no weights", file=next(iter(shards)), remedy=DOWNLOAD_AGAIN)
         self.tensors: Mapping[str, TensorInfo] = {
-            name: TensorInfo(entry.shape, entry.num_bytes, _DTYPE_NAMES[entry.dtype], file)
+            name: TensorInfo(entry.shape, entry.num_bytes, str(_DTYPES[entry.dtype]).removeprefix("torch."), file)
             for name, (file, entry) in self._entries.items()
         }
         self.dtype: torch.dtype = _commonest_dtype(entry for _, entry in self._entries.values())

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from moeflow.kernels.activation import NONLINEARITIES, Nonlinearity
+from moeflow.kernels.cpu_arguments import address
 from moeflow.kernels.lazy_memory import allocate_lazily
 from moeflow.kernels.weight_format import BLOCK_BYTES, GROUP_SIZE, WEIGHT_FORMATS, BlockKind, WeightFormat
 
@@ -232,8 +233,8 @@ class PackedExperts:
             *addresses,
             NONLINEARITIES.index(function),
             is_gated,
-            _address(self.up_bias),
-            _address(self.down_bias),
+            address(self.up_bias),
+            address(self.down_bias),
         )
 
     @classmethod
@@ -350,7 +351,7 @@ def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, residual
     if residual is not None:
         _check(residual, (num_rows, weight.rows), "residual")
     out = torch.empty(num_rows, weight.rows)
-    _cpu.linear(weight.handle, x.data_ptr(), num_rows, x.stride(0), _address(bias), _address(residual), out.data_ptr())
+    _cpu.linear(weight.handle, x.data_ptr(), num_rows, x.stride(0), address(bias), address(residual), out.data_ptr())
     return out
 
 
@@ -378,7 +379,7 @@ def experts(
         top_k,
         topk_ids.data_ptr(),
         topk_weights.data_ptr(),
-        _address(residual),
+        address(residual),
         out.data_ptr(),
     )
     return out
@@ -392,10 +393,6 @@ def _check(tensor: Tensor, shape: tuple[int, ...], name: str) -> None:
 def _describe(tensor: Tensor) -> str:
     name = str(tensor.dtype).removeprefix("torch.")
     return f"{name} {list(tensor.shape)}" + ("" if tensor.is_contiguous() else f" with strides {list(tensor.stride())}")
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _whole_bands(rows: int) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.cpu_arguments import address
 from moeflow.kernels.kv_blocks import KVBlocks
 
 try:
@@ -41,7 +42,7 @@ def attend(q: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, sliding_win
         len(metadata.spans),
         metadata.table.buffer_info()[0],
         sliding_window or 0,
-        0 if masks is None else masks.data_ptr(),
+        address(masks),
         out.data_ptr(),
     )
     return out

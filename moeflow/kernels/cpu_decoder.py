@@ -13,7 +13,7 @@ from torch import Tensor
 from moeflow.kernels import cpu
 from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.kernels.cpu import PackedWeight
-from moeflow.kernels.cpu_checks import check_floats
+from moeflow.kernels.cpu_arguments import address, check_floats
 from moeflow.kernels.cpu_stages import MoEStage
 from moeflow.kernels.heads import Heads
 from moeflow.kernels.kv_blocks import KVBlocks
@@ -64,7 +64,7 @@ class PackedDecoder:
             metadata.slots.data_ptr(),
             len(metadata.spans),
             metadata.table.buffer_info()[0],
-            0 if masks is None else masks.data_ptr(),
+            address(masks),
         )
         return hidden
 
@@ -77,16 +77,16 @@ def _bind(layer: PackedLayer) -> object:
     check_floats(layer.input_norm, (layer.qkv.cols,))
     return _cpu.DecoderLayer(
         qkv=layer.qkv.handle,
-        qkv_bias=_address(layer.qkv_bias),
+        qkv_bias=address(layer.qkv_bias),
         input_norm=layer.input_norm.data_ptr(),
         num_heads=heads.num_heads,
-        q_norm=_address(heads.q_norm),
-        k_norm=_address(heads.k_norm),
+        q_norm=address(heads.q_norm),
+        k_norm=address(heads.k_norm),
         norm_all_heads=heads.norms_all_heads,
         clip=heads.clip or 0.0,
         sliding_window=layer.sliding_window or 0,
         o_proj=stage.o_proj.handle,
-        o_bias=_address(stage.o_bias),
+        o_bias=address(stage.o_bias),
         norm=stage.norm.data_ptr(),
         eps=stage.eps,
         router=None if stage.router is None else stage.router.handle,
@@ -94,7 +94,3 @@ def _bind(layer: PackedLayer) -> object:
         top_k=stage.choose.top_k,
         renormalize=stage.choose.renormalize,
     )
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from moeflow.kernels import cpu
+from moeflow.kernels.cpu_arguments import address
 from moeflow.kernels.heads import Heads
 from moeflow.kernels.kv_blocks import KVBlocks
 
@@ -101,8 +102,8 @@ def attention_input(qkv: Tensor, heads: Heads, cos: Tensor, sin: Tensor, blocks:
         qkv.data_ptr(),
         num_tokens,
         num_heads,
-        0 if q_norm is None else q_norm.data_ptr(),
-        0 if k_norm is None else k_norm.data_ptr(),
+        address(q_norm),
+        address(k_norm),
         heads.norms_all_heads,
         heads.eps,
         heads.clip or 0.0,

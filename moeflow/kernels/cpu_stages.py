@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moeflow.kernels import cpu
 from moeflow.kernels.cpu import PackedExperts, PackedWeight
-from moeflow.kernels.cpu_checks import check_floats
+from moeflow.kernels.cpu_arguments import address, check_floats
 from moeflow.kernels.routing import SoftmaxTopK
 
 if cpu.is_available():
@@ -31,7 +31,7 @@ def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: PackedWeight, bias:
         x.data_ptr(),
         num_tokens,
         weight.cols,
-        0 if bias is None else bias.data_ptr(),
+        address(bias),
         0,
         out.data_ptr(),
         norm.data_ptr(),
@@ -79,7 +79,7 @@ class MoEStage:
             self.experts.handle,
             self.choose.top_k,
             self.choose.renormalize,
-            0 if self.o_bias is None else self.o_bias.data_ptr(),
+            address(self.o_bias),
             self.norm.data_ptr(),
             self.eps,
             attended.data_ptr(),

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from moeflow.kernels import cpu
 from moeflow.kernels.activation import silu_and_mul
-from moeflow.kernels.cpu import PackedExperts, PackedWeight
+from moeflow.kernels.cpu import PackedExperts
 from moeflow.kernels.cpu_stages import MoEStage
 from moeflow.kernels.routing import SoftmaxTopK
+from moeflow.layers.expert_stage import expert_stage
 from moeflow.layers.linear import Linear
 from moeflow.layers.norm import RMSNorm
 from moeflow.layers.placement import Destination, Placement
@@ -49,17 +50,7 @@ class FusedMLP:
 
     def stage(self, o_proj: Linear, norm: RMSNorm) -> MoEStage | None:
         """Return one call for all that follows attention in a layer with this network; None if there is none."""
-        if not isinstance(o_proj.weight, PackedWeight):
-            return None
-        return MoEStage(
-            o_proj=o_proj.weight,
-            o_bias=o_proj.bias,
-            norm=norm.weight,
-            eps=norm.eps,
-            router=None,
-            choose=SoftmaxTopK(1, renormalize=False),
-            experts=self.weights,
-        )
+        return expert_stage(o_proj, norm, None, SoftmaxTopK(1, renormalize=False), self.weights)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""

@@ -19,6 +19,7 @@ from moeflow.kernels.experts import fused_experts
 from moeflow.kernels.linear import linear
 from moeflow.kernels.routing import SoftmaxTopK
 from moeflow.layers.cached_experts import CachedExperts
+from moeflow.layers.expert_stage import expert_stage
 from moeflow.layers.linear import Linear
 from moeflow.layers.norm import RMSNorm
 from moeflow.layers.placement import Destination, Placement, whole
@@ -71,21 +72,12 @@ class MoE:
     def stage(self, o_proj: Linear, norm: RMSNorm) -> MoEStage | None:
         """Return one call for all that follows attention in a layer with this block; None if there is none."""
         if self.on_route is not None or not (
-            isinstance(o_proj.weight, PackedWeight)
-            and isinstance(self.router, PackedWeight)
+            isinstance(self.router, PackedWeight)
             and isinstance(self.weights, PackedExperts)
             and isinstance(self.choose, SoftmaxTopK)
         ):
             return None
-        return MoEStage(
-            o_proj=o_proj.weight,
-            o_bias=o_proj.bias,
-            norm=norm.weight,
-            eps=norm.eps,
-            router=self.router,
-            choose=self.choose,
-            experts=self.weights,
-        )
+        return expert_stage(o_proj, norm, self.router, self.choose, self.weights)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination); experts that come from a slab file are left out."""

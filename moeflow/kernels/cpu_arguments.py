@@ -1,4 +1,4 @@
-"""What is looked at before an address goes to the CPU extension, which sees no shapes."""
+"""Tensors as arguments of the CPU extension, which sees addresses and no shapes."""
 
 from __future__ import annotations
 
@@ -11,3 +11,8 @@ def check_floats(tensor: Tensor, shape: tuple[int, ...]) -> None:
     if tensor.dtype is not torch.float32 or tensor.shape != shape or not tensor.is_contiguous():
         name = str(tensor.dtype).removeprefix("torch.")
         raise ValueError(f"contiguous float32 {list(shape)} is needed, not {name} {list(tensor.shape)}")
+
+
+def address(tensor: Tensor | None) -> int:
+    """Return where a tensor lies; 0 if there is none."""
+    return 0 if tensor is None else tensor.data_ptr()
