@@ -31,11 +31,20 @@ class Server:
     name: str  # as it calls its model, and so what its records say
     command: list[str]
     port: int
+    probe: str = "/health"  # answers 200 once the model is loaded
 
     @property
     def url(self) -> str:
         """Where it answers."""
         return f"http://127.0.0.1:{self.port}"
+
+    def is_ready(self) -> bool:
+        """Whether the model is loaded."""
+        try:
+            with urllib.request.urlopen(f"{self.url}{self.probe}", timeout=5):
+                return True
+        except (urllib.error.URLError, OSError):  # not listening yet, or still loading
+            return False
 
 
 def our_server(weights: str, folder: Path, threads: int) -> Server:
@@ -45,7 +54,7 @@ def our_server(weights: str, folder: Path, threads: int) -> Server:
     command = [sys.executable, "-m", "moeflow.cli.main", "serve", str(mine.model), "--model-name", mine.name]
     command += ["--port", str(port), "--threads", str(threads), "--max-queue", "10000", "--no-prefix-caching"]
     command += ["--max-model-len", str(MAX_MODEL_LEN), "--max-running", str(MAX_RUNNING), *settings]
-    return Server(mine.name, command, port)
+    return Server(mine.name, command, port, probe="/ready")
 
 
 def peer_servers(weights: str, folder: Path, threads: int) -> Iterator[Server]:
@@ -84,7 +93,7 @@ def running(server: Server, threads: int, log: Path) -> Iterator[None]:
         )
     try:
         deadline = time.monotonic() + READY_S
-        while not _answers(server.url):
+        while not server.is_ready():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise EngineError(f"the server of {server.name} does not answer; see {log}")
             time.sleep(0.5)
@@ -110,11 +119,3 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5):
-            return True
-    except (urllib.error.URLError, OSError):  # not listening yet, or still loading
-        return False
