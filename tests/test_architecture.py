@@ -22,6 +22,7 @@ FLOORS = {
     "kvcache": 2,
     "memory": 2,
     "pipeline": 2,
+    "planner": 2,
     "predict": 2,
     "checkpoint": 2,
     "workload": 2,

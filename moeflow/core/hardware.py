@@ -1,0 +1,179 @@
+"""A machine as memory levels, the processor at each, and the links between them: what plans and simulations run on.
+
+Levels are those of MoE-Lightning's hierarchical roofline model (section 3.2), from the farthest to the nearest:
+disk, RAM, pinned RAM, device. Any may be absent; a machine without a device computes in RAM. Figures come from data
+sheets or measurements, which is said in `sources`; how far they may be trusted in `uncertainty`. Knows no model.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from moeflow.core.errors import ConfigError
+
+DISK: Final = "disk"
+RAM: Final = "ram"
+PINNED: Final = "pinned"  # RAM that a device's copy engine reads without the processor; takes part of RAM's bytes
+DEVICE: Final = "device"
+LEVEL_NAMES: Final = (DISK, RAM, PINNED, DEVICE)  # far to near
+KERNELS: Final = ("linear", "experts", "attention")
+DTYPES: Final = ("float32", "float16", "bfloat16", "int8", "int4")
+
+# What computes a format that has no peak of its own: it is widened to the first of these that has one.
+_WIDER: Final = {
+    "int4": ("int8", "bfloat16", "float16", "float32"),
+    "int8": ("bfloat16", "float16", "float32"),
+    "bfloat16": ("float16", "float32"),
+    "float16": ("bfloat16", "float32"),
+    "float32": (),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelEfficiency:
+    """What share of its roof (equation 8) a kernel reaches at a shape."""
+
+    kernel: str  # one of KERNELS
+    dtype: str  # of the weights; for attention of keys and values
+    rows: float  # that meet each weight: tokens, for experts those of one; for attention, queries that share K and V
+    share: float  # measured speed over that of the roof
+    values: int = 0  # of one matrix, all of an expert's together; 0: any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processor:
+    """What computes at a level."""
+
+    name: str
+    peak_flops_per_s: tuple[tuple[str, float], ...]  # (dtype, FLOP/s of a large matrix product)
+    efficiencies: tuple[KernelEfficiency, ...] = ()
+    default_efficiency: float = 1.0  # of kernels that are not in `efficiencies`
+    launch_s: float = 0.0  # from one kernel to the next
+    pass_s: float = 0.0  # of a pass beside its kernels: queue, sampling set-up, handing out tokens
+    token_s: float = 0.0  # the same for each token that is sampled
+
+    def peak(self, dtype: str) -> float:
+        """Return FLOP/s for values of a format; of the next wider one if it has none of its own."""
+        peaks = dict(self.peak_flops_per_s)
+        return next(peaks[name] for name in (dtype, *_WIDER[dtype], *peaks) if name in peaks)
+
+    def efficiency(self, kernel: str, dtype: str, rows: float, values: int = 0) -> float:
+        """Return the share of the roof at a shape.
+
+        Among the sizes of matrices that were measured, the nearest; between the numbers of rows, linearly in their
+        logarithm; beyond them, as at the last.
+        """
+        known = [entry for entry in self.efficiencies if entry.kernel == kernel and entry.dtype == dtype]
+        if not known:
+            return self.default_efficiency
+        sizes = {entry.values for entry in known}
+        nearest = min(sizes, key=lambda size: abs(math.log(max(size, 1) / max(values, 1))))
+        points = sorted((entry.rows, entry.share) for entry in known if entry.values == nearest)
+        return _interpolate(points, max(rows, 1e-9))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLevel:
+    """One kind of memory; with several devices, that of one."""
+
+    name: str  # one of LEVEL_NAMES
+    capacity_bytes: int
+    read_bytes_per_s: float  # by the processor here; of a disk, into RAM
+    processor: Processor | None = None  # None: nothing computes here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRate:
+    """How fast transfers of one size are."""
+
+    transfer_bytes: int
+    bytes_per_s: float
+    depth: int = 1  # transfers under way at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A way from one level to another. Opposite directions are two links that do not disturb each other."""
+
+    source: str
+    target: str
+    rates: tuple[LinkRate, ...]
+    is_shared: bool = True  # by all devices; otherwise each has one of its own
+
+    @property
+    def peak_bytes_per_s(self) -> float:
+        """The fastest it gets."""
+        return max(rate.bytes_per_s for rate in self.rates)
+
+    def bytes_per_s(self, transfer_bytes: float, depth: int | None = None) -> float:
+        """Return the rate of transfers of one size, at the best depth or at a given one.
+
+        Between the sizes that are known, linearly in their logarithm; beyond them, as at the last.
+        """
+        depths = sorted({rate.depth for rate in self.rates})
+        nearest = None if depth is None else min(depths, key=lambda known: abs(math.log(known / depth)))
+        return max(
+            _interpolate(
+                sorted((float(rate.transfer_bytes), rate.bytes_per_s) for rate in self.rates if rate.depth == each),
+                max(transfer_bytes, 1.0),
+            )
+            for each in (depths if nearest is None else [nearest])
+        )
+
+    def seconds(self, num_bytes: float, transfer_bytes: float | None = None) -> float:
+        """Return how long so many bytes take, in transfers of a size; None: in one."""
+        return num_bytes / self.bytes_per_s(transfer_bytes or num_bytes) if num_bytes > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One machine. Devices are alike."""
+
+    name: str
+    levels: tuple[MemoryLevel, ...]  # far to near
+    links: tuple[Link, ...]
+    num_devices: int = 0
+    uncertainty: float = 0.25  # of its figures, relative: what predictions are to be taken with
+    identity: str = ""  # of the machine that was measured; empty: from data sheets
+    sources: tuple[tuple[str, str], ...] = ()  # (field, where its figure is from)
+
+    def has(self, name: str) -> bool:
+        """Say whether there is such a level."""
+        return any(level.name == name for level in self.levels)
+
+    def level(self, name: str) -> MemoryLevel:
+        """Return a level. Raises: ConfigError if the machine has none of that name."""
+        for level in self.levels:
+            if level.name == name:
+                return level
+        raise ConfigError(
+            f"machine {self.name!r} has no level {name!r}; it has {', '.join(it.name for it in self.levels)}"
+        )
+
+    def link(self, source: str, target: str) -> Link:
+        """Return the link from one level to another. Raises: ConfigError if there is none."""
+        for link in self.links:
+            if (link.source, link.target) == (source, target):
+                return link
+        raise ConfigError(
+            f"machine {self.name!r} has no link from {source!r} to {target!r}: describe it under 'links' in its file"
+        )
+
+    @property
+    def compute_level(self) -> MemoryLevel:
+        """The nearest level that has a processor."""
+        return next(level for level in reversed(self.levels) if level.processor is not None)
+
+
+def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
+    """Return y at x, linear in log(x) between points that ascend in x, constant beyond them."""
+    xs = [point[0] for point in points]
+    at = bisect.bisect_left(xs, x)
+    if at == 0 or at == len(points):
+        return points[min(at, len(points) - 1)][1]
+    (x0, y0), (x1, y1) = points[at - 1], points[at]
+    return y0 + (y1 - y0) * (math.log(x / x0) / math.log(x1 / x0))

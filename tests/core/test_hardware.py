@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moeflow.core.errors import ConfigError
+from moeflow.core.hardware import KernelEfficiency, Link, LinkRate, Machine, MemoryLevel, Processor
+from moeflow.core.hardware_json import machine_from_json, machine_to_json
+
+CPU = Processor(
+    name="cpu",
+    peak_flops_per_s=(("float32", 1e12), ("int8", 4e12)),
+    efficiencies=(
+        KernelEfficiency(kernel="linear", dtype="int8", rows=1, share=0.5, values=1000),
+        KernelEfficiency(kernel="linear", dtype="int8", rows=100, share=0.9, values=1000),
+        KernelEfficiency(kernel="linear", dtype="int8", rows=1, share=0.8, values=10**6),
+    ),
+    default_efficiency=0.7,
+)
+MACHINE = Machine(
+    name="small",
+    levels=(
+        MemoryLevel(name="disk", capacity_bytes=10**12, read_bytes_per_s=1e9),
+        MemoryLevel(name="ram", capacity_bytes=10**10, read_bytes_per_s=4e10, processor=CPU),
+    ),
+    links=(Link(source="disk", target="ram", rates=(LinkRate(transfer_bytes=10**6, bytes_per_s=1e9, depth=4),)),),
+    sources=(("ram", "a guess"),),
+)
+
+
+def test_a_machine_survives_json():
+    assert machine_from_json(machine_to_json(MACHINE), "file") == MACHINE
+
+
+def test_a_format_without_a_peak_of_its_own_is_widened():
+    assert CPU.peak("int8") == CPU.peak("int4") == 4e12
+    assert CPU.peak("float16") == CPU.peak("bfloat16") == 1e12
+    assert Processor(name="x", peak_flops_per_s=(("int8", 5.0),)).peak("float32") == 5.0
+
+
+def test_efficiency_is_that_of_the_nearest_size_and_lies_between_its_neighbours():
+    assert CPU.efficiency("linear", "int8", 10, 2000) == pytest.approx(0.7)
+    assert CPU.efficiency("linear", "int8", 10, 10**7) == 0.8
+    assert CPU.efficiency("linear", "int8", 1000, 10) == 0.9
+    assert CPU.efficiency("linear", "float32", 1, 1000) == 0.7
+
+
+@given(st.floats(1, 1e12))
+def test_a_links_rate_stays_between_its_points(num_bytes):
+    rates = tuple(LinkRate(transfer_bytes=10**n, bytes_per_s=n * 1e9) for n in (3, 6, 9))
+    link = Link(source="ram", target="device", rates=rates)
+    assert 3e9 <= link.bytes_per_s(num_bytes) <= 9e9
+    assert link.seconds(num_bytes) == num_bytes / link.bytes_per_s(num_bytes)
+
+
+def test_the_best_depth_counts_unless_one_is_asked_for():
+    rates = [
+        LinkRate(transfer_bytes=100, bytes_per_s=rate, depth=depth) for depth, rate in ((1, 1.0), (8, 3.0), (32, 2.0))
+    ]
+    link = Link(source="disk", target="ram", rates=tuple(rates))
+    assert link.bytes_per_s(100) == link.peak_bytes_per_s == 3.0
+    assert link.bytes_per_s(100, depth=1) == 1.0
+    assert link.bytes_per_s(100, depth=100) == 2.0
+    assert link.seconds(0) == 0
+
+
+def test_what_a_machine_lacks_is_named():
+    assert MACHINE.compute_level.name == "ram"
+    assert not MACHINE.has("device")
+    with pytest.raises(ConfigError, match="no level 'device'"):
+        MACHINE.level("device")
+    with pytest.raises(ConfigError, match="no link from 'ram' to 'disk'"):
+        MACHINE.link("ram", "disk")
+
+
+def broken(change):
+    raw = json.loads(machine_to_json(MACHINE))
+    change(raw)
+    return json.dumps(raw)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda raw: raw.pop("name"), "file.json: name is missing: add it"),
+        (lambda raw: raw.update(colour=1), "colour is unknown: known are"),
+        (lambda raw: raw.update(num_device=1), "did you mean 'num_devices'"),
+        (lambda raw: raw.update(levels=[]), r"levels is \[\]: write a list"),
+        (lambda raw: raw.update(levels=raw["levels"][:1]), "no 'ram' with a processor"),
+        (lambda raw: raw["levels"].reverse(), "in the order disk, ram"),
+        (lambda raw: raw["levels"][1].update(capacity_bytes="much"), r"levels\[1\].capacity_bytes cannot be read"),
+        (lambda raw: raw["levels"][1].update(capacity_bytes=True), r"levels\[1\].capacity_bytes is True"),
+        (
+            lambda raw: raw["levels"][0].update(read_bytes_per_s=-1),
+            r"levels\[0\].read_bytes_per_s is -1: write a number",
+        ),
+        (lambda raw: raw["levels"][1]["processor"].update(peak_flops_per_s={}), "peak_flops_per_s has nothing"),
+        (lambda raw: raw["levels"][1]["processor"].update(peak_flops_per_s={"f7": 1}), "peak_flops_per_s has f7"),
+        (lambda raw: raw["levels"][1]["processor"]["efficiencies"][0].update(kernel="x"), r"efficiencies\[0\].kernel"),
+        (lambda raw: raw["links"][0]["rates"][0].update(depth=0), r"links\[0\].rates\[0\].depth is 0"),
+        (lambda raw: raw["links"][0].update(target="device"), "leads from disk to device"),
+        (lambda raw: raw["links"][0].update(is_shared="no"), "write true or false"),
+        (lambda raw: raw.update(links=[]), "have none from disk to ram"),
+        (lambda raw: raw.update(num_devices=1), "num_devices is 1"),
+        (lambda raw: raw.update(sources=3), "write an object"),
+        (lambda raw: raw.update(levels=[3]), r"levels\[0\] is 3"),
+        (lambda raw: raw.update(uncertainty=-1), "of at least 0"),
+        (lambda raw: raw.update(name=""), "write a text"),
+    ],
+)
+def test_what_is_wrong_is_named_with_field_and_remedy(change, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        machine_from_json(broken(change), "file.json")
+
+
+def test_what_is_no_json_is_refused():
+    for text in (b"\xff\xfe", b"{", b"[]"):
+        with pytest.raises(ConfigError, match="machine file x"):
+            machine_from_json(text, "x")
