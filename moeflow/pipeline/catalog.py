@@ -1,0 +1,45 @@
+"""The pipelines by name, and what a cost model or an executor has to know of each before it runs one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from moeflow.pipeline.cgopipe import cgopipe
+from moeflow.pipeline.fastdecode import fastdecode
+from moeflow.pipeline.flexgen import flexgen, flexgen_host_attention
+from moeflow.pipeline.task import Task
+from moeflow.pipeline.zero_inference import zero_inference
+
+
+class MakeTasks(Protocol):
+    """A pipeline's generator."""
+
+    def __call__(
+        self, num_layers: int, num_micro_batches: int, /, *, is_warm: bool = False, wraps: bool = False
+    ) -> Iterator[Task]:
+        """Yield a decoding step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """One of those that stream weights from the host."""
+
+    name: str
+    make_tasks: MakeTasks
+    is_paged: bool  # weights in as many pages as micro-batches, not whole layers
+    attends_on_host: bool
+    has_kv_on_host: bool
+
+
+PIPELINES: Final = {
+    one.name: one
+    for one in (
+        Pipeline("cgopipe", cgopipe, is_paged=True, attends_on_host=True, has_kv_on_host=True),
+        Pipeline("fastdecode", fastdecode, is_paged=False, attends_on_host=True, has_kv_on_host=True),
+        Pipeline("flexgen-c", flexgen_host_attention, is_paged=False, attends_on_host=True, has_kv_on_host=True),
+        Pipeline("flexgen", flexgen, is_paged=False, attends_on_host=False, has_kv_on_host=True),
+        Pipeline("zero-inference", zero_inference, is_paged=False, attends_on_host=False, has_kv_on_host=False),
+    )
+}

@@ -1,0 +1,45 @@
+"""CGOPipe: attention two micro-batches ahead on the host, weights in as many pages as there are micro-batches.
+
+Hidden states go before the pages that wait for the same link, so no transfer of weights holds up a computation for
+longer than a page takes. Source: MoE-Lightning 4.1, algorithm 1; layers and micro-batches count from 0 here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from moeflow.pipeline.offloading import HOST_TO_DEVICE, LayerWeights, attention_on_host
+from moeflow.pipeline.task import Task, TaskMaker
+
+
+def cgopipe(num_layers: int, num_micro_batches: int, *, is_warm: bool = False, wraps: bool = False) -> Iterator[Task]:
+    """Yield a decoding step in the order of the algorithm. For `is_warm` and `wraps` see `LayerWeights`."""
+    make = TaskMaker()
+    weights = LayerWeights(make, num_layers, num_micro_batches, is_warm=is_warm, wraps=wraps)
+    ahead = min(2, num_micro_batches)
+    attended: dict[int, Task] = {}  # by micro-batch: the attention that its next post-attention needs
+    ended: dict[int, Task] = {}  # by micro-batch: its latest post-attention
+    done = None
+
+    def attend(layer: int, micro_batch: int, after: Task | None) -> Iterator[Task]:
+        if layer < num_layers:
+            needs = dict.fromkeys([weights.first_page(layer), ended.get(micro_batch), after])
+            tasks = attention_on_host(make, layer, micro_batch, needs)
+            attended[micro_batch] = tasks[-1]
+            yield from tasks
+        yield from weights.to_pinned(layer + 1, micro_batch)
+
+    yield from weights.load(0)
+    for micro_batch in range(ahead):
+        yield from attend(0, micro_batch, None)
+    for layer in range(num_layers):
+        for micro_batch in range(num_micro_batches):
+            hidden = make("load_hidden", layer, micro_batch, lane=HOST_TO_DEVICE, after=[attended[micro_batch]])
+            yield hidden
+            yield from weights.to_device(layer + 1, micro_batch)
+            done = make("post_attention", layer, micro_batch, after=[hidden, weights.last_page(layer), done])
+            ended[micro_batch] = done
+            weights.used_up(layer, done)
+            yield done
+            layers_on, following = divmod(micro_batch + ahead, num_micro_batches)
+            yield from attend(layer + layers_on, following, done)

@@ -1,0 +1,43 @@
+"""S2: attention two micro-batches ahead on the host, but a layer's weights in one piece, which the next layer's first
+hidden states have to wait for. Source: MoE-Lightning figure 6; FastDecode itself streams no weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from moeflow.pipeline.offloading import HOST_TO_DEVICE, LayerWeights, attention_on_host
+from moeflow.pipeline.task import Task, TaskMaker
+
+
+def fastdecode(
+    num_layers: int, num_micro_batches: int, *, is_warm: bool = False, wraps: bool = False
+) -> Iterator[Task]:
+    """Yield a decoding step. For `is_warm` and `wraps` see `LayerWeights`."""
+    make = TaskMaker()
+    weights = LayerWeights(make, num_layers, is_warm=is_warm, wraps=wraps)
+    ahead = min(2, num_micro_batches)
+    attended: dict[int, Task] = {}  # by micro-batch: the attention that its next post-attention needs
+    ended: dict[int, Task] = {}  # by micro-batch: its latest post-attention
+    done = None
+
+    def attend(layer: int, micro_batch: int, after: Task | None) -> Iterator[Task]:
+        if layer < num_layers:
+            needs = dict.fromkeys([weights.last_page(layer), ended.get(micro_batch), after])
+            tasks = attention_on_host(make, layer, micro_batch, needs)
+            attended[micro_batch] = tasks[-1]
+            yield from tasks
+
+    yield from weights.load(0)
+    for micro_batch in range(ahead):
+        yield from attend(0, micro_batch, None)
+    for layer in range(num_layers):
+        yield from weights.load(layer + 1)
+        for micro_batch in range(num_micro_batches):
+            hidden = make("load_hidden", layer, micro_batch, lane=HOST_TO_DEVICE, after=[attended[micro_batch]])
+            done = make("post_attention", layer, micro_batch, after=[hidden, weights.last_page(layer), done])
+            ended[micro_batch] = done
+            weights.used_up(layer, done)
+            yield from (hidden, done)
+            layers_on, following = divmod(micro_batch + ahead, num_micro_batches)
+            yield from attend(layer + layers_on, following, done)

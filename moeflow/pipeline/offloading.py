@@ -1,0 +1,89 @@
+"""What the pipelines share whose model is larger than the device: lanes, the way of weights, attention on the host.
+
+A layer's weights reach the device in pages, each by way of pinned memory: two pages are pinned at a time. On the device
+there is room for two layers, so the weights of layer i + 2 wait for the end of layer i. Page 0 begins with what
+pre-attention needs. Transfers in one direction go one after another. Source: MoE-Lightning 4.1 and A.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from moeflow.core.priority import DEMAND, PREFETCH
+from moeflow.pipeline.task import Task, TaskMaker
+
+HOST = "host"  # the lane of the host's processor
+HOST_TO_DEVICE = "host_to_device"
+DEVICE_TO_HOST = "device_to_host"
+HOST_TO_PINNED = "host_to_pinned"
+
+
+class LayerWeights:
+    """Makes the transfers of a pass's weights; a page of None is a whole layer.
+
+    A warm pass finds layer 0 on the device, and one that wraps ends by loading it again, for the pass that follows.
+    """
+
+    def __init__(
+        self, make: TaskMaker, num_layers: int, num_pages: int | None = None, *, is_warm: bool, wraps: bool
+    ) -> None:
+        self._make = make
+        self._num_layers = num_layers
+        self._pages = [None] if num_pages is None else list(range(num_pages))
+        self._priority = DEMAND if num_pages is None else PREFETCH  # a page lets small transfers pass
+        self._first = 1 if is_warm else 0
+        self._end = num_layers + wraps
+        self._pinned: dict[tuple[int, int | None], Task] = {}
+        self._moved: list[Task] = []  # all pages that go to the device, in order
+        self._arrived: dict[int, list[Task]] = {}  # pages by layer; layer `num_layers` is layer 0 of the next pass
+        self._last_uses: dict[int, Task] = {}
+
+    def to_pinned(self, layer: int, page: int | None) -> Iterator[Task]:
+        """Yield the transfer, if the pass has that layer to load and it was not made before."""
+        if not self._first <= layer < self._end or (layer, page) in self._pinned:
+            return
+        number = len(self._pinned)
+        slot = self._moved[number - 2] if number >= 2 else None
+        task = self._make("weights_to_pinned", layer % self._num_layers, page, lane=HOST_TO_PINNED, after=[slot])
+        self._pinned[layer, page] = task
+        yield task
+
+    def to_device(self, layer: int, page: int | None) -> Iterator[Task]:
+        """Yield the transfer, if the pass has that layer to load; pages are to come in order."""
+        if not self._first <= layer < self._end:
+            return
+        yield from self.to_pinned(layer, page)
+        pages = self._arrived.setdefault(layer, [])
+        room = None if pages else self._last_uses.get(layer - 2)
+        after = [self._pinned[layer, page], *self._moved[-1:], room]
+        place = layer % self._num_layers
+        task = self._make("weights_to_device", place, page, lane=HOST_TO_DEVICE, after=after, priority=self._priority)
+        self._moved.append(task)
+        pages.append(task)
+        yield task
+
+    def load(self, layer: int) -> Iterator[Task]:
+        """Yield both hops of all pages, each as soon as it can be."""
+        for page in self._pages:
+            yield from self.to_device(layer, page)
+
+    def first_page(self, layer: int) -> Task | None:
+        """Return what pre-attention waits for; None: it is there."""
+        pages = self._arrived.get(layer)
+        return pages[0] if pages else None
+
+    def last_page(self, layer: int) -> Task | None:
+        """Return what post-attention waits for, since each page comes after the one before it; None: it is there."""
+        pages = self._arrived.get(layer)
+        return pages[-1] if pages else None
+
+    def used_up(self, layer: int, by: Task) -> None:
+        """Hear of a task that needs a layer; the last one heard of is to come after all others."""
+        self._last_uses[layer] = by
+
+
+def attention_on_host(make: TaskMaker, layer: int, micro_batch: int, after: Iterable[Task | None]) -> list[Task]:
+    """Return pre-attention, the way of queries, keys and values to the host, and attention there."""
+    projected = make("pre_attention", layer, micro_batch, after=after)
+    offloaded = make("offload_qkv", layer, micro_batch, lane=DEVICE_TO_HOST, after=[projected])
+    return [projected, offloaded, make("cpu_attention", layer, micro_batch, lane=HOST, after=[offloaded])]
