@@ -21,7 +21,8 @@ from moeflow.runtime.future import Future
 from moeflow.runtime.lane import Lane
 from moeflow.runtime.trace import Label, Trace, waiting
 
-_READS_PER_TURN = 8  # tasks read ahead for each one done here: the first should not wait for a whole window
+WINDOW = 256  # unfinished tasks at once
+READS_PER_TURN = 8  # tasks read ahead for each one done here: the first should not wait for a whole window
 _UNTRACED = Label("task")
 
 
@@ -44,7 +45,7 @@ class Executor:
         lanes: Mapping[str, Lane],
         *,
         own_lane: str = COMPUTE,
-        window: int = 256,
+        window: int = WINDOW,
         trace: Trace | None = None,
     ) -> None:
         """At most `window` tasks are unfinished at once; tasks of `own_lane` are done by the caller of `run`."""
@@ -138,7 +139,7 @@ class _Run:
     def _read_ahead(self) -> None:
         """Launch some tasks, or as many as it takes to have something to do here."""
         while self.tasks is not None and self._num_readable():
-            wanted = min(self._num_readable(), _READS_PER_TURN)
+            wanted = min(self._num_readable(), READS_PER_TURN)
             tasks = list(islice(self.tasks, wanted))
             for task in tasks:
                 self._launch(task)
@@ -167,9 +168,9 @@ class _Run:
             self._start([entry])
 
     def _start(self, entries: list[_Entry]) -> None:
-        """Start what waits for nothing any more, each in its lane; to fail one of them frees others."""
+        """Start what waits for nothing any more, each in its lane, in order; to fail one of them frees others."""
         while entries:
-            entry = entries.pop()
+            entry = entries.pop(0)
             if entry.error is not None:
                 entries += self._finish(entry, entry.error)
             elif entry.task.lane == self.executor.own_lane:
