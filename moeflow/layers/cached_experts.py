@@ -7,29 +7,20 @@ of expert, as the kernels do where all are resident. So neither what was in memo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from moeflow.kernels import cpu
 from moeflow.kernels.cpu import PackedExperts
+from moeflow.layers.spans import WAITS, Spanned, untraced
+from moeflow.layers.streamed_experts import ExpertStream
 from moeflow.memory.expert_cache import ExpertCache
 from moeflow.memory.lease import Lease
 
-T = TypeVar("T")
-# Told of each layer once the loads it needs are queued: (layer, its input [T, H], chosen experts [T, K]).
+# Told of each layer, once the loads it needs are queued or, in a stream, done: (layer, its input [T, H], chosen
+# experts [T, K]).
 AfterRouting = Callable[[int, Tensor, Tensor], None]
-
-WAITS = "waits for experts"
-
-
-class Spanned(Protocol):
-    """Calls a function; a trace takes down how long that takes."""
-
-    def __call__(self, name: str, layer: int, function: Callable[..., T], /, *args: Any) -> T:
-        """Return `function(*args)`."""
-        ...
 
 
 class ExpertPool:
@@ -40,7 +31,8 @@ class ExpertPool:
         self.cache = cache
         self.slots = slots
         self.after_routing = after_routing
-        self.spanned: Spanned = _untraced
+        self.stream = ExpertStream(cache)
+        self.spanned: Spanned = untraced
         self.num_layers = 0
 
     def add_layer(self) -> CachedExperts:
@@ -66,6 +58,16 @@ class CachedExperts:
         Blocks: until the experts are there. Raises: StorageError if one of them cannot be read.
         """
         work = _Work(self._pool.slots, hidden, topk_ids, topk_weights)
+        if self._pool.stream.takes(len(work.experts)):
+            self._pool.stream.run(self._layer, work, self._pool.spanned)
+            if self._pool.after_routing is not None:
+                self._pool.after_routing(self._layer, hidden, topk_ids)
+        else:
+            self._run(work, hidden, topk_ids)
+        out = work.sums()
+        return out if residual is None else torch.add(residual, out)
+
+    def _run(self, work: _Work, hidden: Tensor, topk_ids: Tensor) -> None:
         is_first, spanned = True, self._pool.spanned
         for lease in _leases(self._pool.cache, self._layer, work.experts):
             if is_first and self._pool.after_routing is not None:
@@ -75,12 +77,6 @@ class CachedExperts:
             arrivals = lease.arriving()
             while (arrived := spanned(WAITS, self._layer, next, arrivals, None)) is not None:
                 spanned("experts", self._layer, work.compute, arrived, lease)
-        out = work.sums()
-        return out if residual is None else torch.add(residual, out)
-
-
-def _untraced(name: str, layer: int, function: Callable[..., T], /, *args: Any) -> T:
-    return function(*args)
 
 
 def _leases(cache: ExpertCache, layer: int, experts: Sequence[int]) -> Iterator[Lease]:

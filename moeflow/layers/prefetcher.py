@@ -52,6 +52,7 @@ class Prefetcher:
         self._governor = Governor(name)
         self._num_layers = num_layers
         self._before = CacheStats()
+        self._is_large_pass = False
 
     @property
     def is_on(self) -> bool:
@@ -64,7 +65,8 @@ class Prefetcher:
         Shapes: hidden [T, H], topk_ids [T, K].
         """
         self._predictor.observe(layer, topk_ids.flatten().tolist())
-        if not self._governor.is_on or len(hidden) > _MAX_TOKENS:
+        self._is_large_pass = len(hidden) > _MAX_TOKENS
+        if not self._governor.is_on or self._is_large_pass:
             return
         if isinstance(self._predictor, NextRouter):
             self._predictor.see_input(layer, hidden)
@@ -75,6 +77,8 @@ class Prefetcher:
         """Let the governor judge; return what it says if it switches."""
         now = self._cache.stats()
         done, self._before = now - self._before, now
+        if self._is_large_pass:  # what it read ahead was needed for certain: nothing to judge
+            return None
         said = self._governor.end_pass(
             Outcome(done.used_bytes, done.wasted_bytes, done.displaced_bytes + done.delayed_bytes)
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,16 @@ from moeflow.memory.cache_stats import CacheStats
 from moeflow.memory.eviction import EvictionPolicy, choose_victim
 from moeflow.memory.lease import Lease
 from moeflow.memory.load_job import LoadJob, StartLoads
+from moeflow.memory.scan import Scan
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedLayer:
+    """The experts that a scan needs of a layer."""
+
+    kept: list[int]  # resident from earlier passes
+    read_ahead: list[int]  # resident since they were read for this one
+    absent: list[int]  # those on their way first
 
 
 class ExpertCache:
@@ -43,7 +53,8 @@ class ExpertCache:
         `wait` returns when a load may have ended; a simulator advances its clock there.
         """
         self.num_slots = num_slots
-        self._num_experts = num_experts
+        self.num_experts = num_experts  # of a layer
+        self._num_layers = num_layers
         self._slab_bytes = slab_bytes
         self._policy = policy
         self._start_loads = start_loads
@@ -58,6 +69,8 @@ class ExpertCache:
         self._awaited = np.zeros(total, bool)  # prefetched for a layer that no pass has reached since
         self._unused: set[int] = set()  # prefetched and not needed so far
         self._displaced: set[int] = set()  # evicted for a prefetch and not needed since
+        self._held = np.zeros(num_layers, np.int64)  # slots of each layer
+        self._scan: Scan | None = None  # of a pass that needs nearly all experts
         self._free = list(range(num_slots - 1, -1, -1))
         self._now = 0
         self._stats = CacheStats()
@@ -67,6 +80,7 @@ class ExpertCache:
         """Count a pass: the unit of age for policies."""
         with self._changed:
             self._now += 1
+            self._scan = None
 
     def acquire(self, layer: int, experts: Sequence[int]) -> Lease:
         """Take a lease on distinct experts of a layer; those that are absent start loading.
@@ -76,9 +90,10 @@ class ExpertCache:
         Blocks: while all other slots are taken by prefetches that have begun.
         Raises: CapacityError if leases leave too few slots.
         """
-        numbers = [layer * self._num_experts + expert for expert in experts]
+        numbers = [layer * self.num_experts + expert for expert in experts]
         with self._changed:
-            self._drop_wrong_prefetches(layer, numbers)
+            if self._scan is None:
+                self._drop_wrong_prefetches(layer, numbers)
             for number in numbers:
                 self._policy.on_use(number, self._now)
                 self._num_leases[number] += 1
@@ -98,19 +113,59 @@ class ExpertCache:
             jobs: list[LoadJob] = []
             room = self._max_prefetches - sum(job.is_prefetch for job in self._jobs.values())
             for expert in experts:
-                number = layer * self._num_experts + expert
+                number = layer * self.num_experts + expert
                 if self._slots[number] >= 0:
                     self._awaited[number] |= self._is_resident[number]
                     continue
                 if len(jobs) >= room:
                     break
-                candidates = self._evictable & ~self._awaited
-                slot = self._free.pop() if self._free else self._evict(candidates, for_demand=False)
+                slot = self._spare_slot()
                 if slot is None:
                     break
                 jobs.append(self._place(number, slot, is_prefetch=True))
             self._start(jobs)
             return len(jobs)
+
+    def scan(self, layer: int, experts: Sequence[int], *, window: int) -> ScannedLayer:
+        """Note that the pass needs nearly all experts of each layer and has come to this one, with these to compute.
+
+        Until the next pass eviction looks ahead, and keeps all slots but `window` for what later passes will find.
+        """
+        with self._changed:
+            if self._scan is None:
+                self._scan = Scan(self._num_layers, self.num_experts, num_kept=self.num_slots - window)
+            self._scan.layer = layer
+            first = layer * self.num_experts
+            rank = {expert: place for place, expert in enumerate(self._best_first(layer))}
+            resident = [expert for expert in experts if self._is_resident[first + expert]]
+            absent = [expert for expert in experts if not self._is_resident[first + expert]]
+            found = ScannedLayer(
+                kept=[expert for expert in resident if not self._awaited[first + expert]],
+                read_ahead=[expert for expert in resident if self._awaited[first + expert]],
+                absent=sorted(absent, key=lambda expert: (self._slots[first + expert] < 0, rank[expert])),
+            )
+            self._drop_wrong_prefetches(layer, [first + expert for expert in experts])
+            return found
+
+    def read_ahead(self, at_most: int) -> None:
+        """Start loading what a scan comes to next, the best by the policy first, until so many lie there unused."""
+        with self._changed:
+            assert self._scan is not None
+            room = at_most - int(self._awaited.sum())
+            jobs: list[LoadJob] = []
+            for layer in range(self._scan.layer + 1, self._num_layers):
+                if len(jobs) >= room:
+                    break
+                for expert in self._best_first(layer):
+                    number = layer * self.num_experts + expert
+                    if self._slots[number] >= 0:
+                        continue
+                    slot = self._spare_slot() if len(jobs) < room else None
+                    if slot is None:
+                        room = 0
+                        break
+                    jobs.append(self._place(number, slot, is_prefetch=True))
+            self._start(jobs)
 
     def stats(self) -> CacheStats:
         """Return the counters as they are now."""
@@ -125,7 +180,7 @@ class ExpertCache:
 
     def slot_of(self, layer: int, expert: int) -> int | None:
         """Return an expert's slot if it is resident."""
-        number = layer * self._num_experts + expert
+        number = layer * self.num_experts + expert
         with self._changed:
             return self._slots[number] if self._is_resident[number] else None
 
@@ -146,6 +201,8 @@ class ExpertCache:
                 assert not (is_resident and is_loading)
                 assert self._num_leases[number] >= 0
                 assert bool(self._evictable[number]) == (is_resident and not self._num_leases[number])
+            held = [slot >= 0 for slot in self._slots]
+            assert np.reshape(held, (self._num_layers, -1)).sum(axis=1).tolist() == self._held.tolist()
 
     # Below, the lock is held.
 
@@ -215,6 +272,16 @@ class ExpertCache:
             self._wait_for_change()
         return self._free.pop()
 
+    def _spare_slot(self) -> int | None:
+        """Return a slot for a prefetch; None if all are of more use as they are."""
+        return self._free.pop() if self._free else self._evict(self._evictable & ~self._awaited, for_demand=False)
+
+    def _best_first(self, layer: int) -> list[int]:
+        """Return a layer's experts, the worthiest first, of equal ones as they lie on disk."""
+        first, end = layer * self.num_experts, (layer + 1) * self.num_experts
+        order: list[int] = np.argsort(-self._policy.scores(self._now)[first:end], kind="stable").tolist()
+        return order
+
     def _cancel_idle(self) -> bool:
         """Cancel the loads that nobody waits for and that have not begun."""
         idle = [job for number, job in self._jobs.items() if not self._num_leases[number]]
@@ -222,23 +289,31 @@ class ExpertCache:
 
     def _evict(self, candidates: NDArray[np.bool_], *, for_demand: bool) -> int | None:
         """Free the slot of a candidate and return it; None if there is none."""
-        if not candidates.any():
+        number = self._victim(candidates, for_demand=for_demand)
+        if number is None:
             return None
-        number = choose_victim(self._policy, candidates, self._now)
         self._stats.evictions += 1
         if number in self._unused:
             self._unused.remove(number)
             self._stats.wasted_bytes += self._slab_bytes
-        elif not for_demand:
+        elif not for_demand and self._scan is None:
             self._displaced.add(number)
         self._is_resident[number] = False
         self._evictable[number] = self._awaited[number] = False
         return self._take_slot(number)
 
+    def _victim(self, candidates: NDArray[np.bool_], *, for_demand: bool) -> int | None:
+        if not candidates.any():
+            return None
+        if self._scan is None:
+            return choose_victim(self._policy, candidates, self._now)
+        return self._scan.victim(candidates, self._held, self._policy.scores(self._now), for_demand=for_demand)
+
     def _place(self, number: int, slot: int, *, is_prefetch: bool) -> LoadJob:
         job = LoadJob(number, slot, is_prefetch=is_prefetch)
         self._jobs[number] = job
         self._slots[number] = slot
+        self._held[number // self.num_experts] += 1
         self._awaited[number] = is_prefetch
         self._policy.on_load(number)
         return job
@@ -276,11 +351,12 @@ class ExpertCache:
 
     def _take_slot(self, number: int) -> int:
         slot, self._slots[number] = self._slots[number], -1
+        self._held[number // self.num_experts] -= 1
         return slot
 
     def _drop_wrong_prefetches(self, layer: int, needed: Sequence[int]) -> None:
         """A pass has reached the layer: what was prefetched for it has proved right or wrong."""
-        first, end = layer * self._num_experts, (layer + 1) * self._num_experts
+        first, end = layer * self.num_experts, (layer + 1) * self.num_experts
         self._awaited[first:end] = False
         wrong = [job for number, job in self._jobs.items() if first <= number < end and number not in needed]
         for job in wrong:

@@ -37,6 +37,11 @@ class Lease:
         """The experts that can be computed on at once."""
         return [expert for expert in self.slots if expert not in self._pending]
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is nothing left to wait for."""
+        return all(job.is_done for job in self._pending.values())
+
     def arriving(self) -> Iterator[list[int]]:
         """Yield the other experts as they arrive, several at once if they do.
 

@@ -1,0 +1,23 @@
+"""How layers have a trace take down what takes time, without knowing traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+
+WAITS = "waits for experts"
+
+
+class Spanned(Protocol):
+    """Calls a function; a trace takes down how long that takes."""
+
+    def __call__(self, name: str, layer: int, function: Callable[..., T], /, *args: Any) -> T:
+        """Return `function(*args)`."""
+        ...
+
+
+def untraced(name: str, layer: int, function: Callable[..., T], /, *args: Any) -> T:
+    """Return `function(*args)` and take down nothing."""
+    return function(*args)
