@@ -66,7 +66,9 @@ def check_request(model: ModelInfo, prompt_token_ids: Sequence[int], params: Sam
         )
 
 
-def make_submissions(request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> list[Submission]:
+def make_submissions(
+    request_id: str, prompt_token_ids: list[int], params: SamplingParams, *, is_background: bool = False
+) -> list[Submission]:
     """Return one submission for each of the n completions, named request_id-0 and so on.
 
     The seeds are those of `child_seed`: the same for the same seed, random without one. Log-probabilities of
@@ -76,7 +78,11 @@ def make_submissions(request_id: str, prompt_token_ids: list[int], params: Sampl
     later_params = replace(params, prompt_logprobs=None)
     return [
         Submission(
-            f"{request_id}-{index}", prompt_token_ids, later_params if index else params, child_seed(seed, index)
+            f"{request_id}-{index}",
+            prompt_token_ids,
+            later_params if index else params,
+            child_seed(seed, index),
+            is_background,
         )
         for index in range(params.n)
     ]

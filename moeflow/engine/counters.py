@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from moeflow.core.batch import Batch
+from moeflow.core.request import Request
 from moeflow.engine.messages import EngineStats, ExpertStats
 
 WINDOW_S = 5.0
@@ -51,9 +52,9 @@ class Counters:
 
     def snapshot(
         self,
+        waiting: Sequence[Request],
+        running: Sequence[Request],
         *,
-        num_waiting: int,
-        num_running: int,
         kv_blocks_total: int,
         kv_blocks_used: int,
         kv_blocks_cached: int,
@@ -62,8 +63,10 @@ class Counters:
     ) -> EngineStats:
         """Return the totals together with the state that others own."""
         return EngineStats(
-            num_waiting=num_waiting,
-            num_running=num_running,
+            num_waiting=len(waiting),
+            num_running=len(running),
+            num_background_waiting=sum(request.is_background for request in waiting),
+            num_background_running=sum(request.is_background for request in running),
             kv_blocks_total=kv_blocks_total,
             kv_blocks_used=kv_blocks_used,
             kv_blocks_cached=kv_blocks_cached,

@@ -7,6 +7,7 @@ the caller's thread or by the engine process, so nothing here waits, sleeps or l
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 
 from moeflow.core.batch import Batch, BatchEntry
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Continuous batching over one model."""
 
-    def __init__(self, config: EngineConfig, runner: Runner) -> None:
+    def __init__(self, config: EngineConfig, runner: Runner, clock: Callable[[], float] = time.perf_counter) -> None:
         self.config = config
         self.model: ModelInfo = runner.info
         self._runner = runner
@@ -33,6 +34,7 @@ class Engine:
         self._prompt_logprobs: dict[Request, list[TokenLogprobs | None]] = {}
         self._cancelled: list[TokenOutput] = []  # to be handed out by the next step
         self._counters = Counters()
+        self._clock = clock
 
     @classmethod
     def load(cls, config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> Engine:
@@ -68,6 +70,7 @@ class Engine:
             max_tokens=room if sampling.max_tokens is None else sampling.max_tokens,
             stop_token_ids=frozenset(eos).union(sampling.stop_token_ids),
             seed=submission.seed,
+            is_background=submission.is_background,
         )
         self._requests[request.request_id] = request
         self._scheduler.add(request)
@@ -94,20 +97,21 @@ class Engine:
         outputs, self._cancelled = self._cancelled, []
         if self._scheduler.has_work and not self._scheduler.held_s:
             batch = self._scheduler.schedule()
+            started_s = self._clock()
             try:
                 result = self._runner.run(batch)
             except Exception as error:  # whatever a kernel may raise concerns this pass alone
                 outputs += self._fail(batch, error)
             else:
-                outputs += self._complete(batch, result)
+                outputs += self._complete(batch, result, self._clock() - started_s)
         return outputs
 
     def stats(self) -> EngineStats:
         """Return a snapshot of queue, cache and counters."""
         blocks = self._scheduler.blocks
         return self._counters.snapshot(
-            num_waiting=len(self._scheduler.waiting),
-            num_running=len(self._scheduler.running),
+            self._scheduler.waiting,
+            self._scheduler.running,
             kv_blocks_total=blocks.num_blocks,
             kv_blocks_used=blocks.num_used,
             kv_blocks_cached=blocks.num_cached,
@@ -151,8 +155,8 @@ class Engine:
             if not all(0 <= token_id < self.model.vocab_size for token_id in token_ids):
                 raise RequestError(f"{param} names a token id outside 0..{self.model.vocab_size - 1}", param=param)
 
-    def _complete(self, batch: Batch, result: PassResult) -> list[TokenOutput]:
-        self._scheduler.complete(batch)
+    def _complete(self, batch: Batch, result: PassResult, elapsed_s: float) -> list[TokenOutput]:
+        self._scheduler.complete(batch, elapsed_s)
         outputs = []
         for entry in batch.entries:
             self._collect_prompt_logprobs(entry, result)

@@ -41,18 +41,18 @@ class Generator:
         return self.tokenizer.apply_chat_template(messages)
 
     def stream(
-        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams
+        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams, *, is_background: bool = False
     ) -> AsyncGenerator[TextDelta, None]:
         """Start a request when first iterated, and yield what its n completions bring, in order of arrival.
 
         The last delta of each completion has a `finish_reason`. Closing the iterator, or cancelling the task
-        that reads it, cancels what still runs in the engine.
+        that reads it, cancels what still runs in the engine. What is in the background takes what others leave.
 
         Raises: RequestError at once, if the request can never run; EngineError while iterating, if the
         engine is gone.
         """
         check_request(self.client.model, prompt_token_ids, sampling)
-        submissions = make_submissions(request_id, prompt_token_ids, sampling)
+        submissions = make_submissions(request_id, prompt_token_ids, sampling, is_background=is_background)
         children = [self._complete(index, submission) for index, submission in enumerate(submissions)]
         return children[0] if len(children) == 1 else _without_numbers(merge(children))
 

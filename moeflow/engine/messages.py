@@ -40,6 +40,7 @@ class Submission(msgspec.Struct, frozen=True, tag="submit"):
     prompt_token_ids: list[int]
     sampling: SamplingParams
     seed: int  # concrete; differs among the n completions of one prompt
+    is_background: bool = False  # of a batch job: takes what interactive requests leave
 
 
 class Cancellation(msgspec.Struct, frozen=True, tag="cancel"):
@@ -109,6 +110,8 @@ class EngineStats(ExpertStats, frozen=True, kw_only=True):
 
     num_waiting: int = 0
     num_running: int = 0
+    num_background_waiting: int = 0  # of these, requests of batch jobs
+    num_background_running: int = 0
     kv_blocks_total: int = 0
     kv_blocks_used: int = 0  # held by running requests
     kv_blocks_cached: int = 0  # held by the prefix tree alone: free on demand

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from moeflow.core.batch import Batch
@@ -18,10 +17,14 @@ from moeflow.scheduler.static_batching import StaticBatching
 class SchedulingPolicy(Protocol):
     """Decides who takes part in the next pass. The methods are described in `Scheduler`."""
 
-    waiting: deque[Request]
     running: list[Request]
     blocks: BlockTables
     num_preemptions: int
+
+    @property
+    def waiting(self) -> Sequence[Request]:
+        """All requests that wait."""
+        ...
 
     @property
     def has_work(self) -> bool:
@@ -41,8 +44,8 @@ class SchedulingPolicy(Protocol):
         """Plan the next pass."""
         ...
 
-    def complete(self, batch: Batch) -> None:
-        """The pass went well."""
+    def complete(self, batch: Batch, elapsed_s: float = 0.0) -> None:
+        """The pass went well, and took so long."""
         ...
 
     def fail(self, batch: Batch) -> list[Request]:

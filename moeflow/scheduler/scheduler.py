@@ -6,70 +6,94 @@ request goes back to the head of the queue and is computed again later, from wha
 still holds. First come, first served: nobody overtakes, so nobody starves. (ExpertFlow 4.2; chunked prefill
 as in Sarathi-Serve.)
 
+Background requests, those of batch jobs, get what interactive ones leave: they are placed last in a pass and lose
+their blocks first, and while interactive requests run a budget says in which passes they take part
+(`latency_budget.py`). One that sits a pass out keeps its blocks. A load that leaves nothing makes them wait for ever.
+
 Knows no tensors, no text and no clock. Whoever runs the pass reports back through `complete` or `fail`.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import SchedulerConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.request import FinishReason, Request, RequestStatus
 from moeflow.kvcache.block_tables import BlockTables
+from moeflow.scheduler.background_queue import BackgroundQueue
+from moeflow.scheduler.latency_budget import LatencyBudget
+
+
+@dataclass(slots=True)
+class _Plan:
+    """A pass in the making."""
+
+    budget: int  # tokens that may still join
+    entries: list[BatchEntry] = field(default_factory=list)
+    has_preempted: bool = False  # for a request of the same kind: blocks are short, nobody is let in
+
+    def add(self, entry: BatchEntry) -> None:
+        self.entries.append(entry)
+        self.budget -= entry.num_tokens
 
 
 class Scheduler:
-    """Owns the queue, the running requests and their block tables."""
+    """Owns the queues, the running requests and their block tables."""
 
     held_s = 0.0  # a pass can always be run at once: whoever comes later joins the next
 
     def __init__(self, config: SchedulerConfig) -> None:
         check_limits(config)
         self.config = config
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []  # in order of admission: the last is the first to be preempted
+        self.interactive: deque[Request] = deque()  # waiting
+        self.background = BackgroundQueue(config.max_running, config.num_blocks * config.block_size)
+        self.running: list[Request] = []  # in order of admission: the last of a kind is its first to be preempted
         self.num_preemptions = 0
         self.blocks = BlockTables(
             num_blocks=config.num_blocks, block_size=config.block_size, prefix_caching=config.prefix_caching
         )
+        self._latency = LatencyBudget()
+
+    @property
+    def waiting(self) -> list[Request]:
+        """All requests that wait."""
+        return [*self.interactive, *self.background]
 
     @property
     def has_work(self) -> bool:
         """Whether a pass would compute anything."""
-        return bool(self.waiting or self.running)
+        return bool(self.interactive or self.background or self.running)
 
     def add(self, request: Request) -> None:
         """Queue a request. It must fit the pool on its own: at most `max_model_len` tokens in the end."""
         assert request.status is RequestStatus.WAITING
         assert len(request.prompt_token_ids) + request.max_tokens <= self.config.max_model_len
-        self.waiting.append(request)
+        if request.is_background:
+            self.background.add(request)
+        else:
+            self.interactive.append(request)
 
     def schedule(self) -> Batch:
         """Plan the next pass. Not empty as long as there is work."""
-        entries: list[BatchEntry] = []
-        budget = self.config.max_batch_tokens
-        preempted_any = False
-        for request, num_tokens in self._share_of_running():
-            if request.status is not RequestStatus.RUNNING:
-                continue  # preempted for an older one a moment ago
-            while not self.blocks.reserve(request, request.num_computed_tokens + num_tokens):
-                preempted_any = True
-                if self._preempt_youngest() is request:
-                    break
-            else:
-                entries.append(self._entry(request, num_tokens))
-                budget -= num_tokens
-        if not preempted_any:
-            self._admit(entries, budget)
-        return Batch(tuple(entries))
+        plan = _Plan(self.config.max_batch_tokens)
+        self._continue(plan, self._running(is_background=False))
+        if not plan.has_preempted:
+            self._admit_interactive(plan)
+        self._place_background(plan)
+        return Batch(tuple(plan.entries))
 
-    def complete(self, batch: Batch) -> None:
-        """The pass went well: its tokens are computed."""
+    def complete(self, batch: Batch, elapsed_s: float = 0.0) -> None:
+        """The pass went well: its tokens are computed. `elapsed_s` is what it took; 0: not measured."""
+        num_background = 0
         for entry in batch.entries:
             entry.request.num_computed_tokens = entry.stop
+            num_background += entry.num_tokens if entry.request.is_background else 0
         self.blocks.confirm_pass()
+        if elapsed_s:
+            self._latency.note(batch.num_tokens - num_background, num_background, elapsed_s)
 
     def fail(self, batch: Batch) -> list[Request]:
         """The pass failed: its requests end with an error, nothing it wrote is ever reused. Returns them."""
@@ -84,57 +108,133 @@ class Scheduler:
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
             self.blocks.close(request)
+            if request.is_background:
+                self.background.note_answer(request)
+        elif request.is_background:
+            self.background.remove(request)
         else:
-            self.waiting.remove(request)
+            self.interactive.remove(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
 
     def check_integrity(self) -> None:
-        """Prove the invariants of queue, running requests and blocks. AssertionError if one is broken."""
+        """Prove the invariants of queues, running requests and blocks. AssertionError if one is broken."""
         assert all(r.status is RequestStatus.WAITING and not r.num_computed_tokens for r in self.waiting)
+        assert not any(r.is_background for r in self.interactive)
+        assert all(r.is_background for r in self.background)
         assert all(r.status is RequestStatus.RUNNING for r in self.running)
         assert len({id(r) for r in (*self.waiting, *self.running)}) == len(self.waiting) + len(self.running)
-        assert len(self.running) <= self.config.max_running
+        for is_background in (False, True):
+            assert len(self._running(is_background=is_background)) <= self.config.max_running
         assert self.running or self.blocks.num_used == 0, "blocks leaked: nobody runs, yet some are in use"
         self.blocks.check_integrity()
 
-    def _share_of_running(self) -> list[tuple[Request, int]]:
+    def _running(self, *, is_background: bool) -> list[Request]:
+        return [request for request in self.running if request.is_background is is_background]
+
+    def _continue(self, plan: _Plan, running: list[Request]) -> None:
+        """Plan running requests of one kind; when blocks run out, the youngest loses its own."""
+        for request, num_tokens in self._shares(plan, running):
+            if request.status is not RequestStatus.RUNNING:
+                continue  # preempted for an older one a moment ago
+            while not self.blocks.reserve(request, request.num_computed_tokens + num_tokens):
+                victim = self._preempt_youngest()
+                plan.has_preempted |= victim.is_background is request.is_background
+                if victim is request:
+                    break
+            else:
+                plan.add(self._entry(request, num_tokens))
+
+    def _shares(self, plan: _Plan, running: list[Request]) -> list[tuple[Request, int]]:
         """Split the pass among running requests: one token to every decode, the rest to prefills in order.
 
         Decodes come first in the count so that a long prompt never stalls them, yet the list stays in order
-        of admission, because blocks are taken from its end.
+        of admission, because blocks are taken from its end. Places are short only where interactive requests took them.
         """
-        budget = self.config.max_batch_tokens - sum(r.is_decoding for r in self.running)
+        num_places = self.config.max_running - len(plan.entries)
+        decoding = [request for request in running if request.is_decoding][: min(num_places, plan.budget)]
+        budget = plan.budget - len(decoding)
+        num_places -= len(decoding)
+        chosen = set(decoding)
         shares: list[tuple[Request, int]] = []
-        for request in self.running:
-            if request.is_decoding:
+        for request in running:
+            if request in chosen:
                 shares.append((request, 1))
-            elif budget > 0:
+            elif not request.is_decoding and budget > 0 and num_places > 0:
                 num_tokens = min(request.num_uncomputed_tokens, budget)
                 budget -= num_tokens
+                num_places -= 1
                 shares.append((request, num_tokens))
         return shares
 
-    def _admit(self, entries: list[BatchEntry], budget: int) -> None:
-        """Let waiting requests in, oldest first, while places, tokens and blocks last."""
-        while self.waiting and budget > 0 and len(self.running) < self.config.max_running:
-            request = self.waiting[0]
-            wants_every_position = request.sampling.prompt_logprobs is not None
-            num_cached = self.blocks.open(request, reuse=not wants_every_position)
-            # The whole prompt gets its blocks at once, and every running request could take one more: else a
-            # newcomer would be preempted in the very next pass, after its prefill was paid for.
-            if not self.blocks.reserve(request, request.num_tokens, keep_available=len(self.running)):
-                self.blocks.close(request)
+    def _admit_interactive(self, plan: _Plan) -> None:
+        """Let interactive requests in, oldest first, while places and tokens last and background blocks can be had."""
+        num_running = len(self._running(is_background=False))
+        while self.interactive and plan.budget > 0 and num_running < self.config.max_running:
+            while not self._open(self.interactive[0], keep_available=num_running):
+                if not any(request.is_background for request in self.running):
+                    return
+                self._preempt_youngest()
+            self._begin(plan, self.interactive.popleft())
+            num_running += 1
+
+    def _place_background(self, plan: _Plan) -> None:
+        """Fill what is left of the pass, as far as interactive requests are not slowed down too much."""
+        running = self._running(is_background=True)
+        num_interactive = self.config.max_batch_tokens - plan.budget
+        plan.budget = self._latency.room(num_interactive, self._wanted(plan, running))
+        plan.has_preempted = False
+        num_before = len(plan.entries)
+        self._continue(plan, running)
+        is_any_left_out = len(plan.entries) - num_before < len(running)
+        if not (plan.has_preempted or is_any_left_out or self.interactive):
+            self._admit_background(plan)
+
+    def _wanted(self, plan: _Plan, running: list[Request]) -> int:
+        """Return how many background tokens could be computed in this pass."""
+        if self.background:
+            return plan.budget
+        return min(plan.budget, sum(request.num_uncomputed_tokens for request in running))
+
+    def _admit_background(self, plan: _Plan) -> None:
+        """Let background requests in as long as all that run will probably have room to the end.
+
+        The condition is algorithm 2's, with those that run as the micro-batch that is being filled.
+        """
+        num_needed = sum(self._blocks_in_the_end(request) for request in self.running)
+        while self.background and plan.budget > 0 and len(plan.entries) < self.config.max_running:
+            request = self.background.head()
+            num_needed += self._blocks_in_the_end(request)
+            if self.running and num_needed > self.config.num_blocks:
                 return
-            self.waiting.popleft()
-            self.running.append(request)
-            request.status = RequestStatus.RUNNING
-            request.num_computed_tokens = num_cached
-            if request.num_preemptions == 0:
-                request.num_cached_tokens = num_cached
-            num_tokens = min(request.num_uncomputed_tokens, budget)
-            budget -= num_tokens
-            entries.append(self._entry(request, num_tokens))
+            if not self._open(request, keep_available=len(self.running)):
+                return
+            self._begin(plan, self.background.pop())
+
+    def _blocks_in_the_end(self, request: Request) -> int:
+        num_tokens = self.background.expected_tokens(request) if request.is_background else request.num_tokens
+        return self.blocks.blocks_for(num_tokens)
+
+    def _open(self, request: Request, *, keep_available: int) -> bool:
+        """Give a waiting request its blocks; returns False, with nothing changed, if there are not enough.
+
+        The whole prompt gets its blocks at once, and every running request could take one more: else a
+        newcomer would be preempted in the very next pass, after its prefill was paid for.
+        """
+        wants_every_position = request.sampling.prompt_logprobs is not None
+        num_cached = self.blocks.open(request, reuse=not wants_every_position)
+        if not self.blocks.reserve(request, request.num_tokens, keep_available=keep_available):
+            self.blocks.close(request)
+            return False
+        request.num_computed_tokens = num_cached
+        if request.num_preemptions == 0:
+            request.num_cached_tokens = num_cached
+        return True
+
+    def _begin(self, plan: _Plan, request: Request) -> None:
+        self.running.append(request)
+        request.status = RequestStatus.RUNNING
+        plan.add(self._entry(request, min(request.num_uncomputed_tokens, plan.budget)))
 
     def _entry(self, request: Request, num_tokens: int) -> BatchEntry:
         start = request.num_computed_tokens
@@ -144,14 +244,21 @@ class Scheduler:
         return BatchEntry(request, start, num_tokens, block_ids, samples=stop == request.num_tokens)
 
     def _preempt_youngest(self) -> Request:
-        """Send the last admitted request back to the head of the queue; its blocks are free at once."""
-        request = self.running.pop()
+        """Send the last admitted background request, else the last of all, back to the head of its queue.
+
+        Its blocks are free at once.
+        """
+        request = next((it for it in reversed(self.running) if it.is_background), self.running[-1])
+        self.running.remove(request)
         self.blocks.close(request)
         request.status = RequestStatus.WAITING
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         self.num_preemptions += 1
-        self.waiting.appendleft(request)
+        if request.is_background:
+            self.background.put_back(request)
+        else:
+            self.interactive.appendleft(request)
         return request
 
 

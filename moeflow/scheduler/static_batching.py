@@ -8,7 +8,7 @@ kernel returns at once for finished rows) and it needs no logits. Padding's keys
 of its own, so nobody sees them and each request gets the tokens it would get alone.
 
 In two points this is kinder than the original: a request's tokens are handed out as they come, not when the
-batch ends, and memory is not reserved beyond what rows can use.
+batch ends, and memory is not reserved beyond what rows can use. Background requests are treated like all others.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class StaticBatching:
         batch.stop = min(batch.num_columns + columns, batch.width)
         return Batch(tuple(entry for row in batch.rows for entry in self._prefill_entries(row)))
 
-    def complete(self, batch: Batch) -> None:
+    def complete(self, batch: Batch, elapsed_s: float = 0.0) -> None:
         """The pass went well: its tokens are computed."""
         for entry in batch.entries:
             entry.request.num_computed_tokens = entry.stop

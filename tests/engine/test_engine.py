@@ -224,3 +224,20 @@ def test_speed_is_that_of_the_last_seconds():
     assert counters.tokens_per_second() == pytest.approx(20.0)
     now[0] += WINDOW_S + 0.2
     assert counters.tokens_per_second() == 0.0
+
+
+def test_a_job_leaves_the_next_pass_to_an_arrival_and_is_counted_apart():
+    engine, runner = make_engine(max_running=2)
+    for number in range(4):
+        submission = Submission(
+            f"job-{number}", [number + 1] * 3, SamplingParams(max_tokens=6, ignore_eos=True), 0, True
+        )
+        engine.submit(submission)
+    engine.step()
+    stats = engine.stats()
+    assert (stats.num_background_running, stats.num_background_waiting) == (2, 2)
+    engine.submit(Submission("chat", [7], SamplingParams(max_tokens=2, ignore_eos=True), 0))
+    engine.step()
+    assert "chat" in [entry.request.request_id for entry in runner.batches[-1].entries]
+    assert engine.stats().num_running == engine.stats().num_background_running + 1
+    engine.check_integrity()

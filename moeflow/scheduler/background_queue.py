@@ -1,0 +1,78 @@
+"""Requests of batch jobs that wait, in the order in which micro-batches of algorithm 2 are made of them.
+
+Knows nothing of passes; the scheduler takes from the head when there is a place.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from moeflow.core.request import Request
+from moeflow.scheduler.offline_batching import form_micro_batches
+
+USUAL_ANSWER = 256  # tokens that an answer is expected to have until a longer one is seen
+
+
+class BackgroundQueue:
+    """A queue that sorts itself, a batch of requests at a time."""
+
+    def __init__(self, max_running: int, cache_size: int) -> None:
+        """Take the size of a micro-batch and how many tokens' K and V there is room for."""
+        self._max_running = max_running
+        self._cache_size = cache_size
+        self._arrived: list[Request] = []
+        self._formed: deque[Request] = deque()
+        self._longest_answer = USUAL_ANSWER
+
+    def __len__(self) -> int:
+        return len(self._arrived) + len(self._formed)
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from self._formed
+        yield from self._arrived
+
+    def add(self, request: Request) -> None:
+        """Queue a new request."""
+        self._arrived.append(request)
+
+    def put_back(self, request: Request) -> None:
+        """Queue a request that had begun before all others."""
+        self._formed.appendleft(request)
+
+    def remove(self, request: Request) -> None:
+        """Take a request out, wherever it stands."""
+        (self._formed if request in self._formed else self._arrived).remove(request)
+
+    def head(self) -> Request:
+        """Return the next request; there must be one."""
+        if not self._formed:
+            self._form()
+        return self._formed[0]
+
+    def pop(self) -> Request:
+        """Take out the request that `head` has shown."""
+        return self._formed.popleft()
+
+    def expected_tokens(self, request: Request) -> int:
+        """Return how many tokens a request will probably have in the end."""
+        answer = min(request.max_tokens, max(self._longest_answer, len(request.output_token_ids)))
+        return len(request.prompt_token_ids) + answer
+
+    def note_answer(self, request: Request) -> None:
+        """Learn from how long an answer has become."""
+        self._longest_answer = max(self._longest_answer, len(request.output_token_ids))
+
+    def _form(self) -> None:
+        """Make micro-batches of all that have arrived; who does not fit waits for the next time."""
+        micro_batches, self._arrived = form_micro_batches(
+            self._arrived,
+            lambda request: len(request.prompt_token_ids),
+            num_micro_batches=-(-len(self._arrived) // self._max_running),
+            max_requests=self._max_running,
+            gen_len=max(min(request.max_tokens, self._longest_answer) for request in self._arrived),
+            cache_size=self._cache_size,
+        )
+        self._formed.extend(request for micro_batch in micro_batches for request in micro_batch)
+        if not self._formed:  # none fits beside a longest answer: one at a time does, the engine has seen to that
+            self._formed.append(self._arrived.pop(0))

@@ -1,0 +1,90 @@
+"""How much batch work may slow interactive requests down: a share of the time that they take by themselves.
+
+A pass of one row reads nearly as many weights as one of many, so a few background tokens in every pass cost much
+and bring little. Time is saved up instead: each pass with interactive tokens earns `SLOWDOWN - 1` of what it would
+have taken alone, and once that pays for a pass full of background tokens, such a pass is run. So the mean time per
+token stays within `SLOWDOWN`, and no single pass is longer than `PAUSE` times one without background tokens.
+
+What passes take is measured, never asked for. Knows no requests, only numbers of tokens.
+"""
+
+from __future__ import annotations
+
+SLOWDOWN = 1.3  # of interactive time per token; 1.5 is promised, the rest is for what is not foreseen
+PAUSE = 4.0  # likewise, of a single pass
+WEIGHT_OF_NEWEST = 0.2
+LARGEST_JUMP = 3.0  # a pass that takes longer than that many times the expected was disturbed
+
+
+class PassTimes:
+    """What passes of so many tokens take, learnt from those that were run."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, tuple[float, float]] = {}  # octave of tokens -> (mean tokens, mean seconds)
+
+    def note(self, num_tokens: int, elapsed_s: float) -> None:
+        """Learn from a pass."""
+        octave = num_tokens.bit_length()
+        tokens, seconds = self._seconds.get(octave, (float(num_tokens), elapsed_s))
+        elapsed_s = min(elapsed_s, seconds * LARGEST_JUMP)
+        tokens += WEIGHT_OF_NEWEST * (num_tokens - tokens)
+        seconds += WEIGHT_OF_NEWEST * (elapsed_s - seconds)
+        self._seconds[octave] = tokens, seconds
+
+    def has_seen(self, num_tokens: int) -> bool:
+        """Whether a pass of about so many tokens was measured."""
+        return num_tokens.bit_length() in self._seconds
+
+    def expect(self, num_tokens: int) -> float:
+        """Return the seconds that a pass of so many tokens would take; at least one pass must have been noted.
+
+        Between measured passes in a straight line, beyond the largest in proportion, below the smallest its time.
+        """
+        tokens, seconds = 0.0, 0.0
+        for octave in sorted(self._seconds):
+            next_tokens, next_seconds = self._seconds[octave]
+            next_seconds = max(next_seconds, seconds)  # more tokens never take less time: that was noise
+            if num_tokens <= next_tokens:
+                if not tokens:
+                    return next_seconds
+                return seconds + (next_seconds - seconds) * (num_tokens - tokens) / (next_tokens - tokens)
+            tokens, seconds = next_tokens, next_seconds
+        return seconds * num_tokens / tokens
+
+
+class LatencyBudget:
+    """Says how many background tokens may join a pass, and keeps the account."""
+
+    def __init__(self) -> None:
+        self._times = PassTimes()
+        self._saved_s = 0.0
+
+    def room(self, num_interactive: int, num_wanted: int) -> int:
+        """Return how many of the wanted background tokens may join a pass with so many interactive ones."""
+        if not num_interactive:
+            return num_wanted
+        if not self._times.has_seen(num_interactive):
+            return 0  # by itself first, to know what that takes
+        alone_s = self._times.expect(num_interactive)
+        low, high = 0, num_wanted  # the most that make no longer a pause than allowed
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._times.expect(num_interactive + middle) <= PAUSE * alone_s:
+                low = middle
+            else:
+                high = middle - 1
+        extra_s = self._times.expect(num_interactive + low) - alone_s
+        return low if self._saved_s >= extra_s else 0
+
+    def note(self, num_interactive: int, num_background: int, elapsed_s: float) -> None:
+        """Account for a pass that was run."""
+        if not num_interactive:
+            self._saved_s = 0.0
+        else:
+            is_known = self._times.has_seen(num_interactive)
+            alone_s = self._times.expect(num_interactive) if is_known else elapsed_s
+            cost_s = elapsed_s - alone_s if num_background else 0.0
+            most_s = (PAUSE - 1) * alone_s  # what one pass may cost: more need not be saved, and is never owed
+            self._saved_s += (SLOWDOWN - 1) * alone_s - cost_s
+            self._saved_s = min(max(self._saved_s, -most_s), most_s)
+        self._times.note(num_interactive + num_background, elapsed_s)

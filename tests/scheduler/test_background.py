@@ -1,0 +1,197 @@
+"""Batch work beside interactive requests: who is in the next pass, who gives way, and that nobody's tokens change."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from moeflow.core.request import FinishReason, Request
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.scheduler.scheduler import Scheduler
+from tests.scheduler.fake_model import FakeModel, generate_alone
+from tests.scheduler.test_scheduler import make_request, make_scheduler, prompts
+
+
+def background(name: str, prompt: list[int], max_tokens: int = 5) -> Request:
+    return Request(name, prompt, SamplingParams(max_tokens=max_tokens), max_tokens, is_background=True)
+
+
+def run_pass(scheduler: Scheduler, model: FakeModel, elapsed_s: float = 0.0) -> list[Request]:
+    batch = scheduler.schedule()
+    assert batch, "a pass must never be empty while there is work"
+    assert batch.num_tokens <= scheduler.config.max_batch_tokens
+    assert len(batch.entries) <= scheduler.config.max_running
+    assert len({id(e.request) for e in batch.entries}) == len(batch.entries)
+    tokens = model.run(batch)
+    scheduler.complete(batch, elapsed_s)
+    for request, token in tokens.items():
+        request.output_token_ids.append(token)
+        if len(request.output_token_ids) == request.max_tokens:
+            scheduler.finish(request, FinishReason.LENGTH)
+    scheduler.check_integrity()
+    return [entry.request for entry in batch.entries]
+
+
+class Mixed(RuleBasedStateMachine):
+    """Both kinds come and go at any time; passes take any time, some fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = make_scheduler(num_blocks=14)
+        self.model = FakeModel(4)
+        self.requests: list[Request] = []
+
+    @rule(prompt=prompts, max_tokens=st.integers(1, 15), is_background=st.booleans())
+    def submit(self, prompt, max_tokens, is_background):
+        make = background if is_background else make_request
+        request = make(f"r{len(self.requests)}", prompt, max_tokens)
+        self.requests.append(request)
+        self.scheduler.add(request)
+
+    @precondition(lambda self: self.scheduler.has_work)
+    @rule(elapsed_s=st.sampled_from([0.001, 0.01, 0.02, 1.0]))
+    def one_pass(self, elapsed_s):
+        num_waiting = len(self.scheduler.interactive)
+        took_part = run_pass(self.scheduler, self.model, elapsed_s)
+        if self.scheduler.interactive and num_waiting:  # none of the others may be let in before it
+            assert not any(r.is_background and r.num_computed_tokens == 0 for r in took_part)
+
+    @precondition(lambda self: self.scheduler.has_work)
+    @rule(data=st.data())
+    def cancel(self, data):
+        alive = [*self.scheduler.waiting, *self.scheduler.running]
+        self.scheduler.finish(data.draw(st.sampled_from(alive)), FinishReason.CANCELLED)
+
+    @precondition(lambda self: self.scheduler.has_work)
+    @rule()
+    def failing_pass(self):
+        batch = self.scheduler.schedule()
+        self.model.run(batch)
+        for entry in batch.entries:
+            for position in range(entry.start, entry.stop):
+                self.model.slots[self.model._slot(entry.block_ids, position)] = (-1, -1)
+        self.scheduler.fail(batch)
+
+    @invariant()
+    def nothing_is_lost(self):
+        self.scheduler.check_integrity()
+
+    def teardown(self):
+        for _ in range(2000):
+            if not self.scheduler.has_work:
+                break
+            run_pass(self.scheduler, self.model, 0.01)
+        assert not self.scheduler.has_work
+        for request in self.requests:
+            expected = generate_alone(request.prompt_token_ids, request.max_tokens)
+            assert request.output_token_ids == expected[: len(request.output_token_ids)]
+            if request.finish_reason is FinishReason.LENGTH:
+                assert request.output_token_ids == expected
+        assert self.scheduler.blocks.num_used == 0
+
+
+TestMixed = Mixed.TestCase
+TestMixed.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    jobs=st.lists(st.tuples(prompts, st.integers(1, 12)), min_size=1, max_size=12),
+    late=st.tuples(prompts, st.integers(1, 12)),
+    num_passes=st.integers(0, 12),
+    num_blocks=st.integers(10, 24),
+)
+def test_an_arrival_is_in_the_very_next_pass_whatever_the_job_holds(jobs, late, num_passes, num_blocks):
+    scheduler, model = make_scheduler(num_blocks=num_blocks), FakeModel(4)
+    for number, (prompt, n) in enumerate(jobs):
+        scheduler.add(background(str(number), prompt, n))
+    for _ in range(num_passes):
+        if scheduler.has_work:
+            run_pass(scheduler, model, 0.01)
+    arrival = make_request("arrival", *late)
+    scheduler.add(arrival)
+    num_served = 0
+    while arrival.finish_reason is None:
+        took_part = run_pass(scheduler, model, 0.01)
+        assert arrival in took_part
+        num_served += 1
+    assert num_served <= -(-len(late[0]) // scheduler.config.max_batch_tokens) + late[1]
+    assert arrival.num_preemptions == 0
+    assert arrival.output_token_ids == generate_alone(*late)
+
+
+def run_to_end(scheduler: Scheduler, model: FakeModel, seconds_of_a_token: float = 0.001) -> None:
+    for _ in range(3000):
+        if not scheduler.has_work:
+            return
+        run_pass(scheduler, model, seconds_of_a_token)
+    pytest.fail("the scheduler does not come to an end")
+
+
+def test_a_row_that_sits_out_keeps_its_blocks():
+    scheduler, model = make_scheduler(max_running=2, num_blocks=20), FakeModel(4)
+    rows = [background("a", [1] * 4, 12), background("b", [2] * 4, 12)]
+    for row in rows:
+        scheduler.add(row)
+    run_pass(scheduler, model, 0.01)
+    chats = [make_request("x", [3], 6), make_request("y", [4], 6)]
+    for chat in chats:
+        scheduler.add(chat)
+    for _ in range(6):
+        assert run_pass(scheduler, model, 0.01) == chats  # both places are theirs
+        assert all(chat.num_preemptions == 0 for chat in chats)
+    run_to_end(scheduler, model)
+    assert [row.num_preemptions for row in rows] == [0, 0]
+    assert all(row.output_token_ids == generate_alone(row.prompt_token_ids, 12) for row in rows)
+
+
+def test_blocks_are_taken_from_the_youngest_of_the_job():
+    scheduler, model = make_scheduler(num_blocks=10, max_model_len=40), FakeModel(4)
+    old, young = background("old", [1] * 9, 4), background("young", [2] * 9, 4)
+    for row in (old, young):
+        scheduler.add(row)
+    run_pass(scheduler, model)
+    run_pass(scheduler, model)
+    scheduler.add(make_request("chat", list(range(20)), 2))
+    run_pass(scheduler, model)
+    assert (old.num_preemptions, young.num_preemptions) == (0, 1)
+    run_to_end(scheduler, model)
+    assert young.output_token_ids == generate_alone([2] * 9, 4)
+
+
+def test_a_job_goes_on_in_the_gaps_of_a_conversation():
+    scheduler, model = make_scheduler(max_running=4, num_blocks=40, max_model_len=100), FakeModel(4)
+    rows = [background(str(i), [i], 30) for i in range(3)]
+    for row in rows:
+        scheduler.add(row)
+    chat = make_request("chat", [9], 60)
+    scheduler.add(chat)
+    num_with_job = 0
+    while chat.finish_reason is None:
+        before = scheduler.schedule()
+        num_background = sum(entry.request.is_background for entry in before.entries)
+        num_with_job += num_background > 0
+        for request, token in model.run(before).items():
+            request.output_token_ids.append(token)
+            if len(request.output_token_ids) == request.max_tokens:
+                scheduler.finish(request, FinishReason.LENGTH)
+        scheduler.complete(before, 0.01 + 0.01 * min(num_background, 2))
+    assert 5 <= num_with_job <= 15  # a pass with all rows costs three, and three tenths are saved each time
+
+
+def test_a_job_is_admitted_only_as_far_as_its_answers_will_fit():
+    scheduler, model = make_scheduler(num_blocks=12, max_model_len=40, max_running=8), FakeModel(4)
+    rows = [background(str(i), [i] * 4, 12) for i in range(6)]  # four blocks each in the end
+    for row in rows:
+        scheduler.add(row)
+    run_to_end(scheduler, model)
+    assert scheduler.num_preemptions == 0
+
+
+def test_a_job_begins_with_its_longest_prompts():
+    scheduler = make_scheduler(num_blocks=40, max_batch_tokens=100, max_model_len=100)
+    for length in (3, 9, 6):
+        scheduler.add(background(str(length), [length] * length))
+    assert [entry.request.request_id for entry in scheduler.schedule().entries] == ["9", "6", "3"]
