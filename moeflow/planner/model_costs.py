@@ -1,0 +1,238 @@
+"""What each stage of a model reads and computes, from its shape and the formats of its weights.
+
+A stage becomes `Work`: bytes of weights or of keys and values, each read once, and operations. Norms, softmax and
+activations are left out (under 1% of either, as long as tokens are fewer than a matrix has rows). Knows no machine.
+Stages are those of MoE-Lightning 4.1: pre-attention (QKV), attention, post-attention (output projection, router,
+experts); and the head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moeflow.core.model_config import ModelConfig
+from moeflow.kernels.weight_format import BITS_PER_VALUE
+
+FLOAT16_BITS = 16.0
+KV_SCALE_BYTES = {"int8": 4}  # of a head's K or V
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Something to compute: what it reads and does, and by which kernel."""
+
+    kernel: str  # "linear", "experts" or "attention"
+    dtype: str  # of what is read
+    num_bytes: float
+    num_flops: float
+    rows: float  # that meet each weight; for attention, queries that share K and V
+    values: int  # of one matrix (an expert's together); for attention, of K and V at one position
+
+    @property
+    def intensity(self) -> float:
+        """Operations a byte: I of MoE-Lightning, definition 3.1."""
+        return self.num_flops / self.num_bytes if self.num_bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formats:
+    """In which formats a model is kept."""
+
+    matrices: str
+    embeddings: str
+    kv: str
+    activation_bytes: int = 4  # of one value between operations
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of one value of a matrix."""
+        return bits_per_value(self.matrices) / 8
+
+
+def bits_per_value(dtype: str) -> float:
+    """Return what a value takes, its share of a scale included."""
+    return FLOAT16_BITS if dtype == "float16" else BITS_PER_VALUE[dtype]
+
+
+def expected_distinct(num_experts: int, top_k: int, num_tokens: float) -> float:
+    """Return how many experts of a layer so many tokens reach on average, if routers choose evenly."""
+    return num_experts * (1.0 - (1.0 - top_k / num_experts) ** num_tokens) if num_experts else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCosts:
+    """The costs of one model in given formats."""
+
+    shape: ModelConfig
+    formats: Formats
+
+    @property
+    def num_moe_layers(self) -> int:
+        """Layers with experts."""
+        return self.shape.num_layers - len(self.shape.dense_layers) if self.shape.num_experts else 0
+
+    @property
+    def num_dense_layers(self) -> int:
+        """Layers with a plain feed-forward network."""
+        return self.shape.num_layers - self.num_moe_layers
+
+    @property
+    def qkv_values(self) -> int:
+        """Weights of one layer's query, key and value projection."""
+        shape = self.shape
+        return shape.hidden_size * shape.head_dim * (shape.num_heads + 2 * shape.num_kv_heads)
+
+    @property
+    def output_values(self) -> int:
+        """Weights of one layer's output projection."""
+        return self.shape.hidden_size * self.shape.head_dim * self.shape.num_heads
+
+    @property
+    def expert_values(self) -> int:
+        """Weights of one expert."""
+        return 3 * self.shape.hidden_size * self.shape.intermediate_size
+
+    @property
+    def dense_values(self) -> int:
+        """Weights of the feed-forward network of one layer that has no experts."""
+        shape = self.shape
+        width = shape.dense_intermediate_size if shape.num_experts else shape.intermediate_size
+        return 3 * shape.hidden_size * width
+
+    @property
+    def router_values(self) -> int:
+        """Weights of one router."""
+        return self.shape.hidden_size * self.shape.num_experts
+
+    @property
+    def expert_bytes(self) -> float:
+        """One expert."""
+        return self.expert_values * self.formats.weight_bytes
+
+    @property
+    def experts_bytes(self) -> float:
+        """All experts of all layers."""
+        return self.num_moe_layers * self.shape.num_experts * self.expert_bytes
+
+    @property
+    def layers_bytes(self) -> float:
+        """All layers, experts included."""
+        outside = self.shape.num_layers * (self.qkv_values + self.output_values)
+        outside += self.num_moe_layers * self.router_values + self.num_dense_layers * self.dense_values
+        return outside * self.formats.weight_bytes + self.experts_bytes
+
+    @property
+    def embedding_bytes(self) -> float:
+        """Token embeddings and output projection, which may be one."""
+        shape = self.shape
+        num_tables = 1 if shape.tie_word_embeddings else 2
+        return num_tables * shape.vocab_size * shape.hidden_size * bits_per_value(self.formats.embeddings) / 8
+
+    @property
+    def model_bytes(self) -> float:
+        """All weights."""
+        return self.layers_bytes + self.embedding_bytes
+
+    @property
+    def kv_layer_bytes(self) -> float:
+        """Keys and values of one token in one layer."""
+        shape = self.shape
+        head = shape.head_dim * bits_per_value_of_kv(self.formats.kv) / 8 + KV_SCALE_BYTES.get(self.formats.kv, 0)
+        return 2 * shape.num_kv_heads * head
+
+    @property
+    def kv_bytes(self) -> float:
+        """Keys and values of one token in all layers."""
+        return self.shape.num_layers * self.kv_layer_bytes
+
+    def pre_attention(self, num_tokens: float) -> Work:
+        """Return one layer's query, key and value projection."""
+        return self._linear(self.qkv_values, num_tokens, self.formats.matrices)
+
+    def attention(self, num_tokens: float, num_seen: float, num_read: float) -> Work:
+        """Return one layer's attention, softmax part (thesis 4.25 without projections).
+
+        num_seen: positions that queries look at, summed over all tokens; num_read: positions whose K and V are read,
+        once for all queries of a sequence.
+        """
+        shape = self.shape
+        queries = shape.num_heads / shape.num_kv_heads * max(num_seen / num_read if num_read else 1.0, 1.0)
+        return Work(
+            "attention",
+            self.formats.kv,
+            num_read * self.kv_layer_bytes,
+            4.0 * shape.num_heads * shape.head_dim * num_seen,
+            queries,
+            2 * shape.num_kv_heads * shape.head_dim,
+        )
+
+    def decode_attention(self, num_sequences: float, context: float) -> Work:
+        """Return one layer's attention of one new token each."""
+        seen = num_sequences * self._window(context)
+        return self.attention(num_sequences, seen, seen)
+
+    def prefill_attention(self, num_prompts: float, length: float, chunk: float | None = None) -> Work:
+        """Return one layer's attention of whole prompts, each in chunks of so many tokens; None: in one."""
+        chunk = min(chunk or length, length)
+        window = self._window(length)
+        seen = num_prompts * (length * (length + 1) / 2 if window == length else length * window)
+        read = num_prompts * (length / chunk + 1) / 2 * length
+        return self.attention(num_prompts * length, seen, min(read, seen))
+
+    def output_projection(self, num_tokens: float) -> Work:
+        """Return one layer's output projection."""
+        return self._linear(self.output_values, num_tokens, self.formats.matrices)
+
+    def router(self, num_tokens: float) -> Work:
+        """Return one layer's choice of experts."""
+        return self._linear(self.router_values, num_tokens, self.formats.matrices)
+
+    def experts(self, num_tokens: float, distinct: float | None = None) -> Work:
+        """Return one layer's experts; `distinct` is how many are used, None: as many as on average."""
+        shape = self.shape
+        used = expected_distinct(shape.num_experts, shape.top_k, num_tokens) if distinct is None else distinct
+        pairs = num_tokens * shape.top_k
+        return Work(
+            "experts",
+            self.formats.matrices,
+            used * self.expert_bytes,
+            2.0 * pairs * self.expert_values,
+            pairs / used if used else 0.0,
+            self.expert_values,
+        )
+
+    def dense(self, num_tokens: float) -> Work:
+        """Return the feed-forward network of one layer without experts: one expert that all tokens use."""
+        num_bytes = self.dense_values * self.formats.weight_bytes
+        flops = 2.0 * num_tokens * self.dense_values
+        return Work("experts", self.formats.matrices, num_bytes, flops, num_tokens, self.dense_values)
+
+    def head(self, num_sampled: float) -> Work:
+        """Return the output projection to the vocabulary."""
+        return self._linear(self.shape.vocab_size * self.shape.hidden_size, num_sampled, self.formats.embeddings)
+
+    def feed_forward(self, num_tokens: float) -> list[tuple[int, Work]]:
+        """Return what follows attention's output projection: (layers that have it, work in one of them)."""
+        moe = [(self.num_moe_layers, self.router(num_tokens)), (self.num_moe_layers, self.experts(num_tokens))]
+        dense = [(self.num_dense_layers, self.dense(num_tokens))]
+        return [(count, work) for count, work in moe + dense if count]
+
+    def activation_bytes(self, num_tokens: float) -> float:
+        """Return what so many tokens need between operations, at the widest place of a layer."""
+        shape = self.shape
+        attention = 2 * shape.hidden_size + shape.head_dim * (shape.num_heads + 2 * shape.num_kv_heads)
+        pairs = max(shape.top_k, 1)
+        experts = 2 * shape.hidden_size + pairs * (3 * shape.intermediate_size + shape.hidden_size)
+        return num_tokens * max(attention, experts) * self.formats.activation_bytes
+
+    def _window(self, context: float) -> float:
+        return min(context, self.shape.sliding_window or context)
+
+    def _linear(self, values: int, num_tokens: float, dtype: str) -> Work:
+        num_bytes = values * bits_per_value(dtype) / 8
+        return Work("linear", dtype, num_bytes, 2.0 * num_tokens * values, num_tokens, values)
+
+
+def bits_per_value_of_kv(dtype: str) -> float:
+    """Return what a key's or value's number takes; scales are one a head and counted apart."""
+    return 8.0 if dtype == "int8" else bits_per_value(dtype)
