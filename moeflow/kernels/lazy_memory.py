@@ -1,4 +1,4 @@
-"""Zeroed memory that costs nothing until it is touched."""
+"""Zeroed memory that costs nothing until it is touched, and that can be given back."""
 
 from __future__ import annotations
 
@@ -11,21 +11,54 @@ ALIGNMENT = 64  # bytes, as kernels want it
 _HUGE_PAGE = 2 * 1024**2
 
 
+class LazyMemory:
+    """Zeros in main memory, aligned; what is large is taken when it is touched, by pages."""
+
+    def __init__(self, num_bytes: int, *, huge_pages: bool = True) -> None:
+        """Reserve it. `huge_pages`: 2 MiB at a time, but for the rest at the end; else the smallest there are.
+
+        Raises: MemoryError if the system refuses that much.
+        """
+        self._mapping: mmap.mmap | None = None
+        self._start = 0  # of the tensor in the mapping
+        if num_bytes < _HUGE_PAGE:
+            buffer = torch.zeros(num_bytes + ALIGNMENT, dtype=torch.uint8)
+            start = -buffer.data_ptr() % ALIGNMENT
+        else:
+            self._mapping = _map(num_bytes + _HUGE_PAGE)
+            buffer = torch.frombuffer(self._mapping, dtype=torch.uint8)
+            start = self._start = -buffer.data_ptr() % _HUGE_PAGE
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                whole = num_bytes // _HUGE_PAGE * _HUGE_PAGE
+                self._mapping.madvise(mmap.MADV_NOHUGEPAGE)
+                if huge_pages:
+                    self._mapping.madvise(mmap.MADV_HUGEPAGE, start, whole)
+        self.tensor: Tensor = buffer[start : start + num_bytes]  # [num_bytes] uint8
+
+    def give_back(self, start: int, stop: int) -> None:
+        """Return the pages that lie wholly between two offsets to the system: they are zeros again, and free.
+
+        Does nothing where memory is too small to be taken by pages.
+        """
+        if self._mapping is None or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        page = mmap.PAGESIZE
+        first = -(-(self._start + start) // page) * page
+        end = (self._start + stop) // page * page
+        if end > first:
+            self._mapping.madvise(mmap.MADV_DONTNEED, first, end - first)
+
+
 def allocate_lazily(num_bytes: int) -> Tensor:
     """Return zeros [num_bytes] uint8 in main memory, aligned; large ones on huge pages, taken when touched.
 
     Raises: MemoryError if the system refuses that much.
     """
-    if num_bytes < _HUGE_PAGE:
-        buffer = torch.zeros(num_bytes + ALIGNMENT, dtype=torch.uint8)
-        start = -buffer.data_ptr() % ALIGNMENT
-    else:
-        try:
-            mapping = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except (OSError, OverflowError) as error:  # the latter beyond what an address can hold
-            raise MemoryError(f"{num_bytes} bytes cannot be had") from error
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            mapping.madvise(mmap.MADV_HUGEPAGE)
-        buffer = torch.frombuffer(mapping, dtype=torch.uint8)
-        start = -buffer.data_ptr() % _HUGE_PAGE
-    return buffer[start : start + num_bytes]
+    return LazyMemory(num_bytes).tensor
+
+
+def _map(num_bytes: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:  # the latter beyond what an address can hold
+        raise MemoryError(f"{num_bytes - _HUGE_PAGE} bytes cannot be had") from error

@@ -3,7 +3,7 @@
 import psutil
 import pytest
 
-from moeflow.kernels.lazy_memory import ALIGNMENT, allocate_lazily
+from moeflow.kernels.lazy_memory import ALIGNMENT, LazyMemory, allocate_lazily
 
 MIB = 2**20
 
@@ -30,3 +30,24 @@ def test_what_is_not_touched_takes_no_room():
 def test_what_cannot_be_had_is_a_memory_error(num_bytes):
     with pytest.raises(MemoryError, match=f"{num_bytes} bytes"):
         allocate_lazily(num_bytes)
+
+
+@pytest.mark.parametrize("huge_pages", [True, False])
+def test_only_what_is_touched_is_taken_and_what_is_given_back_is_free(huge_pages):
+    process = psutil.Process()
+    memory = LazyMemory(64 * MIB + 5000, huge_pages=huge_pages)
+    before = process.memory_info().rss
+    memory.tensor.fill_(1)
+    assert 64 * MIB <= process.memory_info().rss - before < 65 * MIB
+    memory.give_back(100, 60 * MIB + 1)
+    assert process.memory_info().rss - before < 6 * MIB
+    assert memory.tensor[:100].all()
+    assert memory.tensor[60 * MIB :].all()
+    assert not memory.tensor[4096 : 60 * MIB].any()
+
+
+def test_small_memory_stays():
+    memory = LazyMemory(MIB)
+    memory.tensor.fill_(1)
+    memory.give_back(0, MIB)
+    assert memory.tensor.all()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,3 +39,17 @@ def test_too_small_a_budget_says_what_is_needed():
 def test_more_than_there_can_be_is_an_error():
     with pytest.raises(CapacityError, match="cannot be allocated"):
         SlotArena(2**40, 2**20)
+
+
+def test_slots_that_are_given_back_are_free_and_the_others_stay():
+    arena = SlotArena(30, 3 * MIB + 1)
+    process = psutil.Process()
+    before = process.memory_info().rss
+    arena.slots.fill_(1)
+    assert process.memory_info().rss - before > arena_bytes(29, 3 * MIB + 1)
+    arena.give_back(7)
+    assert process.memory_info().rss - before < arena_bytes(7, 3 * MIB + 1) + MIB
+    assert (arena.slots[:7] == 1).all()
+    arena.copy(6, 29)
+    assert (arena.tensor(29) == 1).all()
+    assert not arena.tensor(28).any()
