@@ -11,7 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
@@ -89,6 +89,12 @@ def as_api_error(error: Exception) -> ApiError:
             return _from_validation(error)
         case _:
             return ApiError(500, "internal_error", "The server failed on this request; its log has the details.")
+
+
+def from_pydantic(error: ValidationError) -> ApiError:
+    """Translate what pydantic says of a JSON object as if it had been a request's body."""
+    errors = error.errors(include_input=False, include_url=False)
+    return _from_validation(RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in errors]))
 
 
 def _from_validation(error: RequestValidationError) -> ApiError:

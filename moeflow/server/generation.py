@@ -27,25 +27,31 @@ async def start_generation(
     encode: Callable[[Generator], list[list[int]]],
     num_prompts: int,
     sampling: SamplingParams,
+    *,
+    is_background: bool = False,
 ) -> Generation:
     """Admit, tokenize and check one request; the work begins when the result is iterated.
+
+    One in the background, of a batch job, takes no place in the queue and no part in the latencies that are reported.
 
     Blocks: on tokenizing, in a thread, so that a long prompt holds nobody up.
     Raises: ApiError, RequestError.
     """
-    arrived_s = time.monotonic()
     generator = service.require_generator()
-    ticket = service.admission.admit(num_prompts * sampling.n, max_running=generator.client.model.max_running)
+    ticket = service.admission.admit(
+        num_prompts * sampling.n, max_running=generator.client.model.max_running, is_background=is_background
+    )
     try:
         prompts = await asyncio.to_thread(encode, generator)
         check_lengths(prompts, sampling, generator.client.model.max_model_len)
         streams = [
-            generator.stream(f"{request_id}-{number}", prompt, sampling) for number, prompt in enumerate(prompts)
+            generator.stream(f"{request_id}-{number}", prompt, sampling, is_background=is_background)
+            for number, prompt in enumerate(prompts)
         ]
     except BaseException:
         ticket.close()
         raise
-    return Generation(generator, streams, prompts, sampling.n, ticket, service, arrived_s)
+    return Generation(generator, streams, prompts, sampling.n, ticket, service)
 
 
 def check_lengths(prompts: Sequence[Sequence[int]], sampling: SamplingParams, max_model_len: int) -> None:
@@ -79,7 +85,6 @@ class Generation:
         n: int,
         ticket: Ticket,
         service: Service,
-        arrived_s: float,
     ) -> None:
         self.generator = generator
         self.prompts = prompts
@@ -91,7 +96,6 @@ class Generation:
         self._ticket = ticket
         self._service = service
         self._metrics = service.metrics
-        self._arrived_s = arrived_s
         self._first_token_s: dict[int, float] = {}
         self._num_tokens: dict[int, int] = {}
 
@@ -107,7 +111,8 @@ class Generation:
                     choice = prompt_number * self.n + delta.index
                     self._account(choice, delta)
                     yield choice, delta
-            self._metrics.request_duration.observe(time.monotonic() - self._arrived_s)
+            if not self._ticket.is_background:
+                self._metrics.request_duration.observe(time.monotonic() - self._ticket.admitted_s)
         except Exception as error:
             self._metrics.failed.inc()
             if isinstance(error, EngineError):
@@ -128,13 +133,14 @@ class Generation:
         if delta.token_ids:
             if choice not in self._first_token_s:
                 self._first_token_s[choice] = now_s
-                self._metrics.time_to_first_token.observe(now_s - self._arrived_s)
+                if not self._ticket.is_background:
+                    self._metrics.time_to_first_token.observe(now_s - self._ticket.admitted_s)
             self._num_tokens[choice] += len(delta.token_ids)
             self.num_completion_tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
             self._ticket.finish_one()
             self._check_end(delta)
-            if self._num_tokens[choice] > 1:
+            if self._num_tokens[choice] > 1 and not self._ticket.is_background:
                 mean_s = (now_s - self._first_token_s[choice]) / (self._num_tokens[choice] - 1)
                 self._metrics.time_per_output_token.observe(mean_s)
 

@@ -55,6 +55,15 @@ class Writer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """A generation under way and how its endpoint writes what comes of it."""
+
+    generation: Generation
+    writer: Writer
+    envelope: Envelope
+
+
+@dataclass(frozen=True, slots=True)
 class Envelope:
     """What every object of one answer has in common."""
 
@@ -69,22 +78,30 @@ class Envelope:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
-async def whole_answer(request: Request, generation: Generation, writer: Writer, envelope: Envelope) -> dict[str, Any]:
-    """Wait for all choices and return the answer.
+async def whole_answer(request: Request, answer: Answer) -> dict[str, Any]:
+    """Wait for all choices and return the answer's object.
 
     Raises: ClientDisconnected when nobody waits any more; ApiError, EngineError.
     """
+    return await while_connected(request.receive, gather(answer))
+
+
+async def gather(answer: Answer) -> dict[str, Any]:
+    """Wait for all choices, whoever asked for them, and return the answer's object.
+
+    Raises: ApiError, EngineError.
+    """
     try:
-        choices = await while_connected(request.receive, _gather(generation))
+        choices = await _gather_choices(answer.generation)
     finally:
-        generation.close()
-    body = envelope.head(envelope.kind)
-    body["choices"] = [writer.choice(choice) for choice in choices]
-    body["usage"] = usage(generation)
+        answer.generation.close()
+    body = answer.envelope.head(answer.envelope.kind)
+    body["choices"] = [answer.writer.choice(choice) for choice in choices]
+    body["usage"] = usage(answer.generation)
     return body
 
 
-async def _gather(generation: Generation) -> list[Choice]:
+async def _gather_choices(generation: Generation) -> list[Choice]:
     choices = [Choice(index) for index in range(len(generation.prompts) * generation.n)]
     async with aclosing(generation.deltas()) as deltas:
         async for index, delta in deltas:
@@ -94,15 +111,14 @@ async def _gather(generation: Generation) -> list[Choice]:
     return choices
 
 
-def streamed_answer(generation: Generation, writer: Writer, envelope: Envelope, *, with_usage: bool) -> Response:
+def streamed_answer(answer: Answer, *, with_usage: bool) -> Response:
     """Return a response that streams chunks as passes bring them."""
-    return EventStream(_events(generation, writer, envelope, with_usage=with_usage), generation.close)
+    return EventStream(_events(answer, with_usage=with_usage), answer.generation.close)
 
 
-async def _events(
-    generation: Generation, writer: Writer, envelope: Envelope, *, with_usage: bool
-) -> AsyncGenerator[bytes, None]:
-    head = envelope.head(envelope.chunk_kind)
+async def _events(answer: Answer, *, with_usage: bool) -> AsyncGenerator[bytes, None]:
+    generation, writer = answer.generation, answer.writer
+    head = answer.envelope.head(answer.envelope.chunk_kind)
     tail: dict[str, Any] = {"usage": None} if with_usage else {}
     try:
         async with aclosing(generation.deltas()) as deltas:

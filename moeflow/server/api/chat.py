@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from moeflow.engine.generator import Generator
 from moeflow.engine.text import TextDelta
-from moeflow.server.api.answer import Choice, Envelope, streamed_answer, whole_answer
+from moeflow.server.api.answer import Answer, Choice, Envelope, streamed_answer, whole_answer
 from moeflow.server.api.chat_schema import ChatChunk, ChatRequest, ChatResponse
 from moeflow.server.api.logprobs import chat_logprobs
 from moeflow.server.api.models import served_model
@@ -27,6 +27,17 @@ async def create_chat_completion(
     body: ChatRequest, request: Request, service: Annotated[Service, Depends(get_service)]
 ) -> Response | dict[str, Any]:
     """Answer in a conversation."""
+    answer = await start_chat(service, body)
+    if body.stream:
+        return streamed_answer(answer, with_usage=body.wants_usage)
+    return await whole_answer(request, answer)
+
+
+async def start_chat(service: Service, body: ChatRequest, *, is_background: bool = False) -> Answer:
+    """Check and admit a request; the work begins when its answer is awaited or streamed.
+
+    Raises: ApiError, RequestError.
+    """
     model = served_model(service, body.model)
     messages = body.plain_messages()
 
@@ -36,11 +47,10 @@ async def create_chat_completion(
     envelope = Envelope(
         f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model.name, "chat.completion", "chat.completion.chunk"
     )
-    generation = await start_generation(service, envelope.id, encode, 1, body.to_sampling_params())
-    writer = _Writer(with_logprobs=bool(body.logprobs))
-    if body.stream:
-        return streamed_answer(generation, writer, envelope, with_usage=body.wants_usage)
-    return await whole_answer(request, generation, writer, envelope)
+    generation = await start_generation(
+        service, envelope.id, encode, 1, body.to_sampling_params(), is_background=is_background
+    )
+    return Answer(generation, _Writer(with_logprobs=bool(body.logprobs)), envelope)
 
 
 class _Writer:

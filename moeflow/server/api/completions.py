@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from moeflow.engine.generator import Generator
 from moeflow.engine.text import TextDelta, TokenText
-from moeflow.server.api.answer import Choice, Envelope, streamed_answer, whole_answer
+from moeflow.server.api.answer import Answer, Choice, Envelope, streamed_answer, whole_answer
 from moeflow.server.api.completion_schema import CompletionChunk, CompletionRequest, CompletionResponse
 from moeflow.server.api.logprobs import CompletionLogprobsWriter
 from moeflow.server.api.models import served_model
@@ -30,6 +30,17 @@ async def create_completion(
     body: CompletionRequest, request: Request, service: Annotated[Service, Depends(get_service)]
 ) -> Response | dict[str, Any]:
     """Continue one or several prompts."""
+    answer = await start_completion(service, body)
+    if body.stream:
+        return streamed_answer(answer, with_usage=body.wants_usage)
+    return await whole_answer(request, answer)
+
+
+async def start_completion(service: Service, body: CompletionRequest, *, is_background: bool = False) -> Answer:
+    """Check and admit a request; the work begins when its answer is awaited or streamed.
+
+    Raises: ApiError, RequestError.
+    """
     model = served_model(service, body.model)
     prompts = body.prompts()
 
@@ -37,11 +48,10 @@ async def create_completion(
         return [generator.encode(prompt) for prompt in prompts]
 
     envelope = Envelope(f"cmpl-{uuid.uuid4().hex}", int(time.time()), model.name, "text_completion", "text_completion")
-    generation = await start_generation(service, envelope.id, encode, len(prompts), body.to_sampling_params())
-    writer = _Writer(body, prompts, generation)
-    if body.stream:
-        return streamed_answer(generation, writer, envelope, with_usage=body.wants_usage)
-    return await whole_answer(request, generation, writer, envelope)
+    generation = await start_generation(
+        service, envelope.id, encode, len(prompts), body.to_sampling_params(), is_background=is_background
+    )
+    return Answer(generation, _Writer(body, prompts, generation), envelope)
 
 
 class _Writer:

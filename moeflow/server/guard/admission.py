@@ -23,8 +23,8 @@ class Admission:
         self._mean_duration_s = 1.0
         self.num_unfinished = 0
 
-    def admit(self, num_sequences: int, *, max_running: int) -> Ticket:
-        """Let a request of so many sequences in.
+    def admit(self, num_sequences: int, *, max_running: int, is_background: bool = False) -> Ticket:
+        """Let a request of so many sequences in. One in the background stands in no queue here: its job sees to that.
 
         Raises: QueueFullError when it should come back later; RequestError when it can never come in.
         """
@@ -35,6 +35,8 @@ class Admission:
                 f"this server takes {limit}: send fewer, or several requests",
                 param="n",
             )
+        if is_background:
+            return Ticket(self, 0, self._clock(), is_background=True)
         if self.num_unfinished + num_sequences > limit:
             wait_s = self._mean_duration_s * num_sequences / max_running
             raise QueueFullError(
@@ -52,16 +54,19 @@ class Admission:
 class Ticket:
     """One request's share of the bound, given back sequence by sequence."""
 
-    def __init__(self, admission: Admission, num_sequences: int, admitted_s: float) -> None:
+    def __init__(
+        self, admission: Admission, num_sequences: int, admitted_s: float, *, is_background: bool = False
+    ) -> None:
+        self.admitted_s = admitted_s  # on the clock of time.monotonic
+        self.is_background = is_background
         self._admission = admission
         self._num_left = num_sequences
-        self._admitted_s = admitted_s
 
     def finish_one(self) -> None:
         """Give back a sequence that has come to its end."""
         if self._num_left:
             self._give_back(1)
-            self._admission.note_duration(self._admitted_s)
+            self._admission.note_duration(self.admitted_s)
 
     def close(self) -> None:
         """Give back what is left; again is harmless."""
