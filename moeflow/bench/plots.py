@@ -9,10 +9,25 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from moeflow.simulator.time_line import TimeLine
 
 COLOURS = {"continuous": "tab:blue", "static": "tab:orange"}
 OTHER_COLOUR = "tab:green"
 LINE_STYLES = ("-", "--", ":", "-.")
+TASK_COLOURS = {
+    "pre_attention": "#a6cee3",
+    "post_attention": "#1f78b4",
+    "device_attention": "#ff7f00",
+    "cpu_attention": "#fdbf6f",
+    "offload_qkv": "#cab2d6",
+    "load_hidden": "#6a3d9a",
+    "weights_to_device": "#b2df8a",
+    "weights_to_pinned": "#d9d9d9",
+    "load_kv": "#33a02c",
+    "store_kv": "#e78ac3",
+}
 NUM_BINS = 12  # of the curves of averages
 
 
@@ -104,6 +119,56 @@ def plot_cache_replay(
         axis.grid(alpha=0.3)
     figure.legend(*axes[1].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
     _save(figure, file)
+
+
+def plot_time_lines(lines: Mapping[str, TimeLine], layers: tuple[int, int], file: Path) -> None:
+    """Draw when each lane does what, from one layer to before another, with idle time hatched; a panel a pipeline.
+
+    All on one scale of time (MoE-Lightning, figure 6).
+    """
+    figure = Figure(figsize=(16, 0.6 + 2.0 * len(lines)), layout="constrained")
+    axes = figure.subplots(len(lines), 1, sharex=True, squeeze=False)[:, 0]
+    windows = {name: line.window(*layers) for name, line in lines.items()}
+    scale_s = max((end_s - start_s for start_s, end_s in windows.values()), default=0.0)
+    for axis, (name, line) in zip(axes, lines.items(), strict=True):
+        start_s, end_s = windows[name]
+        _draw_lanes(axis, line, start_s, end_s, scale_s)
+        axis.set_title(f"{name}: {1000 * (end_s - start_s):.4g} ms", loc="left", fontsize="medium")
+        axis.set_xlim(0, 1000 * scale_s)
+    axes[-1].set_xlabel("ms; numbers are micro-batches, or pages of weights; hatched: idle")
+    patches = [Patch(facecolor=colour, label=op) for op, colour in TASK_COLOURS.items()]
+    used = {one.task.op for line in lines.values() for ones in line.lanes.values() for one in ones}
+    figure.legend(
+        handles=[patch for patch in patches if patch.get_label() in used], loc="outside right upper", fontsize="small"
+    )
+    _save(figure, file)
+
+
+def _draw_lanes(axis: Axes, line: TimeLine, start_s: float, end_s: float, scale_s: float) -> None:
+    """Draw a row for each lane, cut at both ends."""
+    lanes = [lane for lane in line.lanes if line.use(lane).busy_s]
+    for row, lane in enumerate(reversed(lanes)):
+        idle_s = 0.0
+        for gap_start_s, gap_end_s in line.idle(lane):
+            left, right = max(gap_start_s, start_s), min(gap_end_s, end_s)
+            if right > left:
+                idle_s += right - left
+                bar = [(1000 * (left - start_s), 1000 * (right - left))]
+                axis.broken_barh(bar, (row - 0.4, 0.8), facecolor="none", edgecolor="tab:red", hatch="///", linewidth=0)
+        for one in line.lanes[lane]:
+            left, right = max(one.start_s, start_s), min(one.end_s, end_s)
+            if right <= left:
+                continue
+            bar = [(1000 * (left - start_s), 1000 * (right - left))]
+            colour = TASK_COLOURS.get(one.task.op, OTHER_COLOUR)
+            axis.broken_barh(bar, (row - 0.4, 0.8), facecolor=colour, edgecolor="white", linewidth=0.4)
+            if one.task.micro_batch is not None and right - left > 0.012 * scale_s:
+                middle = 500 * (left + right - 2 * start_s)
+                axis.text(middle, row, str(one.task.micro_batch + 1), ha="center", va="center", fontsize=6)
+        share = idle_s / (end_s - start_s) if end_s > start_s else 0.0
+        axis.text(1000 * (end_s - start_s), row, f" {share:.0%} idle", va="center", fontsize="small")
+    axis.set_yticks(range(len(lanes)), [lane.replace("_", " ") for lane in reversed(lanes)])
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def _save(figure: Figure, file: Path) -> None:

@@ -1,7 +1,8 @@
 """CGOPipe: attention two micro-batches ahead on the host, weights in as many pages as there are micro-batches.
 
-Hidden states go before the pages that wait for the same link, so no transfer of weights holds up a computation for
-longer than a page takes. Source: MoE-Lightning 4.1, algorithm 1; layers and micro-batches count from 0 here.
+Each page goes behind a micro-batch's hidden states on the link that both share, as the algorithm launches them, so that
+no computation waits for weights of which it has no need. Source: MoE-Lightning 4.1, algorithm 1; layers and
+micro-batches count from 0 here.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def cgopipe(num_layers: int, num_micro_batches: int, *, is_warm: bool = False, w
         for micro_batch in range(num_micro_batches):
             hidden = make("load_hidden", layer, micro_batch, lane=HOST_TO_DEVICE, after=[attended[micro_batch]])
             yield hidden
-            yield from weights.to_device(layer + 1, micro_batch)
+            yield from weights.to_device(layer + 1, micro_batch, behind=hidden)
             done = make("post_attention", layer, micro_batch, after=[hidden, weights.last_page(layer), done])
             ended[micro_batch] = done
             weights.used_up(layer, done)

@@ -48,14 +48,17 @@ class LayerWeights:
         self._pinned[layer, page] = task
         yield task
 
-    def to_device(self, layer: int, page: int | None) -> Iterator[Task]:
-        """Yield the transfer, if the pass has that layer to load; pages are to come in order."""
+    def to_device(self, layer: int, page: int | None, behind: Task | None = None) -> Iterator[Task]:
+        """Yield the transfer, if the pass has that layer to load; pages are to come in order.
+
+        It is not to go before the smaller one that it is `behind`.
+        """
         if not self._first <= layer < self._end:
             return
         yield from self.to_pinned(layer, page)
         pages = self._arrived.setdefault(layer, [])
         room = None if pages else self._last_uses.get(layer - 2)
-        after = [self._pinned[layer, page], *self._moved[-1:], room]
+        after = [self._pinned[layer, page], *self._moved[-1:], room, behind]
         place = layer % self._num_layers
         task = self._make("weights_to_device", place, page, lane=HOST_TO_DEVICE, after=after, priority=self._priority)
         self._moved.append(task)

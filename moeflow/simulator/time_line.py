@@ -60,6 +60,14 @@ class TimeLine:
             free_s = max(free_s, one.end_s)
         return [*gaps, (free_s, self.seconds)] if free_s < self.seconds else gaps
 
+    def window(self, first_layer: int, end_layer: int) -> tuple[float, float]:
+        """Return from when to when the post-attention of some layers runs, what is before the first's included."""
+        ends = {one.task.layer: one.end_s for one in self.lanes.get(COMPUTE, []) if one.task.op == "post_attention"}
+        start_s = ends.get(first_layer - 1, 0.0)
+        return start_s, max(
+            (end_s for layer, end_s in ends.items() if layer in range(first_layer, end_layer)), default=self.seconds
+        )
+
     def to_trace(self) -> Trace:
         """Return it as a trace of the runtime, with idle time as waits, for `runtime/perfetto.py`."""
         trace = Trace()

@@ -160,8 +160,11 @@ def test_cgopipe_is_algorithm_1(num_layers, num_micro_batches):
 
 
 def test_small_transfers_go_before_pages():
-    for task in PIPELINES["cgopipe"].make_tasks(2, 3):
-        assert (task.priority > 0) == (task.op == "weights_to_device")
+    stream = Stream("cgopipe", 3, 3, True, True)
+    assert all((task.priority > 0) == (task.op == "weights_to_device") for task in stream.tasks)
+    for hidden in stream.by_op["load_hidden"]:
+        page = stream.at("weights_to_device", (hidden.layer + 1) % 3, hidden.micro_batch)
+        assert stream.is_before(hidden, page)
 
 
 @settings(max_examples=25)
