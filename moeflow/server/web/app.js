@@ -1,7 +1,8 @@
 // The page's wiring: which control does what, and where the server's state is shown.
 
 import { Chat } from "./chat.js";
-import { drawExperts, listFacts, liveNumbers, modelLine, welcomeText } from "./facts.js";
+import { expertFacts } from "./experts.js";
+import { drawExperts, listFacts, liveNumbers, modelFacts, modelLine, welcomeText } from "./facts.js";
 import { Settings } from "./settings.js";
 import { ServerStatus } from "./status.js";
 import { Stored } from "./storage.js";
@@ -13,6 +14,8 @@ const settings = new Settings(at("settings-form"));
 const server = new ServerStatus(apiKey);
 const chat = new Chat({ log: at("conversation"), server, settings, apiKey, buttons: { onCopy: copy, onRetry: retry } });
 let shownModel = null; // when the model was loaded whose facts are shown
+let statsBefore = null; // the reading of /stats before the newest
+let statsShown = null;
 let setAside = []; // turns of the conversation before this one
 
 // ---- showing
@@ -51,15 +54,24 @@ function showModel(model) {
   at("model-line").textContent = modelLine(model);
   at("welcome-text").textContent = welcomeText(model);
   drawExperts(at("expert-strip"), model);
-  listFacts(at("model-facts"), model);
+  listFacts(at("model-facts"), modelFacts(model));
 }
 
 function showNumbers() {
   const stats = server.state === "ready" ? server.stats : null;
+  if (stats !== statsShown) [statsBefore, statsShown] = [statsShown, stats];
   const latest = chat.turns.findLast((turn) => turn.measured);
   for (const [name, text] of Object.entries(liveNumbers(stats, latest?.measured))) {
     at(`number-${name}`).textContent = text;
   }
+  showExperts(stats);
+}
+
+/** Of experts that come from disk: how many are in memory, how often they were there, what is read. */
+function showExperts(stats) {
+  const facts = expertFacts(stats, statsBefore);
+  at("experts").hidden = facts.length === 0;
+  listFacts(at("expert-facts"), facts);
 }
 
 function announce(text) {

@@ -1,6 +1,6 @@
 // Writes what the server and the last answer tell in numbers: the model's facts and the live row.
 
-const NONE = "–";
+export const NONE = "–";
 const MAX_STRIP = 64; // more bars than this say nothing to the eye
 
 /** 134515008 -> "135M", 46702792704 -> "46.7B" */
@@ -43,9 +43,9 @@ export function drawExperts(strip, model) {
   );
 }
 
-/** Fill a <dl> with the model's facts. */
-export function listFacts(list, model) {
-  const facts = [
+/** The model's facts, terms and details. */
+export function modelFacts(model) {
+  return [
     ["Name", model.name],
     ["Architecture", model.model_type],
     ["Layers", model.num_layers],
@@ -56,6 +56,10 @@ export function listFacts(list, model) {
     ["Context", `${model.max_model_len.toLocaleString("en")} tokens`],
     ["KV cache", `${model.kv_capacity_tokens.toLocaleString("en")} tokens`],
   ];
+}
+
+/** Fill a <dl> with facts. */
+export function listFacts(list, facts) {
   list.replaceChildren(
     ...facts.map(([term, detail]) => {
       const row = document.createElement("div");
