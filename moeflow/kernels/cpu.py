@@ -200,11 +200,11 @@ class PackedExperts:
         function: Nonlinearity = "silu",
         is_gated: bool = True,
         has_bias: bool = False,
-        storage: Tensor | None = None,
+        storage: Tensor | Sequence[Tensor] | None = None,
     ) -> None:
         """Take `storage` [E, `expert_bytes` or more] uint8, whose rows hold an expert each, or allocate zeros.
 
-        Zeros are to be filled through `parts` and `set_biases`. Raises: MemoryError.
+        Rows may lie anywhere. Zeros are to be filled through `parts` and `set_biases`. Raises: MemoryError.
         """
         self.format = weight_format
         self.hidden = hidden
@@ -218,8 +218,9 @@ class PackedExperts:
         num_bytes = up_bytes + down_bytes
         if storage is None:
             storage = allocate_lazily(num_experts * num_bytes).view(num_experts, num_bytes)
-        if storage.dtype != torch.uint8 or len(storage) != num_experts or storage.shape[1] < num_bytes:
-            raise ValueError(f"{num_experts} experts of {num_bytes} bytes do not fit into {_describe(storage)}")
+        if len(storage) != num_experts or not all(_holds(row, num_bytes) for row in storage):
+            rows = ", ".join(_describe(row) for row in storage[:1])
+            raise ValueError(f"{num_experts} experts of {num_bytes} bytes do not fit into {len(storage)} rows: {rows}")
         self.storage = storage
         self.gate_up = [PackedWeight(row[:up_bytes], weight_format, up_rows, hidden) for row in storage]
         self.down = [PackedWeight(row[up_bytes:num_bytes], weight_format, hidden, width) for row in storage]
@@ -276,6 +277,23 @@ class PackedExperts:
             self.up_bias[:, rows] = half.float()
         self.down_bias.copy_(down)
 
+    def at(self, rows: Sequence[Tensor]) -> PackedExperts:
+        """Return these experts as they lie, or will lie, in other rows of memory."""
+        moved = PackedExperts(
+            self.num_experts,
+            self.hidden,
+            self.width,
+            self.format,
+            function=self.function,
+            is_gated=self.is_gated,
+            has_bias=self.up_bias is not None,
+            storage=rows,
+        )
+        for mine, theirs in ((self.up_bias, moved.up_bias), (self.down_bias, moved.down_bias)):
+            if mine is not None and theirs is not None:
+                theirs.copy_(mine)
+        return moved
+
     def parts(self) -> list[tuple[PackedRows, PackedRows, PackedRows]]:
         """Return each expert's gate [I, H], up [I, H] and down [H, I], of experts that have a gate."""
         return [(gate, up, down) for gate, up, down in self._all_parts()]
@@ -307,7 +325,7 @@ class PackedExperts:
     @property
     def nbytes(self) -> int:
         """Bytes of memory, filling included."""
-        return self.storage.nbytes
+        return sum(row.nbytes for row in self.storage)
 
     def unpack(self) -> tuple[Tensor, Tensor]:
         """Return the exact values: gate_up [E, 2I, H] (gate rows first) or [E, I, H], and down [E, H, I], float32."""
@@ -388,6 +406,10 @@ def experts(
 def _check(tensor: Tensor, shape: tuple[int, ...], name: str) -> None:
     if tensor.dtype != torch.float32 or tensor.shape != shape or not tensor.is_contiguous():
         raise ValueError(f"{name} must be contiguous float32 {list(shape)}, not {_describe(tensor)}")
+
+
+def _holds(row: Tensor, num_bytes: int) -> bool:
+    return row.dtype == torch.uint8 and row.dim() == 1 and row.numel() >= num_bytes and row.is_contiguous()
 
 
 def _describe(tensor: Tensor) -> str:

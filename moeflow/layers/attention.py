@@ -13,7 +13,9 @@ from torch import Tensor
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.attention import attend
 from moeflow.kernels.attention_input import attention_input
+from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.kernels.heads import Heads
+from moeflow.kernels.kv_blocks import KVBlocks
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.linear import Linear
 from moeflow.layers.placement import Destination, Placement
@@ -52,9 +54,16 @@ class Attention:
 
         Shapes: qkv [T, (Q + 2 KV) * D] from `qkv_proj`, used up -> [T, Q * D].
         """
-        blocks = context.kv.layer(self.layer_idx)
-        q = attention_input(qkv, self.heads, rotary.cos, rotary.sin, blocks, context.attention)
-        return attend(q, blocks, context.attention, sliding_window=self.sliding_window)
+        return self.attend_over(context.kv.layer(self.layer_idx), qkv, rotary, context.attention)
+
+    def attend_over(self, blocks: KVBlocks, qkv: Tensor, rotary: RotaryTable, metadata: AttentionMetadata) -> Tensor:
+        """Do the same over any blocks; the metadata number these."""
+        q = self.store(blocks, qkv, rotary, metadata)
+        return attend(q, blocks, metadata, sliding_window=self.sliding_window)
+
+    def store(self, blocks: KVBlocks, qkv: Tensor, rotary: RotaryTable, metadata: AttentionMetadata) -> Tensor:
+        """Store K and V in blocks, and return the queries [T, Q, D]; qkv is used up."""
+        return attention_input(qkv, self.heads, rotary.cos, rotary.sin, blocks, metadata)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 from torch import Tensor
 
 from moeflow.core.model_config import ModelConfig
-from moeflow.kernels.cpu import PackedWeight
+from moeflow.kernels.cpu import PackedExperts, PackedWeight
 from moeflow.kernels.cpu_decoder import PackedLayer
+from moeflow.kernels.cpu_stages import MoEStage
 from moeflow.layers.attention import Attention
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.mlp import MLP, FusedMLP
@@ -26,12 +28,26 @@ class DecoderLayer:
         self.mlp = mlp
         self.input_layernorm = RMSNorm(place, config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(place, config.hidden_size, config.rms_norm_eps)
-        self._stage = None if isinstance(mlp, MLP) else mlp.stage(self_attn.o_proj, self.post_attention_layernorm)
+        self._stage = self._make_stage()
 
     def __call__(self, hidden: Tensor, rotary: RotaryTable, context: ForwardContext) -> Tensor:
         """Shapes: hidden [T, H] -> [T, H]."""
         attended = self.attention(self.pre_attention(hidden), rotary, context)
         return self.post_attention(hidden, attended)
+
+    @property
+    def packed_experts(self) -> PackedExperts | None:
+        """The experts, or the dense network as one; None if they are not packed, or not all in memory."""
+        weights = None if isinstance(self.mlp, MLP) else self.mlp.weights
+        return weights if isinstance(weights, PackedExperts) else None
+
+    def with_experts(self, weights: PackedExperts) -> DecoderLayer:
+        """Return this layer with experts that lie elsewhere; all else is shared."""
+        assert not isinstance(self.mlp, MLP)
+        layer = copy.copy(self)
+        layer.mlp = self.mlp.with_experts(weights)
+        layer._stage = layer._make_stage()
+        return layer
 
     def packed(self) -> PackedLayer | None:
         """Return the layer for `PackedDecoder`; None if it has to be run stage by stage."""
@@ -61,6 +77,11 @@ class DecoderLayer:
             return self._stage(hidden, attended)
         hidden = self.self_attn.o_proj(attended, residual=hidden)
         return self.mlp(self.post_attention_layernorm(hidden), residual=hidden)
+
+    def _make_stage(self) -> MoEStage | None:
+        if isinstance(self.mlp, MLP):
+            return None
+        return self.mlp.stage(self.self_attn.o_proj, self.post_attention_layernorm)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""

@@ -48,6 +48,10 @@ class FusedMLP:
         topk_ids = torch.zeros(num_tokens, 1, dtype=torch.int64)
         return cpu.experts(hidden, self.weights, topk_ids, torch.ones(num_tokens, 1), residual)
 
+    def with_experts(self, weights: PackedExperts) -> FusedMLP:
+        """Return the network with weights that lie elsewhere."""
+        return FusedMLP(weights)
+
     def stage(self, o_proj: Linear, norm: RMSNorm) -> MoEStage | None:
         """Return one call for all that follows attention in a layer with this network; None if there is none."""
         return expert_stage(o_proj, norm, None, SoftmaxTopK(1, renormalize=False), self.weights)

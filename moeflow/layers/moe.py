@@ -6,6 +6,7 @@ checkpoint names; the experts are one shared layer.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -68,6 +69,12 @@ class MoE:
             return cpu.experts(hidden, self.weights, topk_ids, topk_weights, residual)
         out = fused_experts(hidden, self.weights.gate_up, self.weights.down, topk_ids, topk_weights)
         return out if residual is None else out.add_(residual)
+
+    def with_experts(self, weights: PackedExperts) -> MoE:
+        """Return this block, its router too, with experts that lie elsewhere."""
+        block = copy.copy(self)
+        block.weights = weights
+        return block
 
     def stage(self, o_proj: Linear, norm: RMSNorm) -> MoEStage | None:
         """Return one call for all that follows attention in a layer with this block; None if there is none."""
