@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
+from moeflow.cli.new_file import NEW_FILE
 from moeflow.core.errors import ConfigError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.units import parse_bytes
@@ -106,19 +107,19 @@ _ENGINE_OPTIONS = [
     ),
     click.option(
         "--record-routing",
-        type=click.Path(dir_okay=False, path_type=Path),
+        type=NEW_FILE,
         help="Append which experts each token used to this file, for `moeflow simulate cache`.",
     ),
     click.option(
         "--trace",
         "trace_file",
-        type=click.Path(dir_okay=False, path_type=Path),
+        type=NEW_FILE,
         help="Write at the end what was computed, read and waited for when, for ui.perfetto.dev.",
     ),
     click.option(
         "--graph",
         "graph_file",
-        type=click.Path(dir_okay=False, path_type=Path),
+        type=NEW_FILE,
         help="Write the tasks of a pass and what they wait for, for GraphViz.",
     ),
     cache_dir_option,

@@ -1,0 +1,29 @@
+"""The type of options that name a file to be written: a place where that cannot be is said before the work begins."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+class NewFile(click.Path):
+    """A path whose folder exists and may be written to; an existing file may be, too."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path. Raises: click.BadParameter if nothing can be written there."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        folder = path.parent
+        if not folder.is_dir():
+            self.fail(f"folder {str(folder)!r} does not exist; make it, or name another place", param, ctx)
+        if not os.access(folder, os.W_OK):
+            self.fail(f"folder {str(folder)!r} is not writable; name another place", param, ctx)
+        return path
+
+
+NEW_FILE = NewFile()
