@@ -106,8 +106,9 @@ def rate(bench: Bench, read: Callable[[list[int]], None], at_once: int) -> float
 @click.option("--seconds", default=30.0)
 def main(folder: Path, slab: str, num_slabs: int, seconds: float) -> None:
     """Write, read, compare."""
-    fields = {"identity": "noise", "weight_format": "int8", "num_layers": 1}
-    spec = SlabSpec(**fields, num_experts=num_slabs, slab_bytes=parse_bytes(slab))
+    names = {"identity": "noise", "weight_format": "int8", "embedding_format": "int8", "layout": "slabs only"}
+    sizes = {"num_layers": 1, "num_experts": num_slabs, "slab_bytes": parse_bytes(slab), "resident_bytes": 0}
+    spec = SlabSpec(**names, **sizes)
     file = folder / "noise.slabs"
     start = time.perf_counter()
     index = write(file, spec)

@@ -49,6 +49,7 @@ class EngineConfig:
     scheduler: SchedulerConfig
     kv_cache_bytes: int
     experts: ExpertSlotsConfig | None = None  # None: all experts are resident
+    packed_file: str = ""  # slab file that all weights are mapped from; empty: they are packed from the checkpoint
     memory_bytes: int = 0  # that the user allows in all; 0: what there is
     record_routing: str = ""  # file that gets what routers choose; empty: none
     graph_file: str = ""  # file that gets a pass's tasks as a graph; empty: none

@@ -12,7 +12,7 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import format_bytes
 from moeflow.engine.slab_files import slab_file_place
 from moeflow.engine.weight_choice import WeightChoice
-from moeflow.kernels.weight_format import BITS_PER_VALUE
+from moeflow.layers.placement import WeightFormats
 from moeflow.memory.eviction import POLICIES
 from moeflow.memory.slab_file import SlabSpec
 from moeflow.memory.slot_arena import arena_bytes, slots_within
@@ -52,15 +52,13 @@ class ExpertPlan:
         policy = DEFAULT_POLICY if policy == "auto" else policy
         if policy not in POLICIES:
             raise ConfigError(f"expert_policy {policy!r} is unknown; use one of auto, {', '.join(POLICIES)}")
-        spec = slab_spec(checkpoint, shape, weights.matrices)
-        num_values = spec.num_slabs * 3 * shape.hidden_size * shape.intermediate_size
-        streamed_bytes = int(num_values * BITS_PER_VALUE[weights.matrices] / 8)
+        spec = slab_spec(checkpoint, WeightFormats(weights.matrices, weights.embeddings))
         return cls(
             spec,
             (slab_file or slab_file_place(cache_dir, checkpoint, spec)).absolute(),
             policy,
             predictor,
-            weights.num_bytes(checkpoint) - streamed_bytes,
+            spec.resident_bytes,
             least_slots=min(max(2 * shape.top_k, 4), spec.num_slabs),  # a token's, while the next layer's arrive
         )
 

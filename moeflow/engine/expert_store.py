@@ -16,7 +16,7 @@ from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.priority import DEMAND, PREFETCH
 from moeflow.engine.messages import ExpertStats
-from moeflow.engine.slab_files import ensure_slab_file
+from moeflow.engine.slab_files import ensure_slab_file, formats_of
 from moeflow.kernels.cpu import PackedExperts
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.layers.cached_experts import WAITS, ExpertPool, Spanned
@@ -56,6 +56,7 @@ class ExpertStore:
         self._memory_bytes = memory_bytes
         self._predictor_name = config.predictor
         self._prefetcher: Prefetcher | None = None
+        self.index = index
         self._spec = spec = index.spec
         arena = SlotArena(config.num_slots, spec.slab_bytes)
         self._reader = SlabReader(index, arena.view(0))
@@ -102,7 +103,7 @@ class ExpertStore:
         index = ensure_slab_file(
             checkpoint,
             Path(config.experts.slab_file),
-            cast(WeightFormat, config.weight_format),
+            formats_of(config),
             num_threads=config.num_threads,
             on_bytes=on_bytes,
         )

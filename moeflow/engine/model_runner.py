@@ -24,14 +24,17 @@ from moeflow.core.request import Request
 from moeflow.engine.expert_store import ExpertStore
 from moeflow.engine.messages import ExpertStats, ModelInfo, TokenLogprobs
 from moeflow.engine.sampler import SampledToken, prompt_logprobs, sample
+from moeflow.engine.slab_files import formats_of, map_packed
 from moeflow.kernels import cpu
 from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.decoder import CausalLM
 from moeflow.layers.moe import MoE
-from moeflow.layers.placement import Placement, WeightFormats
+from moeflow.layers.placement import Placement
 from moeflow.memory.kv_storage import KVStorage
+from moeflow.memory.resident_reader import read_resident
+from moeflow.memory.weight_memory import FreshMemory, WeightMemory
 from moeflow.models.loading import load_model
 from moeflow.models.registry import read_model_config
 from moeflow.pipeline.streaming import streaming
@@ -117,7 +120,8 @@ class ModelRunner:
             if config.experts is not None:
                 experts = ExpertStore.open(checkpoint, config, on_bytes=progress, trace=trace)
                 on_failure.callback(experts.close)
-            place = _placement(config, experts, recorder)
+            memory = _weight_memory(checkpoint, config, experts, progress)
+            place = _placement(config, memory, experts, recorder)
             model = load_model(checkpoint, place, num_threads=config.num_threads, progress=progress)
             if experts is not None:
                 experts.predict_for(model)
@@ -229,12 +233,26 @@ def _set_up_threads(config: EngineConfig) -> None:
     torch.set_num_threads(1 if config.cpu_isa else config.num_threads)
 
 
-def _placement(config: EngineConfig, experts: ExpertStore | None, recorder: RoutingRecorder | None) -> Placement:
-    matrices, embeddings = cast(WeightFormat, config.weight_format), cast(WeightFormat, config.embedding_format)
+def _weight_memory(
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    experts: ExpertStore | None,
+    progress: Callable[[int, int], None] | None,
+) -> WeightMemory:
+    """Return the memory of the weights, filled if they have been packed before."""
+    if experts is not None:
+        return read_resident(experts.index)
+    return map_packed(checkpoint, config, progress) if config.packed_file else FreshMemory()
+
+
+def _placement(
+    config: EngineConfig, memory: WeightMemory, experts: ExpertStore | None, recorder: RoutingRecorder | None
+) -> Placement:
     return Placement(
         getattr(torch, config.dtype),
         torch.device(config.device),
-        WeightFormats(matrices, embeddings) if config.cpu_isa else None,
+        formats_of(config) if config.cpu_isa else None,
+        memory,
         pool=None if experts is None else experts.pool,
         on_route=None if recorder is None else lambda topk_ids: recorder.add_layer(topk_ids.cpu().numpy()),
     )

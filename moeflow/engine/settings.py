@@ -18,8 +18,10 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import MIB, format_bytes
 from moeflow.engine.expert_plan import ExpertPlan
 from moeflow.engine.machine import Machine, measure_machine
+from moeflow.engine.slab_files import find_slab_file
 from moeflow.engine.weight_choice import WeightChoice, for_torch, own_precision, wished
 from moeflow.kernels import cpu
+from moeflow.layers.placement import WeightFormats
 from moeflow.models.registry import read_model_config
 
 BLOCK_SIZE = 16
@@ -58,7 +60,7 @@ class Settings:
     prefix_caching: bool = True
     memory_bytes: int | None = None  # for everything; experts that do not fit come from disk
     is_served: bool = False  # by a process of its own, which memory_bytes has to cover, too
-    slab_file: Path | None = None  # which holds these experts, or will; None: one in cache_dir
+    slab_file: Path | None = None  # packed weights, or where experts will be packed; None: one in cache_dir
     expert_policy: str = "auto"  # which expert leaves memory for another
     predictor: str = "auto"  # what experts are read ahead by
     record_routing: Path | None = None  # file that gets what routers choose
@@ -128,6 +130,7 @@ class _Decision:
             ),
             kv_cache_bytes=kv_bytes,
             experts=None if plan is None else self._expert_slots(plan, kv_bytes),
+            packed_file=self._packed_file(weights) if cpu_isa and plan is None else "",
             memory_bytes=self.settings.memory_bytes or 0,
             record_routing=self._record_routing(),
             graph_file="" if self.settings.graph_file is None else str(self.settings.graph_file.absolute()),
@@ -223,6 +226,17 @@ class _Decision:
     def _left(self, weights: WeightChoice) -> float:
         """Return the bytes that weights and process leave; negative if they do not fit."""
         return self.free_bytes - weights.num_bytes(self.checkpoint) - PROCESS_BYTES
+
+    def _packed_file(self, weights: WeightChoice) -> str:
+        """Return the slab file that all weights are mapped from; empty if there is none."""
+        named = self.settings.slab_file
+        formats = WeightFormats(weights.matrices, weights.embeddings)
+        file = find_slab_file(self.checkpoint, formats, named, self.settings.cache_dir)
+        if file is not None:
+            self.reasons.append(("start", f"weights are mapped from {file}, as `moeflow pack` left them"))
+        elif named is not None:
+            self.reasons.append(("start", f"weights are packed anew: {named} is not there (`moeflow pack` makes it)"))
+        return "" if file is None else str(file)
 
     def _num_threads(self) -> int:
         wish = _at_least_one("num_threads", self.settings.num_threads)

@@ -1,23 +1,31 @@
-"""The slab file that belongs to a model: where it is kept, and that it is there when experts are to come from it."""
+"""The slab file that belongs to a model: where it is kept, that it is there when experts are to come from it, and that
+a model which fits into memory starts from it if it is there.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.core.errors import ConfigError
+from moeflow.core.engine_config import EngineConfig
+from moeflow.core.errors import CheckpointError, ConfigError, StorageError
 from moeflow.engine.machine import measure_machine
 from moeflow.engine.weight_choice import own_precision, wished
 from moeflow.kernels import cpu
 from moeflow.kernels.weight_format import WeightFormat
-from moeflow.memory.slab_file import SlabIndex, SlabSpec, read_slab_index
+from moeflow.layers.placement import WeightFormats
+from moeflow.memory.slab_file import SlabIndex, SlabSpec, is_slab_file, read_slab_index
+from moeflow.memory.slab_map import map_weights
+from moeflow.memory.slab_reader import verify_slab_file
 from moeflow.memory.slab_writer import OnBytes
-from moeflow.models.packing import pack_experts, slab_spec
+from moeflow.memory.weight_memory import WeightMemory
+from moeflow.models.packing import pack_model, slab_spec
 from moeflow.models.registry import read_model_config
 
 
@@ -28,28 +36,54 @@ def slab_file_place(cache_dir: Path | None, checkpoint: Checkpoint, spec: SlabSp
     return folder / f"{checkpoint.path.resolve().stem}-{spec.weight_format}-{digest}.slabs"
 
 
+def find_slab_file(
+    checkpoint: Checkpoint, formats: WeightFormats, slab_file: Path | None, cache_dir: Path | None
+) -> Path | None:
+    """Return the slab file that a model's weights can be mapped from, the one named or one in the cache folder.
+
+    None: it is not there.
+
+    Raises: ConfigError if it belongs to another model or format, CheckpointError if it is damaged.
+    """
+    if slab_file is not None and not slab_file.exists():
+        return None
+    spec = slab_spec(checkpoint, formats)
+    file = (slab_file or slab_file_place(cache_dir, checkpoint, spec)).absolute()
+    if not file.exists():
+        return None
+    _read_index(file, spec)
+    return file
+
+
+def map_packed(checkpoint: Checkpoint, config: EngineConfig, on_bytes: OnBytes | None = None) -> WeightMemory:
+    """Return the weights of a model that fits into memory, mapped from `config.packed_file`.
+
+    Raises: as `find_slab_file` and `map_weights` do.
+    """
+    return map_weights(_read_index(Path(config.packed_file), slab_spec(checkpoint, formats_of(config))), on_bytes)
+
+
 def ensure_slab_file(
     checkpoint: Checkpoint,
     file: Path,
-    weight_format: WeightFormat,
+    formats: WeightFormats,
     *,
     num_threads: int,
     on_bytes: OnBytes | None = None,
 ) -> SlabIndex:
     """Return what the model's slab file holds, after writing it if it is not there.
 
-    Raises: ConfigError if the file belongs to another model or format; as `pack_experts` and `read_slab_index` do.
+    Raises: ConfigError if the file belongs to another model or format; as `pack_model` and `read_slab_index` do.
     """
-    spec = slab_spec(checkpoint, read_model_config(checkpoint), weight_format)
+    spec = slab_spec(checkpoint, formats)
     if not file.exists():
-        pack_experts(checkpoint, file, weight_format, num_threads=num_threads, on_bytes=on_bytes)
-    index = read_slab_index(file)
-    if index.spec != spec:
-        raise ConfigError(
-            f"{file} holds the experts of another model, or of this one in {index.spec.weight_format} instead of "
-            f"{weight_format}. Name another file, or delete it; it is made anew"
-        )
-    return index
+        pack_model(checkpoint, file, formats, num_threads=num_threads, on_bytes=on_bytes)
+    return _read_index(file, spec)
+
+
+def formats_of(config: EngineConfig) -> WeightFormats:
+    """Return the formats in which an engine's weights are packed."""
+    return WeightFormats(cast(WeightFormat, config.weight_format), cast(WeightFormat, config.embedding_format))
 
 
 def pack(
@@ -62,18 +96,50 @@ def pack(
     num_threads: int | None = None,
     on_bytes: OnBytes | None = None,
 ) -> SlabIndex:
-    """Make a model's slab file, at `out` or where the engine looks for it, if it is not there.
+    """Make a model's slab file, at `out` or where the engine looks for it.
 
-    Raises: ConfigError if the model has no experts; CheckpointError, CapacityError.
+    One that is there is compared with its checksums; if it is damaged or of an older version, it is made anew.
+
+    Raises: ConfigError if it belongs to another model; CheckpointError, CapacityError.
     """
     if not cpu.is_available():
-        raise ConfigError(f"experts are packed for the CPU kernels, which are not there: {cpu.why_not()}")
+        raise ConfigError(f"weights are packed for the CPU kernels, which are not there: {cpu.why_not()}")
     with closing(open_checkpoint(model)) as checkpoint:
         shape = read_model_config(checkpoint)
-        if not shape.num_experts:
-            raise ConfigError(f"{checkpoint.path} is a dense model: there are no experts to pack")
         choice = wished(dtype, quantize, can_pack=True) or own_precision(checkpoint, shape, lambda _: True)
-        spec = slab_spec(checkpoint, shape, choice.matrices)
+        formats = WeightFormats(choice.matrices, choice.embeddings)
+        spec = slab_spec(checkpoint, formats)
         file = out or slab_file_place(cache_dir, checkpoint, spec)
-        threads = num_threads or measure_machine().num_cores
-        return ensure_slab_file(checkpoint, file, choice.matrices, num_threads=threads, on_bytes=on_bytes)
+        if not file.exists() or not _is_right(file, spec, on_bytes):
+            threads = num_threads or measure_machine().num_cores
+            pack_model(checkpoint, file, formats, num_threads=threads, on_bytes=on_bytes)
+        return _read_index(file, spec)
+
+
+def _is_right(file: Path, spec: SlabSpec, on_bytes: OnBytes | None) -> bool:
+    """Say whether a file is whole. Raises: ConfigError if it is another model's, CheckpointError if it is not ours."""
+    try:
+        verify_slab_file(_read_index(file, spec), on_bytes or _ignore)
+    except (CheckpointError, StorageError):
+        if not is_slab_file(file):
+            raise
+        return False
+    return True
+
+
+def _read_index(file: Path, spec: SlabSpec) -> SlabIndex:
+    index = read_slab_index(file)
+    if index.spec == spec:
+        return index
+    if index.spec.identity == spec.identity and index.spec.weight_format == spec.weight_format:
+        what = "this model's weights in another arrangement"
+    else:
+        what = (
+            f"the weights of another model, or of this one in {index.spec.weight_format} instead of "
+            f"{spec.weight_format}"
+        )
+    raise ConfigError(f"{file} holds {what}. Name another file, or delete it and pack the model again (`moeflow pack`)")
+
+
+def _ignore(bytes_done: int, bytes_total: int) -> None:
+    """Progress that nobody watches."""

@@ -92,7 +92,7 @@ class PackedWeight:
     @classmethod
     def allocate(cls, rows: int, cols: int, weight_format: WeightFormat) -> PackedWeight:
         """Return zeros, to be filled. Raises: MemoryError."""
-        return cls(allocate_lazily(_matrix_bytes(weight_format, rows, cols)), weight_format, rows, cols)
+        return cls(allocate_lazily(matrix_bytes(weight_format, rows, cols)), weight_format, rows, cols)
 
     @classmethod
     def pack(cls, weight: Tensor, weight_format: WeightFormat, order: Tensor | None = None) -> PackedWeight:
@@ -213,8 +213,8 @@ class PackedExperts:
         self.is_gated = is_gated
         # With a gate, bands in turn: gate 0..15, up 0..15, gate 16..31, ...
         up_rows = (2 if is_gated else 1) * _whole_bands(width)
-        up_bytes = _matrix_bytes(weight_format, up_rows, hidden)
-        down_bytes = _matrix_bytes(weight_format, hidden, width)
+        up_bytes = matrix_bytes(weight_format, up_rows, hidden)
+        down_bytes = matrix_bytes(weight_format, hidden, width)
         num_bytes = up_bytes + down_bytes
         if storage is None:
             storage = allocate_lazily(num_experts * num_bytes).view(num_experts, num_bytes)
@@ -339,8 +339,8 @@ class PackedExperts:
 
 def expert_bytes(hidden: int, width: int, weight_format: WeightFormat) -> int:
     """Return what an expert with a gate takes in a row of `PackedExperts.storage`."""
-    up_bytes = _matrix_bytes(weight_format, 2 * _whole_bands(width), hidden)
-    return up_bytes + _matrix_bytes(weight_format, hidden, width)
+    up_bytes = matrix_bytes(weight_format, 2 * _whole_bands(width), hidden)
+    return up_bytes + matrix_bytes(weight_format, hidden, width)
 
 
 def rows(weight: PackedWeight, numbers: Tensor) -> Tensor:
@@ -421,6 +421,7 @@ def _whole_bands(rows: int) -> int:
     return -(-rows // _BAND) * _BAND
 
 
-def _matrix_bytes(weight_format: WeightFormat, rows: int, cols: int) -> int:
+def matrix_bytes(weight_format: WeightFormat, rows: int, cols: int) -> int:
+    """Return what a packed matrix [rows, cols] takes."""
     num_bytes: int = _cpu.matrix_bytes(_FORMAT_CODES[weight_format], rows, cols)
     return num_bytes

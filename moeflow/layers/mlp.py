@@ -66,6 +66,7 @@ class FusedMLP:
 
 def dense_mlp(place: Placement, hidden_size: int, intermediate_size: int, *, bias: bool = False) -> MLP | FusedMLP:
     """Return the network in the form that suits where its weights are."""
-    if place.packed is not None and not bias:
-        return FusedMLP(PackedExperts(1, hidden_size, intermediate_size, place.packed.matrices))
+    packed = None if bias else place.network(hidden_size, intermediate_size)
+    if packed is not None:
+        return FusedMLP(packed)
     return MLP(place, hidden_size, intermediate_size, bias=bias)

@@ -23,7 +23,7 @@ from moeflow.layers.cached_experts import CachedExperts
 from moeflow.layers.expert_stage import expert_stage
 from moeflow.layers.linear import Linear
 from moeflow.layers.norm import RMSNorm
-from moeflow.layers.placement import Destination, Placement, whole
+from moeflow.layers.placement import AbsentExperts, Destination, Placement, whole
 
 # router logits [T, E] -> (topk_ids [T, K] int64, topk_weights [T, K] float32)
 Choose = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -67,6 +67,7 @@ class MoE:
             return self.weights(hidden, topk_ids, topk_weights, residual)
         if isinstance(self.weights, PackedExperts):
             return cpu.experts(hidden, self.weights, topk_ids, topk_weights, residual)
+        assert not isinstance(self.weights, AbsentExperts)
         out = fused_experts(hidden, self.weights.gate_up, self.weights.down, topk_ids, topk_weights)
         return out if residual is None else out.add_(residual)
 
@@ -87,10 +88,10 @@ class MoE:
         return expert_stage(o_proj, norm, self.router, self.choose, self.weights)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
-        """Yield (checkpoint name, destination); experts that come from a slab file are left out."""
+        """Yield (checkpoint name, destination); experts that are kept elsewhere are left out."""
         block = f"{prefix}.{self.names.block}"
         yield f"{block}.gate.weight", whole(self.router)
-        if isinstance(self.weights, CachedExperts):
+        if isinstance(self.weights, CachedExperts | AbsentExperts):
             return
         experts: Sequence[tuple[Destination, Destination, Destination]] = self.weights.parts()
         for expert, parts in enumerate(experts):

@@ -6,15 +6,18 @@ forms can be cut into the parts that a checkpoint knows by name: `Destination`s,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from moeflow.kernels import cpu
 from moeflow.kernels.cpu import PackedExperts, PackedRows, PackedWeight
 from moeflow.kernels.weight_format import BITS_PER_VALUE, WeightFormat
 from moeflow.layers.cached_experts import CachedExperts, ExpertPool
+from moeflow.memory.weight_memory import FreshMemory, WeightMemory
 
 Weight = Tensor | PackedWeight
 Destination = Tensor | PackedRows
@@ -47,6 +50,10 @@ class ExpertTensors:
         return list(zip(gates, ups, self.down, strict=True))
 
 
+class AbsentExperts:
+    """Stands for a layer's experts in a model that is built for its other weights only; nothing is computed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Handed to each layer at construction. On the device "meta" nothing is allocated: shapes only."""
@@ -54,6 +61,7 @@ class Placement:
     dtype: torch.dtype  # of activations and of what is not packed
     device: torch.device
     packed: WeightFormats | None = None  # None: nothing is
+    memory: WeightMemory = field(default_factory=FreshMemory)  # where what is packed lies, and what stays beside it
     pool: ExpertPool | None = None  # experts come from there; None: all are resident
     on_route: Callable[[Tensor], None] | None = None  # told of each layer's choice, topk_ids [T, K], in order
 
@@ -63,8 +71,12 @@ class Placement:
         return BITS_PER_VALUE[self.packed.matrices] if self.packed else self.dtype.itemsize * 8
 
     def empty(self, *shape: int) -> nn.Parameter:
-        """Return an uninitialised weight that stays a tensor; the loader fills it."""
-        return nn.Parameter(torch.empty(shape, dtype=self.dtype, device=self.device), requires_grad=False)
+        """Return a weight that stays a tensor, to be filled. Raises: as `matrix` does."""
+        if self.packed is None:
+            weight = torch.empty(shape, dtype=self.dtype, device=self.device)
+        else:
+            weight = self.memory.block(math.prod(shape) * self.dtype.itemsize).view(self.dtype).view(shape)
+        return nn.Parameter(weight, requires_grad=False)
 
     def matrix(self, rows: int, cols: int) -> Weight:
         """Return a matrix [rows, cols] to be filled. Raises: MemoryError, or RuntimeError from torch."""
@@ -80,19 +92,34 @@ class Placement:
 
     def experts(
         self, num_experts: int, hidden_size: int, intermediate_size: int
-    ) -> ExpertTensors | PackedExperts | CachedExperts:
+    ) -> ExpertTensors | PackedExperts | CachedExperts | AbsentExperts:
         """Return a layer's experts, to be filled through their `parts` if they have some. Raises: as `matrix` does."""
         if self.pool is not None:
             return self.pool.add_layer()
         if self.packed is not None:
-            return PackedExperts(num_experts, hidden_size, intermediate_size, self.packed.matrices)
+            num_bytes = cpu.expert_bytes(hidden_size, intermediate_size, self.packed.matrices)
+            storage = self.memory.experts(num_experts, num_bytes)
+            if storage is None:
+                return AbsentExperts()
+            return PackedExperts(num_experts, hidden_size, intermediate_size, self.packed.matrices, storage=storage)
         return ExpertTensors(
             self.empty(num_experts, 2 * intermediate_size, hidden_size),
             self.empty(num_experts, hidden_size, intermediate_size),
         )
 
+    def network(self, hidden_size: int, intermediate_size: int) -> PackedExperts | None:
+        """Return a dense network as the one expert of a layer, to be filled likewise; None if nothing is packed."""
+        if self.packed is None:
+            return None
+        matrices = self.packed.matrices
+        storage = self.memory.block(cpu.expert_bytes(hidden_size, intermediate_size, matrices))
+        return PackedExperts(1, hidden_size, intermediate_size, matrices, storage=storage.view(1, -1))
+
     def _matrix(self, rows: int, cols: int, weight_format: WeightFormat | None) -> Weight:
-        return self.empty(rows, cols) if weight_format is None else PackedWeight.allocate(rows, cols, weight_format)
+        if weight_format is None:
+            return self.empty(rows, cols)
+        storage = self.memory.block(cpu.matrix_bytes(weight_format, rows, cols))
+        return PackedWeight(storage, weight_format, rows, cols)
 
 
 def rows_of(weight: Weight, sizes: Sequence[int]) -> Sequence[Destination]:

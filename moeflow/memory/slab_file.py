@@ -1,11 +1,13 @@
-"""The slab file: every expert of a model as one slab, in the layout that kernels read, so that a read is all it takes.
+"""The slab file: a model's weights in the layout that kernels read, so that a read, or mapping them, is all it takes.
 
     page 0          magic, length and checksum of the description, the description (JSON)
-    from page 1     table: for each slab, checksum and mark (4 bytes each); the table's own checksum ends its last page
-    then            the slabs in the order (layer, expert), each filled up to whole pages
+    from page 1     table: for each part, checksum and mark (4 bytes each); the table's own checksum ends its last page
+    then            the slabs, one an expert, in the order (layer, expert), each filled up to whole pages
+    then            all other weights, each from the start of a page, in the order in which a model takes up memory
 
-All slabs are of one size, which makes them fit any slot of a cache and their places computable. What is in a slab
-is not known here. Checksums are CRC-32, which zlib computes at 6 GB/s, several times what a disk delivers.
+Slabs are of one size, which makes them fit any slot of a cache and their places computable. The other weights are
+checked in pieces of one size. Slabs and pieces are the file's parts, numbered in its order; what is in a part is not
+known here. Checksums are CRC-32, which zlib computes at 6 GB/s, several times what a disk delivers.
 """
 
 from __future__ import annotations
@@ -20,14 +22,16 @@ from typing import Final
 import msgspec
 
 from moeflow.core.errors import CheckpointError
+from moeflow.core.units import MIB
 from moeflow.memory.file_io import PAGE_BYTES, whole_pages
 
-FORMAT_VERSION: Final = 1  # also to be raised when kernels want another layout of packed weights (csrc/matrix.h)
-MAKE_ANEW: Final = "Delete it; it is made anew from the model"
+FORMAT_VERSION: Final = 2  # also to be raised when kernels want another layout of packed weights (csrc/matrix.h)
+PIECE_BYTES: Final = 4 * MIB  # of the weights outside of slabs
+PACK_AGAIN: Final = "Pack the model again (`moeflow pack`), or delete the file"
 
 _MAGIC: Final = b"MOESLAB\n"
 _PREFIX: Final = struct.Struct("<8sII")  # magic, bytes of the description, its checksum
-_ENTRY: Final = struct.Struct("<II")  # a slab's checksum, its mark
+_ENTRY: Final = struct.Struct("<II")  # a part's checksum, its mark
 _CHECKSUM: Final = struct.Struct("<I")
 
 
@@ -36,15 +40,23 @@ class SlabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     identity: str  # of the checkpoint it was made from
     weight_format: str
+    embedding_format: str
     num_layers: int  # those with experts
     num_experts: int  # of a layer
     slab_bytes: int  # of one expert, without the filling
+    resident_bytes: int  # of all other weights: whole pages
+    layout: str  # a hash over which of these is where
     format_version: int = FORMAT_VERSION
 
     @property
     def num_slabs(self) -> int:
         """Slabs of the file."""
         return self.num_layers * self.num_experts
+
+    @property
+    def num_parts(self) -> int:
+        """Slabs, and pieces of the other weights."""
+        return self.num_slabs + -(-self.resident_bytes // PIECE_BYTES)
 
     @property
     def stride_bytes(self) -> int:
@@ -54,12 +66,22 @@ class SlabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def table_bytes(self) -> int:
         """Pages of the table."""
-        return whole_pages(self.num_slabs * _ENTRY.size + _CHECKSUM.size)
+        return whole_pages(self.num_parts * _ENTRY.size + _CHECKSUM.size)
+
+    @property
+    def resident_start(self) -> int:
+        """Where the weights outside of slabs begin in the file."""
+        return self.offset(self.num_slabs)
+
+    @property
+    def content_bytes(self) -> int:
+        """Of all parts, without the filling."""
+        return self.num_slabs * self.slab_bytes + self.resident_bytes
 
     @property
     def file_bytes(self) -> int:
         """Length of the whole file."""
-        return self.offset(self.num_slabs)
+        return self.resident_start + self.resident_bytes
 
     def number(self, layer: int, expert: int) -> int:
         """Return a slab's place in the order of the file. Raises: IndexError."""
@@ -68,11 +90,21 @@ class SlabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return layer * self.num_experts + expert
 
     def offset(self, number: int) -> int:
-        """Return where a slab starts in the file."""
-        return PAGE_BYTES + self.table_bytes + number * self.stride_bytes
+        """Return where a part starts in the file."""
+        num_pieces = max(number - self.num_slabs, 0)
+        first_page = PAGE_BYTES + self.table_bytes
+        return first_page + (number - num_pieces) * self.stride_bytes + num_pieces * PIECE_BYTES
+
+    def part_bytes(self, number: int) -> int:
+        """Return how long a part is, without the filling."""
+        if number < self.num_slabs:
+            return self.slab_bytes
+        return min(PIECE_BYTES, self.resident_bytes - (number - self.num_slabs) * PIECE_BYTES)
 
     def name(self, number: int) -> str:
-        """Name a slab as messages do."""
+        """Name a part as messages do."""
+        if number >= self.num_slabs:
+            return f"weights outside of experts, piece {number - self.num_slabs}"
         layer, expert = divmod(number, self.num_experts)
         return f"layer {layer}, expert {expert}"
 
@@ -83,11 +115,11 @@ class SlabIndex:
 
     path: Path
     spec: SlabSpec
-    checksums: tuple[int, ...]  # CRC-32 of each slab, without the filling
+    checksums: tuple[int, ...]  # CRC-32 of each part, without the filling
 
 
 def checksum(content: memoryview | bytes) -> int:
-    """Return the CRC-32 of a slab."""
+    """Return the CRC-32 of a part."""
     return zlib.crc32(content)
 
 
@@ -97,22 +129,22 @@ def encode_header(spec: SlabSpec) -> bytes:
     return (_PREFIX.pack(_MAGIC, len(text), zlib.crc32(text)) + text).ljust(PAGE_BYTES, b"\0")
 
 
-def encode_entry(number: int, slab_checksum: int) -> bytes:
-    """Return a table entry. Its mark says that the slab is written, and cannot come about by chance."""
-    return _ENTRY.pack(slab_checksum, zlib.crc32(_ENTRY.pack(slab_checksum, number)))
+def encode_entry(number: int, part_checksum: int) -> bytes:
+    """Return a table entry. Its mark says that the part is written, and cannot come about by chance."""
+    return _ENTRY.pack(part_checksum, zlib.crc32(_ENTRY.pack(part_checksum, number)))
 
 
 def entry_offset(number: int) -> int:
-    """Return where a slab's table entry starts in the file."""
+    """Return where a part's table entry starts in the file."""
     return PAGE_BYTES + number * _ENTRY.size
 
 
 def decode_entries(table: bytes, spec: SlabSpec) -> list[int | None]:
-    """Return each slab's checksum, None if its entry is not a valid one."""
-    entries = _ENTRY.iter_unpack(table[: spec.num_slabs * _ENTRY.size])
+    """Return each part's checksum, None if its entry is not a valid one."""
+    entries = _ENTRY.iter_unpack(table[: spec.num_parts * _ENTRY.size])
     return [
-        slab_checksum if encode_entry(number, slab_checksum) == _ENTRY.pack(slab_checksum, mark) else None
-        for number, (slab_checksum, mark) in enumerate(entries)
+        part_checksum if encode_entry(number, part_checksum) == _ENTRY.pack(part_checksum, mark) else None
+        for number, (part_checksum, mark) in enumerate(entries)
     ]
 
 
@@ -124,7 +156,7 @@ def encode_table(checksums: Sequence[int], spec: SlabSpec) -> bytes:
 
 
 def read_slab_index(path: Path) -> SlabIndex:
-    """Read what a slab file holds. No slab is read: those are checked when they are.
+    """Read what a slab file holds. No part is read: those are checked when they are.
 
     Raises: CheckpointError if the file cannot be read, is no slab file, of another version, cut or damaged.
     """
@@ -140,15 +172,15 @@ def read_slab_index(path: Path) -> SlabIndex:
         raise CheckpointError(
             f"is {actual_bytes} bytes long instead of {spec.file_bytes}: it was cut or is another file",
             file=path,
-            remedy=MAKE_ANEW,
+            remedy=PACK_AGAIN,
         )
     body, stored = table[: -_CHECKSUM.size], table[-_CHECKSUM.size :]
     if _CHECKSUM.pack(zlib.crc32(body)) != stored:
-        raise CheckpointError("has a damaged table of slabs", file=path, remedy=MAKE_ANEW)
+        raise CheckpointError("has a damaged table of its parts", file=path, remedy=PACK_AGAIN)
     checksums = decode_entries(body, spec)
     damaged = [spec.name(number) for number, value in enumerate(checksums) if value is None]
     if damaged:
-        raise CheckpointError(f"lacks {len(damaged)} slabs, {damaged[0]} first", file=path, remedy=MAKE_ANEW)
+        raise CheckpointError(f"lacks {len(damaged)} parts, {damaged[0]} first", file=path, remedy=PACK_AGAIN)
     return SlabIndex(path, spec, tuple(value for value in checksums if value is not None))
 
 
@@ -159,20 +191,34 @@ def decode_header(page: bytes, path: Path) -> SlabSpec:
     _, length, expected = _PREFIX.unpack_from(page)
     text = page[_PREFIX.size : _PREFIX.size + length]
     if len(text) != length or zlib.crc32(text) != expected:
-        raise CheckpointError("has a damaged description", file=path, remedy=MAKE_ANEW)
+        raise CheckpointError("has a damaged description", file=path, remedy=PACK_AGAIN)
     try:
         version = msgspec.json.decode(text, type=dict[str, object]).get("format_version")
         if version != FORMAT_VERSION:
             raise CheckpointError(
                 f"is of format version {version}; this moeflow reads version {FORMAT_VERSION}",
                 file=path,
-                remedy=MAKE_ANEW,
+                remedy=PACK_AGAIN,
             )
         spec = msgspec.json.decode(text, type=SlabSpec)
     except msgspec.MsgspecError as error:
         raise CheckpointError(
-            f"has a description that makes no sense ({error})", file=path, remedy=MAKE_ANEW
+            f"has a description that makes no sense ({error})", file=path, remedy=PACK_AGAIN
         ) from error
-    if min(spec.num_layers, spec.num_experts, spec.slab_bytes) < 1:
-        raise CheckpointError("describes a file without slabs", file=path, remedy=MAKE_ANEW)
+    if not _makes_sense(spec):
+        raise CheckpointError("describes a file without weights", file=path, remedy=PACK_AGAIN)
     return spec
+
+
+def _makes_sense(spec: SlabSpec) -> bool:
+    """Say whether sizes are possible; a dense model has no slabs."""
+    counts = (spec.num_layers, spec.num_experts, spec.slab_bytes)
+    has_slabs = min(counts) > 0
+    is_dense = counts == (0, 0, 0) and spec.resident_bytes > 0
+    return (has_slabs or is_dense) and spec.resident_bytes >= 0 and spec.resident_bytes % PAGE_BYTES == 0
+
+
+def is_slab_file(path: Path) -> bool:
+    """Say whether a file was written here, in whatever version and state. Raises: OSError."""
+    with path.open("rb") as stream:
+        return stream.read(len(_MAGIC)) == _MAGIC

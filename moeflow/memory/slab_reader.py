@@ -1,20 +1,23 @@
 """Reads slabs into memory and makes sure that they are what was written; several threads may do so at once.
 
-A slab is checked against its checksum when it is first read, not again: disks check what they deliver themselves,
-but not what was cut or overwritten in the meantime. Checking each time would cost the processor, which computes
-meanwhile, a fifth of the disk's time (6 GB/s of checksums, 1.2 of disk: measured).
+A slab, like any part of the file, is checked against its checksum when it is first read, not again: disks check what
+they deliver themselves, but not what was cut or overwritten in the meantime. Checking each time would cost the
+processor, which computes meanwhile, a fifth of the disk's time (6 GB/s of checksums, 1.2 of disk: measured).
 """
 
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from collections.abc import Callable
 
 from moeflow.core.errors import CheckpointError, StorageError
 from moeflow.core.units import MIB
 from moeflow.memory.file_io import PAGE_BYTES, drop_cached, has_direct_reads, open_for_reading, read_all, whole_pages
-from moeflow.memory.slab_file import MAKE_ANEW, SlabIndex, checksum
+from moeflow.memory.slab_file import PACK_AGAIN, PIECE_BYTES, SlabIndex, checksum
+
+OnBytes = Callable[[int, int], None]  # bytes done, bytes total
 
 _ATTEMPTS = 3
 _MIN_PIECE_BYTES = MIB  # smaller ones brought nothing
@@ -29,7 +32,7 @@ class SlabReader:
         Raises: CheckpointError if it cannot be opened.
         """
         self.index = index
-        self._is_checked = bytearray(index.spec.num_slabs)
+        self._is_checked = bytearray(index.spec.num_parts)
         try:
             self.is_direct = has_direct_reads(index.path, probe[:PAGE_BYTES])
             self._descriptor = open_for_reading(index.path, direct=self.is_direct)
@@ -52,21 +55,21 @@ class SlabReader:
         return [lambda start=start: read_part(start) for start in range(0, stride_bytes, size)]  # type: ignore[misc]
 
     def check(self, number: int, content: memoryview) -> None:
-        """Compare a slab with its checksum, if this is its first read. Raises: OSError."""
+        """Compare a part with its checksum, if this is its first read. Raises: OSError."""
         if self._is_checked[number]:
             return
-        if checksum(content[: self.index.spec.slab_bytes]) != self.index.checksums[number]:
+        if checksum(content[: self.index.spec.part_bytes(number)]) != self.index.checksums[number]:
             raise OSError(errno.EIO, "what is there is not what was written: the checksums differ")
         self._is_checked[number] = 1
 
     def read(self, number: int, into: memoryview) -> None:
-        """Fill `into`, whole pages that a slab fits into, and return when it is right.
+        """Fill `into`, whole pages that a part fits into, and return when it is right.
 
         Raises: StorageError if it cannot be read, or is damaged, several times in a row.
         """
         for attempt in range(_ATTEMPTS):
             try:
-                self._read_part(number, into, 0, self.index.spec.stride_bytes)
+                self._read_part(number, into, 0, whole_pages(self.index.spec.part_bytes(number)))
                 self.check(number, into)
                 return
             except OSError as error:
@@ -90,5 +93,23 @@ class SlabReader:
     def _failure(self, number: int, error: OSError) -> StorageError:
         return StorageError(
             f"file {self.index.path}, {self.index.spec.name(number)}: cannot be read ({error.strerror}), "
-            f"tried {_ATTEMPTS} times. Check the disk. {MAKE_ANEW}"
+            f"tried {_ATTEMPTS} times. Check the disk. {PACK_AGAIN}"
         )
+
+
+def verify_slab_file(index: SlabIndex, on_bytes: OnBytes) -> None:
+    """Read a whole file and compare it with its checksums.
+
+    Raises: StorageError, which names the first part that is damaged or cannot be read.
+    """
+    spec = index.spec
+    buffer = memoryview(mmap.mmap(-1, whole_pages(max(spec.slab_bytes, PIECE_BYTES))))
+    reader = SlabReader(index, buffer)
+    done_bytes = 0
+    try:
+        for number in range(spec.num_parts):
+            reader.read(number, buffer)
+            done_bytes += spec.part_bytes(number)
+            on_bytes(done_bytes, spec.content_bytes)
+    finally:
+        reader.close()

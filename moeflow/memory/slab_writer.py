@@ -1,6 +1,6 @@
 """Writes a slab file, so that it is there finished or not at all, and so that an interrupted writing can go on.
 
-It grows under a hidden name beside its place and is renamed at the end. Slabs are entered in its table once they are
+It grows under a hidden name beside its place and is renamed at the end. Parts are entered in its table once they are
 on disk; whoever writes the same file again finds them there, checks them by reading, and writes only the others.
 A file lock, which the kernel drops with the process, keeps a second writer out.
 """
@@ -19,6 +19,7 @@ from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.units import MIB, format_bytes
 from moeflow.memory.file_io import PAGE_BYTES, drop_cached, read_all, reserve, write_all
 from moeflow.memory.slab_file import (
+    PIECE_BYTES,
     SlabSpec,
     checksum,
     decode_entries,
@@ -36,29 +37,37 @@ OnBytes = Callable[[int, int], None]  # bytes done, bytes total
 
 
 class SlabWriter:
-    """Takes the slabs of one file, in any order; made by `build_slab_file`."""
+    """Takes the parts of one file, in any order; made by `build_slab_file`."""
 
     def __init__(self, descriptor: int, spec: SlabSpec, on_bytes: OnBytes) -> None:
         self._descriptor = descriptor
         self._spec = spec
-        self._checksums: dict[int, int] = {}  # of the slabs that are written, by number
-        self._unsettled: list[int] = []  # slabs that are written but perhaps not on disk
+        self._checksums: dict[int, int] = {}  # of the parts that are written, by number
+        self._unsettled: list[int] = []  # parts that are written but perhaps not on disk
+        self._unsettled_bytes = 0
+        self._done_bytes = 0
         self._on_bytes = on_bytes
 
     @property
-    def has_slabs(self) -> bool:
+    def has_parts(self) -> bool:
         """Whether anything is written."""
         return bool(self._checksums)
 
     def take_over(self, checksums: dict[int, int]) -> None:
-        """Count slabs as written, which an earlier build left in the file."""
+        """Count parts as written, which an earlier build left in the file."""
         self._checksums.update(checksums)
+        self._done_bytes = sum(map(self._spec.part_bytes, self._checksums))
         self.report()
 
     def missing(self) -> list[tuple[int, int]]:
         """Return the slabs still to be written, as (layer, expert) in the order of the file."""
         numbers = (number for number in range(self._spec.num_slabs) if number not in self._checksums)
         return [divmod(number, self._spec.num_experts) for number in numbers]
+
+    @property
+    def lacks_resident(self) -> bool:
+        """Whether weights outside of slabs are still to be written."""
+        return bool(self._missing_pieces())
 
     def write(self, layer: int, expert: int, content: memoryview) -> None:
         """Write one slab, `slab_bytes` long.
@@ -67,11 +76,27 @@ class SlabWriter:
         """
         if content.nbytes != self._spec.slab_bytes:
             raise ValueError(f"slabs have {self._spec.slab_bytes} bytes here, not {content.nbytes}")
-        number = self._spec.number(layer, expert)
+        self._write(self._spec.number(layer, expert), content)
+
+    def write_resident(self, content: memoryview) -> None:
+        """Write all weights outside of slabs, `resident_bytes` long, unless they are written. Raises: OSError."""
+        if content.nbytes != self._spec.resident_bytes:
+            raise ValueError(f"they have {self._spec.resident_bytes} bytes here, not {content.nbytes}")
+        for number in self._missing_pieces():
+            start = self._spec.offset(number) - self._spec.resident_start
+            self._write(number, content[start : start + self._spec.part_bytes(number)])
+
+    def _missing_pieces(self) -> list[int]:
+        pieces = range(self._spec.num_slabs, self._spec.num_parts)
+        return [number for number in pieces if number not in self._checksums]
+
+    def _write(self, number: int, content: memoryview) -> None:
         write_all(self._descriptor, content, self._spec.offset(number))
         self._checksums[number] = checksum(content)
         self._unsettled.append(number)
-        if len(self._unsettled) * self._spec.stride_bytes >= _UNSETTLED_BYTES:
+        self._unsettled_bytes += content.nbytes
+        self._done_bytes += content.nbytes
+        if self._unsettled_bytes >= _UNSETTLED_BYTES:
             self.settle()
         self.report()
 
@@ -82,21 +107,22 @@ class SlabWriter:
             entry = encode_entry(number, self._checksums[number])
             write_all(self._descriptor, memoryview(entry), entry_offset(number))
         self._unsettled.clear()
+        self._unsettled_bytes = 0
         drop_cached(self._descriptor, 0, self._spec.file_bytes)
 
     def finish(self) -> None:
-        """Complete the table. Raises: ValueError if slabs are missing, OSError."""
-        missing = self.missing()
+        """Complete the table. Raises: ValueError if parts are missing, OSError."""
+        missing = [number for number in range(self._spec.num_parts) if number not in self._checksums]
         if missing:
-            raise ValueError(f"{len(missing)} slabs were never written, {missing[0]} first")
+            raise ValueError(f"{len(missing)} parts were never written, {self._spec.name(missing[0])} first")
         self.settle()
-        table = encode_table([self._checksums[number] for number in range(self._spec.num_slabs)], self._spec)
+        table = encode_table([self._checksums[number] for number in range(self._spec.num_parts)], self._spec)
         write_all(self._descriptor, memoryview(table), PAGE_BYTES)
         os.fsync(self._descriptor)
 
     def report(self) -> None:
         """Tell how far the writing is."""
-        self._on_bytes(len(self._checksums) * self._spec.slab_bytes, self._spec.num_slabs * self._spec.slab_bytes)
+        self._on_bytes(self._done_bytes, self._spec.content_bytes)
 
 
 @contextmanager
@@ -104,7 +130,7 @@ def build_slab_file(target: Path, spec: SlabSpec, on_bytes: OnBytes | None = Non
     """Yield a writer; `target` is there, or replaced, when the block ends well.
 
     When it does not, what was written is kept under a hidden name, and the next build for the same place goes on
-    from there. `on_bytes(done, total)` counts those slabs too, once they have been read back and found right.
+    from there. `on_bytes(done, total)` counts those parts too, once they have been read back and found right.
 
     Raises: ConfigError if the place cannot be written to or another process writes there, CapacityError if the
     disk is full, before anything is written where the file system tells.
@@ -138,7 +164,7 @@ def _build(descriptor: int, partial: Path, target: Path, spec: SlabSpec, on_byte
         writer.finish()
         partial.rename(target)
     except BaseException:
-        if writer.has_slabs:
+        if writer.has_parts:
             with suppress(OSError):  # a failing disk: what the table has stays
                 writer.settle()
         elif not goes_on:
@@ -183,18 +209,18 @@ def _is_of(descriptor: int, partial: Path, spec: SlabSpec) -> bool:
 
 
 def _find_written(descriptor: int, spec: SlabSpec) -> dict[int, int]:
-    """Read back the slabs that the table has; after a power failure it may say more than is true."""
+    """Read back the parts that the table has; after a power failure it may say more than is true."""
     table = bytearray(spec.table_bytes)
     read_all(descriptor, memoryview(table), PAGE_BYTES)
-    slab = memoryview(bytearray(spec.slab_bytes))
+    buffer = memoryview(bytearray(max(spec.slab_bytes, PIECE_BYTES)))
     found = {}
     for number, expected in enumerate(decode_entries(bytes(table), spec)):
         if expected is None:
             continue
-        start = spec.offset(number)
-        if read_all(descriptor, slab, start) == spec.slab_bytes and checksum(slab) == expected:
+        start, part = spec.offset(number), buffer[: spec.part_bytes(number)]
+        if read_all(descriptor, part, start) == part.nbytes and checksum(part) == expected:
             found[number] = expected
-        drop_cached(descriptor, start, spec.stride_bytes)
+        drop_cached(descriptor, start, part.nbytes)
     return found
 
 

@@ -35,16 +35,18 @@ def load_model(
     num_threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> CausalLM:
-    """Return the model with its weights where and how `place` says.
+    """Return the model with its weights where and how `place` says; memory that is filled already is taken as it is.
 
     `progress(bytes_done, bytes_total)` is called from this thread after each piece; bytes are those of the file.
 
     Raises: CheckpointError, before anything is allocated, if tensors are missing, surplus or of another shape than
     the config says; CapacityError if the weights do not fit into the device's memory.
     """
-    config = outline(checkpoint).config
-    model = _allocate(find_family(checkpoint), config, place)
-    _fill(checkpoint, model, num_threads, progress or _ignore)
+    family = find_family(checkpoint)
+    if place.memory.is_filled:
+        return _allocate(family, read_model_config(checkpoint), place)
+    model = _allocate(family, outline(checkpoint).config, place)
+    fill_in_threads(checkpoint, model.named_weights(), num_threads, progress)
     return model
 
 
@@ -130,8 +132,15 @@ def _pieces(checkpoint: Checkpoint, named_weights: Iterable[tuple[str, Destinati
             yield _Piece(name, destination, start, stop, (stop - start) * row_bytes)
 
 
-def _fill(checkpoint: Checkpoint, model: CausalLM, num_threads: int, progress: Callable[[int, int], None]) -> None:
-    pieces = list(_pieces(checkpoint, model.named_weights()))
+def fill_in_threads(
+    checkpoint: Checkpoint,
+    named_weights: Iterable[tuple[str, Destination]],
+    num_threads: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Do the same in so many threads; `progress` as in `load_model`. Raises: CheckpointError."""
+    progress = progress or _ignore
+    pieces = list(_pieces(checkpoint, named_weights))
     bytes_total = sum(piece.num_bytes for piece in pieces)
     bytes_done = 0
     with ThreadPoolExecutor(num_threads) as threads:

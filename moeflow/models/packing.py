@@ -1,7 +1,9 @@
-"""From a checkpoint to a slab file: every expert packed as the kernels read it, a few at a time in memory."""
+"""From a checkpoint to a slab file: all weights packed as the kernels read them, experts a few at a time in memory."""
 
 from __future__ import annotations
 
+import hashlib
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,49 +11,93 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 
+import torch
+from torch import Tensor
+
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.identity import checkpoint_identity
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels import cpu
 from moeflow.kernels.cpu import PackedExperts
-from moeflow.kernels.weight_format import WeightFormat
+from moeflow.kernels.lazy_memory import allocate_lazily
+from moeflow.layers.decoder import CausalLM
 from moeflow.layers.moe import MoE
+from moeflow.layers.placement import Destination, Placement, WeightFormats
 from moeflow.memory.slab_file import SlabSpec
-from moeflow.memory.slab_writer import OnBytes, build_slab_file
-from moeflow.models.loading import fill, outline
+from moeflow.memory.slab_writer import OnBytes, SlabWriter, build_slab_file
+from moeflow.memory.weight_memory import LaidOutMemory, NotedMemory, WeightMemory
+from moeflow.models.loading import fill, fill_in_threads, outline
+from moeflow.models.registry import find_family, read_model_config
 
 
-def slab_spec(checkpoint: Checkpoint, shape: ModelConfig, weight_format: WeightFormat) -> SlabSpec:
-    """Return what the slab file of a model with experts holds."""
+def slab_spec(checkpoint: Checkpoint, formats: WeightFormats) -> SlabSpec:
+    """Return what the slab file of a model holds. Only headers are looked at."""
+    shape = read_model_config(checkpoint)
+    memory = NotedMemory()
+    model = _build_resident(checkpoint, shape, formats, memory)
+    has_experts = shape.num_experts > 0
     return SlabSpec(
         identity=checkpoint_identity(checkpoint),
-        weight_format=weight_format,
-        num_layers=shape.num_layers - len(shape.dense_layers),
+        weight_format=formats.matrices,
+        embedding_format=formats.embeddings,
+        num_layers=shape.num_layers - len(shape.dense_layers) if has_experts else 0,
         num_experts=shape.num_experts,
-        slab_bytes=cpu.expert_bytes(shape.hidden_size, shape.intermediate_size, weight_format),
+        slab_bytes=(
+            cpu.expert_bytes(shape.hidden_size, shape.intermediate_size, formats.matrices) if has_experts else 0
+        ),
+        resident_bytes=memory.num_bytes,
+        layout=_layout(model, memory),
     )
 
 
-def pack_experts(
+def pack_model(
     checkpoint: Checkpoint,
     target: Path,
-    weight_format: WeightFormat,
+    formats: WeightFormats,
     *,
     num_threads: int = 1,
     on_bytes: OnBytes | None = None,
 ) -> SlabSpec:
-    """Write the slab file of a model with experts, or what an interrupted run left of it to be written.
+    """Write the slab file of a model, or what an interrupted run left of it to be written.
+
+    Memory holds all weights outside of experts, then a few experts at a time.
 
     Raises: CheckpointError if the checkpoint's tensors are not those of its config; else as `build_slab_file`.
     """
     model = outline(checkpoint)
-    spec = slab_spec(checkpoint, model.config, weight_format)
+    spec = slab_spec(checkpoint, formats)
+    with build_slab_file(target, spec, on_bytes) as writer:
+        if writer.lacks_resident:
+            packed = on_bytes if model.config.num_experts == 0 else None  # otherwise most of the work is experts
+            writer.write_resident(_resident_content(checkpoint, model.config, formats, spec, num_threads, packed))
+        _write_experts(checkpoint, model, formats, writer, num_threads)
+    return spec
+
+
+def _resident_content(
+    checkpoint: Checkpoint,
+    shape: ModelConfig,
+    formats: WeightFormats,
+    spec: SlabSpec,
+    num_threads: int,
+    on_bytes: OnBytes | None,
+) -> memoryview:
+    resident = allocate_lazily(spec.resident_bytes)
+    model = _build_resident(checkpoint, shape, formats, LaidOutMemory(resident, is_filled=False))
+    fill_in_threads(checkpoint, model.named_weights(), num_threads, on_bytes)
+    content: memoryview = resident.numpy().data
+    return content
+
+
+def _write_experts(
+    checkpoint: Checkpoint, model: CausalLM, formats: WeightFormats, writer: SlabWriter, num_threads: int
+) -> None:
+    shape = model.config
     layers = [(f"model.layers.{i}", layer.mlp) for i, layer in enumerate(model.layers)]
     blocks = [(prefix, block) for prefix, block in layers if isinstance(block, MoE)]
     free: SimpleQueue[PackedExperts] = SimpleQueue()
-    for _ in range(num_threads + 1):
-        shape = model.config
-        free.put(PackedExperts(1, shape.hidden_size, shape.intermediate_size, weight_format))
+    for _ in range(num_threads + 1 if blocks else 0):
+        free.put(PackedExperts(1, shape.hidden_size, shape.intermediate_size, formats.matrices))
 
     def pack(layer: int, expert: int) -> tuple[int, int, PackedExperts]:
         prefix, block = blocks[layer]
@@ -60,7 +106,7 @@ def pack_experts(
         fill(checkpoint, zip(block.expert_names(prefix, expert), (gate, up, down), strict=True))
         return layer, expert, packed
 
-    with build_slab_file(target, spec, on_bytes) as writer, _threads(num_threads) as threads:
+    with _threads(num_threads) as threads:
         ahead: deque[Future[tuple[int, int, PackedExperts]]] = deque()
         missing = iter(writer.missing())
         while True:
@@ -71,7 +117,32 @@ def pack_experts(
             layer, expert, packed = ahead.popleft().result()
             writer.write(layer, expert, packed.storage[0].numpy().data)
             free.put(packed)
-    return spec
+
+
+def _build_resident(
+    checkpoint: Checkpoint, shape: ModelConfig, formats: WeightFormats, memory: WeightMemory
+) -> CausalLM:
+    """Return the model without its experts."""
+    place = Placement(torch.float32, torch.device("cpu"), formats, memory)
+    return find_family(checkpoint).build(shape, place)
+
+
+def _layout(model: CausalLM, memory: NotedMemory) -> str:
+    """Return a hash over which weight is where, so that a model that is built otherwise takes no other's file."""
+    numbers = sorted(range(len(memory.blocks)), key=lambda number: memory.blocks[number].data_ptr())
+    starts = [memory.blocks[number].data_ptr() for number in numbers]
+
+    def place(destination: Destination) -> tuple[int, int, int]:
+        """Return the block, where in it, and the first row's number."""
+        if isinstance(destination, Tensor):
+            address, first_row = destination.data_ptr(), 0
+        else:
+            address, first_row = destination.weight.storage.data_ptr(), int(destination.numbers[0])
+        at = bisect_right(starts, address) - 1
+        return numbers[at], address - starts[at], first_row
+
+    places = [(name, *place(destination)) for name, destination in model.named_weights()]
+    return hashlib.sha256(repr(places).encode()).hexdigest()[:16]
 
 
 @contextmanager

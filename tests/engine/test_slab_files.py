@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from moeflow.core.errors import ConfigError
+from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.engine.slab_files import pack
 from moeflow.kernels import cpu
+from moeflow.memory.slab_file import FORMAT_VERSION, encode_header
+from tests.memory.slabs import flip_bit
 from tests.tiny_llama import write_tiny_llama
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -36,7 +39,33 @@ def test_the_file_of_another_model_or_format_is_refused(model, tmp_path):
         pack(model, tmp_path / "mine", cache_dir=None, quantize="int4")
 
 
-def test_a_dense_model_has_nothing_to_pack(tmp_path):
+def test_a_dense_model_is_packed_without_slabs(tmp_path):
     write_tiny_llama(tmp_path / "dense")
-    with pytest.raises(ConfigError, match="dense"):
-        pack(str(tmp_path / "dense"), None, cache_dir=tmp_path)
+    index = pack(str(tmp_path / "dense"), None, cache_dir=tmp_path, quantize="int4")
+    assert (index.spec.num_slabs, index.spec.weight_format, index.spec.embedding_format) == (0, "int4", "int8")
+    assert index.spec.resident_bytes > 0
+
+
+@pytest.mark.parametrize("part", ["first expert", "last piece"])
+def test_packing_again_repairs_a_damaged_file(model, tmp_path, part):
+    index = pack(model, tmp_path / "mine", cache_dir=None, quantize="int8")
+    content = index.path.read_bytes()
+    number = 0 if part == "first expert" else index.spec.num_parts - 1
+    flip_bit(index.path, index.spec.offset(number) + 5)
+    seen = []
+    assert (
+        pack(model, index.path, cache_dir=None, quantize="int8", on_bytes=lambda *counts: seen.append(counts)) == index
+    )
+    assert index.path.read_bytes() == content
+    assert seen[-1] == (index.spec.content_bytes, index.spec.content_bytes)
+
+
+def test_packing_again_replaces_an_older_version_but_no_file_of_others(model, tmp_path):
+    index = pack(model, tmp_path / "mine", cache_dir=None)
+    older = encode_header(msgspec.structs.replace(index.spec, format_version=FORMAT_VERSION - 1))
+    index.path.write_bytes(older)
+    assert pack(model, index.path, cache_dir=None) == index
+    (tmp_path / "letter").write_text("Dear all")
+    with pytest.raises(CheckpointError, match="is not a slab file"):
+        pack(model, tmp_path / "letter", cache_dir=None)
+    assert (tmp_path / "letter").read_text() == "Dear all"

@@ -10,7 +10,16 @@ from moeflow.memory.slab_writer import build_slab_file
 
 
 def make_spec(**changes) -> SlabSpec:
-    fields = {"identity": "a model", "weight_format": "int8", "num_layers": 3, "num_experts": 4, "slab_bytes": 5000}
+    fields = {
+        "identity": "a model",
+        "weight_format": "int8",
+        "embedding_format": "int8",
+        "num_layers": 3,
+        "num_experts": 4,
+        "slab_bytes": 5000,
+        "resident_bytes": 0,
+        "layout": "as built",
+    }
     return SlabSpec(**{**fields, **changes})
 
 
@@ -19,10 +28,16 @@ def slab(spec: SlabSpec, layer: int, expert: int) -> bytes:
     return random.Random(f"{layer} {expert}").randbytes(spec.slab_bytes)
 
 
+def resident(spec: SlabSpec) -> bytes:
+    """What the weights outside of slabs are in tests: noise."""
+    return random.Random("resident").randbytes(spec.resident_bytes)
+
+
 def write_slab_file(file: Path, spec: SlabSpec) -> SlabIndex:
     with build_slab_file(file, spec) as writer:
         for layer, expert in writer.missing():
             writer.write(layer, expert, memoryview(slab(spec, layer, expert)))
+        writer.write_resident(memoryview(resident(spec)))
     return read_slab_index(file)
 
 

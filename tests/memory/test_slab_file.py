@@ -10,18 +10,24 @@ from hypothesis import strategies as st
 
 from moeflow.core.errors import CheckpointError
 from moeflow.memory.file_io import PAGE_BYTES
-from moeflow.memory.slab_file import encode_header, read_slab_index
-from tests.memory.slabs import flip_bit, make_spec, slab, write_slab_file
+from moeflow.memory.slab_file import PIECE_BYTES, encode_header, is_slab_file, read_slab_index
+from tests.memory.slabs import flip_bit, make_spec, resident, slab, write_slab_file
 
 
 @given(
     num_layers=st.integers(1, 4),
     num_experts=st.integers(1, 5),
+    resident_pages=st.sampled_from([0, 1, 7, 1024, 1025, 2049]),
     slab_bytes=st.one_of(st.integers(1, 20_000), st.sampled_from([PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1])),
 )
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_every_slab_is_where_the_spec_says(tmp_path, num_layers, num_experts, slab_bytes):
-    spec = make_spec(num_layers=num_layers, num_experts=num_experts, slab_bytes=slab_bytes)
+def test_every_part_is_where_the_spec_says(tmp_path, num_layers, num_experts, slab_bytes, resident_pages):
+    spec = make_spec(
+        num_layers=num_layers,
+        num_experts=num_experts,
+        slab_bytes=slab_bytes,
+        resident_bytes=resident_pages * PAGE_BYTES,
+    )
     index = write_slab_file(tmp_path / "model.slabs", spec)
     assert index.spec == spec
     content = index.path.read_bytes()
@@ -33,6 +39,11 @@ def test_every_slab_is_where_the_spec_says(tmp_path, num_layers, num_experts, sl
             assert start % PAGE_BYTES == 0
             assert content[start : start + slab_bytes] == slab(spec, layer, expert)
             assert index.checksums[number] == zlib.crc32(slab(spec, layer, expert))
+    assert content[spec.resident_start :] == resident(spec)
+    for number in range(spec.num_slabs, spec.num_parts):
+        start = spec.offset(number)
+        assert index.checksums[number] == zlib.crc32(content[start : start + spec.part_bytes(number)])
+    assert sum(map(spec.part_bytes, range(spec.num_parts))) == spec.content_bytes
 
 
 def test_a_table_may_take_several_pages(tmp_path):
@@ -62,16 +73,34 @@ def test_other_files_are_refused(tmp_path, content):
 
 def test_another_version_says_so(tmp_path):
     file = tmp_path / "model.slabs"
-    file.write_bytes(encode_header(make_spec(format_version=2)))
-    with pytest.raises(CheckpointError, match=r"format version 2; this moeflow reads version 1.*made anew"):
+    file.write_bytes(encode_header(make_spec(format_version=1)))
+    with pytest.raises(CheckpointError, match=r"format version 1; this moeflow reads version 2.*Pack the model again"):
         read_slab_index(file)
 
 
-def test_a_file_without_slabs_is_refused(tmp_path):
+DENSE = {"num_layers": 0, "num_experts": 0, "slab_bytes": 0}
+
+
+@pytest.mark.parametrize("change", [{"num_experts": 0}, {"slab_bytes": -1}, DENSE, {"resident_bytes": 4095}])
+def test_impossible_sizes_are_refused(tmp_path, change):
     file = tmp_path / "model.slabs"
-    file.write_bytes(encode_header(make_spec(num_experts=0)))
-    with pytest.raises(CheckpointError, match="without slabs"):
+    file.write_bytes(encode_header(make_spec(**change)))
+    with pytest.raises(CheckpointError, match="without weights"):
         read_slab_index(file)
+
+
+def test_a_dense_model_has_no_slabs(tmp_path):
+    spec = make_spec(**DENSE, resident_bytes=PIECE_BYTES + PAGE_BYTES)
+    index = write_slab_file(tmp_path / "model.slabs", spec)
+    assert (spec.num_slabs, spec.num_parts, len(index.checksums)) == (0, 2, 2)
+    assert spec.name(1) == "weights outside of experts, piece 1"
+
+
+def test_our_files_are_told_from_others(tmp_path):
+    index = write_slab_file(tmp_path / "model.slabs", make_spec())
+    (tmp_path / "other").write_bytes(b"GGUF")
+    assert is_slab_file(index.path)
+    assert not is_slab_file(tmp_path / "other")
 
 
 def test_a_cut_file_says_how_long_it_should_be(tmp_path):

@@ -10,11 +10,12 @@ from moeflow.kernels.weight_format import WEIGHT_FORMATS
 from moeflow.memory.disk_reader import DiskReader
 from moeflow.memory.eviction import LRU
 from moeflow.memory.expert_cache import ExpertCache
-from moeflow.memory.slab_file import SlabSpec, read_slab_index
+from moeflow.memory.slab_file import read_slab_index
 from moeflow.memory.slab_reader import SlabReader
 from moeflow.memory.slab_writer import build_slab_file
 from moeflow.memory.slot_arena import SlotArena
 from moeflow.runtime.lane import Lane
+from tests.memory.slabs import make_spec
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
 NUM_EXPERTS, HIDDEN, WIDTH, TOP_K = 6, 96, 40, 2
@@ -28,9 +29,7 @@ def test_experts_from_disk_answer_like_resident_ones(tmp_path, weight_format):
     resident = cpu.PackedExperts.pack(gate_up, down, weight_format)
     slabs = resident.storage.view(NUM_EXPERTS, -1)
     slab_bytes = slabs.shape[1]
-    spec = SlabSpec(
-        identity="", weight_format=weight_format, num_layers=1, num_experts=NUM_EXPERTS, slab_bytes=slab_bytes
-    )
+    spec = make_spec(weight_format=weight_format, num_layers=1, num_experts=NUM_EXPERTS, slab_bytes=slab_bytes)
     with build_slab_file(tmp_path / "slabs", spec) as writer:
         for layer, expert in writer.missing():
             writer.write(layer, expert, slabs[expert].numpy().data)

@@ -5,6 +5,7 @@ A test file of a family gives a fixture `pair` (through `make_pair`) and inherit
 
 import random
 from collections import defaultdict
+from contextlib import closing
 from dataclasses import dataclass
 
 import pytest
@@ -19,10 +20,14 @@ from moeflow.layers.context import ForwardContext
 from moeflow.layers.decoder import CausalLM
 from moeflow.layers.placement import Placement, WeightFormats
 from moeflow.memory.kv_storage import KVStorage
+from moeflow.memory.slab_file import read_slab_index
+from moeflow.memory.slab_map import map_weights
 from moeflow.models.loading import load_model
+from moeflow.models.packing import pack_model
 
 CPU = torch.device("cpu")
 needs_extension = pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
+FORMATS = [("float32", "float32"), ("bfloat16", "bfloat16"), ("int8", "int8"), ("int4", "int8")]
 SHAPE = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -185,9 +190,7 @@ class Parity:
             close(logits, their_logits(pair.theirs, SEQUENCES[name]))
 
     @needs_extension
-    @pytest.mark.parametrize(
-        "formats", [("float32", "float32"), ("bfloat16", "bfloat16"), ("int8", "int8"), ("int4", "int8")]
-    )
+    @pytest.mark.parametrize("formats", FORMATS)
     def test_packed_weights_give_the_same_bits_in_any_company(self, pair, formats):
         if pair.ours.config.head_dim % 8:
             pytest.skip("such heads are left to torch, whose sums depend on the batch")
@@ -196,6 +199,18 @@ class Parity:
             cache = Cache(ours, block_size=16)
             alone = torch.cat([cache.run({name: [token]})[name] for token in SEQUENCES[name]])
             assert torch.equal(logits, alone)
+
+    @needs_extension
+    @pytest.mark.parametrize("formats", FORMATS)
+    def test_weights_from_a_slab_file_give_the_same_bits(self, pair, tmp_path, formats):
+        formats = WeightFormats(*formats)
+        with closing(open_checkpoint(pair.folder)) as checkpoint:
+            pack_model(checkpoint, tmp_path / "slabs", formats)
+            memory = map_weights(read_slab_index(tmp_path / "slabs"))
+            mapped = load_model(checkpoint, Placement(torch.float32, CPU, formats, memory))
+        expected = in_mixed_passes(load(pair.folder, packed=formats), SEQUENCES)
+        for name, logits in in_mixed_passes(mapped, SEQUENCES).items():
+            assert torch.equal(logits, expected[name])
 
     def test_greedy_tokens(self, pair):
         prompts = {"a": tokens(11, 6), "b": tokens(3, 7), "c": tokens(20, 8)}

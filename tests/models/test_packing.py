@@ -17,11 +17,12 @@ from moeflow.memory.slab_file import read_slab_index
 from moeflow.memory.slab_writer import partial_file
 from moeflow.models import packing
 from moeflow.models.loading import load_model
-from moeflow.models.packing import pack_experts
+from moeflow.models.packing import pack_model
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
 CPU = torch.device("cpu")
+INT8 = WeightFormats("int8", "int8")
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +49,10 @@ def resident(checkpoint, weight_format):
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_slabs_are_the_resident_experts_bytes(checkpoint, tmp_path, weight_format, num_threads):
     seen = []
-    spec = pack_experts(
+    spec = pack_model(
         checkpoint,
         tmp_path / "slabs",
-        weight_format,
+        WeightFormats(weight_format, weight_format),
         num_threads=num_threads,
         on_bytes=lambda *counts: seen.append(counts),
     )
@@ -59,7 +60,7 @@ def test_slabs_are_the_resident_experts_bytes(checkpoint, tmp_path, weight_forma
     assert index.spec == spec
     assert (spec.num_layers, spec.num_experts) == (2, 4)
     assert slabs(index) == resident(checkpoint, weight_format)
-    assert seen[-1] == (8 * spec.slab_bytes, 8 * spec.slab_bytes)
+    assert seen[-1] == (spec.content_bytes, spec.content_bytes)
 
 
 def test_an_interrupted_packing_goes_on(checkpoint, tmp_path, monkeypatch):
@@ -74,11 +75,11 @@ def test_an_interrupted_packing_goes_on(checkpoint, tmp_path, monkeypatch):
 
     monkeypatch.setattr(packing, "fill", fail_at_the_sixth)
     with pytest.raises(KeyboardInterrupt):
-        pack_experts(checkpoint, tmp_path / "slabs", "int8")
+        pack_model(checkpoint, tmp_path / "slabs", INT8)
     assert not (tmp_path / "slabs").exists()
     assert partial_file(tmp_path / "slabs").exists()
     taken[:] = [1] * 6
-    pack_experts(checkpoint, tmp_path / "slabs", "int8")
+    pack_model(checkpoint, tmp_path / "slabs", INT8)
     assert 6 < len(taken) < 6 + 8  # the first ones were found
     assert slabs(read_slab_index(tmp_path / "slabs")) == resident(checkpoint, "int8")
 
@@ -87,13 +88,15 @@ KILLED_PACKING = """
 import sys, time
 from pathlib import Path
 from moeflow.checkpoint.open import open_checkpoint
+from moeflow.layers.placement import WeightFormats
 from moeflow.memory import slab_writer
-from moeflow.models.packing import pack_experts
+from moeflow.layers.placement import WeightFormats
+from moeflow.models.packing import pack_model
 slab_writer._UNSETTLED_BYTES = 1  # every slab is settled
 def slowly(done, total):
     print(done, flush=True)
     time.sleep(0.02 if done < total // 2 else 60)
-pack_experts(open_checkpoint(sys.argv[1]), Path(sys.argv[2]), "int8", on_bytes=slowly)
+pack_model(open_checkpoint(sys.argv[1]), Path(sys.argv[2]), WeightFormats("int8", "int8"), on_bytes=slowly)
 """
 
 
@@ -108,6 +111,6 @@ def test_a_packing_that_was_killed_goes_on(checkpoint, tmp_path):
         process.kill()
     assert not target.exists()
     counts = []
-    pack_experts(checkpoint, target, "int8", on_bytes=lambda done, _: counts.append(done))
+    pack_model(checkpoint, target, INT8, on_bytes=lambda done, _: counts.append(done))
     assert counts[0] > 0  # what was written was found
     assert slabs(read_slab_index(target)) == resident(checkpoint, "int8")
