@@ -3,6 +3,9 @@
 Every block is in exactly one of three places: free, private to one request, or in the prefix tree. A
 request's table starts with tree nodes (shared, full) and ends with private blocks (not full yet, or equal
 to a block that somebody else put into the tree first). Knows nothing of scheduling, time or tensors.
+
+A block takes memory from when it is first given out. Where memory is short, `num_kept` says how many may keep it
+while nobody uses them: beyond that, blocks of the tree are taken before fresh ones, and `give_back` names the rest.
 """
 
 from __future__ import annotations
@@ -22,19 +25,24 @@ class _Table:
 class BlockTables:
     """Gives blocks to requests, shares full ones, takes them back."""
 
-    def __init__(self, *, num_blocks: int, block_size: int, prefix_caching: bool = True) -> None:
+    def __init__(
+        self, *, num_blocks: int, block_size: int, prefix_caching: bool = True, num_kept: int | None = None
+    ) -> None:
         self.num_blocks = num_blocks
+        self.limit = num_blocks  # of blocks in use at once: below num_blocks if memory has become short
+        self._num_kept = num_blocks if num_kept is None else num_kept
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self.tree = PrefixTree(block_size)
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: low numbers first, reused while warm
+        self._num_fresh = num_blocks  # at its bottom: blocks that take no memory
         self._tables: dict[Request, _Table] = {}
         self._fresh: list[Node] = []  # put into the tree for the pass under way
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be had now: free ones and unused ones of the tree."""
-        return len(self._free) + self.tree.num_unused
+        """Blocks that can be had now: free ones and unused ones of the tree, within the limit."""
+        return max(self.limit - self.num_used, 0)
 
     @property
     def num_cached(self) -> int:
@@ -44,7 +52,12 @@ class BlockTables:
     @property
     def num_used(self) -> int:
         """Blocks that running requests hold."""
-        return self.num_blocks - self.num_available
+        return self.num_blocks - len(self._free) - self.tree.num_unused
+
+    @property
+    def num_touched(self) -> int:
+        """Blocks that take memory."""
+        return self.num_blocks - self._num_fresh
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks that many tokens fill."""
@@ -125,12 +138,32 @@ class BlockTables:
             self._free.append(self.tree.remove(node))
         self._fresh.clear()
 
+    def give_back(self) -> list[int]:
+        """Return blocks that nobody uses, of those beyond `num_kept`: they are fresh again, their contents void.
+
+        Only between passes.
+        """
+        assert not self._fresh
+        given: list[int] = []
+        while self.num_touched - len(given) > self._num_kept:
+            if len(self._free) > self._num_fresh:
+                given.append(self._free.pop())
+                continue
+            block_id = self.tree.evict()
+            if block_id is None:
+                break
+            given.append(block_id)
+        self._free[:0] = given
+        self._num_fresh += len(given)
+        return given
+
     def check_integrity(self) -> None:
         """Prove that every block is in exactly one place and every user is counted. AssertionError if not."""
         private = [b for t in self._tables.values() for b in t.block_ids[len(t.nodes) :]]
         nodes = list(self.tree.nodes())
         everywhere = sorted(self._free + private + [node.block_id for node in nodes])
         assert everywhere == list(range(self.num_blocks)), "a block is lost or held twice"
+        assert 0 <= self._num_fresh <= len(self._free)
         assert len(nodes) == self.tree.num_nodes
         assert sum(node.num_users == 0 for node in nodes) == self.tree.num_unused
         users = {id(node): 0 for node in nodes}
@@ -144,8 +177,10 @@ class BlockTables:
             assert node.parent is self.tree.root or (node.parent and node.parent.num_users >= node.num_users)
 
     def _take(self) -> int:
-        if self._free:
-            return self._free.pop()
-        block_id = self.tree.evict()
-        assert block_id is not None, "num_available promised a block"
-        return block_id
+        if len(self._free) == self._num_fresh and (not self._free or self.num_touched >= self._num_kept):
+            block_id = self.tree.evict()
+            if block_id is not None:
+                return block_id
+        assert self._free, "num_available promised a block"
+        self._num_fresh = min(self._num_fresh, len(self._free) - 1)
+        return self._free.pop()

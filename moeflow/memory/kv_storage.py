@@ -1,16 +1,19 @@
-"""The memory that keys and values of past tokens live in: fixed blocks, allocated once.
+"""The memory that keys and values of past tokens live in: fixed blocks, whose memory is taken when they are written.
 
 Which request holds which block is not known here; a block number is all this shares with that bookkeeping.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from moeflow.core.errors import CapacityError
 from moeflow.core.units import format_bytes
 from moeflow.kernels.kv_blocks import KVBlocks, kv_block_bytes
-from moeflow.kernels.lazy_memory import allocate_lazily
+from moeflow.kernels.lazy_memory import LazyMemory
+from moeflow.memory.file_io import PAGE_BYTES, whole_pages
 
 
 class KVStorage:
@@ -26,21 +29,26 @@ class KVStorage:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        gives_back: bool = False,
     ) -> None:
         """Allocate zeroed storage; in main memory, what is not written yet takes no room.
 
-        `dtype` is float32, bfloat16, or int8: that is with a scale for each token and head.
+        `dtype` is float32, bfloat16, or int8: that is with a scale for each token and head. With `gives_back`, in main
+        memory, blocks are taken and given back a few at a time: pages are small, which costs the kernels some speed.
 
         Raises: CapacityError if the device lacks the memory.
         """
         shape = {"num_kv_heads": num_kv_heads, "block_size": block_size, "head_dim": head_dim}
-        layer_bytes = num_blocks * kv_block_bytes(dtype, **shape)
+        self._cell_bytes = kv_block_bytes(dtype, **shape)  # of a block in one layer
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.num_bytes = num_layers * layer_bytes
+        self.num_bytes = num_layers * num_blocks * self._cell_bytes
+        self._touched = bytearray(num_blocks)  # 1 for blocks that have been written
+        self._memory: LazyMemory | None = None
         try:
             if torch.device(device).type == "cpu":
-                storage = allocate_lazily(self.num_bytes)
+                self._memory = LazyMemory(self.num_bytes, huge_pages=not gives_back)
+                storage = self._memory.tensor
             else:
                 storage = torch.zeros(self.num_bytes, dtype=torch.uint8, device=device)
         except (RuntimeError, MemoryError) as error:
@@ -54,3 +62,46 @@ class KVStorage:
     def layer(self, layer_idx: int) -> KVBlocks:
         """Return one layer's blocks."""
         return self.layers[layer_idx]
+
+    @property
+    def block_bytes(self) -> int:
+        """Memory that a block takes at most, in whole pages."""
+        is_paged = self._cell_bytes % PAGE_BYTES == 0
+        return len(self.layers) * (self._cell_bytes if is_paged else whole_pages(self._cell_bytes) + PAGE_BYTES)
+
+    @property
+    def num_touched(self) -> int:
+        """Blocks whose memory is taken."""
+        return self._touched.count(1)
+
+    def untouched(self, blocks: Iterable[int]) -> set[int]:
+        """Return those of the blocks whose memory would be taken by writing them."""
+        return {block for block in blocks if not self._touched[block]}
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        """Note that blocks are about to be written."""
+        for block in blocks:
+            self._touched[block] = 1
+
+    def give_back(self, blocks: Iterable[int]) -> None:
+        """Return the memory of blocks to the system, as far as whole pages belong to them; what is in them is lost."""
+        if self._memory is None:
+            return
+        runs = _runs(sorted(blocks))
+        for layer_idx in range(len(self.layers)):
+            base = layer_idx * self.num_blocks
+            for first, end in runs:
+                self._memory.give_back((base + first) * self._cell_bytes, (base + end) * self._cell_bytes)
+        for first, end in runs:
+            self._touched[first:end] = bytes(end - first)
+
+
+def _runs(blocks: list[int]) -> list[tuple[int, int]]:
+    """Return ascending numbers as ranges (first, one past the last)."""
+    runs: list[tuple[int, int]] = []
+    for block in blocks:
+        if runs and runs[-1][1] == block:
+            runs[-1] = (runs[-1][0], block + 1)
+        else:
+            runs.append((block, block + 1))
+    return runs

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
@@ -71,3 +74,57 @@ def test_the_checker_notices_damage(damage):
         next(tables.tree.nodes()).num_users += 1
     with pytest.raises(AssertionError):
         tables.check_integrity()
+
+
+class KeptBlocks(RuleBasedStateMachine):
+    """Memory is taken when a block is first given out, and again once it was given back."""
+
+    NUM_BLOCKS = 12
+
+    @initialize(num_kept=st.integers(0, NUM_BLOCKS), prefix_caching=st.booleans())
+    def build(self, num_kept, prefix_caching):
+        self.num_kept = num_kept
+        self.tables = BlockTables(
+            num_blocks=self.NUM_BLOCKS, block_size=2, prefix_caching=prefix_caching, num_kept=num_kept
+        )
+        self.open = []
+        self.touched = set()
+
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=10), limit=st.integers(0, NUM_BLOCKS))
+    def admit(self, tokens, limit):
+        request = make_request(tokens)
+        self.tables.limit = limit
+        request.num_computed_tokens = self.tables.open(request)
+        if not self.tables.reserve(request, len(tokens)):
+            self.tables.close(request)
+            return
+        assert self.tables.num_used <= limit
+        self.touched.update(self.tables.block_ids(request, len(tokens)))
+        self.tables.share(request, len(tokens))
+        self.tables.confirm_pass()
+        request.num_computed_tokens = len(tokens)
+        self.open.append(request)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def close(self, data):
+        self.tables.close(self.open.pop(data.draw(st.integers(0, len(self.open) - 1))))
+
+    @rule()
+    def give_back(self):
+        given = self.tables.give_back()
+        in_use = {b for request in self.open for b in self.tables.block_ids(request, request.num_tokens)}
+        assert in_use.isdisjoint(given)
+        assert self.touched.issuperset(given)
+        self.touched.difference_update(given)
+        assert self.tables.num_touched <= max(self.num_kept, self.tables.num_used)
+
+    @invariant()
+    def memory_is_counted(self):
+        if hasattr(self, "tables"):
+            self.tables.check_integrity()
+            assert self.tables.num_touched == len(self.touched)
+
+
+TestKeptBlocks = KeptBlocks.TestCase
+TestKeptBlocks.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)

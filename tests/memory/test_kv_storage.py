@@ -1,8 +1,11 @@
+import psutil
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from moeflow.core.errors import CapacityError
-from moeflow.memory.kv_storage import KVStorage
+from moeflow.memory.kv_storage import KVStorage, _runs
 
 
 def _storage(**changes):
@@ -24,3 +27,30 @@ def test_layers_are_apart_and_zeroed(dtype):
 def test_what_does_not_fit_says_how_much_it_needs():
     with pytest.raises(CapacityError, match=r"needs 524288\.0 GiB on cpu"):
         _storage(num_layers=2**20, num_blocks=2**21)
+
+
+@pytest.mark.parametrize("head_dim", [64, 72])  # a block of a layer is whole pages, or is not
+def test_blocks_that_are_given_back_are_free_and_the_others_stay(head_dim):
+    storage = _storage(num_layers=4, num_blocks=600, block_size=16, head_dim=head_dim, gives_back=True)
+    process = psutil.Process()
+    before = process.memory_info().rss
+    for layer in storage.layers:
+        layer.keys[:500] = layer.values[:500] = 1
+    storage.touch(range(500))
+    assert process.memory_info().rss - before <= 500 * storage.block_bytes + 2**20
+    storage.give_back([*range(10, 490), 495])
+    assert storage.num_touched == 19
+    assert storage.untouched([9, 10, 495, 496, 599]) == {10, 495, 599}
+    assert process.memory_info().rss - before <= 19 * storage.block_bytes + 2**20
+    for layer in storage.layers:
+        assert (layer.keys[:10] == 1).all()
+        assert (layer.values[490:495] == 1).all()
+        assert (layer.values[496:500] == 1).all()
+        assert not layer.keys[11:489].any()
+
+
+@given(st.sets(st.integers(0, 60)))
+def test_runs_are_the_same_numbers(blocks):
+    runs = _runs(sorted(blocks))
+    assert [block for first, end in runs for block in range(first, end)] == sorted(blocks)
+    assert all(end < first for (_, end), (first, _) in zip(runs, runs[1:], strict=False))

@@ -1,0 +1,72 @@
+"""One budget for everything: experts have as many slots as all else leaves them.
+
+What is held is measured, what comes next is announced: before a pass touches fresh memory, slots are given back for it;
+when it is free again, the slots come back. So keys and values, work space and experts share what there is, and the
+sum stays within the limit as long as a pass takes no more than it announced. Knows no tensors.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from moeflow.core.errors import CapacityError
+from moeflow.core.units import format_bytes
+
+CALM_PASSES: Final = 16  # slots come back once there has been room for them so many passes in a row
+
+
+class Slots(Protocol):
+    """The slots that experts are in."""
+
+    @property
+    def num_slots(self) -> int:
+        """How many may be used."""
+        ...
+
+    @property
+    def taken_bytes(self) -> int:
+        """What they hold of the memory that is measured, at least."""
+        ...
+
+    def within(self, num_bytes: int) -> int:
+        """Return how many slots so many bytes are enough for; 0 for fewer than none."""
+        ...
+
+    def resize(self, num_slots: int) -> int:
+        """Have so many slots, or as few as leases allow; return how many there are."""
+        ...
+
+
+class MemoryBudget:
+    """Keeps a process, or several, within a limit."""
+
+    def __init__(self, limit_bytes: int, slots: Slots, measure: Callable[[], int], *, least_slots: int) -> None:
+        """`measure` returns the bytes that are held now, by slots too; `least_slots` are never given away."""
+        self.limit_bytes = limit_bytes
+        self.other_bytes = 0  # held beside slots, when that was last measured
+        self._slots = slots
+        self._measure = measure
+        self._least_slots = least_slots
+        self._rooms: deque[int] = deque(maxlen=CALM_PASSES)  # how many slots there was room for in the last passes
+
+    def make_room(self, growth_bytes: int) -> None:
+        """Have no more slots than leave room for `growth_bytes` that will be touched beside them.
+
+        Raises: CapacityError if that cannot be had.
+        """
+        self.other_bytes = self._measure() - self._slots.taken_bytes
+        room = self._slots.within(self.limit_bytes - self.other_bytes - growth_bytes)
+        is_first = not self._rooms
+        self._rooms.append(room)
+        wanted = max(min(self._rooms), self._least_slots)
+        have = self._slots.num_slots
+        if wanted < have or (wanted > have and (is_first or len(self._rooms) == CALM_PASSES)):
+            have = self._slots.resize(wanted)
+        if have > room:
+            raise CapacityError(
+                f"the memory limit of {format_bytes(self.limit_bytes)} is reached: {format_bytes(self.other_bytes)} are "
+                f"held beside experts, a pass takes up to {format_bytes(growth_bytes)} more, and {have} experts must "
+                "stay. Raise the limit (--memory), or lower --max-running, --max-model-len or --kv-cache"
+            )
