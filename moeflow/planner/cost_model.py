@@ -1,0 +1,306 @@
+"""How long passes take and what memory they need under a policy. Source: MoE-Lightning 4.2, equations 12 to 14.
+
+For a choice of the whole numbers (micro-batch, number of micro-batches, where attention and experts run), the time of
+every resource and the bytes in every tier are linear in the shares (weights and KV on the device, experts on disk,
+misses of the expert cache). The same `Linear` serves the prediction for a policy and the search for the best one.
+
+Beyond the paper: prefill; a disk under RAM, behind an expert cache; tensor parallelism; hosts without a device, which
+compute one thing after another; kernel efficiencies. Average lengths are taken for times, the longest for memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+from typing import Final
+
+from moeflow.core.hardware import DEVICE, DISK, PINNED, RAM, Link, Machine
+from moeflow.core.plan import Policy, Workload
+from moeflow.core.units import MIB
+from moeflow.planner.hit_curve import EVEN, HitCurve
+from moeflow.planner.model_costs import ModelCosts, Work, expected_distinct
+from moeflow.planner.roofline import work_seconds
+
+HOST_COMPUTE: Final = "host"
+DEVICE_COMPUTE: Final = "device"
+TO_DEVICE: Final = "link to device"
+FROM_DEVICE: Final = "link from device"
+FROM_DISK: Final = "disk"
+
+PROCESS_BYTES: Final = 512 * MIB  # Python, torch and the work space of a pass
+DEVICE_RESERVE_BYTES: Final = 768 * MIB  # CUDA's context, the allocator's slack, kernels' work space
+BLOCK_TOKENS: Final = 16  # of a KV block: a sequence's last is half empty on average
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """const + weights * r_w + kv * r_c + disk * (experts on disk) + misses * (misses)."""
+
+    const: float = 0.0
+    weights: float = 0.0
+    kv: float = 0.0
+    disk: float = 0.0
+    misses: float = 0.0
+
+    def __add__(self, other: Linear) -> Linear:
+        """Add term by term."""
+        return Linear(*(a + b for a, b in zip(self.terms, other.terms, strict=True)))
+
+    def __mul__(self, factor: float) -> Linear:
+        """Multiply all terms."""
+        return Linear(*(term * factor for term in self.terms))
+
+    @property
+    def terms(self) -> tuple[float, float, float, float, float]:
+        """All coefficients, the constant first."""
+        return (self.const, self.weights, self.kv, self.disk, self.misses)
+
+    def at(self, weights: float, kv: float, disk: float, misses: float) -> float:
+        """Return the value for these shares."""
+        return self.const + self.weights * weights + self.kv * kv + self.disk * disk + self.misses * misses
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The whole numbers of a policy."""
+
+    micro_batch: int  # mu
+    num_micro_batches: int  # N / mu
+    attention_on_device: bool  # A_g
+    ffn_on_device: bool  # F_g
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences that decode together: N."""
+        return self.micro_batch * self.num_micro_batches
+
+    @classmethod
+    def of(cls, policy: Policy) -> Choice:
+        """Return those of a policy."""
+        return cls(policy.micro_batch, policy.num_micro_batches, policy.attention_on_device, policy.ffn_on_device)
+
+
+Resources = Mapping[str, Linear]  # seconds of each in a step, or bytes of each tier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a policy brings."""
+
+    decode_s: float  # one step of the whole batch
+    prefill_s: float  # of the whole batch
+    first_token_s: float  # of a request that finds nobody else
+    tokens_per_s: float  # generated, over prefill and decode
+    busy: Mapping[str, float]  # seconds that each resource works in a decoding step
+    memory: Mapping[str, float]  # bytes in each tier
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """The costs of one model and workload on one machine."""
+
+    machine: Machine
+    costs: ModelCosts
+    workload: Workload
+    num_devices: int = 1
+    hit_curve: HitCurve = EVEN
+    overlap: float = 1.0  # of resources that could work at once: 1: the slowest alone counts; 0: one after another
+    process_bytes: int = PROCESS_BYTES
+    chunk_tokens: int = 512  # of prompts in one pass, on a host without a device
+
+    @cached_property
+    def has_device(self) -> bool:
+        """Say whether there is a device; otherwise the host computes everything."""
+        return self.machine.has(DEVICE)
+
+    @cached_property
+    def device_path_bytes(self) -> Mapping[bool, float]:
+        """Return the layers' weights that are computed with on the device, by F_g: r_w is a share of them."""
+        return {True: self.costs.layers_bytes, False: self.costs.layers_bytes - self.costs.experts_bytes}
+
+    def decode(self, choice: Choice) -> Resources:
+        """Return the seconds of each resource in one step of the whole batch."""
+        if not self.has_device:
+            return self._host_pass(choice.batch_size, self.costs.decode_attention(*self._decoding(choice.batch_size)))
+        costs, layers, mu = self.costs, self.costs.shape.num_layers, choice.micro_batch
+        device = layers * self._device_s(costs.pre_attention(mu), costs.output_projection(mu))
+        device += self._device_s(costs.head(mu))
+        host = 0.0
+        attention = costs.decode_attention(*self._decoding(mu))
+        if choice.attention_on_device:
+            device += layers * self._device_s(attention)
+        else:
+            host += layers * self._host_s(attention)
+        for count, work in costs.feed_forward(mu):
+            if choice.ffn_on_device:
+                device += count * self._device_s(work)
+            else:
+                host += count * self._host_s(work)
+        times = choice.num_micro_batches
+        return {
+            DEVICE_COMPUTE: Linear(device * times),
+            HOST_COMPUTE: Linear(host * times),
+            **self._decode_transfers(choice),
+            FROM_DISK: Linear(disk=self._disk_s(costs.experts_bytes)),
+        }
+
+    def prefill(self, choice: Choice) -> Resources:
+        """Return the seconds of each resource for the prompts of the whole batch, all computed on the device."""
+        num_prompts, length = choice.batch_size, self.workload.prompt_len
+        if not self.has_device:
+            return self._host_prefill(num_prompts)
+        costs, mu = self.costs, choice.micro_batch
+        tokens = mu * length
+        layer = self._device_s(costs.pre_attention(tokens), costs.output_projection(tokens))
+        layer += self._device_s(costs.prefill_attention(mu, length))
+        device = costs.shape.num_layers * layer + self._device_s(costs.head(mu))
+        device += sum(count * self._device_s(work) for count, work in costs.feed_forward(tokens))
+        weights = Linear(costs.layers_bytes, weights=-self.device_path_bytes[choice.ffn_on_device])
+        all_kv = num_prompts * length * costs.kv_bytes
+        kv = Linear(all_kv, kv=-all_kv if choice.attention_on_device else 0.0)
+        return {
+            DEVICE_COMPUTE: Linear(device * choice.num_micro_batches),
+            TO_DEVICE: weights * self._link_s(self.weight_link, costs.layers_bytes / costs.shape.num_layers),
+            FROM_DEVICE: kv * self._link_s(self.machine.link(DEVICE, RAM), tokens * costs.kv_layer_bytes),
+            FROM_DISK: Linear(disk=self._disk_s(costs.experts_bytes)),
+        }
+
+    def memory(self, choice: Choice) -> Resources:
+        """Return the bytes of each tier at the peak; on several devices, of each."""
+        costs, workload = self.costs, self.workload
+        tokens = choice.batch_size * ceil(workload.max_tokens / BLOCK_TOKENS) * BLOCK_TOKENS
+        all_kv = tokens * costs.kv_bytes
+        on_disk = Linear(disk=costs.experts_bytes)
+        if not self.has_device:
+            ram = Linear(self.process_bytes + costs.model_bytes + all_kv, disk=-costs.experts_bytes)
+            return {RAM: ram, DISK: on_disk}
+        layers, mu = costs.shape.num_layers, choice.micro_batch
+        path = self.device_path_bytes[choice.ffn_on_device]
+        buffers = Linear(2 * path / layers, weights=-2 * path / layers)
+        device = Linear(costs.embedding_bytes, weights=path) + buffers
+        ram = Linear(self.process_bytes + costs.layers_bytes, weights=-path, disk=-costs.experts_bytes)
+        if choice.attention_on_device:
+            window = 2 * mu * workload.max_tokens * costs.kv_layer_bytes  # one micro-batch's while the next arrives
+            device += Linear(window, kv=all_kv - window)
+            ram += Linear(all_kv, kv=-all_kv)
+        else:
+            ram += Linear(all_kv)
+        device = device * (1 / self.num_devices)
+        device += Linear(DEVICE_RESERVE_BYTES + costs.activation_bytes(mu * workload.max_prompt_len))
+        return {RAM: ram, DEVICE: device, DISK: on_disk}
+
+    def combine(self, seconds: Mapping[str, float]) -> float:
+        """Return how long a step takes whose resources work so long (equation 12)."""
+        return self.overlap * max(seconds.values()) + (1 - self.overlap) * sum(seconds.values())
+
+    def predict(self, policy: Policy) -> Prediction:
+        """Return what a policy brings."""
+        choice = Choice.of(policy)
+        decode, busy = self._step(self.decode(choice), policy)
+        prefill, _ = self._step(self.prefill(choice), policy)
+        alone = Choice(1, 1, policy.attention_on_device, policy.ffn_on_device)
+        first, _ = self._step(self.prefill(alone), policy)
+        gen_len = self.workload.gen_len
+        seconds = prefill + (gen_len - 1) * decode  # the prefill brings the first token
+        return Prediction(
+            decode_s=decode,
+            prefill_s=prefill,
+            first_token_s=first,
+            tokens_per_s=policy.batch_size * gen_len / seconds,
+            busy=busy,
+            memory={tier: used.at(*self._shares(policy)) for tier, used in self.memory(choice).items()},
+        )
+
+    @cached_property
+    def weight_link(self) -> Link:
+        """The way of weights to the device."""
+        return self.machine.link(PINNED if self.machine.has(PINNED) else RAM, DEVICE)
+
+    def _step(self, resources: Resources, policy: Policy) -> tuple[float, dict[str, float]]:
+        shares = self._shares(policy)
+        seconds = {name: max(linear.at(*shares), 0.0) for name, linear in resources.items()}
+        return self.combine(seconds), seconds
+
+    def _shares(self, policy: Policy) -> tuple[float, float, float, float]:
+        on_disk = policy.experts_on_disk
+        return (policy.weights_on_device, policy.kv_on_device, on_disk, self.hit_curve.misses(on_disk))
+
+    def _decoding(self, num_sequences: int) -> tuple[int, float]:
+        return num_sequences, self.workload.mean_context
+
+    def _decode_transfers(self, choice: Choice) -> dict[str, Linear]:
+        costs, batch = self.costs, choice.batch_size
+        shape, size = costs.shape, costs.formats.activation_bytes
+        path = self.device_path_bytes[choice.ffn_on_device]
+        page = path / shape.num_layers / choice.num_micro_batches
+        to_device = Linear(path, weights=-path) * self._link_s(self.weight_link, page)
+        small, back = self.machine.link(RAM, DEVICE), self.machine.link(DEVICE, RAM)
+        one = choice.micro_batch * shape.hidden_size * size  # bytes of a micro-batch's hidden states
+        up = down = 0.0  # bytes of activations in all layers
+        per_layer = batch * shape.num_layers * size
+        if choice.attention_on_device:
+            context = batch * self.workload.mean_context * costs.kv_bytes
+            window = choice.micro_batch * self.workload.mean_context * costs.kv_layer_bytes
+            to_device += Linear(context, kv=-context) * self._link_s(small, window)
+            new = batch * costs.kv_bytes
+            from_device = Linear(new, kv=-new) * self._link_s(back, new / shape.num_layers)
+        else:
+            up += per_layer * shape.num_heads * shape.head_dim
+            down += per_layer * (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+            from_device = Linear()
+        if not choice.ffn_on_device:
+            up += per_layer * shape.hidden_size
+            down += per_layer * shape.hidden_size
+        summed = 2 * per_layer * shape.hidden_size * (1 - 1 / self.num_devices)  # two all-reduces a layer
+        return {
+            TO_DEVICE: to_device + Linear((up + summed) * self._link_s(small, one)),
+            FROM_DEVICE: from_device + Linear((down + summed) * self._link_s(back, one)),
+        }
+
+    def _host_pass(self, num_tokens: float, attention: Work, num_sampled: float | None = None) -> dict[str, Linear]:
+        """Return a pass of a host that computes everything, one thing after another."""
+        costs, layers = self.costs, self.costs.shape.num_layers
+        sampled = num_tokens if num_sampled is None else num_sampled
+        stages = self._host_s(costs.pre_attention(num_tokens), attention, costs.output_projection(num_tokens))
+        compute = layers * stages + sum(count * self._host_s(work) for count, work in costs.feed_forward(num_tokens))
+        processor = self.machine.level(RAM).processor
+        assert processor is not None, "a host computes"
+        compute += self._host_s(costs.head(sampled)) + processor.pass_s + sampled * processor.token_s
+        shape = costs.shape
+        used = costs.num_moe_layers * expected_distinct(shape.num_experts, shape.top_k, num_tokens)
+        return {
+            HOST_COMPUTE: Linear(compute),
+            FROM_DISK: Linear(misses=self._disk_s(used * costs.expert_bytes)),
+        }
+
+    def _host_prefill(self, num_prompts: int) -> dict[str, Linear]:
+        """Return the chunks of all prompts. Each runs through nearly all experts, so that what has no place misses."""
+        costs, total = self.costs, num_prompts * self.workload.prompt_len
+        passes = ceil(total / self.chunk_tokens)
+        whole = costs.prefill_attention(num_prompts, self.workload.prompt_len, self.chunk_tokens)
+        part = Work(
+            whole.kernel, whole.dtype, whole.num_bytes / passes, whole.num_flops / passes, whole.rows, whole.values
+        )
+        one = self._host_pass(total / passes, part, num_prompts / passes)
+        misses = one[FROM_DISK].misses
+        return {HOST_COMPUTE: one[HOST_COMPUTE] * passes, FROM_DISK: Linear(disk=misses * passes)}
+
+    def _device_s(self, *works: Work) -> float:
+        level = self.machine.level(DEVICE)
+        return sum(work_seconds(level, work, self.num_devices) for work in works)
+
+    def _host_s(self, *works: Work) -> float:
+        level = self.machine.level(RAM)
+        return sum(work_seconds(level, work) for work in works)
+
+    def _link_s(self, link: Link, transfer_bytes: float) -> float:
+        """Return the seconds of a byte over the links of all devices."""
+        width = 1 if link.is_shared else self.num_devices
+        return 1.0 / (link.bytes_per_s(transfer_bytes / width) * width)
+
+    def _disk_s(self, num_bytes: float) -> float:
+        if not num_bytes or not self.machine.has(DISK):
+            return 0.0
+        return self.machine.link(DISK, RAM).seconds(num_bytes, self.costs.expert_bytes)

@@ -1,0 +1,285 @@
+"""Finds the best policy: a mixed-integer programme over the cost model, solved by HiGHS.
+
+Micro-batch and number of micro-batches are chosen from a grid, fine where numbers are small, then once more from a
+finer one around what was found; shares are continuous. Each choice has a binary variable z, and shares of its own
+between 0 and z, so that the programme is linear and its relaxation nearly the answer.
+Source: MoE-Lightning 4.2 and appendix B.2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+
+from moeflow.core.errors import CapacityError
+from moeflow.core.hardware import DEVICE, DISK, RAM
+from moeflow.core.plan import Policy
+from moeflow.core.units import format_bytes
+from moeflow.planner.cost_model import Choice, CostModel, Linear
+
+MAX_SEQUENCES: Final = 1 << 15
+KEPT_SPEED: Final = 0.9  # of the best, which the plan with the least memory has to reach
+TIME_LIMIT_S: Final = 60.0
+_RATIO: Final = 1.3  # from one grid point to the next
+_FINER: Final = 1.03
+_SLACK: Final = 1e-6  # of a constraint, relative: what the solver may be off by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aim:
+    """What the best policy is."""
+
+    goal: str = "throughput"  # or "latency": least time a step; or "memory": least bytes at nearly the best speed
+    num_sequences: int | None = None  # that decode together; None: as many as is best
+    max_sequences: int = MAX_SEQUENCES
+    memory_limits: Mapping[str, int] = dataclasses.field(default_factory=dict)  # tier -> bytes, below its capacity
+
+
+def search(model: CostModel, aim: Aim) -> Policy:
+    """Return the best policy. Raises: CapacityError if none fits, saying what is missing."""
+    best = _solve(model, aim, _choices(model, aim, _RATIO, None))
+    around = Choice.of(best)
+    finer = [choice for choice in _choices(model, aim, _FINER, around) if _is_near(choice, around)]
+    best = _solve(model, aim, [around, *finer])
+    return best if aim.goal != "memory" else _least_memory(model, aim, Choice.of(best), finer)
+
+
+def fits(model: CostModel, policy: Policy, limits: Mapping[str, int]) -> bool:
+    """Say whether a policy keeps to what the tiers hold."""
+    capacities = _capacities(model, limits)
+    used = model.predict(policy).memory
+    return all(used[tier] <= capacities[tier] * (1 + _SLACK) for tier in used)
+
+
+def cost_per_token(model: CostModel, policy: Policy, goal: str) -> float:
+    """Return what the search makes small: seconds a generated token, or for "latency" seconds a step."""
+    prediction = model.predict(policy)
+    return prediction.decode_s if goal == "latency" else 1.0 / prediction.tokens_per_s
+
+
+def _choices(model: CostModel, aim: Aim, ratio: float, around: Choice | None) -> list[Choice]:
+    most = min(aim.num_sequences or aim.max_sequences, MAX_SEQUENCES)
+    low, high = (1, most) if around is None else (around.micro_batch // 2, around.micro_batch * 2)
+    sizes = _grid(max(low, 1), min(high, most), ratio)
+    if aim.num_sequences is not None and not model.has_device:
+        sizes = [most]  # which a host computes together
+    places = list(itertools.product((False, True), repeat=2)) if model.has_device else [(False, False)]
+    found = []
+    for mu in sizes:
+        if aim.num_sequences is not None:
+            counts = [-(-aim.num_sequences // mu)]
+        elif not model.has_device:
+            counts = [1]
+        else:
+            near = (1, most // mu) if around is None else (around.num_micro_batches // 2, around.num_micro_batches * 2)
+            counts = _grid(max(near[0], 1), min(near[1], most // mu), ratio)
+        found += [Choice(mu, count, *place) for count in counts for place in places]
+    return found
+
+
+def _grid(low: int, high: int, ratio: float) -> list[int]:
+    """Return whole numbers from low to high, each at least 1 and about `ratio` times the one before."""
+    numbers, value = [], float(low)
+    while value < high:
+        numbers.append(round(value))
+        value = max(value * ratio, value + 1)
+    return [*dict.fromkeys(numbers), high] if high >= low and (not numbers or numbers[-1] != high) else numbers
+
+
+def _is_near(choice: Choice, best: Choice) -> bool:
+    return choice.attention_on_device == best.attention_on_device and choice.ffn_on_device == best.ffn_on_device
+
+
+def _capacities(model: CostModel, limits: Mapping[str, int]) -> dict[str, int]:
+    tiers = {level.name: level.capacity_bytes for level in model.machine.levels}
+    tiers.setdefault(DISK, 0)
+    return {tier: min(size, limits.get(tier, size)) for tier, size in tiers.items()}
+
+
+def _solve(model: CostModel, aim: Aim, choices: Sequence[Choice]) -> Policy:
+    programme = _Programme(model, aim)
+    for choice in choices:
+        programme.add(choice)
+    found = programme.minimise(programme.seconds)
+    if found is None:
+        raise _too_little(model, aim, choices)
+    return found
+
+
+def _least_memory(model: CostModel, aim: Aim, best: Choice, others: Sequence[Choice]) -> Policy:
+    """Return the policy that takes the least memory of those that are nearly as fast as the best."""
+    programme = _Programme(model, aim)
+    smaller = [dataclasses.replace(best, micro_batch=mu) for mu in _grid(1, best.micro_batch, _RATIO)]
+    for choice in dict.fromkeys([best, *others, *smaller]):
+        programme.add(choice)
+    fastest = programme.minimise(programme.seconds)
+    assert fastest is not None, "the best policy itself fits"
+    limit = cost_per_token(model, fastest, "throughput") / KEPT_SPEED
+    programme.bound(programme.seconds, limit)
+    return programme.minimise(programme.memory) or fastest
+
+
+class _Programme:
+    """Collects variables and rows. Each choice has: z, r_w, r_c, disk, misses, step, prefill."""
+
+    _SHARES = ("weights", "kv", "disk", "misses")
+
+    def __init__(self, model: CostModel, aim: Aim) -> None:
+        self.seconds: dict[int, float] = {}  # objective: variable -> what it costs
+        self.memory: dict[int, float] = {}
+        self._model = model
+        self._goal = aim.goal
+        self._capacities = _capacities(model, aim.memory_limits)
+        self._choices: list[Choice] = []
+        self._rows: list[tuple[dict[int, float], float]] = []  # sum of terms <= bound
+
+    def add(self, choice: Choice) -> None:
+        """Add a choice, unless even its least memory is too much."""
+        memory = self._model.memory(choice)
+        if any(_least(linear) > self._capacities[tier] for tier, linear in memory.items()):
+            return
+        at = len(self._choices) * 7
+        self._choices.append(choice)
+        z, shares, step, prefill = at, dict(zip(self._SHARES, range(at + 1, at + 5), strict=True)), at + 5, at + 6
+        for share in shares.values():
+            self._at_most({share: 1.0, z: -1.0})
+        self._one_place(choice, z, shares)
+        for x, y, slope in self._model.hit_curve.pieces:  # misses >= y + slope * (disk - x)
+            self._at_most({z: y - slope * x, shares["disk"]: slope, shares["misses"]: -1.0})
+        for tier, linear in memory.items():
+            terms = _terms(linear, z, shares)
+            for variable, factor in terms.items():
+                if tier != DISK:
+                    self.memory[variable] = self.memory.get(variable, 0.0) + factor / 1e9
+            self._at_most(_plus({name: f / 1e9 for name, f in terms.items()}, z, -self._capacities[tier] / 1e9))
+        self._times(choice, z, shares, step, prefill)
+
+    def bound(self, terms: Mapping[int, float], limit: float) -> None:
+        """Demand that a sum is no more than `limit`."""
+        self._rows.append((dict(terms), limit))
+
+    def minimise(self, objective: Mapping[int, float]) -> Policy | None:
+        """Return the best policy; None if there is none."""
+        if not self._choices:
+            return None
+        num_variables = len(self._choices) * 7
+        is_z = np.arange(num_variables) % 7 == 0
+        cost = np.zeros(num_variables)
+        cost[list(objective)] = list(objective.values())
+        upper = np.where(np.arange(num_variables) % 7 < 5, 1.0, np.inf)
+        one = LinearConstraint(csr_array(is_z.astype(float)[None]), 1.0, 1.0)
+        done = milp(
+            cost / max(abs(cost).max(), 1e-300),
+            integrality=is_z.astype(int),
+            bounds=Bounds(0.0, upper),
+            constraints=[one, self._constraint(num_variables)],
+            options={"time_limit": TIME_LIMIT_S, "mip_rel_gap": 1e-4},
+        )
+        if done.x is None:
+            return None
+        number = int(np.argmax(done.x[is_z]))
+        values = np.clip(done.x[number * 7 + 1 : number * 7 + 4], 0.0, 1.0).tolist()
+        return self._policy(self._choices[number], *(round(value, 6) for value in values))
+
+    def _policy(self, choice: Choice, weights: float, kv: float, disk: float) -> Policy:
+        return Policy(
+            batch_size=choice.batch_size,
+            micro_batch=choice.micro_batch,
+            attention_on_device=choice.attention_on_device,
+            ffn_on_device=choice.ffn_on_device,
+            weights_on_device=weights,
+            kv_on_device=kv,
+            experts_on_disk=disk,
+            chunk_tokens=self._model.chunk_tokens,
+            num_devices=self._model.num_devices,
+        )
+
+    def _one_place(self, choice: Choice, z: int, shares: Mapping[str, int]) -> None:
+        """Demand that no weight is both on the device and on disk, and nothing where there is no such place."""
+        has_disk = self._model.machine.has(DISK) and self._model.costs.experts_bytes > 0
+        zeros = [] if has_disk else [shares["disk"]]
+        if not self._model.has_device:
+            zeros += [shares["weights"], shares["kv"]]
+        elif not choice.attention_on_device:
+            zeros.append(shares["kv"])
+        for share in zeros:
+            self._at_most({share: 1.0})
+        if self._model.has_device and choice.ffn_on_device and self._model.costs.layers_bytes:
+            experts = self._model.costs.experts_bytes / self._model.costs.layers_bytes
+            self._at_most({shares["weights"]: 1.0, shares["disk"]: experts, z: -1.0})
+
+    def _times(self, choice: Choice, z: int, shares: Mapping[str, int], step: int, prefill: int) -> None:
+        """Demand that step and prefill last as long as their slowest resource, and add them to the objective."""
+        gen_len, overlap = self._model.workload.gen_len, self._model.overlap
+        share = 1.0 if self._goal == "latency" else 1.0 / (choice.batch_size * gen_len)
+        weights = {
+            step: 1.0 if self._goal == "latency" else float(gen_len - 1),
+            prefill: float(self._goal != "latency"),
+        }
+        for variable, resources in ((step, self._model.decode(choice)), (prefill, self._model.prefill(choice))):
+            self.seconds[variable] = weights[variable] * share * overlap
+            for linear in resources.values():
+                terms = _terms(linear, z, shares)
+                self._at_most(_plus(terms, variable, -1.0))
+                for name, factor in terms.items():
+                    part = weights[variable] * share * (1 - overlap) * factor
+                    self.seconds[name] = self.seconds.get(name, 0.0) + part
+        # Between equals, the one that leaves less to disk and moves less; too small to change what is best.
+        for tied in (shares["disk"], shares["misses"]):
+            self.seconds[tied] = self.seconds.get(tied, 0.0) + 1e-9 * share
+
+    def _at_most(self, terms: Mapping[int, float]) -> None:
+        self._rows.append(({name: factor for name, factor in terms.items() if factor}, 0.0))
+
+    def _constraint(self, num_variables: int) -> LinearConstraint:
+        rows: list[int] = []
+        columns: list[int] = []
+        factors: list[float] = []
+        for number, (terms, _) in enumerate(self._rows):
+            scale = max(map(abs, terms.values()), default=1.0)
+            rows += [number] * len(terms)
+            columns += terms.keys()
+            factors += [factor / scale for factor in terms.values()]
+        bounds = [limit / max(map(abs, terms.values()), default=1.0) for terms, limit in self._rows]
+        shape = (len(self._rows), num_variables)
+        return LinearConstraint(csr_array((factors, (rows, columns)), shape=shape), -np.inf, np.array(bounds))
+
+
+def _terms(linear: Linear, z: int, shares: Mapping[str, int]) -> dict[int, float]:
+    const, *rest = linear.terms
+    return {z: const} | dict(zip(shares.values(), rest, strict=True))
+
+
+def _plus(terms: Mapping[int, float], name: int, factor: float) -> dict[int, float]:
+    return {**terms, name: terms.get(name, 0.0) + factor}
+
+
+def _least(linear: Linear) -> float:
+    """Return the least value for any shares, which is at a corner."""
+    return linear.const + sum(min(term, 0.0) for term in linear.terms[1:])
+
+
+def _too_little(model: CostModel, aim: Aim, choices: Iterable[Choice]) -> CapacityError:
+    """Say what is missing for the smallest choice."""
+    capacities = _capacities(model, aim.memory_limits)
+    smallest = min(choices, key=lambda choice: (choice.batch_size, choice.micro_batch))
+    memory = model.memory(smallest)
+    names = {RAM: "memory", DEVICE: "device memory", DISK: "disk"}
+    short = [
+        f"{format_bytes(_least(linear))} of {names[tier]} ({format_bytes(capacities[tier])} there)"
+        for tier, linear in memory.items()
+        if _least(linear) > capacities[tier]
+    ]
+    total = sum(linear.const for linear in memory.values())
+    need = " and ".join(short) or f"{format_bytes(total)} over all memories, which together hold less"
+    return CapacityError(
+        f"{smallest.batch_size} sequences of {model.workload.max_tokens} tokens need at least {need}: take shorter "
+        "prompts or answers, fewer sequences, a smaller weight format (--quantize) or --kv-dtype, or more memory"
+    )

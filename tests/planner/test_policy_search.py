@@ -1,0 +1,106 @@
+"""The programme's policy against every policy of a grid, each through the cost model itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moeflow.core.errors import CapacityError
+from moeflow.core.plan import Policy
+from moeflow.planner.hit_curve import HitCurve
+from moeflow.planner.machine_files import load_machine
+from moeflow.planner.policy_search import KEPT_SPEED, Aim, cost_per_token, fits, search
+from tests.planner.examples import MIXTRAL, SHORT, machine, small_model
+
+SHARES = [0.0, 0.25, 0.5, 0.75, 1.0]
+MB = 10**6
+
+
+def grid(model, max_sequences):
+    places = list(itertools.product((False, True), repeat=2)) if model.has_device else [(False, False)]
+    for mu, count in itertools.product([1, 2, 3, 5, 8, 16], [1, 2, 3, 4, 8]):
+        if mu * count > max_sequences or (count > 1 and not model.has_device):
+            continue
+        for (attention, ffn), weights, kv, disk in itertools.product(places, SHARES, SHARES, SHARES):
+            if (not model.has_device and (weights or kv)) or (kv and not attention):
+                continue
+            if ffn and weights + disk * model.costs.experts_bytes / model.costs.layers_bytes > 1:
+                continue
+            yield Policy(
+                batch_size=mu * count,
+                micro_batch=mu,
+                attention_on_device=attention,
+                ffn_on_device=ffn,
+                weights_on_device=weights,
+                kv_on_device=kv,
+                experts_on_disk=disk,
+            )
+
+
+def best_of_grid(model, aim):
+    kept = [policy for policy in grid(model, aim.max_sequences) if fits(model, policy, aim.memory_limits)]
+    return min((cost_per_token(model, policy, aim.goal) for policy in kept), default=None)
+
+
+MACHINES = [
+    machine(ram=200 * MB),
+    machine(ram=60 * MB),
+    machine(ram=45 * MB),
+    machine(ram=200 * MB, device=840 * MB),
+    machine(ram=200 * MB, device=870 * MB, link=1e10),
+    machine(ram=30 * MB, device=870 * MB),
+    machine(ram=100 * MB, device=830 * MB, link=1e8, num_devices=2),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(MACHINES)))
+@pytest.mark.parametrize("goal", ["throughput", "latency"])
+@pytest.mark.parametrize("overlap", [1.0, 0.3])
+def test_no_policy_of_an_exhaustive_grid_is_better(number, goal, overlap):
+    curve = HitCurve.through([(0.25, 0.1), (0.5, 0.3)])
+    where = MACHINES[number]
+    model = small_model(where, hit_curve=curve, overlap=overlap, num_devices=max(where.num_devices, 1))
+    aim = Aim(goal=goal, max_sequences=32)
+    exhaustive = best_of_grid(model, aim)
+    assert exhaustive is not None
+    policy = search(model, aim)
+    assert fits(model, policy, {})
+    assert cost_per_token(model, policy, goal) <= exhaustive * 1.002
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.integers(40, 300), st.integers(1, 9))
+def test_a_number_of_sequences_is_kept_to(ram, num_sequences):
+    model = small_model(machine(ram=ram * MB))
+    policy = search(model, Aim(num_sequences=num_sequences))
+    assert policy.batch_size == num_sequences
+    assert fits(model, policy, {})
+
+
+def test_what_does_not_fit_is_said_with_need_have_and_remedy():
+    with pytest.raises(CapacityError, match=r"at least .* of memory \(1.0 MiB there\): take shorter"):
+        search(small_model(machine(ram=2**20)), Aim())
+    with pytest.raises(CapacityError, match="of device memory"):
+        search(small_model(machine(ram=10**12, device=10**6)), Aim())
+    with pytest.raises(CapacityError, match="at least"):
+        search(small_model(machine(ram=10**12)), Aim(memory_limits={"ram": 10**6}))
+
+
+def test_less_memory_at_nearly_the_best_speed():
+    model = small_model(machine(ram=10**10))
+    fast, small = search(model, Aim(max_sequences=64)), search(model, Aim(goal="memory", max_sequences=64))
+    assert model.predict(small).memory["ram"] < model.predict(fast).memory["ram"]
+    assert model.predict(small).tokens_per_s >= KEPT_SPEED * model.predict(fast).tokens_per_s * 0.999
+
+
+def test_mixtral_on_one_t4_attends_on_the_host_and_streams_experts_as_in_the_paper():
+    model = small_model(load_machine("paper-s1"))
+    model = dataclasses.replace(model, costs=dataclasses.replace(model.costs, shape=MIXTRAL), workload=SHORT)
+    policy = search(model, Aim())
+    assert (policy.attention_on_device, policy.ffn_on_device) == (False, True)
+    assert policy.weights_on_device < 0.2
