@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.fused_experts import table as experts_table  # noqa: E402
+from benchmarks.offload.tables import offload_table  # noqa: E402
 from benchmarks.peers.tables import pair_table, summary_table  # noqa: E402
 from moeflow.bench.plots import plot_latencies, plot_throughput  # noqa: E402
 from moeflow.bench.records import Record, read  # noqa: E402
@@ -139,6 +140,12 @@ def write_peers(records: list[Record], _docs: Path) -> str:
     return "\n".join(table.to_markdown() for table in tables) + origins(chosen)
 
 
+def write_offload(records: list[Record], _docs: Path) -> str:
+    """Write each workload's newest measurement."""
+    groups = group(records, lambda r: (r["workload"], r["prompt_len"], r["new_tokens"]))
+    return "".join(offload_table(newest(found)).to_markdown() + origin(newest(found)) for found in groups.values())
+
+
 def write_experts(records: list[Record], _docs: Path) -> str:
     """Write each format's newest comparison of the expert layer."""
     groups = group(records, lambda r: r["format"])
@@ -154,6 +161,7 @@ def write_versus(records: list[Record], _docs: Path) -> str:
 SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
     "engine": ("Engine", write_engine),
     "peers": ("Other engines", write_peers),
+    "offload": ("Models larger than memory", write_offload),
     "fused_experts": ("Expert layer", write_experts),
     "engine_vs_transformers": ("transformers' generate", write_versus),
     "serve": ("Serving", write_serve),

@@ -45,7 +45,7 @@ QUANTIZATIONS = {
 }
 FOLDER = "qwen3moe"  # in Hugging Face's form, bfloat16
 FILE = "qwen3moe-{}.gguf"  # by quantization
-_ARCHITECTURE = gguf.MODEL_ARCH.QWEN3MOE
+_ARCHITECTURES = {"qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE, "mixtral": gguf.MODEL_ARCH.LLAMA}  # by type in config.json
 
 
 def write_folder(folder: Path, shape: dict[str, Any], *, seed: int = 0) -> None:
@@ -76,16 +76,22 @@ def write_folder(folder: Path, shape: dict[str, Any], *, seed: int = 0) -> None:
 
 
 def write_gguf(folder: Path, file: Path, quantization: GGMLQuantizationType) -> None:
-    """Convert a Hugging Face folder of this family: matrices in `quantization`, router and norms in float32.
+    """Convert a Qwen3-MoE or Mixtral in Hugging Face's form: matrices in `quantization`, router and norms in float32.
 
     Experts are stacked, names are gguf's. Rounding is that of llama.cpp's reference, one tensor after the other.
+    Tokenizers other than that of `write_folder` are left out: such a file takes token ids only.
     """
     checkpoint = open_checkpoint(folder)
-    writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[_ARCHITECTURE])
+    architecture = _ARCHITECTURES[checkpoint.config["model_type"]]
+    writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[architecture])
     try:
-        _add_metadata(writer, checkpoint.config)
-        _add_tokenizer(writer, json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")))
-        stacks = list(_stacks(checkpoint, quantization))
+        _add_metadata(writer, checkpoint.config, architecture)
+        tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        if tokenizer["model"]["vocab"].get(SPECIAL_TOKENS[PAD]) == PAD:
+            _add_tokenizer(writer, tokenizer)
+        else:
+            writer.add_tokenizer_model("none")
+        stacks = list(_stacks(checkpoint, quantization, architecture))
         for stack in stacks:
             bytes_shape = gguf.quant_shape_to_byte_shape(stack.shape, stack.kind)
             num_bytes = torch.Size(bytes_shape).numel()
@@ -95,6 +101,8 @@ def write_gguf(folder: Path, file: Path, quantization: GGMLQuantizationType) -> 
         writer.write_ti_data_to_file()
         for stack in stacks:
             values = torch.stack([checkpoint.read(name).float() for name in stack.sources]).reshape(stack.shape)
+            if architecture is gguf.MODEL_ARCH.LLAMA:
+                values = _with_pairs_together(stack.name, values, checkpoint.config)
             writer.write_tensor_data(gguf.quants.quantize(values.numpy(), stack.kind))
     finally:
         writer.close()
@@ -110,8 +118,10 @@ class _Stack(NamedTuple):
     kind: GGMLQuantizationType
 
 
-def _stacks(checkpoint: Checkpoint, quantization: GGMLQuantizationType) -> Iterator[_Stack]:
-    names = gguf.get_tensor_name_map(_ARCHITECTURE, checkpoint.config["num_hidden_layers"])
+def _stacks(
+    checkpoint: Checkpoint, quantization: GGMLQuantizationType, architecture: gguf.MODEL_ARCH
+) -> Iterator[_Stack]:
+    names = gguf.get_tensor_name_map(architecture, checkpoint.config["num_hidden_layers"])
     sources: dict[str, list[str]] = {}
     for expert in range(checkpoint.config["num_local_experts"]):
         for name in checkpoint.tensors:
@@ -127,20 +137,33 @@ def _stacks(checkpoint: Checkpoint, quantization: GGMLQuantizationType) -> Itera
         yield _Stack(gguf_name, parts, shape if len(parts) == 1 else (len(parts), *shape), kind)
 
 
-def _add_metadata(writer: gguf.GGUFWriter, config: Any) -> None:
+def _with_pairs_together(name: str, values: torch.Tensor, config: Any) -> torch.Tensor:
+    """Return a matrix with the rows as this architecture wants them: what is rotated together lies side by side."""
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    num_heads = next((number for matrix, number in heads.items() if f".{matrix}." in name), None)
+    if num_heads is None:
+        return values
+    return values.reshape(num_heads, 2, -1, values.shape[1]).transpose(1, 2).reshape(values.shape).contiguous()
+
+
+def _add_metadata(writer: gguf.GGUFWriter, config: Any, architecture: gguf.MODEL_ARCH) -> None:
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_rope_freq_base((config.get("rope_parameters") or config)["rope_theta"])
     writer.add_expert_count(config["num_local_experts"])
     writer.add_expert_used_count(config["num_experts_per_tok"])
-    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if architecture is gguf.MODEL_ARCH.LLAMA:
+        writer.add_rope_dimension_count(head_dim)
+    else:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_vocab_size(config["vocab_size"])
 
 

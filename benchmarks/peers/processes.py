@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,14 +29,17 @@ class EngineProcess:
     Raises: EngineError if the engine dies or is silent for minutes; the end of its log is in the message.
     """
 
-    def __init__(self, contestant: Contestant, *, threads: int, seed: int, log: Path) -> None:
+    def __init__(
+        self, contestant: Contestant, *, threads: int, seed: int, log: Path, prefix: Sequence[str | Path] = ()
+    ) -> None:
+        """`prefix` is a program that starts what follows it."""
         self.contestant = contestant
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         wish = {**contestant.wish, "threads": threads, "seed": seed, "started": time.monotonic()}
         with log.open("wb") as stderr:
             self._process = subprocess.Popen(
-                [contestant.python, "-m", f"benchmarks.peers.workers.{contestant.worker}", json.dumps(wish)],
+                [*prefix, contestant.python, "-m", f"benchmarks.peers.workers.{contestant.worker}", json.dumps(wish)],
                 cwd=ROOT,
                 env={**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"},
                 stdin=subprocess.PIPE,

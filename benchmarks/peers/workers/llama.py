@@ -69,6 +69,23 @@ class LlamaWorker:
         llama.llama_synchronize(context)
         return time.perf_counter() - start
 
+    def follow(self, prompt: list[int], tokens: list[int]) -> dict[str, Any]:
+        """See `Following.follow`; it is fed the tokens."""
+        context = self._context(1, MAX_BATCH_TOKENS)
+        llama.llama_memory_clear(llama.llama_get_memory(context), True)
+        start = time.perf_counter()
+        self._run(context, [(token, at, 0, at == len(prompt) - 1) for at, token in enumerate(prompt)])
+        llama.llama_synchronize(context)
+        prefilled = time.perf_counter()
+        for at, token in enumerate(tokens, len(prompt)):
+            self._run(context, [(token, at, 0, True)])
+        llama.llama_synchronize(context)
+        return {"prefill_s": prefilled - start, "decode_s": time.perf_counter() - prefilled, "tokens": tokens}
+
+    def counters(self) -> dict[str, float]:
+        """It counts nothing."""
+        return {}
+
     def logprobs(self, prompt: list[int], count: int) -> list[tuple[int, float]]:
         """See `Worker.logprobs`."""
         self.prefill(prompt)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.workers.protocol import serve
@@ -30,14 +31,16 @@ class MoeflowWorker:
             max_running=32,
             max_batch_tokens=2048,
             prefix_caching=False,
-            **wish["settings"],
+            **{name: Path(value) if name == "slab_file" else value for name, value in wish["settings"].items()},
         )
         config = decide(settings)
         if config.weight_format != wish["weights"]:  # a figure under the wrong name is worse than none
             raise SystemExit(f"the engine would keep the weights in {config.weight_format}, not in {wish['weights']}")
-        block_bytes = config.kv_cache_bytes // config.scheduler.num_blocks
-        kv_bytes = block_bytes * KV_TOKENS // config.scheduler.block_size
-        self._engine = Engine.load(decide(dataclasses.replace(settings, kv_cache_bytes=kv_bytes)))
+        if settings.memory_bytes is None:
+            block_bytes = config.kv_cache_bytes // config.scheduler.num_blocks
+            kv_bytes = block_bytes * KV_TOKENS // config.scheduler.block_size
+            config = decide(dataclasses.replace(settings, kv_cache_bytes=kv_bytes))
+        self._engine = Engine.load(config)
         self.vocab_size = self._engine.model.vocab_size
         self._seed = wish["seed"]
 
@@ -57,6 +60,23 @@ class MoeflowWorker:
         self._submit([prompt], SamplingParams(max_tokens=1, temperature=1.0, ignore_eos=True))
         self._step()
         return time.perf_counter() - start
+
+    def follow(self, prompt: list[int], tokens: list[int]) -> dict[str, Any]:
+        """See `Following.follow`; it chooses by itself, and as many."""
+        start = time.perf_counter()
+        self._submit([prompt], SamplingParams(max_tokens=len(tokens) + 1, temperature=0.0, ignore_eos=True))
+        chosen: list[int] = []
+        while not chosen:
+            chosen += [token for output in self._step() for token in output.token_ids]
+        prefilled = time.perf_counter()
+        while self._engine.has_work:
+            chosen += [token for output in self._step() for token in output.token_ids]
+        return {"prefill_s": prefilled - start, "decode_s": time.perf_counter() - prefilled, "tokens": chosen}
+
+    def counters(self) -> dict[str, float]:
+        """Return what became of experts, as the server's metrics do."""
+        stats = self._engine.stats()
+        return {name: getattr(stats, name) for name in stats.__struct_fields__ if name.startswith("expert_")}
 
     def logprobs(self, prompt: list[int], count: int) -> list[tuple[int, float]]:
         """See `Worker.logprobs`."""

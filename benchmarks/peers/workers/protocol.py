@@ -23,6 +23,21 @@ FIRST_ORDINARY_TOKEN = 3  # those before it pad, begin and end texts
 FIRST_PROMPT = 32
 
 
+class Following(Protocol):
+    """What an engine must do besides to be measured on text, where experts come from disk."""
+
+    def follow(self, prompt: list[int], tokens: list[int]) -> dict[str, Any]:
+        """Compute a prompt, then each of the tokens that are known to follow, alone; say how long each part took.
+
+        An engine that chooses by itself goes on greedily and says what it chose: {prefill_s, decode_s, tokens}.
+        """
+        ...
+
+    def counters(self) -> dict[str, float]:
+        """Return what the engine counted so far."""
+        ...
+
+
 class Worker(Protocol):
     """An engine with the model loaded. Token ids in, seconds out."""
 
@@ -83,10 +98,14 @@ def serve(load: Callable[[dict[str, Any]], Worker]) -> None:
             answer(_watched(partial(worker.decode, prompts, command["new_tokens"])))
         elif kind == "prefill":
             answer(_watched(partial(worker.prefill, random_prompt(command["prompt_len"]))))
+        elif kind == "follow":
+            answer(worker.follow(command["prompt"], command["tokens"]))
         elif kind == "logprobs":
             answer({"logprobs": worker.logprobs(command["prompt"], command["count"])})
         elif kind == "memory":
             answer({"peak_mib": memory_mib()["VmHWM"]})
+        elif kind == "counters":
+            answer(worker.counters())
 
 
 def likeliest(logits: Sequence[float], count: int) -> list[tuple[int, float]]:

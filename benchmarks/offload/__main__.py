@@ -1,0 +1,145 @@
+"""The commands of `run.py`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.offload.contestants import FOLDER, GGUF, SLABS, WEIGHTS, within
+from benchmarks.offload.measure import Run, model_bytes
+from benchmarks.offload.prompts import WORKLOADS, cut_prompts, default_texts
+from benchmarks.offload.tables import offload_table
+from benchmarks.peers.environments import LLAMA
+from benchmarks.peers.model import QUANTIZATIONS, write_gguf
+from benchmarks.peers.processes import ROOT
+from moeflow.bench.records import append, make_record, read
+from moeflow.checkpoint.upcycle import UpcycleRecipe
+from moeflow.cli.bench_output import show as show_table
+from moeflow.core.errors import MoeflowError
+from moeflow.core.units import format_bytes
+from moeflow.engine.builtin import builtin_source
+from moeflow.engine.machine import measure_machine
+from moeflow.engine.slab_files import pack
+from moeflow.engine.upcycling import upcycle
+from moeflow.memory.eviction import POLICIES
+
+RECIPE = UpcycleRecipe(num_experts=64, top_k=2, perturbation=0.05)
+folder_option = click.option(
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=ROOT / ".peers",
+    show_default="the checkout's .peers",
+    help="Where environments and model lie.",
+)
+
+
+@click.group()
+def main() -> None:
+    """Measure a model larger than memory."""
+
+
+@main.command("model")
+@folder_option
+def write_model(folder: Path) -> None:
+    """Make the model from the built-in model's source, 64 experts a layer, with its slabs and as a GGUF file.
+
+    What is there already is left alone.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / FOLDER).exists():
+        click.echo(f"making {folder / FOLDER}")
+        upcycle(builtin_source(), folder / FOLDER, RECIPE)
+    click.echo(f"packing {folder / SLABS}")
+    pack(str(folder / FOLDER), folder / SLABS, cache_dir=None, dtype=WEIGHTS)
+    if not (folder / GGUF).exists():
+        click.echo(f"writing {folder / GGUF}")
+        unfinished = (folder / GGUF).with_suffix(".unfinished")
+        write_gguf(folder / FOLDER, unfinished, QUANTIZATIONS["bf16"])
+        unfinished.rename(folder / GGUF)
+
+
+@main.command()
+@folder_option
+@click.option("--share", "shares", type=float, multiple=True, default=(0.5, 0.25), show_default=True)
+@click.option("--workload", type=click.Choice(WORKLOADS), default=WORKLOADS[0], show_default=True)
+@click.option("--text", "texts", type=click.Path(exists=True, dir_okay=False, path_type=Path), multiple=True)
+@click.option("--policy", "policies", type=click.Choice(tuple(POLICIES)), multiple=True, help="Measure it as well.")
+@click.option("--without", "left_out", multiple=True, help="Leave out contestants whose name contains this.")
+@click.option("--prompt", "prompt_len", type=click.IntRange(1), default=512, show_default=True, help="Tokens.")
+@click.option("--tokens", "num_new", type=click.IntRange(2), default=64, show_default=True, help="After each prompt.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Prompts, besides one to warm up.")
+@click.option("--threads", type=click.IntRange(1), help="Threads of each engine; default: one a core.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed cuts the same prompts.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Append the record to this file.")
+def measure(
+    folder: Path,
+    shares: tuple[float, ...],
+    policies: tuple[str, ...],
+    left_out: tuple[str, ...],
+    threads: int | None,
+    seed: int,
+    out: Path | None,
+    **asked: Any,
+) -> None:
+    """Measure prefill and decode of one request at a time within shares of the model's size.
+
+    Everyone computes the same tokens: those that the model chooses where all of it is in memory.
+    """
+    threads = threads or measure_machine().num_cores
+    files = asked["texts"] or default_texts()
+    count, length = asked["rounds"] + 1, asked["prompt_len"]
+    prompts = cut_prompts(folder / FOLDER, files, asked["workload"], count=count, length=length, seed=seed)
+    run = Run(folder, prompts, asked["num_new"], threads, seed, _say)
+    answers, resident = run.reference()
+    budgets = []
+    for share in shares:
+        budget_bytes = int(share * model_bytes(folder / FOLDER))
+        _say(f"within {format_bytes(budget_bytes)}:")
+        contestants = [each for each in within(budget_bytes, folder, policies) if not _is_in(each.name, left_out)]
+        rows = run.within(budget_bytes, contestants, answers)
+        budgets.append({"share": share, "bytes": budget_bytes, "rows": rows})
+    record = make_record(
+        "offload",
+        ["python", "benchmarks/offload/run.py", *sys.argv[1:]],
+        seed=seed,
+        threads=threads,
+        format=WEIGHTS,
+        workload=asked["workload"],
+        texts=[file.name for file in files],
+        model_bytes=model_bytes(folder / FOLDER),
+        peer_versions={LLAMA.package: LLAMA.version(folder)},
+        prompt_len=length,
+        new_tokens=asked["num_new"],
+        resident=resident,
+        budgets=budgets,
+    )
+    if out is not None:
+        append(out, record)
+    show_table(offload_table(record))
+
+
+@main.command("show")
+@click.argument("files", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True)
+def show_files(files: tuple[Path, ...]) -> None:
+    """Print the tables of records measured before."""
+    for record in read(files):
+        if record["kind"] == "offload":
+            show_table(offload_table(record))
+
+
+def _is_in(name: str, parts: tuple[str, ...]) -> bool:
+    return any(part in name for part in parts)
+
+
+def _say(what: str) -> None:
+    click.echo(what, err=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except MoeflowError as error:
+        sys.exit(f"error: {error}")
