@@ -39,6 +39,12 @@ async def read_metrics(http) -> dict[str, float]:
     }
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+async def test_probes_may_ask_for_the_head_alone(http, path):
+    response = await http.head(path)
+    assert (response.status_code, response.content) == (200, b"")
+
+
 async def test_what_the_engine_counts_is_passed_on(http, engine):
     engine.snapshot = STATS
     values = await read_metrics(http)

@@ -41,6 +41,7 @@ StatsResponse: Any = create_model(
 
 
 @router.get("/health", response_model=StatusResponse)
+@router.head("/health", include_in_schema=False)
 async def health(service: Annotated[Service, Depends(get_service)]) -> Any:
     """Answer 200 as long as the server need not be restarted, else 503."""
     if service.status == "failed":
@@ -49,6 +50,7 @@ async def health(service: Annotated[Service, Depends(get_service)]) -> Any:
 
 
 @router.get("/ready", response_model=StatusResponse)
+@router.head("/ready", include_in_schema=False)
 async def ready(service: Annotated[Service, Depends(get_service)]) -> Any:
     """Answer 200 if requests are taken now, else 503 with the reason."""
     return StatusResponse(status="ready") if service.status == "ready" else _unavailable(service)
