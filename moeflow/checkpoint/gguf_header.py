@@ -36,6 +36,8 @@ _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_RANK = 4
 _MAX_LENGTH = 1 << 25  # of a string or array; the longest that are known are vocabularies of a few megabytes
+_PIECE_BYTES = 1 << 20  # smaller than that, so that a string within a piece is never too long
+_LENGTH = struct.Struct("<Q")
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 
@@ -106,11 +108,34 @@ class _Cursor:
         return value
 
     def string(self) -> str:
-        data = self.take(self.length())
+        return self._text(self.take(self.length()), self.position)
+
+    def strings(self, count: int) -> list[str]:
+        """Return so many strings; a vocabulary has hundreds of thousands, so they are cut from large pieces."""
+        found: list[str] = []
+        length_at = _LENGTH.unpack_from
+        while len(found) < count:
+            piece, used = self._stream.read(_PIECE_BYTES), 0
+            for _ in range(count - len(found)):
+                start = used + _LENGTH.size
+                if start > len(piece):
+                    break
+                stop = start + length_at(piece, used)[0]
+                if stop > len(piece):
+                    break
+                found.append(self._text(piece[start:stop], self.position + stop))
+                used = stop
+            self.position += used
+            self._stream.seek(self.position)
+            if len(found) < count:  # the next one goes beyond the piece, or beyond the file
+                found.append(self.string())
+        return found
+
+    def _text(self, data: bytes, stop: int) -> str:
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise self.damaged(f"has a string that is no UTF-8 before byte {self.position}") from error
+            raise self.damaged(f"has a string that is no UTF-8 before byte {stop}") from error
 
     def damaged(self, problem: str, tensor: str | None = None) -> CheckpointError:
         return CheckpointError(problem, file=self.file, tensor=tensor, remedy=DOWNLOAD_AGAIN)
@@ -152,7 +177,7 @@ def _read_value(cursor: _Cursor, kind: int, key: str) -> Any:
         return _read_scalars(cursor, kind, 1, key)[0]
     item_kind, count = cursor.number("I"), cursor.length()
     if item_kind == _STRING:
-        return [cursor.string() for _ in range(count)]
+        return cursor.strings(count)
     return _read_scalars(cursor, item_kind, count, key)
 
 

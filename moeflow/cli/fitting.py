@@ -56,6 +56,9 @@ def limits(config: EngineConfig, shape: ModelConfig) -> list[Finding]:
             "requests", Verdict.OK, f"{scheduler.max_running} together, {scheduler.max_model_len} tokens each at most"
         ),
     ]
+    if config.cpu_isa and not config.packed_file and config.experts is None:
+        remedy = "`moeflow pack`, with the same model and format, writes them packed; starts then take a moment"
+        found.append(Finding("start", Verdict.OK, "weights are packed at every start", remedy))
     if scheduler.max_model_len < shape.max_position:
         remedy = "A larger --kv-cache makes room for longer ones"
         found.append(Finding("context", Verdict.WARN, f"the model could take {shape.max_position} tokens", remedy))

@@ -89,7 +89,8 @@ _ENGINE_OPTIONS = [
         "--slabs",
         "slab_file",
         type=click.Path(dir_okay=False, path_type=Path),
-        help="Where the experts are packed for --memory, or will be.  [default: in the cache folder]",
+        help="What `moeflow pack` wrote: starts take a moment; with --memory, made if need be.  "
+        "[default: in the cache folder]",
     ),
     click.option(
         "--expert-policy",

@@ -1,4 +1,4 @@
-"""`moeflow pack`: writes a model's experts in the layout that kernels read, so that they can come from disk."""
+"""`moeflow pack`: writes a model's weights in the layout that kernels read, so that they can be used as they lie."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from moeflow.core.units import format_bytes
 
 EPILOG = """\b
 Examples:
-  moeflow pack ~/models/olmoe --quantize int4       into the cache folder, where --memory finds it
+  moeflow pack                                      the built-in model: starts then take a moment
+  moeflow pack ~/models/olmoe --quantize int4       into the cache folder, where it is found
   moeflow pack ~/models/olmoe --out /fast-disk/olmoe.slabs
   moeflow generate ~/models/olmoe --memory 4GiB --slabs /fast-disk/olmoe.slabs -p "Once"
 
-A model larger than --memory keeps its experts in such a file and reads those that it needs. It is made when it is
-first needed; this command makes it beforehand, or elsewhere. The file appears when it is complete; an interrupted
-run is continued by the next."""
+Without the file, a model's weights are packed at every start. With it, a model that fits into memory computes from
+the file as it lies in the system's cache; one larger than --memory reads from it the experts that it needs, and
+makes it when it is first needed. It takes about as much disk as the weights in that format.
+
+The file appears when it is complete; an interrupted run is continued by the next. One that is there already is
+compared with its checksums, and made anew if it is damaged or of an older version."""
 
 
 @click.command(epilog=EPILOG)
@@ -31,7 +35,7 @@ run is continued by the next."""
     type=click.Choice(["auto", "float32", "bfloat16"]),
     default="auto",
     show_default=True,
-    help="Number format of the experts; auto: what loses nothing of them.",
+    help="Number format of the weights; auto: what loses nothing of them.",
 )
 @click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Round them to integers in groups of 32.")
 @click.option("--threads", "num_threads", type=click.IntRange(1), help="CPU threads.  [default: all cores]")
@@ -51,7 +55,7 @@ def pack(
     cache_dir: Path,
     as_json: bool,
 ) -> None:
-    """Write a model's experts to a file from which they can be read one by one.
+    """Write a model's weights to a file that starts are quick with, and that experts can come from.
 
     MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model is packed. The options that choose
     the number format must be those given to serve or generate later.
@@ -74,14 +78,16 @@ def pack(
         "experts": index.spec.num_experts,
         "weight_format": index.spec.weight_format,
         "expert_bytes": index.spec.slab_bytes,
+        "other_bytes": index.spec.resident_bytes,
         "size_bytes": index.spec.file_bytes,
         "seconds": round(time.perf_counter() - began, 1),
     }
     if as_json:
         click.echo(json.dumps(result, indent=2))
         return
+    spec = index.spec
+    experts = f"{spec.num_layers} layers of {spec.num_experts} experts, {format_bytes(spec.slab_bytes)} each"
     click.echo(
-        f"{index.path}: {index.spec.num_layers} layers of {index.spec.num_experts} experts in "
-        f"{index.spec.weight_format}, {format_bytes(index.spec.slab_bytes)} each, "
-        f"{format_bytes(index.spec.file_bytes)} in all"
+        f"{index.path}: {experts if spec.num_slabs else 'a dense model'}, in {spec.weight_format}, "
+        f"{format_bytes(spec.file_bytes)} in all"
     )

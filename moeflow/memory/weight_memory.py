@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from moeflow.kernels.lazy_memory import allocate_lazily
+from moeflow.kernels.lazy_memory import ALIGNMENT, allocate_lazily
 from moeflow.memory.file_io import whole_pages
 
 
@@ -44,8 +45,10 @@ class FreshMemory:
         return allocate_lazily(num_experts * expert_bytes).view(num_experts, expert_bytes)
 
 
-class NotedMemory(FreshMemory):
-    """Fresh memory that notes its blocks; experts are kept elsewhere."""
+class NotedMemory:
+    """Notes which blocks are asked for, and touches none of them; experts are kept elsewhere."""
+
+    is_filled = False
 
     def __init__(self) -> None:
         self.blocks: list[Tensor] = []
@@ -57,7 +60,9 @@ class NotedMemory(FreshMemory):
 
     def block(self, num_bytes: int) -> Tensor:
         """See `WeightMemory.block`."""
-        self.blocks.append(super().block(num_bytes))
+        buffer = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
+        start = -buffer.data_ptr() % ALIGNMENT
+        self.blocks.append(buffer[start : start + num_bytes])
         return self.blocks[-1]
 
     def experts(self, num_experts: int, expert_bytes: int) -> Tensor | None:

@@ -22,4 +22,5 @@ def test_writes_a_file_and_says_what_is_in_it(tmp_path):
     assert (result["layers"], result["experts"], result["weight_format"]) == (2, 4, "int8")
     assert result["size_bytes"] == index.path.stat().st_size
     again = CliRunner().invoke(main, [*arguments, "--out", str(tmp_path / "mine")])
-    assert again.stdout.startswith(f"{tmp_path / 'mine'}: 2 layers of 4 experts in int8")
+    assert again.stdout.startswith(f"{tmp_path / 'mine'}: 2 layers of 4 experts, ")
+    assert ", in int8, " in again.stdout
