@@ -25,7 +25,7 @@ class LaneUse:
     busy_s: float
     idle_share: float
     num_bytes: float
-    flops: float
+    num_flops: float
 
 
 class TimeLine:
@@ -48,7 +48,7 @@ class TimeLine:
             busy_s=busy_s,
             idle_share=1 - busy_s / self.seconds if self.seconds else 0.0,
             num_bytes=sum(one.cost.num_bytes for one in ones),
-            flops=sum(one.cost.flops for one in ones),
+            num_flops=sum(one.cost.num_flops for one in ones),
         )
 
     def idle(self, lane: str) -> list[tuple[float, float]]:
@@ -76,7 +76,13 @@ class TimeLine:
             for one in ones:
                 task, cost = one.task, one.cost
                 label = Label(
-                    task.op, task.layer, task.micro_batch, round(cost.num_bytes), round(cost.flops), task.id, task.after
+                    task.op,
+                    task.layer,
+                    task.micro_batch,
+                    round(cost.num_bytes),
+                    round(cost.num_flops),
+                    task.id,
+                    task.after,
                 )
                 row.record(label, round(one.start_s * _NS), round(one.end_s * _NS))
             for start_s, end_s in self.idle(lane):

@@ -14,16 +14,8 @@ from itertools import count, islice
 from typing import NamedTuple
 
 from moeflow.pipeline.task import COMPUTE, Task, checked
+from moeflow.planner.task_costs import TaskCost
 from moeflow.runtime.executor import READS_PER_TURN, WINDOW
-
-
-class TaskCost(NamedTuple):
-    """What a task takes."""
-
-    seconds: float
-    num_bytes: float = 0
-    flops: float = 0
-
 
 CostOf = Callable[[Task], TaskCost]
 

@@ -36,7 +36,7 @@ def test_attention_of_mixtral_belongs_on_the_host_of_an_l4():
 
 
 def test_time_is_the_slower_of_reading_and_computing_at_the_kernels_efficiency():
-    device = load_machine("paper-s1").level("device")
+    device = load_machine("t4").level("device")
     launch, share = device.processor.launch_s, device.processor.default_efficiency
     reading = Work("linear", "float16", 320e9, 1.0, 1, 1)
     computing = Work("linear", "float16", 1.0, 65e12, 1, 1)

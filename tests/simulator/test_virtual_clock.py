@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from moeflow.pipeline.catalog import PIPELINES
 from moeflow.pipeline.task import COMPUTE, Task, TaskMaker
+from moeflow.planner.task_costs import TaskCost
 from moeflow.runtime import executor
 from moeflow.runtime.future import Future
-from moeflow.simulator.virtual_clock import TaskCost, run_virtually
+from moeflow.simulator.virtual_clock import run_virtually
 
 
 class Clock:
@@ -84,7 +85,7 @@ def run_for_real(tasks, seconds_of, threads, window):
 
 
 def agree(tasks, seconds_of, threads, window):
-    timed = run_virtually(tasks, lambda task: TaskCost(seconds_of(task)), num_threads=threads, window=window)
+    timed = run_virtually(tasks, lambda task: TaskCost(0, 0, seconds_of(task)), num_threads=threads, window=window)
     assert [(one.task.id, one.start_s, one.end_s) for one in timed] == run_for_real(tasks, seconds_of, threads, window)
     return timed
 
@@ -151,6 +152,6 @@ def test_a_small_window_keeps_later_tasks_waiting():
 
 
 def test_nothing_takes_no_time_and_a_wrong_stream_is_refused():
-    assert run_virtually([], lambda _: TaskCost(1)) == []
+    assert run_virtually([], lambda _: TaskCost(0, 0, 1)) == []
     with pytest.raises(ValueError, match="do not come before"):
-        run_virtually([Task(0, "do", None, None, COMPUTE, (0,))], lambda _: TaskCost(1))
+        run_virtually([Task(0, "do", None, None, COMPUTE, (0,))], lambda _: TaskCost(0, 0, 1))
