@@ -129,6 +129,7 @@ def measure(
                 format=weights,
                 ours=mine.name,
                 peer=contestant.name,
+                packed_beforehand={"ours": "moeflow pack", "peer": "" if contestant.model.is_dir() else "GGUF"},
                 peer_versions=_versions(contestant, folder),
                 sampling={"ours": mine.sampling, "peer": contestant.sampling},
                 rows=rows,

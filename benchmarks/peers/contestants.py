@@ -9,8 +9,10 @@ from typing import Any
 
 from benchmarks.peers.environments import LLAMA, VLLM
 from benchmarks.peers.model import FILE, FOLDER
+from moeflow.engine.slab_files import pack
 
 FORMATS = ("bfloat16", "int8", "int4", "float32")
+PACKED = "qwen3moe-{}.slabs"  # by format: what `moeflow pack` makes of the model
 PEERS = ("llama", "transformers", "vllm")
 _LLAMA = {"bfloat16": "bf16", "int8": "q8_0", "int4": "q4_0"}
 _TORCH = ("bfloat16", "float32")
@@ -31,14 +33,30 @@ class Contestant:
         """The file or folder that it loads."""
         return Path(self.wish["model"])
 
+    @property
+    def packed(self) -> Path | None:
+        """The file that its weights are mapped from, if that is another; `convert` makes it."""
+        file = self.wish.get("settings", {}).get("slab_file")
+        return None if file is None else Path(file)
+
 
 def ours(weights: str, folder: Path) -> Contestant:
-    """Return our engine. Quantized weights come from the very file that llama.cpp reads, without loss."""
+    """Return our engine, with the model in our own format as llama.cpp has it in its own.
+
+    Quantized weights come from the very file that llama.cpp reads, without loss.
+    """
     is_gguf = weights in ("int8", "int4")
     model = folder / (FILE.format(_LLAMA[weights]) if is_gguf else FOLDER)
-    settings = {} if is_gguf else {"dtype": weights}
+    settings = {"slab_file": str(folder / PACKED.format(weights))} | ({} if is_gguf else {"dtype": weights})
     wish = {"model": str(model), "settings": settings, "weights": weights}
     return Contestant(f"moeflow {weights}", Path(sys.executable), "moeflow_engine", wish, "temperature 1")
+
+
+def convert(contestant: Contestant) -> None:
+    """Write our file, once; one that is there is compared with its checksums. Raises: MoeflowError."""
+    if contestant.packed is not None:
+        dtype = contestant.wish["settings"].get("dtype", "auto")
+        pack(str(contestant.model), contestant.packed, cache_dir=None, dtype=dtype)
 
 
 def peer(name: str, weights: str, folder: Path) -> Contestant | None:

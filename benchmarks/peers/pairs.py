@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.contestants import Contestant
+from benchmarks.peers.contestants import Contestant, convert
 from benchmarks.peers.processes import EngineProcess
 from moeflow.bench.engine_speed import Case
 
@@ -40,7 +40,10 @@ class Pair:
         Raises: EngineError if an engine fails.
         """
         for contestant in self._contestants.values():
-            read_all(contestant.model)
+            convert(contestant)
+            for path in (contestant.model, contestant.packed):
+                if path is not None:
+                    read_all(path)
         for _ in range(starts - 1):
             for side in SIDES:
                 self._start(side).close()

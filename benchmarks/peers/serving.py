@@ -14,13 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.peers.contestants import ours, peer
+from benchmarks.peers.contestants import convert, ours, peer
 from benchmarks.peers.environments import LLAMA_SERVER
 from moeflow.core.errors import EngineError
 
 MAX_MODEL_LEN = 512  # prompt and answer of a request
 MAX_RUNNING = 32
 READY_S = 600.0
+OPTIONS = {"dtype": "--dtype", "slab_file": "--slabs"}  # of `moeflow serve`, by setting
 EXIT_S = 30.0
 
 
@@ -50,7 +51,8 @@ class Server:
 def our_server(weights: str, folder: Path, threads: int) -> Server:
     """Return `moeflow serve`."""
     mine, port = ours(weights, folder), free_port()
-    settings = [f"--{name.replace('_', '-')}={value}" for name, value in mine.wish["settings"].items()]
+    convert(mine)
+    settings = [f"{OPTIONS[name]}={value}" for name, value in mine.wish["settings"].items()]
     command = [sys.executable, "-m", "moeflow.cli.main", "serve", str(mine.model), "--model-name", mine.name]
     command += ["--port", str(port), "--threads", str(threads), "--max-queue", "10000", "--no-prefix-caching"]
     command += ["--max-model-len", str(MAX_MODEL_LEN), "--max-running", str(MAX_RUNNING), *settings]
