@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moeflow.core.offload_config import OffloadConfig
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
@@ -49,6 +51,7 @@ class EngineConfig:
     scheduler: SchedulerConfig
     kv_cache_bytes: int
     experts: ExpertSlotsConfig | None = None  # None: all experts are resident
+    offload: OffloadConfig | None = None  # to a device that is smaller than the model; None: `device` computes all
     packed_file: str = ""  # slab file that all weights are mapped from; empty: they are packed from the checkpoint
     memory_bytes: int = 0  # that the user allows in all; 0: what there is
     record_routing: str = ""  # file that gets what routers choose; empty: none

@@ -23,6 +23,7 @@ from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.core.request import Request
 from moeflow.engine.expert_store import ExpertStore
 from moeflow.engine.messages import ExpertStats, ModelInfo, TokenLogprobs
+from moeflow.engine.offloaded_model import OffloadedModel
 from moeflow.engine.sampler import SampledToken, prompt_logprobs, sample
 from moeflow.engine.slab_files import formats_of, map_packed
 from moeflow.kernels import cpu
@@ -79,7 +80,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: CausalLM | OffloadedModel,
         config: EngineConfig,
         info: ModelInfo,
         experts: ExpertStore | None = None,
@@ -127,7 +128,8 @@ class ModelRunner:
                 experts.predict_for(model)
             if config.graph_file:
                 write_dot(_tasks(model, config), Path(config.graph_file))
-            runner = cls(model, config, _describe(model.config, checkpoint, config), experts, recorder, trace)
+            served = model if config.offload is None else OffloadedModel(model, config, trace)
+            runner = cls(served, config, _describe(model.config, checkpoint, config), experts, recorder, trace)
             on_failure.pop_all()
             return runner
 
@@ -139,6 +141,8 @@ class ModelRunner:
         """End what reads experts and what records; the model cannot be run any more. Raises: OSError from the trace."""
         if self._experts is not None:
             self._experts.close()
+        if isinstance(self._model, OffloadedModel):
+            self._model.close()
         if self._recorder is not None:
             self._recorder.close()
         if self._trace is not None:

@@ -58,7 +58,7 @@ class AttentionPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class Span:
     """One sequence's share of the pass."""
 
     first_token: int  # in the pass
@@ -82,7 +82,7 @@ class AttentionMetadata:
     """The sequences of one pass."""
 
     slots: Tensor  # [T] int64: block * block_size + offset, where each token's K and V go
-    spans: tuple[_Span, ...]
+    spans: tuple[Span, ...]
     block_size: int
     tree_masks: Tensor | None = None  # [T] int64; None: plainly causal
     _plans: dict[tuple[int | None, torch.dtype], AttentionPlan] = field(default_factory=dict)
@@ -105,12 +105,12 @@ class AttentionMetadata:
         1), block_ids[i] the blocks that hold its positions [0, starts[i] + num_tokens[i]). tree_masks [T] int64 holds
         a tree mask for each token (see above), on `device`.
         """
-        spans: list[_Span] = []
+        spans: list[Span] = []
         slots: list[int] = []
         for start, count, blocks in zip(starts, num_tokens, block_ids, strict=True):
             assert count >= 1, "a sequence of a pass has at least one token"
             assert len(blocks) * block_size >= start + count, "blocks must cover the sequence"
-            spans.append(_Span(len(slots), start, count, blocks))
+            spans.append(Span(len(slots), start, count, blocks))
             slots += [blocks[p // block_size] * block_size + p % block_size for p in range(start, start + count)]
         assert tree_masks is None or (tree_masks.shape == (len(slots),) and tree_masks.dtype == torch.int64)
         return cls(torch.tensor(slots, dtype=torch.int64, device=device), tuple(spans), block_size, tree_masks)
@@ -140,7 +140,7 @@ class AttentionMetadata:
         return self._plans[key]
 
     def _make_plan(self, sliding_window: int | None, dtype: torch.dtype) -> AttentionPlan:
-        buckets: dict[int, list[_Span]] = defaultdict(list)
+        buckets: dict[int, list[Span]] = defaultdict(list)
         chunks = []
         for span in self.spans:
             if span.num_tokens > 1 or self.tree_masks is not None:
@@ -151,7 +151,7 @@ class AttentionMetadata:
         groups = [self._make_group(buckets[size], sliding_window, dtype) for size in sorted(buckets)]
         return AttentionPlan(tuple(chunks), tuple(groups))
 
-    def _make_chunk(self, span: _Span, sliding_window: int | None, dtype: torch.dtype) -> PrefillChunk:
+    def _make_chunk(self, span: Span, sliding_window: int | None, dtype: torch.dtype) -> PrefillChunk:
         tokens = slice(span.first_token, span.first_token + span.num_tokens)
         is_plain = self.tree_masks is None
         block_ids, first = span.visible_blocks(sliding_window if is_plain else None, self.block_size)
@@ -168,7 +168,7 @@ class AttentionMetadata:
             seen &= seen.flip(1).cumsum(1).flip(1) <= sliding_window
         return PrefillChunk(tokens, blocks, span.stop - first, _additive(seen, dtype))
 
-    def _make_group(self, spans: list[_Span], sliding_window: int | None, dtype: torch.dtype) -> DecodeGroup:
+    def _make_group(self, spans: list[Span], sliding_window: int | None, dtype: torch.dtype) -> DecodeGroup:
         device = self.slots.device
         visible = [span.visible_blocks(sliding_window, self.block_size) for span in spans]
         longest = max(len(block_ids) for block_ids, _ in visible)

@@ -1,0 +1,113 @@
+"""Decides what of a model stays on a device that cannot hold all of it: as many experts as its memory has room for.
+
+Only headers are read. Sizes are those of the cost model, which leaves out little; what then does not fit after all is
+refused when it is allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from moeflow.core.engine_config import SchedulerConfig
+from moeflow.core.errors import CapacityError, ConfigError
+from moeflow.core.model_config import ModelConfig
+from moeflow.core.offload_config import EmulatedDeviceConfig, OffloadConfig
+from moeflow.core.units import format_bytes
+from moeflow.memory.offloaded_kv import NUM_WINDOWS
+from moeflow.pipeline.catalog import PIPELINES, Pipeline
+from moeflow.pipeline.sequential import sequential
+from moeflow.pipeline.task import Task
+from moeflow.planner.model_costs import Formats, ModelCosts
+
+DEFAULT_PIPELINE: Final = "cgopipe"
+DEFAULT_MICRO_BATCH: Final = 32  # tokens
+_MARGIN: Final = 1.02  # of sizes that are worked out: for what the cost model leaves out, and packing fills up
+
+
+def _one_after_another(
+    num_layers: int, num_micro_batches: int, /, *, is_warm: bool = False, wraps: bool = False
+) -> Iterator[Task]:
+    return sequential(num_layers, num_micro_batches)
+
+
+SEQUENTIAL: Final = Pipeline(
+    "sequential", _one_after_another, is_paged=False, attends_on_host=True, has_kv_on_host=True
+)
+OFFLOADING: Final = {SEQUENTIAL.name: SEQUENTIAL, **PIPELINES}
+
+
+def costs_of(shape: ModelConfig, weight_format: str, embedding_format: str, kv_dtype: str) -> ModelCosts:
+    """Return what the stages of a model cost in the formats that the CPU kernels hold it in."""
+    return ModelCosts(shape, Formats(matrices=weight_format, embeddings=embedding_format, kv=kv_dtype))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadWishes:
+    """What the user said; None: decide for me."""
+
+    device: EmulatedDeviceConfig
+    pipeline: str | None = None
+    micro_batch_tokens: int | None = None
+    resident_experts: float | None = None  # share (r_w of MoE-Lightning)
+
+
+def plan_offload(wishes: OffloadWishes, costs: ModelCosts, limits: SchedulerConfig) -> OffloadConfig:
+    """Return what stays where. Raises: ConfigError, CapacityError."""
+    name = wishes.pipeline or DEFAULT_PIPELINE
+    if name not in OFFLOADING:
+        raise ConfigError(f"pipeline {name!r} is unknown; use one of {', '.join(OFFLOADING)}")
+    pipeline, num_layers = OFFLOADING[name], costs.shape.num_layers
+    micro_batch = wishes.micro_batch_tokens or DEFAULT_MICRO_BATCH
+    blocks_per_request = -(-limits.max_model_len // limits.block_size)
+    is_windowed = pipeline.has_kv_on_host and not pipeline.attends_on_host
+    window_blocks = min(micro_batch * blocks_per_request, limits.num_blocks) if is_windowed else 0
+    kv_layers = 0 if pipeline.has_kv_on_host else num_layers
+    block_bytes = costs.kv_layer_bytes * limits.block_size
+    fixed_bytes = (
+        (costs.model_bytes - _expert_bytes(costs) * num_layers) * _MARGIN
+        + costs.activation_bytes(limits.max_batch_tokens)
+        + (kv_layers * limits.num_blocks + NUM_WINDOWS * window_blocks) * block_bytes
+    )
+    return OffloadConfig(
+        device=wishes.device,
+        pipeline=name,
+        micro_batch_tokens=micro_batch,
+        num_resident_experts=_resident_experts(wishes, costs, fixed_bytes),
+        num_resident_kv_layers=kv_layers,
+        window_blocks=window_blocks,
+    )
+
+
+def _resident_experts(wishes: OffloadWishes, costs: ModelCosts, fixed_bytes: float) -> int:
+    """Return how many experts of each layer stay, beside room for two layers' others."""
+    shape = costs.shape
+    num_experts = max(shape.num_experts, 1)
+    expert_bytes = _expert_bytes(costs) / num_experts * _MARGIN
+    left = wishes.device.capacity_bytes - fixed_bytes
+
+    def needed(num_resident: int) -> float:
+        return (num_resident * shape.num_layers + 2 * (num_experts - num_resident)) * expert_bytes
+
+    wish = wishes.resident_experts
+    if wish is not None and not 0 <= wish <= 1:
+        raise ConfigError(f"resident_experts is a share, from 0 to 1, not {wish:g}")
+    choices = range(num_experts, -1, -1) if wish is None else [round(wish * num_experts)]
+    for num_resident in choices:
+        if needed(num_resident) <= left:
+            return num_resident
+    least = fixed_bytes + needed(choices[-1])
+    raise CapacityError(
+        f"the device has {format_bytes(wishes.device.capacity_bytes)}, but this model and these limits need "
+        f"{format_bytes(least)} of it: {format_bytes(fixed_bytes)} for weights outside of experts, activations, and "
+        f"keys and values, {format_bytes(least - fixed_bytes)} for experts. Give the device more memory, or ask for "
+        "smaller micro-batches, fewer requests together (--max-running), shorter ones (--max-model-len), another "
+        "pipeline, or a smaller weight format"
+    )
+
+
+def _expert_bytes(costs: ModelCosts) -> float:
+    """Return the bytes of a layer's experts, or of a dense layer's network; of the larger, if there are both."""
+    dense = costs.dense_values * costs.formats.weight_bytes if costs.num_dense_layers else 0.0
+    return max(costs.shape.num_experts * costs.expert_bytes, dense)

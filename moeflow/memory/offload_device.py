@@ -1,0 +1,75 @@
+"""What a pipeline needs of a device with less memory than the model takes: bytes within a cap, and ways to and from it.
+
+Copies block their caller, a thread of a lane; so a task is over when its bytes are there, and tasks overlap because
+lanes do. Source: MoE-Lightning 4.1 (transfers in one direction are sequential, directions are independent) and A.1.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from torch import Tensor
+
+from moeflow.core.errors import CapacityError
+from moeflow.core.units import format_bytes
+
+
+class OffloadDevice(Protocol):
+    """A device beside a host."""
+
+    @property
+    def memory(self) -> DeviceMemory:
+        """What of the device's memory is taken."""
+        ...
+
+    def allocate(self, num_bytes: int, purpose: str) -> Tensor:
+        """Return zeros [num_bytes] uint8 on the device. Raises: CapacityError."""
+        ...
+
+    def allocate_pinned(self, num_bytes: int) -> Tensor:
+        """Return zeros [num_bytes] uint8 on the host that the link reads at full speed. Raises: CapacityError."""
+        ...
+
+    def upload(self, target: Tensor, source: Tensor) -> None:
+        """Copy from pinned memory to the device. Blocks: until it is there."""
+        ...
+
+    def download(self, target: Tensor, source: Tensor) -> None:
+        """Copy from the device to the host. Blocks: until it is there."""
+        ...
+
+    def computing(self, num_bytes: int, flops: int) -> AbstractContextManager[None]:
+        """Return a `with` block for work on the device that reads so many bytes; left when it is done."""
+        ...
+
+    def computing_on_host(self, num_bytes: int, flops: int) -> AbstractContextManager[None]:
+        """Return the same for work on the host's processor."""
+        ...
+
+
+class DeviceMemory:
+    """Counts what is taken of a device's memory: never more than the cap."""
+
+    def __init__(self, device_name: str, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+        self._name = device_name
+        self._purposes: dict[str, int] = {}
+
+    @property
+    def free_bytes(self) -> int:
+        """What is left."""
+        return self.capacity_bytes - self.used_bytes
+
+    def take(self, num_bytes: int, purpose: str) -> None:
+        """Count bytes as taken. Raises: CapacityError if they do not fit."""
+        if num_bytes > self.free_bytes:
+            taken = ", ".join(f"{name} {format_bytes(size)}" for name, size in self._purposes.items())
+            raise CapacityError(
+                f"{purpose} need {format_bytes(num_bytes)} on {self._name}, which has {format_bytes(self.free_bytes)} "
+                f"of {format_bytes(self.capacity_bytes)} left (taken: {taken or 'nothing'}); give the device more "
+                "memory, or take smaller micro-batches, fewer requests together, or a smaller weight format"
+            )
+        self.used_bytes += num_bytes
+        self._purposes[purpose] = self._purposes.get(purpose, 0) + num_bytes
