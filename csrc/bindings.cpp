@@ -84,11 +84,37 @@ void run_linear(const PackedMatrix& weight, uintptr_t x, int64_t num_rows, int64
                            at<const float>(residual), at<float>(out), at<const float>(norm), eps});
 }
 
+// The experts of a layer that has `num_experts`, those of them that have slots being in memory; or all, in order.
+ExpertLayer in_slots(const PackedExperts& packed, uintptr_t slots, int64_t num_experts) {
+  ExpertLayer layer = packed.layer;
+  if (slots == 0) return layer;
+  if (layer.up_bias != nullptr) throw std::invalid_argument("experts in slots have no biases");
+  layer.num_experts = num_experts;
+  layer.slots = at<const int32_t>(slots);
+  return layer;
+}
+
 void run_experts(const PackedExperts& packed, uintptr_t x, int64_t num_tokens, int64_t top_k, uintptr_t topk_ids,
-                 uintptr_t topk_weights, uintptr_t residual, uintptr_t out) {
+                 uintptr_t topk_weights, uintptr_t residual, uintptr_t out, uintptr_t slots, int64_t num_experts) {
+  const ExpertLayer layer = in_slots(packed, slots, num_experts);
   WithoutGIL without_gil;
-  experts(isa(), ExpertsCall{packed.layer, at<const float>(x), num_tokens, top_k, at<const int64_t>(topk_ids),
+  experts(isa(), ExpertsCall{layer, at<const float>(x), num_tokens, top_k, at<const int64_t>(topk_ids),
                              at<const float>(topk_weights), at<const float>(residual), at<float>(out)});
+}
+
+void run_expert_pairs(const PackedExperts& packed, uintptr_t x, int64_t num_tokens, int64_t top_k, uintptr_t topk_ids,
+                      uintptr_t topk_weights, uintptr_t out, uintptr_t slots, int64_t num_experts) {
+  const ExpertLayer layer = in_slots(packed, slots, num_experts);
+  WithoutGIL without_gil;
+  expert_pairs(isa(), ExpertsCall{layer, at<const float>(x), num_tokens, top_k, at<const int64_t>(topk_ids),
+                                  at<const float>(topk_weights), nullptr, at<float>(out)});
+}
+
+void run_add_pairs(uintptr_t pairs, int64_t num_tokens, int64_t top_k, int64_t hidden, uintptr_t topk_ids,
+                   uintptr_t residual, uintptr_t out) {
+  WithoutGIL without_gil;
+  add_pairs(isa(), AddPairsCall{at<float>(pairs), num_tokens, top_k, hidden, at<const int64_t>(topk_ids),
+                                at<const float>(residual), at<float>(out)});
 }
 
 // `rows` may be null: the first ones.
@@ -174,9 +200,11 @@ struct BoundLayer {
   DecoderLayer layer;
 };
 
-void run_decoder(const std::vector<const BoundLayer*>& layers, const std::vector<const BoundKVCache*>& caches,
-                 uintptr_t hidden, int64_t num_tokens, uintptr_t cos, uintptr_t sin, uintptr_t slots,
-                 int64_t num_sequences, uintptr_t sequences, uintptr_t tree_masks) {
+int64_t run_decoder(const std::vector<const BoundLayer*>& layers, const std::vector<const BoundKVCache*>& caches,
+                    int64_t first_layer, uintptr_t hidden, int64_t num_tokens, uintptr_t cos, uintptr_t sin,
+                    uintptr_t slots, int64_t num_sequences, uintptr_t sequences, uintptr_t tree_masks,
+                    uintptr_t topk_ids, uintptr_t normed, uintptr_t topk_weights, bool asks_next_router,
+                    uintptr_t guesses) {
   if (layers.size() != caches.size()) throw std::invalid_argument("every layer has its own KV cache");
   WithoutGIL without_gil;
   std::vector<const DecoderLayer*> layer_list;
@@ -185,11 +213,13 @@ void run_decoder(const std::vector<const BoundLayer*>& layers, const std::vector
   for (const BoundKVCache* bound : caches) cache_list.push_back(&bound->cache);
   const int32_t* arrays = at<const int32_t>(sequences);
   const int64_t n = num_sequences;
-  decoder(isa(), DecoderCall{layer_list.data(), cache_list.data(), static_cast<int64_t>(layer_list.size()),
-                             at<float>(hidden), num_tokens, at<const float>(cos), at<const float>(sin),
-                             at<const int64_t>(slots),
-                             Sequences{n, arrays, arrays + n, arrays + 2 * n, arrays + 3 * n, arrays + 4 * n},
-                             at<const uint64_t>(tree_masks)});
+  return decoder(
+      isa(), DecoderCall{layer_list.data(), cache_list.data(), static_cast<int64_t>(layer_list.size()), first_layer,
+                         at<float>(hidden), num_tokens, at<const float>(cos), at<const float>(sin),
+                         at<const int64_t>(slots),
+                         Sequences{n, arrays, arrays + n, arrays + 2 * n, arrays + 3 * n, arrays + 4 * n},
+                         at<const uint64_t>(tree_masks), at<int64_t>(topk_ids), at<float>(normed),
+                         at<float>(topk_weights), asks_next_router, at<const uint8_t>(guesses)});
 }
 
 void run_softmax_topk(uintptr_t logits, int64_t num_rows, int64_t num_experts, int64_t top_k, bool renormalize,
@@ -260,7 +290,10 @@ NB_MODULE(_cpu, m) {
 
   m.def("linear", &run_linear, "weight"_a, "x"_a, "num_rows"_a, "x_stride"_a, "bias"_a, "residual"_a, "out"_a,
         "norm"_a = 0, "eps"_a = 0.0f);
-  m.def("experts", &run_experts);
+  m.def("experts", &run_experts, "experts"_a, "x"_a, "num_tokens"_a, "top_k"_a, "topk_ids"_a, "topk_weights"_a,
+        "residual"_a, "out"_a, "slots"_a = 0, "num_experts"_a = 0);
+  m.def("expert_pairs", &run_expert_pairs);
+  m.def("add_pairs", &run_add_pairs);
   m.def("pack_rows", &run_pack_rows);
   m.def("unpack_rows", &run_unpack_rows);
 
@@ -291,16 +324,19 @@ NB_MODULE(_cpu, m) {
           [](BoundLayer* self, const PackedMatrix& qkv, uintptr_t qkv_bias, uintptr_t input_norm, int64_t num_heads,
              uintptr_t q_norm, uintptr_t k_norm, bool norm_all_heads, float clip, int64_t sliding_window,
              const PackedMatrix& o_proj, uintptr_t o_bias, uintptr_t norm, float eps, const PackedMatrix* router,
-             const PackedExperts& experts, int64_t top_k, bool renormalize) {
+             const PackedExperts& experts, uintptr_t slots, int64_t num_experts, int64_t top_k, bool renormalize) {
+            const ExpertLayer layer = in_slots(experts, slots, num_experts);
             new (self) BoundLayer{
                 DecoderLayer{qkv.matrix, at<const float>(qkv_bias), at<const float>(input_norm), eps, num_heads,
                              at<const float>(q_norm), at<const float>(k_norm), norm_all_heads, clip, sliding_window,
-                             MoEStageCall{o_proj.matrix, router == nullptr ? kNoMatrix : router->matrix, experts.layer,
+                             MoEStageCall{o_proj.matrix, router == nullptr ? kNoMatrix : router->matrix, layer,
                                           top_k, renormalize, at<const float>(o_bias), at<const float>(norm), eps,
                                           nullptr, nullptr, 0, nullptr}}};
           },
           "qkv"_a, "qkv_bias"_a, "input_norm"_a, "num_heads"_a, "q_norm"_a, "k_norm"_a, "norm_all_heads"_a, "clip"_a,
-          "sliding_window"_a, "o_proj"_a, "o_bias"_a, "norm"_a, "eps"_a, "router"_a.none(), "experts"_a, "top_k"_a,
-          "renormalize"_a);
+          "sliding_window"_a, "o_proj"_a, "o_bias"_a, "norm"_a, "eps"_a, "router"_a.none(), "experts"_a, "slots"_a,
+          "num_experts"_a, "top_k"_a, "renormalize"_a);
+  m.attr("ABSENT") = kAbsent;
+  m.attr("LOADING") = kLoading;
   m.def("decoder", &run_decoder);
 }

@@ -3,12 +3,15 @@
 //   prepare  each token's activations once;
 //   up       (expert, up to four bands): hidden units, then prepared again for the next product;
 //   down     bands of outputs: all touched experts in ascending order, weighted and added up.
+// Where experts come into memory one after another, `down` leaves the pairs as they are, and `add_pairs` adds them up.
 // An item's results lie in memory that no other item touches, so threads only share the work counters.
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
 #include "ops.h"
 #include "pool.h"
+#include "rows.h"
 #include "workspace.h"
 
 namespace moeflow {
@@ -22,12 +25,19 @@ struct ExpertsJob {
   uint8_t* x_rows;    // [num_tokens, x_bytes]
   float* h_floats;    // [pairs, width filled up to whole bands]
   uint8_t* h_rows;    // [pairs, h_bytes]
-  float* sums;        // [num_tokens, hidden filled up to whole tiles]
+  float* sums;        // [num_tokens, hidden filled up to whole tiles]; null: pairs are not added up
   int32_t* touched;   // experts with at least one pair, ascending
   int64_t num_touched;
   int64_t* starts;    // [num_experts + 1], first sorted pair of each expert
   int64_t* pairs;     // [num_tokens * top_k], (token * top_k + k) sorted by expert, then by token
 
+  const Matrix& up_of(int64_t expert) const { return call.layer.up[call.layer.place(expert)]; }
+  const Matrix& down_of(int64_t expert) const { return call.layer.down[call.layer.place(expert)]; }
+  bool needs(int64_t token) const {
+    const int64_t* const ids = call.topk_ids + token * call.top_k;
+    return sums != nullptr || std::any_of(ids, ids + call.top_k, [&](int64_t id) { return call.layer.place(id) >= 0; });
+  }
+  int64_t num_pairs() const { return starts[call.layer.num_experts]; }  // of experts in memory
   int64_t h_stride() const { return round_up(call.layer.width, kBand); }
   int64_t out_stride() const { return round_up(call.layer.hidden, kTileStride); }
 };
@@ -41,7 +51,11 @@ void sort_pairs(ExpertsJob& job) {
     if (expert < 0 || expert >= call.layer.num_experts) {
       throw std::out_of_range("topk_ids names an expert that is not there");
     }
-    ++job.starts[expert + 1];
+    if (call.layer.place(expert) >= 0) {
+      ++job.starts[expert + 1];
+    } else if (job.sums != nullptr) {
+      throw std::out_of_range("topk_ids names an expert that is not in memory");
+    }
   }
   job.num_touched = 0;
   for (int64_t expert = 0; expert < call.layer.num_experts; ++expert) {
@@ -49,7 +63,8 @@ void sort_pairs(ExpertsJob& job) {
     job.starts[expert + 1] += job.starts[expert];
   }
   for (int64_t pair = 0; pair < num_pairs; ++pair) {
-    job.pairs[job.starts[call.topk_ids[pair]]++] = pair;
+    const int64_t expert = call.topk_ids[pair];
+    if (call.layer.place(expert) >= 0) job.pairs[job.starts[expert]++] = pair;
   }
   for (int64_t expert = call.layer.num_experts; expert > 0; --expert) job.starts[expert] = job.starts[expert - 1];
   job.starts[0] = 0;
@@ -75,7 +90,7 @@ void for_each_tile(const ExpertsJob& job, const Matrix& weight, int64_t first_ba
 void up(const ExpertsJob& job, int64_t expert, int64_t group, const uint8_t* following) {
   const ExpertsCall& call = job.call;
   const ExpertLayer& layer = call.layer;
-  const Matrix& weight = layer.up[expert];
+  const Matrix& weight = job.up_of(expert);
   const int64_t first_band = group * kMaxTileBands, bands_left = num_bands(weight.rows) - first_band;
   const int bands = bands_left < kMaxTileBands ? static_cast<int>(bands_left) : kMaxTileBands;
   const int64_t row = first_band * kBand, first_unit = layer.is_gated ? row / 2 : row;
@@ -96,7 +111,7 @@ void down(const ExpertsJob& job, int64_t group, int bands_per_item, int64_t next
   const int bands = bands_left < bands_per_item ? static_cast<int>(bands_left) : bands_per_item;
   const int64_t col = first_band * kBand, cols_left = hidden - col;
   const int64_t num_cols = cols_left < bands * kBand ? cols_left : bands * kBand;
-  for (int64_t token = 0; token < call.num_tokens; ++token) {
+  for (int64_t token = 0; token < call.num_tokens && job.sums != nullptr; ++token) {
     std::memset(job.sums + token * job.out_stride() + col, 0, num_cols * sizeof(float));
   }
   for (int64_t i = 0; i < job.num_touched; ++i) {
@@ -104,23 +119,27 @@ void down(const ExpertsJob& job, int64_t group, int bands_per_item, int64_t next
     const float* const bias = call.layer.down_bias == nullptr ? nullptr : call.layer.down_bias + expert * hidden + col;
     const uint8_t* following = nullptr;
     if (i + 1 < job.num_touched) {
-      following = call.layer.down[job.touched[i + 1]].band(first_band);
+      following = job.down_of(job.touched[i + 1]).band(first_band);
     } else if (next_group * bands_per_item < num_bands(hidden)) {
-      following = call.layer.down[job.touched[0]].band(next_group * bands_per_item);
+      following = job.down_of(job.touched[0]).band(next_group * bands_per_item);
     }
     for_each_tile(
-        job, call.layer.down[expert], first_band, bands, job.starts[expert], job.starts[expert + 1], following,
+        job, job.down_of(expert), first_band, bands, job.starts[expert], job.starts[expert + 1], following,
         [&](int64_t at) { return job.h_rows + at * job.h_bytes; },
         [&](int64_t at, int num_rows, const float* tile_out) {
           for (int r = 0; r < num_rows; ++r) {
             const int64_t pair = job.pairs[at + r];
             const float weight = call.topk_weights[pair];
             float* sum = job.sums + pair / call.top_k * job.out_stride() + col;
+            if (job.sums == nullptr) {
+              sum = call.out + pair * hidden + col;
+              std::memset(sum, 0, num_cols * sizeof(float));
+            }
             job.isa.add_weighted_row(tile_out + r * kTileStride, bias, weight, num_cols, sum);
           }
         });
   }
-  for (int64_t token = 0; token < call.num_tokens; ++token) {
+  for (int64_t token = 0; token < call.num_tokens && job.sums != nullptr; ++token) {
     const float* sum = job.sums + token * job.out_stride() + col;
     const int64_t at = token * hidden + col;
     job.isa.add_row(sum, nullptr, call.residual == nullptr ? nullptr : call.residual + at, num_cols, call.out + at);
@@ -132,6 +151,7 @@ void run(void* context, Team& team, int) {
   const ExpertsCall& call = job.call;
   const int64_t hidden = call.layer.hidden, width = call.layer.width;
   for (int64_t token; (token = team.counter(0).take()) < call.num_tokens;) {
+    if (!job.needs(token)) continue;
     job.isa.prepare_row(job.x_kind, call.x + token * hidden, hidden, job.x_rows + token * job.x_bytes);
   }
   team.barrier();
@@ -140,12 +160,12 @@ void run(void* context, Team& team, int) {
     const int64_t next = item + team.num_threads();  // if all are as fast
     const uint8_t* following = nullptr;
     if (next < job.num_touched * groups) {
-      following = call.layer.up[job.touched[next / groups]].band(next % groups * kMaxTileBands);
+      following = job.up_of(job.touched[next / groups]).band(next % groups * kMaxTileBands);
     }
     up(job, job.touched[item / groups], item % groups, following);
   }
   team.barrier();
-  const int64_t num_pairs = call.num_tokens * call.top_k;
+  const int64_t num_pairs = job.num_pairs();
   for (int64_t pair; (pair = team.counter(2).take()) < num_pairs;) {
     job.isa.prepare_row(job.h_kind, job.h_floats + pair * job.h_stride(), width, job.h_rows + pair * job.h_bytes);
   }
@@ -158,9 +178,7 @@ void run(void* context, Team& team, int) {
   }
 }
 
-}  // namespace
-
-void experts(const Isa& isa, const ExpertsCall& call) {
+void compute(const Isa& isa, const ExpertsCall& call, bool adds_up) {
   if (call.num_tokens == 0) return;
   const int64_t num_pairs = call.num_tokens * call.top_k;
   const ExpertLayer& layer = call.layer;
@@ -169,21 +187,57 @@ void experts(const Isa& isa, const ExpertsCall& call) {
   ExpertsJob job{isa, call, x_kind, h_kind,
                  activation_bytes(x_kind, layer.hidden), activation_bytes(h_kind, layer.width),
                  nullptr, nullptr, nullptr, nullptr, nullptr, 0, nullptr, nullptr};
+  const int64_t num_sums = adds_up ? call.num_tokens * job.out_stride() : 0;
   workspace->begin(Workspace::padded<uint8_t>(call.num_tokens * job.x_bytes) +
                    Workspace::padded<float>(num_pairs * job.h_stride()) +
                    Workspace::padded<uint8_t>(num_pairs * job.h_bytes) +
-                   Workspace::padded<float>(call.num_tokens * job.out_stride()) +
+                   Workspace::padded<float>(num_sums) +
                    Workspace::padded<int32_t>(layer.num_experts) + Workspace::padded<int64_t>(layer.num_experts + 1) +
                    Workspace::padded<int64_t>(num_pairs));
   job.x_rows = workspace->take<uint8_t>(call.num_tokens * job.x_bytes);
   job.h_floats = workspace->take<float>(num_pairs * job.h_stride());
   job.h_rows = workspace->take<uint8_t>(num_pairs * job.h_bytes);
-  job.sums = workspace->take<float>(call.num_tokens * job.out_stride());
+  job.sums = adds_up ? workspace->take<float>(num_sums) : nullptr;
   job.touched = workspace->take<int32_t>(layer.num_experts);
   job.starts = workspace->take<int64_t>(layer.num_experts + 1);
   job.pairs = workspace->take<int64_t>(num_pairs);
   sort_pairs(job);
-  run_on_pool(run, &job);
+  if (adds_up || job.num_touched > 0) run_on_pool(run, &job);
+}
+
+// The pair of a token that comes after the k-th (-1: before all) in the order of experts; top_k after the last.
+int64_t next_pair(const int64_t* ids, int64_t top_k, int64_t k) {
+  int64_t best = top_k;
+  for (int64_t other = 0; other < top_k; ++other) {
+    const bool is_after = k < 0 || ids[other] > ids[k] || (ids[other] == ids[k] && other > k);
+    if (is_after && (best == top_k || ids[other] < ids[best])) best = other;
+  }
+  return best;
+}
+
+}  // namespace
+
+void experts(const Isa& isa, const ExpertsCall& call) { compute(isa, call, true); }
+
+void expert_pairs(const Isa& isa, const ExpertsCall& call) { compute(isa, call, false); }
+
+void add_pairs(const Isa& isa, const AddPairsCall& call) {
+  for_each_row(call.num_tokens, call.top_k * call.hidden, [&](int64_t token) {
+    const int64_t* const ids = call.topk_ids + token * call.top_k;
+    float* const rows = call.pairs + token * call.top_k * call.hidden;
+    float* const out = call.out + token * call.hidden;
+    float* sum = nullptr;
+    for (int64_t k = next_pair(ids, call.top_k, -1); k < call.top_k; k = next_pair(ids, call.top_k, k)) {
+      float* const row = rows + k * call.hidden;
+      if (sum == nullptr) {
+        sum = row;
+      } else {
+        isa.add_row(sum, nullptr, row, call.hidden, sum);
+      }
+    }
+    isa.add_row(sum, nullptr, call.residual == nullptr ? nullptr : call.residual + token * call.hidden, call.hidden,
+                out);
+  });
 }
 
 }  // namespace moeflow

@@ -24,16 +24,20 @@ void linear(const Isa& isa, const LinearCall& call);
 
 // The experts of a layer: down(function(gate(x)) * up(x)), or down(function(up(x))) where there is no gate.
 struct ExpertLayer {
-  // [num_experts], each [num_up_rows, hidden]: up, or gated, bands in turn: gate 0..15, up 0..15, gate 16..31, ...
+  // One each, [num_up_rows, hidden]: up, or gated, bands in turn: gate 0..15, up 0..15, gate 16..31, ...
   const Matrix* up;
-  const Matrix* down;  // [num_experts], each [hidden, width]
+  const Matrix* down;  // likewise, [hidden, width]
   int64_t num_experts, hidden, width;
   Nonlinearity function = Nonlinearity::kSilu;
   bool is_gated = true;
   const float* up_bias = nullptr;    // [num_experts, num_up_rows], in the order of up's rows; or null
   const float* down_bias = nullptr;  // [num_experts, hidden], or null
+  // [num_experts]: where each is in `up` and `down`, which then hold what is in memory; negative: it is not. Null: all
+  // are, in order.
+  const int32_t* slots = nullptr;
 
   int64_t num_up_rows() const { return (is_gated ? 2 : 1) * round_up(width, kBand); }
+  int64_t place(int64_t expert) const { return slots == nullptr ? expert : slots[expert]; }
 };
 
 // out[t] = (residual[t] +) sum over k of topk_weights[t, k] * expert topk_ids[t, k] of x[t]. The results of a token's
@@ -48,6 +52,20 @@ struct ExpertsCall {
   float* out;                 // [num_tokens, hidden]
 };
 void experts(const Isa& isa, const ExpertsCall& call);
+
+// The same in parts, as experts come into memory. Of the pairs (token, k) those whose expert has a slot: out[pair] is
+// topk_weights[pair] * its result, [num_tokens * top_k, hidden]; the rows of the others stay as they are.
+void expert_pairs(const Isa& isa, const ExpertsCall& call);
+
+// Then, with the rows of all pairs, what `experts` returns.
+struct AddPairsCall {
+  float* pairs;  // [num_tokens * top_k, hidden]; changed
+  int64_t num_tokens, top_k, hidden;
+  const int64_t* topk_ids;  // [num_tokens, top_k]
+  const float* residual;    // [num_tokens, hidden], or null; may be `out` itself
+  float* out;               // [num_tokens, hidden]
+};
+void add_pairs(const Isa& isa, const AddPairsCall& call);
 
 // Store K and V of some tokens.
 struct WriteKVCall {
@@ -123,8 +141,14 @@ struct MoEStageCall {
   const float* hidden;    // [num_tokens, o_proj.rows]
   int64_t num_tokens;
   float* out;  // as hidden, and may be it
+  // Where what experts get and are asked for goes; null: it is of no interest.
+  float* normed = nullptr;        // [num_tokens, hidden]
+  int64_t* topk_ids = nullptr;    // [num_tokens, top_k]
+  float* topk_weights = nullptr;  // [num_tokens, top_k]
 };
 void moe_stage(const Isa& isa, const MoEStageCall& call);
+// All of it but the experts: `out` is h, and none of the last three is null.
+void route_stage(const Isa& isa, const MoEStageCall& call);
 
 // A layer: norm, QKV projection, attention, and what MoEStageCall says. All norms of a model share `eps`.
 struct DecoderLayer {
@@ -146,18 +170,36 @@ struct Sequences {
   const int32_t *first_tokens, *starts, *counts, *table_offsets, *block_tables;
 };
 
+// What `ExpertLayer::slots` says of an expert without a slot.
+constexpr int32_t kAbsent = -1;
+constexpr int32_t kLoading = -2;  // on its way from disk
+
+// A pass through layers, from the one after another. Where experts have slots it stops at a layer that needs an expert
+// without one, or whose successor is expected to need one that is absent: whoever called reads it, computes the
+// layer's experts, and calls again for the rest.
 struct DecoderCall {
   const DecoderLayer* const* layers;
   const KVCache* const* caches;  // one a layer
-  int64_t num_layers;
+  int64_t num_layers, first_layer;
   float* hidden;  // [num_tokens, hidden]; goes in and comes out
   int64_t num_tokens;
   const float *cos, *sin;  // as in AttentionInputCall
   const int64_t* slots;
   Sequences sequences;
   const uint64_t* tree_masks;  // [num_tokens], or null
+  // Of each layer with a router, what it chose: [layers with routers, num_tokens, top_k]; or null.
+  int64_t* topk_ids = nullptr;
+  // Of the layer that the pass stops at: what its experts get, [num_tokens, hidden], and their weights,
+  // [num_tokens, top_k]. Null where all layers have all experts.
+  float* normed = nullptr;
+  float* topk_weights = nullptr;
+  // What is expected of the next layer with a router: what that router would choose now, or what is not 0 in its row
+  // of `guesses`, [layers with routers, num_experts], or nothing.
+  bool asks_next_router = false;
+  const uint8_t* guesses = nullptr;
 };
-void decoder(const Isa& isa, const DecoderCall& call);
+// Returns the layer that the pass stopped at, with `hidden` as it goes into the experts' sum; or num_layers.
+int64_t decoder(const Isa& isa, const DecoderCall& call);
 
 // The top_k likeliest experts of each token under a softmax over all, likeliest first, of equals the lower number
 // first; `renormalize` makes their weights sum to 1. Logits that are not numbers give NaN weights, and still valid ids.

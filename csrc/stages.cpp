@@ -3,43 +3,37 @@
 #include <vector>
 
 #include "ops.h"
+#include "scratch.h"
 
 namespace moeflow {
-namespace {
 
-// What one operation of a stage hands to the next. Grows to the largest pass.
-struct Between {
-  std::vector<float> normed, logits, topk_weights;
-  std::vector<int64_t> topk_ids;
-};
-
-template <typename T>
-T* at_least(std::vector<T>& values, int64_t count) {
-  if (static_cast<int64_t>(values.size()) < count) values.resize(count);
-  return values.data();
+void route_stage(const Isa& isa, const MoEStageCall& call) {
+  static thread_local std::vector<float> logits;
+  const int64_t tokens = call.num_tokens, hidden = call.o_proj.rows, num_experts = call.layer.num_experts;
+  linear(isa, LinearCall{call.o_proj, call.attended, tokens, call.o_proj.cols, call.o_bias, call.hidden, call.out});
+  rms_norm(isa, RmsNormCall{call.out, call.norm, call.eps, tokens, hidden, call.normed});
+  if (call.router.data == nullptr) {
+    std::fill_n(call.topk_ids, tokens, 0);
+    std::fill_n(call.topk_weights, tokens, 1.0f);
+    return;
+  }
+  float* const scores = at_least(logits, tokens * num_experts);
+  linear(isa, LinearCall{call.router, call.normed, tokens, hidden, nullptr, nullptr, scores});
+  softmax_topk(isa, SoftmaxTopkCall{scores, tokens, num_experts, call.top_k, call.renormalize, call.topk_ids,
+                                    call.topk_weights});
 }
 
-}  // namespace
-
 void moe_stage(const Isa& isa, const MoEStageCall& call) {
-  static thread_local Between between;
-  const int64_t tokens = call.num_tokens, hidden = call.o_proj.rows;
-  float* const normed = at_least(between.normed, tokens * hidden);
-  float* const logits = at_least(between.logits, tokens * call.layer.num_experts);
-  float* const topk_weights = at_least(between.topk_weights, tokens * call.top_k);
-  int64_t* const topk_ids = at_least(between.topk_ids, tokens * call.top_k);
-
-  linear(isa, LinearCall{call.o_proj, call.attended, tokens, call.o_proj.cols, call.o_bias, call.hidden, call.out});
-  rms_norm(isa, RmsNormCall{call.out, call.norm, call.eps, tokens, hidden, normed});
-  if (call.router.data == nullptr) {
-    std::fill_n(topk_ids, tokens, 0);
-    std::fill_n(topk_weights, tokens, 1.0f);
-  } else {
-    linear(isa, LinearCall{call.router, normed, tokens, hidden, nullptr, nullptr, logits});
-    softmax_topk(isa, SoftmaxTopkCall{logits, tokens, call.layer.num_experts, call.top_k, call.renormalize, topk_ids,
-                                      topk_weights});
-  }
-  experts(isa, ExpertsCall{call.layer, normed, tokens, call.top_k, topk_ids, topk_weights, call.out, call.out});
+  static thread_local std::vector<float> normed, topk_weights;
+  static thread_local std::vector<int64_t> topk_ids;
+  const int64_t tokens = call.num_tokens;
+  MoEStageCall stage = call;
+  if (stage.normed == nullptr) stage.normed = at_least(normed, tokens * call.o_proj.rows);
+  if (stage.topk_ids == nullptr) stage.topk_ids = at_least(topk_ids, tokens * call.top_k);
+  if (stage.topk_weights == nullptr) stage.topk_weights = at_least(topk_weights, tokens * call.top_k);
+  route_stage(isa, stage);
+  experts(isa, ExpertsCall{call.layer, stage.normed, tokens, call.top_k, stage.topk_ids, stage.topk_weights, call.out,
+                           call.out});
 }
 
 }  // namespace moeflow

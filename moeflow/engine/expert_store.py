@@ -120,7 +120,7 @@ class ExpertStore:
         }
         if name in makers:
             self._prefetcher = Prefetcher(self.cache, makers[name](), name, num_layers)
-            self.pool.after_routing = self._prefetcher.see
+            self.pool.ahead = self._prefetcher
 
     def begin_pass(self) -> None:
         """Note that a pass begins."""

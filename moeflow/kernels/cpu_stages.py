@@ -54,20 +54,32 @@ class MoEStage:
     router: PackedWeight | None  # None: every token goes to the one expert there is
     choose: SoftmaxTopK
     experts: PackedExperts
+    # [E] int32, where each expert is among `experts`, or that it is not there: `PackedDecoder` can do without some.
+    # None: all are there, in order.
+    slots: Tensor | None = None
 
     def __post_init__(self) -> None:
-        size, router = self.o_proj.rows, self.router
-        num_experts = 1 if router is None else router.rows
+        size, router, num_experts = self.o_proj.rows, self.router, self.num_experts
         check_floats(self.norm, (size,))
         if self.o_bias is not None:
             check_floats(self.o_bias, (size,))
-        fits = self.experts.hidden == size and self.experts.num_experts == num_experts
+        fits = self.experts.hidden == size
+        if self.slots is None:
+            fits &= self.experts.num_experts == num_experts
+        else:
+            fits &= self.slots.dtype == torch.int32 and self.slots.shape == (num_experts,) and router is not None
         fits &= router is None or router.cols == size
         if not fits or not 1 <= self.choose.top_k <= num_experts:
             raise ValueError(f"{self.o_proj}, {router}, {self.experts} and {self.choose} do not fit together")
 
+    @property
+    def num_experts(self) -> int:
+        """How many the router chooses among."""
+        return 1 if self.router is None else self.router.rows
+
     def __call__(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """Shapes: hidden [T, H], attended [T, o_proj.cols], both float32 -> [T, H]."""
+        """Shapes: hidden [T, H], attended [T, o_proj.cols], both float32 -> [T, H]. All experts must be there."""
+        assert self.slots is None
         o_proj = self.o_proj
         num_tokens = hidden.shape[0]
         check_floats(hidden, (num_tokens, o_proj.rows))

@@ -6,31 +6,48 @@ of expert, as the kernels do where all are resident. So neither what was in memo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from moeflow.kernels import cpu
 from moeflow.kernels.cpu import PackedExperts
+from moeflow.kernels.cpu_decoder import Expected
+from moeflow.kernels.cpu_expert_slots import SlotExperts, add_pairs
 from moeflow.layers.spans import WAITS, Spanned, untraced
 from moeflow.layers.streamed_experts import ExpertStream
 from moeflow.memory.expert_cache import ExpertCache
 from moeflow.memory.lease import Lease
 
-# Told of each layer, once the loads it needs are queued or, in a stream, done: (layer, its input [T, H], chosen
-# experts [T, K]).
-AfterRouting = Callable[[int, Tensor, Tensor], None]
+
+class Ahead(Protocol):
+    """Reads experts ahead, as it hears what routers choose."""
+
+    def see(self, layer: int, hidden: Tensor, topk_ids: Tensor) -> None:
+        """Hear of one layer, once the loads it needs are queued or, in a stream, done.
+
+        Shapes: hidden [T, H], its input, topk_ids [T, K].
+        """
+        ...
+
+    def see_hits(self, first_layer: int, topk_ids: Tensor) -> None:
+        """Hear of layers that needed no loads, from this one on: topk_ids [layers, T, K]."""
+        ...
+
+    def expected(self, num_tokens: int) -> Expected:
+        """Return what layers of a pass should be expected to need; they are told to `see` if it is absent."""
+        ...
 
 
 class ExpertPool:
     """The experts of all layers over a few slots."""
 
-    def __init__(self, cache: ExpertCache, slots: PackedExperts, after_routing: AfterRouting | None = None) -> None:
+    def __init__(self, cache: ExpertCache, slots: PackedExperts, ahead: Ahead | None = None) -> None:
         """Take a cache and the memory of its slots, seen as experts: slot by slot."""
         self.cache = cache
         self.slots = slots
-        self.after_routing = after_routing
+        self.ahead = ahead
         self.stream = ExpertStream(cache)
         self.spanned: Spanned = untraced
         self.num_layers = 0
@@ -46,7 +63,8 @@ class CachedExperts:
 
     def __init__(self, pool: ExpertPool, layer: int) -> None:
         """`layer` counts those with experts."""
-        self._pool = pool
+        self.pool = pool
+        self.slots = torch.from_numpy(pool.cache.slot_table)[layer]  # [E] int32, as it was when last brought up to date
         self._layer = layer
 
     def __call__(
@@ -57,21 +75,20 @@ class CachedExperts:
         Shapes: hidden and residual [T, H], topk_ids and topk_weights [T, K] -> [T, H].
         Blocks: until the experts are there. Raises: StorageError if one of them cannot be read.
         """
-        work = _Work(self._pool.slots, hidden, topk_ids, topk_weights)
-        if self._pool.stream.takes(len(work.experts)):
-            self._pool.stream.run(self._layer, work, self._pool.spanned)
-            if self._pool.after_routing is not None:
-                self._pool.after_routing(self._layer, hidden, topk_ids)
+        work = _Work(self.pool, hidden, topk_ids, topk_weights, residual)
+        if self.pool.stream.takes(len(work.experts)):
+            self.pool.stream.run(self._layer, work, self.pool.spanned)
+            if self.pool.ahead is not None:
+                self.pool.ahead.see(self._layer, hidden, topk_ids)
         else:
             self._run(work, hidden, topk_ids)
-        out = work.sums()
-        return out if residual is None else torch.add(residual, out)
+        return work.sums()
 
     def _run(self, work: _Work, hidden: Tensor, topk_ids: Tensor) -> None:
-        is_first, spanned = True, self._pool.spanned
-        for lease in _leases(self._pool.cache, self._layer, work.experts):
-            if is_first and self._pool.after_routing is not None:
-                self._pool.after_routing(self._layer, hidden, topk_ids)
+        is_first, spanned = True, self.pool.spanned
+        for lease in _leases(self.pool.cache, self._layer, work.experts):
+            if is_first and self.pool.ahead is not None:
+                self.pool.ahead.see(self._layer, hidden, topk_ids)
             is_first = False
             spanned("experts", self._layer, work.compute, lease.hits, lease)
             arrivals = lease.arriving()
@@ -105,41 +122,32 @@ def _leases(cache: ExpertCache, layer: int, experts: Sequence[int]) -> Iterator[
 class _Work:
     """What a layer has to compute: (token, k) pairs, by expert."""
 
-    def __init__(self, slots: PackedExperts, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> None:
-        self._slots = slots
-        self._hidden = hidden
-        self._topk_ids = topk_ids
-        self._weights = topk_weights.reshape(-1, 1)
-        self._top_k = topk_ids.shape[1]
-        self._results = torch.empty(topk_ids.numel(), hidden.shape[1])  # of the pairs
-        self._pairs = _pairs_by_expert(topk_ids)
-        self.experts = sorted(self._pairs)
+    def __init__(
+        self, pool: ExpertPool, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None
+    ) -> None:
+        self._in_slots = SlotExperts(pool.slots, pool.cache.num_experts)
+        self._arguments = (hidden, topk_ids, topk_weights)
+        self._residual = residual
+        self._sums: Tensor | None = None
+        self._pairs: Tensor | None = None
+        self.experts = sorted(set(topk_ids.flatten().tolist()))
 
     def compute(self, experts: Sequence[int], lease: Lease) -> None:
         """Compute the pairs of experts that are in their slots."""
         if not experts:
             return
-        parts = [self._pairs[expert] for expert in experts]
-        pairs = torch.cat(parts) if len(parts) > 1 else parts[0]
-        slots = torch.tensor([lease.slots[expert] for expert in experts])
-        if len(pairs) > len(parts):
-            slots = slots.repeat_interleave(torch.tensor([len(part) for part in parts]))
-        rows = self._hidden.index_select(0, pairs.div(self._top_k, rounding_mode="floor"))
-        results = cpu.experts(rows, self._slots, slots.view(-1, 1), self._weights.index_select(0, pairs))
-        self._results.index_copy_(0, pairs, results)
+        slots = {expert: lease.slots[expert] for expert in experts}
+        if len(experts) == len(self.experts):
+            self._sums = self._in_slots.sums(*self._arguments, slots, self._residual)
+            return
+        hidden, topk_ids, _ = self._arguments
+        if self._pairs is None:
+            self._pairs = torch.empty(topk_ids.numel(), hidden.shape[1])
+        self._in_slots.pairs(*self._arguments, slots, self._pairs)
 
     def sums(self) -> Tensor:
-        """Return each token's results added up in ascending order of expert: [T, H]."""
-        ranks = self._topk_ids.argsort(dim=1)
-        ranks += torch.arange(0, self._topk_ids.numel(), self._top_k).unsqueeze(1)
-        out = self._results.index_select(0, ranks[:, 0])
-        for k in range(1, self._top_k):
-            out += self._results.index_select(0, ranks[:, k])
-        return out
-
-
-def _pairs_by_expert(topk_ids: Tensor) -> dict[int, Tensor]:
-    """Return the places of each expert in the flattened topk_ids."""
-    ids, order = topk_ids.flatten().sort(stable=True)
-    experts, counts = torch.unique_consecutive(ids, return_counts=True)
-    return dict(zip(experts.tolist(), torch.split(order, counts.tolist()), strict=True))
+        """Return each token's results added up in ascending order of expert, plus the residual: [T, H]."""
+        if self._sums is None:
+            assert self._pairs is not None
+            self._sums = add_pairs(self._pairs, self._arguments[1], self._residual)
+        return self._sums

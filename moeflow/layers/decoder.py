@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from moeflow.core.model_config import ModelConfig
-from moeflow.kernels.cpu_decoder import PackedDecoder
 from moeflow.kernels.embedding import embedding
 from moeflow.kernels.linear import linear
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.decoder_layer import DecoderLayer
 from moeflow.layers.norm import RMSNorm
+from moeflow.layers.packed_layers import PackedLayers
 from moeflow.layers.placement import Destination, Placement, whole
 from moeflow.layers.rotary import RotaryEmbedding
 
@@ -31,8 +31,7 @@ class CausalLM:
         self.lm_head = (
             self.embed_tokens if config.tie_word_embeddings else place.embedding(config.vocab_size, config.hidden_size)
         )
-        packed = [layer.packed() for layer in self.layers]
-        self._packed = None if None in packed else PackedDecoder([layer for layer in packed if layer is not None])
+        self._packed = PackedLayers.of(self.layers, place)
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, place.device)
 
     @torch.inference_mode()
@@ -44,7 +43,7 @@ class CausalLM:
         hidden = embedding(token_ids, self.embed_tokens)
         rotary = self.rotary(context.positions, hidden.dtype)
         if self._packed is not None and context.kv.is_for_kernels:
-            hidden = self._packed(hidden, rotary.cos, rotary.sin, context.kv.layers, context.attention)
+            hidden = self._packed(hidden, rotary, context)
         else:
             for layer in self.layers:
                 hidden = layer(hidden, rotary, context)

@@ -73,7 +73,7 @@ class DecoderLayer:
 
     def post_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Shapes: hidden [T, H] as it came into the layer, attended [T, Q * D] -> [T, H]."""
-        if self._stage is not None:
+        if self._stage is not None and not isinstance(self.mlp, MLP) and self.mlp.is_one_call:
             return self._stage(hidden, attended)
         hidden = self.self_attn.o_proj(attended, residual=hidden)
         return self.mlp(self.post_attention_layernorm(hidden), residual=hidden)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from moeflow.kernels.cpu import PackedExperts, PackedWeight
 from moeflow.kernels.cpu_stages import MoEStage
 from moeflow.kernels.routing import SoftmaxTopK
@@ -10,7 +12,12 @@ from moeflow.layers.norm import RMSNorm
 
 
 def expert_stage(
-    o_proj: Linear, norm: RMSNorm, router: PackedWeight | None, choose: SoftmaxTopK, experts: PackedExperts
+    o_proj: Linear,
+    norm: RMSNorm,
+    router: PackedWeight | None,
+    choose: SoftmaxTopK,
+    experts: PackedExperts,
+    slots: Tensor | None = None,
 ) -> MoEStage | None:
     """Return the call; None if the output projection is not packed. Without a router the network is dense."""
     if not isinstance(o_proj.weight, PackedWeight):
@@ -23,4 +30,5 @@ def expert_stage(
         router=router,
         choose=choose,
         experts=experts,
+        slots=slots,
     )

@@ -39,6 +39,8 @@ class MLP:
 class FusedMLP:
     """The same packed, in one call."""
 
+    is_one_call = True  # as `MoE` says it
+
     def __init__(self, weights: PackedExperts) -> None:
         self.weights = weights
 

@@ -79,13 +79,17 @@ class MoE:
 
     def stage(self, o_proj: Linear, norm: RMSNorm) -> MoEStage | None:
         """Return one call for all that follows attention in a layer with this block; None if there is none."""
-        if self.on_route is not None or not (
-            isinstance(self.router, PackedWeight)
-            and isinstance(self.weights, PackedExperts)
-            and isinstance(self.choose, SoftmaxTopK)
-        ):
+        router, weights, choose = self.router, self.weights, self.choose
+        if not (isinstance(router, PackedWeight) and isinstance(choose, SoftmaxTopK)):
             return None
-        return expert_stage(o_proj, norm, self.router, self.choose, self.weights)
+        if isinstance(weights, CachedExperts):
+            return expert_stage(o_proj, norm, router, choose, weights.pool.slots, weights.slots)
+        return expert_stage(o_proj, norm, router, choose, weights) if isinstance(weights, PackedExperts) else None
+
+    @property
+    def is_one_call(self) -> bool:
+        """Whether that call does all by itself: no expert may be missing, and nobody hears what the router chose."""
+        return self.on_route is None and isinstance(self.weights, PackedExperts)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination); experts that are kept elsewhere are left out."""

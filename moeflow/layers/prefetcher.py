@@ -9,8 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+import torch
 from torch import Tensor
 
+from moeflow.kernels.cpu_decoder import NOTHING, Expected
 from moeflow.layers.moe import MoE
 from moeflow.memory.cache_stats import CacheStats
 from moeflow.memory.expert_cache import ExpertCache
@@ -72,6 +74,28 @@ class Prefetcher:
             self._predictor.see_input(layer, hidden)
         following = (layer + 1) % self._num_layers
         self._cache.prefetch(following, self._predictor.predict(following))
+
+    def see_hits(self, first_layer: int, topk_ids: Tensor) -> None:
+        """Hear what the routers of layers chose that had all of it. Shapes: topk_ids [layers, T, K]."""
+        if isinstance(self._predictor, NextRouter):
+            return
+        for layer, ids in enumerate(topk_ids.flatten(1).tolist(), first_layer):
+            self._predictor.observe(layer, ids)
+        is_last = first_layer + len(topk_ids) == self._num_layers
+        if is_last and self._governor.is_on and not self._is_large_pass:
+            self._cache.prefetch(0, self._predictor.predict(0))
+
+    def expected(self, num_tokens: int) -> Expected:
+        """Return what a pass of so many tokens will probably need: it is to be told to `see` if that is absent."""
+        self._is_large_pass = num_tokens > _MAX_TOKENS
+        if not self._governor.is_on or self._is_large_pass:
+            return NOTHING
+        if isinstance(self._predictor, NextRouter):
+            return Expected(by_next_router=True)
+        guesses = torch.zeros(self._num_layers, self._cache.num_experts, dtype=torch.uint8)
+        for layer in range(self._num_layers):
+            guesses[layer, self._predictor.predict(layer)] = 1
+        return Expected(guesses=guesses)
 
     def end_pass(self) -> str | None:
         """Let the governor judge; return what it says if it switches."""

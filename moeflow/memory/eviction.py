@@ -13,6 +13,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+Experts = NDArray[np.int64]
 Scores = NDArray[np.float64]
 
 HALF_LIFE_PASSES: Final = 128  # of a use in the policies that count uses
@@ -25,8 +26,8 @@ class EvictionPolicy(Protocol):
         """Hear that an expert got a slot."""
         ...
 
-    def on_use(self, expert: int, now: int) -> None:
-        """Hear that a pass needs an expert, whether or not it is resident."""
+    def on_use(self, experts: Experts, now: int) -> None:
+        """Hear that a pass needs these experts, distinct and in this order, whether or not they are resident."""
         ...
 
     def scores(self, now: int) -> Scores:
@@ -51,7 +52,7 @@ class FIFO:
         self._num_loads += 1
         self._loaded[expert] = self._num_loads
 
-    def on_use(self, expert: int, now: int) -> None:
+    def on_use(self, experts: Experts, now: int) -> None:
         """Uses do not count."""
 
     def scores(self, now: int) -> Scores:
@@ -69,10 +70,10 @@ class LRU:
     def on_load(self, expert: int) -> None:
         """Loads do not count: what was prefetched in vain goes soon."""
 
-    def on_use(self, expert: int, now: int) -> None:
+    def on_use(self, experts: Experts, now: int) -> None:
         """Note the order."""
-        self._num_uses += 1
-        self._used[expert] = self._num_uses
+        first, self._num_uses = self._num_uses + 1, self._num_uses + len(experts)
+        self._used[experts] = np.arange(first, self._num_uses + 1)
 
     def scores(self, now: int) -> Scores:
         """Return the order of the last uses."""
@@ -90,8 +91,8 @@ class _DecayedCounts:
         self._half_life = half_life
         self.logs = np.full(num_experts, -np.inf)
 
-    def add(self, expert: int, now: int) -> None:
-        self.logs[expert] = np.logaddexp2(self.logs[expert], now / self._half_life)
+    def add(self, experts: Experts, now: int) -> None:
+        self.logs[experts] = np.logaddexp2(self.logs[experts], now / self._half_life)
 
     def at(self, now: int) -> Scores:
         """Return the counts as they are at a pass."""
@@ -107,9 +108,9 @@ class LFU:
     def on_load(self, expert: int) -> None:
         """Loads do not count."""
 
-    def on_use(self, expert: int, now: int) -> None:
-        """Count it."""
-        self._counts.add(expert, now)
+    def on_use(self, experts: Experts, now: int) -> None:
+        """Count them."""
+        self._counts.add(experts, now)
 
     def scores(self, now: int) -> Scores:
         """Return the counts' logarithms."""
@@ -126,10 +127,10 @@ class LFRU:
     def on_load(self, expert: int) -> None:
         """Loads do not count."""
 
-    def on_use(self, expert: int, now: int) -> None:
-        """Count it and note when."""
-        self._counts.add(expert, now)
-        self._last[expert] = now
+    def on_use(self, experts: Experts, now: int) -> None:
+        """Count them and note when."""
+        self._counts.add(experts, now)
+        self._last[experts] = now
 
     def scores(self, now: int) -> Scores:
         """Return uses per pass of age."""
@@ -155,10 +156,11 @@ class Belady:
     def on_load(self, expert: int) -> None:
         """Loads do not change the future."""
 
-    def on_use(self, expert: int, now: int) -> None:
-        """Advance by one use."""
-        self._scores[expert] = -self._next[self._position]
-        self._position += 1
+    def on_use(self, experts: Experts, now: int) -> None:
+        """Advance by so many uses."""
+        end = self._position + len(experts)
+        self._scores[experts] = -self._next[self._position : end]
+        self._position = end
 
     def scores(self, now: int) -> Scores:
         """Return the next uses, the latest lowest."""

@@ -4,6 +4,9 @@ A pass takes a *lease* on the experts of a layer that its tokens chose. Until it
 done by others, in other threads (`StartLoads`); here it is decided what to load where, and who waits. Prefetches take
 a slot only from experts that nobody uses and never one from another prefetch that may still prove right. Nothing of
 this changes what is computed, only when.
+
+Kernels that run over several layers take no lease: they read in `slot_table` what is resident. While they do, between
+`begin_read` and `end_read`, nobody is evicted.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from moeflow.memory.eviction import EvictionPolicy, choose_victim
 from moeflow.memory.lease import Lease
 from moeflow.memory.load_job import LoadJob, StartLoads
 from moeflow.memory.scan import Scan
+from moeflow.memory.slot_table import ABSENT, LOADING, SlotTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,9 @@ class ExpertCache:
         self._held = np.zeros(num_layers, np.int64)  # slots of each layer
         self._scan: Scan | None = None  # of a pass that needs nearly all experts
         self._free = list(range(num_slots - 1, -1, -1))
+        self._filled = bytearray(num_slots)  # 1 for slots that have held an expert
+        self._table = SlotTable(num_layers, num_experts)
+        self._is_read = False  # the table, by kernels
         self._now = 0
         self._stats = CacheStats()
         self._changed = threading.Condition()  # its lock may be taken again by who has it
@@ -94,8 +101,8 @@ class ExpertCache:
         with self._changed:
             if self._scan is None:
                 self._drop_wrong_prefetches(layer, numbers)
+            self._policy.on_use(np.array(numbers, np.int64), self._now)
             for number in numbers:
-                self._policy.on_use(number, self._now)
                 self._num_leases[number] += 1
                 self._evictable[number] = False
             try:
@@ -167,6 +174,50 @@ class ExpertCache:
                     jobs.append(self._place(number, slot, is_prefetch=True))
             self._start(jobs)
 
+    @property
+    def slot_table(self) -> NDArray[np.int32]:
+        """The slot of each expert, or what `slot_table.py` says of those without: [layers, experts], read-only."""
+        return self._table.slots
+
+    def begin_read(self) -> bool:
+        """Bring the table up to date and evict nobody until `end_read`; return whether an expert is absent."""
+        with self._changed:
+            self._table.publish()
+            self._is_read = True
+            return self._table.has_absent
+
+    def end_read(self, first_layer: int, topk_ids: NDArray[np.int64]) -> None:
+        """Count what kernels found in the table on their way through layers: as many as `topk_ids` [layers, T, K] has.
+
+        Takes the place of a lease on the experts of each of them.
+        """
+        size, end_layer = self.num_experts, first_layer + len(topk_ids)
+        numbers = np.unique(topk_ids + np.arange(first_layer, end_layer)[:, np.newaxis, np.newaxis] * size)
+        with self._changed:
+            self._is_read = False
+            self._stats.hits += len(numbers)
+            self._policy.on_use(numbers, self._now)
+            for number in self._unused.intersection(numbers.tolist()) if self._unused else ():
+                self._note_used(number)
+            self._drop_prefetches(first_layer * size, end_layer * size)
+            self._changed.notify_all()
+
+    def resize(self, num_slots: int, move: Callable[[int, int], None]) -> int:
+        """Use so many slots, or as few as leases allow; return how many are used now.
+
+        The worst experts by the policy leave. Those that stay and whose slots go are moved, by `move(from, to)`.
+
+        Blocks: while loads that have begun and that nobody waits for write into slots that go.
+        """
+        with self._changed:
+            if num_slots < self.num_slots:
+                num_slots = self._shrink(num_slots, move)
+            else:
+                self._free[:0] = range(num_slots - 1, self.num_slots - 1, -1)
+                self._filled.extend(bytes(num_slots - self.num_slots))
+            self.num_slots = num_slots
+            return num_slots
+
     def stats(self) -> CacheStats:
         """Return the counters as they are now."""
         with self._changed:
@@ -177,6 +228,12 @@ class ExpertCache:
         """How many experts are resident."""
         with self._changed:
             return self.num_slots - len(self._free) - len(self._jobs)
+
+    @property
+    def num_filled(self) -> int:
+        """How many slots have held an expert since they came into use: their memory is taken."""
+        with self._changed:
+            return self._filled.count(1)
 
     def slot_of(self, layer: int, expert: int) -> int | None:
         """Return an expert's slot if it is resident."""
@@ -201,6 +258,11 @@ class ExpertCache:
                 assert not (is_resident and is_loading)
                 assert self._num_leases[number] >= 0
                 assert bool(self._evictable[number]) == (is_resident and not self._num_leases[number])
+            table = self._table.slots.ravel().tolist()
+            for number, slot in enumerate(self._slots):
+                now = slot if self._is_resident[number] else LOADING if slot >= 0 else ABSENT
+                assert self._table.noted(number) == now
+                assert not self._is_read or table[number] < 0 or table[number] == now
             held = [slot >= 0 for slot in self._slots]
             assert np.reshape(held, (self._num_layers, -1)).sum(axis=1).tolist() == self._held.tolist()
 
@@ -258,6 +320,9 @@ class ExpertCache:
 
     def _find_slot(self) -> int:
         while not self._free:
+            if self._is_read:
+                self._wait_for_change()
+                continue
             preferred = self._evictable & ~self._awaited
             slot = self._evict(preferred if preferred.any() else self._evictable, for_demand=True)
             if slot is not None:
@@ -288,8 +353,8 @@ class ExpertCache:
         return any([self._cancel(job) for job in idle])
 
     def _evict(self, candidates: NDArray[np.bool_], *, for_demand: bool) -> int | None:
-        """Free the slot of a candidate and return it; None if there is none."""
-        number = self._victim(candidates, for_demand=for_demand)
+        """Free the slot of a candidate and return it; None if there is none, or kernels may be reading any."""
+        number = None if self._is_read else self._victim(candidates, for_demand=for_demand)
         if number is None:
             return None
         self._stats.evictions += 1
@@ -313,6 +378,7 @@ class ExpertCache:
         job = LoadJob(number, slot, is_prefetch=is_prefetch)
         self._jobs[number] = job
         self._slots[number] = slot
+        self._table.note(number, LOADING)
         self._held[number // self.num_experts] += 1
         self._awaited[number] = is_prefetch
         self._policy.on_load(number)
@@ -349,14 +415,42 @@ class ExpertCache:
         self._free.append(self._take_slot(job.expert))
         self._changed.notify_all()
 
+    def _shrink(self, num_slots: int, move: Callable[[int, int], None]) -> int:
+        """Empty the slots from `num_slots` on, but for those that leases hold, and return how many are left."""
+        self._cancel_idle()
+        while self._is_read or any(
+            job.slot >= num_slots and not self._num_leases[job.expert] for job in self._jobs.values()
+        ):
+            self._wait_for_change()
+        leased = [slot for slot, leases in zip(self._slots, self._num_leases, strict=True) if slot >= 0 and leases]
+        num_slots = max([num_slots, *(slot + 1 for slot in leased)])
+        while self.num_slots - len(self._free) > num_slots:
+            preferred = self._evictable & ~self._awaited
+            slot = self._evict(preferred if preferred.any() else self._evictable, for_demand=True)
+            assert slot is not None, "all but leased experts and loads that nobody waits for can be evicted"
+            self._free.append(slot)
+        self._free = [slot for slot in self._free if slot < num_slots]
+        for number, slot in enumerate(self._slots):
+            if slot >= num_slots:
+                self._slots[number] = self._free.pop()
+                self._filled[self._slots[number]] = 1
+                self._table.note(number, self._slots[number])
+                move(slot, self._slots[number])
+        del self._filled[num_slots:]
+        return num_slots
+
     def _take_slot(self, number: int) -> int:
         slot, self._slots[number] = self._slots[number], -1
+        self._table.note(number, ABSENT)
         self._held[number // self.num_experts] -= 1
         return slot
 
     def _drop_wrong_prefetches(self, layer: int, needed: Sequence[int]) -> None:
         """A pass has reached the layer: what was prefetched for it has proved right or wrong."""
-        first, end = layer * self.num_experts, (layer + 1) * self.num_experts
+        self._drop_prefetches(layer * self.num_experts, (layer + 1) * self.num_experts, needed)
+
+    def _drop_prefetches(self, first: int, end: int, needed: Sequence[int] = ()) -> None:
+        """Forget that prefetches for experts of these numbers were hoped for; cancel those that are not needed."""
         self._awaited[first:end] = False
         wrong = [job for number, job in self._jobs.items() if first <= number < end and number not in needed]
         for job in wrong:
@@ -395,6 +489,8 @@ class ExpertCache:
                 return
             del self._jobs[number]
             self._is_resident[number] = True
+            self._filled[job.slot] = 1
+            self._table.note(number, job.slot)
             self._evictable[number] = not self._num_leases[number]
             if not job.is_prefetch:
                 self._stats.demand_bytes += self._slab_bytes

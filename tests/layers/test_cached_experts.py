@@ -146,7 +146,12 @@ def test_an_expert_that_cannot_be_read_fails_the_pass_and_holds_nothing(layers):
 def test_who_watches_hears_of_a_layer_once_its_loads_are_queued(layers):
     pool, disk = make_pool(layers["int8"], 2)
     heard = []
-    pool.after_routing = lambda layer, hidden, ids: heard.append((layer, len(disk.pending), ids.tolist()))
+
+    class Ahead:
+        def see(self, layer, hidden, ids):
+            heard.append((layer, len(disk.pending), ids.tolist()))
+
+    pool.ahead = Ahead()
     pool.add_layer()
     ids = torch.tensor([[3, 1], [0, 2]])
     pool.add_layer()(torch.randn(2, HIDDEN), ids, torch.rand(2, 2))

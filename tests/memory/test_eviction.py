@@ -21,7 +21,7 @@ def replay(policy, uses, num_slots, on_evict=lambda victim, resident, now: None)
     resident = np.zeros(NUM_EXPERTS, bool)
     num_loads = 0
     for now, expert in enumerate(uses):
-        policy.on_use(expert, now)
+        policy.on_use(np.array([expert]), now)
         if resident[expert]:
             continue
         if resident.sum() == num_slots:
@@ -102,7 +102,7 @@ def test_what_may_not_be_evicted_is_not():
     policies = [make(NUM_EXPERTS) for make in POLICIES.values()]
     for policy, expert in itertools.product(policies, range(NUM_EXPERTS)):
         policy.on_load(expert)
-        policy.on_use(expert, expert)
+        policy.on_use(np.array([expert]), expert)
     only = np.zeros(NUM_EXPERTS, bool)
     only[4] = True
     assert [choose_victim(policy, only, 9) for policy in policies] == [4] * len(policies)
@@ -111,8 +111,8 @@ def test_what_may_not_be_evicted_is_not():
 def test_counts_of_a_long_run_do_not_overflow():
     policy = LFRU(NUM_EXPERTS, HALF_LIFE)
     for now in (0, 10**7):
-        policy.on_use(0, now)
-    policy.on_use(1, 10**7)
+        policy.on_use(np.array([0]), now)
+    policy.on_use(np.array([1]), 10**7)
     scores = policy.scores(10**7)
     assert np.isfinite(scores).all()
     assert scores[0] == pytest.approx(scores[1])

@@ -51,7 +51,7 @@ class Disk:
     """Starts loads and leaves them lying until somebody plays them."""
 
     def __init__(self, num_slots):
-        self.contents = ["empty"] * num_slots
+        self.contents = ["empty"] * max(num_slots, 6)
         self.loads = []
 
     def start(self, jobs, on_done):
@@ -132,6 +132,22 @@ class CacheMachine(RuleBasedStateMachine):
         lease, _ = self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
         lease.release()
         lease.release()
+
+    @rule(num_slots=st.integers(1, 6))
+    def resize(self, num_slots):
+        leased = self.leased()
+        for load in self.disk.waiting():
+            if load.has_begun and load.job.expert not in leased:  # else the cache would wait for them
+                self.finish(load)
+        have = self.cache.resize(num_slots, self.move)
+        held = [slot for lease, _ in self.leases for slot in lease.slots.values()]
+        assert have == self.cache.num_slots
+        assert have == num_slots or num_slots < have == max(held) + 1
+        assert self.cache.num_filled <= have
+        self.disk.contents[have:] = ["given back"] * (len(self.disk.contents) - have)
+
+    def move(self, source, target):
+        self.disk.contents[target] = self.disk.contents[source]
 
     @rule()
     def begin_pass(self):
@@ -421,3 +437,33 @@ def test_loads_that_cannot_be_started_leave_nothing_behind():
             attempt()
         cache.check_integrity()
     assert cache.num_resident == 0
+
+
+def test_the_best_stay_when_slots_go():
+    cache, disk = make_cache(4)
+    for expert in range(4):
+        cache.begin_pass()
+        use(cache, disk, 0, [expert])
+    assert cache.num_filled == 4
+    cache.begin_pass()
+    use(cache, disk, 0, [1])
+    moves = []
+    lower = cache.slot_of(0, 3), cache.slot_of(0, 1)
+    assert cache.resize(2, lambda source, target: moves.append((source, target))) == 2
+    assert [cache.slot_of(0, expert) is not None for expert in range(4)] == [False, True, False, True]
+    assert {source for source, _ in moves} == {slot for slot in lower if slot >= 2}
+    assert (cache.num_slots, cache.num_resident, cache.num_filled) == (2, 2, 2)
+    assert cache.resize(3, pytest.fail) == 3
+    use(cache, disk, 0, [0])
+    assert (cache.num_resident, cache.num_filled) == (3, 3)
+    cache.check_integrity()
+
+
+def test_leased_slots_are_never_taken():
+    cache, disk = make_cache(4)
+    lease = cache.acquire(1, [0, 1, 2])
+    disk.finish_all()
+    assert cache.resize(1, pytest.fail) == 3
+    lease.release()
+    assert cache.resize(1, lambda *_: None) == 1
+    assert cache.num_resident == 1
