@@ -1,27 +1,11 @@
-"""What the machine can do at best: bytes read a second, and float32 operations a second, by all threads together.
-
-Reading: each thread looks through its own part of a buffer, far larger than any cache, for a byte that is not
-there (libc's memchr, the plainest vectorized read there is, which holds no lock). Computing: torch's product of
-two square matrices of 2048 rows, which the BLAS beneath runs near the peak.
-"""
+"""The machine's own speed beside what is measured: samples of what it can do at best."""
 
 from __future__ import annotations
 
-import ctypes
 import statistics
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import torch
-
-from moeflow.core.units import MIB
-
-BUFFER_BYTES = 512 * MIB
-MATRIX_SIZE = 2048  # 0.07 s at 245 GFLOP/s
-TRIES = 3  # a sample is the best of so many, since whatever disturbs one only slows it down
+from moeflow.kernels.ceilings import measure_flops, measure_read
 
 
 @dataclass
@@ -46,49 +30,3 @@ class Ceilings:
     def flops(self) -> float:
         """Float32 operations a second, the median sample."""
         return statistics.median(self.flops_per_s)
-
-
-def measure_read(num_threads: int, buffer_bytes: int = BUFFER_BYTES) -> float:
-    """Return bytes read a second by that many threads."""
-    memchr = ctypes.CDLL(None).memchr
-    memchr.restype = ctypes.c_void_p
-    memchr.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
-    part = buffer_bytes // num_threads
-    buffer = torch.ones(part * num_threads, dtype=torch.uint8)
-    address = buffer.data_ptr()
-
-    def read(index: int) -> bool:
-        return memchr(address + index * part, 0, part) is None
-
-    best_s = float("inf")
-    with ThreadPoolExecutor(num_threads) as threads:
-        for _ in range(TRIES + 1):  # the first wakes the threads
-            start = time.perf_counter()
-            is_absent = all(threads.map(read, range(num_threads)))
-            best_s = min(best_s, time.perf_counter() - start)
-            assert is_absent, "the whole buffer must be read"
-    return part * num_threads / best_s
-
-
-def measure_flops(num_threads: int, size: int = MATRIX_SIZE) -> float:
-    """Return float32 operations a second."""
-    with torch_threads(num_threads), torch.inference_mode():
-        a, b = torch.rand(size, size), torch.rand(size, size)
-        out = a @ b  # warm-up
-        best_s = float("inf")
-        for _ in range(TRIES):
-            start = time.perf_counter()
-            torch.mm(a, b, out=out)
-            best_s = min(best_s, time.perf_counter() - start)
-    return 2.0 * size**3 / best_s
-
-
-@contextmanager
-def torch_threads(num_threads: int) -> Iterator[None]:
-    """Let torch compute with that many threads for a while."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moeflow.bench.ceilings import Ceilings, measure_flops, measure_read, torch_threads
+from moeflow.bench.ceilings import Ceilings
 from moeflow.bench.memory import peak_bytes, reset_peak, resident_bytes
+from moeflow.kernels.ceilings import measure_flops, measure_read, torch_threads
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])

@@ -1,0 +1,20 @@
+"""Shapes of models by name: bare `config.json` files that moeflow ships, to plan and simulate with.
+
+DBRX is written down in Mixtral's keys: the same matrices, which is all that costs are reckoned from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+_SHIPPED = files("moeflow.planner") / "models"
+_SUFFIX: Final = ".json"
+
+
+def shipped_models() -> Mapping[str, Path]:
+    """Return the file of each shipped shape by its name."""
+    found = {file.name.removesuffix(_SUFFIX): Path(str(file)) for file in _SHIPPED.iterdir()}
+    return {name: file for name, file in sorted(found.items()) if file.suffix == _SUFFIX}
