@@ -20,6 +20,7 @@ class SchedulerConfig:
     max_running: int = 32  # requests in a pass at most
     max_batch_tokens: int = 512  # tokens in a pass at most: bounds how long decodes wait for a prefill chunk
     prefix_caching: bool = True
+    num_kept_blocks: int | None = None  # that keep their memory while nobody uses them; None: all
     policy: str = "continuous"  # or "static", the baseline that benchmarks compare with
     batch_timeout_s: float = 0.05  # static: how long the oldest request waits for a batch to fill
 
@@ -31,8 +32,20 @@ class ExpertSlotsConfig:
     slab_file: str  # made first if it is not there
     num_slots: int  # experts in memory, over all layers
     slab_bytes: int  # of one expert
+    least_slots: int = 1  # that experts keep whatever else needs memory
     policy: str = "lfru"  # who is evicted: a name of memory/eviction.py
     predictor: str = "none"  # what experts are read ahead by: "next-router", "frequency", "previous-token"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """What a memory limit is planned to be used for. What then really is held is measured before each pass."""
+
+    limit_bytes: int  # for all processes together
+    process_bytes: int  # Python, torch, tokenizer; if it is served, of both processes
+    weight_bytes: int  # that stay in memory
+    work_bytes: int  # of a pass of max_batch_tokens
+    is_served: bool = False  # by a process of its own, the parent of the engine's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +66,13 @@ class EngineConfig:
     experts: ExpertSlotsConfig | None = None  # None: all experts are resident
     offload: OffloadConfig | None = None  # to a device that is smaller than the model; None: `device` computes all
     packed_file: str = ""  # slab file that all weights are mapped from; empty: they are packed from the checkpoint
-    memory_bytes: int = 0  # that the user allows in all; 0: what there is
+    memory: MemoryPlan | None = None  # None: the user set no limit
     record_routing: str = ""  # file that gets what routers choose; empty: none
     graph_file: str = ""  # file that gets a pass's tasks as a graph; empty: none
     trace_file: str = ""  # file that gets what each lane did when, at the end; empty: none
     reasons: tuple[tuple[str, str], ...] = ()  # (setting, why it was decided so), for people
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the user allows in all; 0: what there is."""
+        return 0 if self.memory is None else self.memory.limit_bytes

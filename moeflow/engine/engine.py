@@ -104,6 +104,7 @@ class Engine:
                 outputs += self._fail(batch, error)
             else:
                 outputs += self._complete(batch, result, self._clock() - started_s)
+        self._runner.settle(self._scheduler.blocks)
         return outputs
 
     def stats(self) -> EngineStats:

@@ -74,6 +74,7 @@ class ExpertPlan:
             slab_file=str(self.slab_file),
             num_slots=min(num_slots, self.spec.num_slabs),
             slab_bytes=self.spec.slab_bytes,
+            least_slots=self.least_slots,
             policy=self.policy,
             predictor=self.predictor,
         )
@@ -82,6 +83,6 @@ class ExpertPlan:
         """Say what was decided."""
         made = "is" if self.slab_file.exists() else "will be"
         return (
-            f"{config.num_slots} of {self.spec.num_slabs} in memory, of {format_bytes(self.spec.slab_bytes)} each; the "
-            f"others come from {self.slab_file}, which {made} there ({format_bytes(self.spec.file_bytes)})"
+            f"up to {config.num_slots} of {self.spec.num_slabs} in memory, of {format_bytes(self.spec.slab_bytes)} "
+            f"each; the others come from {self.slab_file}, which {made} there ({format_bytes(self.spec.file_bytes)})"
         )

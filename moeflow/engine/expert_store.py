@@ -19,16 +19,18 @@ from moeflow.engine.messages import ExpertStats
 from moeflow.engine.slab_files import ensure_slab_file, formats_of
 from moeflow.kernels.cpu import PackedExperts
 from moeflow.kernels.weight_format import WeightFormat
-from moeflow.layers.cached_experts import WAITS, ExpertPool, Spanned
+from moeflow.layers.cached_experts import ExpertPool
 from moeflow.layers.decoder import CausalLM
 from moeflow.layers.moe import MoE
 from moeflow.layers.prefetcher import NextRouter, Prefetcher
+from moeflow.layers.spans import WAITS, Spanned
 from moeflow.memory.disk_reader import DiskReader, ReadFuture, probe_read_depth
+from moeflow.memory.elastic_slots import ElasticSlots
 from moeflow.memory.eviction import POLICIES
 from moeflow.memory.expert_cache import ExpertCache
 from moeflow.memory.slab_file import SlabIndex
 from moeflow.memory.slab_reader import SlabReader
-from moeflow.memory.slot_arena import SlotArena
+from moeflow.memory.slot_arena import SlotArena, num_slots_in
 from moeflow.models.registry import read_model_config
 from moeflow.predict.frequency import FrequencyPredictor
 from moeflow.predict.predictor import Predictor
@@ -49,18 +51,23 @@ class ExpertStore:
         shape: ModelConfig,
         config: ExpertSlotsConfig,
         *,
-        memory_bytes: int,
+        memory_bytes: int = 0,
         trace: Trace | None = None,
     ) -> None:
-        """Open the slab file and allocate the slots. Raises: CheckpointError, CapacityError."""
+        """Open the slab file and reserve the slots; `memory_bytes` is what all together may take, 0: not limited.
+
+        Raises: CheckpointError, CapacityError.
+        """
         self._memory_bytes = memory_bytes
         self._predictor_name = config.predictor
         self._prefetcher: Prefetcher | None = None
         self.index = index
         self._spec = spec = index.spec
-        arena = SlotArena(config.num_slots, spec.slab_bytes)
+        most_slots = max(min(num_slots_in(memory_bytes, spec.slab_bytes), spec.num_slabs), config.num_slots)
+        arena = SlotArena(most_slots, spec.slab_bytes)
         self._reader = SlabReader(index, arena.view(0))
-        depth = probe_read_depth(self._reader, arena)
+        depth = probe_read_depth(self._reader, arena, config.num_slots)
+        arena.give_back(0)
         self._lane = Lane("disk", depth, trace=trace)
 
         def submit(work: Callable[[], None], is_urgent: bool, expert: int, num_bytes: int) -> ReadFuture:
@@ -75,6 +82,7 @@ class ExpertStore:
             policy=POLICIES[config.policy](spec.num_slabs),
             start_loads=DiskReader(self._reader, arena, submit, num_threads=depth).start_loads,
         )
+        self.slots = ElasticSlots(self.cache, arena)
         experts = PackedExperts(
             arena.num_slots,
             shape.hidden_size,

@@ -9,6 +9,8 @@ from pathlib import Path
 import psutil
 import torch
 
+from moeflow.engine.process_memory import resident_bytes
+
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 CGROUP_USAGE = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
 
@@ -22,6 +24,7 @@ class Machine:
     available_bytes: int  # without swapping, and within the container's limit
     accelerator: str | None  # torch device name
     accelerator_free_bytes: int
+    process_bytes: int = 0  # this process holds already
 
 
 def measure_machine() -> Machine:
@@ -36,7 +39,8 @@ def measure_machine() -> Machine:
     if torch.cuda.is_available():
         accelerator = "cuda"
         free = torch.cuda.mem_get_info()[0]
-    return Machine(_num_cores(), total, max(available, 0), accelerator, free)
+    held = resident_bytes([os.getpid()])
+    return Machine(_num_cores(), total, max(available, 0), accelerator, free, held)
 
 
 def _num_cores() -> int:

@@ -22,13 +22,15 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.core.request import Request
 from moeflow.engine.expert_store import ExpertStore
+from moeflow.engine.memory_keeper import MemoryKeeper
 from moeflow.engine.messages import ExpertStats, ModelInfo, TokenLogprobs
 from moeflow.engine.offloaded_model import OffloadedModel
-from moeflow.engine.sampler import SampledToken, prompt_logprobs, sample
+from moeflow.engine.sampler import PROMPT_CHUNK, SampledToken, prompt_logprobs, sample
 from moeflow.engine.slab_files import formats_of, map_packed
 from moeflow.kernels import cpu
 from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.kernels.weight_format import WeightFormat
+from moeflow.kvcache.block_tables import BlockTables
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.decoder import CausalLM
 from moeflow.layers.moe import MoE
@@ -64,6 +66,10 @@ class Runner(Protocol):
 
     def run(self, batch: Batch) -> PassResult:
         """Compute a pass. May raise anything; the engine then fails the requests of this batch alone."""
+        ...
+
+    def settle(self, blocks: BlockTables) -> None:
+        """Between passes: give back the memory of blocks that are not needed, and limit those that may be used."""
         ...
 
     def expert_stats(self) -> ExpertStats:
@@ -106,7 +112,11 @@ class ModelRunner:
             head_dim=shape.head_dim,
             dtype=getattr(torch, config.kv_dtype),
             device=self._device,
+            gives_back=experts is not None,
         )
+        self._keeper: MemoryKeeper | None = None
+        if experts is not None and config.experts is not None and config.memory is not None:
+            self._keeper = MemoryKeeper(config.memory, shape, config.scheduler, config.experts, experts.slots, self._kv)
 
     @classmethod
     def load(cls, config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> ModelRunner:
@@ -153,10 +163,17 @@ class ModelRunner:
     def run(self, batch: Batch) -> PassResult:
         """Compute all tokens of the batch and sample where an entry asks for it.
 
-        Raises: StorageError if an expert that it needs cannot be read.
+        Raises: StorageError if an expert that it needs cannot be read, CapacityError if memory is too short.
         """
+        if self._keeper is not None:
+            self._keeper.make_room(batch)
         with self._noted(batch):
             return self._run(batch)
+
+    def settle(self, blocks: BlockTables) -> None:
+        """See `Runner.settle`."""
+        if self._keeper is not None:
+            self._keeper.settle(blocks)
 
     @contextmanager
     def _noted(self, batch: Batch) -> Iterator[None]:
@@ -224,9 +241,13 @@ class ModelRunner:
         if stop <= entry.start:
             return []
         begin = end - entry.num_tokens
-        logits = self._model.logits(hidden_states[begin : begin + stop - entry.start])
-        targets = request.token_ids(entry.start + 1, stop + 1)
-        return prompt_logprobs(logits, targets, request.sampling.prompt_logprobs or 0)
+        found: list[TokenLogprobs] = []
+        for start in range(entry.start, stop, PROMPT_CHUNK):  # logits of all positions would be many times the rest
+            end_row = min(start + PROMPT_CHUNK, stop) - entry.start + begin
+            logits = self._model.logits(hidden_states[begin + start - entry.start : end_row])
+            targets = request.token_ids(start + 1, min(start + PROMPT_CHUNK, stop) + 1)
+            found += prompt_logprobs(logits, targets, request.sampling.prompt_logprobs or 0)
+        return found
 
 
 def _set_up_threads(config: EngineConfig) -> None:

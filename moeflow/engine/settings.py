@@ -12,14 +12,16 @@ import torch
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, SchedulerConfig
+from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, MemoryPlan, SchedulerConfig
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import MIB, format_bytes
 from moeflow.engine.expert_plan import ExpertPlan
 from moeflow.engine.machine import Machine, measure_machine
+from moeflow.engine.process_memory import planned_bytes
 from moeflow.engine.slab_files import find_slab_file
 from moeflow.engine.weight_choice import WeightChoice, for_torch, own_precision, wished
+from moeflow.engine.work_space import work_bytes
 from moeflow.kernels import cpu
 from moeflow.layers.placement import WeightFormats
 from moeflow.models.registry import read_model_config
@@ -28,10 +30,11 @@ BLOCK_SIZE = 16
 DEFAULT_MAX_RUNNING = 32
 DEFAULT_MAX_BATCH_TOKENS = 512  # on two CPU cores about a second: the longest that decodes wait for a prefill
 KV_SHARE = 0.25  # of what is free once the weights are loaded
-KV_SHARE_BESIDE_SLOTS = 0.125  # if experts come from disk: the more of them are in memory, the less is read
+KV_SHARE_BESIDE_SLOTS = 0.5  # if experts come from disk, from whose slots keys and values take what they need
+KV_SHARE_KEPT = 0.125  # that unused keys and values keep there: the more experts are in memory, the less is read
 LEAST_KV_TOKENS = 2048  # weights that leave no room for so many do not count as fitting into --memory
-PROCESS_BYTES = 512 * MIB  # Python, torch and the work space of a pass, measured with the built-in model
-SERVER_BYTES = 160 * MIB  # the process that speaks HTTP, beyond what PROCESS_BYTES has to spare: measured likewise
+PROCESS_BYTES = 512 * MIB  # Python, torch and the work space of a pass, where no limit makes it matter how much
+MARGIN_BYTES = 4 * MIB  # what measuring may miss
 KV_DTYPES = {"float32": (4, 0), "bfloat16": (2, 0), "int8": (1, 4)}  # bytes of a value, of a head's scale
 
 _SMALLER = {  # what to ask for instead of a format
@@ -101,13 +104,15 @@ class _Decision:
         device = self._device()
         self.free_bytes = self._free_bytes(device)
         cpu_isa = self._cpu_isa(device)
+        max_running = _at_least_one("max_running", self.settings.max_running) or DEFAULT_MAX_RUNNING
+        max_batch_tokens = _at_least_one("max_batch_tokens", self.settings.max_batch_tokens)
+        max_batch_tokens = max_batch_tokens or max(DEFAULT_MAX_BATCH_TOKENS, max_running)
+        self.process_bytes, self.work_bytes = self._beside_weights(cpu_isa, max_batch_tokens, max_running)
         weights = self._weights(device, can_pack=bool(cpu_isa))
         dtype = "float32" if cpu_isa else weights.matrices
         plan = self._expert_plan(weights, dtype) if cpu_isa and self.settings.memory_bytes else None
         weight_bytes = self._check_weights(weights, plan)
         kv_share = KV_SHARE if plan is None else KV_SHARE_BESIDE_SLOTS
-        max_running = _at_least_one("max_running", self.settings.max_running) or DEFAULT_MAX_RUNNING
-        max_batch_tokens = _at_least_one("max_batch_tokens", self.settings.max_batch_tokens)
         kv_dtype = self._kv_dtype(device, dtype, weight_bytes, kv_share)
         num_blocks, max_model_len, kv_bytes = self._kv_cache(kv_dtype, weight_bytes, max_running, kv_share)
         return EngineConfig(
@@ -125,13 +130,14 @@ class _Decision:
                 num_blocks=num_blocks,
                 max_model_len=max_model_len,
                 max_running=max_running,
-                max_batch_tokens=max_batch_tokens or max(DEFAULT_MAX_BATCH_TOKENS, max_running),
+                max_batch_tokens=max_batch_tokens,
                 prefix_caching=self.settings.prefix_caching,
+                num_kept_blocks=None if plan is None else self._num_kept_blocks(num_blocks, kv_bytes, kv_share),
             ),
             kv_cache_bytes=kv_bytes,
-            experts=None if plan is None else self._expert_slots(plan, kv_bytes),
+            experts=None if plan is None else self._expert_slots(plan),
             packed_file=self._packed_file(weights) if cpu_isa and plan is None else "",
-            memory_bytes=self.settings.memory_bytes or 0,
+            memory=self._memory_plan(weight_bytes if plan is None else plan.resident_bytes),
             record_routing=self._record_routing(),
             graph_file="" if self.settings.graph_file is None else str(self.settings.graph_file.absolute()),
             trace_file="" if self.settings.trace_file is None else str(self.settings.trace_file.absolute()),
@@ -173,7 +179,30 @@ class _Decision:
                 f"a memory limit of {format_bytes(allowed)} is asked for, but {format_bytes(have)} are free: "
                 "ask for less or free memory"
             )
-        return allowed - SERVER_BYTES if self.settings.is_served else allowed
+        return allowed
+
+    def _beside_weights(self, cpu_isa: str, max_batch_tokens: int, max_running: int) -> tuple[int, int]:
+        """Return what processes will hold, and a pass's work space; both matter to the byte only within a limit."""
+        if not cpu_isa or self.settings.memory_bytes is None:
+            return PROCESS_BYTES, 0
+        held_bytes = planned_bytes(self.machine.process_bytes, self.shape, is_served=self.settings.is_served)
+        work = work_bytes(self.shape, num_tokens=max_batch_tokens, num_sampled=max_running)
+        return held_bytes + MARGIN_BYTES, work
+
+    @property
+    def _overhead_bytes(self) -> int:
+        return self.process_bytes + self.work_bytes
+
+    def _memory_plan(self, weight_bytes: int) -> MemoryPlan | None:
+        if self.settings.memory_bytes is None:
+            return None
+        return MemoryPlan(
+            limit_bytes=self.settings.memory_bytes,
+            process_bytes=self.process_bytes,
+            weight_bytes=weight_bytes,
+            work_bytes=self.work_bytes,
+            is_served=self.settings.is_served,
+        )
 
     def _expert_plan(self, weights: WeightChoice, dtype: str) -> ExpertPlan | None:
         """Return how experts come from disk; None if there are none, or all that is needed fits into memory."""
@@ -192,8 +221,16 @@ class _Decision:
             predictor=self.settings.predictor,
         )
 
-    def _expert_slots(self, plan: ExpertPlan, kv_bytes: int) -> ExpertSlotsConfig:
-        config = plan.slots(self.free_bytes - plan.resident_bytes - kv_bytes - PROCESS_BYTES)
+    def _num_kept_blocks(self, num_blocks: int, kv_bytes: int, kv_share: float) -> int:
+        """Return how many blocks stay in memory while nobody uses them: all, if the user says how much there is."""
+        if self.settings.kv_cache_bytes is not None:
+            return num_blocks
+        most_bytes = int(kv_bytes * KV_SHARE_KEPT / kv_share)
+        return max(most_bytes * num_blocks // max(kv_bytes, 1), 1)
+
+    def _expert_slots(self, plan: ExpertPlan) -> ExpertSlotsConfig:
+        """Return the slots there are while keys, values and work space need nothing."""
+        config = plan.slots(self.free_bytes - plan.resident_bytes - self.process_bytes)
         self.reasons.append(("experts", plan.reason(config)))
         return config
 
@@ -225,7 +262,7 @@ class _Decision:
 
     def _left(self, weights: WeightChoice) -> float:
         """Return the bytes that weights and process leave; negative if they do not fit."""
-        return self.free_bytes - weights.num_bytes(self.checkpoint) - PROCESS_BYTES
+        return self.free_bytes - weights.num_bytes(self.checkpoint) - self._overhead_bytes
 
     def _packed_file(self, weights: WeightChoice) -> str:
         """Return the slab file that all weights are mapped from; empty if there is none."""
@@ -247,17 +284,17 @@ class _Decision:
     def _check_weights(self, weights: WeightChoice, plan: ExpertPlan | None) -> int:
         """Return the bytes of the weights that must be in memory. Raises: CapacityError if they do not fit."""
         num_bytes = weights.num_bytes(self.checkpoint) if plan is None else plan.least_bytes
-        if num_bytes + PROCESS_BYTES > self.free_bytes:
+        if num_bytes + self._overhead_bytes > self.free_bytes:
             if plan is not None:
                 raise CapacityError(
                     f"{format_bytes(plan.resident_bytes)} of the weights must be in memory, and {plan.least_slots} "
-                    f"experts at a time: with the process that is {format_bytes(num_bytes + PROCESS_BYTES)} in "
+                    f"experts at a time: with the process that is {format_bytes(num_bytes + self._overhead_bytes)} in "
                     f"{weights.matrices}, but {format_bytes(self.free_bytes)} are allowed: raise the memory limit "
                     f"(--memory) or use {_SMALLER[weights.matrices]}"
                 )
             raise CapacityError(
                 f"the weights need {format_bytes(num_bytes)} in {weights.matrices} and the process "
-                f"{format_bytes(PROCESS_BYTES)} more, but {format_bytes(self.free_bytes)} of memory are free: "
+                f"{format_bytes(self._overhead_bytes)} more, but {format_bytes(self.free_bytes)} of memory are free: "
                 f"use {_SMALLER[weights.matrices]} or free memory{self._hint()}"
             )
         return num_bytes
@@ -275,7 +312,7 @@ class _Decision:
         if device != "cpu" or not cpu.is_available():
             self.reasons.append(("kv_dtype", f"{dtype}: what is computed in"))
             return dtype
-        budget = self.settings.kv_cache_bytes or int((self.free_bytes - weight_bytes - PROCESS_BYTES) * share)
+        budget = self.settings.kv_cache_bytes or int((self.free_bytes - weight_bytes - self._overhead_bytes) * share)
         if (self.settings.max_model_len or 0) * self._kv_block_bytes("float32") > budget * BLOCK_SIZE:
             self.reasons.append(("kv_dtype", "bfloat16: in float32 one request of max_model_len would not fit"))
             return "bfloat16"
@@ -288,7 +325,7 @@ class _Decision:
     def _kv_cache(self, kv_dtype: str, weight_bytes: int, max_running: int, share: float) -> tuple[int, int, int]:
         """Return number of blocks, longest request in tokens, and bytes of the cache."""
         block_bytes = self._kv_block_bytes(kv_dtype)
-        left = self.free_bytes - weight_bytes - PROCESS_BYTES
+        left = self.free_bytes - weight_bytes - self._overhead_bytes
         wish_len = _at_least_one("max_model_len", self.settings.max_model_len)
         if wish_len is not None and wish_len > self.shape.max_position:
             raise ConfigError(

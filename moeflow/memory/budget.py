@@ -66,7 +66,7 @@ class MemoryBudget:
             have = self._slots.resize(wanted)
         if have > room:
             raise CapacityError(
-                f"the memory limit of {format_bytes(self.limit_bytes)} is reached: {format_bytes(self.other_bytes)} are "
-                f"held beside experts, a pass takes up to {format_bytes(growth_bytes)} more, and {have} experts must "
-                "stay. Raise the limit (--memory), or lower --max-running, --max-model-len or --kv-cache"
+                f"the memory limit of {format_bytes(self.limit_bytes)} is reached: {format_bytes(self.other_bytes)} "
+                f"are held beside experts, a pass takes up to {format_bytes(growth_bytes)} more, and {have} experts "
+                "must stay. Raise the limit (--memory), or lower --max-running, --max-model-len or --kv-cache"
             )

@@ -141,16 +141,18 @@ class SlabLoad:
         return None
 
 
-def probe_read_depth(reader: SlabReader, arena: SlotArena) -> int:
+def probe_read_depth(reader: SlabReader, arena: SlotArena, num_slots: int) -> int:
     """Return how many threads read this file fastest: 8, unless 4 or 16 are clearly better here.
 
-    Reads into all slots, so it comes before they are used. Blocks: for a second at most, plus a read.
+    Reads into the first `num_slots` at most, so it comes before they are used.
+
+    Blocks: for a second at most, plus a read.
     """
     rates = dict.fromkeys(READ_DEPTHS, 0.0)
     chance = random.Random(0)
     for _ in range(_PROBE_ROUNDS):
         for depth in READ_DEPTHS:
-            rates[depth] += _read_rate(reader, arena, depth, chance)
+            rates[depth] += _read_rate(reader, arena, depth, chance, num_slots)
     best = READ_DEPTHS[0]
     for depth in READ_DEPTHS[1:]:
         if rates[depth] > rates[best] * _CLEARLY:
@@ -158,7 +160,7 @@ def probe_read_depth(reader: SlabReader, arena: SlotArena) -> int:
     return best
 
 
-def _read_rate(reader: SlabReader, arena: SlotArena, depth: int, chance: random.Random) -> float:
+def _read_rate(reader: SlabReader, arena: SlotArena, depth: int, chance: random.Random, num_slots: int) -> float:
     """Read random slabs with so many threads, and return bytes per second."""
     spec = reader.index.spec
     count = max(depth, _PROBE_BYTES // spec.stride_bytes)
@@ -175,7 +177,7 @@ def _read_rate(reader: SlabReader, arena: SlotArena, depth: int, chance: random.
                 continue
             done.append(spec.stride_bytes)
 
-    threads = [threading.Thread(target=read_some, args=(slot,)) for slot in range(min(depth, arena.num_slots))]
+    threads = [threading.Thread(target=read_some, args=(slot,)) for slot in range(min(depth, num_slots))]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -53,7 +53,10 @@ class Scheduler:
         self.running: list[Request] = []  # in order of admission: the last of a kind is its first to be preempted
         self.num_preemptions = 0
         self.blocks = BlockTables(
-            num_blocks=config.num_blocks, block_size=config.block_size, prefix_caching=config.prefix_caching
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            prefix_caching=config.prefix_caching,
+            num_kept=config.num_kept_blocks,
         )
         self._latency = LatencyBudget()
 

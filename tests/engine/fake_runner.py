@@ -37,6 +37,9 @@ class FakeRunner:
             created=0,
         )
 
+    def settle(self, blocks) -> None:
+        pass
+
     def expert_stats(self) -> ExpertStats:
         return ExpertStats()
 

@@ -10,7 +10,8 @@ import torch
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.units import GIB, MIB
 from moeflow.engine.machine import Machine, measure_machine
-from moeflow.engine.settings import KV_DTYPES, PROCESS_BYTES, SERVER_BYTES, Settings, decide
+from moeflow.engine.process_memory import ENGINE_BYTES, HTTP_BYTES
+from moeflow.engine.settings import KV_DTYPES, PROCESS_BYTES, Settings, decide
 from moeflow.kernels import cpu
 from moeflow.memory.kv_storage import KVStorage
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -191,36 +192,68 @@ def wide_model(tmp_path_factory) -> str:
     return str(folder)
 
 
-@needs_extension
-def test_experts_go_to_disk_if_the_memory_limit_asks_for_it(wide_model, tmp_path):
-    def config(memory_bytes, **settings):
-        wishes = {"model": wide_model, "cache_dir": tmp_path, "memory_bytes": memory_bytes, **settings}
-        return decide(Settings(**wishes), machine())
+HELD_BYTES = 200 * MIB  # by the process that decides
+LIMITED = {"kv_dtype": "float32", "max_running": 4, "max_batch_tokens": 64}
 
-    roomy = config(PROCESS_BYTES + 64 * MIB)
+
+def limited(model, folder, memory_bytes, **settings):
+    wishes = {"model": model, "cache_dir": folder, "memory_bytes": memory_bytes, **LIMITED, **settings}
+    return decide(Settings(**wishes), machine(process_bytes=HELD_BYTES))
+
+
+@pytest.fixture(scope="module")
+def overhead_bytes(wide_model, tmp_path_factory) -> int:
+    """What process and work space are planned to take."""
+    plan = limited(wide_model, tmp_path_factory.mktemp("cache"), 2 * GIB).memory
+    return plan.process_bytes + plan.work_bytes
+
+
+@needs_extension
+def test_experts_go_to_disk_if_the_memory_limit_asks_for_it(wide_model, tmp_path, overhead_bytes):
+    roomy = limited(wide_model, tmp_path, overhead_bytes + 64 * MIB)
     assert roomy.experts is None
-    assert roomy.memory_bytes == PROCESS_BYTES + 64 * MIB
-    tight = config(PROCESS_BYTES + 32 * MIB)
+    assert roomy.memory_bytes == overhead_bytes + 64 * MIB
+    tight = limited(wide_model, tmp_path, overhead_bytes + 24 * MIB)
     assert tight.experts is not None
     assert tight.weight_format == "float32"
-    assert 4 <= tight.experts.num_slots <= 20
+    assert 4 == tight.experts.least_slots < tight.experts.num_slots <= 30
     assert tight.experts.policy == "lfru"
-    taken = tight.experts.num_slots * tight.experts.slab_bytes + tight.kv_cache_bytes
-    assert 25 * MIB < taken < 32 * MIB
-    assert f"{tight.experts.num_slots} of 32 in memory" in dict(tight.reasons)["experts"]
+    assert f"up to {tight.experts.num_slots} of 32 in memory" in dict(tight.reasons)["experts"]
     assert tight.experts.slab_file.startswith(str(tmp_path / "experts"))
-    mine = config(PROCESS_BYTES + 32 * MIB, slab_file=tmp_path / "mine", expert_policy="lru")
+    mine = limited(wide_model, tmp_path, overhead_bytes + 24 * MIB, slab_file=tmp_path / "mine", expert_policy="lru")
     assert (mine.experts.slab_file, mine.experts.policy) == (str(tmp_path / "mine"), "lru")
-    assert config(PROCESS_BYTES + SERVER_BYTES + 32 * MIB, is_served=True).experts == tight.experts
 
 
 @needs_extension
-def test_a_memory_limit_below_the_least_is_refused(wide_model, tmp_path):
-    with pytest.raises(CapacityError, match=r"4 experts at a time.*515\.\d MiB are allowed.*--memory"):
-        decide(Settings(model=wide_model, memory_bytes=PROCESS_BYTES + 3 * MIB, cache_dir=tmp_path), machine())
+def test_what_a_memory_limit_is_used_for_adds_up_to_it(wide_model, tmp_path, overhead_bytes):
+    config = limited(wide_model, tmp_path, overhead_bytes + 24 * MIB)
+    plan, experts, slot_bytes = config.memory, config.experts, config.experts.slab_bytes
+    assert plan.process_bytes > HELD_BYTES
+    assert plan.process_bytes + plan.work_bytes == overhead_bytes
+    beside_kv = plan.process_bytes + plan.weight_bytes
+    assert beside_kv + experts.num_slots * slot_bytes <= plan.limit_bytes
+    assert beside_kv + (experts.num_slots + 3) * slot_bytes > plan.limit_bytes
+    assert beside_kv + plan.work_bytes + config.kv_cache_bytes + experts.least_slots * slot_bytes <= plan.limit_bytes
+    assert config.scheduler.num_kept_blocks == max(config.scheduler.num_blocks // 4, 1)
+    asked = limited(wide_model, tmp_path, overhead_bytes + 24 * MIB, kv_cache_bytes=MIB)
+    assert asked.scheduler.num_kept_blocks == asked.scheduler.num_blocks
+
+
+@needs_extension
+def test_a_server_takes_its_own_share_of_the_limit(wide_model, tmp_path, overhead_bytes):
+    alone = limited(wide_model, tmp_path, overhead_bytes + 24 * MIB)
+    served = limited(wide_model, tmp_path, overhead_bytes + ENGINE_BYTES + HTTP_BYTES + 24 * MIB, is_served=True)
+    assert served.experts == alone.experts
+    assert served.memory.is_served
+
+
+@needs_extension
+def test_a_memory_limit_below_the_least_is_refused(wide_model, tmp_path, overhead_bytes):
+    with pytest.raises(CapacityError, match=r"4 experts at a time.* MiB are allowed.*--memory"):
+        limited(wide_model, tmp_path, overhead_bytes + 3 * MIB)
     with pytest.raises(CapacityError, match="ask for less"):
-        decide(Settings(model=wide_model, memory_bytes=20 * GIB), machine())
+        limited(wide_model, tmp_path, 20 * GIB)
     with pytest.raises(ConfigError, match="expert_policy 'best' is unknown"):
-        decide(Settings(model=wide_model, memory_bytes=PROCESS_BYTES + MIB, expert_policy="best"), machine())
+        limited(wide_model, tmp_path, overhead_bytes + MIB, expert_policy="best")
     with pytest.raises(CapacityError, match="come from disk"):
         decide(Settings(model=wide_model), machine(free=PROCESS_BYTES))

@@ -53,12 +53,11 @@ class BudgetMachine(RuleBasedStateMachine):
         before = self.slots.num_slots
         try:
             self.budget.make_room(growth)
-        except CapacityError as error:
+        except CapacityError:
             self.announced = 0
             least = max(LEAST, self.slots.num_leased)
             assert self.slots.num_slots == least
             assert self.other + growth + least * SLOT_BYTES > LIMIT
-            assert "--memory" in str(error)
         else:
             self.announced = growth
             assert self.slots.num_slots * SLOT_BYTES + self.other + growth <= LIMIT or self.slots.num_slots == before
@@ -118,6 +117,6 @@ def test_slots_take_what_is_left_and_come_back_when_it_stays_free():
 def test_what_cannot_be_had_says_what_is_held():
     slots = FakeSlots()
     budget = MemoryBudget(LIMIT, slots, lambda: 250, least_slots=LEAST)
-    with pytest.raises(CapacityError, match="limit of 300 B is reached: 250 B .* 31 B more, and 2 experts must stay"):
+    with pytest.raises(CapacityError, match=r"limit of 300 B is reached: 250 B .* 31 B more, and 2 experts .*--memory"):
         budget.make_room(31)
     assert slots.num_slots == LEAST

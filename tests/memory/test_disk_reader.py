@@ -210,7 +210,7 @@ def test_passes_see_the_right_experts_whatever_is_prefetched(machine, damaged):
 def test_the_probe_chooses_among_depths(machine, monkeypatch):
     monkeypatch.setattr("moeflow.memory.disk_reader._PROBE_S", 0.01)
     m = machine(num_slots=3)
-    assert probe_read_depth(m.slabs, m.arena) in READ_DEPTHS
+    assert probe_read_depth(m.slabs, m.arena, m.arena.num_slots) in READ_DEPTHS
 
 
 @pytest.mark.parametrize(
@@ -218,5 +218,5 @@ def test_the_probe_chooses_among_depths(machine, monkeypatch):
 )
 def test_more_or_fewer_threads_only_if_clearly_better(monkeypatch, rates, best):
     by_depth = dict(zip(READ_DEPTHS, rates, strict=True))
-    monkeypatch.setattr("moeflow.memory.disk_reader._read_rate", lambda reader, arena, depth, chance: by_depth[depth])
-    assert probe_read_depth(None, None) == best
+    monkeypatch.setattr("moeflow.memory.disk_reader._read_rate", lambda reader, arena, depth, *_: by_depth[depth])
+    assert probe_read_depth(None, None, 1) == best

@@ -1,3 +1,5 @@
+import itertools
+
 import psutil
 import pytest
 import torch
@@ -53,4 +55,4 @@ def test_blocks_that_are_given_back_are_free_and_the_others_stay(head_dim):
 def test_runs_are_the_same_numbers(blocks):
     runs = _runs(sorted(blocks))
     assert [block for first, end in runs for block in range(first, end)] == sorted(blocks)
-    assert all(end < first for (_, end), (first, _) in zip(runs, runs[1:], strict=False))
+    assert all(end < first for (_, end), (first, _) in itertools.pairwise(runs))

@@ -1,0 +1,27 @@
+"""How much memory a pass takes beside what stays: an upper bound from shapes alone, held against runs by tests.
+
+Counts the rows that live at the same time in the layer that takes most, and the logits of those that are sampled.
+"""
+
+from __future__ import annotations
+
+from moeflow.core.model_config import ModelConfig
+from moeflow.core.units import KIB, MIB
+
+_FLOAT = 4  # bytes; activations are float32 between operations
+_BASE_BYTES = 8 * MIB  # what the allocator keeps aside, and reads of experts that are under way
+_ROW_BYTES = 4 * KIB  # of a token: positions, slots, block tables, Python's objects
+_SLACK = 1.25  # what the allocator cannot use of what was freed
+_NUM_HIDDEN = 8  # rows of the hidden size: hidden states, residual, norms, results
+_NUM_PAIR = 4  # rows for each token and expert: gathered, gate and up, result, the result in its place
+_NUM_LOGITS = 4  # rows of the vocabulary's size: logits, edited, as probabilities, sorted
+
+
+def work_bytes(shape: ModelConfig, *, num_tokens: int, num_sampled: int) -> int:
+    """Return what a pass over so many tokens, of which so many are sampled, takes at most."""
+    width = max(shape.intermediate_size, shape.dense_intermediate_size, shape.hidden_size)
+    attention = 3 * (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    experts = max(shape.top_k, 1) * _NUM_PAIR * width + 4 * shape.num_experts
+    row_bytes = _FLOAT * (_NUM_HIDDEN * shape.hidden_size + attention + experts) + _ROW_BYTES
+    logits_bytes = num_sampled * _NUM_LOGITS * _FLOAT * shape.vocab_size
+    return int(_BASE_BYTES + _SLACK * (num_tokens * row_bytes + logits_bytes))
