@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from moeflow.simulator.time_line import TimeLine
+from moeflow.simulator.time_line import TimeLine, add_steps, kv_buffer, weight_buffer
 
 COLOURS = {"continuous": "tab:blue", "static": "tab:orange"}
 OTHER_COLOUR = "tab:green"
@@ -124,24 +124,40 @@ def plot_cache_replay(
 def plot_time_lines(lines: Mapping[str, TimeLine], layers: tuple[int, int], file: Path) -> None:
     """Draw when each lane does what, from one layer to before another, with idle time hatched; a panel a pipeline.
 
-    All on one scale of time (MoE-Lightning, figure 6).
+    All on one scale of time (MoE-Lightning, figure 6). Below, what streamed weights and fetched keys and values take of
+    the device; passes are warm.
     """
-    figure = Figure(figsize=(16, 0.6 + 2.0 * len(lines)), layout="constrained")
-    axes = figure.subplots(len(lines), 1, sharex=True, squeeze=False)[:, 0]
+    figure = Figure(figsize=(16, 2.6 + 2.0 * len(lines)), layout="constrained")
+    axes = figure.subplots(len(lines) + 1, 1, sharex=True)
     windows = {name: line.window(*layers) for name, line in lines.items()}
-    scale_s = max((end_s - start_s for start_s, end_s in windows.values()), default=0.0)
-    for axis, (name, line) in zip(axes, lines.items(), strict=True):
+    scale_s = max(end_s - start_s for start_s, end_s in windows.values())
+    for axis, (name, line) in zip(axes[:-1], lines.items(), strict=True):
         start_s, end_s = windows[name]
         _draw_lanes(axis, line, start_s, end_s, scale_s)
         axis.set_title(f"{name}: {1000 * (end_s - start_s):.4g} ms", loc="left", fontsize="medium")
-        axis.set_xlim(0, 1000 * scale_s)
-    axes[-1].set_xlabel("ms; numbers are micro-batches, or pages of weights; hatched: idle")
-    patches = [Patch(facecolor=colour, label=op) for op, colour in TASK_COLOURS.items()]
-    used = {one.task.op for line in lines.values() for ones in line.lanes.values() for one in ones}
-    figure.legend(
-        handles=[patch for patch in patches if patch.get_label() in used], loc="outside right upper", fontsize="small"
+        _draw_memory(axes[-1], name, line, start_s, end_s)
+    axes[0].set_xlim(0, 1000 * scale_s)
+    axes[-1].set_title(
+        "weights, keys and values that pass through the device's memory, GB", loc="left", fontsize="medium"
     )
+    axes[-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes[-1].set_ylim(bottom=0)
+    axes[-1].grid(alpha=0.3)
+    axes[-1].set_xlabel("ms; numbers are micro-batches, or pages of weights; hatched: idle")
+    used = {one.task.op for line in lines.values() for ones in line.lanes.values() for one in ones}
+    patches = [Patch(facecolor=colour, label=op) for op, colour in TASK_COLOURS.items() if op in used]
+    figure.legend(handles=patches, loc="outside right upper", fontsize="small")
     _save(figure, file)
+
+
+def _draw_memory(axis: Axes, name: str, line: TimeLine, start_s: float, end_s: float) -> None:
+    """Draw bytes over time, cut at both ends."""
+    steps = add_steps(weight_buffer(line, is_warm=True), kv_buffer(line))
+    before = [num_bytes for time_s, num_bytes in steps if time_s <= start_s]
+    points = [(start_s, before[-1]), *(step for step in steps if start_s < step[0] < end_s)]
+    points.append((end_s, points[-1][1]))
+    times = [1000 * (time_s - start_s) for time_s, _ in points]
+    axis.step(times, [num_bytes / 1e9 for _, num_bytes in points], where="post", label=name)
 
 
 def _draw_lanes(axis: Axes, line: TimeLine, start_s: float, end_s: float, scale_s: float) -> None:
@@ -161,7 +177,8 @@ def _draw_lanes(axis: Axes, line: TimeLine, start_s: float, end_s: float, scale_
                 continue
             bar = [(1000 * (left - start_s), 1000 * (right - left))]
             colour = TASK_COLOURS.get(one.task.op, OTHER_COLOUR)
-            axis.broken_barh(bar, (row - 0.4, 0.8), facecolor=colour, edgecolor="white", linewidth=0.4)
+            edge = 0.4 if right - left > 0.003 * scale_s else 0.0  # which would hide what is thin
+            axis.broken_barh(bar, (row - 0.4, 0.8), facecolor=colour, edgecolor="white", linewidth=edge)
             if one.task.micro_batch is not None and right - left > 0.012 * scale_s:
                 middle = 500 * (left + right - 2 * start_s)
                 axis.text(middle, row, str(one.task.micro_batch + 1), ha="center", va="center", fontsize=6)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.bench.http_target import check_address as check_address
     from moeflow.bench.plots import plot_cache_replay as plot_cache_replay
     from moeflow.bench.plots import plot_latencies as plot_latencies
+    from moeflow.bench.plots import plot_time_lines as plot_time_lines
     from moeflow.bench.quality_run import answer as answer
     from moeflow.bench.quality_run import compare as compare
     from moeflow.bench.quality_run import describe_comparison as describe_comparison
@@ -43,6 +44,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.engine.upcycling import upcycle as upcycle
     from moeflow.engine.upcycling_quality import measure_quality as measure_quality
     from moeflow.kernels import cpu as cpu
+    from moeflow.models.registry import read_bare_config as read_bare_config
     from moeflow.models.registry import read_model_config as read_model_config
     from moeflow.server.config import ServerConfig as ServerConfig
     from moeflow.server.launch import serve as serve
@@ -77,6 +79,8 @@ _MODULES = {
     "pack": "moeflow.engine.slab_files",
     "plot_cache_replay": "moeflow.bench.plots",
     "plot_latencies": "moeflow.bench.plots",
+    "plot_time_lines": "moeflow.bench.plots",
+    "read_bare_config": "moeflow.models.registry",
     "read_model_config": "moeflow.models.registry",
     "run_engines": "moeflow.bench.serve_run",
     "run_server": "moeflow.bench.serve_run",

@@ -8,9 +8,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, cast
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.json_file import read_json_object
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.layers.decoder import CausalLM
@@ -50,20 +52,7 @@ def find_family(checkpoint: Checkpoint) -> Family:
 
     Raises: CheckpointError, listing what is supported, if there is none.
     """
-    model_type = checkpoint.config.get("model_type")
-    row = FAMILIES.get(model_type) if isinstance(model_type, str) else None
-    if row is None:
-        raise _unsupported(checkpoint, f"is a model of the type {model_type!r}, which is not supported")
-    architectures = checkpoint.config.get("architectures")
-    if architectures and row.architecture not in architectures:
-        raise _unsupported(checkpoint, f"is for {architectures!r}, which is not supported")
-    if checkpoint.config.get("quantization_config"):
-        raise CheckpointError(
-            "says that the weights are quantized, which is not supported in this format",
-            file=checkpoint.config_file,
-            remedy="Take the model's unquantized weights, or a GGUF file",
-        )
-    return cast(Family, importlib.import_module(row.module))
+    return _family(checkpoint.config, checkpoint.config_file)
 
 
 def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
@@ -74,6 +63,32 @@ def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
     return find_family(checkpoint).read_config(ConfigReader(checkpoint.config, checkpoint.config_file))
 
 
-def _unsupported(checkpoint: Checkpoint, problem: str) -> CheckpointError:
+def read_bare_config(file: Path) -> ModelConfig:
+    """Return the shape that a `config.json` describes which has no weights beside it.
+
+    Raises: CheckpointError as `read_model_config`, and if the file cannot be read.
+    """
+    config = read_json_object(file)
+    return _family(config, file).read_config(ConfigReader(config, file))
+
+
+def _family(config: Mapping[str, Any], file: Path) -> Family:
+    model_type = config.get("model_type")
+    row = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if row is None:
+        raise _unsupported(file, f"is a model of the type {model_type!r}, which is not supported")
+    architectures = config.get("architectures")
+    if architectures and row.architecture not in architectures:
+        raise _unsupported(file, f"is for {architectures!r}, which is not supported")
+    if config.get("quantization_config"):
+        raise CheckpointError(
+            "says that the weights are quantized, which is not supported in this format",
+            file=file,
+            remedy="Take the model's unquantized weights, or a GGUF file",
+        )
+    return cast(Family, importlib.import_module(row.module))
+
+
+def _unsupported(file: Path, problem: str) -> CheckpointError:
     supported = ", ".join(f"{model_type} ({row.architecture})" for model_type, row in FAMILIES.items())
-    return CheckpointError(problem, file=checkpoint.config_file, remedy=f"Supported are {supported}")
+    return CheckpointError(problem, file=file, remedy=f"Supported are {supported}")

@@ -79,6 +79,13 @@ class PipelineRun:
         return memory_of(self.machine, self.costs, self.workload, self.policy)
 
     @cached_property
+    def fits(self) -> dict[str, bool]:
+        """Say of each tier that is used whether it is large enough."""
+        used = {tier: num_bytes for tier, num_bytes in self.memory.items() if num_bytes > 0}
+        slack = 1 + 1e-9  # of shares that were chosen to fill it
+        return {tier: need <= self.machine.level(tier).capacity_bytes * slack for tier, need in used.items()}
+
+    @cached_property
     def _sizes(self) -> list[int]:
         """Return how many sequences each micro-batch has; the last may have fewer."""
         policy = self.policy
@@ -138,14 +145,14 @@ def make_policy(
     costs: ModelCosts,
     workload: Workload,
     *,
+    batch_size: int,
     micro_batch: int,
-    num_micro_batches: int,
     resident_share: float | None = None,
     num_devices: int = 1,
 ) -> Policy:
     """Return the policy that a pipeline implies; a share of None: as many weights on the device as fit there."""
     policy = Policy(
-        batch_size=micro_batch * num_micro_batches,
+        batch_size=batch_size,
         micro_batch=micro_batch,
         attention_on_device=not pipeline.attends_on_host,
         ffn_on_device=True,

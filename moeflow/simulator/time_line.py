@@ -128,6 +128,15 @@ def kv_buffer(line: TimeLine) -> list[tuple[float, float]]:
     return _steps(changes, 0.0)
 
 
+def add_steps(first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the sum of two such lists."""
+    changes = [(0.0, 0.0)]
+    for steps in (first, second):
+        before = [0.0, *(num_bytes for _, num_bytes in steps)]
+        changes += [(time_s, num_bytes - was) for (time_s, num_bytes), was in zip(steps, before, strict=False)]
+    return _steps(changes, 0.0)[1:]
+
+
 def peak(steps: Sequence[tuple[float, float]]) -> float:
     """Return the most bytes at any time."""
     return max((num_bytes for _, num_bytes in steps), default=0.0)

@@ -1,10 +1,12 @@
 import importlib
+import json
 
 import pytest
 import transformers
 
 from moeflow.core.errors import CheckpointError
-from moeflow.models.registry import FAMILIES, read_model_config
+from moeflow.models.registry import FAMILIES, read_bare_config, read_model_config
+from moeflow.planner.model_files import shipped_models
 from tests.models.fake_checkpoint import FakeCheckpoint
 from tests.models.test_loading import CONFIG
 
@@ -51,3 +53,18 @@ def test_a_config_need_not_name_its_class(architectures):
 def test_quantized_weights_are_refused():
     with pytest.raises(CheckpointError, match="quantized"):
         read(quantization_config={"quant_method": "gptq", "bits": 4})
+
+
+def test_a_bare_config_is_enough_for_the_shape(tmp_path):
+    file = tmp_path / "config.json"
+    raw = json.loads(shipped_models()["mixtral-8x7b"].read_text())
+    file.write_text(json.dumps(raw))
+    assert read_bare_config(file).num_parameters == pytest.approx(46.7e9, rel=0.01)
+    file.write_text(json.dumps({**raw, "model_type": "bert"}))
+    with pytest.raises(CheckpointError, match="bert"):
+        read_bare_config(file)
+
+
+@pytest.mark.parametrize(("name", "billions"), [("dbrx", 131.6), ("mixtral-8x22b", 140.6), ("mixtral-8x7b", 46.7)])
+def test_the_shipped_shapes_are_those_of_the_paper(name, billions):
+    assert read_bare_config(shipped_models()[name]).num_parameters == pytest.approx(billions * 1e9, rel=0.005)

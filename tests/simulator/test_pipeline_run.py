@@ -24,7 +24,7 @@ COSTS = ModelCosts(
 def make_run(name, machine="paper-s2", workload=WORKLOAD, micro_batch=32, number=6, share=0.1, **more):
     pipeline, host = PIPELINES[name], load_machine(machine)
     policy = make_policy(
-        pipeline, host, COSTS, workload, micro_batch=micro_batch, num_micro_batches=number, resident_share=share
+        pipeline, host, COSTS, workload, batch_size=number * micro_batch, micro_batch=micro_batch, resident_share=share
     )
     return PipelineRun(pipeline=pipeline, machine=host, costs=COSTS, workload=workload, policy=policy, **more)
 
@@ -69,6 +69,8 @@ def test_as_many_weights_as_fit_stay_on_the_device():
     assert tight.memory["device"] == pytest.approx(load_machine("paper-s1").level("device").capacity_bytes)
     full = make_run("zero-inference", share=None, machine="paper-s1", micro_batch=3000)
     assert full.policy.weights_on_device == 0
+    assert tight.fits == {"ram": True, "device": True}
+    assert full.fits == {"ram": True, "device": False}
 
 
 def test_a_last_smaller_micro_batch_costs_less():

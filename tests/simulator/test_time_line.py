@@ -10,7 +10,7 @@ from moeflow.pipeline.catalog import PIPELINES
 from moeflow.pipeline.task import COMPUTE, TaskMaker
 from moeflow.planner.task_costs import TaskCost
 from moeflow.runtime.perfetto import perfetto_events
-from moeflow.simulator.time_line import TimeLine, kv_buffer, peak, weight_buffer
+from moeflow.simulator.time_line import TimeLine, add_steps, kv_buffer, peak, weight_buffer
 from moeflow.simulator.virtual_clock import run_virtually
 
 LAYER_BYTES = 12.0
@@ -88,3 +88,7 @@ def test_no_pipeline_takes_more_than_two_layers_and_two_micro_batches(
         assert weights[-1][1] == pytest.approx(0)
         assert min(num_bytes for _, num_bytes in weights) >= -1e-9
     assert kv[-1][1] == 0
+
+
+def test_steps_add_up():
+    assert add_steps([(0, 1), (2, 5), (3, 0)], [(0, 0), (2, 1), (4, 0)]) == [(0, 1), (2, 6), (3, 1), (4, 0)]
