@@ -39,8 +39,12 @@ class ExpertStream:
 
     def __init__(self, cache: ExpertCache) -> None:
         self._cache = cache
-        self._window = min(max(cache.num_slots // 4, 2), cache.num_slots, _LARGEST_WINDOW)
-        self._portion = min(max(self._window // 4, 1), _PORTION)
+
+    @property
+    def _window(self) -> int:
+        """How many slots stream; the others keep what they hold."""
+        num_slots = self._cache.num_slots  # may change from pass to pass
+        return min(max(num_slots // 4, 2), num_slots, _LARGEST_WINDOW)
 
     def takes(self, num_needed: int) -> bool:
         """Whether a layer that needs so many experts is better run as part of a stream."""
@@ -48,9 +52,9 @@ class ExpertStream:
 
     def run(self, layer: int, work: Work, spanned: Spanned) -> None:
         """Compute with all experts that a layer needs. Blocks. Raises: StorageError if one cannot be read."""
-        cache = self._cache
-        found = cache.scan(layer, work.experts, window=self._window)
-        num_kept = min(len(found.kept), cache.num_slots - self._window)
+        cache, window = self._cache, self._window
+        found = cache.scan(layer, work.experts, window=window)
+        num_kept = min(len(found.kept), cache.num_slots - window)
         waiting = deque(self._portions([*found.read_ahead, *found.kept[num_kept:], *found.absent]))
         kept = deque(self._portions(found.kept[:num_kept]))
         leases = _Leases(cache, layer)
@@ -69,7 +73,8 @@ class ExpertStream:
             leases.give_back_all()
 
     def _portions(self, experts: Sequence[int]) -> list[Sequence[int]]:
-        return [experts[start : start + self._portion] for start in range(0, len(experts), self._portion)]
+        size = min(max(self._window // 4, 1), _PORTION)
+        return [experts[start : start + size] for start in range(0, len(experts), size)]
 
     def _read_on(self, leases: _Leases, streamed: deque[Lease], waiting: deque[Sequence[int]]) -> None:
         """Fill the window: with what this layer needs, then with what the next ones will."""

@@ -1,7 +1,7 @@
 """A trace of routing, replayed with other memory, policy or predictor: what would have been read, and how fast it ran.
 
-The expert cache, policies, predictors and governor are those that serve; only disk and clock are virtual. A layer's
-time is cut evenly over the experts it needs: it computes on those that are there, then on each as it arrives.
+The expert cache, streaming, policies, predictors and governor are those that serve; only disk and clock are virtual. A
+layer's time is cut evenly over the experts it needs: it computes on those that are there, then on each as it arrives.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Final
 import numpy as np
 
 from moeflow.core.errors import ConfigError
+from moeflow.layers.spans import untraced
+from moeflow.layers.streamed_experts import ExpertStream
 from moeflow.memory.cache_stats import CacheStats
 from moeflow.memory.eviction import POLICIES, Belady, EvictionPolicy
 from moeflow.memory.expert_cache import ExpertCache
@@ -110,11 +112,16 @@ def replay(passes: Sequence[ReplayedPass], header: TraceHeader, machine: Machine
         start_loads=disk.start_loads,
         wait=lambda _: disk.wait(),
     )
+    stream = ExpertStream(cache)
     prefetcher = _Prefetcher(cache, _make_predictor(case.predictor, passes, header), header.num_layers, case.predictor)
     for one in passes:
         cache.begin_pass()
         for layer, needed in enumerate(one.needed):
             layer_s = one.compute_s / header.num_layers
+            if case.policy != BELADY and stream.takes(len(needed)):
+                stream.run(layer, _Streamed(needed, disk, layer_s / len(needed)), untraced)
+                prefetcher.see_streamed(layer, one.chosen[layer])
+                continue
             for number, lease in enumerate(_leases(cache, layer, needed)):
                 if number == 0:  # behind what is needed for certain
                     prefetcher.see(layer, one.chosen[layer])
@@ -151,6 +158,19 @@ def _compute(lease: Lease, disk: VirtualDisk, expert_s: float) -> None:
         disk.pass_time(expert_s * len(arrived))
 
 
+class _Streamed:
+    """The work of a layer in a stream: time."""
+
+    def __init__(self, experts: Sequence[int], disk: VirtualDisk, expert_s: float) -> None:
+        self.experts = experts
+        self._disk = disk
+        self._expert_s = expert_s
+
+    def compute(self, experts: Sequence[int], lease: Lease) -> None:
+        """Let the time go by that they take."""
+        self._disk.pass_time(self._expert_s * len(experts))
+
+
 class _Prefetcher:
     """Does between predictor, governor and cache what the engine does."""
 
@@ -161,6 +181,7 @@ class _Prefetcher:
         self._governor = Governor(name)
         self._num_layers = num_layers
         self._before = CacheStats()
+        self._is_streamed_pass = False
 
     def see(self, layer: int, chosen: Sequence[int]) -> None:
         """Hear of a layer's experts and prefetch for the next one."""
@@ -170,6 +191,12 @@ class _Prefetcher:
                 following = (layer + 1) % self._num_layers
                 self._cache.prefetch(following, self._predictor.predict(following))
 
+    def see_streamed(self, layer: int, chosen: Sequence[int]) -> None:
+        """Hear of a layer whose followers are read ahead anyway."""
+        self._is_streamed_pass = True
+        if self._predictor is not None:
+            self._predictor.observe(layer, chosen)
+
     def end_pass(self) -> None:
         """Let the governor judge."""
         if self._predictor is None:
@@ -177,6 +204,9 @@ class _Prefetcher:
         self.num_passes_on += self._governor.is_on
         now = self._cache.stats()
         done, self._before = now - self._before, now
+        if self._is_streamed_pass:
+            self._is_streamed_pass = False
+            return
         self._governor.end_pass(Outcome(done.used_bytes, done.wasted_bytes, done.displaced_bytes + done.delayed_bytes))
 
 
