@@ -163,7 +163,7 @@ def is_ranked_right(cell: Cell, predicted: list[float]) -> bool:
 
 def main() -> None:
     """Print published beside predicted."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=100)
     deviations, ranked = [], 0
     for cell in CELLS:
         runs = [predict(cell, row) for row in cell.rows]
