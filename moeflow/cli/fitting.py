@@ -9,7 +9,7 @@ from typing import Any
 
 from moeflow.cli import late
 from moeflow.cli.findings import Finding, Verdict
-from moeflow.core.engine_config import EngineConfig
+from moeflow.core.engine_config import EngineConfig, MemoryPlan
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import format_bytes
@@ -59,10 +59,35 @@ def limits(config: EngineConfig, shape: ModelConfig) -> list[Finding]:
     if config.cpu_isa and not config.packed_file and config.experts is None:
         remedy = "`moeflow pack`, with the same model and format, writes them packed; starts then take a moment"
         found.append(Finding("start", Verdict.OK, "weights are packed at every start", remedy))
+    if config.memory is not None:
+        found += shares(config, config.memory, shape)
     if scheduler.max_model_len < shape.max_position:
         remedy = "A larger --kv-cache makes room for longer ones"
         found.append(Finding("context", Verdict.WARN, f"the model could take {shape.max_position} tokens", remedy))
     return [*found, *(Finding("because", Verdict.OK, f"{name} = {why}") for name, why in config.reasons)]
+
+
+def shares(config: EngineConfig, memory: MemoryPlan, shape: ModelConfig) -> list[Finding]:
+    """Say what a memory limit is used for. What is said of `generate` holds for a server with less for experts."""
+    processes = "both processes" if memory.is_served else "the process; a server takes some 300 MiB more"
+    lines = [
+        (memory.process_bytes, processes),
+        (memory.weight_bytes, "weights that stay there"),
+        (memory.work_bytes, f"work space of a pass of {config.scheduler.max_batch_tokens} tokens, at most"),
+    ]
+    if config.experts is None:
+        lines.append((config.kv_cache_bytes, "keys and values, at most"))
+    else:
+        num_experts = shape.num_experts * (shape.num_layers - len(shape.dense_layers))
+        lines += [
+            (config.kv_cache_bytes, "keys and values, at most; experts have what these two do not need"),
+            (
+                config.experts.num_slots * config.experts.slab_bytes,
+                f"experts: up to {config.experts.num_slots} of {num_experts}, {config.experts.least_slots} at least",
+            ),
+        ]
+    head = Finding("memory limit", Verdict.OK, f"{format_bytes(memory.limit_bytes)}, of which")
+    return [head, *(Finding("", Verdict.OK, f"{format_bytes(size):>10}  {what}") for size, what in lines)]
 
 
 def examine_builtin_model(wishes: dict[str, Any]) -> list[Finding]:

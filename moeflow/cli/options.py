@@ -86,6 +86,13 @@ _ENGINE_OPTIONS = [
         help="Memory for everything, such as 4GiB; experts that do not fit come from disk.",
     ),
     click.option(
+        "--device-memory",
+        "device_memory_bytes",
+        metavar="SIZE",
+        callback=byte_count,
+        help="Memory of a GPU to use at most, such as 16GiB.  [default: all that is free]",
+    ),
+    click.option(
         "--slabs",
         "slab_file",
         type=click.Path(dir_okay=False, path_type=Path),
@@ -136,6 +143,7 @@ _ENGINE_NAMES = (
     "max_running",
     "kv_cache_bytes",
     "memory_bytes",
+    "device_memory_bytes",
     "slab_file",
     "expert_policy",
     "predictor",

@@ -66,6 +66,7 @@ class EngineConfig:
     experts: ExpertSlotsConfig | None = None  # None: all experts are resident
     offload: OffloadConfig | None = None  # to a device that is smaller than the model; None: `device` computes all
     packed_file: str = ""  # slab file that all weights are mapped from; empty: they are packed from the checkpoint
+    device_memory_bytes: int = 0  # that the user allows on an accelerator; 0: what there is
     memory: MemoryPlan | None = None  # None: the user set no limit
     record_routing: str = ""  # file that gets what routers choose; empty: none
     graph_file: str = ""  # file that gets a pass's tasks as a graph; empty: none

@@ -25,6 +25,7 @@ from moeflow.engine.expert_store import ExpertStore
 from moeflow.engine.memory_keeper import MemoryKeeper
 from moeflow.engine.messages import ExpertStats, ModelInfo, TokenLogprobs
 from moeflow.engine.offloaded_model import OffloadedModel
+from moeflow.engine.process_memory import PROCESS_BYTES
 from moeflow.engine.sampler import PROMPT_CHUNK, SampledToken, prompt_logprobs, sample
 from moeflow.engine.slab_files import formats_of, map_packed
 from moeflow.kernels import cpu
@@ -122,6 +123,7 @@ class ModelRunner:
     def load(cls, config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> ModelRunner:
         """Load the checkpoint that `config` names. Raises: CheckpointError, CapacityError, ConfigError."""
         _set_up_threads(config)
+        _limit_device(config)
         with closing(open_checkpoint(config.model_path)) as checkpoint, ExitStack() as on_failure:
             experts = recorder = None
             trace = Trace() if config.trace_file else None
@@ -256,6 +258,14 @@ def _set_up_threads(config: EngineConfig) -> None:
         cpu.use_isa(config.cpu_isa)
         cpu.set_num_threads(config.num_threads)
     torch.set_num_threads(1 if config.cpu_isa else config.num_threads)
+
+
+def _limit_device(config: EngineConfig) -> None:
+    """Have torch refuse what goes beyond the limit; PROCESS_BYTES of it are for what CUDA itself takes."""
+    if config.device_memory_bytes:
+        total_bytes = torch.cuda.get_device_properties(config.device).total_memory
+        share = max(config.device_memory_bytes - PROCESS_BYTES, 0) / total_bytes
+        torch.cuda.set_per_process_memory_fraction(share, config.device)
 
 
 def _weight_memory(

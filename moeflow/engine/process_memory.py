@@ -15,6 +15,7 @@ import psutil
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import KIB, MIB
 
+PROCESS_BYTES = 512 * MIB  # all this and the work space of a pass, where no limit makes it matter how much
 START_BYTES = 24 * MIB  # an engine's threads, libraries that torch loads when it first computes, bookkeeping
 TOKEN_BYTES = KIB  # of a tokenizer, for each entry of its vocabulary
 ENGINE_BYTES = 240 * MIB  # a fresh engine process: Python, torch and moeflow

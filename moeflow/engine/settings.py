@@ -18,7 +18,7 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import MIB, format_bytes
 from moeflow.engine.expert_plan import ExpertPlan
 from moeflow.engine.machine import Machine, measure_machine
-from moeflow.engine.process_memory import planned_bytes
+from moeflow.engine.process_memory import PROCESS_BYTES, planned_bytes
 from moeflow.engine.slab_files import find_slab_file
 from moeflow.engine.weight_choice import WeightChoice, for_torch, own_precision, wished
 from moeflow.engine.work_space import work_bytes
@@ -33,7 +33,6 @@ KV_SHARE = 0.25  # of what is free once the weights are loaded
 KV_SHARE_BESIDE_SLOTS = 0.5  # if experts come from disk, from whose slots keys and values take what they need
 KV_SHARE_KEPT = 0.125  # that unused keys and values keep there: the more experts are in memory, the less is read
 LEAST_KV_TOKENS = 2048  # weights that leave no room for so many do not count as fitting into --memory
-PROCESS_BYTES = 512 * MIB  # Python, torch and the work space of a pass, where no limit makes it matter how much
 MARGIN_BYTES = 4 * MIB  # what measuring may miss
 KV_DTYPES = {"float32": (4, 0), "bfloat16": (2, 0), "int8": (1, 4)}  # bytes of a value, of a head's scale
 
@@ -62,6 +61,7 @@ class Settings:
     kv_cache_bytes: int | None = None
     prefix_caching: bool = True
     memory_bytes: int | None = None  # for everything; experts that do not fit come from disk
+    device_memory_bytes: int | None = None  # of an accelerator's memory, that the engine may use
     is_served: bool = False  # by a process of its own, which memory_bytes has to cover, too
     slab_file: Path | None = None  # packed weights, or where experts will be packed; None: one in cache_dir
     expert_policy: str = "auto"  # which expert leaves memory for another
@@ -112,7 +112,7 @@ class _Decision:
         dtype = "float32" if cpu_isa else weights.matrices
         plan = self._expert_plan(weights, dtype) if cpu_isa and self.settings.memory_bytes else None
         weight_bytes = self._check_weights(weights, plan)
-        kv_share = KV_SHARE if plan is None else KV_SHARE_BESIDE_SLOTS
+        kv_share = self._kv_share(plan, is_limited=bool(cpu_isa and self.settings.memory_bytes))
         kv_dtype = self._kv_dtype(device, dtype, weight_bytes, kv_share)
         num_blocks, max_model_len, kv_bytes = self._kv_cache(kv_dtype, weight_bytes, max_running, kv_share)
         return EngineConfig(
@@ -137,6 +137,7 @@ class _Decision:
             kv_cache_bytes=kv_bytes,
             experts=None if plan is None else self._expert_slots(plan),
             packed_file=self._packed_file(weights) if cpu_isa and plan is None else "",
+            device_memory_bytes=self.settings.device_memory_bytes or 0,
             memory=self._memory_plan(weight_bytes if plan is None else plan.resident_bytes),
             record_routing=self._record_routing(),
             graph_file="" if self.settings.graph_file is None else str(self.settings.graph_file.absolute()),
@@ -168,18 +169,23 @@ class _Decision:
 
     def _free_bytes(self, device: str) -> int:
         """Return what the engine may use. Raises: CapacityError if the user allows what is not there."""
-        have = self.machine.available_bytes if device == "cpu" else self.machine.accelerator_free_bytes
-        allowed = self.settings.memory_bytes
-        if allowed is None:
-            return have
-        if device != "cpu":
-            raise ConfigError("a memory limit (--memory) is kept on --device cpu only; leave it away")
-        if allowed > have:
-            raise CapacityError(
-                f"a memory limit of {format_bytes(allowed)} is asked for, but {format_bytes(have)} are free: "
-                "ask for less or free memory"
+        allowed, on_device = self.settings.memory_bytes, self.settings.device_memory_bytes
+        if device == "cpu":
+            if on_device is not None:
+                raise ConfigError(
+                    "a limit of device memory (--device-memory) is set, but the processor computes: leave it away, "
+                    "limit main memory (--memory), or run where torch finds a CUDA device"
+                )
+            have = self.machine.available_bytes
+            if allowed is not None:
+                have += self.machine.process_bytes  # which the limit covers, too
+            return _allowed("memory", allowed, have)
+        if allowed is not None:
+            raise ConfigError(
+                "a limit of main memory (--memory) is kept on --device cpu only: leave it away, or limit that of the "
+                "device (--device-memory)"
             )
-        return allowed
+        return _allowed("device memory", on_device, self.machine.accelerator_free_bytes)
 
     def _beside_weights(self, cpu_isa: str, max_batch_tokens: int, max_running: int) -> tuple[int, int]:
         """Return what processes will hold, and a pass's work space; both matter to the byte only within a limit."""
@@ -188,6 +194,12 @@ class _Decision:
         held_bytes = planned_bytes(self.machine.process_bytes, self.shape, is_served=self.settings.is_served)
         work = work_bytes(self.shape, num_tokens=max_batch_tokens, num_sampled=max_running)
         return held_bytes + MARGIN_BYTES, work
+
+    def _kv_share(self, plan: ExpertPlan | None, *, is_limited: bool) -> float:
+        """Return how much of what weights leave keys and values may take: all, if the user said what that is."""
+        if plan is not None:
+            return KV_SHARE_BESIDE_SLOTS
+        return 1.0 if is_limited else KV_SHARE
 
     @property
     def _overhead_bytes(self) -> int:
@@ -360,6 +372,16 @@ class _Decision:
                 ("max_model_len", f"{max_model_len}: " + ("KV cache" if limited else "the model's context"))
             )
         return num_blocks, max_model_len, num_blocks * block_bytes
+
+
+def _allowed(what: str, wish: int | None, have: int) -> int:
+    """Return the limit that the user set, else what there is."""
+    if wish is not None and wish > have:
+        raise CapacityError(
+            f"a {what} limit of {format_bytes(wish)} is asked for, but {format_bytes(have)} are free: "
+            "ask for less or free memory"
+        )
+    return have if wish is None else wish
 
 
 def _at_least_one(name: str, value: int | None) -> int | None:

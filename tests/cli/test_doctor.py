@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import types
 from pathlib import Path
@@ -9,7 +10,7 @@ from moeflow.cli import doctor as module
 from moeflow.cli import fitting, late
 from moeflow.cli.findings import Finding, Verdict
 from moeflow.cli.main import main
-from moeflow.core.engine_config import EngineConfig, SchedulerConfig
+from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, MemoryPlan, SchedulerConfig
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.model_config import ModelConfig, RopeConfig
 
@@ -154,3 +155,22 @@ def test_without_the_source_the_built_in_model_cannot_be_made(monkeypatch, tmp_p
     monkeypatch.setitem(vars(late), "builtin_source", refuse)
     (finding,) = fitting.examine_builtin_model({"cache_dir": tmp_path})
     assert (finding.verdict, finding.remedy) == (Verdict.WARN, "Run `pip install source`")
+
+
+def test_a_memory_limit_is_shared_out_line_by_line():
+    mib = 2**20
+    memory = MemoryPlan(limit_bytes=900 * mib, process_bytes=300 * mib, weight_bytes=100 * mib, work_bytes=50 * mib)
+    experts = ExpertSlotsConfig(slab_file="f", num_slots=10, slab_bytes=50 * mib, least_slots=4)
+    config = dataclasses.replace(CONFIG, memory=memory, experts=experts)
+    said = "\n".join(finding.found for finding in fitting.limits(config, SHAPE))
+    for line in (
+        "900.0 MiB, of which",
+        "300.0 MiB  the process; a server takes",
+        "100.0 MiB  weights",
+        " 50.0 MiB  work space of a pass of 512 tokens",
+        "  3.0 MiB  keys and values",
+        "500.0 MiB  experts: up to 10 of 16, 4 at least",
+    ):
+        assert line in said
+    resident = dataclasses.replace(CONFIG, memory=memory)
+    assert not any("experts:" in finding.found for finding in fitting.limits(resident, SHAPE))

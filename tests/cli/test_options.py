@@ -71,6 +71,7 @@ def test_wishes_and_sampling_are_gathered(verb, seen):
         "max_running": None,
         "kv_cache_bytes": 2 * 1024**3,
         "memory_bytes": 3 * 1024**3,
+        "device_memory_bytes": None,
         "slab_file": None,
         "expert_policy": "auto",
         "predictor": "auto",

@@ -10,8 +10,8 @@ import torch
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.units import GIB, MIB
 from moeflow.engine.machine import Machine, measure_machine
-from moeflow.engine.process_memory import ENGINE_BYTES, HTTP_BYTES
-from moeflow.engine.settings import KV_DTYPES, PROCESS_BYTES, Settings, decide
+from moeflow.engine.process_memory import ENGINE_BYTES, HTTP_BYTES, PROCESS_BYTES
+from moeflow.engine.settings import KV_DTYPES, Settings, decide
 from moeflow.kernels import cpu
 from moeflow.memory.kv_storage import KVStorage
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -171,6 +171,24 @@ def test_what_does_not_fit_says_need_have_and_remedy(model, settings, free, word
 def test_wishes_without_sense_are_refused(model, settings):
     with pytest.raises(ConfigError, match=next(iter(settings))):
         decide(Settings(model=model, **settings), machine())
+
+
+def test_device_memory_is_limited_where_there_is_a_device(model):
+    with pytest.raises(ConfigError, match=r"--device-memory.*the processor computes.*--memory"):
+        decide(Settings(model=model, device_memory_bytes=GIB), machine())
+    with_device = machine(accelerator="cuda", accelerator_free_bytes=4 * GIB)
+    config = decide(Settings(model=model, device_memory_bytes=GIB), with_device)
+    assert (config.device, config.device_memory_bytes) == ("cuda", GIB)
+    assert config.kv_cache_bytes < GIB
+    with pytest.raises(CapacityError, match=r"device memory limit of 5\.0 GiB .* 4\.0 GiB are free"):
+        decide(Settings(model=model, device_memory_bytes=5 * GIB), with_device)
+    with pytest.raises(ConfigError, match="--device-memory"):
+        decide(Settings(model=model, memory_bytes=GIB), with_device)
+
+
+def test_what_this_process_holds_already_is_within_its_limit(model):
+    config = decide(Settings(model=model, memory_bytes=GIB), machine(free=800 * MIB, process_bytes=300 * MIB))
+    assert config.memory_bytes == GIB
 
 
 def test_a_missing_model_is_a_checkpoint_error(tmp_path):
