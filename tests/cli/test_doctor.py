@@ -174,3 +174,11 @@ def test_a_memory_limit_is_shared_out_line_by_line():
         assert line in said
     resident = dataclasses.replace(CONFIG, memory=memory)
     assert not any("experts:" in finding.found for finding in fitting.limits(resident, SHAPE))
+
+
+@pytest.mark.parametrize(("file", "is_told"), [("", True), ("/cache/model.slabs", False)])
+def test_a_start_that_packs_says_how_it_would_be_quick(file, is_told):
+    config = dataclasses.replace(CONFIG, cpu_isa="avx2", packed_file=file)
+    starts = [finding for finding in fitting.limits(config, SHAPE) if finding.topic == "start"]
+    assert [finding.verdict for finding in starts] == [Verdict.OK] * is_told
+    assert all("`moeflow pack`" in finding.remedy for finding in starts)
