@@ -28,7 +28,7 @@ GROUPS = Path("/sys/fs/cgroup/memory")  # version 1
 UNIFIED = Path("/sys/fs/cgroup")  # version 2
 PERIOD_S = 0.02
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 90  # some 900 tokens: two chunks of prompt
-NUM_TOKENS = 96
+NUM_TOKENS = 64
 
 
 @dataclass

@@ -1,0 +1,95 @@
+"""A memory limit over a whole run, seen as the system counts it: never exceeded, and used."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from moeflow.core.model_config import ModelConfig, RopeConfig
+from moeflow.core.units import MIB
+from moeflow.engine.process_memory import own_processes, planned_bytes, resident_bytes
+from moeflow.engine.work_space import work_bytes
+from moeflow.kernels import cpu
+from tests.tiny_mixtral import write_tiny_mixtral
+
+SHAPE = ModelConfig(
+    model_type="mixtral",
+    vocab_size=1000,
+    hidden_size=64,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    intermediate_size=256,
+    max_position=4096,
+    rms_norm_eps=1e-5,
+    rope=RopeConfig(),
+    num_experts=8,
+    top_k=2,
+)
+RUN = """
+import json, re, sys
+from pathlib import Path
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.engine import Engine
+from moeflow.engine.machine import measure_machine
+from moeflow.engine.messages import Submission
+from moeflow.engine.settings import Settings, decide
+
+def config(memory_bytes):
+    return decide(Settings(model=sys.argv[1], cache_dir=Path(sys.argv[2]), memory_bytes=memory_bytes, max_running=4))
+
+memory = config(2**31).memory
+limit_bytes = memory.process_bytes + memory.work_bytes + 24 * 2**20
+engine = Engine.load(config(limit_bytes))
+prompts = [[7 * i % 250 + 3 for i in range(n)] for n in (300, 5, 400, 90)]
+slots, errors = set(), []
+for round in range(2):
+    for number, prompt in enumerate(prompts):
+        sampling = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+        engine.submit(Submission(f"{round}-{number}", prompt, sampling, seed=0))
+    while engine.has_work:
+        errors += [output.error for output in engine.step() if output.error]
+        engine.check_integrity()
+        slots.add(engine.stats().expert_slots)
+stats = engine.stats()
+engine.close()
+peak = int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+print(json.dumps({"limit": limit_bytes, "peak": peak, "slots": sorted(slots), "errors": errors}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not cpu.is_available() or sys.platform != "linux", reason="needs the kernels, and /proc")
+def test_a_run_stays_within_its_limit_and_uses_it(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    write_tiny_mixtral(model, intermediate_size=4096, num_local_experts=32)
+    command = [sys.executable, "-c", RUN, str(model), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert not seen["errors"]
+    assert 0.92 <= seen["peak"] / seen["limit"] <= 1
+    assert len(seen["slots"]) > 1, "prompts take from experts, and give back"
+
+
+def test_work_space_grows_with_all_that_takes_some():
+    one = work_bytes(SHAPE, num_tokens=1, num_sampled=1)
+    more = [work_bytes(SHAPE, num_tokens=512, num_sampled=1), work_bytes(SHAPE, num_tokens=1, num_sampled=32)]
+    assert all(size > one for size in more)
+    assert work_bytes(SHAPE, num_tokens=512, num_sampled=32) - more[0] == pytest.approx(more[1] - one, abs=1)
+
+
+def test_processes_are_measured_and_those_gone_hold_nothing():
+    here = resident_bytes(own_processes(is_served=False))
+    assert here > 50 * MIB
+    assert resident_bytes(own_processes(is_served=True)) > here
+    assert resident_bytes([2**22 + 1]) == 0
+
+
+def test_a_server_is_planned_with_an_engine_beside_it():
+    alone, served = (planned_bytes(300 * MIB, SHAPE, is_served=is_served) for is_served in (False, True))
+    assert served > alone + 200 * MIB > 500 * MIB
