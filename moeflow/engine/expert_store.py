@@ -28,6 +28,7 @@ from moeflow.memory.disk_reader import DiskReader, ReadFuture, probe_read_depth
 from moeflow.memory.elastic_slots import ElasticSlots
 from moeflow.memory.eviction import POLICIES
 from moeflow.memory.expert_cache import ExpertCache
+from moeflow.memory.file_io import drop_cached_file
 from moeflow.memory.slab_file import SlabIndex
 from moeflow.memory.slab_reader import SlabReader
 from moeflow.memory.slot_arena import SlotArena, num_slots_in
@@ -115,6 +116,9 @@ class ExpertStore:
             num_threads=config.num_threads,
             on_bytes=on_bytes,
         )
+        if config.memory is not None:  # what packing has read lies in the page cache, which may be limited, too
+            for file in {info.file for info in checkpoint.tensors.values()}:
+                drop_cached_file(file)
         shape = read_model_config(checkpoint)
         return cls(index, shape, config.experts, memory_bytes=config.memory_bytes, trace=trace)
 

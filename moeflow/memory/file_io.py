@@ -6,6 +6,7 @@ so slabs are read past it (O_DIRECT), or their pages are given back at once.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -47,6 +48,16 @@ def drop_cached(descriptor: int, start: int, num_bytes: int) -> None:
     """Give the pages of a range back, unless they hold what is not on disk yet."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, start, num_bytes, os.POSIX_FADV_DONTNEED)
+
+
+def drop_cached_file(path: Path) -> None:
+    """Do so with a whole file that is not needed again soon; one that cannot be opened stays as it is."""
+    with contextlib.suppress(OSError):
+        descriptor = open_for_reading(path, direct=False)
+        try:
+            drop_cached(descriptor, 0, 0)  # to its end
+        finally:
+            os.close(descriptor)
 
 
 def reserve(descriptor: int, num_bytes: int) -> None:
