@@ -47,6 +47,9 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.models.registry import read_bare_config as read_bare_config
     from moeflow.models.registry import read_model_config as read_model_config
     from moeflow.server.config import ServerConfig as ServerConfig
+    from moeflow.server.jobs.journal import Journal as Journal
+    from moeflow.server.jobs.local import answer_file as answer_file
+    from moeflow.server.jobs.local import check_input as check_input
     from moeflow.server.launch import serve as serve
 
 _WHOLE_MODULES = {"cpu": "moeflow.kernels.cpu", "torch": "torch"}
@@ -54,6 +57,7 @@ _MODULES = {
     "BATCH_SIZES": "moeflow.bench.engine_run",
     "EngineRun": "moeflow.bench.engine_run",
     "HttpTarget": "moeflow.bench.http_target",
+    "Journal": "moeflow.server.jobs.journal",
     "LLM": "moeflow.engine.llm",
     "Progress": "moeflow.bench.serve_run",
     "ServerConfig": "moeflow.server.config",
@@ -62,9 +66,11 @@ _MODULES = {
     "Sweep": "moeflow.bench.serve_run",
     "UpcycleRecipe": "moeflow.checkpoint.upcycle",
     "answer": "moeflow.bench.quality_run",
+    "answer_file": "moeflow.server.jobs.local",
     "builtin_folder": "moeflow.engine.builtin",
     "builtin_source": "moeflow.engine.builtin",
     "check_address": "moeflow.bench.http_target",
+    "check_input": "moeflow.server.jobs.local",
     "check_server": "moeflow.bench.serve_run",
     "compare": "moeflow.bench.quality_run",
     "decide": "moeflow.engine.settings",

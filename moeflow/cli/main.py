@@ -19,6 +19,7 @@ VERBS = {
     "serve": "Serve a model: an OpenAI-compatible API and a page to talk to it.",
     "chat": "Talk to a model in the terminal.",
     "generate": "Complete prompts and exit; made for scripts.",
+    "batch": "Answer a file of requests; stop and go on at any time.",
     "upcycle": "Make a Mixture-of-Experts model from a dense one.",
     "pack": "Write a model's experts to a file, for models larger than memory.",
     "bench": "Measure speed and quality here, beside what the machine could do at best.",

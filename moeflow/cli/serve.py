@@ -5,6 +5,7 @@ Says only what the user may wish; how to serve is the server's business.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -68,6 +69,20 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
     help="Largest request body.",
 )
 @click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where uploaded files and batch jobs are kept, for this server alone.  [default: jobs/ in the cache folder]",
+)
+@click.option(
+    "--max-file",
+    "max_file_bytes",
+    metavar="SIZE",
+    callback=byte_count,
+    default="200MiB",
+    show_default=True,
+    help="Largest file to upload.",
+)
+@click.option(
     "--shutdown-deadline",
     "shutdown_deadline_s",
     type=float,
@@ -80,12 +95,13 @@ def serve(
     model_name: str | None,
     max_batch_tokens: int | None,
     prefix_caching: bool,
+    data_dir: Path | None,
     **server_wishes: Any,
 ) -> int:
     """Serve a model: an OpenAI-compatible API and a page to talk to it.
 
     MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model is served.
     """
-    config = late.ServerConfig(**server_wishes)
+    config = late.ServerConfig(**server_wishes, data_dir=data_dir or wishes["cache_dir"] / "jobs")
     wishes |= {"model_name": model_name, "max_batch_tokens": max_batch_tokens, "prefix_caching": prefix_caching}
     return late.serve(lambda: prepare(wishes), config)

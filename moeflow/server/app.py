@@ -6,7 +6,7 @@ from fastapi import FastAPI, Security
 from fastapi.security import HTTPBearer
 
 from moeflow.engine.generator import Generator
-from moeflow.server.api import chat, completions, models, status, tokenize
+from moeflow.server.api import batches, chat, completions, files, models, status, tokenize
 from moeflow.server.api.chat_schema import ChatChunk
 from moeflow.server.api.completion_schema import CompletionChunk
 from moeflow.server.api.openapi import ERRORS, add_chunk_schemas
@@ -14,6 +14,7 @@ from moeflow.server.config import ServerConfig
 from moeflow.server.errors import add_error_handlers
 from moeflow.server.guard.auth import ApiKeyGuard
 from moeflow.server.guard.hosts import HostGuard
+from moeflow.server.jobs.data_folder import Jobs
 from moeflow.server.page import add_page
 from moeflow.server.service import Service
 
@@ -21,15 +22,18 @@ from moeflow.server.service import Service
 def create_app(generator: Generator | None, config: ServerConfig) -> FastAPI:
     """Return the ASGI application. Without a generator it answers "loading" until one is attached.
 
-    Its `state.service` is where to attach one, and where to begin draining.
+    Its `state.service` is where to attach one, and where to begin draining; `state.jobs` is where batch jobs are to
+    be attached, which need a data folder.
     """
     # The pages that FastAPI makes for documents load scripts from elsewhere; the document itself stays.
     app = FastAPI(title="moeflow", version="1", docs_url=None, redoc_url=None, responses=ERRORS)
     service = app.state.service = Service(config)
+    jobs: Jobs | None = None
+    app.state.jobs = jobs
     if generator is not None:
         service.attach(generator)
     key_in_document = [] if config.api_key is None else [Security(HTTPBearer(auto_error=False))]
-    for part in (models, completions, chat, tokenize, status):
+    for part in (models, completions, chat, files, batches, tokenize, status):
         app.include_router(part.router, dependencies=key_in_document)
     add_chunk_schemas(app, CompletionChunk, ChatChunk)
     add_error_handlers(app)

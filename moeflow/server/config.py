@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.units import MIB
@@ -24,6 +25,8 @@ class ServerConfig:
     allowed_hosts: tuple[str, ...] = ()  # names under which browsers may call, beside loopback's own
     max_queue: int = 64  # sequences that may wait beyond those running; more get 429
     max_body_bytes: int = 4 * MIB
+    data_dir: Path | None = None  # where uploaded files and batch jobs are kept; None: there are none
+    max_file_bytes: int = 200 * MIB  # of an upload; OpenAI's limit
     shutdown_deadline_s: float = 30.0  # after SIGTERM: how long running requests may still take
 
     def __post_init__(self) -> None:
@@ -35,6 +38,8 @@ class ServerConfig:
             raise ConfigError(f"max_queue must be 0 or more, not {self.max_queue}")
         if self.max_body_bytes < _MIN_BODY_BYTES:
             raise ConfigError(f"max_body_bytes must be {_MIN_BODY_BYTES} or more, not {self.max_body_bytes}")
+        if self.max_file_bytes < _MIN_BODY_BYTES:
+            raise ConfigError(f"max_file_bytes must be {_MIN_BODY_BYTES} or more, not {self.max_file_bytes}")
         if not 0 <= self.shutdown_deadline_s < float("inf"):
             raise ConfigError(f"shutdown_deadline_s must be 0 or more seconds, not {self.shutdown_deadline_s}")
 

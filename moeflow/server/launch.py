@@ -23,13 +23,14 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from moeflow.core.engine_config import EngineConfig
-from moeflow.core.errors import MoeflowError
+from moeflow.core.errors import ConfigError, MoeflowError
 from moeflow.engine.generator import Generator
 from moeflow.engine.process_client import ProcessEngine
 from moeflow.engine.settings import Settings, decide
 from moeflow.engine.tokenizer import Tokenizer
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
+from moeflow.server.jobs.data_folder import Jobs
 from moeflow.server.listener import listen, url
 from moeflow.server.service import Service
 
@@ -61,6 +62,7 @@ def serve(prepare: Callable[[], Settings], config: ServerConfig) -> int:
 async def _serve(listener: socket.socket, engine_config: EngineConfig, config: ServerConfig) -> int:
     app = create_app(None, config)
     service: Service = app.state.service
+    jobs = app.state.jobs = _open_jobs(config, service)
     http = HttpServer(app)
     answering = asyncio.create_task(http.serve(sockets=[listener]))
     try:
@@ -70,10 +72,14 @@ async def _serve(listener: socket.socket, engine_config: EngineConfig, config: S
             if isinstance(generator, int):
                 return 1 if generator == _BROKEN else 0  # told to end before there was anything to finish
             service.attach(generator)
+            if jobs is not None:
+                jobs.worker.wake()  # goes on with what an earlier server left
             print(f"moeflow serves {generator.client.model.name} at {url(listener)}", flush=True)
             ended_by: int | None = await signals.get()
             if ended_by != _BROKEN:
                 service.drain()
+                if jobs is not None:
+                    await jobs.close()
                 ended_by = await _unless(signals, generator.client.shutdown(config.shutdown_deadline_s))
                 if ended_by is None:
                     return 0
@@ -83,6 +89,19 @@ async def _serve(listener: socket.socket, engine_config: EngineConfig, config: S
     finally:
         http.should_exit = True
         await answering
+        if jobs is not None:
+            await jobs.close()
+
+
+def _open_jobs(config: ServerConfig, service: Service) -> Jobs | None:
+    """Open the data folder; without one the server does all but batch jobs."""
+    if config.data_dir is None:
+        return None
+    try:
+        return Jobs(config.data_dir, service)
+    except ConfigError as error:
+        print(f"warning: no /v1/files and /v1/batches: {error}", file=sys.stderr)
+        return None
 
 
 async def _load(config: EngineConfig, *, on_failure: Callable[[], None]) -> Generator:

@@ -1,5 +1,6 @@
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -12,7 +13,8 @@ from moeflow.server.config import ServerConfig
 
 EVERY_OPTION = """
     --host 0.0.0.0 --port 9 --api-key k --allowed-host a --allowed-host b --max-queue 5 --max-body 1MiB
-    --shutdown-deadline 2.5 --model-name m --max-batch-tokens 64 --no-prefix-caching --max-running 4
+    --shutdown-deadline 2.5 --data-dir my/jobs --max-file 1GiB
+    --model-name m --max-batch-tokens 64 --no-prefix-caching --max-running 4
     --dtype bfloat16 --kv-dtype int8 --device cpu --threads 3 --max-model-len 100 --kv-cache 1GiB
 """
 
@@ -37,7 +39,7 @@ def run(*args: str):
 
 def test_without_options_the_defaults_are_those_of_the_floors_below(served, tmp_path):
     assert run("--cache-dir", str(tmp_path)).exit_code == 0
-    assert served == [(Settings(model="my/model", cache_dir=tmp_path), ServerConfig())]
+    assert served == [(Settings(model="my/model", cache_dir=tmp_path), ServerConfig(data_dir=tmp_path / "jobs"))]
 
 
 def test_every_wish_arrives(served, tmp_path):
@@ -64,6 +66,8 @@ def test_every_wish_arrives(served, tmp_path):
         allowed_hosts=("a", "b"),
         max_queue=5,
         max_body_bytes=1024**2,
+        data_dir=Path("my/jobs"),
+        max_file_bytes=1024**3,
         shutdown_deadline_s=2.5,
     )
     assert served == [(settings, config)]

@@ -1,0 +1,230 @@
+"""`moeflow batch`: answers a file of requests in OpenAI's batch format. Results go to a file; progress to stderr."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from moeflow.cli import late
+from moeflow.cli.bench_output import repeated_command
+from moeflow.cli.local_model import prepare
+from moeflow.cli.options import engine_options
+
+if TYPE_CHECKING:
+    from moeflow.core.engine_config import EngineConfig
+    from moeflow.server.jobs.journal import Journal, Totals
+    from moeflow.server.jobs.local import JobState
+
+EPILOG = """\b
+Examples:
+  moeflow batch requests.jsonl -o answers.jsonl
+  moeflow batch requests.jsonl ~/models/olmoe -o answers.jsonl --max-running 64 --json
+\b
+Each line of the input is one request, in OpenAI's batch format:
+  {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
+   "body": {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 64}}
+
+Answers are written as they are ready, in no particular order: custom_id says which is whose. A request that the
+model cannot answer becomes a line of the error file. Stopped by Ctrl-C, a kill or a loss of power, the same command
+goes on where it was: no request is lost, none is answered twice. To try failed ones again, delete the error file."""
+
+PLAIN_PROGRESS_S = 30.0  # where no terminal watches: how often a line is printed
+EXIT_INTERRUPTED = 130
+
+
+@click.command(epilog=EPILOG)
+@click.argument("source", metavar="INPUT", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File for the answers; if it is there, it must be this job's.",
+)
+@click.option(
+    "--errors",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File for the errors.  [default: OUTPUT with .errors before its suffix]",
+)
+@click.option("--model-name", help="The model's name, as requests call it.  [default: its folder or file]")
+@engine_options
+@click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON at the end.")
+def batch(
+    source: Path,
+    output: Path,
+    errors: Path | None,
+    model_name: str | None,
+    wishes: dict[str, Any],
+    as_json: bool,
+) -> int:
+    """Answer a file of requests, each with its own settings; stop and go on at any time.
+
+    MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model answers.
+    """
+    errors = errors or output.with_name(f"{output.stem}.errors{output.suffix}")
+    if len({source.absolute(), output.absolute(), errors.absolute()}) < 3:
+        raise click.UsageError("input, output and error file must be three different files")
+    result_ids = late.check_input(source)
+    settings = dataclasses.replace(prepare({**wishes, "model_name": model_name}), is_served=True)
+    config = late.decide(settings)
+    with late.Journal(output, errors, result_ids, config.model_name) as journal:
+        job = Job(source, output, errors, config.model_name, len(result_ids), len(journal.done))
+        is_complete = job.run(config, journal) if job.num_before < job.total else True
+        totals = journal.totals
+    if as_json:
+        click.echo(json.dumps(job.summary(totals), indent=2, ensure_ascii=False))
+    click.echo(job.last_words(totals, is_complete=is_complete), err=True)
+    return int(totals.failed > 0) if is_complete else EXIT_INTERRUPTED
+
+
+@dataclasses.dataclass(slots=True)
+class Job:
+    """One run of the command, and what there is to say about it."""
+
+    source: Path
+    output: Path
+    errors: Path
+    model: str
+    total: int
+    num_before: int  # requests that an earlier run has answered
+    load_s: float = 0.0
+    answer_s: float = 0.0
+    state: JobState | None = None  # the newest
+
+    def run(self, config: EngineConfig, journal: Journal) -> bool:
+        """Answer what is left; return whether it came to the end."""
+        if self.num_before:
+            click.echo(f"{self.num_before} of {self.total} requests were answered before.", err=True)
+        started_s = time.monotonic()
+        with shown(self.total, self.num_before) as view:
+            try:
+                work = late.answer_file(
+                    config, self.source, journal, self.total, on_loading=view.loading, on_state=view.show
+                )
+                self.state = asyncio.run(work)
+            except (KeyboardInterrupt, asyncio.CancelledError):  # Ctrl-C, SIGTERM
+                self.state = view.state
+                return False
+            finally:
+                answering_s = view.started_s or time.monotonic()
+                self.load_s, self.answer_s = answering_s - started_s, time.monotonic() - answering_s
+        return True
+
+    def summary(self, totals: Totals) -> dict[str, Any]:
+        """Return what --json prints; tokens are those of all results, also of earlier runs'."""
+        generated = self.state.generated_tokens if self.state else 0
+        return {
+            "model": self.model,
+            "input": str(self.source),
+            "output": str(self.output),
+            "error_file": str(self.errors) if totals.failed else None,
+            "requests": {
+                "total": self.total,
+                "completed": totals.completed,
+                "failed": totals.failed,
+                "answered_before": self.num_before,
+            },
+            "usage": {
+                "prompt_tokens": totals.prompt_tokens,
+                "cached_tokens": totals.cached_tokens,
+                "completion_tokens": totals.completion_tokens,
+            },
+            "this_run": {
+                "load_s": round(self.load_s, 3),
+                "answer_s": round(self.answer_s, 3),
+                "generated_tokens": generated,
+                "tokens_per_second": round(generated / self.answer_s, 2) if self.answer_s else 0.0,
+            },
+        }
+
+    def last_words(self, totals: Totals, *, is_complete: bool) -> str:
+        """Say how it ended and what to do next."""
+        done = totals.completed + totals.failed
+        if not is_complete:
+            return (
+                f"Stopped: {done} of {self.total} requests are done. "
+                f"The same command goes on from here:\n  {shlex.join(repeated_command())}"
+            )
+        words = f"{totals.completed} of {self.total} requests answered, in {self.output}."
+        if totals.failed:
+            words += f" {totals.failed} failed; {self.errors} says why. To try these again, delete it and repeat."
+        return words
+
+
+class View:
+    """Shows how far the job is: a bar on a terminal, now and then a line elsewhere."""
+
+    def __init__(self, progress: Progress, total: int, num_before: int) -> None:
+        self.state: JobState | None = None
+        self._progress = progress
+        self._task = progress.add_task("loading", total=None, speed="", left="")
+        self._total = total
+        self._num_before = num_before
+        self.started_s: float | None = None  # when the model was loaded
+        self._printed_s = time.monotonic()
+
+    def loading(self, done: int, total: int) -> None:
+        """Show how much of the model is loaded."""
+        self._progress.update(self._task, completed=done, total=total)
+
+    def show(self, state: JobState) -> None:
+        """Show how many requests are done."""
+        now_s = time.monotonic()
+        self.started_s = self.started_s or now_s
+        self.state = state
+        left = self._left(state, now_s - self.started_s)
+        speed = f"{state.tokens_per_s:.0f} tokens/s"
+        failed = f", {state.num_failed} failed" if state.num_failed else ""
+        self._progress.update(
+            self._task,
+            description="answering",
+            completed=state.num_done,
+            total=self._total,
+            speed=speed + failed,
+            left=left,
+        )
+        if self._progress.disable and now_s - self._printed_s >= PLAIN_PROGRESS_S:
+            self._printed_s = now_s
+            click.echo(f"{state.num_done}/{self._total} requests{failed}, {speed}, {left}", err=True)
+
+    def _left(self, state: JobState, elapsed_s: float) -> str:
+        num_new = state.num_done - self._num_before
+        if not num_new:
+            return ""
+        return f"{duration_text(elapsed_s / num_new * (self._total - state.num_done))} left"
+
+
+def duration_text(seconds: float) -> str:
+    """Write a duration as people say it: "40 s", "12 min", "3 h 20 min"."""
+    minutes = round(seconds / 60)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+@contextmanager
+def shown(total: int, num_before: int) -> Iterator[View]:
+    """Yield what shows the job's progress; a bar vanishes at the end."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[speed]}"),
+        TextColumn("{task.fields[left]}"),
+        TimeElapsedColumn(),
+    )
+    console = Console(file=sys.stderr)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield View(progress, total, num_before)

@@ -1,0 +1,77 @@
+"""`/v1/batches`: jobs that answer a file of requests in the background."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends, Query
+
+from moeflow.server.api.batch_schema import BatchList, BatchObject, BatchRequest
+from moeflow.server.api.files import require_file
+from moeflow.server.api.paging import page
+from moeflow.server.errors import ApiError
+from moeflow.server.guard.body import JsonRoute
+from moeflow.server.jobs.batch_store import FINAL, StoredBatch
+from moeflow.server.jobs.data_folder import Jobs, get_jobs
+from moeflow.server.service import Service, get_service
+
+router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
+
+
+@router.post("/v1/batches", response_model=BatchObject)
+async def create_batch(
+    body: BatchRequest,
+    service: Annotated[Service, Depends(get_service)],
+    jobs: Annotated[Jobs, Depends(get_jobs)],
+) -> Any:
+    """Begin a job. Its input is checked first; the job's state says what came of that."""
+    model = service.require_generator().client.model
+    file = require_file(jobs, body.input_file_id, "input_file_id")
+    if file.purpose != "batch":
+        message = f"{file.id} was not uploaded as the input of a batch"
+        raise ApiError(400, "invalid_value", message, param="input_file_id")
+    expiry = body.output_expires_after
+    batch = jobs.batches.create(
+        endpoint=body.endpoint,
+        model=model.name,
+        input_file_id=file.id,
+        metadata=body.metadata,
+        output_lifetime_s=None if expiry is None else expiry.seconds,
+    )
+    jobs.worker.wake()
+    return msgspec.to_builtins(batch)
+
+
+@router.get("/v1/batches", response_model=BatchList)
+async def list_batches(
+    jobs: Annotated[Jobs, Depends(get_jobs)],
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> Any:
+    """List the jobs, newest first."""
+    return page(jobs.batches.all(), after, limit)
+
+
+@router.get("/v1/batches/{batch_id}", response_model=BatchObject)
+async def get_batch(batch_id: str, jobs: Annotated[Jobs, Depends(get_jobs)]) -> Any:
+    """Say how far a job is."""
+    return msgspec.to_builtins(_require_batch(jobs, batch_id))
+
+
+@router.post("/v1/batches/{batch_id}/cancel", response_model=BatchObject)
+async def cancel_batch(batch_id: str, jobs: Annotated[Jobs, Depends(get_jobs)]) -> Any:
+    """End a job early; what is answered by then can be fetched."""
+    batch = _require_batch(jobs, batch_id)
+    if batch.status in FINAL:
+        raise ApiError(409, "batch_finished", f"{batch.id} is {batch.status} already")
+    jobs.worker.cancel(batch)
+    return msgspec.to_builtins(batch)
+
+
+def _require_batch(jobs: Jobs, batch_id: str) -> StoredBatch:
+    """Return a job. Raises: ApiError 404."""
+    batch = jobs.batches.find(batch_id)
+    if batch is None:
+        raise ApiError(404, "batch_not_found", f"There is no batch {batch_id[:80]!r}")
+    return batch

@@ -1,0 +1,31 @@
+"""Small JSON files that are either old or new, never half written, whatever happens to the process or the power."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a file's contents.
+
+    Blocks: on the disk.
+    Raises: OSError.
+    """
+    new = path.with_suffix(".new")
+    with new.open("wb") as file:
+        file.write(msgspec.json.encode(value))
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def read_all(folder: Path, kind: type[Any]) -> list[Any]:
+    """Return what the folder's JSON files hold, as values of a msgspec struct.
+
+    Raises: OSError, msgspec.DecodeError.
+    """
+    return [msgspec.json.decode(path.read_bytes(), type=kind) for path in sorted(folder.glob("*.json"))]

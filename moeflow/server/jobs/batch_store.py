@@ -1,0 +1,180 @@
+"""The jobs behind `/v1/batches`: one description each, in OpenAI's words, saved at every change of state."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from moeflow.server.jobs.atomic_file import read_all, write_json
+from moeflow.server.jobs.journal import Totals
+from moeflow.server.jobs.lines import LineProblem
+
+WINDOW_S = 24 * 3600  # the only completion window that OpenAI has
+Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+FINAL: tuple[Status, ...] = ("failed", "completed", "expired", "cancelled")
+
+
+class Counts(msgspec.Struct):
+    """Requests of a batch."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class Errors(msgspec.Struct, kw_only=True):
+    """Why a batch failed before it began."""
+
+    object: str = "list"
+    data: list[LineProblem]
+
+
+class InputDetails(msgspec.Struct):
+    """Of the tokens that went in."""
+
+    cached_tokens: int = 0
+
+
+class OutputDetails(msgspec.Struct):
+    """Of the tokens that came out."""
+
+    reasoning_tokens: int = 0
+
+
+class BatchUsage(msgspec.Struct):
+    """Tokens of all answers so far."""
+
+    input_tokens: int = 0
+    input_tokens_details: InputDetails = msgspec.field(default_factory=InputDetails)
+    output_tokens: int = 0
+    output_tokens_details: OutputDetails = msgspec.field(default_factory=OutputDetails)
+    total_tokens: int = 0
+
+
+class StoredBatch(msgspec.Struct, kw_only=True):
+    """A job's description."""
+
+    id: str
+    object: str = "batch"
+    endpoint: str
+    model: str  # by which it is answered; another one leaves it alone
+    input_file_id: str
+    completion_window: str = "24h"
+    status: Status = "validating"
+    errors: Errors | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    created_at: int
+    in_progress_at: int | None = None
+    expires_at: int
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: Counts = msgspec.field(default_factory=Counts)
+    usage: BatchUsage = msgspec.field(default_factory=BatchUsage)
+    metadata: dict[str, str] | None = None
+
+    def count(self, totals: Totals) -> None:
+        """Take over what a journal has counted."""
+        self.request_counts.completed, self.request_counts.failed = totals.completed, totals.failed
+        self.usage = BatchUsage(
+            totals.prompt_tokens,
+            InputDetails(totals.cached_tokens),
+            totals.completion_tokens,
+            OutputDetails(),
+            totals.prompt_tokens + totals.completion_tokens,
+        )
+
+
+class _Saved(msgspec.Struct, kw_only=True):
+    """What is on disk: the description, and what clients do not see."""
+
+    batch: StoredBatch
+    output_lifetime_s: int | None = None
+
+
+class BatchStore:
+    """All jobs of one data folder, by id. `clock` gives unix seconds."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
+        """Take in what is there.
+
+        Raises: OSError.
+        """
+        self._folder = folder
+        self._clock = clock
+        folder.mkdir(parents=True, exist_ok=True)
+        self._saved = {saved.batch.id: saved for saved in read_all(folder, _Saved)}
+
+    @property
+    def now(self) -> int:
+        """The time in unix seconds."""
+        return int(self._clock())
+
+    def find(self, batch_id: str) -> StoredBatch | None:
+        """Return a job."""
+        saved = self._saved.get(batch_id)
+        return None if saved is None else saved.batch
+
+    def all(self) -> list[StoredBatch]:
+        """Return all jobs, newest first."""
+        batches = [saved.batch for saved in self._saved.values()]
+        return sorted(batches, key=lambda batch: (batch.created_at, batch.id), reverse=True)
+
+    def unfinished(self) -> list[StoredBatch]:
+        """Return the jobs that are not in their last state, oldest first."""
+        return [batch for batch in reversed(self.all()) if batch.status not in FINAL]
+
+    def needs(self, file_id: str) -> bool:
+        """Whether an unfinished job reads this file."""
+        return any(batch.input_file_id == file_id for batch in self.unfinished())
+
+    def create(
+        self,
+        *,
+        endpoint: str,
+        model: str,
+        input_file_id: str,
+        metadata: dict[str, str] | None,
+        output_lifetime_s: int | None,
+    ) -> StoredBatch:
+        """Make a job.
+
+        Raises: OSError.
+        """
+        batch = StoredBatch(
+            id=f"batch_{uuid.uuid4().hex[:24]}",
+            endpoint=endpoint,
+            model=model,
+            input_file_id=input_file_id,
+            created_at=self.now,
+            expires_at=self.now + WINDOW_S,
+            metadata=metadata,
+        )
+        saved = _Saved(batch=batch, output_lifetime_s=output_lifetime_s)
+        write_json(self._folder / f"{batch.id}.json", saved)
+        self._saved[batch.id] = saved
+        return batch
+
+    def save(self, batch: StoredBatch) -> None:
+        """Write a job's state down.
+
+        Raises: OSError.
+        """
+        write_json(self._folder / f"{batch.id}.json", self._saved[batch.id])
+
+    def output_lifetime_s(self, batch: StoredBatch) -> int | None:
+        """Return how long a job's results are kept; None: until they are deleted."""
+        lifetime_s: int | None = self._saved[batch.id].output_lifetime_s
+        return lifetime_s
+
+    def journal_paths(self, batch: StoredBatch) -> tuple[Path, Path]:
+        """Return where a job's answers and errors are while it is not finished."""
+        return self._folder / f"{batch.id}.output.jsonl", self._folder / f"{batch.id}.errors.jsonl"

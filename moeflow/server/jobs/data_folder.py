@@ -1,0 +1,61 @@
+"""The folder that outlives a server: uploaded files, jobs, and the lock that keeps a second server out of it."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from fastapi import Request
+
+from moeflow.core.errors import ConfigError
+from moeflow.server.errors import ApiError
+from moeflow.server.jobs.batch_store import BatchStore
+from moeflow.server.jobs.file_store import FileStore
+from moeflow.server.jobs.worker import BatchWorker
+from moeflow.server.service import Service
+
+
+class Jobs:
+    """Files, batches and who works on them. Close it in the end."""
+
+    def __init__(self, folder: Path, service: Service, clock: Callable[[], float] = time.time) -> None:
+        """Open or make a data folder.
+
+        Raises: ConfigError if another server uses it or it cannot be used.
+        """
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = (folder / "lock").open("wb")
+        except OSError as error:
+            raise ConfigError(f"data folder {folder}: {error.strerror}; name another with --data-dir") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.batches = BatchStore(folder / "batches", clock)
+            self.files = FileStore(folder / "files", clock, self.batches.needs)
+        except BlockingIOError:
+            self._lock.close()
+            raise ConfigError(f"another server uses the data folder {folder}; name another with --data-dir") from None
+        except (OSError, msgspec.DecodeError) as error:
+            self._lock.close()
+            raise ConfigError(f"data folder {folder} cannot be read: {error}; move it away") from None
+        self.worker = BatchWorker(service, self.batches, self.files)
+
+    async def close(self) -> None:
+        """Leave the running job where it is, and the folder to others."""
+        await self.worker.stop()
+        self._lock.close()
+
+
+def get_jobs(request: Request) -> Jobs:
+    """Return the jobs of the application that got this request; for FastAPI's `Depends`.
+
+    Raises: ApiError 503 if it has no data folder.
+    """
+    jobs: Jobs | None = request.app.state.jobs
+    if jobs is None:
+        message = "This server keeps no files: it was started without a data folder, or another server uses it"
+        raise ApiError(503, "no_data_folder", message)
+    return jobs

@@ -1,0 +1,187 @@
+"""The results of a batch job: two files that only grow, a line a result, and that say by themselves how far it is.
+
+One holds answers, the other errors; a request is done once it stands in either. A result's id is made of its
+request's line, so that files that belong to another input are noticed. After a kill, a last line that was
+half written is cut off and its request runs again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from moeflow.core.errors import ConfigError
+
+_BEGINNING = b'{"id":"batch_req_'  # of every line of ours
+_REMEDY = "choose another output file, or move this one away"
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int = 0
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: _Details = msgspec.field(default_factory=_Details)
+
+
+class _Body(msgspec.Struct):
+    model: str | None = None
+    usage: _Usage | None = None
+
+
+class _Response(msgspec.Struct):
+    body: _Body
+
+
+class _Record(msgspec.Struct):
+    id: str
+    custom_id: str
+    response: _Response | None
+
+
+@dataclass(slots=True)
+class Totals:
+    """What the results come to."""
+
+    completed: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class Journal:
+    """Writes results, and knows which requests are done. Use it in a `with` block, or close it."""
+
+    def __init__(self, output: Path, errors: Path, result_ids: Mapping[str, str], model: str) -> None:
+        """Open or make the files, and go on where they end. `result_ids` are the input's, by custom_id.
+
+        Raises: ConfigError if a file is in use, or holds anything but results of this input by this model; OSError.
+        """
+        self.done: set[str] = set()
+        self.totals = Totals()
+        self.result_ids = result_ids
+        self._model = model
+        self._errors_path = errors
+        self._output = output.open("ab", buffering=0)
+        self._errors: FileIO | None = None
+        self._is_dirty = False
+        try:
+            self._lock(output)
+            self._read(output, has_failed=False)
+            if errors.exists():
+                self._errors = errors.open("ab", buffering=0)
+                self._read(errors, has_failed=True)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def write_answer(self, custom_id: str, request_id: str, body: dict[str, Any]) -> None:
+        """Append an endpoint's answer."""
+        self._append(self._output, custom_id, {"status_code": 200, "request_id": request_id, "body": body}, None)
+
+    def write_refusal(self, custom_id: str, request_id: str, status_code: int, body: dict[str, Any]) -> None:
+        """Append an endpoint's error object."""
+        response = {"status_code": status_code, "request_id": request_id, "body": body}
+        self._append(self._errors_file(), custom_id, response, None)
+
+    def write_failure(self, custom_id: str, code: str, message: str) -> None:
+        """Append why a request was never answered."""
+        self._append(self._errors_file(), custom_id, None, {"code": code, "message": message})
+
+    def sync(self) -> None:
+        """Make sure that what was written survives a loss of power.
+
+        Blocks: on the disk.
+        """
+        if self._is_dirty:
+            self._is_dirty = False
+            for file in (self._output, self._errors):
+                if file is not None:
+                    os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """Let the files go."""
+        for file in (self._output, self._errors):
+            if file is not None:
+                file.close()
+
+    def _append(
+        self, file: FileIO, custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | None
+    ) -> None:
+        assert custom_id not in self.done
+        record = {"id": self.result_ids[custom_id], "custom_id": custom_id, "response": response, "error": error}
+        line = msgspec.json.encode(record)
+        rest = memoryview(line + b"\n")
+        while rest:
+            rest = rest[file.write(rest) :]
+        self._is_dirty = True
+        self._count(msgspec.json.decode(line, type=_Record), has_failed=file is self._errors)
+
+    def _count(self, record: _Record, *, has_failed: bool) -> None:
+        self.done.add(record.custom_id)
+        totals = self.totals
+        totals.failed += has_failed
+        totals.completed += not has_failed
+        usage = record.response.body.usage if record.response is not None else None
+        if usage is not None:
+            totals.prompt_tokens += usage.prompt_tokens
+            totals.cached_tokens += usage.prompt_tokens_details.cached_tokens
+            totals.completion_tokens += usage.completion_tokens
+
+    def _errors_file(self) -> FileIO:
+        if self._errors is None:
+            self._errors = self._errors_path.open("ab", buffering=0)
+        return self._errors
+
+    def _lock(self, path: Path) -> None:
+        try:
+            fcntl.flock(self._output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"another job is writing to {path}; {_REMEDY}") from None
+
+    def _read(self, path: Path, *, has_failed: bool) -> None:
+        """Take in what an earlier run has written."""
+        end = 0  # of the last whole line
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    if not (line.startswith(_BEGINNING) or _BEGINNING.startswith(line) or not line.strip(b"\0")):
+                        raise ConfigError(f"{path} ends in something that is no result of a batch job; {_REMEDY}")
+                    os.truncate(path, end)
+                    break
+                self._check(path, number, line, has_failed=has_failed)
+                end += len(line)
+
+    def _check(self, path: Path, number: int, line: bytes, *, has_failed: bool) -> None:
+        where = f"{path}, line {number}"
+        try:
+            record = msgspec.json.decode(line, type=_Record)
+        except msgspec.DecodeError:
+            raise ConfigError(f"{where} is no result of a batch job; {_REMEDY}") from None
+        name = record.custom_id[:80]
+        if record.custom_id not in self.result_ids:
+            raise ConfigError(f"{where} answers {name!r}, which the input does not ask: another job's; {_REMEDY}")
+        if record.id != self.result_ids[record.custom_id]:
+            raise ConfigError(f"{where} answers another request {name!r} than the input has now; {_REMEDY}")
+        if record.custom_id in self.done:
+            raise ConfigError(f"{where} answers {name!r} for the second time; {_REMEDY}")
+        model = record.response.body.model if record.response is not None else None
+        if model is not None and model != self._model:
+            raise ConfigError(f"{where} was answered by {model!r}, but the model is {self._model!r} now; {_REMEDY}")
+        self._count(record, has_failed=has_failed)

@@ -1,0 +1,94 @@
+"""A batch job of the shell: an engine of its own, one input file, and results beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from moeflow.core.engine_config import EngineConfig
+from moeflow.core.errors import ConfigError
+from moeflow.engine.generator import Generator
+from moeflow.engine.process_client import ProcessEngine
+from moeflow.engine.tokenizer import Tokenizer
+from moeflow.server.config import ServerConfig
+from moeflow.server.jobs.journal import Journal
+from moeflow.server.jobs.lines import scan
+from moeflow.server.jobs.runner import run_job
+from moeflow.server.service import Service
+
+WATCH_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """How far a job is."""
+
+    num_done: int  # failed ones included
+    num_failed: int
+    total: int
+    generated_tokens: int  # since the start
+    tokens_per_s: float  # over the last few seconds
+
+
+def check_input(source: Path) -> dict[str, str]:
+    """Return the ids of an input file's results, by custom_id.
+
+    Raises: ConfigError if lines are no requests, naming each; OSError.
+    """
+    found = scan(source, max_line_bytes=ServerConfig().max_body_bytes)
+    if found.problems:
+        told = "\n".join(f"  line {problem.line}: {problem.message}" for problem in found.problems)
+        raise ConfigError(f"{source} cannot be run; nothing was:\n{told}")
+    return found.result_ids
+
+
+async def answer_file(
+    config: EngineConfig,
+    source: Path,
+    journal: Journal,
+    total: int,
+    *,
+    on_loading: Callable[[int, int], None],
+    on_state: Callable[[JobState], None],
+) -> JobState:
+    """Load the model and answer all requests that are not done. SIGTERM cancels it as Ctrl-C does.
+
+    Raises: what loading raises; EngineError if the engine dies; OSError if results cannot be written. The journal
+    is good to go on with in each case.
+    """
+    task = asyncio.current_task()
+    assert task is not None, "called as a coroutine"
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        tokenizer = await asyncio.to_thread(Tokenizer.load, config.model_path)
+        engine = await ProcessEngine.start(config, on_progress=on_loading)
+        try:
+            service = Service(ServerConfig())
+            service.attach(Generator(engine, tokenizer))
+            watching = asyncio.create_task(_watch(engine, journal, total, on_state))
+            try:
+                await run_job(service, source, journal, service.config.max_body_bytes)
+            finally:
+                watching.cancel()
+            return _state(engine, journal, total)
+        finally:
+            await engine.shutdown(0)
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+async def _watch(engine: ProcessEngine, journal: Journal, total: int, on_state: Callable[[JobState], None]) -> None:
+    while True:
+        on_state(_state(engine, journal, total))
+        await asyncio.sleep(WATCH_S)
+
+
+def _state(engine: ProcessEngine, journal: Journal, total: int) -> JobState:
+    stats = engine.stats()
+    return JobState(
+        len(journal.done), journal.totals.failed, total, stats.generated_tokens_total, stats.tokens_per_second
+    )

@@ -1,0 +1,146 @@
+"""Answers the requests of a batch job: a window of them at a time in the engine, each result written when it is there.
+
+The engine makes micro-batches of those in the window, and places them behind interactive requests. Knows no
+HTTP and no state of a job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from moeflow.core.errors import EngineError, RequestError
+from moeflow.server.api.answer import Answer, gather
+from moeflow.server.api.chat import start_chat
+from moeflow.server.api.chat_schema import ChatRequest
+from moeflow.server.api.completion_schema import CompletionRequest
+from moeflow.server.api.completions import start_completion
+from moeflow.server.api.sampling_fields import SamplingFields
+from moeflow.server.errors import ApiError, as_api_error, from_pydantic
+from moeflow.server.jobs.journal import Journal
+from moeflow.server.jobs.lines import BatchLine, parse_line, read_lines
+from moeflow.server.service import Service
+
+logger = logging.getLogger(__name__)
+
+WINDOW = 4  # requests in the engine, in multiples of what it computes together: enough to choose micro-batches from
+ATTEMPTS = 2  # at a request that fails through no fault of its own
+SYNC_S = 1.0  # how much work a loss of power may undo
+
+
+class _Endpoint(NamedTuple):
+    schema: type[SamplingFields]
+    start: Callable[..., Awaitable[Answer]]
+
+
+_ENDPOINTS = {
+    "/v1/chat/completions": _Endpoint(ChatRequest, start_chat),
+    "/v1/completions": _Endpoint(CompletionRequest, start_completion),
+}
+
+
+async def run_job(
+    service: Service, source: Path, journal: Journal, max_line_bytes: int, on_sync: Callable[[], None] = lambda: None
+) -> None:
+    """Answer what is not yet done of an input file that was scanned. Cancelling it leaves a journal to go on with.
+
+    `on_sync` is called about once a second.
+
+    Raises: EngineError if the engine is gone or goes: what it left open is not written down; OSError.
+    """
+    syncing = asyncio.create_task(_sync(journal, on_sync))
+    running = asyncio.create_task(_run(service, source, journal, max_line_bytes))
+    try:
+        await asyncio.wait((running, syncing), return_when=asyncio.FIRST_COMPLETED)
+        await (running if running.done() else syncing)  # syncing ends by an error only, such as a full disk
+    finally:
+        running.cancel()
+        syncing.cancel()
+        await asyncio.gather(running, syncing, return_exceptions=True)
+        journal.sync()
+
+
+async def _sync(journal: Journal, on_sync: Callable[[], None]) -> None:
+    while True:
+        await asyncio.sleep(SYNC_S)
+        await asyncio.to_thread(journal.sync)
+        on_sync()
+
+
+async def _run(service: Service, source: Path, journal: Journal, max_line_bytes: int) -> None:
+    window = asyncio.Semaphore(WINDOW * _require_engine(service))
+    try:
+        with source.open("rb") as file:
+            async with asyncio.TaskGroup() as group:
+                for number, raw in read_lines(file, max_line_bytes):
+                    line = parse_line(number, raw)
+                    if line.custom_id in journal.done:
+                        await asyncio.sleep(0)  # thousands of these must not hold others up
+                        continue
+                    await window.acquire()
+                    group.create_task(_answer_in_window(service, line, journal, window))
+    except* (EngineError, OSError) as errors:
+        raise _first(errors) from None
+
+
+async def _answer_in_window(service: Service, line: BatchLine, journal: Journal, window: asyncio.Semaphore) -> None:
+    try:
+        await _answer(service, line, journal)
+    finally:
+        window.release()
+
+
+async def _answer(service: Service, line: BatchLine, journal: Journal) -> None:
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            answer = await start(service, line)
+            body = await gather(answer)
+        except Exception as error:  # whatever a request may raise concerns its line alone, unless the engine is gone
+            refusal = from_pydantic(error) if isinstance(error, ValidationError) else as_api_error(error)
+            if refusal.status_code == 503:
+                raise EngineError(refusal.detail) from None
+            if refusal.code == "internal_error":
+                logger.exception("request %r failed", line.custom_id[:80])
+            if refusal.status_code < 500 or attempt == ATTEMPTS:
+                journal.write_refusal(line.custom_id, _request_id(line, journal), refusal.status_code, refusal.body)
+                return
+            logger.warning("request %r failed and is tried again: %s", line.custom_id[:80], refusal.detail)
+        else:
+            journal.write_answer(line.custom_id, body["id"], body)
+            return
+
+
+async def start(service: Service, line: BatchLine) -> Answer:
+    """Check a request as its endpoint does, and begin it in the background.
+
+    Raises: ValidationError, ApiError, RequestError.
+    """
+    endpoint = _ENDPOINTS[line.url]
+    body = endpoint.schema.model_validate(line.body)
+    if body.stream:
+        raise RequestError("the answers of a batch come whole: leave stream out", param="stream")
+    return await endpoint.start(service, body, is_background=True)
+
+
+def _request_id(line: BatchLine, journal: Journal) -> str:
+    return f"req-{journal.result_ids[line.custom_id].removeprefix('batch_req_')}"
+
+
+def _require_engine(service: Service) -> int:
+    """Return how many requests the engine computes together. Raises: EngineError if there is none."""
+    try:
+        return service.require_generator().client.model.max_running
+    except ApiError as error:
+        raise EngineError(error.detail) from None
+
+
+def _first(errors: BaseExceptionGroup[Any]) -> BaseException:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

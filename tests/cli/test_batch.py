@@ -1,0 +1,135 @@
+"""The command as people run it: killed at any moment, interrupted, repeated, and misused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from moeflow.cli.batch import duration_text
+from moeflow.cli.main import main
+from tests.server.jobs.requests import chat_line, completion_line, read_lines, write_lines
+from tests.server.live_server import eventually
+from tests.tiny_mixtral import write_tiny_mixtral
+
+MOEFLOW = (sys.executable, "-m", "moeflow.cli.main", "batch")
+NUM_LINES = 40
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_mixtral(folder, max_position_embeddings=4096)
+    return folder
+
+
+class Command:
+    """One job's command, to be run as often as needed."""
+
+    def __init__(self, model: Path, folder: Path, answer_len: int = 200) -> None:
+        """Make an input whose first answers are short."""
+        lengths = [20 if i < 8 else answer_len + i for i in range(NUM_LINES - 2)]
+        lines = [
+            chat_line(str(i), f"Hello {i}", max_tokens=length, temperature=0, ignore_eos=True)
+            for i, length in enumerate(lengths)
+        ]
+        self.source = write_lines(
+            folder / "in.jsonl", *lines, completion_line("c", temperature=0), chat_line("bad", n=0)
+        )
+        self.output, self.errors = folder / "out.jsonl", folder / "out.errors.jsonl"
+        limits = ("--threads", "1", "--kv-cache", "16MiB", "--max-running", "8")
+        self.arguments = (*MOEFLOW, str(self.source), str(model), "-o", str(self.output), *limits)
+
+    def finish(self, *more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*self.arguments, *more], capture_output=True, text=True, timeout=120, check=False)
+
+    def num_lines(self) -> int:
+        return sum(file.read_bytes().count(b"\n") for file in (self.output, self.errors) if file.exists())
+
+    def stop(self, number: int, *, after: int) -> tuple[int, str]:
+        """Send a signal once so many more lines are there; return the exit code and what was said."""
+        wanted = self.num_lines() + after
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(self.arguments, text=True, start_new_session=True, **pipes) as process:
+            try:
+                assert eventually(lambda: self.num_lines() >= wanted or process.poll() is not None, 120)
+                time.sleep(0.01 * after)
+                process.send_signal(number)
+                _, said = process.communicate(timeout=60)
+                return process.returncode, said
+            finally:
+                process.kill()
+
+    def check_results(self) -> None:
+        ids = [line["custom_id"] for line in (*read_lines(self.output), *read_lines(self.errors))]
+        assert sorted(ids) == sorted([*map(str, range(NUM_LINES - 2)), "c", "bad"])
+        assert [line["custom_id"] for line in read_lines(self.errors)] == ["bad"]
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_no_line_is_lost_or_doubled(tiny, tmp_path):
+    command = Command(tiny, tmp_path)
+    for after in (1, 4):
+        command.stop(signal.SIGKILL, after=after)
+    done = command.finish("--json")
+    assert done.returncode == 1, done.stderr  # one line is wrong
+    command.check_results()
+    summary = json.loads(done.stdout)
+    again = command.finish()
+    assert (again.returncode, f"{NUM_LINES - 1} of {NUM_LINES} requests answered" in again.stderr) == (1, True)
+    command.check_results()
+    assert summary["requests"]["total"] == NUM_LINES
+    assert 5 <= summary["requests"]["answered_before"] < NUM_LINES
+    assert "To try these again, delete it" in done.stderr
+
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    other = Command(tiny, whole)
+    assert other.finish().returncode == 1
+    assert texts(other.output) == texts(command.output)  # the same bits, however often it was killed
+
+
+def texts(output: Path) -> dict[str, object]:
+    return {line["custom_id"]: line["response"]["body"]["choices"] for line in read_lines(output)}
+
+
+@pytest.mark.slow
+def test_interrupted_it_says_how_to_go_on(tiny, tmp_path):
+    command = Command(tiny, tmp_path, answer_len=3000)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        code, said = command.stop(number, after=2)
+        assert code == 130, said
+        assert f"of {NUM_LINES} requests are done. The same command goes on from here:\n" in said
+        assert "Traceback" not in said
+        assert int(said.split("Stopped: ")[1].split()[0]) == command.num_lines() >= 2
+
+
+def run(*args: str):
+    return CliRunner().invoke(main, ["batch", *args], catch_exceptions=False)
+
+
+@pytest.mark.slow  # imports the server
+def test_a_wrong_input_is_told_before_anything_is_made(tmp_path):
+    source = write_lines(tmp_path / "in.jsonl", chat_line("a"), b"oops", chat_line("a"))
+    result = run(str(source), "no/model", "-o", str(tmp_path / "out.jsonl"))
+    assert result.exit_code == 2
+    assert "line 2: the line is not valid JSON" in result.stderr
+    assert "line 3: custom_id 'a' is that of line 1, too" in result.stderr
+    assert os.listdir(tmp_path) == ["in.jsonl"]
+
+
+def test_an_output_that_is_the_input_is_refused(tmp_path):
+    source = write_lines(tmp_path / "in.jsonl", chat_line("a"))
+    result = run(str(source), "-o", str(source))
+    assert (result.exit_code, "three different files" in result.stderr) == (2, True)
+
+
+def test_durations_as_people_say_them():
+    assert [duration_text(s) for s in (3.4, 99, 100, 3599, 12_000)] == ["3 s", "99 s", "2 min", "60 min", "3 h 20 min"]

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from moeflow.core.errors import EngineError
+from moeflow.engine.generator import Generator
+from moeflow.server.config import ServerConfig
+from moeflow.server.jobs.journal import Journal
+from moeflow.server.jobs.lines import scan
+from moeflow.server.jobs.runner import WINDOW, run_job
+from moeflow.server.service import Service
+from tests.server.fake_client import NAME, REPLY
+from tests.server.jobs.requests import chat_line, completion_line, read_lines, write_lines
+
+pytestmark = pytest.mark.anyio
+LIMIT = 100_000
+
+
+@pytest.fixture
+def service(engine, tokenizer) -> Service:
+    service = Service(ServerConfig())
+    service.attach(Generator(engine, tokenizer))
+    return service
+
+
+async def run(service: Service, folder: Path, *lines: bytes, timeout_s: float = 10.0) -> Journal:
+    source = write_lines(folder / "in.jsonl", *lines)
+    ids = scan(source, max_line_bytes=LIMIT).result_ids
+    with Journal(folder / "out.jsonl", folder / "err.jsonl", ids, NAME) as journal:
+        async with asyncio.timeout(timeout_s):
+            await run_job(service, source, journal, LIMIT)
+    return journal
+
+
+async def test_answers_are_what_the_endpoints_would_say(service, engine, tmp_path):
+    journal = await run(service, tmp_path, chat_line("a", n=2), completion_line("b", max_tokens=3), chat_line("c"))
+    answers = {line["custom_id"]: line["response"]["body"] for line in read_lines(tmp_path / "out.jsonl")}
+    assert [choice["message"]["content"] for choice in answers["a"]["choices"]] == [REPLY, REPLY]
+    assert answers["b"]["object"] == "text_completion"
+    assert answers["b"]["usage"]["completion_tokens"] == 3
+    assert journal.totals.completed == 3
+    assert all(submission.is_background for submission in engine.submissions)
+
+
+async def test_a_wrong_request_is_an_error_of_its_line(service, tmp_path):
+    lines = (
+        chat_line("good"),
+        chat_line("typo", max_tokns=3),
+        chat_line("long", "x" * 1000),
+        chat_line("stream", stream=True),
+        chat_line("other", model="gpt-4o"),
+        chat_line("greedy", n=128),
+    )
+    journal = await run(service, tmp_path, *lines)
+    errors = {line["custom_id"]: line["response"] for line in read_lines(tmp_path / "err.jsonl")}
+    assert {name: response["status_code"] for name, response in errors.items()} == {
+        "typo": 400,
+        "long": 400,
+        "stream": 400,
+        "other": 404,
+        "greedy": 400,
+    }
+    assert "did you mean 'max_tokens'" in errors["typo"]["body"]["error"]["message"]
+    assert errors["long"]["body"]["error"]["code"] == "context_length_exceeded"
+    assert (journal.totals.completed, journal.totals.failed) == (1, 5)
+
+
+async def test_what_is_done_is_not_done_again(service, engine, tmp_path):
+    await run(service, tmp_path, chat_line("a"), chat_line("bad", top_p=7))
+    num_before = len(engine.submissions)
+    await run(service, tmp_path, chat_line("a"), chat_line("bad", top_p=7), chat_line("b"))
+    assert len(engine.submissions) == num_before + 1
+    assert [line["custom_id"] for line in read_lines(tmp_path / "out.jsonl")] == ["a", "b"]
+
+
+async def test_only_a_window_of_the_input_is_in_the_engine(service, engine, tmp_path):
+    engine.pause_after = 1
+    job = asyncio.create_task(run(service, tmp_path, *(chat_line(str(i)) for i in range(100))))
+    for _ in range(60):
+        await asyncio.sleep(0.002)
+    assert len(engine.live) == WINDOW * engine.model.max_running
+    assert service.admission.num_unfinished == 0  # the job stands in no queue
+    engine.pause_after = None
+    assert (await job).totals.completed == 100
+
+
+async def test_cancelled_it_leaves_nothing_running_and_goes_on_later(service, engine, tmp_path):
+    engine.pause_after = 2
+    lines = [chat_line(str(i)) for i in range(10)]
+    job = asyncio.create_task(run(service, tmp_path, *lines))
+    while len(engine.live) < 10:
+        await asyncio.sleep(0.002)
+    job.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await job
+    assert not engine.live
+    engine.pause_after = None
+    assert (await run(service, tmp_path, *lines)).totals.completed == 10
+
+
+async def test_a_failed_pass_is_tried_once_more(service, engine, tmp_path):
+    engine.fail_after = 2
+    await run(service, tmp_path, chat_line("a"))
+    assert len(engine.submissions) == 2
+    (error,) = read_lines(tmp_path / "err.jsonl")
+    assert error["response"]["status_code"] == 500
+    assert "out of memory" in error["response"]["body"]["error"]["message"]
+
+
+async def test_a_dead_engine_is_nobodys_result(service, engine, tmp_path):
+    engine.pause_after = 2
+    job = asyncio.create_task(run(service, tmp_path, *(chat_line(str(i)) for i in range(5))))
+    while len(engine.live) < 5:
+        await asyncio.sleep(0.002)
+    engine.die()
+    with pytest.raises(EngineError, match="died"):
+        await job
+    assert read_lines(tmp_path / "out.jsonl") == read_lines(tmp_path / "err.jsonl") == []
