@@ -29,6 +29,7 @@ from moeflow.models.registry import read_model_config
 BLOCK_SIZE = 16
 DEFAULT_MAX_RUNNING = 32
 DEFAULT_MAX_BATCH_TOKENS = 512  # on two CPU cores about a second: the longest that decodes wait for a prefill
+STREAMED_BATCH_TOKENS = (2048, 1024)  # where each such pass reads most of the model: the first with room for its work
 KV_SHARE = 0.25  # of what is free once the weights are loaded
 KV_SHARE_BESIDE_SLOTS = 0.5  # if experts come from disk, from whose slots keys and values take what they need
 KV_SHARE_KEPT = 0.125  # that unused keys and values keep there: the more experts are in memory, the less is read
@@ -111,6 +112,9 @@ class _Decision:
         weights = self._weights(device, can_pack=bool(cpu_isa))
         dtype = "float32" if cpu_isa else weights.matrices
         plan = self._expert_plan(weights, dtype) if cpu_isa and self.settings.memory_bytes else None
+        if plan is not None and self.settings.max_batch_tokens is None:
+            max_batch_tokens = self._streamed_batch_tokens(plan, max_batch_tokens, max_running)
+            self.process_bytes, self.work_bytes = self._beside_weights(cpu_isa, max_batch_tokens, max_running)
         weight_bytes = self._check_weights(weights, plan)
         kv_share = self._kv_share(plan, is_limited=bool(cpu_isa and self.settings.memory_bytes))
         kv_dtype = self._kv_dtype(device, dtype, weight_bytes, kv_share)
@@ -194,6 +198,16 @@ class _Decision:
         held_bytes = planned_bytes(self.machine.process_bytes, self.shape, is_served=self.settings.is_served)
         work = work_bytes(self.shape, num_tokens=max_batch_tokens, num_sampled=max_running)
         return held_bytes + MARGIN_BYTES, work
+
+    def _streamed_batch_tokens(self, plan: ExpertPlan, least: int, max_running: int) -> int:
+        """Return how many tokens a pass may have whose experts come from disk, of which any prompt needs nearly all."""
+        left_bytes = self.free_bytes - plan.least_bytes - self.process_bytes
+        for num_tokens in STREAMED_BATCH_TOKENS:
+            work = work_bytes(self.shape, num_tokens=num_tokens, num_sampled=max_running)
+            if num_tokens > least and work <= left_bytes // 8:
+                self.reasons.append(("max_batch_tokens", f"{num_tokens}: a long prompt then reads its experts once"))
+                return num_tokens
+        return least
 
     def _kv_share(self, plan: ExpertPlan | None, *, is_limited: bool) -> float:
         """Return how much of what weights leave keys and values may take: all, if the user said what that is."""

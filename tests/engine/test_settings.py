@@ -9,6 +9,7 @@ import torch
 
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.units import GIB, MIB
+from moeflow.engine import settings as settings_module
 from moeflow.engine.machine import Machine, measure_machine
 from moeflow.engine.process_memory import ENGINE_BYTES, HTTP_BYTES, PROCESS_BYTES
 from moeflow.engine.settings import KV_DTYPES, Settings, decide
@@ -240,6 +241,24 @@ def test_experts_go_to_disk_if_the_memory_limit_asks_for_it(wide_model, tmp_path
     assert tight.experts.slab_file.startswith(str(tmp_path / "experts"))
     mine = limited(wide_model, tmp_path, overhead_bytes + 24 * MIB, slab_file=tmp_path / "mine", expert_policy="lru")
     assert (mine.experts.slab_file, mine.experts.policy) == (str(tmp_path / "mine"), "lru")
+
+
+@needs_extension
+def test_passes_are_longer_where_each_reads_most_of_the_model_if_there_is_room(wide_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(settings_module, "work_bytes", lambda shape, *, num_tokens, num_sampled: num_tokens * 2**10)
+    overhead = limited(wide_model, tmp_path, 2 * GIB).memory.process_bytes
+
+    def batch_tokens(left_bytes, **wishes):
+        config = limited(wide_model, tmp_path, overhead + left_bytes, max_batch_tokens=None, **wishes)
+        assert (config.experts is None) == (left_bytes > 60 * MIB)
+        return config.scheduler.max_batch_tokens
+
+    assert batch_tokens(32 * MIB) == 2048
+    assert batch_tokens(20 * MIB) == 1024
+    assert batch_tokens(12 * MIB) == 512
+    assert batch_tokens(100 * MIB) == 512
+    wish = limited(wide_model, tmp_path, overhead + 32 * MIB, max_batch_tokens=600)
+    assert wish.scheduler.max_batch_tokens == 600
 
 
 @needs_extension

@@ -1,0 +1,169 @@
+"""From what the user wishes to a plan, and from a plan to settings. Of a model only headers are read, or a bare config.
+
+A machine with a device is planned for as MoE-Lightning does, weights in 16 bits unless the user says otherwise; this
+machine and others without a device in the formats that the engine itself would choose.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moeflow.checkpoint.open import open_checkpoint
+from moeflow.core.errors import ConfigError
+from moeflow.core.hardware import DEVICE, RAM
+from moeflow.core.model_config import ModelConfig
+from moeflow.core.plan import FROM_DISK, Plan, Workload
+from moeflow.engine.machine import measure_machine
+from moeflow.engine.process_memory import ENGINE_BYTES, planned_bytes
+from moeflow.engine.settings import DEFAULT_MAX_BATCH_TOKENS, DEFAULT_MAX_RUNNING, Settings
+from moeflow.engine.weight_choice import WeightChoice, own_precision, wished
+from moeflow.engine.work_space import work_bytes
+from moeflow.models.registry import read_bare_config, read_model_config
+from moeflow.planner.calibrate import shapes_of
+from moeflow.planner.cost_model import CostModel
+from moeflow.planner.hit_curve import EVEN, HitCurve
+from moeflow.planner.machine_files import load_machine
+from moeflow.planner.model_costs import Formats, ModelCosts
+from moeflow.planner.model_files import shipped_models
+from moeflow.planner.plan_maker import make_plan
+from moeflow.planner.policy_search import MAX_SEQUENCES, Aim
+from moeflow.planner.this_machine import this_machine
+
+MAX_SEQUENCES_ON_HOST = 256  # beyond, a step of a host is bound by arithmetic and answers only come later
+HOST_OVERLAP = 0.5  # of reading experts with computing: a layer waits for most of what it reads itself
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanWish:
+    """What to plan for. `settings` says model, formats and limits."""
+
+    settings: Settings
+    workload: Workload
+    goal: str = "throughput"
+    machine: str | None = None  # a name or a file; None: this one
+    is_fresh: bool = False  # measure this machine again
+    num_sequences: int | None = None  # that decode together; None: as many as is best
+    num_requests: int | None = None  # there are no more of them
+    hit_curve: HitCurve = EVEN
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and the costs that it was made with."""
+
+    plan: Plan
+    model: CostModel
+    aim: Aim
+
+
+def plan_for(wish: PlanWish, on_step: Callable[[str], None] = lambda _: None) -> Planned:
+    """Return the best plan for what is wished.
+
+    Blocks: for some seconds, more if this machine is measured first.
+    Raises: CapacityError if nothing fits; CheckpointError, ConfigError.
+    """
+    settings = wish.settings
+    if settings.model is None:
+        raise ConfigError("no model is named")
+    machine = None if wish.machine is None else load_machine(wish.machine)
+    costs, reason = _look_at(settings, has_device=machine is not None and machine.has(DEVICE))
+    here = measure_machine()
+    if machine is None:
+        machine = this_machine(
+            settings.cache_dir or Path.home() / ".cache" / "moeflow",
+            num_threads=settings.num_threads or here.num_cores,
+            ram_bytes=here.available_bytes,
+            shapes=shapes_of(costs),
+            is_fresh=wish.is_fresh,
+            on_step=on_step,
+        )
+    on_step("the best policy")
+    has_device = machine.has(DEVICE)
+    chunk_tokens = settings.max_batch_tokens or DEFAULT_MAX_BATCH_TOKENS
+    most = wish.num_requests or wish.num_sequences or (MAX_SEQUENCES if has_device else MAX_SEQUENCES_ON_HOST)
+    aim = Aim(
+        goal=wish.goal,
+        num_sequences=wish.num_sequences,
+        max_sequences=most,
+        memory_limits={} if settings.memory_bytes is None else {RAM: settings.memory_bytes},
+    )
+    model = CostModel(
+        machine,
+        costs,
+        wish.workload,
+        hit_curve=wish.hit_curve,
+        overlap=1.0 if has_device else HOST_OVERLAP,
+        process_bytes=_process_bytes(costs.shape, settings, chunk_tokens),
+        chunk_tokens=chunk_tokens,
+    )
+    name = str(settings.model) if settings.model in shipped_models() else str(Path(settings.model).absolute())
+    return Planned(make_plan(model, aim, model_name=name, reasons=(("weight_format", reason),)), model, aim)
+
+
+def settings_from_plan(plan: Plan, settings: Settings) -> Settings:
+    """Return settings that make the engine do what a plan says; what the user said himself stays.
+
+    Raises: ConfigError if the plan is for a machine with a device, whose pipelines have settings of their own, or for
+    another model.
+    """
+    if plan.policy.attention_on_device or plan.policy.ffn_on_device:
+        raise ConfigError(f"the plan is for {plan.machine}, which has a device: make one for this machine")
+    if settings.model is not None and Path(settings.model).absolute() != Path(plan.model):
+        raise ConfigError(f"the plan is for {plan.model}, not for {settings.model}: make one for this model")
+    quantize = plan.weight_format if plan.weight_format in ("int8", "int4") else None
+    planned: dict[str, Any] = {
+        "model": plan.model,
+        "dtype": "auto" if quantize else plan.weight_format,
+        "quantize": quantize,
+        "kv_dtype": plan.kv_dtype,
+        "max_model_len": plan.workload.max_tokens,
+        "max_running": plan.policy.batch_size,
+        "max_batch_tokens": max(plan.policy.chunk_tokens, plan.policy.batch_size),
+        "kv_cache_bytes": plan.kv_cache_bytes,
+        "memory_bytes": plan.memory_bytes or None,
+    }
+    defaults = Settings()
+    unsaid = {name: value for name, value in planned.items() if getattr(settings, name) == getattr(defaults, name)}
+    if plan.pipeline == FROM_DISK and plan.memory_bytes == 0:
+        unsaid["memory_bytes"] = next(used.capacity_bytes for used in plan.memory if used.tier == RAM)
+    return dataclasses.replace(settings, **unsaid)
+
+
+def _look_at(settings: Settings, *, has_device: bool) -> tuple[ModelCosts, str]:
+    """Return a model's costs in the formats to use, and why these."""
+    assert settings.model is not None, "a model is named"
+    choice = wished(settings.dtype, settings.quantize, can_pack=True)
+    shipped = shipped_models()
+    bare = shipped.get(settings.model) or (Path(settings.model) if settings.model.endswith(".json") else None)
+    if bare is not None:
+        shape, own = read_bare_config(bare), WeightChoice("bfloat16", "bfloat16", "as such models are published")
+    else:
+        with closing(open_checkpoint(settings.model)) as checkpoint:
+            shape = read_model_config(checkpoint)
+            own = own_precision(checkpoint, shape, lambda _: True)
+    chosen = choice or own
+    if has_device and chosen.matrices == "float32" and choice is None:
+        chosen = WeightChoice("bfloat16", "bfloat16", "devices compute in 16 bits")
+    return ModelCosts(shape, _formats(shape, chosen, settings, has_device=has_device)), chosen.reason or "as asked for"
+
+
+def _process_bytes(shape: ModelConfig, settings: Settings, chunk_tokens: int) -> int:
+    """Return what an engine takes that is neither weights nor keys and values."""
+    processes = planned_bytes(ENGINE_BYTES, shape, is_served=settings.is_served)
+    num_sampled = settings.max_running or DEFAULT_MAX_RUNNING
+    return processes + work_bytes(shape, num_tokens=chunk_tokens, num_sampled=num_sampled)
+
+
+def _formats(shape: ModelConfig, chosen: WeightChoice, settings: Settings, *, has_device: bool) -> Formats:
+    kv_dtype = settings.kv_dtype if settings.kv_dtype != "auto" else "bfloat16" if has_device else "float32"
+    return Formats(
+        matrices=chosen.matrices,
+        embeddings=chosen.embeddings,
+        kv=kv_dtype,
+        activation_bytes=2 if has_device else 4,
+    )

@@ -1,0 +1,262 @@
+"""From costs to a plan: the best policy, what it is expected to bring, what bounds it, and what would help.
+
+What would help is found by planning anew with each resource doubled, on a coarser grid and beside the same without.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Final
+
+from moeflow.core.errors import CapacityError
+from moeflow.core.hardware import DEVICE, DISK, PINNED, RAM, Link, LinkRate, Machine, MemoryLevel
+from moeflow.core.plan import DIRECT, FROM_DISK, Estimate, Help, Plan, Policy, TierUse
+from moeflow.core.units import format_bytes
+from moeflow.kernels.weight_format import BITS_PER_VALUE
+from moeflow.planner.cost_model import BLOCK_TOKENS, CostModel
+from moeflow.planner.policy_search import COARSE, Aim, cost_per_token, search
+
+DISK_UNCERTAINTY: Final = 0.3  # what hits the expert cache depends on the text
+MEMORY_UNCERTAINTY: Final = 0.05
+MORE_MEMORY: Final = "twice the memory"
+LEAST_HELP: Final = 1.02  # that is worth mentioning
+
+
+@dataclass(frozen=True, slots=True)
+class _Knob:
+    """A resource that there could be more of."""
+
+    change: str  # "RAM read twice as fast"
+    bottleneck: str  # "reading from RAM"; empty: nothing that takes time
+    turn: Callable[[Machine], Machine]
+
+
+def make_plan(model: CostModel, aim: Aim, *, model_name: str, reasons: tuple[tuple[str, str], ...] = ()) -> Plan:
+    """Return the plan for a goal. Raises: CapacityError if nothing fits, or the rate cannot be reached."""
+    model, policy = _best(model, aim)
+    prediction, costs, workload = model.predict(policy), model.costs, model.workload
+    uncertainty = model.machine.uncertainty
+    if policy.experts_on_disk:
+        uncertainty = max(uncertainty, DISK_UNCERTAINTY)
+    num_prompt_tokens = policy.batch_size * workload.prompt_len
+    busiest = max(prediction.busy.values())
+    tokens = policy.batch_size * ceil(workload.max_tokens / BLOCK_TOKENS) * BLOCK_TOKENS
+    levels = {level.name: level.capacity_bytes for level in model.machine.levels}
+    return Plan(
+        model=model_name,
+        machine=model.machine.name,
+        goal=aim.goal,
+        workload=workload,
+        weight_format=costs.formats.matrices,
+        embedding_format=costs.formats.embeddings,
+        kv_dtype=costs.formats.kv,
+        policy=policy,
+        pipeline=pipeline_of(model, policy),
+        kv_cache_bytes=ceil(tokens * costs.kv_bytes),
+        memory_bytes=aim.memory_limits.get(RAM, 0),
+        prefill_tokens_per_s=Estimate.within(num_prompt_tokens / prediction.prefill_s, uncertainty),
+        decode_tokens_per_s=Estimate.within(policy.batch_size / prediction.decode_s, uncertainty),
+        tokens_per_s=Estimate.within(prediction.tokens_per_s, uncertainty),
+        time_to_first_token_s=Estimate.within(prediction.first_token_s, uncertainty),
+        time_per_token_s=Estimate.within(prediction.decode_s, uncertainty),
+        memory=tuple(
+            TierUse(
+                tier=tier,
+                peak_bytes=Estimate.within(num_bytes, MEMORY_UNCERTAINTY),
+                capacity_bytes=min(levels[tier], aim.memory_limits.get(tier, levels[tier])),
+            )
+            for tier, num_bytes in prediction.memory.items()
+            if tier in levels and num_bytes > 0
+        ),
+        bottleneck=bottleneck(model, policy),
+        busy=tuple((name, round(seconds / busiest, 4)) for name, seconds in prediction.busy.items()),
+        helps=helps(model, aim),
+        reasons=(*reasons, *_reasons(model, aim, policy)),
+    )
+
+
+def pipeline_of(model: CostModel, policy: Policy) -> str:
+    """Return the name of the pipeline that carries out a policy (MoE-Lightning 4.1)."""
+    if not model.has_device:
+        return FROM_DISK if policy.experts_on_disk else DIRECT
+    if not policy.attention_on_device:
+        return "cgopipe"
+    if policy.kv_on_device < 1:
+        return "flexgen"  # S4: keys and values are fetched for each micro-batch
+    return DIRECT if policy.weights_on_device == 1 and policy.ffn_on_device else "zero-inference"
+
+
+def bottleneck(model: CostModel, policy: Policy) -> str:
+    """Return the resource of which twice as much would make this very policy's steps shortest."""
+    before = model.predict(policy).decode_s
+    timed = [knob for knob in _knobs(model) if knob.bottleneck]
+    gains = {knob.bottleneck: before / _turned(model, knob).predict(policy).decode_s for knob in timed}
+    best = max(gains, key=lambda name: gains[name])
+    return best if gains[best] > LEAST_HELP else "the time between kernels"
+
+
+def helps(model: CostModel, aim: Aim) -> tuple[Help, ...]:
+    """Return what twice as much of a resource, or a smaller format, would bring; best first."""
+    try:
+        before = _cost(model, aim)
+    except CapacityError:  # fits only between the points of the coarse grid
+        return ()
+    changes = {knob.change: _turned(model, knob) for knob in _knobs(model)} | dict(_smaller_formats(model))
+    doubled = {tier: size * (2 if tier == RAM else 1) for tier, size in aim.memory_limits.items()}
+    found = []
+    for change, changed in changes.items():
+        relaxed = replace(aim, memory_limits=doubled) if change == MORE_MEMORY else aim
+        try:
+            speedup = before / _cost(changed, relaxed)
+        except CapacityError:
+            continue
+        if speedup >= LEAST_HELP:
+            found.append(Help(change=change, speedup=round(speedup, 3)))
+    return tuple(sorted(found, key=lambda help_: -help_.speedup))
+
+
+def _cost(model: CostModel, aim: Aim) -> float:
+    timed = replace(aim, goal="throughput") if aim.goal == "memory" else aim
+    return cost_per_token(model, search(model, timed, COARSE), timed.goal)
+
+
+def _best(model: CostModel, aim: Aim) -> tuple[CostModel, Policy]:
+    """Return the best policy with one device, or with all of them, and the costs that it was found with."""
+    found: list[tuple[float, CostModel, Policy]] = []
+    missing: CapacityError | None = None
+    for num_devices in sorted({1, max(model.machine.num_devices, 1)}):
+        shared = replace(model, num_devices=num_devices)
+        try:
+            policy = _for_rate(shared, aim)
+        except CapacityError as error:
+            missing = error
+            continue
+        found.append((cost_per_token(shared, policy, aim.goal), shared, policy))
+    if not found:
+        assert missing is not None, "some number of devices was tried"
+        raise missing
+    return min(found, key=lambda one: one[0])[1:]
+
+
+def _for_rate(model: CostModel, aim: Aim) -> Policy:
+    """Return the best policy; for latency under a rate of arrivals, with the fewest sequences that keep up with it."""
+    rate = model.workload.rate
+    if aim.goal != "latency" or not rate or aim.num_sequences is not None:
+        only_one = aim.goal == "latency" and aim.num_sequences is None
+        return search(model, replace(aim, num_sequences=1) if only_one else aim)
+    num_sequences, best = 1, 0.0
+    while num_sequences <= aim.max_sequences:
+        try:
+            policy = search(model, replace(aim, num_sequences=num_sequences))
+        except CapacityError:
+            if not best:
+                raise
+            break
+        served = model.predict(policy).tokens_per_s / model.workload.gen_len
+        if served >= rate:
+            return policy
+        best, num_sequences = max(best, served), ceil(num_sequences * 1.5)
+    raise CapacityError(
+        f"{rate:g} requests a second are asked for, but this machine answers {best:.3g}: take shorter prompts or "
+        "answers, a smaller weight format (--quantize), a smaller model or a faster machine"
+    )
+
+
+def _turned(model: CostModel, knob: _Knob) -> CostModel:
+    return replace(model, machine=knob.turn(model.machine))
+
+
+def _knobs(model: CostModel) -> Iterator[_Knob]:
+    yield _Knob("RAM that is read twice as fast", "reading from RAM", lambda it: _faster_memory(it, RAM))
+    yield _Knob("a processor that computes twice as fast", "arithmetic", lambda it: _faster_processor(it, RAM))
+    yield _Knob(MORE_MEMORY, "", lambda it: _larger(it, RAM))
+    if model.machine.has(DISK):
+        yield _Knob("a disk that is read twice as fast", "reading from disk", lambda it: _faster_link(it, DISK))
+    if model.has_device:
+        yield _Knob(
+            "device memory that is read twice as fast",
+            "reading from device memory",
+            lambda it: _faster_memory(it, DEVICE),
+        )
+        yield _Knob(
+            "a device that computes twice as fast", "arithmetic on the device", lambda it: _faster_processor(it, DEVICE)
+        )
+        yield _Knob("twice the device memory", "", lambda it: _larger(it, DEVICE))
+        yield _Knob("a link to the device twice as fast", "the link to the device", lambda it: _faster_link(it, RAM))
+
+
+def _smaller_formats(model: CostModel) -> Iterator[tuple[str, CostModel]]:
+    formats = model.costs.formats
+    bits = BITS_PER_VALUE.get(formats.matrices, 16.0)
+    for smaller in ("int8", "int4"):
+        if BITS_PER_VALUE[smaller] < bits:
+            changed = replace(formats, matrices=smaller, embeddings="int8")
+            yield (
+                f"weights in {smaller} (--quantize {smaller})",
+                replace(model, costs=replace(model.costs, formats=changed)),
+            )
+
+
+def _with_level(machine: Machine, name: str, change: Callable[[MemoryLevel], MemoryLevel]) -> Machine:
+    levels = tuple(change(level) if level.name == name else level for level in machine.levels)
+    return replace(machine, levels=levels)
+
+
+def _larger(machine: Machine, name: str) -> Machine:
+    larger = _with_level(machine, name, lambda level: replace(level, capacity_bytes=2 * level.capacity_bytes))
+    return (
+        larger
+        if name != RAM
+        else _with_level(larger, PINNED, lambda it: replace(it, capacity_bytes=2 * it.capacity_bytes))
+    )
+
+
+def _faster_memory(machine: Machine, name: str) -> Machine:
+    return _with_level(machine, name, lambda level: replace(level, read_bytes_per_s=2 * level.read_bytes_per_s))
+
+
+def _faster_processor(machine: Machine, name: str) -> Machine:
+    def faster(level: MemoryLevel) -> MemoryLevel:
+        processor = level.processor
+        assert processor is not None, "a level that computes"
+        peaks = tuple((dtype, 2 * flops) for dtype, flops in processor.peak_flops_per_s)
+        halves = {name: getattr(processor, name) / 2 for name in ("launch_s", "pass_s", "token_s")}
+        return replace(level, processor=dataclasses.replace(processor, peak_flops_per_s=peaks, **halves))
+
+    return _with_level(machine, name, faster)
+
+
+def _faster_link(machine: Machine, source: str) -> Machine:
+    """Double the links from a level, from RAM also those by way of pinned memory and back."""
+    sources = {source} if source == DISK else {RAM, PINNED, DEVICE}
+
+    def faster(link: Link) -> Link:
+        rates = tuple(
+            LinkRate(transfer_bytes=it.transfer_bytes, bytes_per_s=2 * it.bytes_per_s, depth=it.depth)
+            for it in link.rates
+        )
+        return replace(link, rates=rates) if link.source in sources else link
+
+    return replace(machine, links=tuple(faster(link) for link in machine.links))
+
+
+def _reasons(model: CostModel, aim: Aim, policy: Policy) -> Iterator[tuple[str, str]]:
+    memory = model.predict(policy).memory
+    used = ", ".join(f"{format_bytes(num_bytes)} of {tier}" for tier, num_bytes in memory.items() if num_bytes)
+    whys = {
+        "throughput": "most tokens a second for this workload",
+        "latency": "as few as are waited for: each more makes every step longer",
+        "memory": "least memory at nearly the best speed",
+    }
+    yield "batch_size", f"{policy.batch_size}: {whys[aim.goal]} ({used})"
+    if model.has_device:
+        where = "on the device" if policy.attention_on_device else "on the host: faster than fetching keys and values"
+        yield "attention_on_device", where
+        yield "weights_on_device", f"{policy.weights_on_device:.0%}: what the device has room for beside the batch"
+        yield "num_devices", f"{policy.num_devices} of {model.machine.num_devices}"
+    if policy.experts_on_disk:
+        missing = model.hit_curve.misses(policy.experts_on_disk)
+        yield "experts_on_disk", f"{policy.experts_on_disk:.0%} have no room; {missing:.0%} of choices are read"
