@@ -147,7 +147,7 @@ class ExpertStore:
     @property
     def stall_s(self) -> float:
         """How long passes have waited for experts, in seconds."""
-        return self.cache.stats().stall_s
+        return self.cache.stall_s
 
     def stats(self) -> ExpertStats:
         """Return the counters as they are now."""

@@ -54,7 +54,7 @@ class Prefetcher:
         self._governor = Governor(name)
         self._num_layers = num_layers
         self._before = CacheStats()
-        self._is_large_pass = False
+        self._is_small_pass: bool | None = None  # None: as far as it has come it has found everything
 
     @property
     def is_on(self) -> bool:
@@ -67,8 +67,8 @@ class Prefetcher:
         Shapes: hidden [T, H], topk_ids [T, K].
         """
         self._predictor.observe(layer, topk_ids.flatten().tolist())
-        self._is_large_pass = len(hidden) > _MAX_TOKENS
-        if not self._governor.is_on or self._is_large_pass:
+        self._is_small_pass = len(hidden) <= _MAX_TOKENS
+        if not (self._governor.is_on and self._is_small_pass):
             return
         if isinstance(self._predictor, NextRouter):
             self._predictor.see_input(layer, hidden)
@@ -82,13 +82,13 @@ class Prefetcher:
         for layer, ids in enumerate(topk_ids.flatten(1).tolist(), first_layer):
             self._predictor.observe(layer, ids)
         is_last = first_layer + len(topk_ids) == self._num_layers
-        if is_last and self._governor.is_on and not self._is_large_pass:
+        if is_last and self._governor.is_on and self._is_small_pass:
             self._cache.prefetch(0, self._predictor.predict(0))
 
     def expected(self, num_tokens: int) -> Expected:
         """Return what a pass of so many tokens will probably need: it is to be told to `see` if that is absent."""
-        self._is_large_pass = num_tokens > _MAX_TOKENS
-        if not self._governor.is_on or self._is_large_pass:
+        self._is_small_pass = num_tokens <= _MAX_TOKENS
+        if not (self._governor.is_on and self._is_small_pass):
             return NOTHING
         if isinstance(self._predictor, NextRouter):
             return Expected(by_next_router=True)
@@ -99,12 +99,16 @@ class Prefetcher:
 
     def end_pass(self) -> str | None:
         """Let the governor judge; return what it says if it switches."""
-        now = self._cache.stats()
-        done, self._before = now - self._before, now
-        if self._is_large_pass:  # what it read ahead was needed for certain: nothing to judge
+        is_small, self._is_small_pass = self._is_small_pass, None
+        if is_small is None:
             return None
+        now, before = self._cache.stats(), self._before
+        self._before = now
+        if not is_small:  # what it read ahead was needed for certain: nothing to judge
+            return None
+        harmed_bytes = now.displaced_bytes + now.delayed_bytes - before.displaced_bytes - before.delayed_bytes
         said = self._governor.end_pass(
-            Outcome(done.used_bytes, done.wasted_bytes, done.displaced_bytes + done.delayed_bytes)
+            Outcome(now.used_bytes - before.used_bytes, now.wasted_bytes - before.wasted_bytes, harmed_bytes)
         )
         self.note = said or self.note
         return said

@@ -77,6 +77,7 @@ class ExpertCache:
         self._scan: Scan | None = None  # of a pass that needs nearly all experts
         self._free = list(range(num_slots - 1, -1, -1))
         self._filled = bytearray(num_slots)  # 1 for slots that have held an expert
+        self._first_numbers = np.arange(0, total, num_experts).reshape(-1, 1, 1)  # of each layer
         self._table = SlotTable(num_layers, num_experts)
         self._is_read = False  # the table, by kernels
         self._now = 0
@@ -192,13 +193,16 @@ class ExpertCache:
         Takes the place of a lease on the experts of each of them.
         """
         size, end_layer = self.num_experts, first_layer + len(topk_ids)
-        numbers = np.unique(topk_ids + np.arange(first_layer, end_layer)[:, np.newaxis, np.newaxis] * size)
+        is_used = np.zeros(len(self._evictable), bool)
+        is_used[topk_ids + self._first_numbers[first_layer:end_layer]] = True
+        numbers = np.flatnonzero(is_used)
         with self._changed:
             self._is_read = False
             self._stats.hits += len(numbers)
             self._policy.on_use(numbers, self._now)
-            for number in self._unused.intersection(numbers.tolist()) if self._unused else ():
-                self._note_used(number)
+            if self._unused:
+                for number in self._unused.intersection(numbers.tolist()):
+                    self._note_used(number)
             self._drop_prefetches(first_layer * size, end_layer * size)
             self._changed.notify_all()
 
@@ -222,6 +226,11 @@ class ExpertCache:
         """Return the counters as they are now."""
         with self._changed:
             return replace(self._stats)
+
+    @property
+    def stall_s(self) -> float:
+        """How long passes have waited for loads, in seconds."""
+        return self._stats.stall_s
 
     @property
     def num_resident(self) -> int:
@@ -452,6 +461,8 @@ class ExpertCache:
     def _drop_prefetches(self, first: int, end: int, needed: Sequence[int] = ()) -> None:
         """Forget that prefetches for experts of these numbers were hoped for; cancel those that are not needed."""
         self._awaited[first:end] = False
+        if not self._jobs:
+            return
         wrong = [job for number, job in self._jobs.items() if first <= number < end and number not in needed]
         for job in wrong:
             if job.is_prefetch and not job.is_joined:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import torch
 
+from moeflow.kernels.cpu_decoder import NOTHING
 from moeflow.layers.prefetcher import NextRouter, Prefetcher
 from moeflow.memory.cache_stats import CacheStats
 from moeflow.predict.governor import WINDOW_PASSES
+from moeflow.predict.previous_token import PreviousTokenPredictor
 
 
 class Cache:
+    num_experts = 4
+
     def __init__(self):
         self.asked = []
         self.counted = CacheStats()
@@ -54,6 +58,7 @@ def test_a_predictor_that_does_not_pay_is_switched_off_and_that_is_said():
     prefetcher = Prefetcher(cache, NextRouter([Block(), Block()]), "next-router", 2)
     for number in range(WINDOW_PASSES):
         assert prefetcher.is_on
+        assert prefetcher.expected(1).by_next_router
         cache.counted = CacheStats(wasted_bytes=1000 * (number + 1))
         said = prefetcher.end_pass()
     assert not prefetcher.is_on
@@ -61,3 +66,23 @@ def test_a_predictor_that_does_not_pay_is_switched_off_and_that_is_said():
     assert "does not pay" in prefetcher.note
     prefetcher.see(0, inputs(4), torch.zeros(1, 2, dtype=torch.int64))
     assert cache.asked == []
+    assert prefetcher.expected(1) == NOTHING
+
+
+def test_passes_that_lack_nothing_and_large_ones_are_not_judged():
+    cache = Cache()
+    prefetcher = Prefetcher(cache, NextRouter([Block(), Block()]), "next-router", 2)
+    for number in range(3 * WINDOW_PASSES):
+        if number % 2:
+            assert prefetcher.expected(9) == NOTHING
+        cache.counted = CacheStats(wasted_bytes=1000 * (number + 1))
+        assert prefetcher.end_pass() is None
+
+
+def test_what_does_not_depend_on_the_pass_is_expected_of_all_layers_at_once():
+    cache = Cache()
+    prefetcher = Prefetcher(cache, PreviousTokenPredictor(2), "previous-token", 2)
+    prefetcher.expected(1)
+    prefetcher.see_hits(0, torch.tensor([[[1, 3]], [[0, 2]]]))
+    assert cache.asked == [(0, [1, 3])]  # for the next pass
+    assert prefetcher.expected(1).guesses.tolist() == [[0, 1, 0, 1], [1, 0, 1, 0]]
