@@ -273,6 +273,31 @@ struct Experts {
   Floats up_bias, down_bias;
 };
 
+// The same experts in other places, and in parts, to the bit.
+void check_slots(const Isa& isa, const Experts& all, const Floats& x, int64_t tokens, int64_t top_k,
+                 const std::vector<int64_t>& ids, const Floats& weights, const Floats& want) {
+  const int64_t num_experts = all.layer.num_experts, hidden = all.layer.hidden;
+  const std::vector<Matrix> ups(all.up_matrices.rbegin(), all.up_matrices.rend());
+  const std::vector<Matrix> downs(all.down_matrices.rbegin(), all.down_matrices.rend());
+  std::vector<int32_t> slots(num_experts);
+  for (int64_t e = 0; e < num_experts; ++e) slots[e] = static_cast<int32_t>(num_experts - 1 - e);
+  ExpertLayer layer = all.layer;
+  layer.up = ups.data(), layer.down = downs.data(), layer.slots = slots.data();
+  Floats out(tokens * hidden), pairs(tokens * top_k * hidden);
+  experts(isa, {layer, x.data(), tokens, top_k, ids.data(), weights.data(), x.data(), out.data()});
+  expect(out == want, "experts in slots");
+  for (int64_t part = 0; part < 3; ++part) {
+    std::vector<int32_t> some(slots);
+    for (int64_t e = 0; e < num_experts; ++e) {
+      if (e % 3 != part) some[e] = part == 0 ? kLoading : kAbsent;
+    }
+    layer.slots = some.data();
+    expert_pairs(isa, {layer, x.data(), tokens, top_k, ids.data(), weights.data(), nullptr, pairs.data()});
+  }
+  add_pairs(isa, {pairs.data(), tokens, top_k, hidden, ids.data(), x.data(), out.data()});
+  expect(out == want, "experts in parts");
+}
+
 void check_experts(const Isa& isa, Format format, const Experts& all, int64_t tokens, int64_t top_k) {
   const int64_t num_experts = all.layer.num_experts, hidden = all.layer.hidden;
   const Floats x = random_floats(tokens * hidden), weights = random_floats(tokens * top_k);
@@ -287,6 +312,7 @@ void check_experts(const Isa& isa, Format format, const Experts& all, int64_t to
   Floats out(tokens * hidden);
   experts(isa, {all.layer, x.data(), tokens, top_k, ids.data(), weights.data(), x.data(), out.data()});
   expect_close(out.data(), want, 2 * tolerance_of(format), std::string("experts in ") + name_of(format));
+  if (all.layer.up_bias == nullptr) check_slots(isa, all, x, tokens, top_k, ids, weights, out);
 }
 
 void check_experts(const Isa& isa) {
@@ -564,6 +590,75 @@ void check_moe_stage(const Isa& isa) {
   }
 }
 
+// Layers whose experts have slots, run in one go and with a stop at each, whose experts are then computed here.
+void check_decoder(const Isa& isa, Format format, int64_t tokens) {
+  constexpr int64_t kLayers = 3, kExperts = 5, kTopK = 2, kHidden = 70, kWidth = 33, kDim = 16, kBlock = 16;
+  std::vector<std::unique_ptr<Experts>> all;
+  std::vector<Weight> qkvs, o_projs, routers;
+  const Floats norm = random_floats(kHidden);
+  std::vector<std::vector<int32_t>> slots(kLayers);
+  for (int64_t i = 0; i < kLayers; ++i) {
+    all.push_back(std::make_unique<Experts>(format, kExperts, kHidden, kWidth, Nonlinearity::kSilu, true, false));
+    qkvs.push_back(random_weight(format, 4 * kDim, kHidden));
+    o_projs.push_back(random_weight(format, kHidden, 2 * kDim));
+    routers.push_back(random_weight(Format::kF32, kExperts, kHidden));
+    for (int32_t e = 0; e < kExperts; ++e) slots[i].push_back(e);
+  }
+  std::vector<DecoderLayer> layers(kLayers);
+  for (int64_t i = 0; i < kLayers; ++i) {
+    DecoderLayer& layer = layers[i];
+    layer = {qkvs[i].matrix, nullptr, norm.data(), 1e-6f, 2, nullptr, nullptr, false, 0, 0, MoEStageCall{}};
+    layer.stage.o_proj = o_projs[i].matrix, layer.stage.router = routers[i].matrix, layer.stage.layer = all[i]->layer;
+    layer.stage.top_k = kTopK, layer.stage.renormalize = true, layer.stage.norm = norm.data(), layer.stage.eps = 1e-6f;
+  }
+  const int64_t num_blocks = tokens / kBlock + 1;
+  const Cache cache(Format::kF32, num_blocks, 1, kBlock, kDim);
+  std::vector<const DecoderLayer*> layer_list;
+  for (const DecoderLayer& layer : layers) layer_list.push_back(&layer);
+  const std::vector<const KVCache*> caches(kLayers, &cache.cache);  // one for all: a layer writes before it reads
+  const Floats cos = random_floats(tokens * kDim), sin = random_floats(tokens * kDim), x = random_floats(tokens * kHidden);
+  const std::vector<int64_t> places = in_order(tokens);
+  std::vector<int32_t> blocks(num_blocks);
+  for (int64_t i = 0; i < num_blocks; ++i) blocks[i] = static_cast<int32_t>(i);
+  const int32_t zero = 0, count = static_cast<int32_t>(tokens);
+  Floats hidden = x, normed(tokens * kHidden), weights(tokens * kTopK);
+  std::vector<int64_t> ids(kLayers * tokens * kTopK);
+  DecoderCall call{layer_list.data(), caches.data(), kLayers, 0, hidden.data(), tokens, cos.data(), sin.data(),
+                   places.data(), Sequences{1, &zero, &zero, &count, &zero, blocks.data()}, nullptr};
+  expect(decoder(isa, call) == kLayers, "a pass through layers");
+  const Floats want = hidden;
+
+  for (int64_t i = 0; i < kLayers; ++i) layers[i].stage.layer.slots = slots[i].data();
+  call.topk_ids = ids.data(), call.normed = normed.data(), call.topk_weights = weights.data();
+  call.asks_next_router = true;
+  hidden = x;
+  expect(decoder(isa, call) == kLayers && hidden == want, "a pass over slots");
+
+  for (std::vector<int32_t>& row : slots) std::fill(row.begin(), row.end(), kAbsent);
+  hidden = x;
+  for (int64_t i = 0; i < kLayers; ++i) {
+    call.first_layer = i;
+    expect(decoder(isa, call) == i, "a stop where all experts are missing");
+    experts(isa, {all[i]->layer, normed.data(), tokens, kTopK, ids.data() + i * tokens * kTopK, weights.data(),
+                  hidden.data(), hidden.data()});
+  }
+  expect(hidden == want, "a pass that stops at every layer");
+
+  for (int64_t i = 0; i < kLayers - 1; ++i) {
+    for (int32_t e = 0; e < kExperts; ++e) slots[i][e] = e;
+  }
+  const std::vector<uint8_t> guesses(kLayers * kExperts, 1);
+  call.first_layer = 0, call.guesses = guesses.data();
+  hidden = x;
+  expect(decoder(isa, call) == kLayers - 2, "a stop before what is guessed");
+}
+
+void check_decoder(const Isa& isa) {
+  for (const Format format : kFormats) {
+    for (const int64_t tokens : {1, 9, 20}) check_decoder(isa, format, tokens);
+  }
+}
+
 // ---- what is refused ----
 
 // A call that throws leaves locks and workspace free.
@@ -656,6 +751,7 @@ int main() {
       check_norm_before_linear(*isa);
       check_experts(*isa);
       check_moe_stage(*isa);
+      check_decoder(*isa);
       check_attention(*isa);
       check_attention_of_nothing(*isa);
       check_small_ops(*isa);
