@@ -30,12 +30,23 @@ def _draw_roofline(axes: Axes, data: RooflineFigure) -> None:
     turns = [roofs.peak / roofs.bandwidth, roofs.first_turn, roofs.peak / roofs.link]
     low, high = min(points) / 4, max(*points, *turns) * 4
     intensities = np.geomspace(low, high, NUM_POINTS)
-    axes.loglog(intensities, roofs.bandwidth * intensities, color="C0", label=f"{data.near} reads {_rate(roofs.bandwidth, 'B')}")
-    axes.loglog(intensities, roofs.link * intensities, color="C1", label=f"{data.far} to {data.near}: {_rate(roofs.link, 'B')}")
+    axes.loglog(
+        intensities, roofs.bandwidth * intensities, color="C0", label=f"{data.near} reads {_rate(roofs.bandwidth, 'B')}"
+    )
+    axes.loglog(
+        intensities, roofs.link * intensities, color="C1", label=f"{data.far} to {data.near}: {_rate(roofs.link, 'B')}"
+    )
     axes.axhline(roofs.peak, color="C0", linestyle="--", label=f"{data.near} computes {_rate(roofs.peak, 'FLOP')}")
     if roofs.far_peak:
-        axes.loglog(intensities, roofs.far_bandwidth * intensities, color="C2", label=f"{data.far} reads {_rate(roofs.far_bandwidth, 'B')}")
-        axes.axhline(roofs.far_peak, color="C2", linestyle="--", label=f"{data.far} computes {_rate(roofs.far_peak, 'FLOP')}")
+        axes.loglog(
+            intensities,
+            roofs.far_bandwidth * intensities,
+            color="C2",
+            label=f"{data.far} reads {_rate(roofs.far_bandwidth, 'B')}",
+        )
+        axes.axhline(
+            roofs.far_peak, color="C2", linestyle="--", label=f"{data.far} computes {_rate(roofs.far_peak, 'FLOP')}"
+        )
         if roofs.first_turn:
             axes.plot(roofs.first_turn, roofs.far_peak, "kv", label=f"P1 at {roofs.first_turn:.3g} FLOP/B")
     near = data.near_intensity or roofs.peak / roofs.bandwidth
@@ -46,7 +57,15 @@ def _draw_roofline(axes: Axes, data: RooflineFigure) -> None:
     bottom = roofs.link * low
     for number, mark in enumerate(data.marks):
         axes.axvline(mark.intensity, color="grey", linewidth=0.7)
-        axes.text(mark.intensity, bottom * 1.5 ** (number % 2), mark.name, rotation=90, fontsize="x-small", va="bottom", ha="right")
+        axes.text(
+            mark.intensity,
+            bottom * 1.5 ** (number % 2),
+            mark.name,
+            rotation=90,
+            fontsize="x-small",
+            va="bottom",
+            ha="right",
+        )
     axes.plot(data.operating_intensity, data.operating_flops_per_s, "r*", markersize=14, label=data.operating_name)
     axes.set(xlim=(low, high), ylim=(bottom, roofs.peak * 4), title=data.title)
     axes.set_xlabel(f"operations a byte of what lies in {data.far}" if roofs.far_peak else "operations a byte")
@@ -86,10 +105,14 @@ def _draw_map(figure: Figure, axes: Axes, data: PolicyMap, label: str, value: Ca
     figure.colorbar(shown, ax=axes, label=label)
     for (row, column), number in np.ndenumerate(grid):
         if not np.isnan(number):
-            axes.text(column + 0.5, row + 0.25, f"{number:.3g}", ha="center", va="center", fontsize="x-small", color="white")
+            axes.text(
+                column + 0.5, row + 0.25, f"{number:.3g}", ha="center", va="center", fontsize="x-small", color="white"
+            )
     if data.has_device:
         on_host = [it for it in data.points if it.policy is not None and not it.policy.attention_on_device]
-        axes.plot([xs.index(it.x) + 0.5 for it in on_host], [ys.index(it.y) + 0.65 for it in on_host], "ro", markersize=5)
+        axes.plot(
+            [xs.index(it.x) + 0.5 for it in on_host], [ys.index(it.y) + 0.65 for it in on_host], "ro", markersize=5
+        )
     axes.set_xticks(np.arange(len(xs)) + 0.5, [f"{x:g}" for x in xs])
     axes.set_yticks(np.arange(len(ys)) + 0.5, [f"{y:g}" for y in ys])
     axes.set_xlabel(data.x_label)

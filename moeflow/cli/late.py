@@ -11,12 +11,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # for the type checker only
     import torch as torch
 
+    from moeflow.bench.batch_run import BatchJob as BatchJob
+    from moeflow.bench.batch_run import BatchProgress as BatchProgress
+    from moeflow.bench.batch_run import question_lengths as question_lengths
+    from moeflow.bench.batch_run import run_beside as run_beside
+    from moeflow.bench.batch_run import run_batch_job as run_batch_job
     from moeflow.bench.engine_run import BATCH_SIZES as BATCH_SIZES
     from moeflow.bench.engine_run import PREFILL_LENS as PREFILL_LENS
     from moeflow.bench.engine_run import EngineRun as EngineRun
     from moeflow.bench.engine_run import make_cases as make_cases
     from moeflow.bench.http_target import HttpTarget as HttpTarget
     from moeflow.bench.http_target import check_address as check_address
+    from moeflow.bench.plan_plots import plot_policy_map as plot_policy_map
+    from moeflow.bench.plan_plots import plot_rooflines as plot_rooflines
     from moeflow.bench.plots import plot_cache_replay as plot_cache_replay
     from moeflow.bench.plots import plot_latencies as plot_latencies
     from moeflow.bench.plots import plot_time_lines as plot_time_lines
@@ -38,14 +45,20 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.engine.builtin import ensure_builtin_model as ensure_builtin_model
     from moeflow.engine.llm import LLM as LLM
     from moeflow.engine.machine import measure_machine as measure_machine
+    from moeflow.engine.planning import PlanWish as PlanWish
+    from moeflow.engine.planning import plan_for as plan_for
     from moeflow.engine.settings import Settings as Settings
     from moeflow.engine.settings import decide as decide
     from moeflow.engine.slab_files import pack as pack
+    from moeflow.engine.tokenizer import Tokenizer as Tokenizer
     from moeflow.engine.upcycling import upcycle as upcycle
     from moeflow.engine.upcycling_quality import measure_quality as measure_quality
     from moeflow.kernels import cpu as cpu
     from moeflow.models.registry import read_bare_config as read_bare_config
     from moeflow.models.registry import read_model_config as read_model_config
+    from moeflow.planner.figures import num_map_points as num_map_points
+    from moeflow.planner.figures import policy_map as policy_map
+    from moeflow.planner.figures import roofline_figures as roofline_figures
     from moeflow.server.config import ServerConfig as ServerConfig
     from moeflow.server.jobs.journal import Journal as Journal
     from moeflow.server.jobs.local import answer_file as answer_file
@@ -55,15 +68,19 @@ if TYPE_CHECKING:  # for the type checker only
 _WHOLE_MODULES = {"cpu": "moeflow.kernels.cpu", "torch": "torch"}
 _MODULES = {
     "BATCH_SIZES": "moeflow.bench.engine_run",
+    "BatchJob": "moeflow.bench.batch_run",
+    "BatchProgress": "moeflow.bench.batch_run",
     "EngineRun": "moeflow.bench.engine_run",
     "HttpTarget": "moeflow.bench.http_target",
     "Journal": "moeflow.server.jobs.journal",
     "LLM": "moeflow.engine.llm",
+    "PlanWish": "moeflow.engine.planning",
     "Progress": "moeflow.bench.serve_run",
     "ServerConfig": "moeflow.server.config",
     "PREFILL_LENS": "moeflow.bench.engine_run",
     "Settings": "moeflow.engine.settings",
     "Sweep": "moeflow.bench.serve_run",
+    "Tokenizer": "moeflow.engine.tokenizer",
     "UpcycleRecipe": "moeflow.checkpoint.upcycle",
     "answer": "moeflow.bench.quality_run",
     "answer_file": "moeflow.server.jobs.local",
@@ -83,11 +100,20 @@ _MODULES = {
     "measure_quality": "moeflow.engine.upcycling_quality",
     "open_checkpoint": "moeflow.checkpoint.open",
     "pack": "moeflow.engine.slab_files",
+    "num_map_points": "moeflow.planner.figures",
+    "plan_for": "moeflow.engine.planning",
+    "plot_policy_map": "moeflow.bench.plan_plots",
+    "plot_rooflines": "moeflow.bench.plan_plots",
+    "policy_map": "moeflow.planner.figures",
+    "roofline_figures": "moeflow.planner.figures",
     "plot_cache_replay": "moeflow.bench.plots",
     "plot_latencies": "moeflow.bench.plots",
     "plot_time_lines": "moeflow.bench.plots",
     "read_bare_config": "moeflow.models.registry",
     "read_model_config": "moeflow.models.registry",
+    "question_lengths": "moeflow.bench.batch_run",
+    "run_batch_job": "moeflow.bench.batch_run",
+    "run_beside": "moeflow.bench.batch_run",
     "run_engines": "moeflow.bench.serve_run",
     "run_server": "moeflow.bench.serve_run",
     "serve": "moeflow.server.launch",

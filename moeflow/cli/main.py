@@ -23,6 +23,7 @@ VERBS = {
     "upcycle": "Make a Mixture-of-Experts model from a dense one.",
     "pack": "Write a model's experts to a file, for models larger than memory.",
     "bench": "Measure speed and quality here, beside what the machine could do at best.",
+    "plan": "Decide how to run a model, here or elsewhere, and say what to expect.",
     "simulate": "Predict what another memory size, cache policy or predictor would bring.",
     "doctor": "Say what this machine has, what is missing and what to do.",
 }

@@ -21,7 +21,7 @@ from moeflow.core.plan import Policy, Workload
 from moeflow.core.units import MIB
 from moeflow.planner.hit_curve import EVEN, HitCurve
 from moeflow.planner.model_costs import ModelCosts, Work, expected_distinct
-from moeflow.planner.roofline import work_seconds
+from moeflow.planner.roofline import processor_of, work_seconds
 
 HOST_COMPUTE: Final = "host"
 DEVICE_COMPUTE: Final = "device"
@@ -31,6 +31,7 @@ FROM_DISK: Final = "disk"
 
 PROCESS_BYTES: Final = 512 * MIB  # Python, torch and the work space of a pass
 DEVICE_RESERVE_BYTES: Final = 768 * MIB  # CUDA's context, the allocator's slack, kernels' work space
+ROW_SHARE: Final = 0.5  # of a host's memory bandwidth that operations on rows reach: measured on two Zen 5 cores
 BLOCK_TOKENS: Final = 16  # of a KV block: a sequence's last is half empty on average
 
 
@@ -265,8 +266,9 @@ class CostModel:
         sampled = num_tokens if num_sampled is None else num_sampled
         stages = self._host_s(costs.pre_attention(num_tokens), attention, costs.output_projection(num_tokens))
         compute = layers * stages + sum(count * self._host_s(work) for count, work in costs.feed_forward(num_tokens))
-        processor = self.machine.level(RAM).processor
-        assert processor is not None, "a host computes"
+        level = self.machine.level(RAM)
+        compute += layers * costs.row_bytes(num_tokens) / (level.read_bytes_per_s * ROW_SHARE)
+        processor = processor_of(level)
         compute += self._host_s(costs.head(sampled)) + processor.pass_s + sampled * processor.token_s
         shape = costs.shape
         used = costs.num_moe_layers * expected_distinct(shape.num_experts, shape.top_k, num_tokens)

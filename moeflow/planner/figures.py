@@ -158,7 +158,9 @@ def _scaled_link_and_host(machine: Machine, link: float, host: float) -> Machine
 
 
 def _scaled_host(model: CostModel, share: float, disk: float) -> Machine:
-    size = int(model.process_bytes + model.costs.model_bytes * share + 64 * model.workload.max_tokens * model.costs.kv_bytes)
+    size = int(
+        model.process_bytes + model.costs.model_bytes * share + 64 * model.workload.max_tokens * model.costs.kv_bytes
+    )
     levels = tuple(
         replace(level, capacity_bytes=size) if level.name == RAM else level for level in model.machine.levels
     )

@@ -1,7 +1,7 @@
 """What each stage of a model reads and computes, from its shape and the formats of its weights.
 
-A stage becomes `Work`: bytes of weights or of keys and values, each read once, and operations. Norms, softmax and
-activations are left out (under 1% of either, as long as tokens are fewer than a matrix has rows). Knows no machine.
+A stage becomes `Work`: bytes of weights or of keys and values, each read once, and operations; activations within a
+stage are left out. What lies between the stages is `row_bytes`. Knows no machine.
 Stages are those of MoE-Lightning 4.1: pre-attention (QKV), attention, post-attention (output projection, router,
 experts); and the head.
 """
@@ -216,6 +216,12 @@ class ModelCosts:
         moe = [(self.num_moe_layers, self.router(num_tokens)), (self.num_moe_layers, self.experts(num_tokens))]
         dense = [(self.num_dense_layers, self.dense(num_tokens))]
         return [(count, work) for count, work in moe + dense if count]
+
+    def row_bytes(self, num_tokens: float) -> float:
+        """Return what passes through a layer's operations on rows: norms, rotation, residuals, storing K and V."""
+        shape = self.shape
+        qkv = shape.head_dim * (shape.num_heads + 2 * shape.num_kv_heads)
+        return num_tokens * (8 * shape.hidden_size + 2 * qkv) * self.formats.activation_bytes
 
     def activation_bytes(self, num_tokens: float) -> float:
         """Return what so many tokens need between operations, at the widest place of a layer."""

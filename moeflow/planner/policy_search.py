@@ -26,8 +26,9 @@ from moeflow.planner.cost_model import Choice, CostModel, Linear
 
 MAX_SEQUENCES: Final = 1 << 15
 KEPT_SPEED: Final = 0.9  # of the best, which the plan with the least memory has to reach
-TIME_LIMIT_S: Final = 60.0
-_RATIO: Final = 1.3  # from one grid point to the next
+TIME_LIMIT_S: Final = 20.0  # of one programme, which takes a second or two
+FINE: Final = 1.3
+COARSE: Final = 2.0
 _FINER: Final = 1.03
 _SLACK: Final = 1e-6  # of a constraint, relative: what the solver may be off by
 
@@ -42,9 +43,14 @@ class Aim:
     memory_limits: Mapping[str, int] = dataclasses.field(default_factory=dict)  # tier -> bytes, below its capacity
 
 
-def search(model: CostModel, aim: Aim) -> Policy:
-    """Return the best policy. Raises: CapacityError if none fits, saying what is missing."""
-    best = _solve(model, aim, _choices(model, aim, _RATIO, None))
+def search(model: CostModel, aim: Aim, ratio: float = FINE) -> Policy:
+    """Return the best policy; `ratio` is from one point of the grid to the next, and the second grid needs a fine one.
+
+    Raises: CapacityError if none fits, saying what is missing.
+    """
+    best = _solve(model, aim, _choices(model, aim, ratio, None))
+    if ratio > FINE:
+        return best
     around = Choice.of(best)
     finer = [choice for choice in _choices(model, aim, _FINER, around) if _is_near(choice, around)]
     best = _solve(model, aim, [around, *finer])
@@ -116,7 +122,7 @@ def _solve(model: CostModel, aim: Aim, choices: Sequence[Choice]) -> Policy:
 def _least_memory(model: CostModel, aim: Aim, best: Choice, others: Sequence[Choice]) -> Policy:
     """Return the policy that takes the least memory of those that are nearly as fast as the best."""
     programme = _Programme(model, aim)
-    smaller = [dataclasses.replace(best, micro_batch=mu) for mu in _grid(1, best.micro_batch, _RATIO)]
+    smaller = [dataclasses.replace(best, micro_batch=mu) for mu in _grid(1, best.micro_batch, FINE)]
     for choice in dict.fromkeys([best, *others, *smaller]):
         programme.add(choice)
     fastest = programme.minimise(programme.seconds)

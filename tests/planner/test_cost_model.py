@@ -27,6 +27,7 @@ def by_hand(host, batch):
     seconds = 1e-4 + batch * 1e-5 + max(2 * 512 * 1000 / 1e10, batch * 2 * 512 * 1000 / 1e11)
     for values in (qkv, out, 512 * 8):
         seconds += 4 * max(2 * values / 1e10, 2 * batch * values / 1e11)
+    seconds += 4 * batch * (8 * 512 + 2 * 12 * 64) * 2 / (0.5 * 1e10)
     distinct = 8 * (1 - 0.75**batch)
     seconds += 4 * max(distinct * 2 * expert / 1e10, batch * 2 * 2 * expert / 1e11)
     kv = batch * context * 2 * 2 * 64

@@ -1,0 +1,150 @@
+"""`moeflow plan`: how to run a model on a machine, what to expect, and what would help."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from moeflow.cli import late
+from moeflow.cli.bench_output import bar, show
+from moeflow.cli.local_model import built_in_model
+from moeflow.cli.options import byte_count, cache_dir_option
+from moeflow.cli.plan_inputs import hits_of, workload_of
+from moeflow.cli.plan_output import policy_table, prediction_table
+from moeflow.core.errors import ConfigError
+from moeflow.core.plan import GOALS, Workload, plan_to_json
+from moeflow.planner.machine_files import machine_names
+
+EPILOG = f"""\b
+Examples:
+  moeflow plan                                        the built-in model on this machine
+  moeflow plan ~/models/olmoe --memory 4GiB           with experts that come from disk
+  moeflow plan ~/models/olmoe --goal latency --rate 2 two requests a second
+  moeflow plan mixtral-8x7b --machine t4 --prompt-len 418 --gen-len 128
+  moeflow plan config.json --machine l4 --prompts questions.jsonl --roofline roofs.png --policy-map map.png
+  moeflow plan ~/models/olmoe --json > plan.json      for programs, and for --plan
+
+This machine is measured first, once, in some ten seconds; do that while nothing else runs, again with --fresh.
+Machines that are shipped: {", ".join(machine_names())}; others are described in a file like these.
+Only headers of a model are read: the answer does not depend on its size."""
+
+
+@click.command(epilog=EPILOG, context_settings={"show_default": True})
+@click.argument("model", required=False)
+@click.option("--machine", metavar="NAME|FILE", help="Plan for another machine.", show_default="this one")
+@click.option("--fresh", is_flag=True, help="Measure this machine again.")
+@click.option("--goal", type=click.Choice(GOALS), default="throughput", help="What to make best.")
+@click.option("--prompt-len", type=click.IntRange(1), default=256, help="Tokens of a prompt, on average.")
+@click.option("--gen-len", type=click.IntRange(1), default=128, help="Tokens of an answer, on average.")
+@click.option(
+    "--prompts",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Take lengths from a JSONL of prompts.",
+)
+@click.option("--rate", type=click.FloatRange(0), default=0.0, help="Requests a second; 0: all are there at once.")
+@click.option("--batch-size", type=click.IntRange(1), help="Sequences that decode together.", show_default="best")
+@click.option("--memory", "memory_bytes", metavar="SIZE", callback=byte_count, help="RAM for everything, such as 4GiB.")
+@click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", help="Weights' format.")
+@click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Round the weights.")
+@click.option(
+    "--kv-dtype", type=click.Choice(["auto", "float32", "bfloat16", "int8"]), default="auto", help="Keys and values."
+)
+@click.option("--threads", "num_threads", type=click.IntRange(1), help="CPU threads.", show_default="all cores")
+@click.option(
+    "--routing",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="What --record-routing wrote: how often experts on disk are needed.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@click.option(
+    "--roofline",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw attention and experts under their roofs into this PNG.",
+)
+@click.option(
+    "--policy-map",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw how the policy changes with the machine into this PNG.",
+)
+@cache_dir_option
+def plan(
+    model: str | None,
+    machine: str | None,
+    fresh: bool,
+    prompts: Path | None,
+    prompt_len: int,
+    gen_len: int,
+    rate: float,
+    routing: Path | None,
+    as_json: bool,
+    roofline: Path | None,
+    policy_map: Path | None,
+    goal: str,
+    batch_size: int | None,
+    **wishes: Any,
+) -> None:
+    """Decide how to run a model here or on another machine, and say what to expect.
+
+    MODEL is a Hugging Face folder, a .gguf file, a bare config.json, or one of the shapes that are shipped
+    (mixtral-8x7b, mixtral-8x22b, dbrx); without it, the built-in model.
+    """
+    if roofline is not None or policy_map is not None:
+        require_matplotlib()
+    name = model or str(built_in_model(wishes["cache_dir"]))
+    workload, num_requests = (
+        Workload(prompt_len=prompt_len, gen_len=gen_len, max_prompt_len=prompt_len, rate=rate),
+        None,
+    )
+    if prompts is not None:
+        workload, num_requests = workload_of(prompts, name, gen_len, rate)
+    wish = late.PlanWish(
+        settings=late.Settings(model=name, **wishes),
+        workload=workload,
+        goal=goal,
+        machine=machine,
+        is_fresh=fresh,
+        num_sequences=batch_size,
+        num_requests=num_requests,
+        **({} if routing is None else {"hit_curve": hits_of(routing)}),
+    )
+    if fresh and machine is not None:
+        raise ConfigError("--fresh measures this machine; leave --machine away")
+    with steps() as say:
+        planned = late.plan_for(wish, say)
+    made = planned.plan
+    if as_json:
+        click.echo(plan_to_json(made), nl=False)
+    else:
+        show(policy_table(made))
+        show(prediction_table(made))
+    title = f"{made.model} on {made.machine}"
+    if roofline is not None:
+        late.plot_rooflines(late.roofline_figures(planned.model, made.policy), title, roofline)
+    if policy_map is not None:
+        with bar(late.num_map_points(planned.model)) as shown:
+            late.plot_policy_map(late.policy_map(planned.model, planned.aim, shown.advance), title, policy_map)
+
+
+@contextmanager
+def steps() -> Iterator[Callable[[str], None]]:
+    """Yield a function to call with what is being done; a terminal shows it until the end."""
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status("Planning") as status:
+        yield lambda what: status.update(f"Planning: {what}")
+
+
+def require_matplotlib() -> None:
+    """Raises: ClickException if there is none, before anything is planned in vain."""
+    try:
+        _ = late.plot_rooflines
+    except ImportError as error:
+        raise click.ClickException(f"pictures need matplotlib ({error}): pip install 'moeflow[bench]'") from error
