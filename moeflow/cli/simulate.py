@@ -6,12 +6,15 @@ import click
 
 from moeflow.cli.simulate_cache import cache
 from moeflow.cli.simulate_pipeline import pipeline
+from moeflow.cli.simulate_serve import serve
 
 EPILOG = """\b
 Examples:
   moeflow simulate cache --routing routing.moe        which cache policy suits this traffic, and what memory would bring
   moeflow simulate pipeline --machine paper-s1 --model mixtral-8x7b --batch-size 936 --micro-batch 36
                                                       how fast a batch job runs on that machine, by which pipeline
+  moeflow simulate serve --machine h100 --model mixtral-8x7b --weights int8 --rate 8
+                                                      how traffic fares there
 """
 
 
@@ -22,3 +25,4 @@ def simulate() -> None:
 
 simulate.add_command(cache)
 simulate.add_command(pipeline)
+simulate.add_command(serve)

@@ -12,17 +12,16 @@ import click
 from moeflow.bench.tables import Table
 from moeflow.cli import late
 from moeflow.cli.bench_output import bar, show
+from moeflow.cli.simulated import SHIPPED, choose_formats, described_options, read_shape
 from moeflow.core.errors import ConfigError
-from moeflow.core.hardware import DEVICE, Machine
-from moeflow.core.model_config import ModelConfig
+from moeflow.core.hardware import Machine
 from moeflow.core.plan import Workload
 from moeflow.core.units import format_bytes
 from moeflow.pipeline.catalog import PIPELINES
 from moeflow.pipeline.offloading import DEVICE_TO_HOST, HOST, HOST_TO_DEVICE, HOST_TO_PINNED
 from moeflow.pipeline.task import COMPUTE
-from moeflow.planner.machine_files import load_machine, machine_names
-from moeflow.planner.model_costs import Formats, ModelCosts
-from moeflow.planner.model_files import shipped_models
+from moeflow.planner.machine_files import load_machine
+from moeflow.planner.model_costs import ModelCosts
 from moeflow.runtime.dot import write_dot
 from moeflow.runtime.perfetto import write_perfetto
 from moeflow.simulator.pipeline_run import PipelineRun, make_policy
@@ -40,13 +39,11 @@ Examples:
 cgopipe streams weights in pages between the hidden states that attention on the host sends back (MoE-Lightning);
 fastdecode does the same with whole layers; flexgen-c attends on the host while the device waits; flexgen fetches keys
 and values to attend on the device; zero-inference keeps them there and goes layer by layer. All use the same kernels.
-Shipped machines: {", ".join(machine_names())}.
-Shipped models: {", ".join(shipped_models())}."""
+{SHIPPED}"""
 
 
 @click.command(epilog=EPILOG, context_settings={"show_default": True})
-@click.option("--machine", required=True, help="A shipped machine, or a JSON file that describes one.")
-@click.option("--model", required=True, help="A shipped shape, a config.json, a model's folder or a GGUF file.")
+@described_options
 @click.option("--batch-size", type=click.IntRange(1), required=True, help="Sequences that decode together (N).")
 @click.option("--micro-batch", type=click.IntRange(1), required=True, help="Of these, computed at once (mu).")
 @click.option("--prompt-len", type=click.IntRange(1), default=256, help="Tokens of each prompt.")
@@ -65,13 +62,6 @@ Shipped models: {", ".join(shipped_models())}."""
     help="Percent of the layers' weights that stay on the device.  [default: as many as fit]",
     show_default=False,
 )
-@click.option(
-    "--weights",
-    type=click.Choice(["float16", "bfloat16", "int8", "int4"]),
-    help="Their format.  [default: the 16-bit one that the device computes]",
-    show_default=False,
-)
-@click.option("--devices", type=click.IntRange(1), default=1, help="That hold a part of every layer each.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line instead of a table.")
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write a step for ui.perfetto.dev.")
 @click.option("--graph", type=click.Path(dir_okay=False, path_type=Path), help="Write a step's tasks for GraphViz.")
@@ -102,7 +92,7 @@ def pipeline(
     if picture is not None:
         require_matplotlib()
     host, shape = load_machine(machine), read_shape(model)
-    costs = ModelCosts(shape, formats(host, weights))
+    costs = ModelCosts(shape, choose_formats(host, weights))
     workload = Workload(prompt_len=prompt_len, gen_len=gen_len, max_prompt_len=prompt_len)
     runs: dict[str, PipelineRun] = {}
     with bar(len(names)) as shown:
@@ -117,24 +107,6 @@ def pipeline(
     else:
         show(make_table(runs, model))
     write_pictures(runs, trace, graph, picture)
-
-
-def read_shape(model: str) -> ModelConfig:
-    """Return a model's shape, without its weights. Raises: CheckpointError."""
-    shipped = shipped_models()
-    if model in shipped:
-        return late.read_bare_config(shipped[model])
-    if Path(model).suffix == ".json":
-        return late.read_bare_config(Path(model))
-    return late.read_model_config(late.open_checkpoint(model))
-
-
-def formats(machine: Machine, weights: str | None) -> Formats:
-    """Return the formats to reckon with; what is no matrix has 16 bits. Raises: ConfigError without a device."""
-    processor = machine.level(DEVICE).processor
-    peaks = dict(processor.peak_flops_per_s) if processor else {}
-    half = "bfloat16" if "bfloat16" in peaks else "float16"
-    return Formats(matrices=weights or half, embeddings=half, kv=half, activation_bytes=2)
 
 
 def simulate(

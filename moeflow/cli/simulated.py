@@ -1,0 +1,55 @@
+"""What the `simulate` commands have in common that need no model and no machine, only their descriptions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from moeflow.cli import late
+from moeflow.core.hardware import Machine
+from moeflow.core.model_config import ModelConfig
+from moeflow.planner.machine_files import machine_names
+from moeflow.planner.model_costs import Formats
+from moeflow.planner.model_files import shipped_models
+from moeflow.planner.roofline import processor_of
+
+SHIPPED = f"""Shipped machines: {", ".join(machine_names())}.
+Shipped models: {", ".join(shipped_models())}."""
+
+
+def described_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say which model, in which format, on which machine."""
+    options = [
+        click.option("--machine", required=True, help="A shipped machine, or a JSON file that describes one."),
+        click.option("--model", required=True, help="A shipped shape, a config.json, a model's folder or a GGUF file."),
+        click.option(
+            "--weights",
+            type=click.Choice(["float16", "bfloat16", "int8", "int4"]),
+            help="Their format.  [default: the 16-bit one that the machine computes]",
+            show_default=False,
+        ),
+        click.option("--devices", type=click.IntRange(1), default=1, help="That hold a part of every layer each."),
+    ]
+    return functools.reduce(lambda inner, option: option(inner), reversed(options), command)
+
+
+def read_shape(model: str) -> ModelConfig:
+    """Return a model's shape, without its weights. Raises: CheckpointError."""
+    shipped = shipped_models()
+    if model in shipped:
+        return late.read_bare_config(shipped[model])
+    if Path(model).suffix == ".json":
+        return late.read_bare_config(Path(model))
+    return late.read_model_config(late.open_checkpoint(model))
+
+
+def choose_formats(machine: Machine, weights: str | None) -> Formats:
+    """Return the formats to reckon with; what is no matrix has 16 bits."""
+    peaks = dict(processor_of(machine.compute_level).peak_flops_per_s)
+    half = "float16" if "float16" in peaks and "bfloat16" not in peaks else "bfloat16"
+    activation_bytes = 2 if machine.num_devices else 4
+    return Formats(matrices=weights or half, embeddings=half, kv=half, activation_bytes=activation_bytes)
