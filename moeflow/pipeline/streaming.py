@@ -56,7 +56,7 @@ def nearly_all_experts(has_experts: list[bool], make: TaskMaker) -> Iterator[Tas
             yield last
             continue
         route = make("route", layer, after=[last])
-        load = make("load_experts", layer, lane=DISK, after=[route, ahead])
+        load = make("load_other_experts", layer, lane=DISK, after=[route, ahead])
         yield from (route, load)
         following = next((later for later in range(layer + 1, len(has_experts)) if has_experts[later]), None)
         if following is not None:

@@ -34,15 +34,15 @@ def test_with_nearly_all_experts_the_disk_goes_from_layer_to_layer(has_experts):
     by_id = {task.id: task for task in tasks}
     routed = [layer for layer, is_routed in enumerate(has_experts) if is_routed]
     reads = [(task.op, task.layer) for task in tasks if task.lane == DISK]
-    expected = [("load_experts", layer) for layer in routed[:1]]
+    expected = [("load_other_experts", layer) for layer in routed[:1]]
     for layer in routed[1:]:
-        expected += [("read_ahead", layer), ("load_experts", layer)]
+        expected += [("read_ahead", layer), ("load_other_experts", layer)]
     assert reads == expected
     for task in tasks:
         before = {(by_id[number].op, by_id[number].layer) for number in task.after}
         if task.op == "read_ahead":
-            assert before == {("load_experts", max(layer for layer in routed if layer < task.layer))}
-        if task.op == "load_experts":
+            assert before == {("load_other_experts", max(layer for layer in routed if layer < task.layer))}
+        if task.op == "load_other_experts":
             assert before >= {("route", task.layer)}
             assert (("read_ahead", task.layer) in before) == (task.layer != routed[0])
 
