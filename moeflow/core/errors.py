@@ -69,6 +69,16 @@ class QueueFullError(RequestError):
 class StorageError(MoeflowError):
     """Something cannot be read from disk while a model is in use; the message names file, what it was, and remedy."""
 
+    def __init__(self, problem: str, *, file: Path | None = None) -> None:
+        self._problem = problem
+        self._file = file
+        super().__init__(problem if file is None else f"file {file}, {problem}")
+
+    @property
+    def for_clients(self) -> str:
+        """The message with the file's name only: in which folder it lies is no business of clients."""
+        return self._problem if self._file is None else f"file {self._file.name}, {self._problem}"
+
 
 class EngineError(MoeflowError):
     """The engine failed to start, died, or did not answer in time."""

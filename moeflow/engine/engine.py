@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import EngineConfig
-from moeflow.core.errors import RequestError
+from moeflow.core.errors import MoeflowError, RequestError, StorageError
 from moeflow.core.request import FinishReason, Request, RequestStatus
 from moeflow.engine.counters import Counters
 from moeflow.engine.messages import EngineStats, ModelInfo, Submission, TokenLogprobs, TokenOutput
@@ -92,7 +92,8 @@ class Engine:
     def step(self) -> list[TokenOutput]:
         """Run one pass and return what it brought; [] when there is nothing to do.
 
-        A pass that fails (out of memory, say) ends its own requests with an error; the engine lives on.
+        A pass that fails (out of memory, say) ends its own requests with an error; the engine lives on. Where something
+        could not be read, only those end that need it: the scheduler has each computed apart.
         """
         outputs, self._cancelled = self._cancelled, []
         if self._scheduler.has_work and not self._scheduler.held_s:
@@ -210,10 +211,13 @@ class Engine:
             self._prompt_logprobs[request] += result.prompt_logprobs[request]
 
     def _fail(self, batch: Batch, error: Exception) -> list[TokenOutput]:
-        logger.error("a pass of %d tokens failed", batch.num_tokens, exc_info=error)
-        failed = self._scheduler.fail(batch)
+        is_foreseen = isinstance(error, MoeflowError)
+        logger.error("a pass of %d tokens failed: %s", batch.num_tokens, error, exc_info=None if is_foreseen else error)
         self._counters.failed_passes += 1
-        reason = f"the pass failed: {type(error).__name__}: {error}".splitlines()[0]
+        if isinstance(error, StorageError) and self._scheduler.undo(batch):
+            return []
+        failed = self._scheduler.fail(batch)
+        reason = f"the pass failed: {_for_clients(error)}".splitlines()[0]
         for request in failed:
             self._forget(request)
         return [
@@ -224,3 +228,8 @@ class Engine:
     def _forget(self, request: Request) -> None:
         del self._requests[request.request_id]
         self._prompt_logprobs.pop(request, None)
+
+
+def _for_clients(error: Exception) -> str:
+    text = error.for_clients if isinstance(error, StorageError) else str(error)
+    return f"{type(error).__name__}: {text}"

@@ -132,8 +132,13 @@ class BlockTables:
         """The pass went well: what was shared for it holds valid contents."""
         self._fresh.clear()
 
+    def rests_on_pass(self, request: Request) -> bool:
+        """Say whether a table holds what is shared for the pass under way, and is void if that fails."""
+        nodes = self._tables[request].nodes
+        return any(node in nodes for node in self._fresh)
+
     def discard_pass(self) -> None:
-        """The pass failed: what was shared for it is void. All its requests must be closed already."""
+        """The pass failed: what was shared for it is void. Tables that rest on it must be closed already."""
         for node in reversed(self._fresh):
             self._free.append(self.tree.remove(node))
         self._fresh.clear()

@@ -92,8 +92,9 @@ class SlabReader:
 
     def _failure(self, number: int, error: OSError) -> StorageError:
         return StorageError(
-            f"file {self.index.path}, {self.index.spec.name(number)}: cannot be read ({error.strerror}), "
-            f"tried {_ATTEMPTS} times. Check the disk. {PACK_AGAIN}"
+            f"{self.index.spec.name(number)}: cannot be read ({error.strerror}), "
+            f"tried {_ATTEMPTS} times. Check the disk. {PACK_AGAIN}",
+            file=self.index.path,
         )
 
 

@@ -52,6 +52,10 @@ class SchedulingPolicy(Protocol):
         """The pass failed; returns the requests that ended by it."""
         ...
 
+    def undo(self, batch: Batch) -> bool:
+        """The pass failed, perhaps not for all of its requests; False if the policy does not tell them apart."""
+        ...
+
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a request."""
         ...

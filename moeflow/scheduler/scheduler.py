@@ -10,7 +10,10 @@ Background requests, those of batch jobs, get what interactive ones leave: they 
 their blocks first, and while interactive requests run a budget says in which passes they take part
 (`latency_budget.py`). One that sits a pass out keeps its blocks. A load that leaves nothing makes them wait for ever.
 
-Knows no tensors, no text and no clock. Whoever runs the pass reports back through `complete` or `fail`.
+A pass that failed for something that only some of its requests need is undone: they are computed again one by one,
+each in passes of its own until it has its next token, so that those concerned fail alone.
+
+Knows no tensors, no text and no clock. Whoever runs the pass reports back through `complete`, `fail` or `undo`.
 """
 
 from __future__ import annotations
@@ -51,6 +54,7 @@ class Scheduler:
         self.interactive: deque[Request] = deque()  # waiting
         self.background = BackgroundQueue(config.max_running, config.num_blocks * config.block_size)
         self.running: list[Request] = []  # in order of admission: the last of a kind is its first to be preempted
+        self._alone: list[Request] = []  # waiting or running: each is to have passes of its own, up to its next token
         self.num_preemptions = 0
         self.blocks = BlockTables(
             num_blocks=config.num_blocks,
@@ -82,6 +86,9 @@ class Scheduler:
     def schedule(self) -> Batch:
         """Plan the next pass. Not empty as long as there is work."""
         plan = _Plan(self.config.max_batch_tokens)
+        if self._alone:
+            self._place_alone(plan, self._alone[0])
+            return Batch(tuple(plan.entries))
         self._continue(plan, self._running(is_background=False))
         if not plan.has_preempted:
             self._admit_interactive(plan)
@@ -94,6 +101,8 @@ class Scheduler:
         for entry in batch.entries:
             entry.request.num_computed_tokens = entry.stop
             num_background += entry.num_tokens if entry.request.is_background else 0
+            if entry.samples and entry.request in self._alone:
+                self._alone.remove(entry.request)
         self.blocks.confirm_pass()
         if elapsed_s:
             self._latency.note(batch.num_tokens - num_background, num_background, elapsed_s)
@@ -106,23 +115,39 @@ class Scheduler:
         self.blocks.discard_pass()
         return failed
 
+    def undo(self, batch: Batch) -> bool:
+        """The pass failed, perhaps not for all of its requests: they are to be computed again, one by one.
+
+        Those that took up what the pass was to compute for others go back to the queue. Returns False, with nothing
+        changed, if there is only one request: it failed.
+        """
+        if len(batch.entries) == 1:
+            return False
+        self._alone = [entry.request for entry in batch.entries]
+        for request in sorted(self._alone, key=self.running.index, reverse=True):
+            if self.blocks.rests_on_pass(request):
+                self._send_back(request)
+        self.blocks.discard_pass()
+        return True
+
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a waiting or running request and free what it holds."""
+        if request in self._alone:
+            self._alone.remove(request)
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
             self.blocks.close(request)
             if request.is_background:
                 self.background.note_answer(request)
-        elif request.is_background:
-            self.background.remove(request)
         else:
-            self.interactive.remove(request)
+            self._leave_queue(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
 
     def check_integrity(self) -> None:
         """Prove the invariants of queues, running requests and blocks. AssertionError if one is broken."""
         assert all(r.status is RequestStatus.WAITING and not r.num_computed_tokens for r in self.waiting)
+        assert set(self._alone) <= {*self.waiting, *self.running}
         assert not any(r.is_background for r in self.interactive)
         assert all(r.is_background for r in self.background)
         assert all(r.status is RequestStatus.RUNNING for r in self.running)
@@ -134,6 +159,19 @@ class Scheduler:
 
     def _running(self, *, is_background: bool) -> list[Request]:
         return [request for request in self.running if request.is_background is is_background]
+
+    def _place_alone(self, plan: _Plan, request: Request) -> None:
+        """Plan one request, whichever place it has in its queue."""
+        if request.status is RequestStatus.RUNNING:
+            self._continue(plan, [request])
+        if request.status is RequestStatus.RUNNING:
+            return
+        while not self._open(request, keep_available=0):
+            if not self.running:
+                return
+            self._preempt_youngest()
+        self._leave_queue(request)
+        self._begin(plan, request)
 
     def _continue(self, plan: _Plan, running: list[Request]) -> None:
         """Plan running requests of one kind; when blocks run out, the youngest loses its own."""
@@ -252,17 +290,26 @@ class Scheduler:
         Its blocks are free at once.
         """
         request = next((it for it in reversed(self.running) if it.is_background), self.running[-1])
+        self._send_back(request)
+        self.num_preemptions += 1
+        return request
+
+    def _send_back(self, request: Request) -> None:
         self.running.remove(request)
         self.blocks.close(request)
         request.status = RequestStatus.WAITING
         request.num_computed_tokens = 0
         request.num_preemptions += 1
-        self.num_preemptions += 1
         if request.is_background:
             self.background.put_back(request)
         else:
             self.interactive.appendleft(request)
-        return request
+
+    def _leave_queue(self, request: Request) -> None:
+        if request.is_background:
+            self.background.remove(request)
+        else:
+            self.interactive.remove(request)
 
 
 def check_limits(config: SchedulerConfig) -> None:

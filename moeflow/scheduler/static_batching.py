@@ -109,6 +109,10 @@ class StaticBatching:
             self.finish(request, FinishReason.ERROR)
         return failed
 
+    def undo(self, batch: Batch) -> bool:
+        """Rows of a padded batch share each pass, and fail together."""
+        return False
+
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a waiting or running request. The last of a batch ends the batch."""
         if request.status is RequestStatus.RUNNING:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
-from moeflow.core.errors import RequestError
+from moeflow.core.errors import RequestError, StorageError
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.counters import WINDOW_S, Counters
@@ -138,6 +139,32 @@ def test_a_failing_pass_ends_its_requests_and_the_engine_lives_on():
     assert engine.stats().failed_passes_total == 1
 
 
+@pytest.mark.parametrize("policy", ["continuous", "static"])
+def test_only_requests_that_need_what_cannot_be_read_fail(policy, monkeypatch):
+    engine, runner = make_engine(max_running=3, policy=policy)
+    prompts = {"a": [1, 2, 3], "concerned": [0, 6, 7], "c": [9] * 7}
+    poison = generate_alone(prompts["concerned"], 3)[-1]
+    assert all(poison not in [*prompt, *generate_alone(prompt, 6)] for prompt in (prompts["a"], prompts["c"]))
+    compute = runner.model.run
+
+    def run_unless_poisoned(batch):
+        result = compute(batch)
+        if any(poison in e.request.token_ids(e.start, e.stop) for e in batch.entries):
+            raise StorageError("layer 1, expert 2: cannot be read", file=Path("/somewhere/private/a.slabs"))
+        return result
+
+    monkeypatch.setattr(runner.model, "run", run_unless_poisoned)
+    for name, prompt in prompts.items():
+        engine.submit(submission(name, prompt))
+    outputs = run(engine)
+    error = outputs["concerned"][-1].error
+    assert error == "the pass failed: StorageError: file a.slabs, layer 1, expert 2: cannot be read"
+    assert tokens(outputs["concerned"]) == generate_alone(prompts["concerned"], 3)
+    for name in "ac" if policy == "continuous" else ():
+        assert tokens(outputs[name]) == generate_alone(prompts[name], 6)
+        assert outputs[name][-1].finish_reason is FinishReason.LENGTH
+
+
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
@@ -178,8 +205,8 @@ def test_random_traffic_leaves_nothing_behind():
             engine.submit(submission(name, prompt, max_tokens=10))
         if rng.random() < 0.05:
             engine.cancel([f"r{rng.randrange(step + 1)}"])
-        if rng.random() < 0.01:
-            runner.fail_next = RuntimeError("chance")
+        if rng.random() < 0.02:
+            runner.fail_next = rng.choice([RuntimeError("chance"), StorageError("chance")])
         for output in engine.step():
             got.setdefault(output.request_id, []).extend(output.token_ids)
             if output.finish_reason:

@@ -70,14 +70,18 @@ def answers(engine, prompts=PROMPTS, num_tokens=12):
     return list(tokens.values()), errors
 
 
-def run(config, prompts=PROMPTS):
+def answers_of(config, prompts):
     engine = Engine.load(config)
     try:
-        tokens, errors = answers(engine, prompts)
-        assert not errors
-        return tokens
+        return answers(engine, prompts)
     finally:
         engine.close()
+
+
+def run(config, prompts=PROMPTS):
+    tokens, errors = answers_of(config, prompts)
+    assert not errors
+    return tokens
 
 
 @pytest.mark.parametrize("quantize", [None, "int8"])
@@ -101,13 +105,31 @@ def test_a_slab_that_was_damaged_ends_its_requests_and_the_engine_lives(model, t
     engine = Engine.load(config)
     tokens, errors = answers(engine)
     assert len(errors) == len(PROMPTS)
-    assert all("layer 0, expert" in error and str(file) in error for error in errors.values())
+    assert all("file slabs, layer 0, expert" in error for error in errors.values())
+    assert not any(str(file.parent) in error for error in errors.values())
     assert not any(tokens)
     engine._runner._experts.cache.drain()  # of what other reads of that pass have seen
     for number in range(8):  # back
         flip_bit(file, index.spec.offset(number) + 17)
     assert answers(engine) == (healthy, {})
     engine.close()
+
+
+@pytest.mark.parametrize("num_slots", [3, 20])
+def test_a_damaged_slab_concerns_only_those_who_need_it(model, tmp_path, num_slots):
+    file = tmp_path / "slabs"
+    config = streamed_config(model, file, num_slots, max_running=4)
+    index = read_slab_index(file)
+    outcomes = set()
+    for number in range(8, 16):  # of the second layer, one after the other
+        flip_bit(file, index.spec.offset(number) + 17)
+        alone = [answers_of(config, [prompt]) for prompt in PROMPTS]
+        tokens, errors = answers_of(config, PROMPTS)
+        flip_bit(file, index.spec.offset(number) + 17)
+        assert tokens == [tokens for (tokens,), _ in alone]
+        assert list(errors.values()) == [error for _, one in alone for error in one.values()]
+        outcomes.add(len(errors))
+    assert outcomes & {1, 2, 3}
 
 
 def test_a_file_that_was_cut_while_in_use_ends_its_requests(model, tmp_path):

@@ -65,14 +65,15 @@ class Mixed(RuleBasedStateMachine):
         self.scheduler.finish(data.draw(st.sampled_from(alive)), FinishReason.CANCELLED)
 
     @precondition(lambda self: self.scheduler.has_work)
-    @rule()
-    def failing_pass(self):
+    @rule(concerns_some=st.booleans())
+    def failing_pass(self, concerns_some):
         batch = self.scheduler.schedule()
         self.model.run(batch)
         for entry in batch.entries:
             for position in range(entry.start, entry.stop):
                 self.model.slots[self.model._slot(entry.block_ids, position)] = (-1, -1)
-        self.scheduler.fail(batch)
+        if not (concerns_some and self.scheduler.undo(batch)):
+            self.scheduler.fail(batch)
 
     @invariant()
     def nothing_is_lost(self):

@@ -111,14 +111,15 @@ class Traffic(RuleBasedStateMachine):
         self.scheduler.finish(data.draw(st.sampled_from(alive)), FinishReason.CANCELLED)
 
     @precondition(lambda self: self.scheduler.has_work)
-    @rule()
-    def failing_pass(self):
+    @rule(concerns_some=st.booleans())
+    def failing_pass(self, concerns_some):
         batch = self.scheduler.schedule()
         self.model.run(batch)
         for entry in batch.entries:  # what a failed pass left in the cache is garbage
             for position in range(entry.start, entry.stop):
                 self.model.slots[self.model._slot(entry.block_ids, position)] = (-1, -1)
-        self.scheduler.fail(batch)
+        if not (concerns_some and self.scheduler.undo(batch)):
+            self.scheduler.fail(batch)
 
     @invariant()
     def nothing_is_lost(self):
@@ -188,6 +189,31 @@ def test_the_youngest_is_preempted_and_still_gets_its_tokens():
     assert scheduler.num_preemptions == young.num_preemptions
     for request in (old, young):
         assert request.output_token_ids == generate_alone(request.prompt_token_ids, 14)
+
+
+def test_requests_of_a_pass_that_is_undone_are_computed_one_by_one():
+    scheduler, model = make_scheduler(max_batch_tokens=30, num_blocks=20), FakeModel(4)
+    decoding, prefilled, like_it = (make_request(*of) for of in (("a", [7]), ("b", [1] * 10), ("c", [1] * 10)))
+    scheduler.add(decoding)
+    run_pass(scheduler, model)
+    scheduler.add(prefilled)
+    scheduler.add(like_it)
+    assert scheduler.undo(scheduler.schedule())
+    assert (scheduler.running, scheduler.waiting) == ([decoding], [prefilled, like_it])  # who lost nothing stays
+    scheduler.add(make_request("new", [3]))
+    assert [run_pass(scheduler, model) for _ in range(3)] == [[decoding], [prefilled], [like_it]]
+    assert len(run_pass(scheduler, model)) == 4
+    run_to_end(scheduler, model)
+    assert like_it.output_token_ids == prefilled.output_token_ids == generate_alone([1] * 10, 5)
+    assert scheduler.num_preemptions == 0
+
+
+def test_a_pass_of_one_request_cannot_be_undone():
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", [1]))
+    batch = scheduler.schedule()
+    assert not scheduler.undo(batch)
+    assert [request.request_id for request in scheduler.fail(batch)] == ["a"]
 
 
 def test_prompt_logprobs_make_every_position_be_computed():
