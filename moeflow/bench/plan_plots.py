@@ -13,6 +13,7 @@ from moeflow.core.plan import Policy
 from moeflow.planner.figures import PolicyMap, RooflineFigure
 
 NUM_POINTS = 200
+LABEL = {"boxstyle": "round,pad=0.15", "facecolor": "white", "alpha": 0.7, "linewidth": 0}
 
 
 def plot_rooflines(figures: Sequence[RooflineFigure], title: str, file: Path) -> None:
@@ -106,7 +107,14 @@ def _draw_map(figure: Figure, axes: Axes, data: PolicyMap, label: str, value: Ca
     for (row, column), number in np.ndenumerate(grid):
         if not np.isnan(number):
             axes.text(
-                column + 0.5, row + 0.25, f"{number:.3g}", ha="center", va="center", fontsize="x-small", color="white"
+                column + 0.5,
+                row + 0.25,
+                f"{number:.3g}",
+                ha="center",
+                va="center",
+                fontsize="x-small",
+                color="black",
+                bbox=LABEL,
             )
     if data.has_device:
         on_host = [it for it in data.points if it.policy is not None and not it.policy.attention_on_device]

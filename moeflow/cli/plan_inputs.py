@@ -12,6 +12,7 @@ from moeflow.cli import late
 from moeflow.core.errors import ConfigError
 from moeflow.core.plan import Workload
 from moeflow.planner.hit_curve import HitCurve
+from moeflow.planner.model_costs import expected_distinct
 from moeflow.simulator.cache_replay import NO_PREDICTOR, Case, Machine, prepare_passes, replay
 from moeflow.workload.routing_trace import read_routing_trace
 
@@ -49,16 +50,20 @@ def workload_of(file: Path, model: str, gen_len: int, rate: float) -> tuple[Work
 def hits_of(routing: Path) -> HitCurve:
     """Return how often experts miss, from recorded routing replayed over sizes of the cache.
 
-    Raises: ConfigError, CheckpointError if the file holds no routing.
+    Misses are counted against the distinct experts that even routers would choose, as the cost model does, so that
+    routers which many tokens agree on need fewer. Raises: ConfigError, CheckpointError if the file holds no routing.
     """
     trace = read_routing_trace(routing)
     passes = prepare_passes(trace, 1.0)  # how long passes take changes no hit without prefetches
-    total = trace.header.num_layers * trace.header.num_experts
+    header = trace.header
+    total = header.num_layers * header.num_experts
+    tokens = [routed.ids.shape[1] for routed in trace.passes]
+    even = header.num_layers * sum(expected_distinct(header.num_experts, header.top_k, count) for count in tokens)
     points = []
     for share in SHARES:
         num_slots = max(round(total * (1 - share)), 2)
-        result = replay(passes, trace.header, Machine(1e9, 1), Case(num_slots, "lfru", NO_PREDICTOR))
-        points.append((1 - num_slots / total, 1 - result.stats.hit_rate))
+        result = replay(passes, header, Machine(1e9, 1), Case(num_slots, "lfru", NO_PREDICTOR))
+        points.append((1 - num_slots / total, min((result.stats.misses + result.stats.late) / even, 1.0)))
     return HitCurve.through(points)
 
 

@@ -108,6 +108,7 @@ class CostModel:
     num_devices: int = 1
     hit_curve: HitCurve = EVEN
     overlap: float = 1.0  # of resources that could work at once: 1: the slowest alone counts; 0: one after another
+    prefill_overlap: float = 1.0  # likewise, in prefill
     process_bytes: int = PROCESS_BYTES
     chunk_tokens: int = 512  # of prompts in one pass, on a host without a device
 
@@ -192,17 +193,18 @@ class CostModel:
         device += Linear(DEVICE_RESERVE_BYTES + costs.activation_bytes(mu * workload.max_prompt_len))
         return {RAM: ram, DEVICE: device, DISK: on_disk}
 
-    def combine(self, seconds: Mapping[str, float]) -> float:
-        """Return how long a step takes whose resources work so long (equation 12)."""
-        return self.overlap * max(seconds.values()) + (1 - self.overlap) * sum(seconds.values())
+    @staticmethod
+    def combine(seconds: Mapping[str, float], overlap: float) -> float:
+        """Return how long something takes whose resources work so long (equation 12)."""
+        return overlap * max(seconds.values()) + (1 - overlap) * sum(seconds.values())
 
     def predict(self, policy: Policy) -> Prediction:
         """Return what a policy brings."""
         choice = Choice.of(policy)
-        decode, busy = self._step(self.decode(choice), policy)
-        prefill, _ = self._step(self.prefill(choice), policy)
+        decode, busy = self._step(self.decode(choice), policy, self.overlap)
+        prefill, _ = self._step(self.prefill(choice), policy, self.prefill_overlap)
         alone = Choice(1, 1, policy.attention_on_device, policy.ffn_on_device)
-        first, _ = self._step(self.prefill(alone), policy)
+        first, _ = self._step(self.prefill(alone), policy, self.prefill_overlap)
         gen_len = self.workload.gen_len
         seconds = prefill + (gen_len - 1) * decode  # the prefill brings the first token
         return Prediction(
@@ -219,10 +221,10 @@ class CostModel:
         """The way of weights to the device."""
         return self.machine.link(PINNED if self.machine.has(PINNED) else RAM, DEVICE)
 
-    def _step(self, resources: Resources, policy: Policy) -> tuple[float, dict[str, float]]:
+    def _step(self, resources: Resources, policy: Policy, overlap: float) -> tuple[float, dict[str, float]]:
         shares = self._shares(policy)
         seconds = {name: max(linear.at(*shares), 0.0) for name, linear in resources.items()}
-        return self.combine(seconds), seconds
+        return self.combine(seconds, overlap), seconds
 
     def _shares(self, policy: Policy) -> tuple[float, float, float, float]:
         on_disk = policy.experts_on_disk

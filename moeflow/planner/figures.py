@@ -11,10 +11,11 @@ from moeflow.core.hardware import DEVICE, DISK, RAM, Link, LinkRate, Machine
 from moeflow.core.plan import Policy
 from moeflow.planner.cost_model import CostModel
 from moeflow.planner.model_costs import ModelCosts, Work
-from moeflow.planner.policy_search import COARSE, Aim, search
+from moeflow.planner.policy_search import Aim, search
 from moeflow.planner.roofline import Roofs, roofs, work_seconds
 
 FACTORS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)  # of what the machine has
+MAP_RATIO: Final = 1.5  # of the search's grid: between its fine and its coarse one
 MEMORY_SHARES: Final = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of what the model needs
 
 
@@ -137,7 +138,7 @@ def _axes(model: CostModel) -> tuple[Sequence[float], Sequence[float]]:
 
 def _point(model: CostModel, aim: Aim, x: float, y: float) -> MapPoint:
     try:
-        policy = search(model, replace(aim, memory_limits={}), COARSE)
+        policy = search(model, replace(aim, memory_limits={}), MAP_RATIO)
     except CapacityError:
         return MapPoint(x, y, None, 0.0)
     return MapPoint(x, y, policy, model.predict(policy).tokens_per_s)

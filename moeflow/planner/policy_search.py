@@ -223,13 +223,17 @@ class _Programme:
 
     def _times(self, choice: Choice, z: int, shares: Mapping[str, int], step: int, prefill: int) -> None:
         """Demand that step and prefill last as long as their slowest resource, and add them to the objective."""
-        gen_len, overlap = self._model.workload.gen_len, self._model.overlap
+        gen_len, overlaps = (
+            self._model.workload.gen_len,
+            {step: self._model.overlap, prefill: self._model.prefill_overlap},
+        )
         share = 1.0 if self._goal == "latency" else 1.0 / (choice.batch_size * gen_len)
         weights = {
             step: 1.0 if self._goal == "latency" else float(gen_len - 1),
             prefill: float(self._goal != "latency"),
         }
         for variable, resources in ((step, self._model.decode(choice)), (prefill, self._model.prefill(choice))):
+            overlap = overlaps[variable]
             self.seconds[variable] = weights[variable] * share * overlap
             for linear in resources.values():
                 terms = _terms(linear, z, shares)
