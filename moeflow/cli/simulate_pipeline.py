@@ -27,7 +27,13 @@ from moeflow.runtime.perfetto import write_perfetto
 from moeflow.simulator.pipeline_run import PipelineRun, make_policy
 from moeflow.simulator.time_line import kv_buffer, peak, weight_buffer
 
-LANES = {COMPUTE: "device", HOST: "host", HOST_TO_DEVICE: "to device", DEVICE_TO_HOST: "from it", HOST_TO_PINNED: "pin"}
+LANES = {
+    COMPUTE: "device",
+    HOST: "host",
+    HOST_TO_DEVICE: "to device",
+    DEVICE_TO_HOST: "back",
+    HOST_TO_PINNED: "to pinned",
+}
 
 EPILOG = f"""\b
 Examples:
@@ -138,7 +144,7 @@ def make_table(runs: Mapping[str, PipelineRun], model: str) -> Table:
     """Return the pipelines beside each other, the fastest first."""
     one = next(iter(runs.values()))
     lanes = [lane for lane in LANES if any(run.middle_step.use(lane).busy_s for run in runs.values())]
-    columns = ("pipeline", "tokens/s", "prefill s", "step s", *(f"{LANES[lane]} idle" for lane in lanes))
+    columns = ("pipeline", "tokens/s", "prefill s", "step s", "idle: device", *(LANES[lane] for lane in lanes[1:]))
     rows = [
         (
             name,
