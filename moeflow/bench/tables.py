@@ -149,6 +149,61 @@ def _latency_table(title: str, runs: dict[float, dict[str, list[Record]]], notes
     return Table(title, ("", *(label for label, _ in keys)), tuple(rows), tuple(notes))
 
 
+def batch_tables(records: Sequence[Record]) -> list[Table]:
+    """Return `bench batch` records of one model: jobs padded and not, and interactive requests beside a job."""
+    jobs = [record for record in records if record["measured"] == "job"]
+    beside = [record for record in records if record["measured"] == "beside"]
+    return [*([_job_table(jobs)] if jobs else []), *(_beside_table(record) for record in beside)]
+
+
+def _job_table(records: Sequence[Record]) -> Table:
+    systems = list(dict.fromkeys(record["system"] for record in records))
+    kinds: dict[str, list[Record]] = {}
+    for record in records:
+        job = record["workload"]
+        prompts = f"{job['mean_prompt']:.0f} on average, {job['longest_prompt']} at most"
+        kinds.setdefault(f"{job['name']}: {job['num_requests']} prompts ({prompts}), {job['num_new']} new", []).append(
+            record
+        )
+    rows = []
+    for name, found in kinds.items():
+        rates = {
+            system: [it["summary"]["tokens_per_s"] for it in found if it["system"] == system] for system in systems
+        }
+        row = [name, *(spread_text(rates[system]) if rates[system] else "" for system in systems)]
+        if len(systems) == 2:
+            first, second = (rates[system] for system in systems)
+            ratios = [one / other for one, other in zip(first, second, strict=False)]
+            row.append(spread_text(ratios, 2) if ratios else "")
+        rows.append(tuple(row))
+    columns = ("", *systems, *([f"{systems[0]} / {systems[1]}"] if len(systems) == 2 else []))
+    about = records[0]
+    capacity = about["kv_capacity_tokens"]
+    notes = (f"KV cache of {capacity} tokens, {about['max_running']} requests together at most.",)
+    return Table(
+        f"Generated tokens/s: {about['model']}, weights in {about['weight_format']}", columns, tuple(rows), notes
+    )
+
+
+def _beside_table(record: Record) -> Table:
+    alone, beside = record["interactive_alone"], record["interactive_beside_job"]
+    rows = []
+    for label, key, factor, digits in (
+        ("per token p50, ms", "per_token_p50_s", 1000, 1),
+        ("per token p99, ms", "per_token_p99_s", 1000, 1),
+        ("first token p50, ms", "first_token_p50_s", 1000, 0),
+        ("first token p99, ms", "first_token_p99_s", 1000, 0),
+    ):
+        values = (alone[key] * factor, beside[key] * factor)
+        rows.append((label, *(f"{value:.{digits}f}" for value in values), f"{values[1] / values[0]:.2f}"))
+    job = (record["job_alone_tokens_per_s"], record["job_beside_tokens_per_s"])
+    rows.append(("job, tokens/s", f"{job[0]:.1f}", f"{job[1]:.1f}", f"{job[1] / job[0]:.2f}"))
+    title = (
+        f"Interactive requests, {record['rate']:g}/s, beside a job ({record['workload']['name']}): {record['model']}"
+    )
+    return Table(title, ("", "alone", "together", "ratio"), tuple(rows))
+
+
 def _errors(records: Sequence[Record]) -> str:
     return "; ".join(dict.fromkeys(error for record in records for error in record["errors"]))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from moeflow.cli.bench_batch import batch
 from moeflow.cli.bench_engine import engine
 from moeflow.cli.bench_peers import peers
 from moeflow.cli.bench_quality import quality
@@ -13,6 +14,7 @@ EPILOG = """\b
 Examples:
   moeflow bench engine                       how fast is the built-in model here, and how fast could it be?
   moeflow bench serve --rate 1 --rate 2      how does it bear requests that come at random?
+  moeflow bench batch --workload reasoning   what does a job of many requests take, and padding cost?
   moeflow bench quality --dtype bfloat16     what does a smaller format cost in quality?
   moeflow bench peers measure                how fast are llama.cpp, vLLM and transformers on the same machine?
 """
@@ -25,5 +27,6 @@ def bench() -> None:
 
 bench.add_command(engine)
 bench.add_command(serve)
+bench.add_command(batch)
 bench.add_command(quality)
 bench.add_command(peers)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.bench.batch_run import BatchJob as BatchJob
     from moeflow.bench.batch_run import BatchProgress as BatchProgress
     from moeflow.bench.batch_run import question_lengths as question_lengths
-    from moeflow.bench.batch_run import run_beside as run_beside
     from moeflow.bench.batch_run import run_batch_job as run_batch_job
+    from moeflow.bench.batch_run import run_beside as run_beside
     from moeflow.bench.engine_run import BATCH_SIZES as BATCH_SIZES
     from moeflow.bench.engine_run import PREFILL_LENS as PREFILL_LENS
     from moeflow.bench.engine_run import EngineRun as EngineRun

@@ -1,0 +1,194 @@
+"""`bench batch` as a whole: what a job of many requests takes, padded and not, and what it does to interactive ones.
+
+Each system has an engine in a process of its own, started anew for every repetition, in turns, so that a drift of
+the machine hits all alike. Jobs are submitted as batch jobs are, in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moeflow.bench.metrics import Served, summarize
+from moeflow.bench.replay import EngineTarget, replay
+from moeflow.bench.serve_run import SHUTDOWN_S, describe
+from moeflow.core.engine_config import EngineConfig
+from moeflow.core.errors import ConfigError, EngineError
+from moeflow.engine.process_client import ProcessEngine
+from moeflow.engine.tokenizer import Tokenizer
+from moeflow.workload.offline import make_job
+from moeflow.workload.poisson import WorkloadSpec, make_arrivals
+
+NUM_WARM_UP = 4
+SYSTEMS = {"continuous": "variable length", "static": "padded"}  # what policies are called here
+
+
+@dataclass(frozen=True, slots=True)
+class BatchJob:
+    """A job to measure with."""
+
+    name: str
+    prompt_lengths: Sequence[int]
+    num_new: int
+    seed: int
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a record says of it."""
+        return {
+            "name": self.name,
+            "num_requests": len(self.prompt_lengths),
+            "num_new": self.num_new,
+            "mean_prompt": round(statistics.fmean(self.prompt_lengths), 1),
+            "longest_prompt": max(self.prompt_lengths),
+            "seed": self.seed,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class BatchProgress:
+    """What to call while it runs."""
+
+    on_bytes: Callable[[int, int], None]  # while a model is loaded
+    on_run: Callable[[str], None]  # when a measurement begins; says which
+    on_result: Callable[[dict[str, Any]], None]  # the fields of a record
+
+
+def question_lengths(config: EngineConfig, questions: Sequence[str]) -> list[int]:
+    """Return how many tokens each question has for the model."""
+    tokenizer = Tokenizer.load(config.model_path)
+    return [len(tokenizer.encode(question)) for question in questions]
+
+
+async def run_batch_job(
+    config: EngineConfig, job: BatchJob, vocab_size: int, repetition: int, progress: BatchProgress
+) -> None:
+    """Measure how fast one system answers a job.
+
+    Raises: ConfigError if a request could never run; EngineError if one fails; what starting an engine raises.
+    """
+    check_length(config, max(job.prompt_lengths) + job.num_new)
+    engine = await ProcessEngine.start(config, on_progress=progress.on_bytes)
+    try:
+        target = EngineTarget(engine, is_background=True)
+        await replay(target, make_job(job.prompt_lengths[:NUM_WARM_UP], 4, vocab_size, seed=-1), lambda: None)
+        progress.on_run(f"{job.name}, {SYSTEMS[config.scheduler.policy]}")
+        arrivals = make_job(job.prompt_lengths, job.num_new, vocab_size, job.seed + repetition)
+        served = await replay(target, arrivals, lambda: None)
+        _check(served)
+        preemptions = engine.stats().preemptions_total
+    finally:
+        await engine.shutdown(SHUTDOWN_S)
+    progress.on_result(
+        {
+            **describe(config),
+            "measured": "job",
+            "model": config.model_name,
+            "system": SYSTEMS[config.scheduler.policy],
+            "repetition": repetition,
+            "workload": job.describe(),
+            "summary": summarize(served),
+            "preemptions": preemptions,
+        }
+    )
+
+
+async def run_beside(
+    config: EngineConfig, job: BatchJob, traffic: WorkloadSpec, repetition: int, progress: BatchProgress
+) -> None:
+    """Measure interactive requests alone, a job alone, and both together, in one engine.
+
+    The job has to last as long as the traffic: its requests are repeated until it does.
+
+    Raises: ConfigError if a request could never run; EngineError if one fails; what starting an engine raises.
+    """
+    check_length(config, max(max(job.prompt_lengths) + job.num_new, traffic.max_total))
+    engine = await ProcessEngine.start(config, on_progress=progress.on_bytes)
+    try:
+        await replay(EngineTarget(engine), make_arrivals(traffic)[:NUM_WARM_UP], lambda: None)
+        progress.on_run("the job alone")
+        feed = _Feed(engine, job, traffic.vocab_size, config.scheduler.max_running)
+        alone = await feed.run_beside(asyncio.sleep(traffic.num_requests / traffic.rate))
+        progress.on_run("interactive requests alone")
+        arrivals = make_arrivals(traffic)
+        quiet = await replay(EngineTarget(engine), arrivals, lambda: None)
+        progress.on_run("both")
+        together: list[Served] = []
+
+        async def answer() -> None:
+            together.extend(await replay(EngineTarget(engine), arrivals, lambda: None))
+
+        beside = await feed.run_beside(answer())
+    finally:
+        await engine.shutdown(SHUTDOWN_S)
+    _check([*quiet, *together])
+    progress.on_result(
+        {
+            **describe(config),
+            "measured": "beside",
+            "model": config.model_name,
+            "repetition": repetition,
+            "workload": job.describe(),
+            "rate": traffic.rate,
+            "interactive_alone": summarize(quiet),
+            "interactive_beside_job": summarize(together),
+            "job_alone_tokens_per_s": alone,
+            "job_beside_tokens_per_s": beside,
+        }
+    )
+
+
+class _Feed:
+    """A job without end: as many requests in the engine as a batch job would have there."""
+
+    def __init__(self, engine: ProcessEngine, job: BatchJob, vocab_size: int, max_running: int) -> None:
+        self._target = EngineTarget(engine, is_background=True)
+        self._job = job
+        self._vocab_size = vocab_size
+        self._width = 4 * max_running
+        self._num_made = 0
+        self._num_tokens = 0
+
+    async def run_beside(self, work: Any) -> float:
+        """Return the job's tokens a second, from when its first answers come until `work` is done."""
+        self._num_tokens = 0
+        lanes = [asyncio.create_task(self._repeat()) for _ in range(self._width)]
+        try:
+            while not self._num_tokens:
+                await asyncio.sleep(0.01)
+            loop = asyncio.get_running_loop()
+            start_s, num_before = loop.time(), self._num_tokens
+            await work
+            return (self._num_tokens - num_before) / (loop.time() - start_s)
+        finally:
+            for lane in lanes:
+                lane.cancel()
+            await asyncio.gather(*lanes, return_exceptions=True)
+
+    async def _repeat(self) -> None:
+        while True:
+            async for count in self._next():
+                self._num_tokens += count
+
+    def _next(self) -> AsyncGenerator[int, None]:
+        self._num_made += 1
+        length = self._job.prompt_lengths[self._num_made % len(self._job.prompt_lengths)]
+        (arrival,) = make_job([length], self._job.num_new, self._vocab_size, seed=self._num_made)
+        return self._target.generate(f"job-{self._num_made}", arrival)
+
+
+def check_length(config: EngineConfig, num_tokens: int) -> None:
+    """Raises: ConfigError if the engine would refuse a request of so many tokens."""
+    if num_tokens > config.scheduler.max_model_len:
+        raise ConfigError(
+            f"requests have up to {num_tokens} tokens, but the engine allows {config.scheduler.max_model_len}: "
+            "lower --new, or raise --max-model-len"
+        )
+
+
+def _check(served: Sequence[Served]) -> None:
+    for each in served:
+        if each.error is not None:
+            raise EngineError(each.error)
