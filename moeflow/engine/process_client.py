@@ -10,12 +10,9 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import AsyncGenerator, Callable
-from pathlib import Path
 
 import msgspec
 import zmq
@@ -39,6 +36,7 @@ from moeflow.engine.messages import (
     ToEngine,
     TokenOutput,
 )
+from moeflow.engine.socket_folder import SocketFolder
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +48,10 @@ Progress = Callable[[int, int], None]
 class ProcessEngine:
     """A running engine process. Make one with `start`, end it with `shutdown`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, folder: Path) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, folder: SocketFolder) -> None:
         self._process = process
         self._socket = socket
-        self._folder = folder  # holds the socket; only this user may enter
+        self._folder = folder
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._streams: dict[str, asyncio.Queue[TokenOutput | None]] = {}
@@ -80,22 +78,21 @@ class ProcessEngine:
         Raises: the error that kept the engine from loading (CheckpointError, CapacityError, ...), or EngineError;
         ConfigError if there is no place for the socket.
         """
-        folder = Path(tempfile.mkdtemp(prefix="moeflow-"))
-        address = f"ipc://{folder}/engine"
+        folder = SocketFolder()
         socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
         socket.set_hwm(0)
         try:
-            socket.bind(address)
+            socket.bind(folder.address)
             # A session of its own: Ctrl-C in the terminal reaches this process only, which then ends the engine.
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "moeflow.engine.process", address, str(os.getpid()), start_new_session=True
+                sys.executable, "-m", "moeflow.engine.process", folder.address, str(os.getpid()), start_new_session=True
             )
         except BaseException as error:
             socket.close(linger=0)
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.remove()
             if isinstance(error, zmq.ZMQError):
                 remedy = "let TMPDIR name a folder of your own with a short path"
-                raise ConfigError(f"cannot make a socket in {folder}: {error.strerror}; {remedy}") from None
+                raise ConfigError(f"cannot make a socket in {folder.path}: {error.strerror}; {remedy}") from None
             raise
         engine = cls(process, socket, folder)
         engine._on_progress = on_progress
@@ -226,7 +223,7 @@ class ProcessEngine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._end_streams()
         self._socket.close(linger=0)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
 
 def _cause(code: int) -> str:
