@@ -64,7 +64,9 @@ MACHINES = [
 def test_no_policy_of_an_exhaustive_grid_is_better(number, goal, overlap):
     curve = HitCurve.through([(0.25, 0.1), (0.5, 0.3)])
     where = MACHINES[number]
-    model = small_model(where, hit_curve=curve, overlap=overlap, prefill_overlap=1 - overlap, num_devices=max(where.num_devices, 1))
+    model = small_model(
+        where, hit_curve=curve, overlap=overlap, prefill_overlap=1 - overlap, num_devices=max(where.num_devices, 1)
+    )
     aim = Aim(goal=goal, max_sequences=32)
     exhaustive = best_of_grid(model, aim)
     assert exhaustive is not None

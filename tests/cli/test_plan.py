@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from moeflow.cli.main import main
+from moeflow.core.hardware_json import machine_to_json
+from moeflow.core.plan import plan_from_json
+from tests.engine.test_planning import CONFIG
+from tests.planner.examples import machine
+
+pytestmark = pytest.mark.slow  # each plans several times
+
+
+@pytest.fixture
+def places(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "host.json").write_text(machine_to_json(machine(ram=2 * 10**9)))
+    return str(tmp_path / "config.json"), str(tmp_path / "host.json")
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["plan", *arguments])
+
+
+def test_a_plan_is_printed_with_bottleneck_and_what_would_help(places):
+    config, host = places
+    done = run(config, "--machine", host, "--prompt-len", "30", "--gen-len", "10")
+    assert done.exit_code == 0, done.output
+    for text in ("sequences that decode together", "decode tokens/s", "peak memory", "Bottleneck", "What would help"):
+        assert text in done.output
+
+
+def test_a_plan_for_a_device_shows_every_number_of_the_policy():
+    done = run("mixtral-8x7b", "--machine", "paper-s1")
+    assert done.exit_code == 0, done.output
+    for text in ("micro-batch (mu)", "A_g", "F_g", "r_w", "r_c", "parallel layout", "cgopipe"):
+        assert text in done.output
+
+
+def test_json_is_a_plan(places):
+    config, host = places
+    done = run(config, "--machine", host, "--json", "--goal", "latency")
+    assert plan_from_json(done.output, "out").policy.batch_size == 1
+
+
+def test_lengths_come_from_prompts(places, tmp_path):
+    config, host = places
+    lines = ['"four words of text"', '{"prompt": "abcdefgh", "max_tokens": 7}', '{"turns": ["hello there"]}']
+    lines += ['{"body": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9}}']
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(lines))
+    done = run(config, "--machine", host, "--json", "--prompts", str(prompts), "--gen-len", "4")
+    made = plan_from_json(done.output, "out")
+    assert made.workload.max_prompt_len == 5
+    assert made.workload.gen_len == 6
+    assert made.policy.batch_size <= 4
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [("{", "line 1: is no JSON"), ('{"a": 1}', "has none of prompt, messages"), ("", "has no prompts in it")],
+)
+def test_prompts_that_cannot_be_read_are_named(places, tmp_path, line, complaint):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(line)
+    done = run(places[0], "--machine", places[1], "--prompts", str(prompts))
+    assert done.exit_code == 2
+    assert complaint in done.output
+
+
+def test_pictures_are_drawn(places, tmp_path):
+    config, host = places
+    roofs, policies = tmp_path / "new" / "roofs.png", tmp_path / "map.png"
+    done = run(config, "--machine", host, "--batch-size", "2", "--roofline", str(roofs), "--policy-map", str(policies))
+    assert done.exit_code == 0, done.output
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in (roofs, policies))
+
+
+def test_what_does_not_fit_says_what_is_missing(places):
+    done = run(places[0], "--machine", places[1], "--memory", "1MiB")
+    assert done.exit_code == 2
+    assert "need at least" in done.output
+    assert "take shorter" in done.output
+
+
+def test_an_unknown_machine_is_answered(places):
+    done = run(places[0], "--machine", "papers1")
+    assert done.exit_code == 2
+    assert "did you mean 'paper-s1'" in done.output
