@@ -65,7 +65,21 @@ _ENGINE_OPTIONS = [
         show_default=True,
         help="Number format that keys and values are kept in.",
     ),
-    click.option("--device", default="auto", show_default=True, help="Where to compute: cpu, cuda, cuda:1."),
+    click.option(
+        "--device",
+        default="auto",
+        show_default=True,
+        help="Where to compute: cpu, cuda, cuda:1. emulated:MEMORY,GB_PER_S plays a device with so much memory and "
+        "such a link; with ,t4 behind it, processors are as much faster than the link as those of a T4 and its host.",
+    ),
+    click.option(
+        "--pipeline",
+        type=click.Choice(["cgopipe", "fastdecode", "flexgen-c", "flexgen", "zero-inference", "sequential"]),
+        help="How weights go to an emulated device.  [default: cgopipe]",
+    ),
+    click.option(
+        "--micro-batch", type=click.IntRange(1), help="Tokens that go through a pipeline together.  [default: 32]"
+    ),
     click.option("--threads", "num_threads", type=click.IntRange(1), help="CPU threads.  [default: all cores]"),
     click.option(
         "--max-model-len", type=click.IntRange(1), help="Prompt and answer of one request, in tokens, at most."
@@ -138,6 +152,8 @@ _ENGINE_NAMES = (
     "quantize",
     "kv_dtype",
     "device",
+    "pipeline",
+    "micro_batch",
     "num_threads",
     "max_model_len",
     "max_running",

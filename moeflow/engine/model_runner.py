@@ -24,6 +24,7 @@ from moeflow.core.request import Request
 from moeflow.engine.expert_store import ExpertStore
 from moeflow.engine.memory_keeper import MemoryKeeper
 from moeflow.engine.messages import ExpertStats, ModelInfo, TokenLogprobs
+from moeflow.engine.offload_plan import OFFLOADING
 from moeflow.engine.offloaded_model import OffloadedModel
 from moeflow.engine.process_memory import PROCESS_BYTES
 from moeflow.engine.sampler import PROMPT_CHUNK, SampledToken, prompt_logprobs, sample
@@ -47,6 +48,8 @@ from moeflow.runtime.dot import write_dot
 from moeflow.runtime.perfetto import write_perfetto
 from moeflow.runtime.trace import Label, Trace
 from moeflow.workload.routing_trace import RoutingRecorder, TraceHeader
+
+DRAWN_MICRO_BATCHES = 4  # of a pipeline's graph, where each pass has as many as it needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +310,8 @@ def _trace_header(checkpoint: Checkpoint, config: EngineConfig) -> TraceHeader:
 
 def _tasks(model: CausalLM, config: EngineConfig) -> Iterator[Task]:
     """Yield the tasks of a pass; one in which nothing can overlap is a single task."""
+    if config.offload is not None:
+        return OFFLOADING[config.offload.pipeline].make_tasks(len(model.layers), DRAWN_MICRO_BATCHES)
     if config.experts is None:
         return iter([TaskMaker()("forward")])
     return streaming([isinstance(layer.mlp, MoE) for layer in model.layers])

@@ -13,7 +13,7 @@ from typing import Final
 from moeflow.core.engine_config import SchedulerConfig
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.model_config import ModelConfig
-from moeflow.core.offload_config import EmulatedDeviceConfig, OffloadConfig
+from moeflow.core.offload_config import PREFIX, EmulatedDeviceConfig, OffloadConfig, parse_emulated_device
 from moeflow.core.units import format_bytes
 from moeflow.memory.offloaded_kv import NUM_WINDOWS
 from moeflow.pipeline.catalog import PIPELINES, Pipeline
@@ -51,6 +51,32 @@ class OffloadWishes:
     pipeline: str | None = None
     micro_batch_tokens: int | None = None
     resident_experts: float | None = None  # share (r_w of MoE-Lightning)
+
+
+def offload_wishes(
+    device: str, pipeline: str | None, micro_batch_tokens: int | None, resident_experts: float | None
+) -> OffloadWishes | None:
+    """Return what the user said of an emulated device; None if none is asked for.
+
+    Raises: ConfigError, also if something is said that is for such a device only.
+    """
+    if device.split(":")[0] != PREFIX:
+        said = {"pipeline": pipeline, "micro_batch": micro_batch_tokens, "resident_experts": resident_experts}
+        for name, value in said.items():
+            if value is not None:
+                raise ConfigError(
+                    f"{name} is for a device that is smaller than the model: ask for one (--device "
+                    f"{PREFIX}:16GiB,12), or leave it away"
+                )
+        return None
+    if micro_batch_tokens is not None and micro_batch_tokens < 1:
+        raise ConfigError(f"micro_batch must be at least 1, not {micro_batch_tokens}")
+    return OffloadWishes(
+        device=parse_emulated_device(device),
+        pipeline=pipeline,
+        micro_batch_tokens=micro_batch_tokens,
+        resident_experts=resident_experts,
+    )
 
 
 def plan_offload(wishes: OffloadWishes, costs: ModelCosts, limits: SchedulerConfig) -> OffloadConfig:

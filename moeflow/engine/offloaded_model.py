@@ -24,7 +24,6 @@ from moeflow.memory.emulated_device import EmulatedDevice
 from moeflow.memory.offloaded_kv import KVShape, OffloadedKV
 from moeflow.memory.paged_weights import PagedWeights
 from moeflow.pipeline.offloading import DEVICE_TO_HOST, HOST, HOST_TO_DEVICE, HOST_TO_PINNED
-from moeflow.pipeline.task import Task
 from moeflow.runtime.executor import Executor
 from moeflow.runtime.lane import Lane
 from moeflow.runtime.trace import Trace
@@ -86,10 +85,6 @@ class OffloadedModel:
         work = self._costs.head(len(hidden))
         with self.device.computing(int(work.num_bytes), int(work.num_flops)):
             return self._model.logits(hidden)
-
-    def tasks(self, num_micro_batches: int) -> Iterator[Task]:
-        """Yield the tasks of a pass."""
-        return self._pipeline.make_tasks(self.config.num_layers, num_micro_batches)
 
     def close(self) -> None:
         """End the threads."""

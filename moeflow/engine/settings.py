@@ -5,7 +5,7 @@ Only headers are read; every choice carries its reason, and what cannot fit is r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import MIB, format_bytes
 from moeflow.engine.expert_plan import ExpertPlan
 from moeflow.engine.machine import Machine, measure_machine
+from moeflow.engine.offload_plan import OffloadWishes, costs_of, offload_wishes, plan_offload
 from moeflow.engine.process_memory import PROCESS_BYTES, planned_bytes
 from moeflow.engine.slab_files import find_slab_file
 from moeflow.engine.weight_choice import WeightChoice, for_torch, own_precision, wished
@@ -28,6 +29,8 @@ from moeflow.models.registry import read_model_config
 
 BLOCK_SIZE = 16
 DEFAULT_MAX_RUNNING = 32
+OFFLOADED_MAX_RUNNING = 256  # where weights go to a device for each pass: the more requests share that, the better
+OFFLOADED_BATCH_TOKENS = 2048
 DEFAULT_MAX_BATCH_TOKENS = 512  # on two CPU cores about a second: the longest that decodes wait for a prefill
 STREAMED_BATCH_TOKENS = (2048, 1024)  # where each such pass reads most of the model: the first with room for its work
 KV_SHARE = 0.25  # of what is free once the weights are loaded
@@ -55,6 +58,9 @@ class Settings:
     quantize: str | None = None  # "int8" or "int4"; None: leave the weights as they are
     kv_dtype: str = "auto"
     device: str = "auto"
+    pipeline: str | None = None  # by which weights go to a device that is smaller than the model
+    micro_batch: int | None = None  # tokens that go through such a pipeline together
+    resident_experts: float | None = None  # share of them that stays on such a device
     num_threads: int | None = None
     max_model_len: int | None = None
     max_running: int | None = None
@@ -83,12 +89,41 @@ def decide(settings: Settings, machine: Machine | None = None) -> EngineConfig:
     if settings.model is None:
         raise ConfigError("no model is named")
     machine = machine or measure_machine()
+    offload = offload_wishes(settings.device, settings.pipeline, settings.micro_batch, settings.resident_experts)
     checkpoint = open_checkpoint(settings.model)
     try:
         shape = read_model_config(checkpoint)
-        return _Decision(settings, machine, checkpoint, shape).config()
+        if offload is None:
+            return _Decision(settings, machine, checkpoint, shape).config()
+        config = _Decision(_for_offloading(settings), machine, checkpoint, shape).config()
+        return _offloaded(config, offload, shape)
     finally:
         checkpoint.close()
+
+
+def _for_offloading(settings: Settings) -> Settings:
+    """Return what holds for the host of an emulated device. Raises: ConfigError for what pipelines do not do."""
+    for name, value in (("--memory", settings.memory_bytes), ("--record-routing", settings.record_routing)):
+        if value is not None:
+            raise ConfigError(f"{name} does not go with an emulated device: leave one of them away")
+    return replace(
+        settings,
+        device="cpu",
+        prefix_caching=False,  # or micro-batches could need blocks that others of the same pass write
+        max_running=settings.max_running or OFFLOADED_MAX_RUNNING,
+        max_batch_tokens=settings.max_batch_tokens or max(OFFLOADED_BATCH_TOKENS, settings.max_running or 0),
+    )
+
+
+def _offloaded(config: EngineConfig, wishes: OffloadWishes, shape: ModelConfig) -> EngineConfig:
+    """Return a configuration whose passes go through a pipeline. Raises: ConfigError, CapacityError."""
+    if not config.cpu_isa:
+        raise ConfigError(f"an emulated device computes with the CPU extension: {cpu.why_not()}. Install it")
+    costs = costs_of(shape, config.weight_format, config.embedding_format, config.kv_dtype)
+    offload = plan_offload(wishes, costs, config.scheduler)
+    how = f"{offload.pipeline}, in micro-batches of {offload.micro_batch_tokens} tokens"
+    stay = f"{offload.num_resident_experts} of {max(shape.num_experts, 1)} a layer stay on the device"
+    return replace(config, offload=offload, reasons=(*config.reasons, ("pipeline", how), ("experts", stay)))
 
 
 class _Decision:

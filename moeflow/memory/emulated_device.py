@@ -3,7 +3,7 @@
 Every byte is really copied and every product really computed, in main memory and by this machine's processor; then the
 caller sleeps until the emulated time is up. So pipelines run, overlap and are tested everywhere, and where the real
 work is well below the emulated time, their times are those of the machine that is emulated. How far that holds is in
-`late_share`.
+`late_and_charged_s`.
 """
 
 from __future__ import annotations
@@ -60,11 +60,10 @@ class EmulatedDevice:
         return self._host.lasting(max(_seconds(num_bytes, speeds.host_bytes), _seconds(flops, speeds.host_flops)))
 
     @property
-    def late_share(self) -> float:
-        """By how much real work overran its emulated time, as a share of that: near 0, times can be believed."""
+    def late_and_charged_s(self) -> tuple[float, float]:
+        """By how much real work overran its emulated time so far, and that time: their ratio near 0, all is as said."""
         paces = (self._up, self._down, self._processor, self._host)
-        charged_s = sum(pace.charged_s for pace in paces)
-        return sum(pace.late_s for pace in paces) / charged_s if charged_s else 0.0
+        return sum(pace.late_s for pace in paces), sum(pace.charged_s for pace in paces)
 
 
 def _seconds(amount: int, per_second: float) -> float:

@@ -22,7 +22,7 @@ class Pace:
         self, *, clock: Callable[[], float] = time.perf_counter, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self.charged_s = 0.0  # what all work so far was to take
-        self.late_s = 0.0  # by how much real work took longer than it was to
+        self.late_s = 0.0  # by how much work, or the sleep after it, took longer than what is made up for
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
@@ -42,9 +42,10 @@ class Pace:
         left = deadline - self._clock()
         if left > 0:
             self._sleep(left)
-        else:
+        over = self._clock() - deadline
+        if over > _BURST_S:
             with self._lock:
-                self.late_s -= left
+                self.late_s += over
 
     def _book(self, seconds: float) -> float:
         with self._lock:

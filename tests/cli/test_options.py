@@ -66,6 +66,8 @@ def test_wishes_and_sampling_are_gathered(verb, seen):
         "quantize": None,
         "kv_dtype": "auto",
         "device": "auto",
+        "pipeline": None,
+        "micro_batch": None,
         "num_threads": 2,
         "max_model_len": None,
         "max_running": None,

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-import dataclasses
+import json
 import random
 
 import pytest
+from transformers import LlamaConfig, MixtralConfig, OlmoeConfig, Qwen3MoeConfig
 
-from moeflow.checkpoint.open import open_checkpoint
+from moeflow.cli.options import _ENGINE_OPTIONS
 from moeflow.core.engine_config import EngineConfig
-from moeflow.core.offload_config import EmulatedDeviceConfig, EmulatedSpeeds
+from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
-from moeflow.engine.offload_plan import OFFLOADING, OffloadWishes, costs_of, plan_offload
+from moeflow.engine.offload_plan import OFFLOADING
 from moeflow.engine.settings import Settings, decide
 from moeflow.kernels import cpu
-from moeflow.models.registry import read_model_config
+from tests.models.parity import SHAPE, random_model
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
-DEVICE = EmulatedDeviceConfig(capacity_bytes=2**24, speeds=EmulatedSpeeds())
+DEVICE = "emulated:16MiB,1000"
+LENGTHS = (5, 1, 60, 17, 33, 2, 90)
+FAMILIES = {
+    "llama": LlamaConfig(**SHAPE),
+    "one layer": MixtralConfig(**{**SHAPE, "num_hidden_layers": 1}, num_local_experts=4),
+    "sliding window": MixtralConfig(**{**SHAPE, "num_hidden_layers": 2}, num_local_experts=4, sliding_window=7),
+    "olmoe": OlmoeConfig(**SHAPE, num_experts=6, num_experts_per_tok=3, clip_qkv=0.5),
+    "dense layers": Qwen3MoeConfig(
+        **SHAPE, head_dim=8, moe_intermediate_size=16, num_experts=6, num_experts_per_tok=3, mlp_only_layers=[1]
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -30,47 +41,37 @@ def model(tmp_path_factory):
     return str(folder)
 
 
-def plain_config(model, **settings) -> EngineConfig:
-    wishes = {
-        "num_threads": 1,
-        "kv_cache_bytes": 2**20,
-        "max_running": 16,
-        "prefix_caching": False,
-        "max_model_len": 200,
-    }
-    return decide(Settings(model=model, **{**wishes, **settings}))
+def config(model, **settings) -> EngineConfig:
+    limits = {"num_threads": 1, "kv_cache_bytes": 2**20, "max_running": 16, "max_batch_tokens": 96}
+    return decide(Settings(model=model, max_model_len=112, **{**limits, **settings}))
 
 
-def offloaded_config(model, device=DEVICE, **wishes) -> EngineConfig:
-    config = plain_config(model, **wishes.pop("settings", {}))
-    checkpoint = open_checkpoint(model)
-    costs = costs_of(read_model_config(checkpoint), config.weight_format, config.embedding_format, config.kv_dtype)
-    checkpoint.close()
-    return dataclasses.replace(
-        config, offload=plan_offload(OffloadWishes(device=device, **wishes), costs, config.scheduler)
-    )
+def offloaded(model, pipeline, micro_batch, share=0.0, device=DEVICE, **settings) -> EngineConfig:
+    wishes = {"pipeline": pipeline, "micro_batch": micro_batch, "resident_experts": share}
+    return config(model, device=device, **wishes, **settings)
 
 
-def submissions(lengths, num_tokens=6):
+def answers(engine, lengths=LENGTHS, num_tokens=5):
     rng = random.Random(3)
+    tokens, errors = {}, []
     for number, length in enumerate(lengths):
-        prompt = [rng.randrange(2, 258) for _ in range(length)]
+        prompt = [rng.randrange(2, engine.model.vocab_size) for _ in range(length)]
         sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens + number % 3, ignore_eos=True)
-        yield Submission(f"{number}", prompt, sampling, seed=number)
+        engine.submit(Submission(f"{number}", prompt, sampling, seed=number))
+        tokens[f"{number}"] = []
+    while engine.has_work:
+        for output in engine.step():
+            tokens[output.request_id] += output.token_ids
+            errors += [output.error] if output.error else []
+        engine.check_integrity()
+    return tokens, errors
 
 
-def run(config, lengths=(5, 1, 60, 17, 33, 2, 90)):
+def run(config, lengths=LENGTHS, num_tokens=5):
     engine = Engine.load(config)
     try:
-        tokens = {}
-        for submission in submissions(lengths):
-            engine.submit(submission)
-            tokens[submission.request_id] = []
-        while engine.has_work:
-            for output in engine.step():
-                assert output.error is None
-                tokens[output.request_id] += output.token_ids
-            engine.check_integrity()
+        tokens, errors = answers(engine, lengths, num_tokens)
+        assert not errors
         return tokens
     finally:
         engine.close()
@@ -78,7 +79,105 @@ def run(config, lengths=(5, 1, 60, 17, 33, 2, 90)):
 
 @pytest.mark.parametrize("pipeline", OFFLOADING)
 def test_tokens_are_those_of_the_plain_run(model, pipeline):
-    expected = run(plain_config(model))
-    for micro_batch, share in ((1, 0.0), (2, 0.4), (3, 1.0), (1000, 0.0)):
-        config = offloaded_config(model, pipeline=pipeline, micro_batch_tokens=micro_batch, resident_experts=share)
-        assert run(config) == expected
+    expected = run(config(model))
+    for micro_batch, share in ((1, 0.0), (3, 0.4), (5, 1.0), (1000, 0.0)):
+        assert run(offloaded(model, pipeline, micro_batch, share)) == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_families_run(tmp_path, family):
+    random_model(FAMILIES[family]).save_pretrained(tmp_path)
+    folder = str(tmp_path)
+    expected = run(config(folder, quantize="int8"))
+    for pipeline in ("cgopipe", "flexgen", "zero-inference"):
+        assert run(offloaded(folder, pipeline, 2, quantize="int8")) == expected
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
+def test_keys_and_values_of_all_types_move(model, kv_dtype):
+    expected = run(config(model, kv_dtype=kv_dtype))
+    for pipeline in ("flexgen", "cgopipe"):
+        assert run(offloaded(model, pipeline, 3, kv_dtype=kv_dtype)) == expected
+
+
+def test_preempted_requests_get_the_same_tokens(model):
+    lengths = (5, 1, 17, 3, 2)
+    expected = run(config(model), lengths, 40)
+    engine = Engine.load(offloaded(model, "flexgen", 2, kv_cache_bytes=8 * 6144))  # 8 blocks
+    try:
+        tokens, errors = answers(engine, lengths, 40)
+        assert engine.stats().preemptions_total > 0
+    finally:
+        engine.close()
+    assert (tokens, errors) == (expected, [])
+
+
+def test_a_pass_that_fails_ends_its_requests_and_the_next_begins_anew(model):
+    expected = run(config(model))
+    engine = Engine.load(offloaded(model, "cgopipe", 2))
+    try:
+        assert answers(engine) == (expected, [])
+        ops = engine._runner._model._executor.ops
+        healthy = ops["post_attention"]
+
+        def fail_in_layer_1(task):
+            if task.layer == 1 and task.micro_batch == 1:
+                raise OSError("the device is gone")
+            return healthy(task)
+
+        ops["post_attention"] = fail_in_layer_1
+        _, errors = answers(engine)
+        assert errors
+        assert all("the device is gone" in error for error in errors)
+        ops["post_attention"] = healthy
+        assert answers(engine) == (expected, [])
+    finally:
+        engine.close()
+
+
+def test_as_many_experts_stay_as_fit(model):
+    whole = decide(Settings(model=model, device="emulated:64MiB,1", max_running=4)).offload
+    part = decide(Settings(model=model, device="emulated:7MiB,1", max_running=4)).offload
+    assert whole.num_resident_experts == 5
+    assert 0 <= part.num_resident_experts <= 5
+
+
+def test_a_device_that_is_too_small_is_refused_before_loading(model):
+    with pytest.raises(CapacityError, match=r"the device has 100.0 KiB, but .*--max-running"):
+        decide(Settings(model=model, device="emulated:100KiB,1"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"pipeline": "cgopipe"}, "pipeline is for a device that is smaller"),
+        ({"micro_batch": 3}, "micro_batch is for a device that is smaller"),
+        ({"device": DEVICE, "micro_batch": 0}, "at least 1"),
+        ({"device": DEVICE, "pipeline": "fastest"}, "'fastest' is unknown; use one of sequential, cgopipe"),
+        ({"device": DEVICE, "resident_experts": 2.0}, "a share, from 0 to 1"),
+        ({"device": DEVICE, "memory_bytes": 2**30}, "--memory does not go with an emulated device"),
+        ({"device": "emulated:1GiB"}, "is no emulated device"),
+    ],
+)
+def test_wishes_that_cannot_be_granted_are_explained(model, settings, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        decide(Settings(model=model, **settings))
+
+
+def test_the_command_line_offers_all_pipelines():
+    (option,) = (each for each in map(_parameter, _ENGINE_OPTIONS) if each.name == "pipeline")
+    assert set(option.type.choices) == set(OFFLOADING)
+
+
+def _parameter(decorate):
+    def command():
+        """Nothing."""
+
+    return decorate(command).__click_params__[0]
+
+
+def test_a_trace_shows_every_lane(model, tmp_path):
+    run(offloaded(model, "cgopipe", 3, trace_file=tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    ops = {event["name"].split()[0].rstrip(",") for event in events}
+    assert {"pre_attention", "offload_qkv", "cpu_attention", "load_hidden", "weights_to_pinned"} <= ops

@@ -1,0 +1,304 @@
+"""Claim: on a device that the model does not fit, CGOPipe decodes at least 1.5 times as fast as the other schedules.
+
+All pipelines run the same model with the same kernels, and a device with the same memory, link and speeds: an emulated
+one, whose processor, host and link relate to each other as those of a T4 and its host do. Requests stand in the middle
+of their answers: keys and values of 32 to 128 tokens each, made up, the same for all pipelines, and each step decodes
+one token of each. Pipelines take turns, round after round; all must give the same tokens. Zero-inference keeps keys and
+values on the device, so that fewer requests fit: as many as do. A turn is whole passes with sampling; the first of each
+is not counted, and one in which real work was late by more than the emulation can hide (another program took the
+processor) is made again. Link idle is the share of a turn in which nothing goes to the device.
+
+    python benchmarks/pipelines.py MODEL --quantize int4 --out docs/results/pipelines.jsonl
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import click
+import torch
+
+from moeflow.bench.records import Record, make_record
+from moeflow.bench.tables import Table, spread_text
+from moeflow.checkpoint.open import open_checkpoint
+from moeflow.cli.bench_output import keep, result_options, show
+from moeflow.core.engine_config import EngineConfig
+from moeflow.core.errors import CapacityError
+from moeflow.core.offload_config import parse_emulated_device
+from moeflow.engine.offload_plan import OffloadWishes, costs_of, plan_offload
+from moeflow.engine.offloaded_model import OffloadedModel
+from moeflow.engine.settings import Settings, decide
+from moeflow.kernels import cpu
+from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.weight_format import WeightFormat
+from moeflow.layers.context import ForwardContext
+from moeflow.layers.decoder import CausalLM
+from moeflow.layers.placement import Placement, WeightFormats
+from moeflow.memory.kv_storage import KVStorage
+from moeflow.models.loading import load_model
+from moeflow.pipeline.offloading import HOST_TO_DEVICE
+from moeflow.pipeline.task import COMPUTE
+from moeflow.runtime.trace import Trace
+
+PIPELINES = ("cgopipe", "fastdecode", "flexgen-c", "flexgen", "zero-inference")
+CONTEXTS = (32, 128)  # tokens, at least and at most
+DISTURBED = 0.1  # late work, as a share of emulated time: such a turn is made again
+MAX_TRIES = 2
+SEED = 0
+
+
+@dataclass
+class Turn:
+    """What a pipeline's turn came to."""
+
+    seconds: float
+    tokens: list[list[int]]  # of each step, one a request
+    link_idle: float
+    device_idle: float
+    late_share: float
+
+
+class Runner:
+    """One pipeline over the model, and the requests that fit."""
+
+    def __init__(self, model: CausalLM, config: EngineConfig, kv: KVStorage, contexts: Sequence[int]) -> None:
+        assert config.offload is not None
+        self.pipeline = config.offload.pipeline
+        self.micro_batch = config.offload.micro_batch_tokens
+        self.trace = Trace()
+        self.model = OffloadedModel(model, config, self.trace)
+        self.contexts = list(contexts)
+        self._kv = kv
+        self._blocks_per_request = config.scheduler.num_blocks // len(contexts)
+        if config.offload.num_resident_kv_layers:
+            for layer in range(model.config.num_layers):
+                own = self.model._kv._resident.layer(layer).storage  # as if these requests had been prefilled there
+                own.copy_(kv.layer(layer).storage[: own.numel()])
+
+    @torch.inference_mode()
+    def turn(self, num_steps: int) -> Turn:
+        """Decode some tokens of each request, from the same place on each time."""
+        device, late_s, charged_s = self.model.device, *self.model.device.late_and_charged_s
+        start = time.perf_counter_ns()
+        tokens = [[(7 * number) % self.model.config.vocab_size for number in range(len(self.contexts))]]
+        for step in range(num_steps):
+            hidden = self.model(torch.tensor(tokens[-1]), self._context(step))
+            tokens.append(self.model.logits(hidden).argmax(dim=1).tolist())
+        end = time.perf_counter_ns()
+        late_s, charged_s = device.late_and_charged_s[0] - late_s, device.late_and_charged_s[1] - charged_s
+        return Turn(
+            seconds=(end - start) / 1e9,
+            tokens=tokens[1:],
+            link_idle=self._idle(HOST_TO_DEVICE, start, end),
+            device_idle=self._idle(COMPUTE, start, end),
+            late_share=late_s / charged_s if charged_s else 0.0,
+        )
+
+    def _context(self, step: int) -> ForwardContext:
+        starts = [context + step for context in self.contexts]
+        size = self._blocks_per_request
+        metadata = AttentionMetadata.build(
+            starts=starts,
+            num_tokens=[1] * len(starts),
+            block_ids=[range(number * size, (number + 1) * size) for number in range(len(starts))],
+            block_size=self._kv.block_size,
+            device="cpu",
+        )
+        return ForwardContext(torch.tensor(starts), metadata, self._kv)
+
+    def _idle(self, lane: str, start: int, end: int) -> float:
+        spans = [span for row in self.trace.rows if row.lane == lane for span in row.spans]
+        busy = sum(span.end_ns - span.start_ns for span in spans if span.start_ns >= start and not span.is_blocked)
+        return 1 - busy / (end - start)
+
+
+def made_up_kv(model: CausalLM, config: EngineConfig) -> KVStorage:
+    """Return keys and values of nobody's text."""
+    shape = model.config
+    kv = KVStorage(
+        num_layers=shape.num_layers,
+        num_blocks=config.scheduler.num_blocks,
+        block_size=config.scheduler.block_size,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=torch.bfloat16,
+        device="cpu",
+    )
+    generator = torch.Generator().manual_seed(SEED)
+    kv.layers[0].storage.view(torch.bfloat16).normal_(generator=generator)
+    for layer in kv.layers[1:]:
+        layer.storage.copy_(kv.layers[0].storage)
+    return kv
+
+
+def load(config: EngineConfig) -> CausalLM:
+    """Load the model packed, in main memory."""
+    cpu.use_isa(config.cpu_isa)
+    cpu.set_num_threads(config.num_threads)
+    torch.set_num_threads(1)
+    formats = WeightFormats(cast(WeightFormat, config.weight_format), cast(WeightFormat, config.embedding_format))
+    with closing(open_checkpoint(config.model_path)) as checkpoint:
+        return load_model(checkpoint, Placement(torch.float32, torch.device("cpu"), formats), num_threads=2)
+
+
+def fitted(model: CausalLM, config: EngineConfig, wishes: OffloadWishes, num_requests: int) -> tuple[EngineConfig, int]:
+    """Return a configuration for as many of the requests as fit the device, and how many these are."""
+    costs = costs_of(model.config, config.weight_format, config.embedding_format, config.kv_dtype)
+    blocks_per_request = config.scheduler.num_blocks // config.scheduler.max_running
+    while True:
+        limits = dataclasses.replace(
+            config.scheduler,
+            max_running=num_requests,
+            max_batch_tokens=num_requests,
+            num_blocks=num_requests * blocks_per_request,
+        )
+        try:
+            offload = plan_offload(wishes, costs, limits)
+        except CapacityError:
+            if num_requests == 1:
+                raise
+            num_requests = num_requests * 15 // 16
+        else:
+            return dataclasses.replace(config, scheduler=limits, offload=offload), num_requests
+
+
+@click.command()
+@click.argument("model")
+@click.option("--quantize", type=click.Choice(["int8", "int4"]))
+@click.option("--device", default="emulated:640MiB,0.15,t4", show_default=True)
+@click.option("--pipeline", "pipelines", multiple=True, default=PIPELINES, show_default=True)
+@click.option("--requests", "num_requests", default=704, show_default=True, help="Decoded together, where they fit.")
+@click.option("--micro-batch", "micro_batches", multiple=True, type=int, default=(32,), show_default=True)
+@click.option("--steps", default=2, show_default=True, help="Tokens of each request in a turn.")
+@click.option("--rounds", default=3, show_default=True)
+@result_options
+def main(  # noqa: PLR0913
+    model: str,
+    quantize: str | None,
+    device: str,
+    pipelines: tuple[str, ...],
+    num_requests: int,
+    micro_batches: tuple[int, ...],
+    steps: int,
+    rounds: int,
+    as_json: bool,
+    out: Path | None,
+) -> None:
+    """Measure, and print a table and records."""
+    blocks_per_request = -(-(CONTEXTS[1] + steps) // 16)
+    settings = Settings(model=model, quantize=quantize, kv_dtype="bfloat16", max_model_len=blocks_per_request * 16)
+    config = decide(dataclasses.replace(settings, max_running=num_requests, prefix_caching=False))
+    limits = dataclasses.replace(config.scheduler, num_blocks=num_requests * blocks_per_request)
+    config = dataclasses.replace(config, scheduler=limits)
+    loaded = load(config)
+    kv = made_up_kv(loaded, config)
+    lengths = torch.randint(*CONTEXTS, (num_requests,), generator=torch.Generator().manual_seed(SEED)).tolist()
+    emulated = parse_emulated_device(device)
+    with ExitStack() as stack:
+        runners = []
+        for name, micro_batch in cases(pipelines, micro_batches):
+            wishes = OffloadWishes(device=emulated, pipeline=name, micro_batch_tokens=micro_batch, resident_experts=0.0)
+            if name == "zero-inference":
+                wishes = dataclasses.replace(wishes, micro_batch_tokens=num_requests)
+            fitting, count = fitted(loaded, config, wishes, num_requests)
+            runners.append(Runner(loaded, fitting, kv, lengths[:count]))
+            stack.callback(runners[-1].model.close)
+        turns = take_turns(runners, steps, rounds)
+    check_tokens(turns)
+    about = {"model": Path(model).name, "weights": config.weight_format, "device": device, "steps": steps}
+    records = []
+    for runner, mine in zip(runners, turns, strict=True):
+        result = summary(runner, mine, steps)
+        records.append(
+            make_record("pipelines", ["python", *sys.argv], seed=SEED, threads=config.num_threads, **about, **result)
+        )
+    for record in records:
+        keep(record, out, as_json=as_json)
+    if not as_json:
+        show(table(records, f"{Path(model).name}, {config.weight_format}, {device}"))
+
+
+def cases(pipelines: Sequence[str], micro_batches: Sequence[int]) -> Iterator[tuple[str, int]]:
+    """Yield what to compare; zero-inference has one micro-batch anyway."""
+    for name in pipelines:
+        yield from ((name, size) for size in (micro_batches[:1] if name == "zero-inference" else micro_batches))
+
+
+def take_turns(runners: Sequence[Runner], num_steps: int, num_rounds: int) -> list[list[Turn]]:
+    """Return each runner's turns, the first of which warmed it up and is left out."""
+    turns: list[list[Turn]] = [[] for _ in runners]
+    for number in range(num_rounds + 1):
+        for runner, mine in zip(runners, turns, strict=True):
+            mine += undisturbed(runner, num_steps if number else 1, f"round {number}")[: number and 1]
+    return turns
+
+
+def undisturbed(runner: Runner, num_steps: int, name: str) -> list[Turn]:
+    """Return the first turn that kept the emulated times, or the one that was least late."""
+    turns: list[Turn] = []
+    for _ in range(MAX_TRIES):
+        turns.append(turn := runner.turn(num_steps))
+        click.echo(
+            f"{name}: {runner.pipeline} ({runner.micro_batch}) {turn.seconds:.2f} s, link idle {turn.link_idle:.0%}, "
+            f"device idle {turn.device_idle:.0%}, late {turn.late_share:.1%}",
+            err=True,
+        )
+        if turn.late_share < DISTURBED:
+            break
+    return sorted(turns, key=lambda turn: turn.late_share)
+
+
+def check_tokens(turns: Sequence[Sequence[Turn]]) -> None:
+    """All gave the same tokens, as far as they had the same requests."""
+    longest = max((turn for mine in turns for turn in mine), key=lambda turn: len(turn.tokens[0])).tokens
+    for mine in turns:
+        for turn in mine:
+            assert all(step == whole[: len(step)] for step, whole in zip(turn.tokens, longest, strict=True))
+
+
+def summary(runner: Runner, turns: Sequence[Turn], num_steps: int) -> Record:
+    """Return a runner's figures: medians over its turns, and all speeds."""
+    speeds = [len(runner.contexts) * num_steps / turn.seconds for turn in turns]
+    return {
+        "pipeline": runner.pipeline,
+        "requests": len(runner.contexts),
+        "micro_batch": min(runner.micro_batch, len(runner.contexts)),
+        "device_bytes_used": runner.model.device.memory.used_bytes,
+        "tokens_per_s": [round(speed, 2) for speed in speeds],
+        **{
+            name: round(statistics.median(getattr(turn, name) for turn in turns), 4)
+            for name in ("link_idle", "device_idle", "late_share")
+        },
+    }
+
+
+def table(records: Sequence[Record], title: str) -> Table:
+    """Return the comparison for people."""
+    best = max(statistics.median(r["tokens_per_s"]) for r in records if r["pipeline"] != "cgopipe")
+    rows = []
+    for record in records:
+        speeds = record["tokens_per_s"]
+        rows.append(
+            (
+                record["pipeline"],
+                str(record["requests"]),
+                str(record["micro_batch"]),
+                spread_text(speeds),
+                f"{statistics.median(speeds) / best:.2f}",
+                *(f"{record[name]:.1%}" for name in ("link_idle", "device_idle", "late_share")),
+            )
+        )
+    columns = ("pipeline", "requests", "micro-batch", "tokens/s", "of best other", "link idle", "device idle", "late")
+    return Table(title, columns, tuple(rows))
+
+
+if __name__ == "__main__":
+    main()

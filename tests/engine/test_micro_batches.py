@@ -1,0 +1,44 @@
+"""Passes cut into micro-batches: every token once, in balance."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moeflow.core.model_config import RopeConfig
+from moeflow.engine.micro_batches import cut_pass
+from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.layers.context import ForwardContext
+from moeflow.layers.rotary import RotaryEmbedding
+from moeflow.memory.kv_storage import KVStorage
+
+KV = KVStorage(num_layers=1, num_blocks=1, block_size=16, num_kv_heads=1, head_dim=8, dtype=torch.float32, device="cpu")
+ROTARY = RotaryEmbedding(RopeConfig(), 8, torch.device("cpu"))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 30)), min_size=1, max_size=12), st.integers(1, 40))
+def test_every_token_is_in_one_micro_batch(sequences, max_tokens):
+    starts, counts = zip(*sequences, strict=True)
+    sizes = [-(-(start + count) // 16) for start, count in sequences]
+    block_ids = [range(100 * number, 100 * number + size) for number, size in enumerate(sizes)]
+    attention = AttentionMetadata.build(
+        starts=starts, num_tokens=counts, block_ids=block_ids, block_size=16, device="cpu"
+    )
+    positions = torch.tensor([start + i for start, count in sequences for i in range(count)])
+    token_ids = torch.arange(len(positions))
+    cut = cut_pass(token_ids, ForwardContext(positions, attention, KV), ROTARY, torch.float32, max_tokens=max_tokens)
+    assert torch.cat([each.rows for each in cut]).sort().values.equal(token_ids)
+    assert [each.number for each in cut] == list(range(len(cut)))
+    assert all(torch.equal(each.token_ids, each.rows) for each in cut)
+    assert all(each.num_tokens <= max(max_tokens, max(counts)) + max(counts) for each in cut)
+    assert sum(each.num_read for each in cut) == sum(start + count for start, count in sequences)
+    seen = sum(start + i + 1 for start, count in sequences for i in range(count))
+    assert sum(each.num_seen for each in cut) == seen
+    for each in cut:
+        assert torch.equal(each.attention.slots // 16 // 100, _sequence_of(each.rows, counts))
+
+
+def _sequence_of(rows, counts):
+    return torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))[rows]
