@@ -17,6 +17,7 @@ from moeflow.simulator.cache_replay import NO_PREDICTOR, Case, Machine, prepare_
 from moeflow.workload.routing_trace import read_routing_trace
 
 BYTES_PER_TOKEN = 4  # of English text, where there is no tokenizer to ask
+SLAB_BYTES = 4096  # of the replay's experts: only how many are read counts
 SHARES = (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9)  # of experts that are on disk
 
 
@@ -62,8 +63,9 @@ def hits_of(routing: Path) -> HitCurve:
     points = []
     for share in SHARES:
         num_slots = max(round(total * (1 - share)), 2)
-        result = replay(passes, header, Machine(1e9, 1), Case(num_slots, "lfru", NO_PREDICTOR))
-        points.append((1 - num_slots / total, min((result.stats.misses + result.stats.late) / even, 1.0)))
+        result = replay(passes, header, Machine(1e9, SLAB_BYTES), Case(num_slots, "lfru", NO_PREDICTOR))
+        num_read = (result.stats.demand_bytes + result.stats.prefetched_bytes) / SLAB_BYTES  # streamed ones, too
+        points.append((1 - num_slots / total, min(num_read / even, 1.0)))
     return HitCurve.through(points)
 
 
