@@ -5,7 +5,7 @@ A record is one JSON object:
     {"kind": "engine", "time": "2026-01-31T12:00:00+00:00", "command": "moeflow bench engine ...", "seed": 0,
      "commit": "1a2b3c4", "machine": {...}, "versions": {...}, ...what was measured}
 
-`kind` says who wrote it: engine, serve, batch, quality, peers, offload, engine_vs_transformers.
+`kind` says who wrote it: engine, serve, batch, quality, peers, offload, engine_vs_transformers, pipelines.
 """
 
 from __future__ import annotations
