@@ -65,7 +65,7 @@ def make_plan(model: CostModel, aim: Aim, *, model_name: str, reasons: tuple[tup
         memory=tuple(
             TierUse(
                 tier=tier,
-                peak_bytes=Estimate.within(num_bytes, MEMORY_UNCERTAINTY),
+                peak_bytes=_peak(num_bytes, min(levels[tier], aim.memory_limits.get(tier, levels[tier]))),
                 capacity_bytes=min(levels[tier], aim.memory_limits.get(tier, levels[tier])),
             )
             for tier, num_bytes in prediction.memory.items()
@@ -76,6 +76,12 @@ def make_plan(model: CostModel, aim: Aim, *, model_name: str, reasons: tuple[tup
         helps=helps(model, aim),
         reasons=(*reasons, *_reasons(model, aim, policy)),
     )
+
+
+def _peak(num_bytes: float, capacity: int) -> Estimate:
+    """Return an interval that ends where the memory does, which whoever runs the plan keeps to."""
+    estimate = Estimate.within(num_bytes, MEMORY_UNCERTAINTY)
+    return replace(estimate, high=max(min(estimate.high, capacity), num_bytes))
 
 
 def pipeline_of(model: CostModel, policy: Policy) -> str:
