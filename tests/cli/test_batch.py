@@ -33,11 +33,13 @@ def tiny(tmp_path_factory) -> Path:
 class Command:
     """One job's command, to be run as often as needed."""
 
-    def __init__(self, model: Path, folder: Path, answer_len: int = 200) -> None:
-        """Make an input whose first answers are short."""
+    def __init__(self, model: Path, folder: Path, answer_len: int = 200, num_answers: int = 1) -> None:
+        """Make an input whose first answers are short; the others are several each."""
         lengths = [20 if i < 8 else answer_len + i for i in range(NUM_LINES - 2)]
         lines = [
-            chat_line(str(i), f"Hello {i}", max_tokens=length, temperature=0, ignore_eos=True)
+            chat_line(
+                str(i), f"Hello {i}", max_tokens=length, temperature=0, ignore_eos=True, n=1 if i < 8 else num_answers
+            )
             for i, length in enumerate(lengths)
         ]
         self.source = write_lines(
@@ -48,7 +50,7 @@ class Command:
         self.arguments = (*MOEFLOW, str(self.source), str(model), "-o", str(self.output), *limits)
 
     def finish(self, *more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*self.arguments, *more], capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run([*self.arguments, *more], capture_output=True, text=True, timeout=240, check=False)
 
     def num_lines(self) -> int:
         return sum(file.read_bytes().count(b"\n") for file in (self.output, self.errors) if file.exists())
@@ -102,7 +104,7 @@ def texts(output: Path) -> dict[str, object]:
 
 @pytest.mark.slow
 def test_interrupted_it_says_how_to_go_on(tiny, tmp_path):
-    command = Command(tiny, tmp_path, answer_len=3000)
+    command = Command(tiny, tmp_path, answer_len=3000, num_answers=8)  # a minute of work
     for number in (signal.SIGINT, signal.SIGTERM):
         code, said = command.stop(number, after=2)
         assert code == 130, said
