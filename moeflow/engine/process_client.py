@@ -41,6 +41,7 @@ from moeflow.engine.socket_folder import SocketFolder
 logger = logging.getLogger(__name__)
 
 EXIT_GRACE_S = 5.0  # how long a process may take to leave after its work is done
+_MEANINGS = {signal.SIGKILL: ", as when memory runs out", signal.SIGBUS: ", as when a file in use is cut"}
 
 Progress = Callable[[int, int], None]
 
@@ -230,8 +231,8 @@ def _cause(code: int) -> str:
     """Say what a process's exit code means."""
     if code >= 0:
         return f"exit code {code}"
-    name = signal.Signals(-code).name
-    return f"{name}, as when memory runs out" if -code == signal.SIGKILL else name
+    number = signal.Signals(-code)
+    return number.name + _MEANINGS.get(number, "")
 
 
 def _rebuild(message: Failed) -> MoeflowError:

@@ -1,0 +1,155 @@
+"""Servers whose disk lets them down, as their users see it: clear errors for those concerned, nothing for others."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moeflow.engine.slab_files import pack
+from moeflow.kernels import cpu
+from moeflow.memory.slab_file import SlabSpec
+from moeflow.memory.slab_writer import partial_file
+from tests.memory.slabs import flip_bit
+from tests.server.live_server import eventually
+from tests.server.test_launch import Server
+from tests.tiny_mixtral import write_tiny_mixtral
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not cpu.is_available() or sys.platform != "linux", reason="needs the kernels, and /proc"),
+]
+
+START = """
+import dataclasses, sys
+from pathlib import Path
+from moeflow.engine.settings import Settings, decide
+from moeflow.server.config import ServerConfig
+from moeflow.server.launch import serve
+
+settings = Settings(model=sys.argv[1], slab_file=Path(sys.argv[2]), num_threads=1, max_running=4, max_model_len=256)
+if sys.argv[3] == "streamed":
+    memory = decide(dataclasses.replace(settings, is_served=True, memory_bytes=2**31)).memory
+    limit_bytes = memory.process_bytes + memory.work_bytes + 16 * 2**20
+    settings = dataclasses.replace(settings, memory_bytes=limit_bytes, predictor="none")
+sys.exit(serve(lambda: settings, ServerConfig(port=0)))
+"""
+
+
+class SlabServer(Server):
+    """A server that starts from a slab file."""
+
+    def __init__(self, model: Path, slab_file: Path, how: str) -> None:
+        command = [sys.executable, "-c", START, str(model), str(slab_file), how]
+        self.folder = slab_file.parent / "tmp"
+        self.folder.mkdir()
+        environment = {**os.environ, "TMPDIR": str(self.folder)}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        self.url = ""
+
+    def first_token(self, prompt: int) -> tuple[int, str]:
+        """Return a status and the token's text, or the error's message."""
+        answer = self.post(prompt=[prompt], max_tokens=1)
+        body = answer.json()
+        return answer.status_code, body["choices"][0]["text"] if answer.is_success else body["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny-mixtral")
+    write_tiny_mixtral(folder, hidden_size=128, intermediate_size=512, num_local_experts=16, num_hidden_layers=3)
+    return folder
+
+
+@pytest.fixture
+def slab_file(model: Path, tmp_path: Path) -> Path:
+    return pack(str(model), tmp_path / "mine.slabs", cache_dir=None).path
+
+
+@pytest.fixture
+def start(model: Path, tmp_path: Path) -> Iterator[object]:
+    servers: list[SlabServer] = []
+
+    def start(how: str) -> SlabServer:
+        servers.append(SlabServer(model, tmp_path / "mine.slabs", how))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.process.kill()
+        server.process.communicate()
+
+
+def spec_of(model: Path, slab_file: Path) -> SlabSpec:
+    return pack(str(model), slab_file, cache_dir=None).spec
+
+
+def test_a_damaged_expert_is_an_error_for_those_who_need_it(model, slab_file, start):
+    offset = spec_of(model, slab_file).offset(5) + 99
+    flip_bit(slab_file, offset)
+    server = start("streamed").wait_until_ready()
+    answers = {prompt: server.first_token(prompt) for prompt in range(2, 42)}
+    failed = {prompt: message for prompt, (status, message) in answers.items() if status != 200}
+    assert 0 < len(failed) < len(answers)
+    assert {answers[prompt][0] for prompt in failed} == {500}
+    assert all("file mine.slabs, layer 0, expert 5: cannot be read" in message for message in failed.values())
+    assert not any(str(slab_file.parent) in message for message in failed.values())
+    streamed = server.post(prompt=[next(iter(failed))], max_tokens=1, stream=True).text
+    assert json.loads(streamed.split("\n\n")[0].removeprefix("data: "))["error"]["code"] == "generation_failed"
+    assert server.status("/health") == server.status("/ready") == 200
+
+    flip_bit(slab_file, offset)  # a backup was copied over it
+    assert {prompt: server.first_token(prompt) for prompt in answers if prompt not in failed}.items() <= answers.items()
+    assert all(server.first_token(prompt)[0] == 200 for prompt in failed)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.end() == 0
+    log = server.process.stderr.read()
+    assert f"file {slab_file}, layer 0, expert 5" in log
+    assert "Traceback" not in log
+    assert not list(server.folder.iterdir())
+
+
+def test_damage_outside_of_experts_is_known_before_anything_is_served(model, slab_file, start):
+    flip_bit(slab_file, spec_of(model, slab_file).resident_start + 8)
+    server = start("streamed")
+    _, errors = server.process.communicate(timeout=120)
+    assert server.process.returncode == 1
+    assert "weights outside of experts, piece 0: cannot be read" in errors
+    assert not list(server.folder.iterdir())
+
+
+@pytest.mark.parametrize("how", ["streamed", "resident"])
+def test_a_file_that_was_cut_is_known_before_anything_is_served(slab_file, start, how):
+    os.truncate(slab_file, slab_file.stat().st_size - 4096)
+    _, errors = start(how).process.communicate(timeout=120)
+    assert "it was cut or is another file. Pack the model again" in errors
+
+
+def test_a_mapped_file_that_is_cut_ends_the_engine_and_with_it_the_server(slab_file, start):
+    server = start("resident").wait_until_ready()
+    assert server.first_token(7)[0] == 200
+    os.truncate(slab_file, 4096)
+    assert server.first_token(9)[0] == 503
+    assert server.end() == 1
+    log = server.process.stderr.read()
+    assert log == "engine failure: the engine process died (SIGBUS, as when a file in use is cut)\n"
+    assert not list(server.folder.iterdir())
+
+
+def test_sigterm_while_the_file_is_made(tmp_path, start):
+    server = start("streamed")
+    grows = partial_file(tmp_path / "mine.slabs")
+    assert eventually(lambda: grows.exists() or (tmp_path / "mine.slabs").exists(), 120)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.end() == 0
+    assert server.process.stderr.read() == ""
+    assert not list(server.folder.iterdir())
+    assert {path.name for path in tmp_path.iterdir()} <= {grows.name, "mine.slabs", "tmp"}
