@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter_ns
+from time import perf_counter, perf_counter_ns
 from typing import Any, TypeVar, cast
 
 from moeflow.checkpoint.checkpoint import Checkpoint
@@ -34,6 +34,7 @@ from moeflow.memory.slab_reader import SlabReader
 from moeflow.memory.slot_arena import SlotArena, num_slots_in
 from moeflow.models.registry import read_model_config
 from moeflow.predict.frequency import FrequencyPredictor
+from moeflow.predict.governor import Governor
 from moeflow.predict.predictor import Predictor
 from moeflow.predict.previous_token import PreviousTokenPredictor
 from moeflow.runtime.lane import Lane
@@ -62,6 +63,7 @@ class ExpertStore:
         self._memory_bytes = memory_bytes
         self._predictor_name = config.predictor
         self._prefetcher: Prefetcher | None = None
+        self._pass_began_s = 0.0
         self.index = index
         self._spec = spec = index.spec
         most_slots = max(min(num_slots_in(memory_bytes, spec.slab_bytes), spec.num_slabs), config.num_slots)
@@ -131,16 +133,19 @@ class ExpertStore:
             "previous-token": lambda: PreviousTokenPredictor(num_layers),
         }
         if name in makers:
-            self._prefetcher = Prefetcher(self.cache, makers[name](), name, num_layers)
+            self._prefetcher = Prefetcher(self.cache, makers[name](), Governor(name), num_layers)
             self.pool.ahead = self._prefetcher
 
     def begin_pass(self) -> None:
         """Note that a pass begins."""
+        self._pass_began_s = perf_counter()
         self.cache.begin_pass()
 
     def end_pass(self) -> None:
         """Note that a pass went well."""
-        said = self._prefetcher.end_pass() if self._prefetcher is not None else None
+        if self._prefetcher is None:
+            return
+        said = self._prefetcher.end_pass(perf_counter() - self._pass_began_s)
         if said is not None:
             logger.info("%s", said)
 

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from moeflow.kernels.cpu_decoder import NOTHING, Expected
 from moeflow.layers.moe import MoE
-from moeflow.memory.cache_stats import CacheStats
 from moeflow.memory.expert_cache import ExpertCache
-from moeflow.predict.governor import Governor, Outcome
+from moeflow.predict.governor import Governor
 from moeflow.predict.predictor import Predictor
 
 _MAX_TOKENS: Final = 8  # of a pass; more need so many experts that reads on demand keep the disk busy
@@ -47,14 +46,13 @@ class NextRouter:
 class Prefetcher:
     """Stands between router, predictor, governor and cache."""
 
-    def __init__(self, cache: ExpertCache, predictor: Predictor, name: str, num_layers: int) -> None:
+    def __init__(self, cache: ExpertCache, predictor: Predictor, governor: Governor, num_layers: int) -> None:
         self.note = ""  # what the governor said last
         self._cache = cache
         self._predictor = predictor
-        self._governor = Governor(name)
+        self._governor = governor
         self._num_layers = num_layers
-        self._before = CacheStats()
-        self._is_small_pass: bool | None = None  # None: as far as it has come it has found everything
+        self._num_tokens: int | None = None  # of the pass; None: as far as it has come it has found everything
 
     @property
     def is_on(self) -> bool:
@@ -67,8 +65,8 @@ class Prefetcher:
         Shapes: hidden [T, H], topk_ids [T, K].
         """
         self._predictor.observe(layer, topk_ids.flatten().tolist())
-        self._is_small_pass = len(hidden) <= _MAX_TOKENS
-        if not (self._governor.is_on and self._is_small_pass):
+        self._num_tokens = len(hidden)
+        if not self._may_guess:
             return
         if isinstance(self._predictor, NextRouter):
             self._predictor.see_input(layer, hidden)
@@ -82,13 +80,13 @@ class Prefetcher:
         for layer, ids in enumerate(topk_ids.flatten(1).tolist(), first_layer):
             self._predictor.observe(layer, ids)
         is_last = first_layer + len(topk_ids) == self._num_layers
-        if is_last and self._governor.is_on and self._is_small_pass:
+        if is_last and self._may_guess:
             self._cache.prefetch(0, self._predictor.predict(0))
 
     def expected(self, num_tokens: int) -> Expected:
         """Return what a pass of so many tokens will probably need: it is to be told to `see` if that is absent."""
-        self._is_small_pass = num_tokens <= _MAX_TOKENS
-        if not (self._governor.is_on and self._is_small_pass):
+        self._num_tokens = num_tokens
+        if not self._may_guess:
             return NOTHING
         if isinstance(self._predictor, NextRouter):
             return Expected(by_next_router=True)
@@ -97,18 +95,18 @@ class Prefetcher:
             guesses[layer, self._predictor.predict(layer)] = 1
         return Expected(guesses=guesses)
 
-    def end_pass(self) -> str | None:
-        """Let the governor judge; return what it says if it switches."""
-        is_small, self._is_small_pass = self._is_small_pass, None
-        if is_small is None:
+    def end_pass(self, seconds: float) -> str | None:
+        """Let the governor judge by how long a pass took; return what it says if its verdict is new.
+
+        A pass that lacked nothing says nothing about reading, and what a large one read ahead was needed for certain.
+        """
+        num_tokens, self._num_tokens = self._num_tokens, None
+        if num_tokens is None or num_tokens > _MAX_TOKENS:
             return None
-        now, before = self._cache.stats(), self._before
-        self._before = now
-        if not is_small:  # what it read ahead was needed for certain: nothing to judge
-            return None
-        harmed_bytes = now.displaced_bytes + now.delayed_bytes - before.displaced_bytes - before.delayed_bytes
-        said = self._governor.end_pass(
-            Outcome(now.used_bytes - before.used_bytes, now.wasted_bytes - before.wasted_bytes, harmed_bytes)
-        )
+        said = self._governor.end_pass(num_tokens, seconds)
         self.note = said or self.note
         return said
+
+    @property
+    def _may_guess(self) -> bool:
+        return self._governor.is_on and self._num_tokens is not None and self._num_tokens <= _MAX_TOKENS

@@ -19,8 +19,6 @@ class CacheStats:
     prefetched_bytes: int = 0  # read because a prediction said so, of these:
     used_bytes: int = 0  # needed by a pass later, or while on their way
     wasted_bytes: int = 0  # evicted without having been needed; the rest may still be needed
-    displaced_bytes: int = 0  # read again because a prefetch had taken their slot
-    delayed_bytes: int = 0  # about what prefetches still had to read when demand came and had to wait
     stall_s: float = 0.0  # passes waited for loads
 
     @property

@@ -72,7 +72,6 @@ class ExpertCache:
         self._evictable = np.zeros(total, bool)  # resident and without a lease
         self._awaited = np.zeros(total, bool)  # prefetched for a layer that no pass has reached since
         self._unused: set[int] = set()  # prefetched and not needed so far
-        self._displaced: set[int] = set()  # evicted for a prefetch and not needed since
         self._held = np.zeros(num_layers, np.int64)  # slots of each layer
         self._scan: Scan | None = None  # of a pass that needs nearly all experts
         self._free = list(range(num_slots - 1, -1, -1))
@@ -294,7 +293,6 @@ class ExpertCache:
                 self._stats.misses += 1
                 absent.append(number)
         if absent:
-            self._count_harm(absent)
             jobs |= self._load_now(absent)
         return jobs
 
@@ -318,14 +316,6 @@ class ExpertCache:
             raise
         self._start(placed)
         return jobs
-
-    def _count_harm(self, absent: Sequence[int]) -> None:
-        """Count what prefetches cost the experts that a pass now waits for."""
-        displaced = self._displaced.intersection(absent)
-        self._displaced -= displaced
-        self._stats.displaced_bytes += self._slab_bytes * len(displaced)
-        begun = sum(job.is_prefetch and not job.is_joined and _has_begun(job) for job in self._jobs.values())
-        self._stats.delayed_bytes += begun * self._slab_bytes // 2  # half of each is still to come, on average
 
     def _find_slot(self) -> int:
         while not self._free:
@@ -370,8 +360,6 @@ class ExpertCache:
         if number in self._unused:
             self._unused.remove(number)
             self._stats.wasted_bytes += self._slab_bytes
-        elif not for_demand and self._scan is None:
-            self._displaced.add(number)
         self._is_resident[number] = False
         self._evictable[number] = self._awaited[number] = False
         return self._take_slot(number)
@@ -522,7 +510,3 @@ class ExpertCache:
         """End a lease; loads that it alone wanted are cancelled if they have not begun."""
         with self._changed:
             self._release(numbers)
-
-
-def _has_begun(job: LoadJob) -> bool:
-    return job.handle is not None and job.handle.has_begun

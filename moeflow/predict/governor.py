@@ -1,110 +1,97 @@
-"""Switches a predictor off while it does not pay, and tries it again from time to time.
+"""Lets a predictor prefetch only where passes are faster for it: measured by the clock, again and again.
 
-A prefetch pays if a pass then needs what it brought, and costs if a pass has to wait for its end, if it took the place
-of something needed, or if nobody needs it. Only the last is cheap: the disk was idle. On a disk that is busy anyhow a
-predictor that was right in 79% of cases made a model slower by 21% (BigMoeOnEdge), which is why nobody's word is taken.
-A predictor has no credit at first; later, two windows of passes must speak against it, and a trial clearly for it, so
-that it does not flicker. Each failed trial doubles the time until the next.
+Bytes that were guessed right say too little. A prefetch hides at most the time that a layer computes, a wrong one
+delays what is read on demand, and to start one costs time, too: where three of four guesses were right, a model with
+its experts on a busy disk became slower by a seventh (and BigMoeOnEdge's by 21% with 79% right).
+
+A trial alternates between a few passes without and a few with prefetches until the difference is certain or will not
+matter. Its verdict stands for a while, twice as long each time that the next trial confirms it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
 from typing import Final
 
-from moeflow.core.units import format_bytes
-
-WINDOW_PASSES: Final = 16
-# What reading a byte costs even if the disk is idle, as a share of what it costs to wait for it: the processor, which
-# computes meanwhile, makes checksums at 6 GB/s of what a disk brings at 1.2 (measured).
-WASTE_PRICE: Final = 0.2
-_CLEARLY: Final = 1.5  # what a trial has to bring for its price
-_FIRST_PAUSE: Final = 4  # windows
-_LONGEST_PAUSE: Final = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What prefetching did in a time, in bytes."""
-
-    used_bytes: int = 0  # prefetched, and then needed
-    wasted_bytes: int = 0  # prefetched, and evicted without having been needed
-    harmed_bytes: int = 0  # demand that waited for a prefetch, or whose slot one took
-
-    def __add__(self, other: Outcome) -> Outcome:
-        return Outcome(
-            self.used_bytes + other.used_bytes,
-            self.wasted_bytes + other.wasted_bytes,
-            self.harmed_bytes + other.harmed_bytes,
-        )
-
-    @property
-    def price_bytes(self) -> float:
-        """What it cost, in bytes of demand."""
-        return self.harmed_bytes + WASTE_PRICE * self.wasted_bytes
+ARM_PASSES: Final = 4  # in a row with, or without
+LEAST_PASSES: Final = 8  # of each kind, before anything is concluded
+_MOST_PASSES: Final = 64
+_LEAST_GAIN: Final = 0.05  # as a logarithm: about the share of time. Less is not worth the disk's wear
+_CERTAIN: Final = 3.0  # standard errors: it is asked again and again
+_FIRST_REST: Final = 512  # passes
+_LONGEST_REST: Final = 16384
+_LEARNING: Final = 0.1  # weight of a new pass in what passes of its size usually take
 
 
 class Governor:
     """Decides for one predictor whether it may prefetch."""
 
-    def __init__(self, name: str, *, window_passes: int = WINDOW_PASSES) -> None:
-        """Begin with the predictor switched on; `name` is for messages."""
-        self.is_on = True
-        self._name = name
-        self._window_passes = window_passes
-        self._num_passes = 0  # of the current window
-        self._window = Outcome()
-        self._is_trial = False
-        self._doubt: Outcome | None = Outcome()  # the last window, if it spoke against the predictor
-        self._pause = _FIRST_PAUSE
-        self._windows_off = 0
-
-    def end_pass(self, outcome: Outcome) -> str | None:
-        """Take a pass's outcome into account; return a message if the predictor was switched on or off by it."""
-        self._num_passes += 1
-        self._window += outcome
-        if self._num_passes < self._window_passes:
-            return None
-        window, self._window, self._num_passes = self._window, Outcome(), 0
-        if not self.is_on:
-            self._rest()
-            return None
-        return self._judge_trial(window) if self._is_trial else self._judge(window)
-
-    def _judge(self, window: Outcome) -> str | None:
-        if window.used_bytes >= window.price_bytes:
-            self._doubt = None
-            return None
-        if self._doubt is None:
-            self._doubt = window
-            return None
-        both, self._doubt = self._doubt + window, None
-        return self._switch_off(both)
-
-    def _judge_trial(self, window: Outcome) -> str | None:
-        if window.price_bytes == 0 == window.used_bytes:  # nothing was prefetched: no answer yet
-            return None
-        self._is_trial = False
-        if window.used_bytes >= _CLEARLY * window.price_bytes:
-            self._pause = _FIRST_PAUSE
-            return f"prefetching by {self._name} pays again: {_describe(window)}"
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        self._switch_off(window)
-        return None  # nobody was told of the trial either
-
-    def _switch_off(self, window: Outcome) -> str:
+    def __init__(self, name: str) -> None:
+        """Begin a trial, with passes without prefetches; `name` is for messages."""
         self.is_on = False
-        self._windows_off = 0
-        return f"prefetching by {self._name} is switched off, since it does not pay: {_describe(window)}"
+        self._name = name
+        self._usual: dict[int, float] = {}  # logarithm of a pass's seconds, by its tokens
+        self._surprises: tuple[list[float], list[float]] = ([], [])  # of the trial: without prefetches, with
+        self._verdict: bool | None = None  # of the last trial
+        self._rest = 0  # passes for which it still stands
+        self._next_rest = _FIRST_REST
 
-    def _rest(self) -> None:
-        self._windows_off += 1
-        if self._windows_off >= self._pause:
-            self.is_on = self._is_trial = True
+    def end_pass(self, num_tokens: int, seconds: float) -> str | None:
+        """Take a pass's duration into account; return a message if a verdict is new."""
+        surprise = self._surprise(num_tokens, math.log(max(seconds, 1e-9)))
+        if self._rest:
+            self._rest -= 1
+            self.is_on = self.is_on and self._rest > 0  # a trial begins without
+            return None
+        if surprise is None:
+            return None
+        without, with_it = self._surprises
+        (with_it if self.is_on else without).append(surprise)
+        if (len(without) + len(with_it)) % ARM_PASSES == 0:
+            self.is_on = not self.is_on
+        verdict = _verdict(without, with_it)
+        return None if verdict is None else self._settle(verdict)
+
+    def _surprise(self, num_tokens: int, log_s: float) -> float | None:
+        """Return how much longer a pass took than one of its size usually does; None for the first of its size."""
+        usual = self._usual.get(num_tokens)
+        if usual is None:
+            self._usual[num_tokens] = log_s
+            return None
+        self._usual[num_tokens] = usual + _LEARNING * (log_s - usual)
+        return log_s - usual
+
+    def _settle(self, verdict: bool) -> str | None:
+        without, with_it = self._surprises
+        change = math.expm1(_mean(with_it) - _mean(without))
+        is_new, self._verdict = verdict is not self._verdict, verdict
+        self._next_rest = _FIRST_REST if is_new else min(2 * self._next_rest, _LONGEST_REST)
+        self._rest, self.is_on, self._surprises = self._next_rest, verdict, ([], [])
+        if not is_new:
+            return None
+        said = f"passes take {abs(change):.0%} {'more' if change > 0 else 'less'} time with it"
+        return f"prefetching by {self._name} is switched {'on' if verdict else 'off'}: {said}"
 
 
-def _describe(window: Outcome) -> str:
-    return (
-        f"{format_bytes(window.used_bytes)} of what it read were needed, {format_bytes(window.wasted_bytes)} were not, "
-        f"and passes waited for {format_bytes(window.harmed_bytes)} on its account"
-    )
+def _verdict(without: Sequence[float], with_it: Sequence[float]) -> bool | None:
+    """Return whether prefetching pays, or None as long as that is open."""
+    fewer = min(len(without), len(with_it))
+    if fewer < LEAST_PASSES:
+        return None
+    gain = _mean(without) - _mean(with_it)
+    error = _CERTAIN * math.sqrt(_variance(without) / len(without) + _variance(with_it) / len(with_it))
+    if gain - error > 0 and gain > _LEAST_GAIN:
+        return True
+    if gain + error < _LEAST_GAIN or fewer >= _MOST_PASSES:
+        return False
+    return None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _variance(values: Sequence[float]) -> float:
+    mean = _mean(values)
+    return sum((value - mean) ** 2 for value in values) / (len(values) - 1)

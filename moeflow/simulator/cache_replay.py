@@ -21,7 +21,7 @@ from moeflow.memory.eviction import POLICIES, Belady, EvictionPolicy
 from moeflow.memory.expert_cache import ExpertCache
 from moeflow.memory.lease import Lease
 from moeflow.predict.frequency import FrequencyPredictor
-from moeflow.predict.governor import Governor, Outcome
+from moeflow.predict.governor import Governor
 from moeflow.predict.predictor import Predictor
 from moeflow.predict.previous_token import PreviousTokenPredictor
 from moeflow.simulator.virtual_disk import VirtualDisk
@@ -115,6 +115,7 @@ def replay(passes: Sequence[ReplayedPass], header: TraceHeader, machine: Machine
     stream = ExpertStream(cache)
     prefetcher = _Prefetcher(cache, _make_predictor(case.predictor, passes, header), header.num_layers, case.predictor)
     for one in passes:
+        began_s = disk.now_s
         cache.begin_pass()
         for layer, needed in enumerate(one.needed):
             layer_s = one.compute_s / header.num_layers
@@ -128,7 +129,7 @@ def replay(passes: Sequence[ReplayedPass], header: TraceHeader, machine: Machine
                 _compute(lease, disk, layer_s / len(needed))
             if not needed:
                 disk.pass_time(layer_s)
-        prefetcher.end_pass()
+        prefetcher.end_pass(len(one.chosen[0]), disk.now_s - began_s)
     return ReplayResult(
         case=case,
         stats=dataclasses.replace(cache.stats(), stall_s=disk.waited_s),
@@ -178,16 +179,15 @@ class _Prefetcher:
         self.num_passes_on = 0
         self._cache = cache
         self._predictor = predictor
-        self._governor = Governor(name)
+        self._governor = None if name == PERFECT else Governor(name)  # a bound is not doubted
         self._num_layers = num_layers
-        self._before = CacheStats()
         self._is_streamed_pass = False
 
     def see(self, layer: int, chosen: Sequence[int]) -> None:
         """Hear of a layer's experts and prefetch for the next one."""
         if self._predictor is not None:
             self._predictor.observe(layer, chosen)
-            if self._governor.is_on:
+            if self._is_on:
                 following = (layer + 1) % self._num_layers
                 self._cache.prefetch(following, self._predictor.predict(following))
 
@@ -197,17 +197,18 @@ class _Prefetcher:
         if self._predictor is not None:
             self._predictor.observe(layer, chosen)
 
-    def end_pass(self) -> None:
-        """Let the governor judge."""
+    def end_pass(self, num_chosen: int, seconds: float) -> None:
+        """Let the governor judge by how long a pass took."""
         if self._predictor is None:
             return
-        self.num_passes_on += self._governor.is_on
-        now = self._cache.stats()
-        done, self._before = now - self._before, now
-        if self._is_streamed_pass:
-            self._is_streamed_pass = False
-            return
-        self._governor.end_pass(Outcome(done.used_bytes, done.wasted_bytes, done.displaced_bytes + done.delayed_bytes))
+        self.num_passes_on += self._is_on
+        is_streamed, self._is_streamed_pass = self._is_streamed_pass, False
+        if self._governor is not None and not is_streamed:
+            self._governor.end_pass(num_chosen, seconds)
+
+    @property
+    def _is_on(self) -> bool:
+        return self._governor is None or self._governor.is_on
 
 
 class PerfectPredictor:

@@ -113,6 +113,15 @@ def slabs_of(model):
     return [slab for layer in model.layers if isinstance(layer.mlp, MoE) for slab in layer.mlp.weights.storage]
 
 
+class AlwaysOn:
+    """A governor that no pass convinces."""
+
+    is_on = True
+
+    def end_pass(self, num_tokens, seconds):
+        return None
+
+
 class Cached:
     """The same model over a few slots."""
 
@@ -146,7 +155,7 @@ class Cached:
         }
         self.prefetcher = None
         if predictor in makers:
-            self.prefetcher = Prefetcher(self.cache, makers[predictor](), predictor, NUM_LAYERS)
+            self.prefetcher = Prefetcher(self.cache, makers[predictor](), AlwaysOn(), NUM_LAYERS)
             self.pool.ahead = self.prefetcher
         self.names = []
 
@@ -160,7 +169,7 @@ class Cached:
         self.cache.begin_pass()
         out = run(self.model, batch)
         if self.prefetcher is not None:
-            self.prefetcher.end_pass()
+            self.prefetcher.end_pass(1.0)
         self.cache.check_integrity()
         return out
 

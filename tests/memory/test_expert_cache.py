@@ -142,7 +142,7 @@ class CacheMachine(RuleBasedStateMachine):
         have = self.cache.resize(num_slots, self.move)
         held = [slot for lease, _ in self.leases for slot in lease.slots.values()]
         assert have == self.cache.num_slots
-        assert have == num_slots or num_slots < have == max(held) + 1
+        assert have == num_slots or (num_slots < have and have - 1 in held)  # a failed load holds none
         assert self.cache.num_filled <= have
         self.disk.contents[have:] = ["given back"] * (len(self.disk.contents) - have)
 
@@ -276,13 +276,7 @@ def test_a_prefetch_on_its_way_is_waited_for():
         disk.finish_all()
         lease.wait()
     stats = cache.stats()
-    assert (stats.late, stats.misses, stats.prefetched_bytes, stats.used_bytes, stats.delayed_bytes) == (
-        1,
-        0,
-        100,
-        100,
-        0,
-    )
+    assert (stats.late, stats.misses, stats.prefetched_bytes, stats.used_bytes) == (1, 0, 100, 100)
 
 
 def test_wrong_prefetches_are_dropped_when_the_router_has_chosen():
@@ -319,18 +313,6 @@ def test_demand_rather_takes_a_slot_from_others_than_from_what_was_predicted():
     use(cache, disk, 2, [0])
     with cache.acquire(1, [0]) as lease:
         assert lease.hits == [0]
-
-
-def test_what_prefetches_cost_is_counted():
-    cache, disk = make_cache(3)
-    use(cache, disk, 0, [0, 1])
-    use(cache, disk, 2, [0])
-    cache.prefetch(1, [0])  # in the place of the oldest
-    disk.waiting()[0].begin()
-    before = cache.stats()
-    with cache.acquire(0, [0, 1]):
-        done = cache.stats() - before
-        assert (done.misses, done.displaced_bytes, done.delayed_bytes) == (1, 100, 50)
 
 
 def test_differences_of_stats_tell_about_the_time_between():
