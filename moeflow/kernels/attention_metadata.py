@@ -68,6 +68,7 @@ class Span:
 
     @property
     def stop(self) -> int:
+        """One past the position of its last token."""
         return self.start + self.num_tokens
 
     def visible_blocks(self, sliding_window: int | None, block_size: int) -> tuple[Sequence[int], int]:
