@@ -55,8 +55,10 @@ class MemoryKeeper:
         wants_prompt = any(entry.request.sampling.prompt_logprobs is not None for entry in batch.entries)
         num_sampled = max(sum(entry.samples for entry in batch.entries), PROMPT_CHUNK if wants_prompt else 0)
         work = work_bytes(self._shape, num_tokens=batch.num_tokens, num_sampled=num_sampled)
-        self._budget.make_room(len(fresh) * self._kv.block_bytes + work)
+        fresh_bytes = len(fresh) * self._kv.block_bytes
+        self._budget.make_room(fresh_bytes + work)
         self._kv.touch(fresh)
+        self._budget.other_bytes += fresh_bytes  # as good as held: `settle` must not give them out again
 
     def settle(self, blocks: BlockTables) -> None:
         """Give back what no request needs, and let requests use as many blocks as there is memory for."""
