@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -31,6 +35,7 @@ VERBS = {
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+EXIT_TOLD = 143  # likewise, SIGTERM
 
 
 class Shell(click.Group):
@@ -64,9 +69,10 @@ class Shell(click.Group):
             formatter.write_dl(list(VERBS.items()))
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run and exit: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
+        """Run and exit: 0 done, 1 failed, 2 wrong input, 130 interrupted, 143 told to end."""
         try:
-            result = super().main(*args, **{**extra, "standalone_mode": False})
+            with _leaving_in_order():
+                result = super().main(*args, **{**extra, "standalone_mode": False})
         except click.Abort:  # click's name for Ctrl-C
             sys.exit(EXIT_INTERRUPTED)
         except click.exceptions.NoArgsIsHelpError as error:  # no verb at all
@@ -91,6 +97,19 @@ class Shell(click.Group):
             if ctx.params["debug"]:
                 sys.excepthook(*sys.exc_info())
             raise
+
+
+@contextmanager
+def _leaving_in_order() -> Iterator[None]:
+    """Have SIGTERM leave the block as Ctrl-C does, past all that has to be closed, written or put away."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TOLD))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def fail(message: str, code: int) -> None:

@@ -23,7 +23,7 @@ from moeflow.layers.cached_experts import ExpertPool
 from moeflow.layers.decoder import CausalLM
 from moeflow.layers.moe import MoE
 from moeflow.layers.prefetcher import NextRouter, Prefetcher
-from moeflow.layers.spans import WAITS, Spanned
+from moeflow.layers.spans import EXPERTS, WAITS, Spanned
 from moeflow.memory.disk_reader import DiskReader, ReadFuture, probe_read_depth
 from moeflow.memory.elastic_slots import ElasticSlots
 from moeflow.memory.eviction import POLICIES
@@ -95,7 +95,7 @@ class ExpertStore:
         )
         self.pool = ExpertPool(self.cache, experts)
         if trace is not None:
-            self.pool.spanned = traced_on(trace.row("experts"))
+            self.pool.spanned = traced_on(trace.row("experts"), spec.slab_bytes)
 
     @classmethod
     def open(
@@ -181,14 +181,16 @@ class ExpertStore:
         self._reader.close()
 
 
-def traced_on(row: Row) -> Spanned:
-    """Return a caller of functions that takes down on a row how long they took."""
+def traced_on(row: Row, slab_bytes: int) -> Spanned:
+    """Return a caller of functions that takes down on a row how long they took, and what they read of experts."""
 
     def spanned(name: str, layer: int, function: Callable[..., T], /, *args: Any) -> T:
         start_ns = perf_counter_ns()
         try:
             return function(*args)
         finally:
-            row.record(Label(name, layer), start_ns, perf_counter_ns(), is_blocked=name == WAITS)
+            num_bytes = len(args[0]) * slab_bytes if name == EXPERTS else 0
+            label = Label(name, layer, num_bytes=num_bytes)
+            row.record(label, start_ns, perf_counter_ns(), is_blocked=name == WAITS)
 
     return spanned

@@ -196,7 +196,10 @@ class ModelRunner:
         if self._experts is not None:
             self._experts.end_pass()
         if self._row is not None:
-            self._row.record(Label(f"pass of {batch.num_tokens} tokens"), start_ns, end_ns)
+            flops = (
+                2 * self.info.num_active_parameters * batch.num_tokens
+            )  # without attention's, which grow with contexts
+            self._row.record(Label(f"pass of {batch.num_tokens} tokens", flops=flops), start_ns, end_ns)
         if self._recorder is not None:
             compute_s = (end_ns - start_ns) / 1e9 - (self._stall_s() - stall_s)
             num_generated = sum(entry.samples for entry in batch.entries)

@@ -15,7 +15,7 @@ from torch import Tensor
 from moeflow.kernels.cpu import PackedExperts
 from moeflow.kernels.cpu_decoder import Expected
 from moeflow.kernels.cpu_expert_slots import SlotExperts, add_pairs
-from moeflow.layers.spans import WAITS, Spanned, untraced
+from moeflow.layers.spans import EXPERTS, WAITS, Spanned, untraced
 from moeflow.layers.streamed_experts import ExpertStream
 from moeflow.memory.expert_cache import ExpertCache
 from moeflow.memory.lease import Lease
@@ -90,10 +90,10 @@ class CachedExperts:
             if is_first and self.pool.ahead is not None:
                 self.pool.ahead.see(self._layer, hidden, topk_ids)
             is_first = False
-            spanned("experts", self._layer, work.compute, lease.hits, lease)
+            spanned(EXPERTS, self._layer, work.compute, lease.hits, lease)
             arrivals = lease.arriving()
             while (arrived := spanned(WAITS, self._layer, next, arrivals, None)) is not None:
-                spanned("experts", self._layer, work.compute, arrived, lease)
+                spanned(EXPERTS, self._layer, work.compute, arrived, lease)
 
 
 def _leases(cache: ExpertCache, layer: int, experts: Sequence[int]) -> Iterator[Lease]:

@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
+EXPERTS = "experts"  # the first argument of what is called is which
 WAITS = "waits for experts"
 
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from moeflow.layers.spans import WAITS, Spanned
+from moeflow.layers.spans import EXPERTS, WAITS, Spanned
 from moeflow.memory.expert_cache import ExpertCache
 from moeflow.memory.lease import Lease
 
@@ -64,7 +64,7 @@ class ExpertStream:
             while kept or streamed or waiting:
                 self._read_on(leases, streamed, waiting)
                 if kept and not (streamed and streamed[0].is_complete):
-                    spanned("experts", layer, work.compute, kept.popleft(), hits)
+                    spanned(EXPERTS, layer, work.compute, kept.popleft(), hits)
                     continue
                 lease = streamed.popleft()
                 _compute(layer, lease, work, spanned)
@@ -113,9 +113,9 @@ def _compute(layer: int, lease: Lease, work: Work, spanned: Spanned) -> None:
     """Compute with a portion: all at once if it is there, otherwise as it arrives."""
     if lease.is_complete:
         lease.wait()  # not long: for errors
-        spanned("experts", layer, work.compute, list(lease.slots), lease)
+        spanned(EXPERTS, layer, work.compute, list(lease.slots), lease)
         return
-    spanned("experts", layer, work.compute, lease.hits, lease)
+    spanned(EXPERTS, layer, work.compute, lease.hits, lease)
     arrivals = lease.arriving()
     while (arrived := spanned(WAITS, layer, next, arrivals, None)) is not None:
-        spanned("experts", layer, work.compute, arrived, lease)
+        spanned(EXPERTS, layer, work.compute, arrived, lease)

@@ -13,7 +13,7 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import NamedTuple
 
-_MAX_SPANS = 1 << 20  # a row keeps the latest, so that a server may trace for days
+MAX_SPANS = 1 << 16  # a row keeps the latest, some 20 MB, so that a server may trace for days
 _NOTHING = nullcontext()
 
 
@@ -46,7 +46,7 @@ class Row:
     def __init__(self, name: str, lane: str) -> None:
         self.name = name
         self.lane = lane
-        self.spans: deque[Span] = deque(maxlen=_MAX_SPANS)
+        self.spans: deque[Span] = deque(maxlen=MAX_SPANS)
 
     def record(self, label: Label, start_ns: int, end_ns: int, *, is_blocked: bool = False) -> None:
         """Take down what has ended; a wait lies within the work that had to wait, or between two."""

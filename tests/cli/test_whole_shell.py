@@ -1,6 +1,7 @@
 """The real command on real models: what a person does, with nothing faked."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.terminal import terminal
-from tests.tiny_mixtral import write_tiny_mixtral
+from tests.tiny_mixtral import EOS, write_tiny_mixtral
 
 MOEFLOW = (sys.executable, "-m", "moeflow.cli.main")
 CTRL_C, CTRL_D = b"\x03", b"\x04"
@@ -18,7 +19,9 @@ CTRL_C, CTRL_D = b"\x03", b"\x04"
 def tiny(tmp_path_factory) -> str:
     """A model that talks nonsense for up to 100,000 tokens."""
     folder = tmp_path_factory.mktemp("tiny")
-    write_tiny_mixtral(folder, max_position_embeddings=100_000)
+    model = write_tiny_mixtral(folder, max_position_embeddings=100_000)
+    model.lm_head.weight.data[EOS] = 0.0  # never the likeliest
+    model.save_pretrained(folder)
     return str(folder)
 
 
@@ -64,6 +67,20 @@ def test_ctrl_c_ends_a_generation_quietly(tiny):
         assert session.process.wait(60) == 130
     assert "Traceback" not in seen
     assert "error" not in seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_trace_is_written_however_a_generation_ends(tiny, tmp_path, number):
+    file = tmp_path / "trace.json"
+    options = ("--max-tokens", "90000", "--kv-cache", "64MiB", "--threads", "1", "--trace", str(file))
+    with terminal(*MOEFLOW, "generate", tiny, "-p", "hello", *options) as session:
+        session.expect("tokens/s")
+        session.process.send_signal(number)
+        assert "Traceback" not in session.rest()
+        assert session.process.wait(60) == 128 + number
+    events = json.loads(file.read_text())["traceEvents"]
+    assert "passes" in [event["args"]["name"] for event in events if event["name"] == "thread_name"]
 
 
 @pytest.mark.slow

@@ -192,7 +192,15 @@ def test_a_trace_shows_passes_experts_and_reads(model, tmp_path):
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     rows = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert rows == {"passes", "experts", "disk 0", "disk 1"}
-    spans = {event["name"] for event in events if event["ph"] == "X"}
+    slices = [event for event in events if event["ph"] == "X"]
+    slab_bytes = cpu.expert_bytes(32, 48, "float32")
+    computed = [
+        event["args"]["bytes"] for event in slices if event["name"] == "experts 2" if event["args"].get("bytes")
+    ]
+    assert computed
+    assert all(num_bytes % slab_bytes == 0 for num_bytes in computed)
+    assert all(event["args"]["flops"] > 0 for event in slices if event["name"].startswith("pass of"))
+    spans = {event["name"] for event in slices}
     assert {"pass of 5 tokens", "pass of 1 tokens", "experts 2", "waits for experts 0", "read 1"} <= spans
 
 
