@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 
 import torch
@@ -28,11 +29,7 @@ class LazyMemory:
             self._mapping = _map(num_bytes + _HUGE_PAGE)
             buffer = torch.frombuffer(self._mapping, dtype=torch.uint8)
             start = self._start = -buffer.data_ptr() % _HUGE_PAGE
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                whole = num_bytes // _HUGE_PAGE * _HUGE_PAGE
-                self._mapping.madvise(mmap.MADV_NOHUGEPAGE)
-                if huge_pages:
-                    self._mapping.madvise(mmap.MADV_HUGEPAGE, start, whole)
+            advise_huge_pages(self._mapping, start, num_bytes // _HUGE_PAGE * _HUGE_PAGE if huge_pages else 0)
         self.tensor: Tensor = buffer[start : start + num_bytes]  # [num_bytes] uint8
 
     def give_back(self, start: int, stop: int) -> None:
@@ -47,6 +44,16 @@ class LazyMemory:
         end = (self._start + stop) // page * page
         if end > first:
             self._mapping.madvise(mmap.MADV_DONTNEED, first, end - first)
+
+
+def advise_huge_pages(mapping: mmap.mmap, start: int, num_bytes: int) -> None:
+    """Have so many bytes from `start` on lie on huge pages and the rest on small ones, if the system has both."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return
+    with contextlib.suppress(OSError):  # built without huge pages: then all are small
+        mapping.madvise(mmap.MADV_NOHUGEPAGE)
+        if num_bytes:
+            mapping.madvise(mmap.MADV_HUGEPAGE, start, num_bytes)
 
 
 def allocate_lazily(num_bytes: int) -> Tensor:

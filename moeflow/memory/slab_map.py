@@ -17,6 +17,7 @@ import torch
 
 from moeflow.core.errors import CapacityError, CheckpointError
 from moeflow.core.units import MIB, format_bytes
+from moeflow.kernels.lazy_memory import advise_huge_pages
 from moeflow.memory.slab_file import PACK_AGAIN, SlabIndex
 from moeflow.memory.weight_memory import LaidOutMemory
 
@@ -62,8 +63,7 @@ def _map(index: SlabIndex) -> mmap.mmap:
         ) from error
     finally:
         os.close(descriptor)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        content.madvise(mmap.MADV_HUGEPAGE)  # where the file system caches in large pages, they are mapped as such
+    advise_huge_pages(content, 0, size)  # where the file system caches in large pages, they are mapped as such
     return content
 
 

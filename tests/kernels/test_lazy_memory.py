@@ -1,8 +1,12 @@
 """Memory that is only taken once it is used."""
 
+import errno
+import mmap
+
 import psutil
 import pytest
 
+from moeflow.kernels import lazy_memory
 from moeflow.kernels.lazy_memory import ALIGNMENT, LazyMemory, allocate_lazily
 
 MIB = 2**20
@@ -51,3 +55,21 @@ def test_small_memory_stays():
     memory.tensor.fill_(1)
     memory.give_back(0, MIB)
     assert memory.tensor.all()
+
+
+class WithoutHugePages(mmap.mmap):
+    """A mapping of a system that was built without them."""
+
+    def madvise(self, advice, *where):
+        if advice in (mmap.MADV_HUGEPAGE, mmap.MADV_NOHUGEPAGE):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        super().madvise(advice, *where)
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="this system knows no such advice")
+def test_a_system_without_huge_pages_takes_small_ones(monkeypatch):
+    monkeypatch.setattr(lazy_memory.mmap, "mmap", WithoutHugePages)
+    memory = LazyMemory(5 * MIB)
+    memory.tensor.fill_(1)
+    memory.give_back(0, 5 * MIB)
+    assert not memory.tensor[: 4 * MIB].any()
