@@ -1,0 +1,82 @@
+"""Claim: `--trace` costs less than 2% of a decode pass, also where experts come from disk.
+
+One engine under a memory limit, whose passes are taken down every other time, in the order on, off, off, on. The disk's
+own rows are kept throughout: their spans end in threads of their own. The first passes, which fill the slots, do not
+count.
+
+    python benchmarks/trace_overhead.py --memory 900MiB
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import click
+
+from moeflow.bench.tables import Table
+from moeflow.cli.bench_output import show
+from moeflow.cli.options import byte_count
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.builtin import ensure_builtin_model
+from moeflow.engine.engine import Engine
+from moeflow.engine.messages import Submission
+from moeflow.engine.model_runner import ModelRunner
+from moeflow.engine.settings import Settings, decide
+from moeflow.layers.spans import untraced
+
+NUM_FIRST = 40
+
+
+def measure(engine: Engine, runner: ModelRunner) -> dict[bool, list[float]]:
+    """Return the seconds of passes that were taken down, and of those that were not."""
+    assert runner._experts is not None, "nothing comes from disk under this limit"
+    pool, row = runner._experts.pool, runner._row
+    spanned = pool.spanned
+    times: dict[bool, list[float]] = {True: [], False: []}
+    number = 0
+    while engine.has_work:
+        is_traced = number // 2 % 2 == number % 2
+        runner._row, pool.spanned = (row, spanned) if is_traced else (None, untraced)
+        start = time.perf_counter()
+        engine.step()
+        if number >= NUM_FIRST:
+            times[is_traced].append(time.perf_counter() - start)
+        number += 1
+    runner._row, pool.spanned = row, spanned
+    return times
+
+
+@click.command()
+@click.option("--memory", callback=byte_count, default="900MiB", show_default=True, help="Limit.")
+@click.option("--tokens", default=900, show_default=True, help="Tokens to generate.")
+def main(memory: int, tokens: int) -> None:
+    """Compare passes with and without a trace."""
+    cache_dir = Path.home() / ".cache" / "moeflow"
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings(
+            model=str(ensure_builtin_model(cache_dir)),
+            cache_dir=cache_dir,
+            memory_bytes=memory,
+            trace_file=Path(folder) / "trace.json",
+            max_model_len=tokens + 64,
+            max_running=1,
+        )
+        config = decide(settings)
+        runner = ModelRunner.load(config)
+        engine = Engine(config, runner)
+        sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        engine.submit(Submission("a", list(range(100, 140)), sampling, seed=0))
+        times = measure(engine, runner)
+        rate = engine.stats().expert_hit_rate
+        engine.close()
+    medians = {is_traced: statistics.median(each) for is_traced, each in times.items()}
+    rows = tuple(("on" if is_traced else "off", f"{1e3 * median:.3f}") for is_traced, median in medians.items())
+    title = f"decode passes, {rate:.1%} of experts in memory: {medians[True] / medians[False] - 1:+.2%} with a trace"
+    show(Table(title, ("trace", "median ms"), rows))
+
+
+if __name__ == "__main__":
+    main()
