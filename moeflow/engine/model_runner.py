@@ -143,7 +143,10 @@ class ModelRunner:
                 experts.predict_for(model)
             if config.graph_file:
                 write_dot(_tasks(model, config), Path(config.graph_file))
-            served = model if config.offload is None else OffloadedModel(model, config, trace)
+            served: CausalLM | OffloadedModel = model
+            if config.offload is not None:
+                served = OffloadedModel(model, config, trace)
+                on_failure.callback(served.close)
             runner = cls(served, config, _describe(model.config, checkpoint, config), experts, recorder, trace)
             on_failure.pop_all()
             return runner

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 
 import pytest
 from transformers import LlamaConfig, MixtralConfig, OlmoeConfig, Qwen3MoeConfig
@@ -12,6 +13,7 @@ from moeflow.cli.options import _ENGINE_OPTIONS
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine import model_runner
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
 from moeflow.engine.offload_plan import OFFLOADING
@@ -181,3 +183,14 @@ def test_a_trace_shows_every_lane(model, tmp_path):
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     ops = {event["name"].split()[0].rstrip(",") for event in events}
     assert {"pre_attention", "offload_qkv", "cpu_attention", "load_hidden", "weights_to_pinned"} <= ops
+
+
+def test_a_start_that_fails_leaves_no_threads(model, monkeypatch):
+    def refuse(**_):
+        raise CapacityError("no room for keys and values")
+
+    threads = set(threading.enumerate())
+    monkeypatch.setattr(model_runner, "KVStorage", refuse)
+    with pytest.raises(CapacityError, match="no room"):
+        Engine.load(offloaded(model, "cgopipe", 8))
+    assert set(threading.enumerate()) == threads
