@@ -77,7 +77,7 @@ def batch(
     if len({source.absolute(), output.absolute(), errors.absolute()}) < 3:
         raise click.UsageError("input, output and error file must be three different files")
     result_ids = late.check_input(source)
-    settings = dataclasses.replace(prepare({**wishes, "model_name": model_name}), is_served=True)
+    settings = prepare({**wishes, "model_name": model_name}, is_served=True)
     config = late.decide(settings)
     with late.Journal(output, errors, result_ids, config.model_name) as journal:
         job = Job(source, output, errors, config.model_name, len(result_ids), len(journal.done))

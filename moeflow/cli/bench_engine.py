@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import click
@@ -55,11 +54,9 @@ def engine(
     """
     if not batch_sizes and not prefill_lens:
         batch_sizes, prefill_lens = late.BATCH_SIZES, late.PREFILL_LENS
-    settings = dataclasses.replace(
-        prepare({**wishes, "max_running": wishes["max_running"] or max(batch_sizes, default=1)}),
-        max_batch_tokens=max_batch_tokens,
-        prefix_caching=False,
-    )
+    most = wishes["max_running"] or (max(batch_sizes, default=1) if wishes["plan_file"] is None else None)
+    wishes = {**wishes, "max_running": most, "max_batch_tokens": max_batch_tokens}
+    settings = prepare(wishes, prefix_caching=False)
     cases = late.make_cases(batch_sizes, prefill_lens, prompt_len, new_tokens)
     run = late.EngineRun(settings, cases, repeats=repeats, seed=seed)
     with progress_bar("Loading") as on_progress:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from moeflow.cli.findings import REINSTALL, Finding, Verdict, examine
-from moeflow.cli.fitting import examine_builtin_model, examine_model
+from moeflow.cli.fitting import examine_builtin_model, examine_model, examine_planned_model
 from moeflow.cli.options import engine_options
 
 STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.MISSING: "red"}
@@ -41,7 +41,7 @@ def doctor(wishes: dict[str, Any], as_json: bool) -> int:
     """
     findings = examine(wishes["cache_dir"], wishes["cpu_isa"])
     try:
-        findings += examine_builtin_model(wishes) if wishes["model"] is None else examine_model(wishes)
+        findings += look_at(wishes)
     except ImportError as error:  # torch or one of its like is broken; looking at the rest was worth it
         findings.append(Finding("model", Verdict.MISSING, f"cannot be looked at: {error}", REINSTALL))
     if as_json:
@@ -49,6 +49,13 @@ def doctor(wishes: dict[str, Any], as_json: bool) -> int:
     else:
         show(findings)
     return int(any(finding.verdict is Verdict.MISSING for finding in findings))
+
+
+def look_at(wishes: dict[str, Any]) -> list[Finding]:
+    """Look at the model that is named, by the user or by his plan; else at the built-in one."""
+    if wishes["model"] is not None:
+        return examine_model(wishes)
+    return examine_builtin_model(wishes) if wishes["plan_file"] is None else examine_planned_model(wishes)
 
 
 def show(findings: list[Finding]) -> None:

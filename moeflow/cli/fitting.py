@@ -9,6 +9,7 @@ from typing import Any
 
 from moeflow.cli import late
 from moeflow.cli.findings import Finding, Verdict
+from moeflow.cli.planned import read_plan, settings_of
 from moeflow.core.engine_config import EngineConfig, MemoryPlan
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.model_config import ModelConfig
@@ -30,10 +31,11 @@ def examine_model(wishes: dict[str, Any]) -> list[Finding]:
         checkpoint.close()
     found = [Finding("model", Verdict.OK, f"{describe(shape)}, {format_bytes(num_bytes)} on disk")]
     try:
-        config = late.decide(late.Settings(**wishes))
+        config = late.decide(settings_of(wishes))
     except (CapacityError, CheckpointError, ConfigError) as error:
         return [*found, Finding("fit", Verdict.MISSING, str(error))]
-    return [*found, *limits(config, shape)]
+    expected = late.what_to_expect(config, wishes["cache_dir"])
+    return [*found, *limits(config, shape), *([Finding("speed", Verdict.OK, expected)] if expected else [])]
 
 
 def describe(shape: ModelConfig) -> str:
@@ -88,6 +90,15 @@ def shares(config: EngineConfig, memory: MemoryPlan, shape: ModelConfig) -> list
         ]
     head = Finding("memory limit", Verdict.OK, f"{format_bytes(memory.limit_bytes)}, of which")
     return [head, *(Finding("", Verdict.OK, f"{format_bytes(size):>10}  {what}") for size, what in lines)]
+
+
+def examine_planned_model(wishes: dict[str, Any]) -> list[Finding]:
+    """Look at the model that a plan is for."""
+    try:
+        model = read_plan(wishes["plan_file"]).model
+    except ConfigError as error:
+        return [Finding("plan", Verdict.MISSING, str(error))]
+    return examine_model({**wishes, "model": model})
 
 
 def examine_builtin_model(wishes: dict[str, Any]) -> list[Finding]:

@@ -71,7 +71,7 @@ def generate(
     if not asked:
         raise click.UsageError("there is no prompt; give one with -p or --prompt-file")
     started = time.monotonic()
-    with load(wishes) as llm:
+    with load(wishes, says_expected=with_stats) as llm:
         loaded = time.monotonic()
         results = complete(llm, asked, sampling, is_chat)
         timings = Timings(load_s=loaded - started, generate_s=time.monotonic() - loaded)

@@ -43,8 +43,12 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.engine.builtin import builtin_folder as builtin_folder
     from moeflow.engine.builtin import builtin_source as builtin_source
     from moeflow.engine.builtin import ensure_builtin_model as ensure_builtin_model
+    from moeflow.engine.expectation import what_to_expect as what_to_expect
     from moeflow.engine.llm import LLM as LLM
     from moeflow.engine.machine import measure_machine as measure_machine
+    from moeflow.engine.plan_use import machine_notice as machine_notice
+    from moeflow.engine.plan_use import overruled as overruled
+    from moeflow.engine.plan_use import settings_from_plan as settings_from_plan
     from moeflow.engine.planning import PlanWish as PlanWish
     from moeflow.engine.planning import plan_for as plan_for
     from moeflow.engine.settings import Settings as Settings
@@ -94,11 +98,13 @@ _MODULES = {
     "describe_comparison": "moeflow.bench.quality_run",
     "ensure_builtin_model": "moeflow.engine.builtin",
     "in_own_precision": "moeflow.bench.quality_run",
+    "machine_notice": "moeflow.engine.plan_use",
     "make_cases": "moeflow.bench.engine_run",
     "make_task": "moeflow.bench.quality_run",
     "measure_machine": "moeflow.engine.machine",
     "measure_quality": "moeflow.engine.upcycling_quality",
     "open_checkpoint": "moeflow.checkpoint.open",
+    "overruled": "moeflow.engine.plan_use",
     "pack": "moeflow.engine.slab_files",
     "num_map_points": "moeflow.planner.figures",
     "plan_for": "moeflow.engine.planning",
@@ -117,7 +123,9 @@ _MODULES = {
     "run_engines": "moeflow.bench.serve_run",
     "run_server": "moeflow.bench.serve_run",
     "serve": "moeflow.server.launch",
+    "settings_from_plan": "moeflow.engine.plan_use",
     "upcycle": "moeflow.engine.upcycling",
+    "what_to_expect": "moeflow.engine.expectation",
     "with_policy": "moeflow.bench.serve_run",
 }
 

@@ -5,6 +5,7 @@ Shows progress on stderr, so that stdout stays the verb's own.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from moeflow.cli import late
+from moeflow.cli.planned import settings_of
 
 if TYPE_CHECKING:
     from moeflow.engine.llm import LLM
@@ -32,18 +34,22 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-def prepare(wishes: dict[str, Any]) -> Settings:
-    """Return the settings for what the user wished, with a model that exists.
+def prepare(wishes: dict[str, Any], **always: Any) -> Settings:
+    """Return the settings for what the user wished, with a model that exists, and the verb's own in `always`.
 
-    Raises: CheckpointError, ConfigError or CapacityError if the built-in model has to be made and cannot.
+    Raises: CheckpointError, ConfigError or CapacityError if the built-in model has to be made and cannot; ConfigError
+    if there is a plan that cannot be carried out.
     """
-    model = wishes["model"] or str(built_in_model(wishes["cache_dir"]))
-    return late.Settings(**{**wishes, "model": model})
+    if wishes["model"] is None and wishes.get("plan_file") is None:
+        wishes = {**wishes, "model": str(built_in_model(wishes["cache_dir"]))}
+    return dataclasses.replace(settings_of(wishes), **always)
 
 
-def load(wishes: dict[str, Any]) -> LLM:
-    """Load the wished model into this process."""
-    settings = prepare(wishes)
+def load(wishes: dict[str, Any], *, says_expected: bool = False, **always: Any) -> LLM:
+    """Load the wished model into this process; if wanted, say before what to expect."""
+    settings = prepare(wishes, **always)
+    if says_expected and (expected := late.what_to_expect(late.decide(settings), settings.cache_dir)):
+        click.echo(expected, err=True)
     with progress_bar("Loading") as on_progress:
         return late.LLM.from_settings(settings, on_progress)
 

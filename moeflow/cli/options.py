@@ -144,6 +144,12 @@ _ENGINE_OPTIONS = [
         type=NEW_FILE,
         help="Write the tasks of a pass and what they wait for, for GraphViz.",
     ),
+    click.option(
+        "--plan",
+        "plan_file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Do what `moeflow plan --json` planned; what other options say goes before.",
+    ),
     cache_dir_option,
 ]
 _ENGINE_NAMES = (
@@ -166,6 +172,7 @@ _ENGINE_NAMES = (
     "record_routing",
     "trace_file",
     "graph_file",
+    "plan_file",
     "cache_dir",
 )
 

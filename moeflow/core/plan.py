@@ -14,6 +14,7 @@ from moeflow.core.json_fields import Fields, read_json
 GOALS: Final = ("throughput", "latency", "memory")
 DIRECT: Final = "direct"  # everything resident: a pass is the model's plain forward
 FROM_DISK: Final = "streaming"  # experts come from disk as a pass needs them
+FORMAT_VERSION: Final = 1  # of the JSON; to be raised when a field means something else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,11 +113,14 @@ class Plan:
     busy: tuple[tuple[str, float], ...]  # (resource, share of a decoding step's time)
     helps: tuple[Help, ...] = ()  # best first
     reasons: tuple[tuple[str, str], ...] = ()  # (field, why it was decided so)
+    machine_identity: str = ""  # of the machine that was measured for it; empty: from data sheets
+    num_threads: int = 0  # that compute on a host; 0: as many as the machine has cores
 
 
 def plan_to_json(plan: Plan) -> str:
     """Return a plan as indented JSON, which `plan_from_json` reads back as an equal one."""
-    raw = asdict(plan) | {"busy": dict(plan.busy), "reasons": dict(plan.reasons)}
+    pairs = {"busy": dict(plan.busy), "reasons": dict(plan.reasons)}
+    raw = {"format_version": FORMAT_VERSION} | asdict(plan) | pairs
     return json.dumps(raw, indent=1, allow_nan=False) + "\n"
 
 
@@ -129,6 +133,10 @@ def plan_from_json(text: str | bytes, name: str) -> Plan:
 
 
 def _plan(fields: Fields) -> Plan:
+    version = fields.count("format_version")
+    if version != FORMAT_VERSION:
+        cause = f"is {version}, but this moeflow reads plans of version {FORMAT_VERSION}"
+        raise fields.error("format_version", cause, "make the plan anew with `moeflow plan --json`")
     return Plan(
         model=fields.text("model"),
         machine=fields.text("machine"),
@@ -151,6 +159,8 @@ def _plan(fields: Fields) -> Plan:
         busy=_numbers(fields, "busy"),
         helps=fields.items("helps", _help, least=0),
         reasons=tuple((key, str(value)) for key, value in fields.mapping("reasons", default={}).items()),
+        machine_identity=fields.text("machine_identity", default=""),
+        num_threads=fields.count("num_threads", default=0, least=0),
     )
 
 

@@ -1,4 +1,4 @@
-"""From what the user wishes to a plan, and from a plan to settings. Of a model only headers are read, or a bare config.
+"""From what the user wishes to a plan. Of a model only headers are read, or a bare config.
 
 A machine with a device is planned for as MoE-Lightning does, weights in 16 bits unless the user says otherwise; this
 machine and others without a device in the formats that the engine itself would choose.
@@ -11,13 +11,13 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import DEVICE, RAM
 from moeflow.core.model_config import ModelConfig
-from moeflow.core.plan import FROM_DISK, Plan, Workload
+from moeflow.core.plan import Plan, Workload
+from moeflow.engine.expectation import HOST_OVERLAP, HOST_PREFILL_OVERLAP
 from moeflow.engine.machine import measure_machine
 from moeflow.engine.process_memory import ENGINE_BYTES, planned_bytes
 from moeflow.engine.settings import DEFAULT_MAX_BATCH_TOKENS, DEFAULT_MAX_RUNNING, Settings
@@ -35,10 +35,6 @@ from moeflow.planner.policy_search import MAX_SEQUENCES, Aim
 from moeflow.planner.this_machine import this_machine
 
 MAX_SEQUENCES_ON_HOST = 256  # beyond, a step of a host is bound by arithmetic and answers only come later
-# Of reading experts with computing: a step waits for what its own routers chose, while a prefill, which needs all,
-# reads ahead. Measured with `bench engine --memory` on two Zen 5 cores.
-HOST_OVERLAP = 0.0
-HOST_PREFILL_OVERLAP = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,36 +102,10 @@ def plan_for(wish: PlanWish, on_step: Callable[[str], None] = lambda _: None) ->
         chunk_tokens=chunk_tokens,
     )
     name = str(settings.model) if settings.model in shipped_models() else str(Path(settings.model).absolute())
-    return Planned(make_plan(model, aim, model_name=name, reasons=(("weight_format", reason),)), model, aim)
-
-
-def settings_from_plan(plan: Plan, settings: Settings) -> Settings:
-    """Return settings that make the engine do what a plan says; what the user said himself stays.
-
-    Raises: ConfigError if the plan is for a machine with a device, whose pipelines have settings of their own, or for
-    another model.
-    """
-    if plan.policy.attention_on_device or plan.policy.ffn_on_device:
-        raise ConfigError(f"the plan is for {plan.machine}, which has a device: make one for this machine")
-    if settings.model is not None and Path(settings.model).absolute() != Path(plan.model):
-        raise ConfigError(f"the plan is for {plan.model}, not for {settings.model}: make one for this model")
-    quantize = plan.weight_format if plan.weight_format in ("int8", "int4") else None
-    planned: dict[str, Any] = {
-        "model": plan.model,
-        "dtype": "auto" if quantize else plan.weight_format,
-        "quantize": quantize,
-        "kv_dtype": plan.kv_dtype,
-        "max_model_len": plan.workload.max_tokens,
-        "max_running": plan.policy.batch_size,
-        "max_batch_tokens": max(plan.policy.chunk_tokens, plan.policy.batch_size),
-        "kv_cache_bytes": plan.kv_cache_bytes,
-        "memory_bytes": plan.memory_bytes or None,
-    }
-    defaults = Settings()
-    unsaid = {name: value for name, value in planned.items() if getattr(settings, name) == getattr(defaults, name)}
-    if plan.pipeline == FROM_DISK and plan.memory_bytes == 0:
-        unsaid["memory_bytes"] = next(used.capacity_bytes for used in plan.memory if used.tier == RAM)
-    return dataclasses.replace(settings, **unsaid)
+    plan = make_plan(model, aim, model_name=name, reasons=(("weight_format", reason),))
+    if wish.machine is None:
+        plan = dataclasses.replace(plan, num_threads=settings.num_threads or here.num_cores)
+    return Planned(plan, model, aim)
 
 
 def _look_at(settings: Settings, *, has_device: bool) -> tuple[ModelCosts, str]:

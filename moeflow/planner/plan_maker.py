@@ -75,6 +75,7 @@ def make_plan(model: CostModel, aim: Aim, *, model_name: str, reasons: tuple[tup
         busy=tuple((name, round(seconds / busiest, 4)) for name, seconds in prediction.busy.items()),
         helps=helps(model, aim),
         reasons=(*reasons, *_reasons(model, aim, policy)),
+        machine_identity=model.machine.identity,
     )
 
 

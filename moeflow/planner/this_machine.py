@@ -50,10 +50,16 @@ def this_machine(
         "this machine", num_threads=num_threads, ram_bytes=ram_bytes, folder=cache_dir, on_step=on_step
     )
     machine = measure_kernels(machine, shapes, num_threads=num_threads, on_step=on_step)
+    machine = replace(machine, identity=machine_identity(num_threads))
     if machine != known:
-        _save(replace(machine, identity=machine_identity(num_threads)), file)
+        _save(machine, file)
     levels = tuple(replace(it, capacity_bytes=ram_bytes) if it.name == RAM else it for it in machine.levels)
     return replace(machine, levels=levels)
+
+
+def known_machine(cache_dir: Path, num_threads: int) -> Machine | None:
+    """Return this machine as it was measured before, None if it never was."""
+    return _load(machine_file(cache_dir, num_threads))
 
 
 def _load(file: Path) -> Machine | None:

@@ -24,6 +24,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError, MoeflowError
+from moeflow.engine.expectation import what_to_expect
 from moeflow.engine.generator import Generator
 from moeflow.engine.process_client import ProcessEngine
 from moeflow.engine.settings import Settings, decide
@@ -51,7 +52,10 @@ def serve(prepare: Callable[[], Settings], config: ServerConfig) -> int:
     """
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of clients that leave while they are written to
     with listen(config) as listener:
-        engine_config = decide(dataclasses.replace(prepare(), is_served=True))
+        settings = dataclasses.replace(prepare(), is_served=True)
+        engine_config = decide(settings)
+        if expected := what_to_expect(engine_config, settings.cache_dir, is_served=True):
+            print(expected, file=sys.stderr)
         if not config.is_loopback and config.api_key is None:
             print(
                 f"warning: everybody who can reach {config.host} may use this server; set an API key", file=sys.stderr

@@ -65,6 +65,7 @@ def model(monkeypatch):
     monkeypatch.setitem(vars(late), "read_model_config", lambda checkpoint: SHAPE)
     monkeypatch.setitem(vars(late), "Settings", dict)
     monkeypatch.setitem(vars(late), "decide", lambda settings: CONFIG)
+    monkeypatch.setitem(vars(late), "what_to_expect", lambda config, cache_dir: f"as {cache_dir} says")
     return checkpoint
 
 
@@ -104,7 +105,7 @@ def test_json_holds_the_same(examined):
 
 
 def test_a_model_that_fits_is_described_with_its_limits(model):
-    found = {finding.topic: finding for finding in fitting.examine_model({"model": "m"})}
+    found = {finding.topic: finding for finding in fitting.examine_model({"model": "m", "cache_dir": "measured"})}
     assert found["model"].found == (
         "mixtral, 2 layers, 8 experts, 2 a token, 1 M parameters, 0 M active, 2.0 MiB on disk"
     )
@@ -114,6 +115,7 @@ def test_a_model_that_fits_is_described_with_its_limits(model):
     assert found["context"].verdict is Verdict.WARN
     assert "4096" in found["context"].found
     assert found["because"].found == "weights = float32: it fits"
+    assert found["speed"].found == "as measured says"
     assert model.is_closed
 
 

@@ -80,6 +80,7 @@ def test_wishes_and_sampling_are_gathered(verb, seen):
         "record_routing": None,
         "trace_file": None,
         "graph_file": None,
+        "plan_file": None,
         "cache_dir": Path("/tmp/x"),
         "cpu_isa": "",
     }

@@ -7,7 +7,7 @@ import pytest
 from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.core.hardware_json import machine_to_json
 from moeflow.core.plan import Workload
-from moeflow.engine.planning import PlanWish, plan_for, settings_from_plan
+from moeflow.engine.planning import PlanWish, plan_for
 from moeflow.engine.settings import Settings
 from tests.planner.examples import machine
 
@@ -44,42 +44,24 @@ def config(tmp_path):
     return str(file)
 
 
-def test_a_bare_config_is_planned_for_and_the_plan_becomes_settings(host, config):
+def test_a_bare_config_is_planned_for(host, config):
     wish = PlanWish(settings=Settings(model=config), workload=WORKLOAD, machine=host, num_requests=5)
     plan = plan_for(wish).plan
     assert plan.policy.batch_size <= 5
     assert (plan.weight_format, plan.kv_dtype, plan.model) == ("bfloat16", "float32", config)
-    settings = settings_from_plan(plan, Settings())
-    assert (settings.model, settings.dtype, settings.quantize) == (config, "bfloat16", None)
-    assert settings.max_running == plan.policy.batch_size
-    assert settings.kv_cache_bytes == plan.kv_cache_bytes
-    assert settings.max_model_len == 40
-    assert settings.memory_bytes is None
-    kept = settings_from_plan(plan, Settings(model=config, max_running=2))
-    assert kept.max_running == 2
 
 
 def test_a_memory_limit_goes_along_and_formats_are_those_asked_for(host, config):
     asked = Settings(model=config, quantize="int8", memory_bytes=480 * 2**20, kv_dtype="int8")
     plan = plan_for(PlanWish(settings=asked, workload=WORKLOAD, machine=host, goal="latency")).plan
-    settings = settings_from_plan(plan, Settings())
-    assert (settings.quantize, settings.dtype, settings.kv_dtype) == ("int8", "auto", "int8")
-    assert settings.memory_bytes == 480 * 2**20
+    assert (plan.weight_format, plan.kv_dtype, plan.memory_bytes) == ("int8", "int8", 480 * 2**20)
     assert plan.policy.batch_size == 1
 
 
-def test_a_plan_for_a_device_or_another_model_is_no_settings(config):
+def test_a_shape_that_is_shipped_is_planned_for_by_name():
     wish = PlanWish(settings=Settings(model="mixtral-8x7b"), workload=WORKLOAD, machine="paper-s1", num_sequences=64)
     plan = plan_for(wish).plan
-    assert plan.model == "mixtral-8x7b"
-    with pytest.raises(ConfigError, match="has a device"):
-        settings_from_plan(plan, Settings())
-
-
-def test_a_plan_is_for_one_model(host, config):
-    plan = plan_for(PlanWish(settings=Settings(model=config), workload=WORKLOAD, machine=host)).plan
-    with pytest.raises(ConfigError, match="not for other"):
-        settings_from_plan(plan, Settings(model="other"))
+    assert (plan.model, plan.num_threads) == ("mixtral-8x7b", 0)
 
 
 def test_what_is_no_model_is_refused(host):
