@@ -395,7 +395,8 @@ class ExpertCache:
     def _abandon(self, jobs: Sequence[LoadJob]) -> None:
         """Take back loads that were never started; another pass may wait for them already."""
         for job in jobs:
-            job.is_done, job.error = True, StorageError("a load was given up together with the pass that wanted it")
+            job.error = StorageError("a load was given up together with the pass that wanted it")
+            job.is_done = True
             self._forget(job)
 
     def _cancel(self, job: LoadJob) -> bool:
@@ -481,7 +482,7 @@ class ExpertCache:
     def _on_done(self, job: LoadJob, error: Exception | None) -> None:
         number = job.expert
         with self._changed:
-            job.is_done, job.error = True, error
+            job.error, job.is_done = error, True  # in this order: leases look without the lock
             if error is not None:
                 self._stats.failed_loads += 1
                 self._forget(job)

@@ -10,11 +10,6 @@ from typing import Protocol
 class LoadHandle(Protocol):
     """A load that was asked for."""
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether it is too late to cancel it."""
-        ...
-
     def cancel(self) -> bool:
         """Take it back if it has not begun: then return True, and it is never heard of again."""
         ...

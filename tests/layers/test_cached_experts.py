@@ -22,8 +22,6 @@ NUM_LAYERS, NUM_EXPERTS, HIDDEN, WIDTH = 2, 6, 32, 16
 
 
 class Handle:
-    has_begun = False
-
     def __init__(self, disk, job):
         self.disk, self.job = disk, job
 
