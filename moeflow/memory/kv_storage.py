@@ -5,6 +5,7 @@ Which request holds which block is not known here; a block number is all this sh
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable
 
 import torch
@@ -13,7 +14,6 @@ from moeflow.core.errors import CapacityError
 from moeflow.core.units import format_bytes
 from moeflow.kernels.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kernels.lazy_memory import LazyMemory
-from moeflow.memory.file_io import PAGE_BYTES, whole_pages
 
 
 class KVStorage:
@@ -66,8 +66,8 @@ class KVStorage:
     @property
     def block_bytes(self) -> int:
         """Memory that a block takes at most, in whole pages."""
-        is_paged = self._cell_bytes % PAGE_BYTES == 0
-        return len(self.layers) * (self._cell_bytes if is_paged else whole_pages(self._cell_bytes) + PAGE_BYTES)
+        num_pages, rest = divmod(self._cell_bytes, mmap.PAGESIZE)
+        return len(self.layers) * (num_pages + (2 if rest else 0)) * mmap.PAGESIZE  # it begins and ends within pages
 
     @property
     def num_touched(self) -> int:

@@ -1,4 +1,5 @@
 import itertools
+import mmap
 
 import psutil
 import pytest
@@ -24,6 +25,13 @@ def test_layers_are_apart_and_zeroed(dtype):
         blocks = storage.layer(layer_idx)
         assert blocks.keys.shape == blocks.values.shape == (5, 2, 4, 8)
         assert (blocks.storage == want).all()
+
+
+@pytest.mark.parametrize(("page_bytes", "num_pages"), [(512, 1), (1024, 2), (256, 2), (65536, 2)])
+def test_a_block_is_counted_in_the_pages_of_the_system(monkeypatch, page_bytes, num_pages):
+    monkeypatch.setattr(mmap, "PAGESIZE", page_bytes)
+    assert _storage(block_size=8).block_bytes == 3 * num_pages * page_bytes
+    assert _storage(block_size=9).block_bytes == 3 * (576 // page_bytes + 2) * page_bytes
 
 
 def test_what_does_not_fit_says_how_much_it_needs():
