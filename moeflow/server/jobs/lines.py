@@ -63,7 +63,10 @@ def parse_line(number: int, raw: bytes) -> BatchLine:
     Raises: LineError.
     """
     try:
-        return BatchLine.model_validate(strict_json.parse(raw))
+        request = strict_json.parse(raw)
+        if not isinstance(request, dict):
+            raise LineError(LineProblem(number, "invalid_line", "the line is no JSON object: {...}"))
+        return BatchLine.model_validate(request)
     except strict_json.JsonError as error:
         reason = str(error).replace("the body", "the line", 1)  # it was written for requests
         raise LineError(LineProblem(number, "invalid_json_line", reason)) from None

@@ -34,7 +34,7 @@ def test_ids_of_results_follow_the_content(tmp_path):
     [
         (b"nonsense", "the line is not valid JSON"),
         (b'{"a": NaN}', "the line holds NaN"),
-        (b"[]", "dictionary"),
+        (b"[]", "no JSON object"),
         (b'{"custom_id": "x"}', "method: Field required"),
         (chat_line("x").replace(b"POST", b"GET"), "method"),
         (chat_line("x").replace(b"/v1/chat", b"/v2/chat"), "url"),
