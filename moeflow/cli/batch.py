@@ -20,6 +20,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from moeflow.cli import late
 from moeflow.cli.bench_output import repeated_command
 from moeflow.cli.local_model import prepare
+from moeflow.cli.new_file import NEW_FILE
 from moeflow.cli.options import engine_options
 
 if TYPE_CHECKING:
@@ -50,12 +51,12 @@ EXIT_INTERRUPTED = 130
     "-o",
     "--output",
     required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NEW_FILE,
     help="File for the answers; if it is there, it must be this job's.",
 )
 @click.option(
     "--errors",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NEW_FILE,
     help="File for the errors.  [default: OUTPUT with .errors before its suffix]",
 )
 @click.option("--model-name", help="The model's name, as requests call it.  [default: its folder or file]")
@@ -74,7 +75,7 @@ def batch(
     MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model answers.
     """
     errors = errors or output.with_name(f"{output.stem}.errors{output.suffix}")
-    if len({source.absolute(), output.absolute(), errors.absolute()}) < 3:
+    if len({source.resolve(), output.resolve(), errors.resolve()}) < 3:
         raise click.UsageError("input, output and error file must be three different files")
     result_ids = late.check_input(source)
     settings = prepare({**wishes, "model_name": model_name}, is_served=True)

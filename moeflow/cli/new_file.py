@@ -26,4 +26,19 @@ class NewFile(click.Path):
         return path
 
 
+class NewPicture(click.Path):
+    """A path that ends in .png; its folder is made with it."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path. Raises: click.BadParameter if it names no PNG."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if path.suffix.lower() != ".png":
+            self.fail(f"{str(path)!r} does not end in .png, which is what is written", param, ctx)
+        return path
+
+
 NEW_FILE = NewFile()
+NEW_PICTURE = NewPicture()

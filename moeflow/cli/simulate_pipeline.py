@@ -12,6 +12,7 @@ import click
 from moeflow.bench.tables import Table
 from moeflow.cli import late
 from moeflow.cli.bench_output import bar, show
+from moeflow.cli.new_file import NEW_FILE, NEW_PICTURE
 from moeflow.cli.simulated import SHIPPED, choose_formats, described_options, read_shape
 from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import Machine
@@ -69,9 +70,9 @@ and values to attend on the device; zero-inference keeps them there and goes lay
     show_default=False,
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line instead of a table.")
-@click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write a step for ui.perfetto.dev.")
-@click.option("--graph", type=click.Path(dir_okay=False, path_type=Path), help="Write a step's tasks for GraphViz.")
-@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw two layers into this PNG.")
+@click.option("--trace", type=NEW_FILE, help="Write a step for ui.perfetto.dev.")
+@click.option("--graph", type=NEW_FILE, help="Write a step's tasks for GraphViz.")
+@click.option("--picture", type=NEW_PICTURE, help="Draw two layers into this PNG.")
 def pipeline(
     machine: str,
     model: str,

@@ -135,3 +135,11 @@ def test_an_output_that_is_the_input_is_refused(tmp_path):
 
 def test_durations_as_people_say_them():
     assert [duration_text(s) for s in (3.4, 99, 100, 3599, 12_000)] == ["3 s", "99 s", "2 min", "60 min", "3 h 20 min"]
+
+
+def test_an_output_that_is_a_link_to_the_input_is_refused(tmp_path):
+    source = write_lines(tmp_path / "in.jsonl", chat_line("a"))
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(source)
+    result = run(str(source), "-o", str(link))
+    assert (result.exit_code, "three different files" in result.stderr) == (2, True)
