@@ -14,6 +14,7 @@ from rich.console import Console
 from moeflow.cli import late
 from moeflow.cli.bench_output import bar, show
 from moeflow.cli.local_model import built_in_model
+from moeflow.cli.new_file import NEW_PICTURE
 from moeflow.cli.options import byte_count, cache_dir_option
 from moeflow.cli.plan_inputs import hits_of, workload_of
 from moeflow.cli.plan_output import policy_table, prediction_table
@@ -64,12 +65,12 @@ Only headers of a model are read: the answer does not depend on its size."""
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.option(
     "--roofline",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NEW_PICTURE,
     help="Draw attention and experts under their roofs into this PNG.",
 )
 @click.option(
     "--policy-map",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NEW_PICTURE,
     help="Draw how the policy changes with the machine into this PNG.",
 )
 @cache_dir_option
