@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.bench.engine_run import make_cases as make_cases
     from moeflow.bench.http_target import HttpTarget as HttpTarget
     from moeflow.bench.http_target import check_address as check_address
+    from moeflow.bench.plan_check import PlanCheck as PlanCheck
     from moeflow.bench.plan_plots import plot_policy_map as plot_policy_map
     from moeflow.bench.plan_plots import plot_rooflines as plot_rooflines
     from moeflow.bench.plots import plot_cache_replay as plot_cache_replay
@@ -78,6 +79,7 @@ _MODULES = {
     "HttpTarget": "moeflow.bench.http_target",
     "Journal": "moeflow.server.jobs.journal",
     "LLM": "moeflow.engine.llm",
+    "PlanCheck": "moeflow.bench.plan_check",
     "PlanWish": "moeflow.engine.planning",
     "Progress": "moeflow.bench.serve_run",
     "ServerConfig": "moeflow.server.config",

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 
 from moeflow.cli import late
 from moeflow.cli.bench_output import bar, show
-from moeflow.cli.local_model import built_in_model
+from moeflow.cli.local_model import built_in_model, progress_bar
 from moeflow.cli.new_file import NEW_PICTURE
 from moeflow.cli.options import byte_count, cache_dir_option
 from moeflow.cli.plan_inputs import hits_of, workload_of
-from moeflow.cli.plan_output import policy_table, prediction_table
+from moeflow.cli.plan_output import check_json, check_table, policy_table, prediction_table
 from moeflow.core.errors import ConfigError
 from moeflow.core.plan import GOALS, Workload, plan_to_json
 from moeflow.planner.machine_files import machine_names
+
+if TYPE_CHECKING:
+    from moeflow.engine.planning import Planned
 
 EPILOG = f"""\b
 Examples:
@@ -30,6 +34,7 @@ Examples:
   moeflow plan mixtral-8x7b --machine t4 --prompt-len 418 --gen-len 128
   moeflow plan config.json --machine l4 --prompts questions.jsonl --roofline roofs.png --policy-map map.png
   moeflow plan ~/models/olmoe --json > plan.json      for programs, and for --plan
+  moeflow plan ~/models/olmoe --check                 and run it: predicted beside measured
 
 This machine is measured first, once, in some ten seconds; do that while nothing else runs, again with --fresh.
 Machines that are shipped: {", ".join(machine_names())}; others are described in a file like these.
@@ -62,7 +67,8 @@ Only headers of a model are read: the answer does not depend on its size."""
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="What --record-routing wrote: how often experts on disk are needed.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@click.option("--check", is_flag=True, help="Run the model as planned, too: predicted beside measured.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON; with --check, what came of it.")
 @click.option(
     "--roofline",
     type=NEW_PICTURE,
@@ -83,6 +89,7 @@ def plan(
     gen_len: int,
     rate: float,
     routing: Path | None,
+    check: bool,
     as_json: bool,
     roofline: Path | None,
     policy_map: Path | None,
@@ -97,6 +104,8 @@ def plan(
     """
     if roofline is not None or policy_map is not None:
         require_matplotlib()
+    if check and machine is not None:
+        raise ConfigError("--check runs the model on this machine; leave --machine away")
     name = model or str(built_in_model(wishes["cache_dir"]))
     workload, num_requests = (
         Workload(prompt_len=prompt_len, gen_len=gen_len, max_prompt_len=prompt_len, rate=rate),
@@ -119,7 +128,9 @@ def plan(
     with steps() as say:
         planned = late.plan_for(wish, say)
     made = planned.plan
-    if as_json:
+    if check:
+        checked(planned, wishes["cache_dir"], as_json=as_json)
+    elif as_json:
         click.echo(plan_to_json(made), nl=False)
     else:
         show(policy_table(made))
@@ -130,6 +141,27 @@ def plan(
     if policy_map is not None:
         with bar(late.num_map_points(planned.model)) as shown:
             late.plot_policy_map(late.policy_map(planned.model, planned.aim, shown.advance), title, policy_map)
+
+
+def checked(planned: Planned, cache_dir: Path, *, as_json: bool) -> None:
+    """Run what was planned and print it beside what was predicted."""
+    settings = late.settings_from_plan(planned.plan, late.Settings(cache_dir=cache_dir, prefix_caching=False))
+    if settings.memory_bytes is not None:  # this process holds the planner, too: keys and values take what it leaves
+        settings = dataclasses.replace(settings, kv_cache_bytes=None)
+    run = late.PlanCheck(planned, settings)
+    with progress_bar("Loading") as on_progress:
+        run.load(on_progress)
+    try:
+        with bar(run.num_steps) as shown:
+            run.run(shown.say, shown.advance)
+        rows = run.rows()
+    finally:
+        run.close()
+    if as_json:
+        click.echo(check_json(planned.plan, rows))
+    else:
+        show(policy_table(planned.plan))
+        show(check_table(rows))
 
 
 @contextmanager

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
 from moeflow.bench.tables import Table
 from moeflow.core.hardware import DEVICE, DISK, PINNED, RAM
-from moeflow.core.plan import DIRECT, FROM_DISK, Estimate, Plan
+from moeflow.core.plan import DIRECT, FROM_DISK, Estimate, Plan, plan_to_json
 from moeflow.core.units import format_bytes
+
+if TYPE_CHECKING:
+    from moeflow.bench.plan_check import CheckRow
 
 _TIERS = {RAM: "memory", DEVICE: "device memory", DISK: "disk", PINNED: "pinned memory"}
 _PIPELINES = {DIRECT: "direct: everything is resident", FROM_DISK: "streaming: experts come from disk"}
@@ -76,6 +85,31 @@ def prediction_table(plan: Plan) -> Table:
             "What would help most: " + "; ".join(f"{it.change}, x{it.speedup:.2f}" for it in plan.helps[:4]) + "."
         )
     return Table("expected", ("", "value", "between"), tuple(rows), tuple(notes))
+
+
+def check_table(rows: Sequence[CheckRow]) -> Table:
+    """Return what was predicted beside what was measured."""
+    cells = [
+        (row.name, _measure(row.predicted, row.unit), _measure(row.measured, row.unit), f"{row.error:+.1%}")
+        for row in rows
+    ]
+    note = "Median error of speeds: " + f"{statistics.median(abs(row.error) for row in rows if is_speed(row)):.1%}."
+    return Table("checked", ("", "predicted", "measured", "error"), tuple(cells), (note,))
+
+
+def check_json(plan: Plan, rows: Sequence[CheckRow]) -> str:
+    """Return the same as JSON, with the plan."""
+    checked = [asdict(row) | {"error": round(row.error, 4)} for row in rows]
+    return json.dumps({"plan": json.loads(plan_to_json(plan)), "checked": checked}, indent=1, allow_nan=False)
+
+
+def is_speed(row: CheckRow) -> bool:
+    """Say whether a row is tokens a second or a time to the first token."""
+    return row.unit in ("tokens/s", "ms")
+
+
+def _measure(value: float, unit: str) -> str:
+    return format_bytes(value) if unit == "bytes" else f"{_short(value)} {unit}"
 
 
 def _numbers(estimate: Estimate, factor: float = 1.0) -> tuple[str, str]:

@@ -59,7 +59,7 @@ class ExpertPlan:
             policy,
             predictor,
             spec.resident_bytes,
-            least_slots=min(max(2 * shape.top_k, 4), spec.num_slabs),  # a token's, while the next layer's arrive
+            least_slots=min(least_slots(shape), spec.num_slabs),
         )
 
     @property
@@ -86,3 +86,8 @@ class ExpertPlan:
             f"up to {config.num_slots} of {self.spec.num_slabs} in memory, of {format_bytes(self.spec.slab_bytes)} "
             f"each; the others come from {self.slab_file}, which {made} there ({format_bytes(self.spec.file_bytes)})"
         )
+
+
+def least_slots(shape: ModelConfig) -> int:
+    """Return how many experts must have a place: a token's, while the next layer's arrive."""
+    return max(2 * shape.top_k, 4)

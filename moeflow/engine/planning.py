@@ -18,9 +18,10 @@ from moeflow.core.hardware import DEVICE, RAM
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.plan import Plan, Workload
 from moeflow.engine.expectation import HOST_OVERLAP, HOST_PREFILL_OVERLAP
+from moeflow.engine.expert_plan import least_slots
 from moeflow.engine.machine import measure_machine
 from moeflow.engine.process_memory import ENGINE_BYTES, planned_bytes
-from moeflow.engine.settings import DEFAULT_MAX_BATCH_TOKENS, DEFAULT_MAX_RUNNING, Settings
+from moeflow.engine.settings import DEFAULT_MAX_BATCH_TOKENS, DEFAULT_MAX_RUNNING, MARGIN_BYTES, Settings
 from moeflow.engine.weight_choice import WeightChoice, own_precision, wished
 from moeflow.engine.work_space import work_bytes
 from moeflow.models.registry import read_bare_config, read_model_config
@@ -99,6 +100,7 @@ def plan_for(wish: PlanWish, on_step: Callable[[str], None] = lambda _: None) ->
         overlap=1.0 if has_device else HOST_OVERLAP,
         prefill_overlap=1.0 if has_device else HOST_PREFILL_OVERLAP,
         process_bytes=_process_bytes(costs.shape, settings, chunk_tokens),
+        least_experts=0.0 if has_device else _least_experts(costs),
         chunk_tokens=chunk_tokens,
     )
     name = str(settings.model) if settings.model in shipped_models() else str(Path(settings.model).absolute())
@@ -130,7 +132,14 @@ def _process_bytes(shape: ModelConfig, settings: Settings, chunk_tokens: int) ->
     """Return what an engine takes that is neither weights nor keys and values."""
     processes = planned_bytes(ENGINE_BYTES, shape, is_served=settings.is_served)
     num_sampled = settings.max_running or DEFAULT_MAX_RUNNING
-    return processes + work_bytes(shape, num_tokens=chunk_tokens, num_sampled=num_sampled)
+    margin_bytes = 0 if settings.memory_bytes is None else MARGIN_BYTES
+    return processes + margin_bytes + work_bytes(shape, num_tokens=chunk_tokens, num_sampled=num_sampled)
+
+
+def _least_experts(costs: ModelCosts) -> float:
+    """Return the share of experts without which the engine computes no pass."""
+    num_experts = costs.num_moe_layers * costs.shape.num_experts
+    return min(least_slots(costs.shape) / num_experts, 1.0) if num_experts else 0.0
 
 
 def _formats(shape: ModelConfig, chosen: WeightChoice, settings: Settings, *, has_device: bool) -> Formats:

@@ -95,6 +95,7 @@ class Prediction:
     first_token_s: float  # of a request that finds nobody else
     tokens_per_s: float  # generated, over prefill and decode
     busy: Mapping[str, float]  # seconds that each resource works in a decoding step
+    prefill_busy: Mapping[str, float]  # likewise in the prefill of the whole batch
     memory: Mapping[str, float]  # bytes in each tier
 
 
@@ -110,6 +111,7 @@ class CostModel:
     overlap: float = 1.0  # of resources that could work at once: 1: the slowest alone counts; 0: one after another
     prefill_overlap: float = 1.0  # likewise, in prefill
     process_bytes: int = PROCESS_BYTES
+    least_experts: float = 0.0  # share of experts that must have a place in memory
     chunk_tokens: int = 512  # of prompts in one pass, on a host without a device
 
     @cached_property
@@ -202,7 +204,7 @@ class CostModel:
         """Return what a policy brings."""
         choice = Choice.of(policy)
         decode, busy = self._step(self.decode(choice), policy, self.overlap)
-        prefill, _ = self._step(self.prefill(choice), policy, self.prefill_overlap)
+        prefill, prefill_busy = self._step(self.prefill(choice), policy, self.prefill_overlap)
         alone = Choice(1, 1, policy.attention_on_device, policy.ffn_on_device)
         first, _ = self._step(self.prefill(alone), policy, self.prefill_overlap)
         gen_len = self.workload.gen_len
@@ -213,6 +215,7 @@ class CostModel:
             first_token_s=first,
             tokens_per_s=policy.batch_size * gen_len / seconds,
             busy=busy,
+            prefill_busy=prefill_busy,
             memory={tier: used.at(*self._shares(policy)) for tier, used in self.memory(choice).items()},
         )
 

@@ -217,6 +217,8 @@ class _Programme:
             zeros.append(shares["kv"])
         for share in zeros:
             self._at_most({share: 1.0})
+        if self._model.least_experts:
+            self._at_most({shares["disk"]: 1.0, z: self._model.least_experts - 1.0})
         if self._model.has_device and choice.ffn_on_device and self._model.costs.layers_bytes:
             experts = self._model.costs.experts_bytes / self._model.costs.layers_bytes
             self._at_most({shares["weights"]: 1.0, shares["disk"]: experts, z: -1.0})

@@ -1,0 +1,187 @@
+"""`plan --check`: runs the engine as planned, and sets what was predicted beside what was measured.
+
+Predicted is what is measured: the same batch, prompt and number of passes, by the plan's own cost model. Where experts
+come from disk, passes are taken apart into computing and waiting, and what they read is counted.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from moeflow.bench.engine_speed import Case, Stopwatch
+from moeflow.bench.memory import peak_bytes, reset_peak
+from moeflow.core.hardware import DISK, RAM
+from moeflow.core.plan import Workload
+from moeflow.engine.engine import Engine
+from moeflow.engine.expectation import expectations
+from moeflow.engine.messages import EngineStats
+from moeflow.engine.planning import Planned
+from moeflow.engine.settings import Settings, decide
+from moeflow.planner.cost_model import FROM_DISK, HOST_COMPUTE
+
+REPEATS: Final = 3
+LONG_S: Final = 5.0  # what takes longer is measured once
+MOST_S: Final = 25.0  # of one measurement: a batch that would take longer is made smaller
+NEW_TOKENS: Final = (32, 16, 8, 4, 2, 1)  # decode passes to time: the first for which there is room
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRow:
+    """One figure, as it was predicted and as it was measured."""
+
+    name: str
+    unit: str
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """How much more was predicted than measured, as a share of that."""
+        return self.predicted / self.measured - 1.0 if self.measured else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Predicted:
+    """What a case should take."""
+
+    seconds: float  # of what is timed
+    whole_s: float  # with the prefill that a decoding case starts with
+    compute_s: float  # of the whole
+    read_bytes: float  # likewise
+
+
+@dataclass(slots=True)
+class _Measured:
+    rates: list[float] = field(default_factory=list)  # tokens a second
+    num_runs: int = 0  # the one that does not count included, as in what follows
+    whole_s: float = 0.0
+    wait_s: float = 0.0
+    read_bytes: int = 0
+
+    def seconds(self, case: Case) -> float:
+        return case.num_tokens / statistics.median(self.rates)
+
+
+class PlanCheck:
+    """One engine that runs a plan."""
+
+    def __init__(self, planned: Planned, settings: Settings, seed: int = 0) -> None:
+        self._plan = planned.plan
+        self._seed = seed
+        self.config = decide(settings)
+        self._expected = expectations(self.config, planned.model.machine, hit_curve=planned.model.hit_curve)
+        self._measured: dict[Case, _Measured] = {}
+
+    def load(self, on_progress: Callable[[int, int], None] | None = None) -> None:
+        """Load the model and choose what to measure. Raises: as `Engine.load`."""
+        reset_peak()
+        self._engine = Engine.load(self.config, on_progress)
+        self._stopwatch = Stopwatch(self._engine, self._seed)
+        sizes = sorted({1, self._most_together()})
+        decodes = [case for size in sizes if (case := self._decode_case(size)) is not None]
+        self.cases = [*decodes, Case(1, self._plan.workload.prompt_len, 0)]
+
+    @property
+    def num_steps(self) -> int:
+        """How many measurements there are; known once the model is loaded."""
+        return sum(self._repeats(case) for case in self.cases)
+
+    def run(self, on_begin: Callable[[str], None], on_end: Callable[[], None]) -> None:
+        """Measure everything; what is short once before, which does not count. Raises: EngineError."""
+        for case in self.cases:
+            measured = self._measured.setdefault(case, _Measured())
+            repeats = self._repeats(case)
+            for repetition in range(repeats):
+                on_begin(case.name)
+                rate = self._measure(case, repetition, measured)
+                if repetition or repeats == 1:
+                    measured.rates.append(rate)
+                on_end()
+
+    def close(self) -> None:
+        """Let go of the engine."""
+        self._engine.close()
+
+    def rows(self) -> list[CheckRow]:
+        """Return what was predicted beside what was measured, speeds first."""
+        rows = [self._speed(case) for case in self.cases]
+        if self.config.experts is not None:
+            rows += self._kinds()
+        total = sum(self._predict(case).seconds for case in self.cases)
+        really = sum(self._measured[it].seconds(it) for it in self.cases)
+        rows.append(CheckRow("all speeds' times together", "s", total, really))
+        if (peak := peak_bytes()) is not None:
+            most = max(
+                self._expected.peak_bytes(it.batch_size, it.prompt_len, max(it.new_tokens, 1)) for it in self.cases
+            )
+            rows.append(CheckRow("peak memory", "bytes", most, peak))
+        return rows
+
+    def _most_together(self) -> int:
+        """Return the largest batch up to the planned one for which there is room and time."""
+        size = self._plan.policy.batch_size
+        while size > 1:
+            case = self._decode_case(size)
+            if case is not None and self._predict(case).whole_s <= MOST_S:
+                return size
+            size = size * 3 // 4
+        return 1
+
+    def _decode_case(self, batch_size: int) -> Case | None:
+        prompt_len = self._plan.workload.prompt_len
+        cases = (Case(batch_size, prompt_len, num_new) for num_new in NEW_TOKENS)
+        return next((case for case in cases if self._stopwatch.why_not(case) is None), None)
+
+    def _repeats(self, case: Case) -> int:
+        return 1 if self._predict(case).whole_s > LONG_S else REPEATS + 1
+
+    def _measure(self, case: Case, repetition: int, measured: _Measured) -> float:
+        before, start_s = self._engine.stats(), time.perf_counter()
+        rate = self._stopwatch.measure(case, repetition)
+        measured.whole_s += time.perf_counter() - start_s
+        after = self._engine.stats()
+        measured.wait_s += after.expert_stall_s_total - before.expert_stall_s_total
+        measured.read_bytes += _read_bytes(after) - _read_bytes(before)
+        measured.num_runs += 1
+        return rate
+
+    def _predict(self, case: Case) -> _Predicted:
+        passes = case.new_tokens
+        workload = Workload(prompt_len=case.prompt_len, gen_len=max(passes, 1), max_prompt_len=case.prompt_len)
+        costs = self._expected.costs(workload)
+        it = costs.predict(self._expected.policy(case.batch_size, workload.max_tokens))
+        disk_s = it.prefill_busy[FROM_DISK] + passes * it.busy[FROM_DISK]
+        return _Predicted(
+            seconds=passes * it.decode_s if passes else it.prefill_s,
+            whole_s=it.prefill_s + passes * it.decode_s,
+            compute_s=it.prefill_busy[HOST_COMPUTE] + passes * it.busy[HOST_COMPUTE],
+            read_bytes=disk_s * costs.machine.link(DISK, RAM).bytes_per_s(costs.costs.expert_bytes),
+        )
+
+    def _speed(self, case: Case) -> CheckRow:
+        predicted, measured = self._predict(case).seconds, self._measured[case].seconds(case)
+        if case.new_tokens:
+            return CheckRow(case.name, "tokens/s", case.num_tokens / predicted, case.num_tokens / measured)
+        return CheckRow(f"first token of {case.prompt_len}", "ms", 1000 * predicted, 1000 * measured)
+
+    def _kinds(self) -> list[CheckRow]:
+        """Return what all runs together took, prefill of decoding ones included, by kinds of work."""
+        pairs = [(self._predict(case), measured) for case, measured in self._measured.items()]
+        compute_s = sum(it.compute_s * done.num_runs for it, done in pairs)
+        wait_s = sum((it.whole_s - it.compute_s) * done.num_runs for it, done in pairs)
+        read = sum(it.read_bytes * done.num_runs for it, done in pairs)
+        really_wait_s = sum(done.wait_s for _, done in pairs)
+        really_compute_s = sum(done.whole_s for _, done in pairs) - really_wait_s
+        return [
+            CheckRow("computing, in all runs", "s", compute_s, really_compute_s),
+            CheckRow("waiting for experts, in all runs", "s", wait_s, really_wait_s),
+            CheckRow("experts read, in all runs", "bytes", read, float(sum(done.read_bytes for _, done in pairs))),
+        ]
+
+
+def _read_bytes(stats: EngineStats) -> int:
+    return stats.expert_demand_bytes_total + stats.expert_prefetched_bytes_total

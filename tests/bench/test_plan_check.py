@@ -1,0 +1,54 @@
+"""A plan is run by the real engine, and every figure that was predicted has a measured one beside it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from moeflow.bench.plan_check import CheckRow
+from moeflow.cli.main import main
+from moeflow.cli.plan_output import check_table
+from moeflow.core.hardware_json import machine_to_json
+from moeflow.kernels import cpu
+from moeflow.planner.this_machine import machine_file
+from tests.planner.examples import machine
+from tests.tiny_mixtral import write_tiny_mixtral
+
+
+def test_errors_are_shares_of_what_was_measured():
+    assert CheckRow("a", "ms", 150.0, 100.0).error == pytest.approx(0.5)
+    assert CheckRow("a", "s", 1.0, 0.0).error == 0.0
+    table = check_table([CheckRow("speed", "ms", 90.0, 100.0), CheckRow("peak", "bytes", 2.0**20, 2.0**21)])
+    assert table.rows == (("speed", "90 ms", "100 ms", "-10.0%"), ("peak", "1.0 MiB", "2.0 MiB", "-50.0%"))
+    assert table.notes == ("Median error of speeds: 10.0%.",)
+
+
+def checked(tmp_path, *options):
+    write_tiny_mixtral(tmp_path / "model", max_position_embeddings=256)
+    file = machine_file(tmp_path, 1)
+    file.parent.mkdir()
+    file.write_text(machine_to_json(machine(ram=2 * 10**9)))  # as if measured: only kernels of new shapes are
+    lengths = ("--prompt-len", "24", "--gen-len", "12", "--batch-size", "3", "--threads", "1")
+    shell = ["plan", str(tmp_path / "model"), "--check", "--json", "--cache-dir", str(tmp_path), *lengths, *options]
+    done = CliRunner().invoke(main, shell)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
+def test_what_was_planned_is_run(tmp_path):
+    found = checked(tmp_path)
+    rows = {row["name"]: row for row in found["checked"]}
+    names = ["decode, batch 1", "decode, batch 3", "first token of 24", "all speeds' times together", "peak memory"]
+    assert list(rows) == names
+    assert all(row["predicted"] > 0 and row["measured"] > 0 for row in rows.values())
+    assert found["plan"]["policy"]["batch_size"] == 3
+
+
+def test_another_machine_cannot_be_checked():
+    done = CliRunner().invoke(main, ["plan", "mixtral-8x7b", "--machine", "t4", "--check"])
+    assert done.exit_code == 2
+    assert "--check runs the model on this machine" in done.output
