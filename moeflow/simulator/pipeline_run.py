@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Final
 
+from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import DEVICE, RAM, Machine
 from moeflow.core.plan import Policy, Workload
 from moeflow.pipeline.catalog import Pipeline
@@ -22,6 +24,8 @@ from moeflow.planner.task_costs import TaskCost, TaskShape, task_cost
 from moeflow.simulator.time_line import TimeLine
 from moeflow.simulator.virtual_clock import run_virtually
 
+MOST_STAGES: Final = 100_000  # micro-batches times layers of a step: some million tasks
+
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineRun:
@@ -33,6 +37,15 @@ class PipelineRun:
     workload: Workload
     policy: Policy
     slower: Mapping[str, float] = field(default_factory=dict)  # op -> times as long: kernels of another system
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError where a step would have more tasks than a machine's memory holds."""
+        number, layers = self.policy.num_micro_batches, self.costs.shape.num_layers
+        if number * layers > MOST_STAGES:
+            raise ConfigError(
+                f"{number:,} micro-batches of {layers} layers are more than can be simulated "
+                f"({MOST_STAGES:,} together). Take larger micro-batches, or fewer sequences"
+            )
 
     def decode_step(self, context: float) -> TimeLine:
         """Return a decoding step whose sequences all see so many tokens."""

@@ -87,6 +87,12 @@ def test_a_wrong_name_is_an_error_that_says_what_there_is(model, machine, model_
 
 
 @pytest.mark.slow  # importing matplotlib
+def test_more_micro_batches_than_memory_holds_are_refused(model):
+    done = run(model, "--batch-size", "1000000000", "--micro-batch", "1")
+    assert done.exit_code == 2
+    assert "Take larger micro-batches, or fewer sequences" in " ".join(done.output.split())
+
+
 def test_a_picture_is_drawn(model, tmp_path):
     file = tmp_path / "lanes.png"
     assert run(model, "--picture", str(file)).exit_code == 0
