@@ -6,6 +6,7 @@ used: so `moeflow --help` answers at once. Every verb's module has a click comma
 
 from __future__ import annotations
 
+import atexit
 import difflib
 import importlib
 import signal
@@ -71,7 +72,7 @@ class Shell(click.Group):
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run and exit: 0 done, 1 failed, 2 wrong input, 130 interrupted, 143 told to end."""
         try:
-            with _leaving_in_order():
+            with _leaving_in_order(), _ending_quietly():
                 result = super().main(*args, **{**extra, "standalone_mode": False})
         except click.Abort:  # click's name for Ctrl-C
             sys.exit(EXIT_INTERRUPTED)
@@ -110,6 +111,15 @@ def _leaving_in_order() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _ending_quietly() -> Iterator[None]:
+    """Have Ctrl-C disturb no longer once the block is left and the program ends: nothing is left to interrupt."""
+    try:
+        yield
+    finally:  # what is registered last runs first
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
 def fail(message: str, code: int) -> None:

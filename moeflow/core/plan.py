@@ -9,11 +9,13 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from moeflow.core.errors import ConfigError
 from moeflow.core.json_fields import Fields, read_json
 
 GOALS: Final = ("throughput", "latency", "memory")
 DIRECT: Final = "direct"  # everything resident: a pass is the model's plain forward
 FROM_DISK: Final = "streaming"  # experts come from disk as a pass needs them
+MOST_RATE: Final = 1e12  # requests a second
 FORMAT_VERSION: Final = 1  # of the JSON; to be raised when a field means something else
 
 
@@ -25,6 +27,11 @@ class Workload:
     gen_len: int  # n
     max_prompt_len: int  # what room and padding are reckoned with
     rate: float = 0.0  # requests a second; 0: all are there at once
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a rate that is none."""
+        if not 0 <= self.rate <= MOST_RATE:
+            raise ConfigError(f"{self.rate:g} requests a second are no rate; say a number from 0 to {MOST_RATE:g}")
 
     @property
     def mean_context(self) -> float:

@@ -24,7 +24,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError, MoeflowError
-from moeflow.engine.expectation import what_to_expect
+from moeflow.engine.expectation import HINT, what_to_expect
 from moeflow.engine.generator import Generator
 from moeflow.engine.process_client import ProcessEngine
 from moeflow.engine.settings import Settings, decide
@@ -54,7 +54,8 @@ def serve(prepare: Callable[[], Settings], config: ServerConfig) -> int:
     with listen(config) as listener:
         settings = dataclasses.replace(prepare(), is_served=True)
         engine_config = decide(settings)
-        if expected := what_to_expect(engine_config, settings.cache_dir, is_served=True):
+        expected = what_to_expect(engine_config, settings.cache_dir, is_served=True)
+        if expected not in ("", HINT):  # a log is no place for advice
             print(expected, file=sys.stderr)
         if not config.is_loopback and config.api_key is None:
             print(

@@ -174,6 +174,8 @@ def make_policy(
         num_devices=num_devices,
     )
     if resident_share is not None:
+        if not 0 <= resident_share <= 1:
+            raise ConfigError(f"{resident_share:.0%} of the weights cannot be resident; say a number from 0 to 100")
         return policy
     empty = memory_of(machine, costs, workload, policy)[DEVICE]
     full = memory_of(machine, costs, workload, replace(policy, weights_on_device=1.0))[DEVICE]

@@ -90,3 +90,11 @@ def test_an_unknown_machine_is_answered(places):
     done = run(places[0], "--machine", "papers1")
     assert done.exit_code == 2
     assert "did you mean 'paper-s1'" in done.output
+
+
+@pytest.mark.parametrize("rate", ["nan", "inf", "1e300"])
+def test_a_rate_that_is_none_is_refused(places, rate):
+    config, host = places
+    done = run(config, "--machine", host, "--rate", rate)
+    assert done.exit_code == 2
+    assert "say a number from 0 to" in " ".join(done.output.split())

@@ -93,6 +93,12 @@ def test_more_micro_batches_than_memory_holds_are_refused(model):
     assert "Take larger micro-batches, or fewer sequences" in " ".join(done.output.split())
 
 
+def test_a_share_that_is_none_is_refused(model):
+    done = run(model, "--resident", "nan")
+    assert done.exit_code == 2
+    assert "say a number from 0 to 100" in " ".join(done.output.split())
+
+
 def test_a_picture_is_drawn(model, tmp_path):
     file = tmp_path / "lanes.png"
     assert run(model, "--picture", str(file)).exit_code == 0

@@ -16,8 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from moeflow.engine.expectation import HINT
-from tests.server.live_server import eventually
+from tests.server.live_server import complaints, eventually
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = pytest.mark.slow
@@ -84,7 +83,7 @@ class Server:
 
     def said(self) -> str:
         """Return all of stderr but what to expect, which nobody measured here."""
-        return self.process.stderr.read().removeprefix(f"{HINT}\n")
+        return complaints(self.process.stderr.read())
 
     def end(self, timeout_s: float = 30) -> int:
         return self.process.wait(timeout_s)

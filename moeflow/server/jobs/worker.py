@@ -34,6 +34,7 @@ class BatchWorker:
         self._batches = batches
         self._files = files
         self._task: asyncio.Task[None] | None = None
+        self._current: StoredBatch | None = None  # what is worked on now
         self._news = asyncio.Event()  # a job has come, or was cancelled
 
     def wake(self) -> None:
@@ -52,7 +53,10 @@ class BatchWorker:
 
     def cancel(self, batch: StoredBatch) -> None:
         """Ask for a job's end. Does nothing if it has come to one. Raises: OSError."""
-        if batch.status not in (*FINAL, "cancelling", "finalizing"):
+        if batch.status == "validating" and batch is not self._current:  # another runs, and may run for hours
+            batch.status, batch.cancelling_at, batch.cancelled_at = "cancelled", self._batches.now, self._batches.now
+            self._batches.save(batch)
+        elif batch.status not in (*FINAL, "cancelling", "finalizing"):
             batch.status, batch.cancelling_at = "cancelling", self._batches.now
             self._batches.save(batch)
             self.wake()
@@ -62,7 +66,11 @@ class BatchWorker:
             self._news.clear()
             batch = self._next()
             if batch is not None:
-                await self._advance(batch)
+                self._current = batch
+                try:
+                    await self._advance(batch)
+                finally:
+                    self._current = None
                 continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._until_next_expiry()):

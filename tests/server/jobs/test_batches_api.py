@@ -152,6 +152,20 @@ def test_cancelling_keeps_what_is_done(client, engine):
     assert eventually(lambda: not engine.live)
 
 
+def test_what_has_not_begun_is_cancelled_while_another_runs(client, engine):
+    engine.pause_after = 3
+    running = begin(client, *[chat_line(str(i)) for i in range(3)])
+    assert eventually(lambda: len(engine.live) >= 3)
+    queued = begin(client, chat_line("a"))
+    batch = client.batches.cancel(queued.id)
+    check(batch)
+    assert batch.status == "cancelled"
+    assert batch.cancelling_at <= batch.cancelled_at
+    engine.pause_after = None
+    assert wait(client, running).status == "completed"
+    assert client.batches.retrieve(queued.id).status == "cancelled"
+
+
 def test_time_runs_out(client, engine, clock):
     engine.pause_after = 3
     batch = begin(client, chat_line("quick", max_tokens=2), chat_line("a"), chat_line("b"))
