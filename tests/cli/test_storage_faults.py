@@ -26,7 +26,8 @@ pytestmark = [
     pytest.mark.skipif(not cpu.is_available() or sys.platform != "linux", reason="needs the kernels, and /proc"),
 ]
 MOEFLOW = (sys.executable, "-m", "moeflow.cli.main")
-BY_SIGINT = (
+# How Python ends, of whatever code, if Ctrl-C fell into an exec() of an import; shells say 130.
+BY_SIGINT = -signal.SIGINT
     -signal.SIGINT
 )  # how Python ends, of whatever code, if Ctrl-C fell into an exec() of an import; shells say 130
 
