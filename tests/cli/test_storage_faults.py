@@ -28,8 +28,6 @@ pytestmark = [
 MOEFLOW = (sys.executable, "-m", "moeflow.cli.main")
 # How Python ends, of whatever code, if Ctrl-C fell into an exec() of an import; shells say 130.
 BY_SIGINT = -signal.SIGINT
-    -signal.SIGINT
-)  # how Python ends, of whatever code, if Ctrl-C fell into an exec() of an import; shells say 130
 
 
 @pytest.fixture(scope="module")
