@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from moeflow.bench.plots import save
 from moeflow.core.plan import Policy
 from moeflow.planner.figures import PolicyMap, RooflineFigure
 
@@ -22,7 +23,7 @@ def plot_rooflines(figures: Sequence[RooflineFigure], title: str, file: Path) ->
     for axes, data in zip(np.atleast_1d(figure.subplots(1, len(figures))), figures, strict=True):
         _draw_roofline(axes, data)
     figure.suptitle(title)
-    _save(figure, file)
+    save(figure, file)
 
 
 def _draw_roofline(axes: Axes, data: RooflineFigure) -> None:
@@ -93,7 +94,7 @@ def plot_policy_map(data: PolicyMap, title: str, file: Path) -> None:
     for axes, (label, value) in zip(figure.subplots(1, len(panels)), panels, strict=True):
         _draw_map(figure, axes, data, label, value)
     figure.suptitle(title)
-    _save(figure, file)
+    save(figure, file)
 
 
 def _draw_map(figure: Figure, axes: Axes, data: PolicyMap, label: str, value: Callable[[Policy, float], float]) -> None:
@@ -136,8 +137,3 @@ def _rate(value: float, unit: str) -> str:
         if value >= factor:
             return f"{value / factor:.3g} {prefix}{unit}/s"
     return f"{value:.3g} {unit}/s"
-
-
-def _save(figure: Figure, file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110, metadata={"Software": None})  # the same picture from the same plan

@@ -59,7 +59,7 @@ def plot_latencies(systems: Mapping[str, Sequence[Mapping[str, Any]]], rate: flo
     axes[0].set_ylabel("latency, s")
     axes[0].legend()
     figure.suptitle(f"Latency of a request at {rate:g} requests/s")
-    _save(figure, file)
+    save(figure, file)
 
 
 def plot_throughput(systems: Mapping[str, Sequence[Mapping[str, Any]]], file: Path) -> None:
@@ -85,7 +85,7 @@ def plot_throughput(systems: Mapping[str, Sequence[Mapping[str, Any]]], file: Pa
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
     axes[0].legend()
-    _save(figure, file)
+    save(figure, file)
 
 
 def plot_cache_replay(
@@ -118,7 +118,7 @@ def plot_cache_replay(
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
     figure.legend(*axes[1].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
-    _save(figure, file)
+    save(figure, file)
 
 
 def plot_time_lines(lines: Mapping[str, TimeLine], layers: tuple[int, int], file: Path) -> None:
@@ -147,7 +147,7 @@ def plot_time_lines(lines: Mapping[str, TimeLine], layers: tuple[int, int], file
     used = {one.task.op for line in lines.values() for ones in line.lanes.values() for one in ones}
     patches = [Patch(facecolor=colour, label=op) for op, colour in TASK_COLOURS.items() if op in used]
     figure.legend(handles=patches, loc="outside right upper", fontsize="small")
-    _save(figure, file)
+    save(figure, file)
 
 
 def _draw_memory(axis: Axes, name: str, line: TimeLine, start_s: float, end_s: float) -> None:
@@ -188,9 +188,10 @@ def _draw_lanes(axis: Axes, line: TimeLine, start_s: float, end_s: float, scale_
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _save(figure: Figure, file: Path) -> None:
+def save(figure: Figure, file: Path) -> None:
+    """Write a picture, and its folder if that is not there."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110, metadata={"Software": None})  # the same picture from the same records
+    figure.savefig(file, dpi=110, metadata={"Software": None})  # the same picture from the same data
 
 
 def _draw(axis: Axes, name: str, points: Sequence[tuple[int, float]]) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from moeflow.core.durable import sync
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.units import format_bytes
 
@@ -43,10 +44,10 @@ def build_folder(target: Path, *, need_bytes: int, overwrite: bool = False) -> I
     try:
         yield folder
         for file in folder.iterdir():
-            _sync(file)
-        _sync(folder)
+            sync(file)
+        sync(folder)
         _put_in_place(folder, target)
-        _sync(target.parent)
+        sync(target.parent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # renamed by now, unless something went wrong
         os.close(lock)
@@ -132,12 +133,3 @@ def _put_in_place(folder: Path, target: Path) -> None:
         aside.rename(target)
         raise
     shutil.rmtree(aside)
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's list of names, are on disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -125,7 +125,7 @@ _ENGINE_OPTIONS = [
         type=click.Choice(["auto", "next-router", "frequency", "previous-token", "none"]),
         default="auto",
         show_default=True,
-        help="What experts are read ahead by; one that does not pay is switched off.",
+        help="What experts are read ahead by, where a trial shows that passes are faster for it.",
     ),
     click.option(
         "--record-routing",

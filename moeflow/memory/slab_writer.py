@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from moeflow.core.durable import sync
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.units import MIB, format_bytes
 from moeflow.memory.file_io import PAGE_BYTES, drop_cached, read_all, reserve, write_all
@@ -170,7 +171,7 @@ def _build(descriptor: int, partial: Path, target: Path, spec: SlabSpec, on_byte
         elif not goes_on:
             partial.unlink()
         raise
-    _sync_folder(target.parent)
+    sync(target.parent)
 
 
 def partial_file(target: Path) -> Path:
@@ -232,14 +233,6 @@ def _disk_full(target: Path, spec: SlabSpec, descriptor: int) -> CapacityError:
         f"have {format_bytes(free_bytes)}. Free some space and start again: what is written already is kept; "
         "or choose a place on another disk, or a smaller weight format"
     )
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _ignore(bytes_done: int, bytes_total: int) -> None:
