@@ -57,15 +57,16 @@ class LatencyBudget:
 
     def __init__(self) -> None:
         self._times = PassTimes()
+        self._alone_times = PassTimes()  # apart: passes of nearly as many tokens would pass for alone ones
         self._saved_s = 0.0
 
     def room(self, num_interactive: int, num_wanted: int) -> int:
         """Return how many of the wanted background tokens may join a pass with so many interactive ones."""
         if not num_interactive:
             return num_wanted
-        if not self._times.has_seen(num_interactive):
+        if not self._alone_times.has_seen(num_interactive):
             return 0  # by itself first, to know what that takes
-        alone_s = self._times.expect(num_interactive)
+        alone_s = self._alone_times.expect(num_interactive)
         low, high = 0, num_wanted  # the most that make no longer a pause than allowed
         while low < high:
             middle = (low + high + 1) // 2
@@ -81,9 +82,14 @@ class LatencyBudget:
         if not num_interactive:
             self._saved_s = 0.0
         else:
-            is_known = self._times.has_seen(num_interactive)
-            alone_s = self._times.expect(num_interactive) if is_known else elapsed_s
-            cost_s = elapsed_s - alone_s if num_background else 0.0
+            is_known = self._alone_times.has_seen(num_interactive)
+            alone_s = self._alone_times.expect(num_interactive) if is_known else elapsed_s
+            if num_background:
+                alone_s = min(alone_s, elapsed_s)  # never slower than with others: then it was measured long ago
+                cost_s = elapsed_s - alone_s
+            else:
+                self._alone_times.note(num_interactive, elapsed_s)
+                cost_s = 0.0
             most_s = (PAUSE - 1) * alone_s  # what one pass may cost: more need not be saved, and is never owed
             self._saved_s += (SLOWDOWN - 1) * alone_s - cost_s
             self._saved_s = min(max(self._saved_s, -most_s), most_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from moeflow.scheduler.latency_budget import PAUSE, SLOWDOWN, LatencyBudget, PassTimes
@@ -30,8 +30,10 @@ def run(budget: LatencyBudget, seconds, num_interactive: int, num_wanted: int) -
 
 
 @pytest.mark.parametrize("seconds", [concave, flat, steep])
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=100)
 @given(num_interactive=st.integers(1, 8), num_wanted=st.integers(1, 64), num_before=st.integers(0, 20))
+@example(num_interactive=4, num_wanted=6, num_before=1)  # a pass of the job alone, about as large
+@example(num_interactive=2, num_wanted=1, num_before=0)  # with and without the job, about as large
 def test_time_per_token_stays_within_the_bound(seconds, num_interactive, num_wanted, num_before):
     budget = LatencyBudget()
     for _ in range(num_before):
