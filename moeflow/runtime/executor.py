@@ -8,21 +8,19 @@ an op works on is the business of whoever made the op. Source: ExpertFlow 3.2 an
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from heapq import heappop, heappush
-from itertools import islice
 from queue import SimpleQueue
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-from moeflow.pipeline.task import COMPUTE, Task, checked
+from moeflow.pipeline.task import COMPUTE, Task
 from moeflow.runtime.future import Future
 from moeflow.runtime.lane import Lane
 from moeflow.runtime.trace import Label, Trace, waiting
+from moeflow.runtime.window import WINDOW, Window
 
-WINDOW = 256  # unfinished tasks at once
-READS_PER_TURN = 8  # tasks read ahead for each one done here: the first should not wait for a whole window
 _UNTRACED = Label("task")
 
 
@@ -105,7 +103,7 @@ class _Run:
     def __init__(self, executor: Executor, tasks: Iterable[Task], *, stops_at_failure: bool) -> None:
         self.executor = executor
         self.stops_at_failure = stops_at_failure
-        self.tasks: Iterator[Task] | None = checked(tasks)  # None at its end
+        self.window = Window(tasks, executor.window)
         self.bell: SimpleQueue[None] = SimpleQueue()  # rung by lanes after they have changed anything
         self.lock = threading.Lock()
         self.unfinished: dict[int, _Entry] = {}  # by id, in the order of the stream
@@ -124,7 +122,7 @@ class _Run:
                     self._do_here(entry)
                 elif self.unfinished:
                     self._wait()
-                elif self.tasks is None:
+                elif self.window.is_at_end:
                     break
         finally:
             self._end()
@@ -138,18 +136,11 @@ class _Run:
 
     def _read_ahead(self) -> None:
         """Launch some tasks, or as many as it takes to have something to do here."""
-        while self.tasks is not None and self._num_readable():
-            wanted = min(self._num_readable(), READS_PER_TURN)
-            tasks = list(islice(self.tasks, wanted))
+        while tasks := self.window.read(len(self.unfinished)):
             for task in tasks:
                 self._launch(task)
-            if len(tasks) < wanted:
-                self.tasks = None
             if self.ready:
                 return
-
-    def _num_readable(self) -> int:
-        return max(0, self.executor.window - len(self.unfinished)) if self.tasks is not None else 0
 
     def _launch(self, task: Task) -> None:
         self.executor.check(task)
@@ -249,7 +240,9 @@ class _Run:
         """Wait until there may be something to do here, or something to read, or all is done."""
         row = self.executor.row
         with waiting(row, _UNTRACED if row is None else self._awaited()):
-            while self.unfinished and not (self.ready or self._num_readable() or self._is_stopped()):
+            while self.unfinished and not (self.ready or self._is_stopped()):
+                if self.window.has_room(len(self.unfinished)):
+                    break
                 self.bell.get()
 
     def _awaited(self) -> Label:

@@ -1,21 +1,22 @@
 """A stream of tasks on a virtual clock: who would run when, if each task took as long as a cost function says.
 
-The rules are the executor's (`runtime/executor.py`), down to how far it reads ahead and in which order it starts what
-becomes free, so that a prediction differs from the real thing in its durations only. Whoever calls the executor is the
-lane "compute"; the others begin the most urgent of what waits for them, and among equals what has waited longest.
+The rules are the executor's (`runtime/executor.py`), down to how far it reads ahead (`runtime/window.py`) and in which
+order it starts what becomes free, so that a prediction differs from the real thing in its durations only. Whoever calls
+the executor is the lane "compute"; the others begin the most urgent of what waits for them, and among equals what has
+waited longest.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
-from itertools import count, islice
+from itertools import count
 from typing import NamedTuple
 
-from moeflow.pipeline.task import COMPUTE, Task, checked
+from moeflow.pipeline.task import COMPUTE, Task
 from moeflow.planner.task_costs import TaskCost
-from moeflow.runtime.executor import READS_PER_TURN, WINDOW
+from moeflow.runtime.window import WINDOW, Window
 
 CostOf = Callable[[Task], TaskCost]
 
@@ -75,8 +76,7 @@ class _Run:
     ) -> None:
         self.cost_of = cost_of
         self.own_lane = own_lane
-        self.window = window
-        self.tasks: Iterator[Task] | None = checked(tasks)  # None at its end
+        self.window = Window(tasks, window)
         self.now_s = 0.0
         self.numbers = count()
         self.unfinished: dict[int, _Entry] = {}
@@ -92,24 +92,17 @@ class _Run:
             if self.ready:
                 self._do_here(heappop(self.ready))
             elif self.unfinished:
-                while self.unfinished and not (self.ready or self._num_readable()):
+                while self.unfinished and not (self.ready or self.window.has_room(len(self.unfinished))):
                     self._end_next()
-            elif self.tasks is None:
+            elif self.window.is_at_end:
                 return self.done
 
     def _read_ahead(self) -> None:
-        while self.tasks is not None and self._num_readable():
-            wanted = min(self._num_readable(), READS_PER_TURN)
-            tasks = list(islice(self.tasks, wanted))
+        while tasks := self.window.read(len(self.unfinished)):
             for task in tasks:
                 self._launch(task)
-            if len(tasks) < wanted:
-                self.tasks = None
             if self.ready:
                 return
-
-    def _num_readable(self) -> int:
-        return max(0, self.window - len(self.unfinished)) if self.tasks is not None else 0
 
     def _launch(self, task: Task) -> None:
         entry = _Entry(task)
