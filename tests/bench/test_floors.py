@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
 
 from moeflow.bench.floors import distinct_experts, pass_cost
-from moeflow.core.model_config import ModelConfig, RopeConfig
+from tests.shapes import TINY
 
-SHAPE = ModelConfig(
-    model_type="test",
+SHAPE = dataclasses.replace(
+    TINY,
     vocab_size=100,
     hidden_size=8,
     num_layers=3,
@@ -19,8 +20,6 @@ SHAPE = ModelConfig(
     head_dim=4,
     intermediate_size=16,
     max_position=64,
-    rms_norm_eps=1e-6,
-    rope=RopeConfig(),
     num_experts=4,
     top_k=2,
 )
@@ -70,12 +69,9 @@ def test_a_prefill_needs_logits_of_its_last_token_only():
 
 
 def test_dense_models_and_dense_layers():
-    dense = ModelConfig(**{name: getattr(SHAPE, name) for name in SHAPE.__slots__} | {"num_experts": 0, "top_k": 0})
+    dense = dataclasses.replace(SHAPE, num_experts=0, top_k=0)
     assert cost(dense, weight_bits=8, num_seen=0).num_bytes == pytest.approx(3 * (ATTENTION + EXPERT) + HEAD)
-    mixed = ModelConfig(
-        **{name: getattr(SHAPE, name) for name in SHAPE.__slots__}
-        | {"dense_layers": (1,), "dense_intermediate_size": 32}
-    )
+    mixed = dataclasses.replace(SHAPE, dense_layers=(1,), dense_intermediate_size=32)
     expected = 3 * ATTENTION + 2 * (ROUTER + 2 * EXPERT) + 3 * 8 * 32 + HEAD
     assert cost(mixed, weight_bits=8, num_seen=0).num_bytes == pytest.approx(expected)
     assert cost(mixed, weight_bits=8, num_seen=0).num_bytes == pytest.approx(mixed.num_active_parameters)

@@ -10,38 +10,12 @@ from moeflow.cli import doctor as module
 from moeflow.cli import fitting, late
 from moeflow.cli.findings import Finding, Verdict
 from moeflow.cli.main import main
-from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, MemoryPlan, SchedulerConfig
+from moeflow.core.engine_config import ExpertSlotsConfig, MemoryPlan
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
-from moeflow.core.model_config import ModelConfig, RopeConfig
+from tests.shapes import ENGINE, TINY
 
-SHAPE = ModelConfig(
-    model_type="mixtral",
-    vocab_size=1000,
-    hidden_size=64,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    intermediate_size=256,
-    max_position=4096,
-    rms_norm_eps=1e-5,
-    rope=RopeConfig(),
-    num_experts=8,
-    top_k=2,
-)
-CONFIG = EngineConfig(
-    model_path="m",
-    model_name="m",
-    dtype="float32",
-    weight_format="float32",
-    embedding_format="float32",
-    cpu_isa="",
-    kv_dtype="float32",
-    device="cpu",
-    num_threads=2,
-    scheduler=SchedulerConfig(num_blocks=64, max_model_len=1024),
-    kv_cache_bytes=3 * 1024**2,
-    reasons=(("weights", "float32: it fits"),),
+CONFIG = dataclasses.replace(
+    ENGINE, num_threads=2, kv_cache_bytes=3 * 1024**2, reasons=(("weights", "float32: it fits"),)
 )
 GOOD = Finding("memory", Verdict.OK, "8.0 GiB free")
 LITTLE = Finding("disk", Verdict.WARN, "1.0 GiB free", "Free some")
@@ -62,7 +36,7 @@ def model(monkeypatch):
     """Put a small model, which `decide` finds room for, behind every path."""
     checkpoint = FakeCheckpoint()
     monkeypatch.setitem(vars(late), "open_checkpoint", lambda path: checkpoint)
-    monkeypatch.setitem(vars(late), "read_model_config", lambda checkpoint: SHAPE)
+    monkeypatch.setitem(vars(late), "read_model_config", lambda checkpoint: TINY)
     monkeypatch.setitem(vars(late), "Settings", dict)
     monkeypatch.setitem(vars(late), "decide", lambda settings: CONFIG)
     monkeypatch.setitem(vars(late), "what_to_expect", lambda config, cache_dir: f"as {cache_dir} says")
@@ -120,7 +94,7 @@ def test_a_model_that_fits_is_described_with_its_limits(model):
 
 
 def test_a_model_that_does_not_fit_says_need_and_have(model, monkeypatch):
-    def refuse(settings: object) -> EngineConfig:
+    def refuse(settings):
         raise CapacityError("needs 90 GiB, has 8 GiB: use a smaller model")
 
     monkeypatch.setitem(vars(late), "decide", refuse)
@@ -164,7 +138,7 @@ def test_a_memory_limit_is_shared_out_line_by_line():
     memory = MemoryPlan(limit_bytes=900 * mib, process_bytes=300 * mib, weight_bytes=100 * mib, work_bytes=50 * mib)
     experts = ExpertSlotsConfig(slab_file="f", num_slots=10, slab_bytes=50 * mib, least_slots=4)
     config = dataclasses.replace(CONFIG, memory=memory, experts=experts)
-    said = "\n".join(finding.found for finding in fitting.limits(config, SHAPE))
+    said = "\n".join(finding.found for finding in fitting.limits(config, TINY))
     for line in (
         "900.0 MiB, of which",
         "300.0 MiB  the process; a server takes",
@@ -175,12 +149,12 @@ def test_a_memory_limit_is_shared_out_line_by_line():
     ):
         assert line in said
     resident = dataclasses.replace(CONFIG, memory=memory)
-    assert not any("experts:" in finding.found for finding in fitting.limits(resident, SHAPE))
+    assert not any("experts:" in finding.found for finding in fitting.limits(resident, TINY))
 
 
 @pytest.mark.parametrize(("file", "is_told"), [("", True), ("/cache/model.slabs", False)])
 def test_a_start_that_packs_says_how_it_would_be_quick(file, is_told):
     config = dataclasses.replace(CONFIG, cpu_isa="avx2", packed_file=file)
-    starts = [finding for finding in fitting.limits(config, SHAPE) if finding.topic == "start"]
+    starts = [finding for finding in fitting.limits(config, TINY) if finding.topic == "start"]
     assert [finding.verdict for finding in starts] == [Verdict.OK] * is_told
     assert all("`moeflow pack`" in finding.remedy for finding in starts)

@@ -3,29 +3,12 @@ from __future__ import annotations
 import pytest
 
 from moeflow.core.errors import CheckpointError
-from moeflow.core.model_config import ConfigReader, ModelConfig, RopeConfig
-
-
-def mixtral_8x7b() -> ModelConfig:
-    return ModelConfig(
-        model_type="mixtral",
-        vocab_size=32000,
-        hidden_size=4096,
-        num_layers=32,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        intermediate_size=14336,
-        max_position=32768,
-        rms_norm_eps=1e-5,
-        rope=RopeConfig(theta=1e6),
-        num_experts=8,
-        top_k=2,
-    )
+from moeflow.core.model_config import ConfigReader
+from tests.shapes import MIXTRAL
 
 
 def test_parameters_of_mixtral_8x7b_are_the_published_ones():
-    config = mixtral_8x7b()
+    config = MIXTRAL
     assert config.num_parameters == pytest.approx(46.7e9, rel=1e-3)
     assert config.num_active_parameters == pytest.approx(12.9e9, rel=0.02)
     assert config.kv_bytes_per_token(2) == 131072

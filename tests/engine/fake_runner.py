@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import msgspec
+
 from moeflow.core.batch import Batch
 from moeflow.core.engine_config import EngineConfig, SchedulerConfig
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import ExpertStats, ModelInfo, TokenLogprobs
+from moeflow.engine.messages import ExpertStats, TokenLogprobs
 from moeflow.engine.model_runner import PassResult
 from moeflow.engine.sampler import SampledToken
 from tests.scheduler.fake_model import VOCAB_SIZE, FakeModel
+from tests.shapes import ENGINE, INFO
 
 EOS = 0
 
@@ -18,23 +23,11 @@ class FakeRunner:
         self.model = FakeModel(config.scheduler.block_size)
         self.fail_next: Exception | None = None
         self.batches: list[Batch] = []
-        self.info = ModelInfo(
-            name="fake",
-            path="fake",
-            model_type="fake",
+        self.info = msgspec.structs.replace(
+            INFO,
             vocab_size=VOCAB_SIZE,
             max_model_len=config.scheduler.max_model_len,
             max_running=config.scheduler.max_running,
-            eos_token_ids=(EOS,),
-            num_layers=1,
-            num_experts=0,
-            top_k=0,
-            num_parameters=0,
-            num_active_parameters=0,
-            weight_format="float32",
-            device="cpu",
-            kv_capacity_tokens=config.scheduler.num_blocks * config.scheduler.block_size,
-            created=0,
         )
 
     def settle(self, blocks) -> None:
@@ -74,18 +67,6 @@ def make_engine(**changes) -> tuple[Engine, FakeRunner]:
         "max_batch_tokens": 8,
         **changes,
     }
-    config = EngineConfig(
-        model_path="fake",
-        model_name="fake",
-        dtype="float32",
-        weight_format="float32",
-        embedding_format="float32",
-        cpu_isa="",
-        kv_dtype="float32",
-        device="cpu",
-        num_threads=1,
-        scheduler=SchedulerConfig(**values),
-        kv_cache_bytes=0,
-    )
+    config = dataclasses.replace(ENGINE, scheduler=SchedulerConfig(**values))
     runner = FakeRunner(config)
     return Engine(config, runner), runner

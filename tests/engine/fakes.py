@@ -20,6 +20,7 @@ from moeflow.core.errors import EngineError
 from moeflow.core.request import FinishReason
 from moeflow.engine.messages import EngineStats, ModelInfo, Submission, TokenLogprobs, TokenOutput
 from moeflow.engine.tokenizer import Tokenizer
+from tests.shapes import INFO
 
 EOS = 0
 
@@ -35,29 +36,6 @@ CORPUS = [
     "Mixture-of-Experts models route every token to a few experts: 2 of 8, say.",
     "naïve café déjà vu, größer, 你好世界, привет, 🙂🙃, and 1234567890.",
 ] * 4
-
-
-def model_info(**changes: object) -> ModelInfo:
-    """Return a small model's description."""
-    values = {
-        "name": "fake",
-        "path": "/fake",
-        "model_type": "fake",
-        "vocab_size": 400,
-        "max_model_len": 64,
-        "max_running": 8,
-        "eos_token_ids": (EOS,),
-        "num_layers": 1,
-        "num_experts": 4,
-        "top_k": 2,
-        "num_parameters": 1000,
-        "num_active_parameters": 500,
-        "weight_format": "float32",
-        "device": "cpu",
-        "kv_capacity_tokens": 1024,
-        "created": 0,
-    }
-    return ModelInfo(**{**values, **changes})
 
 
 class FakeEngine:
@@ -77,7 +55,7 @@ class FakeEngine:
         fail_after: int | None = None,
         error_after: int | None = None,
     ) -> None:
-        self.model = info or model_info()
+        self.model = info or INFO
         self.is_alive = True
         self.rule = rule
         self.delay_s = delay_s

@@ -1,14 +1,16 @@
 """What can be refused is refused at once, with the parameter to blame and what would be right."""
 
+import msgspec
 import pytest
 
 from moeflow.core.errors import RequestError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.admission import check_request, encode_prompt, make_submissions
 from moeflow.engine.random_numbers import child_seed
-from tests.engine.fakes import byte_level_tokenizer, model_info
+from tests.engine.fakes import byte_level_tokenizer
+from tests.shapes import INFO
 
-MODEL = model_info(vocab_size=100, max_model_len=10)
+MODEL = msgspec.structs.replace(INFO, vocab_size=100, max_model_len=10)
 
 
 @pytest.mark.parametrize(

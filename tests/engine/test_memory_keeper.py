@@ -17,11 +17,11 @@ from moeflow.engine.memory_keeper import MARGIN_BYTES, MemoryKeeper
 from moeflow.engine.work_space import work_bytes
 from moeflow.kvcache.block_tables import BlockTables
 from moeflow.memory.slot_arena import arena_bytes
-from tests.engine.test_memory_limit import SHAPE
+from tests.shapes import TINY
 
 BLOCK_SIZE, NUM_BLOCKS, BLOCK_BYTES = 16, 400, MIB
 MAX_TOKENS = 64 * BLOCK_SIZE  # of a pass
-WORK_BYTES = work_bytes(SHAPE, num_tokens=MAX_TOKENS, num_sampled=1)
+WORK_BYTES = work_bytes(TINY, num_tokens=MAX_TOKENS, num_sampled=1)
 EXPERTS = ExpertSlotsConfig(slab_file="", num_slots=8, slab_bytes=MIB, least_slots=8)
 FIXED_BYTES = 300 * MIB
 LEAST_BLOCKS = 2  # of one request
@@ -70,7 +70,7 @@ def test_requests_are_given_no_more_blocks_than_there_is_room_for(room, wishes):
     plan = MemoryPlan(limit_bytes=limit_bytes, process_bytes=0, weight_bytes=0, work_bytes=WORK_BYTES)
     scheduler = SchedulerConfig(num_blocks=NUM_BLOCKS, max_model_len=LEAST_BLOCKS * BLOCK_SIZE)
     kv = FakeKV()
-    keeper = MemoryKeeper(plan, SHAPE, scheduler, EXPERTS, NoSlots(), kv)
+    keeper = MemoryKeeper(plan, TINY, scheduler, EXPERTS, NoSlots(), kv)
     blocks = BlockTables(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, prefix_caching=False, num_kept=20)
     requests = []
     with patch.object(memory_keeper, "resident_bytes", lambda _: FIXED_BYTES + kv.num_touched * BLOCK_BYTES):

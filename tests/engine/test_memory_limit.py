@@ -8,28 +8,13 @@ import sys
 
 import pytest
 
-from moeflow.core.model_config import ModelConfig, RopeConfig
 from moeflow.core.units import MIB
 from moeflow.engine.process_memory import own_processes, planned_bytes, resident_bytes
 from moeflow.engine.work_space import work_bytes
 from moeflow.kernels import cpu
+from tests.shapes import TINY
 from tests.tiny_mixtral import write_tiny_mixtral
 
-SHAPE = ModelConfig(
-    model_type="mixtral",
-    vocab_size=1000,
-    hidden_size=64,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    intermediate_size=256,
-    max_position=4096,
-    rms_norm_eps=1e-5,
-    rope=RopeConfig(),
-    num_experts=8,
-    top_k=2,
-)
 RUN = """
 import json, re, sys
 from pathlib import Path
@@ -77,10 +62,10 @@ def test_a_run_stays_within_its_limit_and_uses_it(tmp_path):
 
 
 def test_work_space_grows_with_all_that_takes_some():
-    one = work_bytes(SHAPE, num_tokens=1, num_sampled=1)
-    more = [work_bytes(SHAPE, num_tokens=512, num_sampled=1), work_bytes(SHAPE, num_tokens=1, num_sampled=32)]
+    one = work_bytes(TINY, num_tokens=1, num_sampled=1)
+    more = [work_bytes(TINY, num_tokens=512, num_sampled=1), work_bytes(TINY, num_tokens=1, num_sampled=32)]
     assert all(size > one for size in more)
-    assert work_bytes(SHAPE, num_tokens=512, num_sampled=32) - more[0] == pytest.approx(more[1] - one, abs=1)
+    assert work_bytes(TINY, num_tokens=512, num_sampled=32) - more[0] == pytest.approx(more[1] - one, abs=1)
 
 
 def test_processes_are_measured_and_those_gone_hold_nothing():
@@ -91,5 +76,5 @@ def test_processes_are_measured_and_those_gone_hold_nothing():
 
 
 def test_a_server_is_planned_with_an_engine_beside_it():
-    alone, served = (planned_bytes(300 * MIB, SHAPE, is_served=is_served) for is_served in (False, True))
+    alone, served = (planned_bytes(300 * MIB, TINY, is_served=is_served) for is_served in (False, True))
     assert served > alone + 200 * MIB > 500 * MIB

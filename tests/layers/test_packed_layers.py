@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import zlib
 from functools import cache
@@ -12,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeflow.core.errors import StorageError
-from moeflow.core.model_config import ModelConfig, RopeConfig
 from moeflow.kernels import cpu
 from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
@@ -28,23 +28,19 @@ from moeflow.memory.slot_arena import SlotArena
 from moeflow.models.qwen3_moe import build
 from moeflow.predict.frequency import FrequencyPredictor
 from moeflow.predict.previous_token import PreviousTokenPredictor
+from tests.shapes import TINY
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
 NUM_LAYERS, NUM_EXPERTS, BLOCK_SIZE = 4, 6, 16  # layers with experts; one more is dense
-CONFIG = ModelConfig(
-    model_type="qwen3_moe",
+CONFIG = dataclasses.replace(
+    TINY,
     vocab_size=50,
     hidden_size=32,
     num_layers=NUM_LAYERS + 1,
     num_heads=2,
     num_kv_heads=1,
-    head_dim=16,
     intermediate_size=16,
-    max_position=64,
-    rms_norm_eps=1e-6,
-    rope=RopeConfig(),
     num_experts=NUM_EXPERTS,
-    top_k=2,
     dense_layers=(1,),
     dense_intermediate_size=48,
     tie_word_embeddings=True,

@@ -5,26 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from moeflow.core.hardware import Link, LinkRate, Machine, MemoryLevel, Processor
-from moeflow.core.model_config import ModelConfig, RopeConfig
 from moeflow.core.plan import Workload
 from moeflow.planner.cost_model import CostModel
 from moeflow.planner.model_costs import Formats, ModelCosts
+from tests.shapes import MIXTRAL
 
-MIXTRAL = ModelConfig(
-    model_type="mixtral",
-    vocab_size=32000,
-    hidden_size=4096,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    intermediate_size=14336,
-    max_position=32768,
-    rms_norm_eps=1e-5,
-    rope=RopeConfig(),
-    num_experts=8,
-    top_k=2,
-)
 SMALL = dataclasses.replace(
     MIXTRAL,
     vocab_size=1000,

@@ -14,7 +14,8 @@ from moeflow.planner.hit_curve import EVEN, HitCurve
 from moeflow.planner.machine_files import load_machine
 from moeflow.planner.model_costs import ModelCosts, expected_distinct
 from moeflow.planner.task_costs import OPS, TaskShape, task_cost
-from tests.planner.examples import HALF, MIXTRAL, SMALL, machine, small_model
+from tests.planner.examples import HALF, SMALL, machine, small_model
+from tests.shapes import MIXTRAL
 
 shares = st.floats(0, 1)
 POLICY = Policy(batch_size=8, micro_batch=4, attention_on_device=False, ffn_on_device=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import closing
 
 import pytest
@@ -12,26 +13,14 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.core.model_config import ModelConfig, RopeConfig
 from moeflow.models.registry import read_model_config
 from moeflow.planner.attention_flops import attention_flops, flops_saved, flops_saved_as_published
 from moeflow.planner.model_costs import Formats, ModelCosts, Work, expected_distinct
+from tests.shapes import TINY
 
 FLOATS = Formats(matrices="float32", embeddings="float32", kv="float32")
-SHAPE = ModelConfig(
-    model_type="mixtral",
-    vocab_size=128,
-    hidden_size=32,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    intermediate_size=48,
-    max_position=64,
-    rms_norm_eps=1e-6,
-    rope=RopeConfig(),
-    num_experts=4,
-    top_k=2,
+SHAPE = dataclasses.replace(
+    TINY, vocab_size=128, hidden_size=32, num_layers=3, head_dim=8, intermediate_size=48, num_experts=4
 )
 
 
@@ -69,7 +58,7 @@ def test_flops_are_those_that_torch_counts_in_transformers_model(experts):
 @given(st.integers(1, 60), st.integers(0, 60))
 def test_attention_with_projections_is_the_thesis_formula(num_new, num_before):
     length = num_before + num_new
-    dense = ModelConfig(**{name: getattr(SHAPE, name) for name in SHAPE.__dataclass_fields__} | {"num_kv_heads": 4})
+    dense = dataclasses.replace(SHAPE, num_kv_heads=4)
     costs = ModelCosts(dense, FLOATS)
     ours = costs.attention(num_new, num_new * length, length).num_flops
     ours += costs.pre_attention(num_new).num_flops + costs.output_projection(num_new).num_flops
@@ -103,13 +92,12 @@ def test_distinct_experts_stay_between_one_tokens_and_all(num_experts, top_k, nu
 
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 400))
 def test_prefill_sees_what_its_chunks_see(length, chunk, window):
-    shape = {name: getattr(SHAPE, name) for name in SHAPE.__dataclass_fields__}
-    costs = ModelCosts(ModelConfig(**shape), FLOATS)
+    costs = ModelCosts(SHAPE, FLOATS)
     work = costs.prefill_attention(2, length, chunk)
     assert work.num_flops == 4 * 4 * 8 * 2 * sum(range(1, length + 1))
     whole_chunks = costs.prefill_attention(2, chunk * 3, chunk)
     assert whole_chunks.num_bytes == pytest.approx(2 * (chunk + 2 * chunk + 3 * chunk) * costs.kv_layer_bytes)
-    windowed = ModelCosts(ModelConfig(**shape | {"sliding_window": window}), FLOATS).decode_attention(1, length)
+    windowed = ModelCosts(dataclasses.replace(SHAPE, sliding_window=window), FLOATS).decode_attention(1, length)
     assert windowed.num_bytes == min(length, window) * costs.kv_layer_bytes
 
 

@@ -14,7 +14,8 @@ from moeflow.core.plan import Policy
 from moeflow.planner.hit_curve import HitCurve
 from moeflow.planner.machine_files import load_machine
 from moeflow.planner.policy_search import KEPT_SPEED, Aim, cost_per_token, fits, search
-from tests.planner.examples import MIXTRAL, SHORT, machine, small_model
+from tests.planner.examples import SHORT, machine, small_model
+from tests.shapes import MIXTRAL
 
 SHARES = [0.0, 0.25, 0.5, 0.75, 1.0]
 MB = 10**6

@@ -8,10 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
+
 from moeflow.core.errors import EngineError
 from moeflow.core.request import FinishReason
-from moeflow.engine.messages import EngineStats, ModelInfo, Submission, TokenLogprobs, TokenOutput
+from moeflow.engine.messages import EngineStats, Submission, TokenLogprobs, TokenOutput
 from moeflow.engine.tokenizer import Tokenizer
+from tests.shapes import INFO
 from tests.tiny_mixtral import EOS
 
 NAME = "fake-model"
@@ -21,23 +24,15 @@ REPLY = "Grüße, world 🦊!"  # characters of 1, 2 and 4 bytes, so of as many 
 class FakeClient:
     def __init__(self, tokenizer: Tokenizer, *, max_running: int = 4, max_model_len: int = 256) -> None:
         self.reply = [*tokenizer.encode(REPLY, add_special_tokens=False), EOS]
-        self.model = ModelInfo(
+        self.model = msgspec.structs.replace(
+            INFO,
             name=NAME,
             path="/secret/place",
-            model_type="fake",
             vocab_size=tokenizer.vocab_size,
             max_model_len=max_model_len,
             max_running=max_running,
             eos_token_ids=(EOS,),
             num_layers=2,
-            num_experts=4,
-            top_k=2,
-            num_parameters=1000,
-            num_active_parameters=600,
-            weight_format="float32",
-            device="cpu",
-            kv_capacity_tokens=1024,
-            created=1_700_000_000,
         )
         self.submissions: list[Submission] = []
         self.live: set[str] = set()

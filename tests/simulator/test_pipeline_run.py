@@ -12,7 +12,7 @@ from moeflow.pipeline.task import COMPUTE
 from moeflow.planner.machine_files import load_machine
 from moeflow.planner.model_costs import Formats, ModelCosts
 from moeflow.simulator.pipeline_run import PipelineRun, make_policy
-from tests.planner.examples import MIXTRAL
+from tests.shapes import MIXTRAL
 
 WORKLOAD = Workload(prompt_len=100, gen_len=20, max_prompt_len=100)
 COSTS = ModelCosts(
