@@ -19,7 +19,6 @@ SHAPE = dataclasses.replace(
     num_kv_heads=1,
     head_dim=4,
     intermediate_size=16,
-    max_position=64,
     num_experts=4,
     top_k=2,
 )

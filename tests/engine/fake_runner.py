@@ -28,6 +28,7 @@ class FakeRunner:
             vocab_size=VOCAB_SIZE,
             max_model_len=config.scheduler.max_model_len,
             max_running=config.scheduler.max_running,
+            kv_capacity_tokens=config.scheduler.num_blocks * config.scheduler.block_size,
         )
 
     def settle(self, blocks) -> None:
