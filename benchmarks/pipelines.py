@@ -153,7 +153,7 @@ def load(config: EngineConfig) -> CausalLM:
 
 def fitted(model: CausalLM, config: EngineConfig, wishes: OffloadWishes, num_requests: int) -> tuple[EngineConfig, int]:
     """Return a configuration for as many of the requests as fit the device, and how many these are."""
-    costs = costs_of(model.config, config.weight_format, config.embedding_format, config.kv_dtype)
+    costs = costs_of(model.config, config.weight_format, config.embedding_format, config.kv_dtype, config.dtype)
     blocks_per_request = config.scheduler.num_blocks // config.scheduler.max_running
     while True:
         limits = dataclasses.replace(

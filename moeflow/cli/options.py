@@ -69,13 +69,15 @@ _ENGINE_OPTIONS = [
         "--device",
         default="auto",
         show_default=True,
-        help="Where to compute: cpu, cuda, cuda:1. emulated:MEMORY,GB_PER_S plays a device with so much memory and "
-        "such a link; with ,t4 behind it, processors are as much faster than the link as those of a T4 and its host.",
+        help="Where to compute: cpu, cuda, cuda:1. cuda:MEMORY (experimental) uses so much of a GPU, to which experts "
+        "that do not fit are streamed. emulated:MEMORY,GB_PER_S plays such a device and its link; with ,t4 behind it, "
+        "processors are as much faster than the link as those of a T4 and its host, with ,torch it computes as a GPU "
+        "would.",
     ),
     click.option(
         "--pipeline",
         type=click.Choice(["cgopipe", "fastdecode", "flexgen-c", "flexgen", "zero-inference", "sequential"]),
-        help="How weights go to an emulated device.  [default: cgopipe]",
+        help="How weights go to a device that is smaller than the model.  [default: cgopipe]",
     ),
     click.option(
         "--micro-batch", type=click.IntRange(1), help="Tokens that go through a pipeline together.  [default: 32]"

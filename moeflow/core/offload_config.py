@@ -10,7 +10,11 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.units import parse_bytes
 
 PREFIX: Final = "emulated"
+CUDA: Final = "cuda"
 _HOW: Final = 'write it as "emulated:MEMORY,LINK", such as emulated:16GiB,12: its memory, and GB a second of its link'
+_HOW_CUDA: Final = 'write it as "cuda:MEMORY" or "cuda:NUMBER:MEMORY", such as cuda:16GiB or cuda:1:16GiB'
+_LIKE_T4: Final = "t4"
+_IN_TORCH: Final = "torch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,18 +34,42 @@ class EmulatedDeviceConfig:
 
     capacity_bytes: int
     speeds: EmulatedSpeeds
+    computes_in_torch: bool = False  # as a GPU does, not by the CPU's kernels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaDeviceConfig:
+    """A part of a GPU's memory."""
+
+    name: str  # as torch calls it
+    memory_bytes: int  # that may be used
+    capacity_bytes: int  # of these, for weights, keys and values, and activations
+
+
+DeviceConfig = EmulatedDeviceConfig | CudaDeviceConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadConfig:
     """A pass in micro-batches, with experts streamed to the device."""
 
-    device: EmulatedDeviceConfig
+    emulated: EmulatedDeviceConfig | None = None  # one of these two
+    cuda: CudaDeviceConfig | None = None
     pipeline: str  # a name of pipeline/catalog.py, or "sequential"
     micro_batch_tokens: int  # of a micro-batch, unless one request has more in a pass
     num_resident_experts: int  # of each layer: they stay on the device (r_w of MoE-Lightning)
     num_resident_kv_layers: int  # whose keys and values stay on the device (r_c)
     window_blocks: int  # KV blocks of a micro-batch that the device holds at most; 0: the host attends
+
+    @property
+    def torch_device(self) -> str:
+        """Where the device's tensors are, as torch calls it."""
+        return "cpu" if self.cuda is None else self.cuda.name
+
+    @property
+    def computes_in_torch(self) -> bool:
+        """Whether the device computes with torch tensors, not with packed weights by the CPU's kernels."""
+        return self.emulated is None or self.emulated.computes_in_torch
 
 
 def t4_like(link_bytes_per_s: float) -> EmulatedSpeeds:
@@ -62,13 +90,13 @@ def t4_like(link_bytes_per_s: float) -> EmulatedSpeeds:
 
 
 def parse_emulated_device(text: str) -> EmulatedDeviceConfig:
-    """Read "emulated:16GiB,12" or "emulated:1GiB,0.25,t4", which also slows down computing as a T4 and its host would.
+    """Read "emulated:16GiB,12", with ",t4" to slow down computing too, ",torch" to compute in torch, or both.
 
     Raises: ConfigError.
     """
     name, _, rest = text.partition(":")
     parts = [part.strip() for part in rest.split(",")]
-    if name != PREFIX or len(parts) not in (2, 3):
+    if name != PREFIX or len(parts) < 2:
         raise ConfigError(f"device {text!r} is no emulated device: {_HOW}")
     try:
         capacity_bytes, link = parse_bytes(parts[0]), float(parts[1]) * 1e9
@@ -76,7 +104,26 @@ def parse_emulated_device(text: str) -> EmulatedDeviceConfig:
         raise ConfigError(f"device {text!r} cannot be read ({error}): {_HOW}") from None
     if not (math.isfinite(link) and link > 0):
         raise ConfigError(f"device {text!r} has a link of {parts[1]} GB/s: {_HOW}")
-    if parts[2:] not in ([], ["t4"]):
-        raise ConfigError(f"device {text!r} is to compute like {parts[2]!r}: only t4 is known, or leave it away")
-    speeds = t4_like(link) if parts[2:] else EmulatedSpeeds(link=link)
-    return EmulatedDeviceConfig(capacity_bytes=capacity_bytes, speeds=speeds)
+    for part in parts[2:]:
+        if part not in (_LIKE_T4, _IN_TORCH):
+            raise ConfigError(
+                f"device {text!r} is to compute like {part!r}: only t4 and torch are known, or leave it away"
+            )
+    speeds = t4_like(link) if _LIKE_T4 in parts[2:] else EmulatedSpeeds(link=link)
+    return EmulatedDeviceConfig(capacity_bytes=capacity_bytes, speeds=speeds, computes_in_torch=_IN_TORCH in parts[2:])
+
+
+def parse_cuda_device(text: str) -> tuple[str, int | None]:
+    """Read "cuda", "cuda:1", "cuda:16GiB" or "cuda:1:16GiB": the device as torch calls it, and bytes of its memory.
+
+    Raises: ConfigError.
+    """
+    name, *parts = text.split(":")
+    number = parts.pop(0) if parts and parts[0].isdecimal() else "0"
+    if name != CUDA or len(parts) > 1:
+        raise ConfigError(f"device {text!r} cannot be read: {_HOW_CUDA}")
+    try:
+        memory_bytes = parse_bytes(parts[0]) if parts else None
+    except ConfigError as error:
+        raise ConfigError(f"device {text!r} cannot be read ({error}): {_HOW_CUDA}") from None
+    return f"{CUDA}:{number}", memory_bytes

@@ -262,9 +262,14 @@ class ModelRunner:
 
 
 def _set_up_threads(config: EngineConfig) -> None:
-    """Give the cores to the kernels, or to torch: threads of both at once would take them from each other."""
+    """Give the cores to the kernels, or to torch: threads of both at once would take them from each other.
+
+    Beside a device that computes in torch, the kernels attend while torch copies weights: both have them.
+    """
     if config.cpu_isa:
         cpu.use_isa(config.cpu_isa)
+        cpu.set_num_threads(config.num_threads)
+    elif config.offload is not None and cpu.is_available():
         cpu.set_num_threads(config.num_threads)
     torch.set_num_threads(1 if config.cpu_isa else config.num_threads)
 
@@ -272,9 +277,14 @@ def _set_up_threads(config: EngineConfig) -> None:
 def _limit_device(config: EngineConfig) -> None:
     """Have torch refuse what goes beyond the limit; PROCESS_BYTES of it are for what CUDA itself takes."""
     if config.device_memory_bytes:
-        total_bytes = torch.cuda.get_device_properties(config.device).total_memory
+        device = _device_of_layers(config)
+        total_bytes = torch.cuda.get_device_properties(device).total_memory
         share = max(config.device_memory_bytes - PROCESS_BYTES, 0) / total_bytes
-        torch.cuda.set_per_process_memory_fraction(share, config.device)
+        torch.cuda.set_per_process_memory_fraction(share, device)
+
+
+def _device_of_layers(config: EngineConfig) -> torch.device:
+    return torch.device(config.device if config.offload is None else config.offload.torch_device)
 
 
 def _weight_memory(
@@ -294,9 +304,10 @@ def _placement(
 ) -> Placement:
     return Placement(
         getattr(torch, config.dtype),
-        torch.device(config.device),
+        _device_of_layers(config),
         formats_of(config) if config.cpu_isa else None,
         memory,
+        has_slabs=config.offload is not None and not config.cpu_isa,
         pool=None if experts is None else experts.pool,
         on_route=None if recorder is None else lambda topk_ids: recorder.add_layer(topk_ids.cpu().numpy()),
     )
@@ -348,7 +359,7 @@ def _describe(shape: ModelConfig, checkpoint: Checkpoint, config: EngineConfig) 
         num_parameters=shape.num_parameters,
         num_active_parameters=shape.num_active_parameters,
         weight_format=config.weight_format,
-        device=config.device,
+        device=str(_device_of_layers(config)),
         kv_capacity_tokens=config.scheduler.num_blocks * config.scheduler.block_size,
         created=int(time.time()),
     )

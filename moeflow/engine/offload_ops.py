@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import Tensor
 
 from moeflow.engine.micro_batches import MicroBatch
 from moeflow.kernels.embedding import embedding
@@ -39,6 +38,7 @@ class OffloadOps:
         """`halves[i]` are layer i with its experts in the one half of the weight buffer, and in the other."""
         self.micro_batches: Sequence[MicroBatch] = ()
         self._model = model
+        self._on_host = [layer.self_attn.on_host() for layer in model.layers]
         self._halves = halves
         self._weights = weights
         self._kv = kv
@@ -65,10 +65,10 @@ class OffloadOps:
             "attention": self._attention,
         }
         return {
-            "weights_to_pinned": self._weights_to_pinned,
-            "weights_to_device": self._weights_to_device,
-            "load_weights": self._load_weights,
-            **{name: self._on_micro_batch(op) for name, op in ops.items()},
+            "weights_to_pinned": self._ordered(self._weights_to_pinned),
+            "weights_to_device": self._ordered(self._weights_to_device),
+            "load_weights": self._ordered(self._load_weights),
+            **{name: self._ordered(self._on_micro_batch(op)) for name, op in ops.items()},
         }
 
     # Weights:
@@ -92,8 +92,8 @@ class OffloadOps:
             if layer == 0:
                 tensors["hidden"] = embedding(micro_batch.token_ids, self._model.embed_tokens)
             tensors["qkv"] = self._model.layers[layer].pre_attention(tensors["hidden"])
-        if self._kv.has_windows and not self._kv.is_resident(layer):
-            micro_batch.unsaved_qkv[layer] = tensors["qkv"].clone()  # attention uses it up
+            if self._kv.has_windows and not self._kv.is_resident(layer):
+                micro_batch.unsaved_qkv[layer] = tensors["qkv"].clone()  # attention uses it up
         return Cost(*_totals(work))
 
     def _post_attention(self, layer: int, micro_batch: MicroBatch) -> Cost:
@@ -106,7 +106,7 @@ class OffloadOps:
         with self._device.computing(*_totals(*works)):
             tensors = micro_batch.tensors
             computing = self._halves[layer][self._weights.half_of(layer)]
-            tensors["hidden"] = computing.post_attention(tensors["hidden"], tensors.pop("attended"))
+            tensors["hidden"] = computing.post_attention(tensors["hidden"], tensors["attended"])
             if layer == len(self._halves) - 1:
                 tensors["hidden"] = self._model.norm(tensors["hidden"])
         self._num_ended[layer] += 1
@@ -117,13 +117,13 @@ class OffloadOps:
     def _device_attention(self, layer: int, micro_batch: MicroBatch) -> Cost:
         work = self._attention_work(micro_batch)
         if self._kv.is_resident(layer):
-            blocks, metadata = self._kv.layer(layer), micro_batch.attention
+            blocks, places = self._kv.layer(layer), micro_batch.on_device
         else:
-            blocks, metadata = self._kv.window(layer, micro_batch.number), micro_batch.window_attention
+            blocks, places = self._kv.window(layer, micro_batch.number), micro_batch.in_window
         with self._device.computing(*_totals(work)):
             qkv = micro_batch.tensors.pop("qkv")
             attention = self._model.layers[layer].self_attn
-            micro_batch.tensors["attended"] = attention.attend_over(blocks, qkv, micro_batch.rotary, metadata)
+            micro_batch.tensors["attended"] = attention.attend_over(blocks, qkv, places.rotary, places.attention)
         return Cost(*_totals(work))
 
     # On the host:
@@ -131,22 +131,24 @@ class OffloadOps:
     def _cpu_attention(self, layer: int, micro_batch: MicroBatch) -> Cost:
         work = self._attention_work(micro_batch)
         with self._device.computing_on_host(*_totals(work)):
-            qkv = micro_batch.tensors.pop("host_qkv")
-            attention, blocks = self._model.layers[layer].self_attn, self._kv.layer(layer)
-            attended = attention.attend_over(blocks, qkv, micro_batch.rotary, micro_batch.attention)
-            micro_batch.tensors["host_attended"] = attended
+            qkv, places = micro_batch.tensors.pop("host_qkv"), micro_batch.on_host
+            attended = self._on_host[layer].attend_over(
+                self._kv.layer(layer), qkv.float(), places.rotary, places.attention
+            )
+            micro_batch.tensors["host_attended"] = attended.to(qkv.dtype)
         return Cost(*_totals(work))
 
     # Between them:
 
     def _offload_qkv(self, layer: int, micro_batch: MicroBatch) -> Cost:
         qkv = micro_batch.tensors.pop("qkv")
-        micro_batch.tensors["host_qkv"] = self._copied(self._device.download, qkv)
+        micro_batch.tensors["host_qkv"] = self._device.to_host(qkv)
         return Cost(qkv.nbytes)
 
     def _load_hidden(self, layer: int, micro_batch: MicroBatch) -> Cost:
+        """Copy to the device. What was copied for the layer before has been computed with: QKV came of that."""
         attended = micro_batch.tensors.pop("host_attended")
-        micro_batch.tensors["attended"] = self._copied(self._device.upload, attended)
+        micro_batch.tensors["attended"] = self._device.to_device(attended)
         return Cost(attended.nbytes)
 
     def _load_kv(self, layer: int, micro_batch: MicroBatch) -> Cost:
@@ -158,13 +160,13 @@ class OffloadOps:
         """Bring new keys and values to the host as they are projected; there they are rotated once more, and kept."""
         if self._kv.is_resident(layer):
             return Cost()
-        qkv = micro_batch.unsaved_qkv.pop(layer)
-        attention = self._model.layers[layer].self_attn
+        qkv, places, attention = micro_batch.unsaved_qkv.pop(layer), micro_batch.on_host, self._on_host[layer]
         first = attention.heads.num_heads * attention.heads.head_dim
-        on_host = torch.zeros_like(qkv)
-        self._device.download(on_host[:, first:], qkv[:, first:])
-        attention.store(self._kv.layer(layer), on_host, micro_batch.rotary, micro_batch.attention)
-        return Cost(qkv[:, first:].nbytes)
+        new = self._device.to_host(qkv[:, first:])
+        on_host = torch.zeros(qkv.shape)
+        on_host[:, first:] = new
+        attention.store(self._kv.layer(layer), on_host, places.rotary, places.attention)
+        return Cost(new.nbytes)
 
     # For the plain twin:
 
@@ -182,13 +184,15 @@ class OffloadOps:
 
         return run
 
+    def _ordered(self, op: Op) -> Op:
+        def run(task: Task) -> Cost | None:
+            with self._device.ordered(task.id, task.after):
+                return op(task)
+
+        return run
+
     def _attention_work(self, micro_batch: MicroBatch) -> Work:
         return self._costs.attention(micro_batch.num_tokens, micro_batch.num_seen, micro_batch.num_read)
-
-    def _copied(self, copy: Callable[[Tensor, Tensor], None], source: Tensor) -> Tensor:
-        target = torch.empty_like(source)
-        copy(target, source)
-        return target
 
 
 def _layer(task: Task) -> int:

@@ -13,8 +13,18 @@ from typing import Final
 from moeflow.core.engine_config import SchedulerConfig
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.model_config import ModelConfig
-from moeflow.core.offload_config import PREFIX, EmulatedDeviceConfig, OffloadConfig, parse_emulated_device
+from moeflow.core.offload_config import (
+    CUDA,
+    PREFIX,
+    CudaDeviceConfig,
+    DeviceConfig,
+    EmulatedDeviceConfig,
+    OffloadConfig,
+    parse_cuda_device,
+    parse_emulated_device,
+)
 from moeflow.core.units import format_bytes
+from moeflow.engine.process_memory import PROCESS_BYTES
 from moeflow.memory.offloaded_kv import NUM_WINDOWS
 from moeflow.pipeline.catalog import PIPELINES, Pipeline
 from moeflow.pipeline.sequential import sequential
@@ -38,45 +48,73 @@ SEQUENTIAL: Final = Pipeline(
 OFFLOADING: Final = {SEQUENTIAL.name: SEQUENTIAL, **PIPELINES}
 
 
-def costs_of(shape: ModelConfig, weight_format: str, embedding_format: str, kv_dtype: str) -> ModelCosts:
-    """Return what the stages of a model cost in the formats that the CPU kernels hold it in."""
-    return ModelCosts(shape, Formats(matrices=weight_format, embeddings=embedding_format, kv=kv_dtype))
+def costs_of(shape: ModelConfig, weight_format: str, embedding_format: str, kv_dtype: str, dtype: str) -> ModelCosts:
+    """Return what the stages of a model cost in these formats, with activations of `dtype`."""
+    return ModelCosts(
+        shape,
+        Formats(
+            matrices=weight_format,
+            embeddings=embedding_format,
+            kv=kv_dtype,
+            activation_bytes=2 if dtype == "bfloat16" else 4,
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadWishes:
     """What the user said; None: decide for me."""
 
-    device: EmulatedDeviceConfig
+    device: DeviceConfig
     pipeline: str | None = None
     micro_batch_tokens: int | None = None
     resident_experts: float | None = None  # share (r_w of MoE-Lightning)
 
 
 def offload_wishes(
-    device: str, pipeline: str | None, micro_batch_tokens: int | None, resident_experts: float | None
+    device: str,
+    pipeline: str | None,
+    micro_batch_tokens: int | None,
+    resident_experts: float | None,
+    *,
+    cuda_bytes: int,
 ) -> OffloadWishes | None:
-    """Return what the user said of an emulated device; None if none is asked for.
+    """Return what the user said of a device that is smaller than the model; None if none is asked for.
+
+    `cuda_bytes` are those of a GPU that may be used, unless the user says it with the device.
 
     Raises: ConfigError, also if something is said that is for such a device only.
     """
-    if device.split(":")[0] != PREFIX:
-        said = {"pipeline": pipeline, "micro_batch": micro_batch_tokens, "resident_experts": resident_experts}
+    said = {"pipeline": pipeline, "micro_batch": micro_batch_tokens, "resident_experts": resident_experts}
+    is_said = any(value is not None for value in said.values())
+    found = _device(device, cuda_bytes, is_smaller=is_said)
+    if found is None:
         for name, value in said.items():
             if value is not None:
                 raise ConfigError(
                     f"{name} is for a device that is smaller than the model: ask for one (--device "
-                    f"{PREFIX}:16GiB,12), or leave it away"
+                    f"{PREFIX}:16GiB,12 or {CUDA}:16GiB), or leave it away"
                 )
         return None
     if micro_batch_tokens is not None and micro_batch_tokens < 1:
         raise ConfigError(f"micro_batch must be at least 1, not {micro_batch_tokens}")
     return OffloadWishes(
-        device=parse_emulated_device(device),
-        pipeline=pipeline,
-        micro_batch_tokens=micro_batch_tokens,
-        resident_experts=resident_experts,
+        device=found, pipeline=pipeline, micro_batch_tokens=micro_batch_tokens, resident_experts=resident_experts
     )
+
+
+def _device(device: str, cuda_bytes: int, *, is_smaller: bool) -> DeviceConfig | None:
+    """Return the device if it is one that weights are streamed to; a GPU is if its memory or a pipeline is named."""
+    kind = device.split(":")[0]
+    if kind == PREFIX:
+        return parse_emulated_device(device)
+    if kind != CUDA:
+        return None
+    name, memory_bytes = parse_cuda_device(device)
+    if memory_bytes is None and not is_smaller:
+        return None
+    memory_bytes = memory_bytes or cuda_bytes
+    return CudaDeviceConfig(name=name, memory_bytes=memory_bytes, capacity_bytes=max(memory_bytes - PROCESS_BYTES, 0))
 
 
 def plan_offload(wishes: OffloadWishes, costs: ModelCosts, limits: SchedulerConfig) -> OffloadConfig:
@@ -96,8 +134,10 @@ def plan_offload(wishes: OffloadWishes, costs: ModelCosts, limits: SchedulerConf
         + costs.activation_bytes(limits.max_batch_tokens)
         + (kv_layers * limits.num_blocks + NUM_WINDOWS * window_blocks) * block_bytes
     )
+    device = wishes.device
     return OffloadConfig(
-        device=wishes.device,
+        emulated=device if isinstance(device, EmulatedDeviceConfig) else None,
+        cuda=device if isinstance(device, CudaDeviceConfig) else None,
         pipeline=name,
         micro_batch_tokens=micro_batch,
         num_resident_experts=_resident_experts(wishes, costs, fixed_bytes),

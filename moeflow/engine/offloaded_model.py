@@ -1,25 +1,30 @@
 """A model that is larger than its device, in the place of a `CausalLM`: its passes go through a pipeline.
 
-Experts are streamed, as far as they do not stay on the device; all other weights stay there. The results are those of
-the model's plain forward pass, to the bit.
+Experts are streamed, as far as they do not stay on the device; all other weights stay there. What the device computes
+is the model's own layers: packed, then the results are those of its plain forward pass to the bit, or torch tensors on
+whatever torch device it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from moeflow.core.engine_config import EngineConfig
-from moeflow.engine.micro_batches import cut_pass
+from moeflow.core.offload_config import OffloadConfig
+from moeflow.engine.micro_batches import Side, cut_pass
 from moeflow.engine.offload_ops import OffloadOps
 from moeflow.engine.offload_plan import OFFLOADING, SEQUENTIAL, costs_of
-from moeflow.kernels.cpu import PackedRows
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.decoder import CausalLM
 from moeflow.layers.decoder_layer import DecoderLayer
+from moeflow.layers.placement import Destination
+from moeflow.layers.rotary import RotaryEmbedding
+from moeflow.memory.cuda_device import CudaDevice
 from moeflow.memory.emulated_device import EmulatedDevice
 from moeflow.memory.offloaded_kv import KVShape, OffloadedKV
 from moeflow.memory.paged_weights import PagedWeights
@@ -35,19 +40,22 @@ class OffloadedModel:
     """A loaded model, its device, and the threads that keep both busy."""
 
     def __init__(self, model: CausalLM, config: EngineConfig, trace: Trace | None = None) -> None:
-        """Take a packed model in main memory. Raises: CapacityError if the device lacks room; ConfigError."""
+        """Take a model whose experts are in main memory and whose other weights are on the device.
+
+        Raises: CapacityError if the device lacks room.
+        """
         assert config.offload is not None
         self.config = model.config
         self._model = model
         self._config = config.offload
         self._pipeline = OFFLOADING[config.offload.pipeline]
-        self.device = EmulatedDevice(config.offload.device)
-        costs = costs_of(model.config, config.weight_format, config.embedding_format, config.kv_dtype)
+        self.device = make_device(config.offload)
+        costs = costs_of(model.config, config.weight_format, config.embedding_format, config.kv_dtype, config.dtype)
         self.device.memory.take(_bytes_outside_experts(model), "weights outside of experts")
         self.device.memory.take(int(costs.activation_bytes(config.scheduler.max_batch_tokens)), "activations")
         self._kv = self._place_kv(config)
-        expert_bytes, streamed = _split_experts(model, config.offload.num_resident_experts)
-        self.device.memory.take(expert_bytes, "experts that stay")
+        self._host, self._side = _sides(model, self.device.torch_device)
+        self._resident, streamed = self._split_experts()
         self._weights = PagedWeights(streamed, self.device)
         self._ops = OffloadOps(model, self._make_halves(), self._weights, self._kv, self.device, costs)
         self._costs = costs
@@ -61,7 +69,9 @@ class OffloadedModel:
         Shapes: token_ids [T] int64 -> [T, H]. Raises: what an op raises; the next pass begins anew.
         """
         max_tokens = self._config.micro_batch_tokens
-        micro_batches = cut_pass(token_ids, context, self._model.rotary, self._model.dtype, max_tokens=max_tokens)
+        with self.device.computing(0, 0):
+            micro_batches = cut_pass(token_ids, context, self._host, self._side, max_tokens=max_tokens)
+        self.device.synchronize()
         self._weights.begin_pass(len(micro_batches) if self._pipeline.is_paged else 1)
         self._kv.begin_pass(context.kv)
         self._ops.begin_pass(micro_batches)
@@ -72,19 +82,22 @@ class OffloadedModel:
                 self._pipeline.make_tasks(self.config.num_layers, len(micro_batches), is_warm=was_warm, wraps=wraps)
             )
         except BaseException:
+            self.device.synchronize()
             self._weights.forget()
             raise
         self._is_warm = wraps and self._pipeline is not SEQUENTIAL
-        hidden = torch.empty(len(token_ids), self.config.hidden_size, dtype=self._model.dtype)
-        for micro_batch in micro_batches:
-            hidden[micro_batch.rows] = micro_batch.tensors["hidden"]
+        with self.device.computing(0, 0):
+            hidden = torch.cat([micro_batch.tensors["hidden"] for micro_batch in micro_batches])
+            rows = torch.cat([micro_batch.rows for micro_batch in micro_batches]).to(hidden.device)
+            hidden = torch.empty_like(hidden).index_copy_(0, rows, hidden)
+        self.device.synchronize()
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [S, H] from a pass -> [S, V] float32."""
         work = self._costs.head(len(hidden))
         with self.device.computing(int(work.num_bytes), int(work.num_flops)):
-            return self._model.logits(hidden)
+            return self._model.logits(hidden).cpu()
 
     def close(self) -> None:
         """End the threads."""
@@ -111,50 +124,66 @@ class OffloadedModel:
         """Return each layer twice: with its streamed experts in either half of the device's buffer."""
         halves = []
         for number, layer in enumerate(self._model.layers):
-            packed = layer.packed_experts
-            if packed is None:
+            experts = layer.movable_experts
+            if experts is None:
                 halves.append([layer, layer])
                 continue
-            rows = list(packed.storage[: self._config.num_resident_experts])
-            num_streamed = packed.num_experts - len(rows)
-            halves.append(
-                [
-                    layer.with_experts(packed.at([*rows, *half.view(num_streamed, -1)])) if num_streamed else layer
-                    for half in self._weights.halves(number)
-                ]
+            resident = list(self._resident[number])
+            num_streamed = experts.num_experts - len(resident)
+            places = (
+                [*resident, *half.view(num_streamed, -1)] if num_streamed else resident
+                for half in self._weights.halves(number)
             )
+            halves.append([layer.with_experts(experts.at(rows)) for rows in places])
         return halves
 
+    def _split_experts(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return each layer's experts that stay, on the device, and its others: [bytes] uint8."""
+        resident, streamed = [], []
+        nothing = torch.empty(0, dtype=torch.uint8)
+        for layer in self._model.layers:
+            experts = layer.movable_experts
+            storage = nothing if experts is None else experts.storage
+            assert isinstance(storage, Tensor)  # as loaded: all rows in one piece
+            num_resident = self._config.num_resident_experts
+            resident.append(self.device.hold(storage[:num_resident], "experts that stay"))
+            streamed.append(storage[num_resident:].reshape(-1))
+        return resident, streamed
 
-def _split_experts(model: CausalLM, num_resident: int) -> tuple[int, list[Tensor]]:
-    """Return the bytes of the experts that stay, and each layer's others: [bytes] uint8."""
-    resident_bytes = 0
-    streamed = []
-    for layer in model.layers:
-        packed = layer.packed_experts
-        if packed is None:
-            streamed.append(torch.empty(0, dtype=torch.uint8))
-            continue
-        assert isinstance(packed.storage, Tensor)  # as loaded: all rows in one piece
-        resident_bytes += packed.storage[:num_resident].nbytes
-        streamed.append(packed.storage[num_resident:].reshape(-1))
-    return resident_bytes, streamed
+
+def make_device(config: OffloadConfig) -> EmulatedDevice | CudaDevice:
+    """Return the device that is asked for. Raises: CapacityError."""
+    if config.cuda is not None:
+        return CudaDevice(config.cuda)
+    assert config.emulated is not None, "one of them is configured"
+    return EmulatedDevice(config.emulated)
+
+
+def _sides(model: CausalLM, device: torch.device) -> tuple[Side, Side]:
+    """Return the host, which computes in float32, and the device; one and the same where nothing differs."""
+    here = torch.device("cpu")
+    host = Side(here, RotaryEmbedding(model.config.rope, model.config.head_dim, here), torch.float32)
+    if device == here and model.dtype == torch.float32:
+        return host, host
+    return host, Side(device, model.rotary, model.dtype)
 
 
 def _bytes_outside_experts(model: CausalLM) -> int:
     """Return what all other weights take."""
-    experts = {id(part.weight) for layer in model.layers for part in _expert_parts(layer)}
+    experts = {address for layer in model.layers for address in _expert_addresses(layer)}
     sizes: dict[int, int] = {}
     for _, destination in model.named_weights():
-        if isinstance(destination, Tensor):
-            sizes[id(destination)] = destination.nbytes
-        elif id(destination.weight) not in experts:
-            sizes[id(destination.weight)] = destination.weight.nbytes
+        weight = destination if isinstance(destination, Tensor) else destination.weight.storage
+        if weight.data_ptr() not in experts:
+            sizes[weight.data_ptr()] = weight.nbytes
     return sum(sizes.values())
 
 
-def _expert_parts(layer: DecoderLayer) -> Iterator[PackedRows]:
-    packed = layer.packed_experts
-    if packed is not None:
-        for parts in packed.parts():
-            yield from parts
+def _expert_addresses(layer: DecoderLayer) -> Iterator[int]:
+    """Yield where the matrices of experts are."""
+    experts = layer.movable_experts
+    if experts is None:
+        return
+    parts: Sequence[tuple[Destination, Destination, Destination]] = experts.parts()
+    for part in chain.from_iterable(parts):
+        yield (part if isinstance(part, Tensor) else part.weight.storage).data_ptr()

@@ -15,6 +15,7 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, MemoryPlan, SchedulerConfig
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.model_config import ModelConfig
+from moeflow.core.offload_config import PREFIX, CudaDeviceConfig
 from moeflow.core.units import MIB, format_bytes
 from moeflow.engine.expert_plan import ExpertPlan
 from moeflow.engine.machine import Machine, measure_machine
@@ -89,26 +90,61 @@ def decide(settings: Settings, machine: Machine | None = None) -> EngineConfig:
     if settings.model is None:
         raise ConfigError("no model is named")
     machine = machine or measure_machine()
-    offload = offload_wishes(settings.device, settings.pipeline, settings.micro_batch, settings.resident_experts)
+    offload = _offload_wishes(settings, machine)
     checkpoint = open_checkpoint(settings.model)
     try:
         shape = read_model_config(checkpoint)
         if offload is None:
             return _Decision(settings, machine, checkpoint, shape).config()
-        config = _Decision(_for_offloading(settings), machine, checkpoint, shape).config()
+        in_torch = isinstance(offload.device, CudaDeviceConfig) or offload.device.computes_in_torch
+        config = _Decision(_for_offloading(settings), machine, checkpoint, shape, offloads_to_torch=in_torch).config()
         return _offloaded(config, offload, shape)
     finally:
         checkpoint.close()
 
 
+def _offload_wishes(settings: Settings, machine: Machine) -> OffloadWishes | None:
+    """Return what the user said of a device that is smaller than the model. Raises: ConfigError, CapacityError."""
+    allowed_bytes = settings.device_memory_bytes or machine.accelerator_free_bytes
+    wishes = offload_wishes(
+        settings.device,
+        settings.pipeline,
+        settings.micro_batch,
+        settings.resident_experts,
+        cuda_bytes=allowed_bytes,
+    )
+    if wishes is None or not isinstance(wishes.device, CudaDeviceConfig):
+        return wishes
+    if machine.accelerator is None:
+        raise _no_cuda(settings.device)
+    memory_bytes = _allowed("device memory", wishes.device.memory_bytes, machine.accelerator_free_bytes)
+    if settings.device_memory_bytes not in (None, memory_bytes):
+        raise ConfigError(
+            f"--device {settings.device} and --device-memory {format_bytes(allowed_bytes)} say different things: "
+            "leave one of them away"
+        )
+    return wishes
+
+
+def _no_cuda(device: str) -> ConfigError:
+    return ConfigError(
+        f"device {device} is asked for, but torch finds no CUDA device here; use --device cpu, or have this machine "
+        "play a device that is smaller than the model: --device emulated:16GiB,12 (its memory, and GB a second of its "
+        "link)"
+    )
+
+
 def _for_offloading(settings: Settings) -> Settings:
-    """Return what holds for the host of an emulated device. Raises: ConfigError for what pipelines do not do."""
+    """Return what holds for the host of a smaller device. Raises: ConfigError for what pipelines do not do."""
     for name, value in (("--memory", settings.memory_bytes), ("--record-routing", settings.record_routing)):
         if value is not None:
-            raise ConfigError(f"{name} does not go with an emulated device: leave one of them away")
+            raise ConfigError(
+                f"{name} does not go with a device that is smaller than the model: leave one of them away"
+            )
     return replace(
         settings,
         device="cpu",
+        device_memory_bytes=None,
         prefix_caching=False,  # or micro-batches could need blocks that others of the same pass write
         max_running=settings.max_running or OFFLOADED_MAX_RUNNING,
         max_batch_tokens=settings.max_batch_tokens or max(OFFLOADED_BATCH_TOKENS, settings.max_running or 0),
@@ -117,20 +153,38 @@ def _for_offloading(settings: Settings) -> Settings:
 
 def _offloaded(config: EngineConfig, wishes: OffloadWishes, shape: ModelConfig) -> EngineConfig:
     """Return a configuration whose passes go through a pipeline. Raises: ConfigError, CapacityError."""
-    if not config.cpu_isa:
-        raise ConfigError(f"an emulated device computes with the CPU extension: {cpu.why_not()}. Install it")
-    costs = costs_of(shape, config.weight_format, config.embedding_format, config.kv_dtype)
+    costs = costs_of(shape, config.weight_format, config.embedding_format, config.kv_dtype, config.dtype)
     offload = plan_offload(wishes, costs, config.scheduler)
+    if not config.cpu_isa and not offload.computes_in_torch:
+        raise ConfigError(
+            f"an emulated device computes with the CPU extension: {cpu.why_not()}. Install it, or have torch compute: "
+            f"--device {PREFIX}:MEMORY,LINK,torch"
+        )
     how = f"{offload.pipeline}, in micro-batches of {offload.micro_batch_tokens} tokens"
     stay = f"{offload.num_resident_experts} of {max(shape.num_experts, 1)} a layer stay on the device"
-    return replace(config, offload=offload, reasons=(*config.reasons, ("pipeline", how), ("experts", stay)))
+    reasons = (*config.reasons, ("pipeline", how), ("experts", stay))
+    if offload.cuda is None:
+        return replace(config, offload=offload, reasons=reasons)
+    memory_bytes = offload.cuda.memory_bytes
+    where = f"{offload.cuda.name}, {format_bytes(memory_bytes)} of it: experimental, not yet tried on a GPU"
+    return replace(config, offload=offload, device_memory_bytes=memory_bytes, reasons=(*reasons, ("device", where)))
 
 
 class _Decision:
     """The choices, made in order, each with its reason."""
 
-    def __init__(self, settings: Settings, machine: Machine, checkpoint: Checkpoint, shape: ModelConfig) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        machine: Machine,
+        checkpoint: Checkpoint,
+        shape: ModelConfig,
+        *,
+        offloads_to_torch: bool = False,
+    ) -> None:
+        """`offloads_to_torch`: this is for the host of a device that computes in torch."""
         self.settings = settings
+        self.offloads_to_torch = offloads_to_torch
         self.machine = machine
         self.shape = shape
         self.checkpoint = checkpoint
@@ -191,7 +245,7 @@ class _Decision:
             except RuntimeError:
                 raise ConfigError(f"device {self.settings.device!r} is unknown; use cpu or cuda") from None
             if device.type == "cuda" and self.machine.accelerator is None:
-                raise ConfigError("device cuda is asked for, but torch finds no CUDA device; use --device cpu")
+                raise _no_cuda(self.settings.device)
             return str(device)
         device_name = self.machine.accelerator or "cpu"
         self.reasons.append(
@@ -297,6 +351,8 @@ class _Decision:
 
     def _cpu_isa(self, device: str) -> str:
         """Return the instruction set of the CPU kernels; empty if torch computes."""
+        if self.offloads_to_torch:
+            return ""
         if device != "cpu" or not cpu.is_available():
             if device == "cpu":
                 self.reasons.append(("cpu_isa", f"torch computes: {cpu.why_not()}"))
@@ -312,7 +368,7 @@ class _Decision:
             if can_pack:
                 choice = own_precision(self.checkpoint, self.shape, self._keeps_precision)
             else:
-                is_cpu = device == "cpu"
+                is_cpu = device == "cpu" and not self.offloads_to_torch
                 choice = for_torch(self.checkpoint, lambda it: self._left(it) >= self.free_bytes / 2, is_cpu=is_cpu)
             self.reasons.append(("weights", f"{choice.matrices}: {choice.reason}"))
         return choice
@@ -370,7 +426,7 @@ class _Decision:
             if wish not in KV_DTYPES:
                 raise ConfigError(f"kv_dtype {wish!r} is unknown; use one of auto, {', '.join(KV_DTYPES)}")
             return wish
-        if device != "cpu" or not cpu.is_available():
+        if device != "cpu" or self.offloads_to_torch or not cpu.is_available():
             self.reasons.append(("kv_dtype", f"{dtype}: what is computed in"))
             return dtype
         budget = self.settings.kv_cache_bytes or int((self.free_bytes - weight_bytes - self._overhead_bytes) * share)

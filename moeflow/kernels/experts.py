@@ -7,6 +7,7 @@ This is the reference: it asks the device once per layer how many rows each expe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +19,8 @@ from moeflow.kernels.linear import linear
 
 def fused_experts(
     x: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: Tensor | Sequence[Tensor],
+    down: Tensor | Sequence[Tensor],
     topk_ids: Tensor,
     topk_weights: Tensor,
     *,
@@ -31,8 +32,9 @@ def fused_experts(
     Where `gate_up` is as high as `down` is wide there is no gate: `down(function(up(x)))`. The sum over a token's
     experts runs in float32 whatever x is.
 
-    Shapes: x [T, H], gate_up [E, 2I, H] (gate rows first) or [E, I, H], down [E, H, I], topk_ids [T, K] int64,
-    topk_weights [T, K] float32, biases of gate_up and of down [E, their rows] -> [T, H] in x's dtype.
+    Shapes: x [T, H], gate_up [E, 2I, H] (gate rows first) or [E, I, H], down [E, H, I], both also as E matrices,
+    topk_ids [T, K] int64, topk_weights [T, K] float32, biases of gate_up and of down [E, their rows] -> [T, H] in x's
+    dtype.
     Blocks: once, until the device knows topk_ids.
     """
     num_tokens, top_k = topk_ids.shape
@@ -51,8 +53,8 @@ def fused_experts(
 class _Layer:
     """The weights that `fused_experts` was given."""
 
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Tensor | Sequence[Tensor]
+    down: Tensor | Sequence[Tensor]
     function: Nonlinearity
     biases: tuple[Tensor, Tensor] | None
 
@@ -61,7 +63,7 @@ class _Layer:
         expert_of_pair = topk_ids.flatten()
         order = expert_of_pair.argsort(stable=True)
         rows = x.index_select(0, order.div(topk_ids.shape[1], rounding_mode="floor"))
-        counts = torch.bincount(expert_of_pair, minlength=self.gate_up.shape[0]).tolist()
+        counts = torch.bincount(expert_of_pair, minlength=len(self.gate_up)).tolist()
         results = [
             self.run_expert(part, expert) for expert, part in enumerate(torch.split(rows, counts)) if counts[expert]
         ]
@@ -71,6 +73,6 @@ class _Layer:
         """Shapes: rows [n, H] -> [n, H]."""
         up_bias, down_bias = (bias[expert] for bias in self.biases) if self.biases else (None, None)
         units = linear(rows, self.gate_up[expert], up_bias)
-        is_gated = self.gate_up.shape[1] != self.down.shape[2]
+        is_gated = self.gate_up[0].shape[0] != self.down[0].shape[1]
         units = apply_and_mul(self.function, units) if is_gated else apply(self.function, units)
         return linear(units, self.down[expert], down_bias)

@@ -5,9 +5,12 @@ Families differ in biases, in clipping and in whether queries and keys are norma
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Iterator
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from moeflow.core.model_config import ModelConfig
@@ -64,6 +67,14 @@ class Attention:
     def store(self, blocks: KVBlocks, qkv: Tensor, rotary: RotaryTable, metadata: AttentionMetadata) -> Tensor:
         """Store K and V in blocks, and return the queries [T, Q, D]; qkv is used up."""
         return attention_input(qkv, self.heads, rotary.cos, rotary.sin, blocks, metadata)
+
+    def on_host(self) -> Attention:
+        """Return this attention for `attend_over` and `store` in main memory and float32; of its weights, the norms."""
+        norms = (self.q_norm, self.k_norm)
+        q_norm, k_norm = (None if norm is None else norm.to("cpu", torch.float32) for norm in norms)
+        attention = copy.copy(self)
+        attention.heads = dataclasses.replace(self.heads, q_norm=q_norm, k_norm=k_norm)
+        return attention
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""

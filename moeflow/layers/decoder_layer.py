@@ -13,6 +13,7 @@ from moeflow.kernels.cpu_decoder import PackedLayer
 from moeflow.kernels.cpu_stages import MoEStage
 from moeflow.layers.attention import Attention
 from moeflow.layers.context import ForwardContext
+from moeflow.layers.expert_slabs import ExpertSlabs
 from moeflow.layers.mlp import MLP, FusedMLP
 from moeflow.layers.moe import MoE
 from moeflow.layers.norm import RMSNorm
@@ -36,12 +37,12 @@ class DecoderLayer:
         return self.post_attention(hidden, attended)
 
     @property
-    def packed_experts(self) -> PackedExperts | None:
-        """The experts, or the dense network as one; None if they are not packed, or not all in memory."""
+    def movable_experts(self) -> PackedExperts | ExpertSlabs | None:
+        """The experts, or the dense network as one; None if `with_experts` cannot take them from elsewhere."""
         weights = None if isinstance(self.mlp, MLP) else self.mlp.weights
-        return weights if isinstance(weights, PackedExperts) else None
+        return weights if isinstance(weights, PackedExperts | ExpertSlabs) else None
 
-    def with_experts(self, weights: PackedExperts) -> DecoderLayer:
+    def with_experts(self, weights: PackedExperts | ExpertSlabs) -> DecoderLayer:
         """Return this layer with experts that lie elsewhere; all else is shared."""
         assert not isinstance(self.mlp, MLP)
         layer = copy.copy(self)

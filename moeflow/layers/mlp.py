@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,9 @@ from moeflow.kernels import cpu
 from moeflow.kernels.activation import silu_and_mul
 from moeflow.kernels.cpu import PackedExperts
 from moeflow.kernels.cpu_stages import MoEStage
+from moeflow.kernels.experts import fused_experts
 from moeflow.kernels.routing import SoftmaxTopK
+from moeflow.layers.expert_slabs import ExpertSlabs
 from moeflow.layers.expert_stage import expert_stage
 from moeflow.layers.linear import Linear
 from moeflow.layers.norm import RMSNorm
@@ -37,30 +39,40 @@ class MLP:
 
 
 class FusedMLP:
-    """The same packed, in one call."""
+    """The same as the one expert of a layer: packed, in one call, or as a slab."""
 
-    is_one_call = True  # as `MoE` says it
-
-    def __init__(self, weights: PackedExperts) -> None:
+    def __init__(self, weights: PackedExperts | ExpertSlabs) -> None:
         self.weights = weights
 
     def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the network's result plus the residual. Shapes: hidden and residual [T, H] -> [T, H]."""
         num_tokens = hidden.shape[0]
-        topk_ids = torch.zeros(num_tokens, 1, dtype=torch.int64)
-        return cpu.experts(hidden, self.weights, topk_ids, torch.ones(num_tokens, 1), residual)
+        topk_ids = torch.zeros(num_tokens, 1, dtype=torch.int64, device=hidden.device)
+        topk_weights = torch.ones(num_tokens, 1, device=hidden.device)
+        if isinstance(self.weights, PackedExperts):
+            return cpu.experts(hidden, self.weights, topk_ids, topk_weights, residual)
+        out = fused_experts(hidden, self.weights.gate_up, self.weights.down, topk_ids, topk_weights)
+        return out if residual is None else out.add_(residual)
 
-    def with_experts(self, weights: PackedExperts) -> FusedMLP:
+    @property
+    def is_one_call(self) -> bool:
+        """As `MoE` says it."""
+        return isinstance(self.weights, PackedExperts)
+
+    def with_experts(self, weights: PackedExperts | ExpertSlabs) -> FusedMLP:
         """Return the network with weights that lie elsewhere."""
         return FusedMLP(weights)
 
     def stage(self, o_proj: Linear, norm: RMSNorm) -> MoEStage | None:
         """Return one call for all that follows attention in a layer with this network; None if there is none."""
+        if isinstance(self.weights, ExpertSlabs):
+            return None
         return expert_stage(o_proj, norm, None, SoftmaxTopK(1, renormalize=False), self.weights)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""
-        ((gate, up, down),) = self.weights.parts()
+        parts: Sequence[tuple[Destination, Destination, Destination]] = self.weights.parts()
+        ((gate, up, down),) = parts
         yield f"{prefix}.mlp.gate_proj.weight", gate
         yield f"{prefix}.mlp.up_proj.weight", up
         yield f"{prefix}.mlp.down_proj.weight", down
@@ -68,7 +80,7 @@ class FusedMLP:
 
 def dense_mlp(place: Placement, hidden_size: int, intermediate_size: int, *, bias: bool = False) -> MLP | FusedMLP:
     """Return the network in the form that suits where its weights are."""
-    packed = None if bias else place.network(hidden_size, intermediate_size)
-    if packed is not None:
-        return FusedMLP(packed)
+    weights = None if bias else place.network(hidden_size, intermediate_size)
+    if weights is not None:
+        return FusedMLP(weights)
     return MLP(place, hidden_size, intermediate_size, bias=bias)

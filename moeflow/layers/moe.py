@@ -20,6 +20,7 @@ from moeflow.kernels.experts import fused_experts
 from moeflow.kernels.linear import linear
 from moeflow.kernels.routing import SoftmaxTopK
 from moeflow.layers.cached_experts import CachedExperts
+from moeflow.layers.expert_slabs import ExpertSlabs
 from moeflow.layers.expert_stage import expert_stage
 from moeflow.layers.linear import Linear
 from moeflow.layers.norm import RMSNorm
@@ -71,7 +72,7 @@ class MoE:
         out = fused_experts(hidden, self.weights.gate_up, self.weights.down, topk_ids, topk_weights)
         return out if residual is None else out.add_(residual)
 
-    def with_experts(self, weights: PackedExperts) -> MoE:
+    def with_experts(self, weights: PackedExperts | ExpertSlabs) -> MoE:
         """Return this block, its router too, with experts that lie elsewhere."""
         block = copy.copy(self)
         block.weights = weights

@@ -17,6 +17,7 @@ from moeflow.kernels import cpu
 from moeflow.kernels.cpu import PackedExperts, PackedRows, PackedWeight
 from moeflow.kernels.weight_format import BITS_PER_VALUE, WeightFormat
 from moeflow.layers.cached_experts import CachedExperts, ExpertPool
+from moeflow.layers.expert_slabs import ExpertSlabs, slab_bytes
 from moeflow.memory.weight_memory import FreshMemory, WeightMemory
 
 Weight = Tensor | PackedWeight
@@ -63,6 +64,7 @@ class Placement:
     packed: WeightFormats | None = None  # None: nothing is
     memory: WeightMemory = field(default_factory=FreshMemory)  # where what is packed lies, and what stays beside it
     pool: ExpertPool | None = None  # experts come from there; None: all are resident
+    has_slabs: bool = False  # experts that are not packed lie in `memory` as slabs, wherever the device is
     on_route: Callable[[Tensor], None] | None = None  # told of each layer's choice, topk_ids [T, K], in order
 
     @property
@@ -92,7 +94,7 @@ class Placement:
 
     def experts(
         self, num_experts: int, hidden_size: int, intermediate_size: int
-    ) -> ExpertTensors | PackedExperts | CachedExperts | AbsentExperts:
+    ) -> ExpertTensors | ExpertSlabs | PackedExperts | CachedExperts | AbsentExperts:
         """Return a layer's experts, to be filled through their `parts` if they have some. Raises: as `matrix` does."""
         if self.pool is not None:
             return self.pool.add_layer()
@@ -102,18 +104,25 @@ class Placement:
             if storage is None:
                 return AbsentExperts()
             return PackedExperts(num_experts, hidden_size, intermediate_size, self.packed.matrices, storage=storage)
+        if self.has_slabs:
+            return self._slabs(num_experts, hidden_size, intermediate_size)
         return ExpertTensors(
             self.empty(num_experts, 2 * intermediate_size, hidden_size),
             self.empty(num_experts, hidden_size, intermediate_size),
         )
 
-    def network(self, hidden_size: int, intermediate_size: int) -> PackedExperts | None:
-        """Return a dense network as the one expert of a layer, to be filled likewise; None if nothing is packed."""
+    def network(self, hidden_size: int, intermediate_size: int) -> PackedExperts | ExpertSlabs | None:
+        """Return a dense network as the one expert of a layer, to be filled likewise; None: it is one of tensors."""
         if self.packed is None:
-            return None
+            return self._slabs(1, hidden_size, intermediate_size) if self.has_slabs else None
         matrices = self.packed.matrices
         storage = self.memory.block(cpu.expert_bytes(hidden_size, intermediate_size, matrices))
         return PackedExperts(1, hidden_size, intermediate_size, matrices, storage=storage.view(1, -1))
+
+    def _slabs(self, num_experts: int, hidden_size: int, intermediate_size: int) -> ExpertSlabs:
+        num_bytes = num_experts * slab_bytes(hidden_size, intermediate_size, self.dtype)
+        storage = self.memory.block(num_bytes).view(num_experts, -1)
+        return ExpertSlabs(hidden_size, intermediate_size, self.dtype, storage)
 
     def _matrix(self, rows: int, cols: int, weight_format: WeightFormat | None) -> Weight:
         if weight_format is None:

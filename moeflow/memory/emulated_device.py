@@ -8,8 +8,10 @@ work is well below the emulated time, their times are those of the machine that 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
+import torch
 from torch import Tensor
 
 from moeflow.core.errors import CapacityError
@@ -26,12 +28,18 @@ class EmulatedDevice:
     def __init__(self, config: EmulatedDeviceConfig) -> None:
         self.memory = DeviceMemory("the emulated device", config.capacity_bytes)
         self.speeds = config.speeds
+        self.torch_device = torch.device("cpu")
         self._up, self._down, self._processor, self._host = Pace(), Pace(), Pace(), Pace()
 
     def allocate(self, num_bytes: int, purpose: str) -> Tensor:
         """Return zeros [num_bytes] uint8 on the device. Raises: CapacityError."""
         self.memory.take(num_bytes, purpose)
         return _allocate(num_bytes)
+
+    def hold(self, source: Tensor, purpose: str) -> Tensor:
+        """Return bytes as they lie on the device: here, where they are. Raises: CapacityError."""
+        self.memory.take(source.nbytes, purpose)
+        return source
 
     def allocate_pinned(self, num_bytes: int) -> Tensor:
         """Return zeros [num_bytes] uint8 in main memory. Raises: CapacityError."""
@@ -47,6 +55,18 @@ class EmulatedDevice:
         with self._down.lasting(_seconds(source.nbytes, self.speeds.link)):
             target.copy_(source)
 
+    def to_device(self, source: Tensor) -> Tensor:
+        """Return a copy on the device. Blocks: as `upload` does."""
+        target = torch.empty_like(source)
+        self.upload(target, source)
+        return target
+
+    def to_host(self, source: Tensor) -> Tensor:
+        """Return a copy on the host. Blocks: as `download` does."""
+        target = torch.empty_like(source)
+        self.download(target, source)
+        return target
+
     def computing(self, num_bytes: int, flops: int) -> AbstractContextManager[None]:
         """Return a `with` block for work on the device, which lasts as long as its slower part: bytes or FLOPs."""
         speeds = self.speeds
@@ -58,6 +78,13 @@ class EmulatedDevice:
         """Return the same for work on the host's processor."""
         speeds = self.speeds
         return self._host.lasting(max(_seconds(num_bytes, speeds.host_bytes), _seconds(flops, speeds.host_flops)))
+
+    def ordered(self, task: int, after: Sequence[int]) -> AbstractContextManager[None]:
+        """Return a `with` block that does nothing: all is done when its own block is left."""
+        return nullcontext()
+
+    def synchronize(self) -> None:
+        """Wait for nothing, likewise."""
 
     @property
     def late_and_charged_s(self) -> tuple[float, float]:

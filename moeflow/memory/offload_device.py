@@ -1,14 +1,18 @@
 """What a pipeline needs of a device with less memory than the model takes: bytes within a cap, and ways to and from it.
 
-Copies block their caller, a thread of a lane; so a task is over when its bytes are there, and tasks overlap because
-lanes do. Source: MoE-Lightning 4.1 (transfers in one direction are sequential, directions are independent) and A.1.
+Copies block their caller, a thread of a lane; so such a task is over when its bytes are there, and tasks overlap
+because lanes do. Computing may go on after its `with` block: `ordered` has whatever comes after it wait where it runs.
+So a tensor that came from the host is to be kept until something that was computed of it has been copied back.
+Source: MoE-Lightning 4.1 (transfers in one direction are sequential, directions are independent) and A.1.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from moeflow.core.errors import CapacityError
@@ -23,8 +27,17 @@ class OffloadDevice(Protocol):
         """What of the device's memory is taken."""
         ...
 
+    @property
+    def torch_device(self) -> torch.device:
+        """Where its tensors are, as torch calls it."""
+        ...
+
     def allocate(self, num_bytes: int, purpose: str) -> Tensor:
         """Return zeros [num_bytes] uint8 on the device. Raises: CapacityError."""
+        ...
+
+    def hold(self, source: Tensor, purpose: str) -> Tensor:
+        """Return bytes of the host as they lie on the device from now on. Raises: CapacityError."""
         ...
 
     def allocate_pinned(self, num_bytes: int) -> Tensor:
@@ -39,8 +52,27 @@ class OffloadDevice(Protocol):
         """Copy from the device to the host. Blocks: until it is there."""
         ...
 
+    def to_device(self, source: Tensor) -> Tensor:
+        """Return a copy on the device. Blocks: until it is there."""
+        ...
+
+    def to_host(self, source: Tensor) -> Tensor:
+        """Return a copy on the host. Blocks: until it is there."""
+        ...
+
     def computing(self, num_bytes: int, flops: int) -> AbstractContextManager[None]:
-        """Return a `with` block for work on the device that reads so many bytes; left when it is done."""
+        """Return a `with` block for work on the device that reads so many bytes. Raises: CapacityError."""
+        ...
+
+    def ordered(self, task: int, after: Sequence[int]) -> AbstractContextManager[None]:
+        """Return a `with` block for a task of a pass: what it does on the device waits for the computing of others.
+
+        `after` are numbers of tasks whose blocks have been left.
+        """
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until all computing is done, and forget the tasks. Blocks."""
         ...
 
     def computing_on_host(self, num_bytes: int, flops: int) -> AbstractContextManager[None]:
@@ -73,3 +105,10 @@ class DeviceMemory:
             )
         self.used_bytes += num_bytes
         self._purposes[purpose] = self._purposes.get(purpose, 0) + num_bytes
+
+    def give_back(self, num_bytes: int, purpose: str) -> None:
+        """Count bytes as free again that were taken for a purpose."""
+        self.used_bytes -= num_bytes
+        self._purposes[purpose] -= num_bytes
+        if not self._purposes[purpose]:
+            del self._purposes[purpose]

@@ -37,7 +37,7 @@ class KVShape:
             self.dtype, num_kv_heads=self.num_kv_heads, block_size=self.block_size, head_dim=self.head_dim
         )
 
-    def allocate(self, num_layers: int, num_blocks: int) -> KVStorage:
+    def allocate(self, num_layers: int, num_blocks: int, device: torch.device | str = "cpu") -> KVStorage:
         """Return zeros. Raises: CapacityError."""
         return KVStorage(
             num_layers=num_layers,
@@ -46,7 +46,7 @@ class KVShape:
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
             dtype=self.dtype,
-            device="cpu",
+            device=device,
         )
 
 
@@ -62,9 +62,10 @@ class OffloadedKV:
         self._device = device
         device.memory.take(num_resident * shape.num_blocks * shape.block_bytes, "keys and values that stay")
         device.memory.take(NUM_WINDOWS * window_blocks * shape.block_bytes, "two micro-batches' keys and values")
-        self._resident = shape.allocate(num_resident, shape.num_blocks) if num_resident else None
+        place, num_windows = device.torch_device, NUM_WINDOWS if window_blocks else 0
+        self._resident = shape.allocate(num_resident, shape.num_blocks, place) if num_resident else None
         self._host: KVStorage | None = None
-        self._windows = [shape.allocate(1, window_blocks).layer(0) for _ in range(NUM_WINDOWS)] if window_blocks else []
+        self._windows = [shape.allocate(1, window_blocks, place).layer(0) for _ in range(num_windows)]
         self._staging = [device.allocate_pinned(window.storage.numel()) for window in self._windows]
         self._block_bytes = shape.block_bytes
         self._num_loads = 0

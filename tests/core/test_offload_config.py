@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moeflow.core.errors import ConfigError
-from moeflow.core.offload_config import EmulatedSpeeds, parse_emulated_device, t4_like
+from moeflow.core.offload_config import EmulatedSpeeds, parse_cuda_device, parse_emulated_device, t4_like
 
 
 def test_memory_and_link_are_read():
@@ -21,6 +21,32 @@ def test_a_t4_keeps_its_ratios():
     assert speeds.device_flops / speeds.host_flops == pytest.approx(65 / 1.6)
 
 
+def test_an_emulated_device_may_compute_in_torch():
+    device = parse_emulated_device("emulated:1GiB,0.12,torch,t4")
+    assert device.computes_in_torch
+    assert device.speeds == t4_like(0.12e9)
+    assert not parse_emulated_device("emulated:1GiB,0.12").computes_in_torch
+
+
+@pytest.mark.parametrize(
+    ("text", "device"),
+    [
+        ("cuda", ("cuda:0", None)),
+        ("cuda:1", ("cuda:1", None)),
+        ("cuda:16GiB", ("cuda:0", 2**34)),
+        ("cuda:2:1.5g", ("cuda:2", 3 * 2**29)),
+    ],
+)
+def test_a_gpu_and_its_memory_are_read(text, device):
+    assert parse_cuda_device(text) == device
+
+
+@pytest.mark.parametrize("text", ["cuda:much", "cuda:1GiB:2", "cuda:0:1GiB:2", "cuda:", "cuda:-1", "cuda:1:0"])
+def test_what_is_no_gpu_is_explained(text):
+    with pytest.raises(ConfigError, match=r"cannot be read.*such as cuda:16GiB or cuda:1:16GiB"):
+        parse_cuda_device(text)
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -31,7 +57,7 @@ def test_a_t4_keeps_its_ratios():
         ("emulated:1GiB,fast", "could not convert"),
         ("emulated:1GiB,0", "link of 0 GB/s"),
         ("emulated:1GiB,nan", "link of nan GB/s"),
-        ("emulated:1GiB,2,h100", "only t4 is known"),
+        ("emulated:1GiB,2,h100", "only t4 and torch are known"),
     ],
 )
 def test_what_cannot_be_read_is_explained(text, complaint):

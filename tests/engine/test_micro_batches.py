@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeflow.core.model_config import RopeConfig
-from moeflow.engine.micro_batches import cut_pass
+from moeflow.engine.micro_batches import Side, cut_pass
 from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.rotary import RotaryEmbedding
 from moeflow.memory.kv_storage import KVStorage
 
 KV = KVStorage(num_layers=1, num_blocks=1, block_size=16, num_kv_heads=1, head_dim=8, dtype=torch.float32, device="cpu")
-ROTARY = RotaryEmbedding(RopeConfig(), 8, torch.device("cpu"))
+SIDE = Side(torch.device("cpu"), RotaryEmbedding(RopeConfig(), 8, torch.device("cpu")), torch.float32)
 
 
 @settings(max_examples=25, deadline=None)
@@ -28,7 +28,7 @@ def test_every_token_is_in_one_micro_batch(sequences, max_tokens):
     )
     positions = torch.tensor([start + i for start, count in sequences for i in range(count)])
     token_ids = torch.arange(len(positions))
-    cut = cut_pass(token_ids, ForwardContext(positions, attention, KV), ROTARY, torch.float32, max_tokens=max_tokens)
+    cut = cut_pass(token_ids, ForwardContext(positions, attention, KV), SIDE, SIDE, max_tokens=max_tokens)
     assert torch.cat([each.rows for each in cut]).sort().values.equal(token_ids)
     assert [each.number for each in cut] == list(range(len(cut)))
     assert all(torch.equal(each.token_ids, each.rows) for each in cut)
@@ -37,7 +37,7 @@ def test_every_token_is_in_one_micro_batch(sequences, max_tokens):
     seen = sum(start + i + 1 for start, count in sequences for i in range(count))
     assert sum(each.num_seen for each in cut) == seen
     for each in cut:
-        assert torch.equal(each.attention.slots // 16 // 100, _sequence_of(each.rows, counts))
+        assert torch.equal(each.on_host.attention.slots // 16 // 100, _sequence_of(each.rows, counts))
 
 
 def _sequence_of(rows, counts):

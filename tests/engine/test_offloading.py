@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import threading
@@ -12,11 +13,14 @@ from transformers import LlamaConfig, MixtralConfig, OlmoeConfig, Qwen3MoeConfig
 from moeflow.cli.options import _ENGINE_OPTIONS
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CapacityError, ConfigError
+from moeflow.core.offload_config import CudaDeviceConfig
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine import model_runner
 from moeflow.engine.engine import Engine
+from moeflow.engine.machine import measure_machine
 from moeflow.engine.messages import Submission
 from moeflow.engine.offload_plan import OFFLOADING
+from moeflow.engine.process_memory import PROCESS_BYTES
 from moeflow.engine.settings import Settings, decide
 from moeflow.kernels import cpu
 from tests.models.parity import SHAPE, random_model
@@ -157,13 +161,51 @@ def test_a_device_that_is_too_small_is_refused_before_loading(model):
         ({"device": DEVICE, "micro_batch": 0}, "at least 1"),
         ({"device": DEVICE, "pipeline": "fastest"}, "'fastest' is unknown; use one of sequential, cgopipe"),
         ({"device": DEVICE, "resident_experts": 2.0}, "a share, from 0 to 1"),
-        ({"device": DEVICE, "memory_bytes": 2**30}, "--memory does not go with an emulated device"),
+        ({"device": DEVICE, "memory_bytes": 2**30}, "--memory does not go with a device that is smaller"),
         ({"device": "emulated:1GiB"}, "is no emulated device"),
+        ({"device": "cuda:16GB:1"}, 'cuda:16GB:1\' cannot be read: write it as "cuda:MEMORY"'),
+        (
+            {"device": "cuda:16GiB", "pipeline": "cgopipe"},
+            "torch finds no CUDA device here; .*--device emulated:16GiB,12",
+        ),
+        ({"device": "cuda", "pipeline": "cgopipe"}, "torch finds no CUDA device here; .*--device emulated:16GiB,12"),
+        ({"device": "cuda"}, "torch finds no CUDA device here; .*--device emulated:16GiB,12"),
     ],
 )
 def test_wishes_that_cannot_be_granted_are_explained(model, settings, complaint):
     with pytest.raises(ConfigError, match=complaint):
-        decide(Settings(model=model, **settings))
+        decide(Settings(model=model, **settings), dataclasses.replace(measure_machine(), accelerator=None))
+
+
+def on_gpu(model, *, free=2**34, **settings):
+    machine = dataclasses.replace(measure_machine(), accelerator="cuda", accelerator_free_bytes=free)
+    return decide(Settings(model=model, **settings), machine)
+
+
+def test_a_gpu_that_is_named_with_its_memory_or_a_pipeline_is_offloaded_to(model):
+    for settings in (
+        {"device": "cuda:2GiB"},
+        {"device": "cuda:0:2GiB", "pipeline": "flexgen"},
+        {"device": "cuda", "pipeline": "cgopipe", "device_memory_bytes": 2**31},
+        {"device": "cuda:2GiB", "device_memory_bytes": 2**31},
+    ):
+        config = on_gpu(model, **settings)
+        assert config.offload.cuda == CudaDeviceConfig(
+            name="cuda:0", memory_bytes=2**31, capacity_bytes=2**31 - PROCESS_BYTES
+        )
+        assert (config.device, config.cpu_isa, config.device_memory_bytes) == ("cpu", "", 2**31)
+        assert any("not yet tried on a GPU" in why for _, why in config.reasons)
+    assert on_gpu(model, device="cuda:1", micro_batch=3).offload.cuda.memory_bytes == 2**34
+    assert on_gpu(model, device="cuda").offload is None
+
+
+def test_more_of_a_gpu_than_is_free_is_refused(model):
+    with pytest.raises(CapacityError, match=r"device memory limit of 2.0 GiB is asked for, but 1.0 GiB are free"):
+        on_gpu(model, device="cuda:2GiB", free=2**30)
+    with pytest.raises(ConfigError, match=r"--device cuda:2GiB and --device-memory 1.0 GiB say different things"):
+        on_gpu(model, device="cuda:2GiB", device_memory_bytes=2**30)
+    with pytest.raises(CapacityError, match=r"the device has 0 B, but"):
+        on_gpu(model, device="cuda:1MiB")
 
 
 def test_the_command_line_offers_all_pipelines():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from moeflow.core.errors import CapacityError
-from moeflow.core.offload_config import EmulatedDeviceConfig, EmulatedSpeeds
+from moeflow.core.offload_config import CudaDeviceConfig, EmulatedDeviceConfig, EmulatedSpeeds
 from moeflow.memory.cuda_device import CudaDevice
 from moeflow.memory.emulated_device import EmulatedDevice
 from moeflow.memory.offload_device import OffloadDevice
@@ -29,7 +29,9 @@ def emulated(**speeds) -> EmulatedDevice:
     ]
 )
 def device(request) -> OffloadDevice:
-    return emulated() if request.param == "emulated" else CudaDevice(CAPACITY)
+    if request.param == "emulated":
+        return emulated()
+    return CudaDevice(CudaDeviceConfig(name="cuda:0", memory_bytes=CAPACITY, capacity_bytes=CAPACITY))
 
 
 def test_the_cap_is_kept_and_the_error_says_by_whom_memory_is_taken(device):
@@ -49,8 +51,13 @@ def test_bytes_come_back_as_they_went(device):
     device.upload(there, pinned)
     with device.computing(5000, 0):
         there.add_(1)
+        changed = there.view(50, 100)[:, :60].clone()
+    device.synchronize()
     device.download(back, there)
     assert torch.equal(back, pinned + 1)
+    assert torch.equal(device.to_host(changed[:, 7:]), back.view(50, 100)[:, 7:60])
+    assert torch.equal(device.to_host(device.to_device(back)), back)
+    assert torch.equal(device.to_host(device.hold(pinned, "more")), pinned)
     with device.computing_on_host(5000, 0):
         back.zero_()
 
