@@ -13,17 +13,19 @@ from moeflow.core.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Text in rows; the first column is what a row is about, the others are figures."""
+    """Text in rows; the first column is what a row is about, the others are figures, or words if it says so."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
+    words: tuple[int, ...] = ()  # numbers of the columns that hold words: begun at the left, wrapped where need be
 
     def to_markdown(self) -> str:
         """Write it as Markdown: title in bold, table, notes."""
         lines = [f"**{self.title}**", ""]
-        lines += [_markdown_row(self.columns), _markdown_row(["---", *["---:"] * (len(self.columns) - 1)])]
+        sides = ["---" if number == 0 or number in self.words else "---:" for number in range(len(self.columns))]
+        lines += [_markdown_row(self.columns), _markdown_row(sides)]
         lines += [_markdown_row(row) for row in self.rows]
         lines += [line for note in self.notes for line in ("", note)]
         return "\n".join(lines) + "\n"

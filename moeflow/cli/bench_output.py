@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import click
 from rich import box
@@ -19,6 +19,10 @@ from rich.table import Table as RichTable
 
 from moeflow.bench.records import Record, append
 from moeflow.bench.tables import Table
+
+PAGE_WIDTH: Final = 100  # of words that go to a file
+FILE_WIDTH: Final = 200  # of figures there, which are not wrapped
+UNLIMITED: Final = 10_000
 
 
 def result_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,19 +52,46 @@ def keep(record: Record, out: Path | None, *, as_json: bool) -> None:
 
 
 def show(table: Table) -> None:
-    """Print a table and its notes."""
-    grid = RichTable(box=box.SIMPLE_HEAD)
-    for number, column in enumerate(table.columns):
-        grid.add_column(escape(column), justify="right" if number else "left", no_wrap=True)
-    for row in table.rows:
-        grid.add_row(*map(escape, row))
+    """Print a table and its notes, as wide as the terminal; what has more columns goes on below, row for row.
+
+    A file gets all columns beside each other, and words in lines of `PAGE_WIDTH`.
+    """
     console = Console(highlight=False)
-    if not console.is_terminal:  # a file has room for every column
-        console = Console(highlight=False, width=200)
-    console.print(f"[bold]{escape(table.title)}[/]", soft_wrap=True)
-    console.print(grid)
+    wraps = console.is_terminal or bool(table.words)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=PAGE_WIDTH if wraps else FILE_WIDTH)
+    console.print(f"[bold]{escape(table.title)}[/]", soft_wrap=not wraps)
+    for columns in _parts(table, console):
+        console.print(_grid(table, columns))
     for note in table.notes:
-        console.print(escape(note), soft_wrap=True)
+        console.print(escape(note), soft_wrap=not wraps)
+
+
+def _grid(table: Table, columns: Sequence[int]) -> RichTable:
+    """Return some columns of a table as rich draws them."""
+    grid = RichTable(box=box.SIMPLE_HEAD)
+    for number in columns:
+        is_text = number == 0 or number in table.words
+        justify: Literal["left", "right"] = "left" if is_text else "right"
+        grid.add_column(escape(table.columns[number]), justify=justify, no_wrap=number not in table.words)
+    for row in table.rows:
+        grid.add_row(*(escape(row[number]) for number in columns))
+    return grid
+
+
+def _parts(table: Table, console: Console) -> list[list[int]]:
+    """Return which columns to print beside each other, so that they fit; the first one leads each part."""
+    if table.words:
+        return [list(range(len(table.columns)))]
+    unlimited = console.options.update(max_width=UNLIMITED)
+    parts = [[0]]
+    for number in range(1, len(table.columns)):
+        wider = [*parts[-1], number]
+        if len(wider) > 2 and console.measure(_grid(table, wider), options=unlimited).maximum > console.width:
+            wider = [0, number]
+            parts.append(wider)
+        parts[-1] = wider
+    return parts
 
 
 class Bar:

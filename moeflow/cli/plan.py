@@ -18,7 +18,7 @@ from moeflow.cli.local_model import built_in_model, progress_bar
 from moeflow.cli.new_file import NEW_PICTURE
 from moeflow.cli.options import byte_count, cache_dir_option
 from moeflow.cli.plan_inputs import hits_of, workload_of
-from moeflow.cli.plan_output import check_json, check_table, policy_table, prediction_table
+from moeflow.cli.plan_output import check_json, check_table, plan_tables, policy_table, short_name
 from moeflow.core.errors import ConfigError
 from moeflow.core.plan import GOALS, Workload, plan_to_json
 from moeflow.planner.machine_files import machine_names
@@ -133,9 +133,9 @@ def plan(
     elif as_json:
         click.echo(plan_to_json(made), nl=False)
     else:
-        show(policy_table(made))
-        show(prediction_table(made))
-    title = f"{made.model} on {made.machine}"
+        for table in plan_tables(made):
+            show(table)
+    title = f"{short_name(made.model)} on {made.machine}"
     if roofline is not None:
         late.plot_rooflines(late.roofline_figures(planned.model, made.policy), title, roofline)
     if policy_map is not None:

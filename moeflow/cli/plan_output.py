@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moeflow.bench.tables import Table
@@ -17,44 +18,82 @@ if TYPE_CHECKING:
     from moeflow.bench.plan_check import CheckRow
 
 _TIERS = {RAM: "memory", DEVICE: "device memory", DISK: "disk", PINNED: "pinned memory"}
-_PIPELINES = {DIRECT: "direct: everything is resident", FROM_DISK: "streaming: experts come from disk"}
+_PIPELINES = {
+    DIRECT: "everything is resident",
+    FROM_DISK: "experts come from disk as they are needed",
+    "cgopipe": "the host attends; weights go to the device in pages",
+    "flexgen": "the device attends; keys, values and weights go there",
+    "zero-inference": "the device attends; weights go there layer by layer",
+}
+_RESOURCES = {"device": "the device", "disk": "the disk", "host": "the processor"}
+_MOST_HELPS = 4
+LEAST_SHARE = 0.005  # of a step's time that is worth a word
+_POLICY_COLUMNS = ("policy", "", "why")
+
+
+def plan_tables(plan: Plan) -> list[Table]:
+    """Return what was decided, what to expect, and what would help."""
+    return [policy_table(plan), prediction_table(plan), *([helps_table(plan)] if plan.helps else [])]
 
 
 def policy_table(plan: Plan) -> Table:
-    """Return what was decided, and why."""
+    """Return what was decided, and why: only what this machine has."""
     policy, reasons = plan.policy, dict(plan.reasons)
-    has_device = any(used.tier == DEVICE for used in plan.memory)
-    rows = [
-        (
-            "sequences that decode together (N)",
-            f"{policy.batch_size}",
-            reasons.get("batch_size", "").partition(": ")[2],
-        ),
-        ("pipeline", plan.pipeline, _PIPELINES.get(plan.pipeline, "").partition(": ")[2]),
-        ("weights", plan.weight_format, reasons.get("weight_format", "")),
-        ("keys and values", format_bytes(plan.kv_cache_bytes), f"in {plan.kv_dtype}"),
-    ]
-    if has_device:
-        layout = "one device" if policy.num_devices == 1 else f"each layer over {policy.num_devices} devices"
-        rows[1:1] = [
-            ("micro-batch (mu)", f"{policy.micro_batch}", f"{policy.num_micro_batches} of them"),
-            ("attention (A_g)", "device" if policy.attention_on_device else "host", reasons["attention_on_device"]),
-            ("experts (F_g)", "device" if policy.ffn_on_device else "host", ""),
-            (
-                "weights on the device (r_w)",
-                f"{policy.weights_on_device:.1%}",
-                "the rest comes over the link each pass",
-            ),
-            ("keys and values on the device (r_c)", f"{policy.kv_on_device:.1%}", ""),
-            ("parallel layout", layout, ""),
-        ]
+    rows = [("sequences at once (N)", f"{policy.batch_size}", reasons.get("batch_size", "").partition(": ")[2])]
+    if _has_device(plan):
+        micro_batches = f"{policy.num_micro_batches} of them a step" if policy.num_micro_batches > 1 else "all at once"
+        rows.append(("micro-batch (mu)", f"{policy.micro_batch}", micro_batches))
     else:
         rows.append(("prompt tokens a pass", f"{policy.chunk_tokens}", ""))
-    if any(used.tier == DISK for used in plan.memory):
-        rows.append(("experts on disk", f"{policy.experts_on_disk:.1%}", reasons.get("experts_on_disk", "")))
+    rows.append(("pipeline", plan.pipeline, _PIPELINES.get(plan.pipeline, "")))
+    rows.append(("weights", plan.weight_format, reasons.get("weight_format", "")))
+    if _has_device(plan):
+        rows += _device_rows(plan)
+    else:
+        rows.append(("keys and values", plan.kv_dtype, f"{format_bytes(plan.kv_cache_bytes)} in memory"))
+    rows += _expert_rows(plan)
     workload = plan.workload
-    asked = f"prompts of {workload.prompt_len} tokens, answers of {workload.gen_len}"
-    return Table(f"{plan.model} on {plan.machine}, for {plan.goal}: {asked}", ("policy", "", "why"), tuple(rows), ())
+    about = f"prompts of {workload.prompt_len} tokens, answers of {workload.gen_len}"
+    if workload.rate:
+        about += f", {workload.rate:g} requests/s"
+    title = f"{short_name(plan.model)} on {plan.machine}, for {plan.goal}: {about}"
+    return Table(title, _POLICY_COLUMNS, tuple(rows), words=(0, 1, 2))
+
+
+def short_name(model: str) -> str:
+    """Return what tells a model from others: a folder's or file's name, of a bare config that of its folder, too."""
+    path = Path(model)
+    return str(Path(*path.parts[-2:])) if path.name == "config.json" else path.name
+
+
+def _device_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    policy, reasons = plan.policy, dict(plan.reasons)
+    yield "attention (A_g)", "device" if policy.attention_on_device else "host", reasons.get("attention_on_device", "")
+    where = f"{policy.kv_on_device:.1%} on device" if policy.attention_on_device else "in memory"
+    size = f"{format_bytes(plan.kv_cache_bytes)} of them"
+    if policy.attention_on_device and policy.kv_on_device < 1:
+        size += "; the rest comes from memory for each micro-batch"
+    yield f"keys, values in {plan.kv_dtype} (r_c)", where, size
+    whose = "layers' weights (r_w)" if policy.ffn_on_device else "attention's weights (r_w)"
+    stay = f"{policy.weights_on_device:.1%} on device"
+    yield whose, stay, reasons.get("weights_on_device", "") if policy.weights_on_device < 1 else "all stay there"
+    yield "experts' computation (F_g)", "device" if policy.ffn_on_device else "host", ""
+    layout = "one device" if policy.num_devices == 1 else f"{policy.num_devices} devices"
+    yield "parallel layout", layout, "" if policy.num_devices == 1 else "each has a part of every layer"
+
+
+def _expert_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    """Yield where experts live; the shares add up to all of them."""
+    whys = {DEVICE: "they stay there", DISK: dict(plan.reasons).get("experts_on_disk", "")}
+    if _has_device(plan):
+        whys[RAM] = "they go to the device for each pass" if plan.policy.ffn_on_device else "the host computes them"
+    used = [(tier, share) for tier, share in plan.expert_places if share > 0]
+    for tier, share in used:
+        yield f"experts in {_TIERS[tier]}" if tier != DISK else "experts on disk", f"{share:.1%}", whys.get(tier, "")
+
+
+def _has_device(plan: Plan) -> bool:
+    return any(used.tier == DEVICE for used in plan.memory)
 
 
 def prediction_table(plan: Plan) -> Table:
@@ -66,25 +105,24 @@ def prediction_table(plan: Plan) -> Table:
         ("time to first token, ms", *_numbers(plan.time_to_first_token_s, 1000)),
         ("time per token of a request, ms", *_numbers(plan.time_per_token_s, 1000)),
     ]
+    each = " of each device" if plan.policy.num_devices > 1 else ""
     for used in plan.memory:
         peak = used.peak_bytes
-        low, high = format_bytes(peak.low), format_bytes(peak.high)
-        rows.append(
-            (
-                f"peak {_TIERS[used.tier]}, of {format_bytes(used.capacity_bytes)}",
-                format_bytes(peak.value),
-                f"{low} to {high}",
-            )
-        )
-    notes = [f"Bottleneck of decoding: {plan.bottleneck}."]
-    busy = [f"{name} {share:.0%}" for name, share in plan.busy if share > 0]
+        name = f"peak {_TIERS[used.tier]}" + (each if used.tier == DEVICE else "")
+        between = f"{format_bytes(peak.low)} to {format_bytes(peak.high)}"
+        rows.append((f"{name}, of {format_bytes(used.capacity_bytes)}", format_bytes(peak.value), between))
+    notes = [f"Decoding is bound by {plan.bottleneck}."]
+    busy = [f"{_RESOURCES.get(name, f'the {name}')} {share:.0%}" for name, share in plan.busy if share >= LEAST_SHARE]
     if len(busy) > 1:
-        notes.append(f"Busy, of the busiest: {', '.join(busy)}.")
-    if plan.helps:
-        notes.append(
-            "What would help most: " + "; ".join(f"{it.change}, x{it.speedup:.2f}" for it in plan.helps[:4]) + "."
-        )
-    return Table("expected", ("", "value", "between"), tuple(rows), tuple(notes))
+        notes.append(f"Busy while a step is decoded: {', '.join(busy)} of the time.")
+    return Table("Expected", ("", "value", "between"), tuple(rows), tuple(notes))
+
+
+def helps_table(plan: Plan) -> Table:
+    """Return what more of a resource would bring, or a smaller format; best first."""
+    what = "a step's speed" if plan.goal == "latency" else "generated tokens/s"
+    rows = tuple((it.change, f"x{it.speedup:.2f}") for it in plan.helps[:_MOST_HELPS])
+    return Table("What would help most, each planned anew", ("", what), rows)
 
 
 def check_table(rows: Sequence[CheckRow]) -> Table:
@@ -94,7 +132,7 @@ def check_table(rows: Sequence[CheckRow]) -> Table:
         for row in rows
     ]
     note = "Median error of speeds: " + f"{statistics.median(abs(row.error) for row in rows if is_speed(row)):.1%}."
-    return Table("checked", ("", "predicted", "measured", "error"), tuple(cells), (note,))
+    return Table("Checked", ("", "predicted", "measured", "error"), tuple(cells), (note,))
 
 
 def check_json(plan: Plan, rows: Sequence[CheckRow]) -> str:

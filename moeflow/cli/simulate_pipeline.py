@@ -15,7 +15,7 @@ from moeflow.cli.bench_output import bar, show
 from moeflow.cli.new_file import NEW_FILE, NEW_PICTURE
 from moeflow.cli.simulated import SHIPPED, choose_formats, described_options, read_shape
 from moeflow.core.errors import ConfigError
-from moeflow.core.hardware import Machine
+from moeflow.core.hardware import DEVICE, RAM, Machine
 from moeflow.core.plan import Workload
 from moeflow.core.units import format_bytes
 from moeflow.pipeline.catalog import PIPELINES
@@ -35,6 +35,7 @@ LANES = {
     DEVICE_TO_HOST: "back",
     HOST_TO_PINNED: "to pinned",
 }
+TIERS = {RAM: "memory", DEVICE: "device memory"}
 
 EPILOG = f"""\b
 Examples:
@@ -112,7 +113,8 @@ def pipeline(
         for run in runs.values():
             click.echo(json.dumps(to_json(run), allow_nan=False))
     else:
-        show(make_table(runs, model))
+        for table in make_tables(runs, model):
+            show(table)
     write_pictures(runs, trace, graph, picture)
 
 
@@ -141,35 +143,58 @@ def simulate(
     return PipelineRun(pipeline=PIPELINES[name], machine=machine, costs=costs, workload=workload, policy=policy)
 
 
-def make_table(runs: Mapping[str, PipelineRun], model: str) -> Table:
-    """Return the pipelines beside each other, the fastest first."""
+def make_tables(runs: Mapping[str, PipelineRun], model: str) -> list[Table]:
+    """Return the pipelines' speeds, what idles, and what memory they need; the fastest first."""
     one = next(iter(runs.values()))
-    lanes = [lane for lane in LANES if any(run.middle_step.use(lane).busy_s for run in runs.values())]
-    columns = ("pipeline", "tokens/s", "prefill s", "step s", "idle: device", *(LANES[lane] for lane in lanes[1:]))
-    rows = [
-        (
-            name,
-            f"{run.tokens_per_s:.2f}",
-            f"{run.prefill_s:.1f}",
-            f"{run.middle_step.seconds:.3f}",
-            *(f"{run.middle_step.use(lane).idle_share:.0%}" if lane in run.middle_step.lanes else "" for lane in lanes),
-            f"{run.policy.weights_on_device:.0%}",
-            *(format_bytes(run.memory[tier]) + ("" if fits else " (!)") for tier, fits in run.fits.items()),
-        )
-        for name, run in sorted(runs.items(), key=lambda item: -item[1].tokens_per_s)
-    ]
-    columns += ("resident", *(f"{tier} needs" for tier in one.fits))
+    fastest = sorted(runs.items(), key=lambda item: -item[1].tokens_per_s)
     policy, workload = one.policy, one.workload
     title = (
         f"{model} on {one.machine.name}: {policy.batch_size} sequences in {policy.num_micro_batches} micro-batches of "
         f"{policy.micro_batch}, {workload.prompt_len} + {workload.gen_len} tokens, {one.costs.formats.matrices}"
     )
-    notes = [f"Predicted, not measured; the machine's figures are good to {one.machine.uncertainty:.0%} or so."]
+    speeds = [
+        (name, f"{run.tokens_per_s:.2f}", f"{run.prefill_s:.1f}", f"{run.middle_step.seconds:.3f}")
+        for name, run in fastest
+    ]
+    note = f"Predicted, not measured; the machine's figures are good to {one.machine.uncertainty:.0%} or so."
+    return [
+        Table(title, ("pipeline", "tokens/s", "prefill s", "step s"), tuple(speeds)),
+        _idle_table(dict(fastest)),
+        _memory_table(dict(fastest), note),
+    ]
+
+
+def _idle_table(runs: Mapping[str, PipelineRun]) -> Table:
+    lanes = [lane for lane in LANES if any(run.middle_step.use(lane).busy_s for run in runs.values())]
+    rows = [
+        (
+            name,
+            *(f"{run.middle_step.use(lane).idle_share:.0%}" if lane in run.middle_step.lanes else "" for lane in lanes),
+        )
+        for name, run in runs.items()
+    ]
+    return Table("Idle while a step is decoded", ("pipeline", *(LANES[lane] for lane in lanes)), tuple(rows))
+
+
+def _memory_table(runs: Mapping[str, PipelineRun], note: str) -> Table:
+    one = next(iter(runs.values()))
+    rows = [
+        (
+            name,
+            f"{run.policy.weights_on_device:.0%}",
+            *(format_bytes(run.memory[tier]) + ("" if fits else " (!)") for tier, fits in run.fits.items()),
+        )
+        for name, run in runs.items()
+    ]
+    columns = ("pipeline", "weights that stay on the device", *(TIERS.get(tier, tier) for tier in one.fits))
+    notes = [note]
     short = [tier for tier in one.fits if not all(run.fits[tier] for run in runs.values())]
     if short:
-        have = ", ".join(f"{tier} {format_bytes(one.machine.level(tier).capacity_bytes)}" for tier in short)
+        have = ", ".join(
+            f"{TIERS.get(tier, tier)} {format_bytes(one.machine.level(tier).capacity_bytes)}" for tier in short
+        )
         notes.append(f"(!): more than there is ({have}). Take smaller micro-batches, or fewer sequences.")
-    return Table(title, columns, tuple(rows), tuple(notes))
+    return Table("Memory needed", columns, tuple(rows), tuple(notes))
 
 
 def to_json(run: PipelineRun) -> dict[str, Any]:

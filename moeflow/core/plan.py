@@ -6,6 +6,7 @@ Symbols of MoE-Lightning (table 1) stand in the comments. Knows neither how a po
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
@@ -122,11 +123,14 @@ class Plan:
     reasons: tuple[tuple[str, str], ...] = ()  # (field, why it was decided so)
     machine_identity: str = ""  # of the machine that was measured for it; empty: from data sheets
     num_threads: int = 0  # that compute on a host; 0: as many as the machine has cores
+    expert_places: tuple[tuple[str, float], ...] = ()  # (tier, share of experts that live there), together 1
+    device: str = ""  # an emulated one, as --device names it; empty: none
 
 
 def plan_to_json(plan: Plan) -> str:
     """Return a plan as indented JSON, which `plan_from_json` reads back as an equal one."""
-    pairs = {"busy": dict(plan.busy), "reasons": dict(plan.reasons)}
+    names = ("busy", "reasons", "expert_places")
+    pairs = {name: dict(getattr(plan, name)) for name in names}
     raw = {"format_version": FORMAT_VERSION} | asdict(plan) | pairs
     return json.dumps(raw, indent=1, allow_nan=False) + "\n"
 
@@ -168,6 +172,8 @@ def _plan(fields: Fields) -> Plan:
         reasons=tuple((key, str(value)) for key, value in fields.mapping("reasons", default={}).items()),
         machine_identity=fields.text("machine_identity", default=""),
         num_threads=fields.count("num_threads", default=0, least=0),
+        expert_places=_numbers(fields, "expert_places", default={}),
+        device=fields.text("device", default=""),
     )
 
 
@@ -212,7 +218,7 @@ def _help(fields: Fields) -> Help:
     return Help(change=fields.text("change"), speedup=fields.number("speedup"))
 
 
-def _numbers(fields: Fields, key: str) -> tuple[tuple[str, float], ...]:
-    raw = fields.mapping(key)
+def _numbers(fields: Fields, key: str, default: Mapping[str, float] | None = None) -> tuple[tuple[str, float], ...]:
+    raw = fields.mapping(key, default)
     inner = Fields(raw, fields.file, key)
     return tuple((name, inner.number(name, least=0.0)) for name in raw)

@@ -10,6 +10,8 @@ KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
 
+_ROUNDS_UP = 1 - 0.05 / KIB  # from where on a smaller unit would be written as 1024.0
+
 _FACTORS = {
     "": 1,
     "b": 1,
@@ -48,6 +50,6 @@ def parse_bytes(text: str) -> int:
 def format_bytes(num_bytes: float) -> str:
     """Write a byte count in the largest binary unit that keeps it at 1 or above: "1.5 GiB"."""
     for factor, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if abs(num_bytes) >= factor:
+        if abs(num_bytes) >= factor * _ROUNDS_UP:
             return f"{num_bytes / factor:.1f} {unit}"
     return f"{int(num_bytes)} B"

@@ -14,7 +14,6 @@ from typing import Final
 from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import DEVICE, DISK, PINNED, RAM, Link, LinkRate, Machine, MemoryLevel
 from moeflow.core.plan import DIRECT, FROM_DISK, Estimate, Help, Plan, Policy, TierUse
-from moeflow.core.units import format_bytes
 from moeflow.kernels.weight_format import BITS_PER_VALUE
 from moeflow.planner.cost_model import BLOCK_TOKENS, CostModel
 from moeflow.planner.policy_search import COARSE, Aim, cost_per_token, search
@@ -42,7 +41,6 @@ def make_plan(model: CostModel, aim: Aim, *, model_name: str, reasons: tuple[tup
     if policy.experts_on_disk:
         uncertainty = max(uncertainty, DISK_UNCERTAINTY)
     num_prompt_tokens = policy.batch_size * workload.prompt_len
-    busiest = max(prediction.busy.values())
     tokens = policy.batch_size * ceil(workload.max_tokens / BLOCK_TOKENS) * BLOCK_TOKENS
     levels = {level.name: level.capacity_bytes for level in model.machine.levels}
     return Plan(
@@ -72,11 +70,30 @@ def make_plan(model: CostModel, aim: Aim, *, model_name: str, reasons: tuple[tup
             if tier in levels and num_bytes > 0
         ),
         bottleneck=bottleneck(model, policy),
-        busy=tuple((name, round(seconds / busiest, 4)) for name, seconds in prediction.busy.items()),
+        busy=tuple((name, round(seconds / prediction.decode_s, 4)) for name, seconds in prediction.busy.items()),
         helps=helps(model, aim),
         reasons=(*reasons, *_reasons(model, aim, policy)),
         machine_identity=model.machine.identity,
+        expert_places=expert_places(model, policy),
     )
+
+
+def expert_places(model: CostModel, policy: Policy) -> tuple[tuple[str, float], ...]:
+    """Return which share of the experts lives where: (tier, share), together 1; nothing for a model without any.
+
+    What else a layer has takes the device's memory first, as all tokens need it.
+    """
+    costs = model.costs
+    if not costs.experts_bytes:
+        return ()
+    on_device = 0.0
+    if model.has_device and policy.ffn_on_device:
+        others = costs.layers_bytes - costs.experts_bytes
+        on_device = max(policy.weights_on_device * costs.layers_bytes - others, 0.0) / costs.experts_bytes
+        on_device = min(on_device, 1 - policy.experts_on_disk)
+    shares = {DEVICE: on_device, RAM: 1 - on_device - policy.experts_on_disk, DISK: policy.experts_on_disk}
+    present = {level.name for level in model.machine.levels}
+    return tuple((tier, max(round(share, 6), 0.0)) for tier, share in shares.items() if tier in present)
 
 
 def _peak(num_bytes: float, capacity: int) -> Estimate:
@@ -251,19 +268,18 @@ def _faster_link(machine: Machine, source: str) -> Machine:
 
 
 def _reasons(model: CostModel, aim: Aim, policy: Policy) -> Iterator[tuple[str, str]]:
-    memory = model.predict(policy).memory
-    used = ", ".join(f"{format_bytes(num_bytes)} of {tier}" for tier, num_bytes in memory.items() if num_bytes)
     whys = {
         "throughput": "most tokens a second for this workload",
         "latency": "as few as are waited for: each more makes every step longer",
         "memory": "least memory at nearly the best speed",
     }
-    yield "batch_size", f"{policy.batch_size}: {whys[aim.goal]} ({used})"
+    yield "batch_size", f"{policy.batch_size}: {whys[aim.goal]}"
     if model.has_device:
-        where = "on the device" if policy.attention_on_device else "on the host: faster than fetching keys and values"
-        yield "attention_on_device", where
-        yield "weights_on_device", f"{policy.weights_on_device:.0%}: what the device has room for beside the batch"
+        far = "faster than fetching keys and values"
+        yield "attention_on_device", "faster there" if policy.attention_on_device else far
+        yield "weights_on_device", "what the device has room for beside the batch"
         yield "num_devices", f"{policy.num_devices} of {model.machine.num_devices}"
     if policy.experts_on_disk:
         missing = model.hit_curve.misses(policy.experts_on_disk)
-        yield "experts_on_disk", f"{policy.experts_on_disk:.0%} have no room; {missing:.0%} of choices are read"
+        how = "all are read for each step" if model.has_device else f"{missing:.0%} of what routers choose is read"
+        yield "experts_on_disk", f"they have no room; {how}"

@@ -1,7 +1,7 @@
 """Finds the best policy: a mixed-integer programme over the cost model, solved by HiGHS.
 
-Micro-batch and number of micro-batches are chosen from a grid, fine where numbers are small, then once more from a
-finer one around what was found; shares are continuous. Each choice has a binary variable z, and shares of its own
+Micro-batch and number of micro-batches are chosen from a grid, fine where numbers are small, then from finer ones
+around what was found; shares are continuous. Each choice has a binary variable z, and shares of its own
 between 0 and z, so that the programme is linear and its relaxation nearly the answer.
 Source: MoE-Lightning 4.2 and appendix B.2.
 """
@@ -12,13 +12,14 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Final
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from moeflow.core.errors import CapacityError
+from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DEVICE, DISK, RAM
 from moeflow.core.plan import Policy
 from moeflow.core.units import format_bytes
@@ -26,10 +27,14 @@ from moeflow.planner.cost_model import Choice, CostModel, Linear
 
 MAX_SEQUENCES: Final = 1 << 15
 KEPT_SPEED: Final = 0.9  # of the best, which the plan with the least memory has to reach
-TIME_LIMIT_S: Final = 20.0  # of one programme, which takes a second or two
+TIME_LIMIT_S: Final = 60.0  # of one programme, which takes a second or two; by the wall
+_OUT_OF_TIME: Final = 1  # what scipy calls it
 FINE: Final = 1.3
 COARSE: Final = 2.0
-_FINER: Final = 1.03
+_FINER: Final = ((1.03, 1.5), (1.005, 1.04))  # ratio of a finer grid, and up to how far from the best so far
+_MOST_MOVES: Final = 4  # of the finer grid, after a best that lies at its edge
+_FEWER: Final = 1.1  # from one point to the next where less memory is looked for,
+_FAR: Final = 4.0  # up to so many times smaller
 _SLACK: Final = 1e-6  # of a constraint, relative: what the solver may be off by
 
 
@@ -44,17 +49,29 @@ class Aim:
 
 
 def search(model: CostModel, aim: Aim, ratio: float = FINE) -> Policy:
-    """Return the best policy; `ratio` is from one point of the grid to the next, and the second grid needs a fine one.
+    """Return the best policy; `ratio` is from one point of the first grid to the next, and finer ones need a fine one.
 
     Raises: CapacityError if none fits, saying what is missing.
     """
     best = _solve(model, aim, _choices(model, aim, ratio, None))
     if ratio > FINE:
         return best
+    for ratio, times in _FINER:
+        best = _climb(model, aim, best, ratio, times)
+    if aim.goal != "memory":
+        return best
     around = Choice.of(best)
-    finer = [choice for choice in _choices(model, aim, _FINER, around) if _is_near(choice, around)]
-    best = _solve(model, aim, [around, *finer])
-    return best if aim.goal != "memory" else _least_memory(model, aim, Choice.of(best), finer)
+    return _least_memory(model, aim, around, _beside(model, aim, around, _FEWER, _FAR))
+
+
+def _climb(model: CostModel, aim: Aim, best: Policy, ratio: float, times: float) -> Policy:
+    """Return the best of a finer grid around a policy; if that lies at its edge, of one around that, and so on."""
+    for _ in range(_MOST_MOVES):
+        around = Choice.of(best)
+        best = _solve(model, aim, [around, *_beside(model, aim, around, ratio, times)])
+        if not _is_at_edge(Choice.of(best), around, times):
+            break
+    return best
 
 
 def fits(model: CostModel, policy: Policy, limits: Mapping[str, int]) -> bool:
@@ -70,9 +87,9 @@ def cost_per_token(model: CostModel, policy: Policy, goal: str) -> float:
     return prediction.decode_s if goal == "latency" else 1.0 / prediction.tokens_per_s
 
 
-def _choices(model: CostModel, aim: Aim, ratio: float, around: Choice | None) -> list[Choice]:
+def _choices(model: CostModel, aim: Aim, ratio: float, around: Choice | None, times: float = 1.0) -> list[Choice]:
     most = min(aim.num_sequences or aim.max_sequences, MAX_SEQUENCES)
-    low, high = (1, most) if around is None else (around.micro_batch // 2, around.micro_batch * 2)
+    low, high = (1, most) if around is None else _about(around.micro_batch, times)
     sizes = _grid(max(low, 1), min(high, most), ratio)
     if aim.num_sequences is not None and not model.has_device:
         sizes = [most]  # which a host computes together
@@ -84,7 +101,7 @@ def _choices(model: CostModel, aim: Aim, ratio: float, around: Choice | None) ->
         elif not model.has_device:
             counts = [1]
         else:
-            near = (1, most // mu) if around is None else (around.num_micro_batches // 2, around.num_micro_batches * 2)
+            near = (1, most // mu) if around is None else _about(around.num_micro_batches, times)
             counts = _grid(max(near[0], 1), min(near[1], most // mu), ratio)
         found += [Choice(mu, count, *place) for count in counts for place in places]
     return found
@@ -99,8 +116,26 @@ def _grid(low: int, high: int, ratio: float) -> list[int]:
     return [*dict.fromkeys(numbers), high] if high >= low and (not numbers or numbers[-1] != high) else numbers
 
 
+def _beside(model: CostModel, aim: Aim, around: Choice, ratio: float, times: float) -> list[Choice]:
+    """Return a grid of choices up to so many times larger and smaller, which run in the same places."""
+    return [choice for choice in _choices(model, aim, ratio, around, times) if _is_near(choice, around)]
+
+
+def _about(number: int, times: float) -> tuple[int, int]:
+    return int(number / times), ceil(number * times)
+
+
 def _is_near(choice: Choice, best: Choice) -> bool:
     return choice.attention_on_device == best.attention_on_device and choice.ffn_on_device == best.ffn_on_device
+
+
+def _is_at_edge(choice: Choice, around: Choice, times: float) -> bool:
+    """Say whether better ones may lie beyond the grid around a choice."""
+    pairs = (
+        (choice.micro_batch, around.micro_batch),
+        (choice.num_micro_batches, around.num_micro_batches),
+    )
+    return any(one in _about(other, times) and one > 1 for one, other in pairs if one != other)
 
 
 def _capacities(model: CostModel, limits: Mapping[str, int]) -> dict[str, int]:
@@ -172,7 +207,7 @@ class _Programme:
         self._rows.append((dict(terms), limit))
 
     def minimise(self, objective: Mapping[int, float]) -> Policy | None:
-        """Return the best policy; None if there is none."""
+        """Return the best policy; None if there is none. Raises: ConfigError if time ran out."""
         if not self._choices:
             return None
         num_variables = len(self._choices) * 7
@@ -188,6 +223,11 @@ class _Programme:
             constraints=[one, self._constraint(num_variables)],
             options={"time_limit": TIME_LIMIT_S, "mip_rel_gap": 1e-4},
         )
+        if done.x is None and done.status == _OUT_OF_TIME:
+            raise ConfigError(
+                f"no plan was found in {TIME_LIMIT_S:.0f} s: plan again while this machine has less to do, or say how "
+                "many sequences decode together (--batch-size)"
+            )
         if done.x is None:
             return None
         number = int(np.argmax(done.x[is_z]))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -29,8 +30,9 @@ def test_a_plan_is_printed_with_bottleneck_and_what_would_help(places):
     config, host = places
     done = run(config, "--machine", host, "--prompt-len", "30", "--gen-len", "10")
     assert done.exit_code == 0, done.output
-    for text in ("sequences that decode together", "decode tokens/s", "peak memory", "Bottleneck", "What would help"):
+    for text in ("sequences at once (N)", "decode tokens/s", "peak memory", "Decoding is bound by", "What would help"):
         assert text in done.output
+    assert "device" not in done.output  # a host has none
 
 
 def test_a_plan_for_a_device_shows_every_number_of_the_policy():
@@ -38,6 +40,22 @@ def test_a_plan_for_a_device_shows_every_number_of_the_policy():
     assert done.exit_code == 0, done.output
     for text in ("micro-batch (mu)", "A_g", "F_g", "r_w", "r_c", "parallel layout", "cgopipe"):
         assert text in done.output
+    places = [line for line in done.output.splitlines() if line.strip().startswith("experts in ")]
+    places += [line for line in done.output.splitlines() if line.strip().startswith("experts on disk")]
+    assert sum(float(re.search(r"([\d.]+)%", line)[1]) for line in places) == pytest.approx(100, abs=0.11)
+
+
+@pytest.mark.parametrize("columns", ["80", "100"])
+@pytest.mark.parametrize("machine", ["paper-s1", None])
+def test_all_that_is_printed_fits_a_terminal(columns, machine, places, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # which rich takes for a terminal
+    arguments = ("mixtral-8x7b", "--machine", "paper-s1") if machine else (places[0], "--machine", places[1])
+    done = run(*arguments, "--batch-size", "64", "--memory", "1GB" if machine is None else "60GB")
+    assert done.exit_code == 0, done.output
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
+    assert max(map(len, plain.splitlines())) <= int(columns)
+    assert "…" not in plain
 
 
 def test_json_is_a_plan(places):

@@ -31,3 +31,8 @@ def test_what_is_no_size_is_refused_with_an_example(text):
 @given(st.integers(1, 2**50))
 def test_written_sizes_read_back_within_rounding(num_bytes):
     assert parse_bytes(format_bytes(num_bytes)) == pytest.approx(num_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize("num_bytes", [1024**3 - 1, 1024**3, 1024**3 - 40 * 1024])
+def test_what_rounds_to_the_next_unit_is_written_in_it(num_bytes):
+    assert format_bytes(num_bytes) == "1.0 GiB"

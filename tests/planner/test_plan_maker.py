@@ -7,7 +7,7 @@ import pytest
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.plan import DIRECT, FROM_DISK, Workload, plan_from_json, plan_to_json
 from moeflow.planner import figures
-from moeflow.planner.plan_maker import bottleneck, make_plan, pipeline_of
+from moeflow.planner.plan_maker import bottleneck, expert_places, make_plan, pipeline_of
 from moeflow.planner.policy_search import Aim, search
 from tests.planner.examples import SHORT, machine, small_model
 
@@ -28,7 +28,10 @@ def test_a_plan_says_what_to_do_and_survives_json(model, pipeline):
     assert made.tokens_per_s.low < made.tokens_per_s.value == pytest.approx(prediction.tokens_per_s)
     assert {used.tier for used in made.memory} == {tier for tier, size in prediction.memory.items() if size}
     assert all(used.peak_bytes.value <= used.capacity_bytes * 1.001 for used in made.memory)
-    assert max(share for _, share in made.busy) == 1
+    assert dict(made.busy) == pytest.approx(
+        {n: it / prediction.decode_s for n, it in prediction.busy.items()}, abs=1e-4
+    )
+    assert sum(share for _, share in made.expert_places) == pytest.approx(1)
     assert [help_.speedup for help_ in made.helps] == sorted((it.speedup for it in made.helps), reverse=True)
     assert dict(made.reasons)["weight_format"] == "so"
 
@@ -39,6 +42,38 @@ def test_the_bottleneck_is_what_more_of_would_help():
     streamed = make_plan(STREAMED, Aim(goal="latency"), model_name="small")
     assert streamed.bottleneck == "reading from disk"
     assert any(help_.change == "twice the memory" and help_.speedup > 1.5 for help_ in streamed.helps)
+
+
+@pytest.mark.parametrize(
+    ("ffn_on_device", "weights", "on_disk"), [(True, 0.4, 0.3), (True, 0.9, 0.1), (False, 1, 0.99)]
+)
+def test_experts_are_each_in_one_place(ffn_on_device, weights, on_disk):
+    policy = dataclasses.replace(
+        search(OFFLOADED, Aim(max_sequences=8)),
+        ffn_on_device=ffn_on_device,
+        weights_on_device=weights,
+        experts_on_disk=on_disk,
+    )
+    places, costs = dict(expert_places(OFFLOADED, policy)), OFFLOADED.costs
+    assert places["disk"] == on_disk
+    assert sum(places.values()) == pytest.approx(1)
+    resident = places["device"] * costs.experts_bytes
+    outside = costs.layers_bytes - costs.experts_bytes
+    on_device = resident + outside if ffn_on_device else weights * outside
+    assert on_device == pytest.approx(weights * (costs.layers_bytes if ffn_on_device else outside), rel=1e-3)
+    if not ffn_on_device:
+        assert places["device"] == 0
+
+
+def test_experts_of_a_host_are_in_memory_or_on_disk():
+    assert dict(expert_places(RESIDENT, search(RESIDENT, Aim(max_sequences=8)))) == {"ram": 1.0, "disk": 0.0}
+    dense = dataclasses.replace(
+        RESIDENT,
+        costs=dataclasses.replace(
+            RESIDENT.costs, shape=dataclasses.replace(RESIDENT.costs.shape, num_experts=0, top_k=0)
+        ),
+    )
+    assert expert_places(dense, search(dense, Aim(max_sequences=8))) == ()
 
 
 def test_a_limit_on_memory_is_kept_and_doubling_it_is_weighed():
