@@ -13,7 +13,7 @@ from moeflow.server.api.paging import page
 from moeflow.server.errors import ApiError
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.jobs.batch_store import FINAL, StoredBatch
-from moeflow.server.jobs.data_folder import Jobs, get_jobs
+from moeflow.server.jobs.data_folder import Jobs, get_jobs, writing
 from moeflow.server.service import Service, get_service
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
@@ -32,13 +32,14 @@ async def create_batch(
         message = f"{file.id} was not uploaded as the input of a batch"
         raise ApiError(400, "invalid_value", message, param="input_file_id")
     expiry = body.output_expires_after
-    batch = jobs.batches.create(
-        endpoint=body.endpoint,
-        model=model.name,
-        input_file_id=file.id,
-        metadata=body.metadata,
-        output_lifetime_s=None if expiry is None else expiry.seconds,
-    )
+    with writing():
+        batch = jobs.batches.create(
+            endpoint=body.endpoint,
+            model=model.name,
+            input_file_id=file.id,
+            metadata=body.metadata,
+            output_lifetime_s=None if expiry is None else expiry.seconds,
+        )
     jobs.worker.wake()
     return msgspec.to_builtins(batch)
 
@@ -65,7 +66,8 @@ async def cancel_batch(batch_id: str, jobs: Annotated[Jobs, Depends(get_jobs)]) 
     batch = _require_batch(jobs, batch_id)
     if batch.status in FINAL:
         raise ApiError(409, "batch_finished", f"{batch.id} is {batch.status} already")
-    jobs.worker.cancel(batch)
+    with writing():
+        jobs.worker.cancel(batch)
     return msgspec.to_builtins(batch)
 
 

@@ -21,7 +21,7 @@ from moeflow.server.api.file_schema import (
 from moeflow.server.api.paging import page
 from moeflow.server.errors import ApiError
 from moeflow.server.guard.upload import UploadRequest, UploadRoute
-from moeflow.server.jobs.data_folder import Jobs, get_jobs
+from moeflow.server.jobs.data_folder import Jobs, get_jobs, writing
 from moeflow.server.jobs.file_store import StoredFile
 
 router = APIRouter(route_class=UploadRoute, tags=["OpenAI"])
@@ -32,13 +32,14 @@ _FIELDS = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
 async def upload_file(request: Request, jobs: Annotated[Jobs, Depends(get_jobs)]) -> Any:
     """Keep a file."""
     assert isinstance(request, UploadRequest), "its route sees to that"
-    file, form = await request.upload()
-    try:
-        purpose, lifetime_s = _check_form(form)
-        name = (file.filename or "upload").replace("\\", "/").rpartition("/")[2][:255] or "upload"
-        stored = await asyncio.to_thread(jobs.files.add, file.file, name, purpose, lifetime_s)
-    finally:
-        await form.close()
+    with writing():
+        file, form = await request.upload(jobs.files.folder)
+        try:
+            purpose, lifetime_s = _check_form(form)
+            name = (file.filename or "upload").replace("\\", "/").rpartition("/")[2][:255] or "upload"
+            stored = await asyncio.to_thread(jobs.files.add, file.file, name, purpose, lifetime_s)
+        finally:
+            await form.close()
     return msgspec.to_builtins(stored)
 
 
@@ -96,8 +97,9 @@ async def delete_file(file_id: str, jobs: Annotated[Jobs, Depends(get_jobs)]) ->
     """Remove a file for good."""
     file = require_file(jobs, file_id)
     if jobs.batches.needs(file.id):
-        raise ApiError(409, "file_in_use", f"{file.id} is the input of an unfinished batch: cancel that first")
-    jobs.files.delete(file.id)
+        raise ApiError(409, "file_in_use", f"{file.id} belongs to an unfinished batch: cancel that first")
+    with writing():
+        jobs.files.delete(file.id)
     return FileDeleted(id=file.id)
 
 

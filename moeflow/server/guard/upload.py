@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any
+from pathlib import Path
+from tempfile import SpooledTemporaryFile
+from typing import Any, BinaryIO, cast
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
-from starlette.datastructures import FormData, UploadFile
-from starlette.exceptions import HTTPException
+from starlette.datastructures import FormData, Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 
 from moeflow.core.units import KIB, format_bytes
 from moeflow.server.errors import ApiError
 
 _AROUND_BYTES = 64 * KIB  # of the form, beside the file
 _MAX_FIELDS = 8
+
+
+class _ToDisk(MultiPartParser):
+    """Has a form's file written to a nameless one in a folder as it comes: /tmp, starlette's place, may be memory."""
+
+    def __init__(self, headers: Headers, stream: AsyncGenerator[bytes, None], folder: Path) -> None:
+        super().__init__(headers, stream, max_files=1, max_fields=_MAX_FIELDS, max_part_size=KIB)
+        self._folder = folder
+
+    def on_headers_finished(self) -> None:
+        """Begin a part."""
+        super().on_headers_finished()
+        upload = self._current_part.file
+        if upload is not None:
+            upload.file.close()
+            spool: SpooledTemporaryFile[bytes] = SpooledTemporaryFile(  # noqa: SIM115
+                self.spool_max_size, dir=str(self._folder)
+            )
+            self._files_to_close_on_error.append(spool)
+            upload.file = cast(BinaryIO, spool)
 
 
 class UploadRequest(Request):
@@ -25,32 +47,39 @@ class UploadRequest(Request):
 
         Raises: ApiError 413.
         """
-        limit = int(self.app.state.service.config.max_file_bytes)
         num_bytes = 0
         async for chunk in super().stream():
             num_bytes += len(chunk)
-            if num_bytes > limit + _AROUND_BYTES:
-                raise ApiError(413, "file_too_large", f"files may have {format_bytes(limit)} here; split it")
+            if num_bytes > self._limit + _AROUND_BYTES:
+                raise self._too_large()
             yield chunk
 
-    async def upload(self) -> tuple[UploadFile, FormData]:
-        """Return the field `file` and the whole form, which the caller closes.
+    async def upload(self, folder: Path) -> tuple[UploadFile, FormData]:
+        """Return the field `file`, which lies in `folder`, and the whole form, which the caller closes.
 
-        Raises: ApiError 400, 413 or 415.
+        Raises: ApiError 400, 413 or 415; OSError.
         """
         if self.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
             raise ApiError(415, "unsupported_media_type", "Content-Type must be multipart/form-data")
+        length = self.headers.get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > self._limit + _AROUND_BYTES:
+            raise self._too_large()
         try:
-            form = await self.form(max_files=1, max_fields=_MAX_FIELDS, max_part_size=KIB)
-        except ApiError:
-            raise
-        except HTTPException as error:  # starlette's, for a form that is none
-            raise ApiError(400, "invalid_form", f"the form cannot be read: {error.detail}") from None
+            form = await _ToDisk(self.headers, self.stream(), folder).parse()
+        except MultiPartException as error:
+            raise ApiError(400, "invalid_form", f"the form cannot be read: {error.message}") from None
         file = form.get("file")
         if not isinstance(file, UploadFile):
             await form.close()
             raise ApiError(400, "invalid_value", "file: a file is needed", param="file")
         return file, form
+
+    @property
+    def _limit(self) -> int:
+        return int(self.app.state.service.config.max_file_bytes)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, "file_too_large", f"files may have {format_bytes(self._limit)} here; split it")
 
 
 class UploadRoute(APIRoute):

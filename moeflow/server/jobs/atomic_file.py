@@ -8,19 +8,26 @@ from typing import Any
 
 import msgspec
 
+from moeflow.core.durable import sync
+
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace a file's contents.
+    """Replace a file's contents. If it fails, the old ones are there.
 
     Blocks: on the disk.
     Raises: OSError.
     """
     new = path.with_suffix(".new")
-    with new.open("wb") as file:
-        file.write(msgspec.json.encode(value))
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    try:
+        with new.open("wb") as file:
+            file.write(msgspec.json.encode(value))
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
 
 
 def read_all(folder: Path, kind: type[Any]) -> list[Any]:

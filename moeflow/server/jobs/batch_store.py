@@ -1,11 +1,15 @@
-"""The jobs behind `/v1/batches`: one description each, in OpenAI's words, saved at every change of state."""
+"""The jobs behind `/v1/batches`: one description each, in OpenAI's words, on disk at every change of state.
+
+A job whose results are complete is *settled*: nothing is added to them any more, whatever happens; what is left is
+to hand them out and to say how it ended.
+"""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,6 +19,7 @@ from moeflow.server.jobs.lines import LineProblem
 
 WINDOW_S = 24 * 3600  # the only completion window that OpenAI has
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+Outcome = Literal["failed", "completed", "expired", "cancelled"]
 FINAL: tuple[Status, ...] = ("failed", "completed", "expired", "cancelled")
 
 
@@ -98,6 +103,7 @@ class _Saved(msgspec.Struct, kw_only=True):
 
     batch: StoredBatch
     output_lifetime_s: int | None = None
+    outcome: Outcome | None = None  # once it is settled
 
 
 class BatchStore:
@@ -133,8 +139,8 @@ class BatchStore:
         return [batch for batch in reversed(self.all()) if batch.status not in FINAL]
 
     def needs(self, file_id: str) -> bool:
-        """Whether an unfinished job reads this file."""
-        return any(batch.input_file_id == file_id for batch in self.unfinished())
+        """Whether an unfinished job reads this file, or is handing it out."""
+        return any(file_id in (batch.input_file_id, *result_file_ids(batch)) for batch in self.unfinished())
 
     def create(
         self,
@@ -163,12 +169,24 @@ class BatchStore:
         self._saved[batch.id] = saved
         return batch
 
-    def save(self, batch: StoredBatch) -> None:
-        """Write a job's state down.
+    def change(self, batch: StoredBatch, *, outcome: Outcome | None = None, **fields: Any) -> None:
+        """Change a job's description, on disk first; with `outcome`, settle it.
 
-        Raises: OSError.
+        Raises: OSError if it cannot be written; then nothing has changed.
         """
-        write_json(self._folder / f"{batch.id}.json", self._saved[batch.id])
+        saved = self._saved[batch.id]
+        new = msgspec.structs.replace(
+            saved, batch=msgspec.structs.replace(batch, **fields), outcome=outcome or saved.outcome
+        )
+        write_json(self._folder / f"{batch.id}.json", new)
+        saved.outcome = new.outcome
+        for name, value in fields.items():
+            setattr(batch, name, value)
+
+    def outcome(self, batch: StoredBatch) -> Outcome | None:
+        """Return what a settled job will be in the end; None: it is not settled."""
+        outcome: Outcome | None = self._saved[batch.id].outcome
+        return outcome
 
     def output_lifetime_s(self, batch: StoredBatch) -> int | None:
         """Return how long a job's results are kept; None: until they are deleted."""
@@ -178,3 +196,9 @@ class BatchStore:
     def journal_paths(self, batch: StoredBatch) -> tuple[Path, Path]:
         """Return where a job's answers and errors are while it is not finished."""
         return self._folder / f"{batch.id}.output.jsonl", self._folder / f"{batch.id}.errors.jsonl"
+
+
+def result_file_ids(batch: StoredBatch) -> tuple[str, str]:
+    """Return the ids under which a job's answers and errors are handed out."""
+    name = batch.id.removeprefix("batch_")
+    return f"file-{name}-output", f"file-{name}-errors"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,6 +18,8 @@ from moeflow.server.jobs.batch_store import BatchStore
 from moeflow.server.jobs.file_store import FileStore
 from moeflow.server.jobs.worker import BatchWorker
 from moeflow.server.service import Service
+
+logger = logging.getLogger(__name__)
 
 
 class Jobs:
@@ -59,3 +63,17 @@ def get_jobs(request: Request) -> Jobs:
         message = "This server keeps no files: it was started without a data folder, or another server uses it"
         raise ApiError(503, "no_data_folder", message)
     return jobs
+
+
+@contextlib.contextmanager
+def writing() -> Iterator[None]:
+    """Make a refusal of what the disk does not take.
+
+    Raises: ApiError 507.
+    """
+    try:
+        yield
+    except OSError as error:
+        logger.warning("the data folder takes nothing: %s", error)
+        message = f"The server cannot write to its data folder: {error.strerror}; make room there, then try again"
+        raise ApiError(507, "insufficient_storage", message) from None

@@ -1,7 +1,7 @@
 """The files behind `/v1/files`: contents beside a description each, in a folder that outlives the server.
 
 A file exists once its description is there, so that an upload that was cut off leaves nothing but a content that
-the next start removes.
+the next start removes. Files that are needed it leaves alone: a job was about to describe them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from moeflow.core.durable import sync
 from moeflow.server.jobs.atomic_file import read_all, write_json
 
 
@@ -31,7 +32,7 @@ class StoredFile(msgspec.Struct, kw_only=True):
 
 
 class FileStore:
-    """All files of one data folder, by id. `clock` gives unix seconds; one that `is_needed` does not expire yet."""
+    """All files of one data folder, by id. `clock` gives unix seconds; one that `is_needed` is not removed."""
 
     def __init__(self, folder: Path, clock: Callable[[], float], is_needed: Callable[[str], bool]) -> None:
         """Take in what is there.
@@ -44,8 +45,13 @@ class FileStore:
         folder.mkdir(parents=True, exist_ok=True)
         self._files = {file.id: file for file in read_all(folder, StoredFile)}
         for path in folder.iterdir():
-            if path.suffix != ".json" and path.name not in self._files:
+            if path.suffix != ".json" and path.name not in self._files and not is_needed(path.name):
                 path.unlink()
+
+    @property
+    def folder(self) -> Path:
+        """Where the contents are."""
+        return self._folder
 
     def path(self, file_id: str) -> Path:
         """Return where a file's contents are."""
@@ -79,10 +85,12 @@ class FileStore:
     def adopt(self, source: Path, file_id: str, filename: str, purpose: str, lifetime_s: int | None) -> StoredFile:
         """Move a finished file in under a given id. Again, after a crash in between, is harmless.
 
+        Blocks: on the disk.
         Raises: OSError.
         """
         if source.exists():
             source.replace(self.path(file_id))
+            sync(source.parent)
         return self._files.get(file_id) or self._describe(file_id, filename, purpose, lifetime_s)
 
     def delete(self, file_id: str) -> None:

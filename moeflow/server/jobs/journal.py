@@ -20,6 +20,7 @@ import msgspec
 from moeflow.core.errors import ConfigError
 
 _BEGINNING = b'{"id":"batch_req_'  # of every line of ours
+EXPIRED = "batch_expired"  # OpenAI's code of a request whose time was up
 _REMEDY = "choose another output file, or move this one away"
 
 
@@ -42,10 +43,15 @@ class _Response(msgspec.Struct):
     body: _Body
 
 
+class _Error(msgspec.Struct):
+    code: str
+
+
 class _Record(msgspec.Struct):
     id: str
     custom_id: str
     response: _Response | None
+    error: _Error | None = None
 
 
 @dataclass(slots=True)
@@ -54,6 +60,7 @@ class Totals:
 
     completed: int = 0
     failed: int = 0
+    expired: int = 0  # of those that failed
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
@@ -62,8 +69,10 @@ class Totals:
 class Journal:
     """Writes results, and knows which requests are done. Use it in a `with` block, or close it."""
 
-    def __init__(self, output: Path, errors: Path, result_ids: Mapping[str, str], model: str) -> None:
+    def __init__(self, output: Path, errors: Path, result_ids: Mapping[str, str], model: str | None) -> None:
         """Open or make the files, and go on where they end. `result_ids` are the input's, by custom_id.
+
+        `model` None: the input cannot be read any more, so any results are taken for its own.
 
         Raises: ConfigError if a file is in use, or holds anything but results of this input by this model; OSError.
         """
@@ -72,14 +81,13 @@ class Journal:
         self.result_ids = result_ids
         self._model = model
         self._errors_path = errors
-        self._output = output.open("ab", buffering=0)
+        self._output = _open_alone(output)
         self._errors: FileIO | None = None
         self._is_dirty = False
         try:
-            self._lock(output)
             self._read(output, has_failed=False)
             if errors.exists():
-                self._errors = errors.open("ab", buffering=0)
+                self._errors = _open_alone(errors)
                 self._read(errors, has_failed=True)
         except BaseException:
             self.close()
@@ -127,9 +135,7 @@ class Journal:
         assert custom_id not in self.done
         record = {"id": self.result_ids[custom_id], "custom_id": custom_id, "response": response, "error": error}
         line = msgspec.json.encode(record)
-        rest = memoryview(line + b"\n")
-        while rest:
-            rest = rest[file.write(rest) :]
+        _write_whole(file, line + b"\n")
         self._is_dirty = True
         self._count(msgspec.json.decode(line, type=_Record), has_failed=file is self._errors)
 
@@ -138,6 +144,7 @@ class Journal:
         totals = self.totals
         totals.failed += has_failed
         totals.completed += not has_failed
+        totals.expired += record.error is not None and record.error.code == EXPIRED
         usage = record.response.body.usage if record.response is not None else None
         if usage is not None:
             totals.prompt_tokens += usage.prompt_tokens
@@ -146,14 +153,8 @@ class Journal:
 
     def _errors_file(self) -> FileIO:
         if self._errors is None:
-            self._errors = self._errors_path.open("ab", buffering=0)
+            self._errors = _open_alone(self._errors_path)
         return self._errors
-
-    def _lock(self, path: Path) -> None:
-        try:
-            fcntl.flock(self._output, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"another job is writing to {path}; {_REMEDY}") from None
 
     def _read(self, path: Path, *, has_failed: bool) -> None:
         """Take in what an earlier run has written."""
@@ -175,13 +176,41 @@ class Journal:
         except msgspec.DecodeError:
             raise ConfigError(f"{where} is no result of a batch job; {_REMEDY}") from None
         name = record.custom_id[:80]
+        if record.custom_id in self.done:
+            raise ConfigError(f"{where} answers {name!r} for the second time; {_REMEDY}")
+        if self._model is not None:
+            self._check_asked(where, record, self._model)
+        self._count(record, has_failed=has_failed)
+
+    def _check_asked(self, where: str, record: _Record, model: str) -> None:
+        name = record.custom_id[:80]
         if record.custom_id not in self.result_ids:
             raise ConfigError(f"{where} answers {name!r}, which the input does not ask: another job's; {_REMEDY}")
         if record.id != self.result_ids[record.custom_id]:
             raise ConfigError(f"{where} answers another request {name!r} than the input has now; {_REMEDY}")
-        if record.custom_id in self.done:
-            raise ConfigError(f"{where} answers {name!r} for the second time; {_REMEDY}")
-        model = record.response.body.model if record.response is not None else None
-        if model is not None and model != self._model:
-            raise ConfigError(f"{where} was answered by {model!r}, but the model is {self._model!r} now; {_REMEDY}")
-        self._count(record, has_failed=has_failed)
+        answered_by = record.response.body.model if record.response is not None else None
+        if answered_by not in (None, model):
+            raise ConfigError(f"{where} was answered by {answered_by!r}, but the model is {model!r} now; {_REMEDY}")
+
+
+def _open_alone(path: Path) -> FileIO:
+    """Open a file to append to. Raises: ConfigError if another job has it open; OSError."""
+    file = path.open("ab", buffering=0)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ConfigError(f"another job is writing to {path}; {_REMEDY}") from None
+    return file
+
+
+def _write_whole(file: FileIO, line: bytes) -> None:
+    """Append a line, or nothing. Raises: OSError."""
+    start = os.fstat(file.fileno()).st_size
+    rest = memoryview(line)
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError:
+        os.ftruncate(file.fileno(), start)  # or the next result would begin in the middle of a line
+        raise

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from moeflow.core.errors import EngineError, RequestError
+from moeflow.core.errors import EngineError, MoeflowError, RequestError
 from moeflow.server.api.answer import Answer, gather
 from moeflow.server.api.chat import start_chat
 from moeflow.server.api.chat_schema import ChatRequest
@@ -51,7 +51,8 @@ async def run_job(
 
     `on_sync` is called about once a second.
 
-    Raises: EngineError if the engine is gone or goes: what it left open is not written down; OSError.
+    Raises: EngineError if the engine is gone or goes: what it left open is not written down; ConfigError if the error
+    file is another job's; OSError.
     """
     syncing = asyncio.create_task(_sync(journal, on_sync))
     running = asyncio.create_task(_run(service, source, journal, max_line_bytes))
@@ -84,7 +85,7 @@ async def _run(service: Service, source: Path, journal: Journal, max_line_bytes:
                         continue
                     await window.acquire()
                     group.create_task(_answer_in_window(service, line, journal, window))
-    except* (EngineError, OSError) as errors:
+    except* (MoeflowError, OSError) as errors:
         raise _first(errors) from None
 
 

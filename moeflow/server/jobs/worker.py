@@ -2,7 +2,13 @@
 
 What it needs to go on is on disk at every moment: after a kill the next start finds the unfinished jobs, their
 journals say which requests are done, and each step of finishing may happen twice. While no model is served, or
-another than a job is for, the job waits; its time runs all the same.
+another than a job is for, the job waits; its time runs all the same. It waits, too, while the disk is full.
+
+validating -> failed, if the input is none
+validating -> in_progress -> finalizing -> completed
+validating or in_progress -> expired, or cancelling -> cancelled, with the results there are
+
+Source: OpenAI's batch guide and reference (statuses, partial results, `batch_expired`).
 """
 
 from __future__ import annotations
@@ -10,12 +16,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from pathlib import Path
+from typing import Any
 
 from moeflow.core.errors import EngineError
-from moeflow.server.jobs.batch_store import FINAL, BatchStore, Errors, StoredBatch
+from moeflow.server.jobs.batch_store import FINAL, BatchStore, Counts, Errors, StoredBatch, result_file_ids
 from moeflow.server.jobs.file_store import FileStore
-from moeflow.server.jobs.journal import Journal
-from moeflow.server.jobs.lines import LineProblem, scan
+from moeflow.server.jobs.journal import EXPIRED, Journal
+from moeflow.server.jobs.lines import Input, LineProblem, scan
 from moeflow.server.jobs.runner import run_job
 from moeflow.server.service import Service
 
@@ -23,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 MAX_LINES = 50_000  # OpenAI's limit
 LOOK_S = 0.2  # how soon a cancellation is noticed
+ENGINE_RETRY_S = 1.0
+DISK_RETRY_S = 10.0  # somebody has to make room
+BREATH = 100  # lines that are written before others are let in
 _LATE = "This request could not be executed before the completion window expired."
 
 
@@ -46,19 +57,22 @@ class BatchWorker:
     async def stop(self) -> None:
         """Leave the running job as it is; the next start goes on with it."""
         task, self._task = self._task, None
+        batch = self._current
         if task is not None:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        if batch is not None and batch.status not in FINAL:
+            with contextlib.suppress(OSError):
+                self._batches.change(batch)  # how far it is, for those who ask before it goes on
 
     def cancel(self, batch: StoredBatch) -> None:
         """Ask for a job's end. Does nothing if it has come to one. Raises: OSError."""
+        now = self._batches.now
         if batch.status == "validating" and batch is not self._current:  # another runs, and may run for hours
-            batch.status, batch.cancelling_at, batch.cancelled_at = "cancelled", self._batches.now, self._batches.now
-            self._batches.save(batch)
-        elif batch.status not in (*FINAL, "cancelling", "finalizing"):
-            batch.status, batch.cancelling_at = "cancelling", self._batches.now
-            self._batches.save(batch)
+            self._batches.change(batch, outcome="cancelled", status="cancelled", cancelling_at=now, cancelled_at=now)
+        elif batch.status in ("validating", "in_progress") and self._batches.outcome(batch) is None:
+            self._batches.change(batch, status="cancelling", cancelling_at=now)
             self.wake()
 
     async def _work(self) -> None:
@@ -79,9 +93,13 @@ class BatchWorker:
     def _next(self) -> StoredBatch | None:
         """Return the first job for which something can be done."""
         for batch in self._batches.unfinished():
-            if batch.status == "cancelling" or self._left_s(batch) <= 0 or self._is_served(batch):
+            if self._batches.outcome(batch) is not None or self._is_over(batch) or self._is_served(batch):
                 return batch
         return None
+
+    def _is_over(self, batch: StoredBatch) -> bool:
+        """Say whether no more of a job's requests are to begin."""
+        return batch.status == "cancelling" or self._left_s(batch) <= 0
 
     def _is_served(self, batch: StoredBatch) -> bool:
         loaded = self._service.loaded
@@ -95,39 +113,68 @@ class BatchWorker:
         return max(min(waiting), 0.1) if waiting else None
 
     async def _advance(self, batch: StoredBatch) -> None:
-        """Take a job to its end, unless the engine goes first."""
+        """Take a job to its end, unless something stands in its way."""
         try:
-            await self._to_its_end(batch)
+            try:
+                await self._to_its_end(batch)
+            except (EngineError, OSError):
+                raise
+            except Exception as error:
+                logger.exception("batch %s failed", batch.id)
+                problem = LineProblem(None, "internal_error", f"the server failed on this batch: {error}")
+                self._batches.change(batch, outcome="failed", errors=Errors(data=[problem]))
+                self._finish(batch)
         except EngineError as error:  # not the job's fault: a later start goes on
             logger.warning("batch %s waits: %s", batch.id, error)
-            await asyncio.sleep(1.0)
-        except Exception as error:
-            logger.exception("batch %s failed", batch.id)
-            self._fail(batch, [LineProblem(None, "internal_error", f"the server failed on this batch: {error}")])
+            await asyncio.sleep(ENGINE_RETRY_S)
+        except OSError as error:
+            logger.warning("batch %s waits, its results cannot be written: %s", batch.id, error)
+            await asyncio.sleep(DISK_RETRY_S)
 
     async def _to_its_end(self, batch: StoredBatch) -> None:
-        source = self._files.path(batch.input_file_id)
-        max_line_bytes = self._service.config.max_body_bytes
-        found = await asyncio.to_thread(
-            scan, source, max_line_bytes=max_line_bytes, max_lines=MAX_LINES, endpoint=batch.endpoint
-        )
-        if found.problems:
-            self._fail(batch, found.problems)
-            return
-        batch.request_counts.total = len(found.result_ids)
-        if batch.status == "validating":
-            batch.status, batch.in_progress_at = "in_progress", self._batches.now
-        self._batches.save(batch)
-        output, errors = self._batches.journal_paths(batch)
-        if batch.status != "finalizing":
-            with Journal(output, errors, found.result_ids, batch.model) as journal:
-                await self._answer(batch, journal)
-                batch.count(journal.totals)
+        if self._batches.outcome(batch) is None:
+            found = await asyncio.to_thread(self._scan, batch)
+            if found.problems and batch.status == "validating":
+                self._batches.change(batch, outcome="failed", errors=Errors(data=found.problems))
+            else:
+                await self._settle(batch, found)
         self._finish(batch)
 
-    async def _answer(self, batch: StoredBatch, journal: Journal) -> None:
-        """Run a job until it is done, cancelled or out of time. Errors of what was not done are written then."""
+    def _scan(self, batch: StoredBatch) -> Input:
+        source, max_line_bytes = self._files.path(batch.input_file_id), self._service.config.max_body_bytes
+        try:
+            return scan(source, max_line_bytes=max_line_bytes, max_lines=MAX_LINES, endpoint=batch.endpoint)
+        except OSError as error:
+            message = f"the input file cannot be read: {error.strerror}"
+            return Input(problems=[LineProblem(None, "input_file_unreadable", message)])
 
+    async def _settle(self, batch: StoredBatch, found: Input) -> None:
+        """Bring a job as far as it comes. An input that had no problems once may have some now: it was damaged."""
+        if batch.status == "validating":
+            counts = Counts(total=len(found.result_ids))
+            now = self._batches.now
+            self._batches.change(batch, status="in_progress", in_progress_at=now, request_counts=counts)
+        model = None if found.problems else batch.model
+        with Journal(*self._batches.journal_paths(batch), found.result_ids, model) as journal:
+            if not (found.problems or self._is_over(batch)):
+                await self._answer(batch, journal)
+            is_done = not found.problems and journal.done >= journal.result_ids.keys()
+            if self._is_over(batch) and not is_done:
+                await self._write_expired(batch, journal)
+            journal.sync()
+            batch.count(journal.totals)
+        if batch.status == "cancelling":
+            self._batches.change(batch, outcome="cancelled")
+        elif is_done and not journal.totals.expired:
+            now = self._batches.now
+            self._batches.change(batch, outcome="completed", status="finalizing", finalizing_at=now)
+        elif found.problems and not self._is_over(batch):
+            self._batches.change(batch, outcome="failed", errors=Errors(data=found.problems))
+        else:
+            self._batches.change(batch, outcome="expired")
+
+    async def _answer(self, batch: StoredBatch, journal: Journal) -> None:
+        """Run a job until it is done, cancelled or out of time."""
         running = asyncio.create_task(
             run_job(
                 self._service,
@@ -138,46 +185,41 @@ class BatchWorker:
             )
         )
         try:
-            while not running.done() and batch.status != "cancelling" and self._left_s(batch) > 0:
+            while not running.done() and not self._is_over(batch):
                 await asyncio.wait((running,), timeout=LOOK_S)
             if running.done():
                 await running
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-        if len(journal.done) == len(journal.result_ids):
-            batch.status, batch.finalizing_at = "finalizing", self._batches.now
-        elif batch.status != "cancelling":
-            for custom_id in journal.result_ids.keys() - journal.done:
-                journal.write_failure(custom_id, "batch_expired", _LATE)
-            journal.sync()
+            batch.count(journal.totals)
+
+    async def _write_expired(self, batch: StoredBatch, journal: Journal) -> None:
+        """Write errors of what was not done in time, unless the job is cancelled."""
+        missing = [custom_id for custom_id in journal.result_ids if custom_id not in journal.done]
+        for number, custom_id in enumerate(missing):
+            if batch.status == "cancelling":
+                return
+            journal.write_failure(custom_id, EXPIRED, _LATE)
+            if number % BREATH == BREATH - 1:
+                await asyncio.sleep(0)
 
     def _finish(self, batch: StoredBatch) -> None:
-        """Hand out the results. Every step may be repeated after a crash."""
-        self._batches.save(batch)
-        output, errors = self._batches.journal_paths(batch)
-        if batch.request_counts.completed:
-            batch.output_file_id = self._hand_out(batch, output.name, "output")
-        if batch.request_counts.failed:
-            batch.error_file_id = self._hand_out(batch, errors.name, "errors")
-        output.unlink(missing_ok=True)  # empty
-        now = self._batches.now
-        if batch.status == "cancelling":
-            batch.status, batch.cancelled_at = "cancelled", now
-        elif batch.status == "finalizing":
-            batch.status, batch.completed_at = "completed", now
-        else:
-            batch.status, batch.expired_at = "expired", now
-        self._batches.save(batch)
+        """Hand out a settled job's results. Every step may be repeated after a crash."""
+        outcome = self._batches.outcome(batch)
+        assert outcome is not None, "only settled jobs are finished"
+        output_file_id, error_file_id = (
+            self._hand_out(batch, journal, file_id)
+            for journal, file_id in zip(self._batches.journal_paths(batch), result_file_ids(batch), strict=True)
+        )
+        when: dict[str, Any] = {f"{outcome}_at": self._batches.now}
+        self._batches.change(batch, status=outcome, output_file_id=output_file_id, error_file_id=error_file_id, **when)
 
-    def _hand_out(self, batch: StoredBatch, name: str, what: str) -> str:
-        output, errors = self._batches.journal_paths(batch)
-        file_id = f"file-{batch.id.removeprefix('batch_')}-{what}"
-        lifetime_s = self._batches.output_lifetime_s(batch)
-        self._files.adopt(output if what == "output" else errors, file_id, name, "batch_output", lifetime_s)
+    def _hand_out(self, batch: StoredBatch, journal: Path, file_id: str) -> str | None:
+        """Make a file of a journal; return its id, or None if nothing is in it."""
+        if journal.exists() and not journal.stat().st_size:
+            journal.unlink()
+        if not journal.exists() and not self._files.path(file_id).exists():
+            return None
+        self._files.adopt(journal, file_id, journal.name, "batch_output", self._batches.output_lifetime_s(batch))
         return file_id
-
-    def _fail(self, batch: StoredBatch, problems: list[LineProblem]) -> None:
-        batch.status, batch.failed_at = "failed", self._batches.now
-        batch.errors = Errors(data=problems)
-        self._batches.save(batch)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -115,3 +117,37 @@ def test_two_at_once_are_refused(tmp_path):
     with open_journal(tmp_path), pytest.raises(ConfigError, match="another job is writing"):
         open_journal(tmp_path)
     open_journal(tmp_path).close()
+
+
+def test_a_write_that_fails_in_the_middle_leaves_no_half_line(tmp_path):
+    """The limit on a file's size plays a full disk: the kernel takes what fits and then refuses."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with open_journal(tmp_path) as journal:
+        write(journal, "a")
+        size = (tmp_path / "out.jsonl").stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50, hard))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                write(journal, "c")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert (tmp_path / "out.jsonl").stat().st_size == size
+        assert journal.done == {"a"}
+        write(journal, "c")
+    assert [line["custom_id"] for line in read_lines(tmp_path / "out.jsonl")] == ["a", "c"]
+
+
+def test_two_jobs_share_no_error_file(tmp_path):
+    with open_journal(tmp_path) as journal:
+        write(journal, "b")
+        with pytest.raises(ConfigError, match=r"another job is writing to .*err\.jsonl"):
+            Journal(tmp_path / "other.jsonl", tmp_path / "err.jsonl", IDS, MODEL)
+
+
+def test_results_of_an_input_that_is_lost_are_kept(tmp_path):
+    with open_journal(tmp_path) as journal:
+        for name in "abd":
+            write(journal, name)
+    with open_journal(tmp_path, {}, None) as journal:
+        assert journal.done == set("abd")
+        assert (journal.totals.completed, journal.totals.failed, journal.totals.expired) == (1, 2, 1)
