@@ -2,53 +2,34 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import precondition, rule
 
-from moeflow.core.request import FinishReason, Request
-from moeflow.core.sampling_params import SamplingParams
-from moeflow.scheduler.scheduler import Scheduler
 from tests.scheduler.fake_model import FakeModel, generate_alone
-from tests.scheduler.test_scheduler import make_request, make_scheduler, prompts
+from tests.scheduler.traffic import (
+    AnyTraffic,
+    background,
+    finish_pass,
+    make_request,
+    make_scheduler,
+    prompts,
+    run_pass,
+    run_to_end,
+)
 
 
-def background(name: str, prompt: list[int], max_tokens: int = 5) -> Request:
-    return Request(name, prompt, SamplingParams(max_tokens=max_tokens), max_tokens, is_background=True)
-
-
-def run_pass(scheduler: Scheduler, model: FakeModel, elapsed_s: float = 0.0) -> list[Request]:
-    batch = scheduler.schedule()
-    assert batch, "a pass must never be empty while there is work"
-    assert batch.num_tokens <= scheduler.config.max_batch_tokens
-    assert len(batch.entries) <= scheduler.config.max_running
-    assert len({id(e.request) for e in batch.entries}) == len(batch.entries)
-    tokens = model.run(batch)
-    scheduler.complete(batch, elapsed_s)
-    for request, token in tokens.items():
-        request.output_token_ids.append(token)
-        if len(request.output_token_ids) == request.max_tokens:
-            scheduler.finish(request, FinishReason.LENGTH)
-    scheduler.check_integrity()
-    return [entry.request for entry in batch.entries]
-
-
-class Mixed(RuleBasedStateMachine):
+class Mixed(AnyTraffic):
     """Both kinds come and go at any time; passes take any time, some fail."""
 
+    pass_s = 0.01
+
     def __init__(self) -> None:
-        super().__init__()
-        self.scheduler = make_scheduler(num_blocks=14)
-        self.model = FakeModel(4)
-        self.requests: list[Request] = []
+        super().__init__(make_scheduler(num_blocks=14))
 
     @rule(prompt=prompts, max_tokens=st.integers(1, 15), is_background=st.booleans())
     def submit(self, prompt, max_tokens, is_background):
-        make = background if is_background else make_request
-        request = make(f"r{len(self.requests)}", prompt, max_tokens)
-        self.requests.append(request)
-        self.scheduler.add(request)
+        self.add(background if is_background else make_request, prompt, max_tokens)
 
     @precondition(lambda self: self.scheduler.has_work)
     @rule(elapsed_s=st.sampled_from([0.001, 0.01, 0.02, 1.0]))
@@ -57,40 +38,6 @@ class Mixed(RuleBasedStateMachine):
         took_part = run_pass(self.scheduler, self.model, elapsed_s)
         if self.scheduler.interactive and num_waiting:  # none of the others may be let in before it
             assert not any(r.is_background and r.num_computed_tokens == 0 for r in took_part)
-
-    @precondition(lambda self: self.scheduler.has_work)
-    @rule(data=st.data())
-    def cancel(self, data):
-        alive = [*self.scheduler.waiting, *self.scheduler.running]
-        self.scheduler.finish(data.draw(st.sampled_from(alive)), FinishReason.CANCELLED)
-
-    @precondition(lambda self: self.scheduler.has_work)
-    @rule(concerns_some=st.booleans())
-    def failing_pass(self, concerns_some):
-        batch = self.scheduler.schedule()
-        self.model.run(batch)
-        for entry in batch.entries:
-            for position in range(entry.start, entry.stop):
-                self.model.slots[self.model._slot(entry.block_ids, position)] = (-1, -1)
-        if not (concerns_some and self.scheduler.undo(batch)):
-            self.scheduler.fail(batch)
-
-    @invariant()
-    def nothing_is_lost(self):
-        self.scheduler.check_integrity()
-
-    def teardown(self):
-        for _ in range(2000):
-            if not self.scheduler.has_work:
-                break
-            run_pass(self.scheduler, self.model, 0.01)
-        assert not self.scheduler.has_work
-        for request in self.requests:
-            expected = generate_alone(request.prompt_token_ids, request.max_tokens)
-            assert request.output_token_ids == expected[: len(request.output_token_ids)]
-            if request.finish_reason is FinishReason.LENGTH:
-                assert request.output_token_ids == expected
-        assert self.scheduler.blocks.num_used == 0
 
 
 TestMixed = Mixed.TestCase
@@ -123,14 +70,6 @@ def test_an_arrival_is_in_the_very_next_pass_whatever_the_job_holds(jobs, late, 
     assert arrival.output_token_ids == generate_alone(*late)
 
 
-def run_to_end(scheduler: Scheduler, model: FakeModel, seconds_of_a_token: float = 0.001) -> None:
-    for _ in range(3000):
-        if not scheduler.has_work:
-            return
-        run_pass(scheduler, model, seconds_of_a_token)
-    pytest.fail("the scheduler does not come to an end")
-
-
 def test_a_row_that_sits_out_keeps_its_blocks():
     scheduler, model = make_scheduler(max_running=2, num_blocks=20), FakeModel(4)
     rows = [background("a", [1] * 4, 12), background("b", [2] * 4, 12)]
@@ -143,7 +82,7 @@ def test_a_row_that_sits_out_keeps_its_blocks():
     for _ in range(6):
         assert run_pass(scheduler, model, 0.01) == chats  # both places are theirs
         assert all(chat.num_preemptions == 0 for chat in chats)
-    run_to_end(scheduler, model)
+    run_to_end(scheduler, model, 0.001)
     assert [row.num_preemptions for row in rows] == [0, 0]
     assert all(row.output_token_ids == generate_alone(row.prompt_token_ids, 12) for row in rows)
 
@@ -158,7 +97,7 @@ def test_blocks_are_taken_from_the_youngest_of_the_job():
     scheduler.add(make_request("chat", list(range(20)), 2))
     run_pass(scheduler, model)
     assert (old.num_preemptions, young.num_preemptions) == (0, 1)
-    run_to_end(scheduler, model)
+    run_to_end(scheduler, model, 0.001)
     assert young.output_token_ids == generate_alone([2] * 9, 4)
 
 
@@ -174,11 +113,7 @@ def test_a_job_goes_on_in_the_gaps_of_a_conversation():
         before = scheduler.schedule()
         num_background = sum(entry.request.is_background for entry in before.entries)
         num_with_job += num_background > 0
-        for request, token in model.run(before).items():
-            request.output_token_ids.append(token)
-            if len(request.output_token_ids) == request.max_tokens:
-                scheduler.finish(request, FinishReason.LENGTH)
-        scheduler.complete(before, 0.01 + 0.01 * min(num_background, 2))
+        finish_pass(scheduler, model, before, 0.01 + 0.01 * min(num_background, 2))
     assert 5 <= num_with_job <= 15  # a pass with all rows costs three, and three tenths are saved each time
 
 
@@ -187,7 +122,7 @@ def test_a_job_is_admitted_only_as_far_as_its_answers_will_fit():
     rows = [background(str(i), [i] * 4, 12) for i in range(6)]  # four blocks each in the end
     for row in rows:
         scheduler.add(row)
-    run_to_end(scheduler, model)
+    run_to_end(scheduler, model, 0.001)
     assert scheduler.num_preemptions == 0
 
 

@@ -5,58 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from moeflow.core.engine_config import SchedulerConfig
 from moeflow.core.errors import ConfigError
-from moeflow.core.request import FinishReason, Request, RequestStatus
-from moeflow.core.sampling_params import SamplingParams
-from moeflow.scheduler.scheduler import Scheduler
+from moeflow.core.request import FinishReason
 from tests.scheduler.fake_model import VOCAB_SIZE, FakeModel, generate_alone
-
-
-def make_scheduler(**changes) -> Scheduler:
-    values = {
-        "block_size": 4,
-        "num_blocks": 12,
-        "max_model_len": 40,
-        "max_running": 4,
-        "max_batch_tokens": 8,
-        **changes,
-    }
-    return Scheduler(SchedulerConfig(**values))
-
-
-def make_request(name: str, prompt: list[int], max_tokens: int = 5, **sampling) -> Request:
-    return Request(name, prompt, SamplingParams(max_tokens=max_tokens, **sampling), max_tokens)
-
-
-def run_pass(scheduler: Scheduler, model: FakeModel) -> list[Request]:
-    """Do what the engine does: schedule, compute, append, finish."""
-    batch = scheduler.schedule()
-    assert batch, "a pass must never be empty while there is work"
-    assert batch.num_tokens <= scheduler.config.max_batch_tokens
-    assert len({id(e.request) for e in batch.entries}) == len(batch.entries)
-    tokens = model.run(batch)
-    scheduler.complete(batch)
-    for request, token in tokens.items():
-        request.output_token_ids.append(token)
-        if len(request.output_token_ids) == request.max_tokens:
-            scheduler.finish(request, FinishReason.LENGTH)
-    scheduler.check_integrity()
-    return [entry.request for entry in batch.entries]
-
-
-def run_to_end(scheduler: Scheduler, model: FakeModel | None = None, limit: int = 2000) -> None:
-    model = model or FakeModel(scheduler.config.block_size)
-    for _ in range(limit):
-        if not scheduler.has_work:
-            return
-        run_pass(scheduler, model)
-    pytest.fail("the scheduler does not come to an end")
-
-
-prompts = st.lists(st.integers(0, 2), min_size=1, max_size=20)  # few tokens: many shared prefixes
+from tests.scheduler.traffic import AnyTraffic, make_request, make_scheduler, prompts, run_pass, run_to_end
 
 
 @settings(max_examples=150, deadline=None)
@@ -84,57 +37,9 @@ def test_every_request_gets_the_tokens_it_gets_alone(jobs, num_blocks, max_runni
     assert scheduler.blocks.num_used == 0
 
 
-class Traffic(RuleBasedStateMachine):
-    """Requests come and go at any time, some are cancelled, some passes fail."""
-
+class Traffic(AnyTraffic):
     def __init__(self) -> None:
-        super().__init__()
-        self.scheduler = make_scheduler()
-        self.model = FakeModel(4)
-        self.requests: list[Request] = []
-
-    @rule(prompt=prompts, max_tokens=st.integers(1, 15))
-    def submit(self, prompt, max_tokens):
-        request = make_request(f"r{len(self.requests)}", prompt, max_tokens)
-        self.requests.append(request)
-        self.scheduler.add(request)
-
-    @precondition(lambda self: self.scheduler.has_work)
-    @rule()
-    def one_pass(self):
-        run_pass(self.scheduler, self.model)
-
-    @precondition(lambda self: self.scheduler.has_work)
-    @rule(data=st.data())
-    def cancel(self, data):
-        alive = [*self.scheduler.waiting, *self.scheduler.running]
-        self.scheduler.finish(data.draw(st.sampled_from(alive)), FinishReason.CANCELLED)
-
-    @precondition(lambda self: self.scheduler.has_work)
-    @rule(concerns_some=st.booleans())
-    def failing_pass(self, concerns_some):
-        batch = self.scheduler.schedule()
-        self.model.run(batch)
-        for entry in batch.entries:  # what a failed pass left in the cache is garbage
-            for position in range(entry.start, entry.stop):
-                self.model.slots[self.model._slot(entry.block_ids, position)] = (-1, -1)
-        if not (concerns_some and self.scheduler.undo(batch)):
-            self.scheduler.fail(batch)
-
-    @invariant()
-    def nothing_is_lost(self):
-        self.scheduler.check_integrity()
-
-    def teardown(self):
-        while self.scheduler.has_work:
-            run_pass(self.scheduler, self.model)
-        for request in self.requests:
-            expected = generate_alone(request.prompt_token_ids, request.max_tokens)
-            assert request.status is RequestStatus.FINISHED
-            assert request.output_token_ids == expected[: len(request.output_token_ids)]
-            if request.finish_reason is FinishReason.LENGTH:
-                assert request.output_token_ids == expected
-        assert self.scheduler.blocks.num_used == 0
+        super().__init__(make_scheduler())
 
 
 TestTraffic = Traffic.TestCase

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import precondition, rule
 
 from moeflow.core.engine_config import SchedulerConfig
 from moeflow.core.errors import ConfigError
-from moeflow.core.request import FinishReason, Request, RequestStatus
+from moeflow.core.request import FinishReason, Request
 from moeflow.scheduler.policy import make_scheduler
 from moeflow.scheduler.scheduler import Scheduler
 from moeflow.scheduler.static_batching import StaticBatching
 from tests.scheduler.fake_model import FakeModel, generate_alone
-from tests.scheduler.test_scheduler import make_request, prompts, run_pass, run_to_end
+from tests.scheduler.traffic import AnyTraffic, finish_pass, make_request, prompts, run_pass, run_to_end
 
 
 class Clock:
@@ -90,41 +90,9 @@ def test_a_batch_costs_its_longest_prompt_and_its_longest_answer_in_every_row(jo
         assert not scheduler.running
 
 
-def finish_pass(scheduler, model, batch) -> None:
-    tokens = model.run(batch)
-    scheduler.complete(batch)
-    for request, token in tokens.items():
-        request.output_token_ids.append(token)
-        if len(request.output_token_ids) == request.max_tokens:
-            scheduler.finish(request, FinishReason.LENGTH)
-    scheduler.check_integrity()
-
-
-class Traffic(RuleBasedStateMachine):
-    """Requests come and go at any time, some are cancelled, some passes fail."""
-
+class Traffic(AnyTraffic):
     def __init__(self) -> None:
-        super().__init__()
-        self.scheduler = make_static(max_batch_tokens=13, num_blocks=24)
-        self.model = FakeModel(4)
-        self.requests: list[Request] = []
-
-    @rule(prompt=prompts, max_tokens=st.integers(1, 15))
-    def submit(self, prompt, max_tokens):
-        request = make_request(f"r{len(self.requests)}", prompt, max_tokens)
-        self.requests.append(request)
-        self.scheduler.add(request)
-
-    @precondition(lambda self: self.scheduler.has_work)
-    @rule()
-    def one_pass(self):
-        run_pass(self.scheduler, self.model)
-
-    @precondition(lambda self: self.scheduler.has_work)
-    @rule(data=st.data())
-    def cancel(self, data):
-        alive = [*self.scheduler.waiting, *self.scheduler.running]
-        self.scheduler.finish(data.draw(st.sampled_from(alive)), FinishReason.CANCELLED)
+        super().__init__(make_static(max_batch_tokens=13, num_blocks=24))
 
     @precondition(lambda self: self.scheduler.has_work)
     @rule()
@@ -133,21 +101,6 @@ class Traffic(RuleBasedStateMachine):
         running = list(self.scheduler.running)
         assert self.scheduler.fail(batch) == running
         assert all(request.finish_reason is FinishReason.ERROR for request in running)
-
-    @invariant()
-    def nothing_is_lost(self):
-        self.scheduler.check_integrity()
-
-    def teardown(self):
-        while self.scheduler.has_work:
-            run_pass(self.scheduler, self.model)
-        for request in self.requests:
-            expected = generate_alone(request.prompt_token_ids, request.max_tokens)
-            assert request.status is RequestStatus.FINISHED
-            assert request.output_token_ids == expected[: len(request.output_token_ids)]
-            if request.finish_reason is FinishReason.LENGTH:
-                assert request.output_token_ids == expected
-        assert self.scheduler.blocks.num_used == 0
 
 
 TestTraffic = Traffic.TestCase

@@ -1,0 +1,126 @@
+"""What tests of every scheduler do with it: make requests, do what the engine does in a pass, let traffic run."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from moeflow.core.batch import Batch
+from moeflow.core.engine_config import SchedulerConfig
+from moeflow.core.request import FinishReason, Request, RequestStatus
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.scheduler.scheduler import Scheduler
+from moeflow.scheduler.static_batching import StaticBatching
+from tests.scheduler.fake_model import FakeModel, generate_alone
+
+AnyScheduler = Scheduler | StaticBatching
+
+prompts = st.lists(st.integers(0, 2), min_size=1, max_size=20)  # few tokens: many shared prefixes
+
+
+def make_scheduler(**changes) -> Scheduler:
+    values = {
+        "block_size": 4,
+        "num_blocks": 12,
+        "max_model_len": 40,
+        "max_running": 4,
+        "max_batch_tokens": 8,
+        **changes,
+    }
+    return Scheduler(SchedulerConfig(**values))
+
+
+def make_request(name: str, prompt: list[int], max_tokens: int = 5, **sampling) -> Request:
+    return Request(name, prompt, SamplingParams(max_tokens=max_tokens, **sampling), max_tokens)
+
+
+def background(name: str, prompt: list[int], max_tokens: int = 5) -> Request:
+    return Request(name, prompt, SamplingParams(max_tokens=max_tokens), max_tokens, is_background=True)
+
+
+def finish_pass(scheduler: AnyScheduler, model: FakeModel, batch: Batch, elapsed_s: float = 0.0) -> None:
+    """Compute what was scheduled, append, finish."""
+    tokens = model.run(batch)
+    scheduler.complete(batch, elapsed_s)
+    for request, token in tokens.items():
+        request.output_token_ids.append(token)
+        if len(request.output_token_ids) == request.max_tokens:
+            scheduler.finish(request, FinishReason.LENGTH)
+    scheduler.check_integrity()
+
+
+def run_pass(scheduler: AnyScheduler, model: FakeModel, elapsed_s: float = 0.0) -> list[Request]:
+    """Do what the engine does; return who took part."""
+    batch = scheduler.schedule()
+    assert batch, "a pass must never be empty while there is work"
+    assert batch.num_tokens <= scheduler.config.max_batch_tokens
+    assert len({id(e.request) for e in batch.entries}) == len(batch.entries)
+    assert sum(e.request in scheduler.running for e in batch.entries) <= scheduler.config.max_running  # without padding
+    finish_pass(scheduler, model, batch, elapsed_s)
+    return [entry.request for entry in batch.entries]
+
+
+def run_to_end(scheduler: AnyScheduler, model: FakeModel | None = None, elapsed_s: float = 0.0) -> None:
+    model = model or FakeModel(scheduler.config.block_size)
+    for _ in range(3000):
+        if not scheduler.has_work:
+            return
+        run_pass(scheduler, model, elapsed_s)
+    pytest.fail("the scheduler does not come to an end")
+
+
+class AnyTraffic(RuleBasedStateMachine):
+    """Requests come and go at any time, some are cancelled, some passes fail."""
+
+    pass_s = 0.0  # that passes of the end take
+
+    def __init__(self, scheduler: AnyScheduler) -> None:
+        super().__init__()
+        self.scheduler = scheduler
+        self.model = FakeModel(4)
+        self.requests: list[Request] = []
+
+    def add(self, make, prompt, max_tokens):
+        self.requests.append(make(f"r{len(self.requests)}", prompt, max_tokens))
+        self.scheduler.add(self.requests[-1])
+
+    @rule(prompt=prompts, max_tokens=st.integers(1, 15))
+    def submit(self, prompt, max_tokens):
+        self.add(make_request, prompt, max_tokens)
+
+    @precondition(lambda self: self.scheduler.has_work)
+    @rule()
+    def one_pass(self):
+        run_pass(self.scheduler, self.model)
+
+    @precondition(lambda self: self.scheduler.has_work)
+    @rule(data=st.data())
+    def cancel(self, data):
+        alive = [*self.scheduler.waiting, *self.scheduler.running]
+        self.scheduler.finish(data.draw(st.sampled_from(alive)), FinishReason.CANCELLED)
+
+    @precondition(lambda self: self.scheduler.has_work)
+    @rule(concerns_some=st.booleans())
+    def failing_pass(self, concerns_some):
+        batch = self.scheduler.schedule()
+        self.model.run(batch)
+        for entry in batch.entries:  # what a failed pass left in the cache is garbage
+            for position in range(entry.start, entry.stop):
+                self.model.slots[self.model._slot(entry.block_ids, position)] = (-1, -1)
+        if not (concerns_some and self.scheduler.undo(batch)):
+            self.scheduler.fail(batch)
+
+    @invariant()
+    def nothing_is_lost(self):
+        self.scheduler.check_integrity()
+
+    def teardown(self):
+        run_to_end(self.scheduler, self.model, self.pass_s)
+        for request in self.requests:
+            expected = generate_alone(request.prompt_token_ids, request.max_tokens)
+            assert request.status is RequestStatus.FINISHED
+            assert request.output_token_ids == expected[: len(request.output_token_ids)]
+            if request.finish_reason is FinishReason.LENGTH:
+                assert request.output_token_ids == expected
+        assert self.scheduler.blocks.num_used == 0
