@@ -23,7 +23,7 @@ from moeflow.engine.planning import Planned
 from moeflow.engine.settings import Settings, decide
 from moeflow.planner.cost_model import FROM_DISK, HOST_COMPUTE
 
-REPEATS: Final = 3
+REPEATS: Final = 5
 LONG_S: Final = 5.0  # what takes longer is measured once
 MOST_S: Final = 25.0  # of one measurement: a batch that would take longer is made smaller
 NEW_TOKENS: Final = (32, 16, 8, 4, 2, 1)  # decode passes to time: the first for which there is room
@@ -91,12 +91,16 @@ class PlanCheck:
         return sum(self._repeats(case) for case in self.cases)
 
     def run(self, on_begin: Callable[[str], None], on_end: Callable[[], None]) -> None:
-        """Measure everything; what is short once before, which does not count. Raises: EngineError."""
-        for case in self.cases:
-            measured = self._measured.setdefault(case, _Measured())
-            repeats = self._repeats(case)
-            for repetition in range(repeats):
+        """Measure everything in turns, so that a drift of the machine hits all alike; what is short once before, which
+        does not count. Raises: EngineError.
+        """
+        for repetition in range(REPEATS + 1):
+            for case in self.cases:
+                repeats = self._repeats(case)
+                if repetition >= repeats:
+                    continue
                 on_begin(case.name)
+                measured = self._measured.setdefault(case, _Measured())
                 rate = self._measure(case, repetition, measured)
                 if repetition or repeats == 1:
                     measured.rates.append(rate)

@@ -25,7 +25,7 @@ from moeflow.engine.settings import DEFAULT_MAX_BATCH_TOKENS, DEFAULT_MAX_RUNNIN
 from moeflow.engine.weight_choice import WeightChoice, own_precision, wished
 from moeflow.engine.work_space import work_bytes
 from moeflow.models.registry import read_bare_config, read_model_config
-from moeflow.planner.calibrate import shapes_of
+from moeflow.planner.kernel_bench import shapes_of
 from moeflow.planner.cost_model import CostModel
 from moeflow.planner.hit_curve import EVEN, HitCurve
 from moeflow.planner.machine_files import load_machine

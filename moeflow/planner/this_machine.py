@@ -14,9 +14,10 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import RAM, Machine
 from moeflow.core.hardware_json import machine_from_json, machine_to_json
 from moeflow.kernels import cpu
-from moeflow.planner.calibrate import KernelShape, OnStep, measure_kernels, measure_machine
+from moeflow.planner.calibrate import OnStep, is_as_measured, measure_kernels, measure_machine
+from moeflow.planner.kernel_bench import KernelShape
 
-VERSION: Final = 1  # to be raised when what is measured means something else
+VERSION: Final = 2  # to be raised when what is measured means something else
 
 
 def machine_identity(num_threads: int) -> str:
@@ -40,14 +41,19 @@ def this_machine(
     is_fresh: bool = False,
     on_step: OnStep = lambda _: None,
 ) -> Machine:
-    """Return this machine with `ram_bytes` of memory to use; what is not known yet is measured, if `is_fresh` all.
+    """Return this machine with `ram_bytes` of memory to use; what is not known yet is measured.
 
-    Blocks: for up to 20 seconds the first time, a second or two for each new model. Raises: OSError.
+    All of it if `is_fresh`, and if a glance shows that the machine is not as fast as it was, or is faster.
+    Blocks: for some 15 seconds when all is measured, otherwise a second, and some more for each new model.
+    Raises: OSError.
     """
     file = machine_file(cache_dir, num_threads)
     known = None if is_fresh else _load(file)
+    if known is not None:
+        on_step("whether it is as fast as it was")
+        known = known if is_as_measured(known, num_threads) else None
     machine = known or measure_machine(
-        "this machine", num_threads=num_threads, ram_bytes=ram_bytes, folder=cache_dir, on_step=on_step
+        "this machine", num_threads=num_threads, ram_bytes=ram_bytes, folder=cache_dir, shapes=shapes, on_step=on_step
     )
     machine = measure_kernels(machine, shapes, num_threads=num_threads, on_step=on_step)
     machine = replace(machine, identity=machine_identity(num_threads))

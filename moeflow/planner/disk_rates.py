@@ -1,0 +1,99 @@
+"""How fast the disk is read past the page cache: random places of a new file, by the size of reads and their depth."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from moeflow.core.hardware import DISK, RAM, Link, LinkRate
+from moeflow.core.units import KIB, MIB
+from moeflow.kernels.lazy_memory import allocate_lazily
+
+FILE_BYTES: Final = 256 * MIB
+SIZES: Final = (256 * KIB, MIB, 4 * MIB)
+DEPTHS: Final = (1, 4, 8, 16)
+LEAST_S: Final = 0.1  # of one size and depth
+
+
+class DiskBench:
+    """A file to read from. Made by `disk_bench`."""
+
+    def __init__(self, descriptor: int, num_bytes: int) -> None:
+        self._descriptor = descriptor
+        self._num_bytes = num_bytes
+        self._samples: dict[tuple[int, int], list[float]] = {(size, depth): [] for size in SIZES for depth in DEPTHS}
+
+    def sample(self) -> None:
+        """Read with every size and depth, for about a second. Raises: OSError."""
+        for (size, depth), rates in self._samples.items():
+            rates.append(self._rate(size, depth))
+
+    def link(self) -> Link:
+        """Return the medians of what was sampled, at least once."""
+        rates = tuple(
+            LinkRate(transfer_bytes=size, bytes_per_s=statistics.median(found), depth=depth)
+            for (size, depth), found in self._samples.items()
+        )
+        return Link(source=DISK, target=RAM, rates=rates)
+
+    def _rate(self, size: int, depth: int) -> float:
+        places = torch.randperm(self._num_bytes // size, generator=torch.Generator().manual_seed(0)).tolist()
+        memory = _page_aligned(depth * size)
+        end = time.perf_counter() + LEAST_S
+
+        def read(index: int) -> int:
+            done = 0
+            for place in places[index::depth]:
+                done += os.preadv(self._descriptor, [memory[index * size : (index + 1) * size]], place * size)
+                if time.perf_counter() > end:
+                    break
+            return done
+
+        with ThreadPoolExecutor(depth) as threads:
+            start = time.perf_counter()
+            total = sum(threads.map(read, range(depth)))
+            return total / (time.perf_counter() - start)
+
+
+@contextmanager
+def disk_bench(folder: Path) -> Iterator[DiskBench]:
+    """Yield a file in a folder on the disk that counts; it is gone afterwards.
+
+    Raises: OSError if it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="disk-", suffix=".tmp") as file:
+        for _ in range(FILE_BYTES // MIB):
+            file.write(os.urandom(MIB))
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        descriptor = _open_direct(Path(file.name))
+        try:
+            yield DiskBench(descriptor, FILE_BYTES)
+        finally:
+            os.close(descriptor)
+
+
+def _open_direct(file: Path) -> int:
+    try:
+        return os.open(file, os.O_RDONLY | os.O_DIRECT)
+    except OSError:  # a file system without direct reads
+        return os.open(file, os.O_RDONLY)
+
+
+def _page_aligned(num_bytes: int) -> memoryview:
+    """Return memory as slots of experts have it: on huge pages, into which some disks read three times as fast."""
+    storage = allocate_lazily(max(num_bytes + 4096, 4 * MIB))
+    start = -storage.data_ptr() % 4096
+    view: memoryview = storage[start : start + num_bytes].numpy().data
+    return view
