@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from moeflow.core.errors import EngineError, QueueFullError, RequestError
@@ -134,4 +135,5 @@ def add_error_handlers(app: FastAPI) -> None:
     for kind in (ApiError, RequestError, EngineError, RequestValidationError, Exception):
         app.add_exception_handler(kind, answer)
     app.add_exception_handler(HTTPException, no_such_route)
-    app.add_exception_handler(ClientDisconnected, nobody_listens)
+    for gone in (ClientDisconnected, ClientDisconnect):  # while it waited; while it sent
+        app.add_exception_handler(gone, nobody_listens)

@@ -36,7 +36,7 @@ async def upload_file(request: Request, jobs: Annotated[Jobs, Depends(get_jobs)]
         file, form = await request.upload(jobs.files.folder)
         try:
             purpose, lifetime_s = _check_form(form)
-            name = (file.filename or "upload").replace("\\", "/").rpartition("/")[2][:255] or "upload"
+            name = (file.filename or "").replace("\\", "/").rpartition("/")[2][:255].strip(". ") or "upload"
             stored = await asyncio.to_thread(jobs.files.add, file.file, name, purpose, lifetime_s)
         finally:
             await form.close()

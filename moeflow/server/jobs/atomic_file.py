@@ -1,8 +1,9 @@
-"""Small JSON files that are either old or new, never half written, whatever happens to the process or the power."""
+"""Small JSON files that are old or new, never half written, whatever happens to process or power; and names for them."""
 
 from __future__ import annotations
 
 import os
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -36,3 +37,8 @@ def read_all(folder: Path, kind: type[Any]) -> list[Any]:
     Raises: OSError, msgspec.DecodeError.
     """
     return [msgspec.json.decode(path.read_bytes(), type=kind) for path in sorted(folder.glob("*.json"))]
+
+
+def new_id(prefix: str, now_s: float) -> str:
+    """Return an id for something made now; later ones sort behind earlier ones."""
+    return f"{prefix}{int(now_s * 1e9):016x}{uuid.uuid4().hex[:8]}"

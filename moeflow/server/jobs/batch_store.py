@@ -6,14 +6,13 @@ to hand them out and to say how it ended.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from moeflow.server.jobs.atomic_file import read_all, write_json
+from moeflow.server.jobs.atomic_file import new_id, read_all, write_json
 from moeflow.server.jobs.journal import Totals
 from moeflow.server.jobs.lines import LineProblem
 
@@ -156,7 +155,7 @@ class BatchStore:
         Raises: OSError.
         """
         batch = StoredBatch(
-            id=f"batch_{uuid.uuid4().hex[:24]}",
+            id=new_id("batch_", self._clock()),
             endpoint=endpoint,
             model=model,
             input_file_id=input_file_id,

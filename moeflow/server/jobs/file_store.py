@@ -7,7 +7,6 @@ the next start removes. Files that are needed it leaves alone: a job was about t
 from __future__ import annotations
 
 import shutil
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -15,7 +14,7 @@ from typing import BinaryIO
 import msgspec
 
 from moeflow.core.durable import sync
-from moeflow.server.jobs.atomic_file import read_all, write_json
+from moeflow.server.jobs.atomic_file import new_id, read_all, write_json
 
 
 class StoredFile(msgspec.Struct, kw_only=True):
@@ -73,7 +72,7 @@ class FileStore:
         Blocks: on the disk.
         Raises: OSError.
         """
-        file_id = f"file-{uuid.uuid4().hex[:24]}"
+        file_id = new_id("file-", self._clock())
         try:
             with self.path(file_id).open("wb") as target:
                 shutil.copyfileobj(source, target, 1 << 20)

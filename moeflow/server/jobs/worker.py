@@ -156,6 +156,7 @@ class BatchWorker:
             self._batches.change(batch, status="in_progress", in_progress_at=now, request_counts=counts)
         model = None if found.problems else batch.model
         with Journal(*self._batches.journal_paths(batch), found.result_ids, model) as journal:
+            batch.count(journal.totals)
             if not (found.problems or self._is_over(batch)):
                 await self._answer(batch, journal)
             is_done = not found.problems and journal.done >= journal.result_ids.keys()

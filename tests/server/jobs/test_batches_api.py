@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import http.client
 import io
 import json
+import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +18,7 @@ import pytest
 from fastapi import FastAPI
 from openai.types import Batch, FileObject
 
+from moeflow.server.jobs import batch_store, file_store
 from moeflow.server.jobs.data_folder import Jobs
 from tests.server.conftest import connect
 from tests.server.fake_client import NAME, REPLY
@@ -271,6 +276,91 @@ def test_a_file_that_is_too_large(serve):
     with serve(max_file_bytes=100_000) as client, pytest.raises(openai.APIStatusError) as caught:
         client.files.create(file=b"x" * 200_000, purpose="batch")
     assert caught.value.status_code == 413
+
+
+def test_a_file_that_is_too_large_is_refused_by_its_announcement(serve, data):
+    """The body is not read, and the client still gets to know why."""
+    with serve(max_file_bytes=100_000) as client:
+        connection = http.client.HTTPConnection(client.base_url.host, client.base_url.port)
+        connection.putrequest("POST", "/v1/files")
+        connection.putheader("Content-Type", "multipart/form-data; boundary=b")
+        connection.putheader("Content-Length", str(10**12))
+        connection.endheaders()
+        answer = connection.getresponse()
+        assert answer.status == 413
+        assert "files may have 97.7 KiB here; split it" in answer.read().decode()
+        connection.close()
+        assert list((data / "files").iterdir()) == []
+
+
+def test_an_upload_that_is_cut_off_leaves_nothing_and_is_no_failure(serve, data, caplog):
+    with serve() as client:
+        with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
+            head = b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999999\r\n"
+            form = b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n' + b"x" * 2_000_000
+            connection.sendall(head + b"Content-Type: multipart/form-data; boundary=b\r\n\r\n" + form)
+        assert list(client.files.list()) == []
+    assert list((data / "files").iterdir()) == []
+    assert caplog.records == []
+
+
+def test_uploads_lie_in_the_data_folder_while_they_come(serve, data, monkeypatch):
+    """A temporary folder may be memory."""
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    with serve() as client:
+        assert client.files.create(file=b"x" * 3_000_000, purpose="batch").bytes == 3_000_000
+
+
+def test_what_the_disk_does_not_take_is_refused_and_changes_nothing(client, data, engine, monkeypatch):
+    engine.pause_after = 3
+    batch = begin(client, chat_line("a"))
+    assert eventually(lambda: client.batches.retrieve(batch.id).status == "in_progress")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batch_store, "write_json", refuse)
+        patch.setattr(file_store, "write_json", refuse)
+        for request in (
+            lambda: upload(client, b"x"),
+            lambda: _create(client, batch.input_file_id),
+            lambda: client.batches.cancel(batch.id),
+        ):
+            with pytest.raises(openai.InternalServerError, match="No space left on device; make room there") as caught:
+                request()
+            assert caught.value.status_code == 507
+    assert client.batches.retrieve(batch.id).status == "in_progress"
+    assert {each.id for each in client.files.list()} == {batch.input_file_id}
+    assert len(list((data / "files").iterdir())) == 2
+    engine.pause_after = None
+    assert wait(client, batch).status == "completed"
+
+
+def test_lists_are_in_the_order_in_which_things_came(client):
+    files = [upload(client, b"x").id for _ in range(12)]
+    assert [file.id for file in client.files.list(limit=5)] == files[::-1]  # it reads on by itself
+    assert [file.id for file in client.files.list(order="asc")] == files
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/files"),
+        ("POST", "/v1/files"),
+        ("GET", "/v1/files/x"),
+        ("GET", "/v1/files/x/content"),
+        ("DELETE", "/v1/files/x"),
+        ("POST", "/v1/batches"),
+        ("GET", "/v1/batches"),
+        ("GET", "/v1/batches/x"),
+        ("POST", "/v1/batches/x/cancel"),
+    ],
+)
+async def test_every_route_asks_for_the_key(make_app, method, path):
+    async with connect(make_app(api_key="k")) as http:
+        assert (await http.request(method, path)).status_code == 401
 
 
 @pytest.mark.anyio
