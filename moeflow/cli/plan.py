@@ -26,6 +26,8 @@ from moeflow.planner.machine_files import machine_names
 if TYPE_CHECKING:
     from moeflow.engine.planning import Planned
 
+MOST_SEQUENCES = 1 << 15  # that a plan is made for
+
 EPILOG = f"""\b
 Examples:
   moeflow plan                                        the built-in model on this machine
@@ -54,7 +56,9 @@ Only headers of a model are read: the answer does not depend on its size."""
     help="Take lengths from a JSONL of prompts.",
 )
 @click.option("--rate", type=click.FloatRange(0), default=0.0, help="Requests a second; 0: all are there at once.")
-@click.option("--batch-size", type=click.IntRange(1), help="Sequences that decode together.", show_default="best")
+@click.option(
+    "--batch-size", type=click.IntRange(1, MOST_SEQUENCES), help="Sequences that decode together.", show_default="best"
+)
 @click.option("--memory", "memory_bytes", metavar="SIZE", callback=byte_count, help="RAM for everything, such as 4GiB.")
 @click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", help="Weights' format.")
 @click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Round the weights.")

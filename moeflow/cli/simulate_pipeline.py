@@ -13,7 +13,7 @@ from moeflow.bench.tables import Table
 from moeflow.cli import late
 from moeflow.cli.bench_output import bar, show
 from moeflow.cli.new_file import NEW_FILE, NEW_PICTURE
-from moeflow.cli.simulated import SHIPPED, choose_formats, described_options, read_shape
+from moeflow.cli.simulated import SHIPPED, check_devices, choose_formats, described_options, read_shape
 from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import DEVICE, RAM, Machine
 from moeflow.core.plan import Workload
@@ -100,6 +100,7 @@ def pipeline(
     if picture is not None:
         require_matplotlib()
     host, shape = load_machine(machine), read_shape(model)
+    check_devices(host, shape, devices)
     costs = ModelCosts(shape, choose_formats(host, weights))
     workload = Workload(prompt_len=prompt_len, gen_len=gen_len, max_prompt_len=prompt_len)
     runs: dict[str, PipelineRun] = {}

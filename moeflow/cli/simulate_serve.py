@@ -12,7 +12,7 @@ from moeflow.bench.records import Record
 from moeflow.bench.tables import serve_tables
 from moeflow.cli.bench_output import bar, show
 from moeflow.cli.bench_serve import workload_options
-from moeflow.cli.simulated import SHIPPED, choose_formats, described_options, read_shape
+from moeflow.cli.simulated import SHIPPED, check_devices, choose_formats, described_options, read_shape
 from moeflow.core.engine_config import SchedulerConfig
 from moeflow.core.errors import CapacityError
 from moeflow.planner.machine_files import load_machine
@@ -65,6 +65,7 @@ def serve(
 ) -> None:
     """Predict requests and tokens a second, and latencies, of traffic that arrives at random."""
     host, shape = load_machine(machine), read_shape(model)
+    check_devices(host, shape, devices)
     costs = ModelCosts(shape, choose_formats(host, weights))
     num_blocks = block_count(host, costs, BLOCK_SIZE, devices)
     pass_seconds = pass_seconds_of(host, costs, devices)

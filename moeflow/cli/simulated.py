@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from moeflow.cli import late
+from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import Machine
 from moeflow.core.model_config import ModelConfig
 from moeflow.planner.machine_files import machine_names
@@ -53,3 +54,17 @@ def choose_formats(machine: Machine, weights: str | None) -> Formats:
     half = "float16" if "float16" in peaks and "bfloat16" not in peaks else "bfloat16"
     activation_bytes = 2 if machine.num_devices else 4
     return Formats(matrices=weights or half, embeddings=half, kv=half, activation_bytes=activation_bytes)
+
+
+def check_devices(machine: Machine, shape: ModelConfig, num_devices: int) -> None:
+    """Say so if there are more devices than the machine has. Raises: ConfigError if they cannot share a layer."""
+    if num_devices > 1 and not machine.num_devices:
+        raise ConfigError(f"{machine.name} has no device, but --devices {num_devices} are asked for: leave it away")
+    if shape.num_heads % num_devices:
+        raise ConfigError(
+            f"{num_devices} devices (--devices) cannot each have a part of every layer: this model has "
+            f"{shape.num_heads} heads, so take a number that divides {shape.num_heads}"
+        )
+    if num_devices > max(machine.num_devices, 1):
+        others = f"{num_devices} are reckoned with as if each had a link like its own"
+        click.echo(f"note: {machine.name} has {machine.num_devices} device(s); {others}", err=True)

@@ -96,21 +96,37 @@ def parse_emulated_device(text: str) -> EmulatedDeviceConfig:
     """
     name, _, rest = text.partition(":")
     parts = [part.strip() for part in rest.split(",")]
-    if name != PREFIX or len(parts) < 2:
+    if name != PREFIX:
         raise ConfigError(f"device {text!r} is no emulated device: {_HOW}")
+    memory, link = parts[0], parts[1] if len(parts) > 1 else ""
+    for part, missing in ((memory, "how much memory it has"), (link, "how fast its link is")):
+        if not part:
+            raise ConfigError(f"device {text!r} does not say {missing}: {_HOW}")
     try:
-        capacity_bytes, link = parse_bytes(parts[0]), float(parts[1]) * 1e9
-    except (ConfigError, ValueError) as error:
-        raise ConfigError(f"device {text!r} cannot be read ({error}): {_HOW}") from None
-    if not (math.isfinite(link) and link > 0):
-        raise ConfigError(f"device {text!r} has a link of {parts[1]} GB/s: {_HOW}")
+        capacity_bytes = parse_bytes(memory)
+    except ConfigError as error:
+        raise ConfigError(f"device {text!r}: {error}. For a device, {_HOW}") from None
+    link_bytes_per_s = _read_link(text, link)
     for part in parts[2:]:
         if part not in (_LIKE_T4, _IN_TORCH):
             raise ConfigError(
                 f"device {text!r} is to compute like {part!r}: only t4 and torch are known, or leave it away"
             )
-    speeds = t4_like(link) if _LIKE_T4 in parts[2:] else EmulatedSpeeds(link=link)
+    speeds = t4_like(link_bytes_per_s) if _LIKE_T4 in parts[2:] else EmulatedSpeeds(link=link_bytes_per_s)
     return EmulatedDeviceConfig(capacity_bytes=capacity_bytes, speeds=speeds, computes_in_torch=_IN_TORCH in parts[2:])
+
+
+def _read_link(text: str, link: str) -> float:
+    """Return bytes a second. Raises: ConfigError if it is no number above 0."""
+    try:
+        gigabytes = float(link)
+    except ValueError:
+        raise ConfigError(f"device {text!r}: its link is {link!r}, which is no number: {_HOW}") from None
+    if not (math.isfinite(gigabytes) and gigabytes > 0):
+        raise ConfigError(
+            f"device {text!r}: over a link of {link} GB/s nothing ever arrives: give it a number above 0, such as 12"
+        )
+    return gigabytes * 1e9
 
 
 def parse_cuda_device(text: str) -> tuple[str, int | None]:

@@ -72,7 +72,9 @@ def plan_for(wish: PlanWish, on_step: Callable[[str], None] = lambda _: None) ->
         raise ConfigError("no model is named")
     machine = None if wish.machine is None else load_machine(wish.machine)
     costs, reason = _look_at(settings, has_device=machine is not None and machine.has(DEVICE))
+    _check_lengths(wish, costs.shape)
     here = measure_machine()
+    _check_threads(settings, here.num_cores)
     if machine is None:
         machine = this_machine(
             settings.cache_dir or Path.home() / ".cache" / "moeflow",
@@ -108,6 +110,26 @@ def plan_for(wish: PlanWish, on_step: Callable[[str], None] = lambda _: None) ->
     if wish.machine is None:
         plan = dataclasses.replace(plan, num_threads=settings.num_threads or here.num_cores)
     return Planned(plan, model, aim)
+
+
+def _check_lengths(wish: PlanWish, shape: ModelConfig) -> None:
+    """Raises: ConfigError if a request would be longer than the model's context."""
+    workload = wish.workload
+    if workload.max_tokens > shape.max_position:
+        raise ConfigError(
+            f"a prompt of {workload.max_prompt_len} tokens and an answer of {workload.gen_len} are "
+            f"{workload.max_tokens} together, but {wish.settings.model} was made for {shape.max_position} at most: plan "
+            "for shorter prompts (--prompt-len, --prompts) or answers (--gen-len)"
+        )
+
+
+def _check_threads(settings: Settings, num_cores: int) -> None:
+    """Raises: ConfigError if more threads are to be planned for than there are cores."""
+    if (settings.num_threads or 0) > num_cores:
+        raise ConfigError(
+            f"{settings.num_threads} threads (--threads) are asked for, but this machine has {num_cores} cores, and "
+            f"kernels wait for each other: say at most {num_cores}"
+        )
 
 
 def _look_at(settings: Settings, *, has_device: bool) -> tuple[ModelCosts, str]:

@@ -177,6 +177,7 @@ class _Programme:
         self.memory: dict[int, float] = {}
         self._model = model
         self._goal = aim.goal
+        self._most = aim.num_sequences or aim.max_sequences  # the last micro-batch may be smaller
         self._capacities = _capacities(model, aim.memory_limits)
         self._choices: list[Choice] = []
         self._rows: list[tuple[dict[int, float], float]] = []  # sum of terms <= bound
@@ -236,7 +237,7 @@ class _Programme:
 
     def _policy(self, choice: Choice, weights: float, kv: float, disk: float) -> Policy:
         return Policy(
-            batch_size=choice.batch_size,
+            batch_size=min(choice.batch_size, self._most),
             micro_batch=choice.micro_batch,
             attention_on_device=choice.attention_on_device,
             ffn_on_device=choice.ffn_on_device,
@@ -269,7 +270,7 @@ class _Programme:
             self._model.workload.gen_len,
             {step: self._model.overlap, prefill: self._model.prefill_overlap},
         )
-        share = 1.0 if self._goal == "latency" else 1.0 / (choice.batch_size * gen_len)
+        share = 1.0 if self._goal == "latency" else 1.0 / (min(choice.batch_size, self._most) * gen_len)
         weights = {
             step: 1.0 if self._goal == "latency" else float(gen_len - 1),
             prefill: float(self._goal != "latency"),
@@ -325,13 +326,20 @@ def _too_little(model: CostModel, aim: Aim, choices: Iterable[Choice]) -> Capaci
     memory = model.memory(smallest)
     names = {RAM: "memory", DEVICE: "device memory", DISK: "disk"}
     short = [
-        f"{format_bytes(_least(linear))} of {names[tier]} ({format_bytes(capacities[tier])} there)"
+        f"{format_bytes(_least(linear))} of {names[tier]} ({format_bytes(capacities[tier])} "
+        f"{'allowed' if tier in aim.memory_limits else 'there'})"
         for tier, linear in memory.items()
         if _least(linear) > capacities[tier]
     ]
     total = sum(linear.const for linear in memory.values())
     need = " and ".join(short) or f"{format_bytes(total)} over all memories, which together hold less"
     return CapacityError(
-        f"{smallest.batch_size} sequences of {model.workload.max_tokens} tokens need at least {need}: take shorter "
-        "prompts or answers, fewer sequences, a smaller weight format (--quantize) or --kv-dtype, or more memory"
+        f"{_sequences(smallest.batch_size, model.workload.max_tokens)} at least {need}: take shorter prompts or "
+        f"answers, {'fewer sequences, ' if smallest.batch_size > 1 else ''}a smaller weight format (--quantize) or "
+        "--kv-dtype, or more memory"
     )
+
+
+def _sequences(number: int, num_tokens: int) -> str:
+    one = f"one sequence of {num_tokens} tokens needs"
+    return one if number == 1 else f"{number} sequences of {num_tokens} tokens need"

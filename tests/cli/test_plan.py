@@ -100,8 +100,8 @@ def test_pictures_are_drawn(places, tmp_path):
 def test_what_does_not_fit_says_what_is_missing(places):
     done = run(places[0], "--machine", places[1], "--memory", "1MiB")
     assert done.exit_code == 2
-    assert "need at least" in done.output
-    assert "take shorter" in done.output
+    assert "needs at least" in done.output
+    assert "allowed): take shorter" in done.output
 
 
 def test_an_unknown_machine_is_answered(places):
@@ -116,3 +116,22 @@ def test_a_rate_that_is_none_is_refused(places, rate):
     done = run(config, "--machine", host, "--rate", rate)
     assert done.exit_code == 2
     assert "say a number from 0 to" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--prompt-len", "2000", "--gen-len", "100"), "2100 together, but"),
+        (("--gen-len", "99999999"), "was made for 2048 at most: plan for shorter prompts"),
+        (("--prompt-len", "0"), "0 is not in the range"),
+        (("--batch-size", "100000000"), "is not in the range 1<=x<=32768"),
+        (("--threads", "100000"), "100000 threads (--threads) are asked for, but this machine has"),
+        (("--prompts", "{long}"), "A prompt of 5000 tokens"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(places, tmp_path, arguments, complaint):
+    long = tmp_path / "long.jsonl"
+    long.write_text(json.dumps({"prompt": "x" * 20_000}))
+    done = run(places[0], "--machine", places[1], *(it.format(long=long) for it in arguments))
+    assert done.exit_code == 2
+    assert complaint.lower() in " ".join(done.output.split()).lower()

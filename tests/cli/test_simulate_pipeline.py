@@ -108,3 +108,12 @@ def test_a_picture_is_drawn(model, tmp_path):
     file = tmp_path / "lanes.png"
     assert run(model, "--picture", str(file)).exit_code == 0
     assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_devices_that_cannot_share_a_layer_are_refused_and_made_up_ones_told(model):
+    done = run(model, "--devices", "1000", "--pipeline", "cgopipe")
+    assert done.exit_code == 2
+    assert "cannot each have a part of every layer: this model has 32 heads" in done.output
+    done = run(model, "--devices", "2", "--pipeline", "cgopipe")
+    assert done.exit_code == 0, done.output
+    assert "note: l4 has 1 device(s); 2 are reckoned with" in done.stderr

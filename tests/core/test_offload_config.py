@@ -50,13 +50,17 @@ def test_what_is_no_gpu_is_explained(text):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("emulated", "is no emulated device"),
-        ("emulated:1GiB", "is no emulated device"),
+        ("emulated", "does not say how much memory it has: write it as"),
+        ("emulated:,2", "does not say how much memory it has: write it as"),
+        ("emulated:1GiB", "does not say how fast its link is: write it as"),
+        ("emulated:1GiB,", "does not say how fast its link is: write it as"),
+        ("emulated:1GiB,,t4", "does not say how fast its link is: write it as"),
         ("cuda:1GiB,2", "is no emulated device"),
         ("emulated:much,2", "'much' is not a size"),
-        ("emulated:1GiB,fast", "could not convert"),
-        ("emulated:1GiB,0", "link of 0 GB/s"),
-        ("emulated:1GiB,nan", "link of nan GB/s"),
+        ("emulated:1GiB,fast", "its link is 'fast', which is no number: write it as"),
+        ("emulated:1GiB,0", "a link of 0 GB/s nothing ever arrives: give it a number above 0"),
+        ("emulated:1GiB,-3", "a link of -3 GB/s nothing ever arrives"),
+        ("emulated:1GiB,nan", "a link of nan GB/s nothing ever arrives"),
         ("emulated:1GiB,2,h100", "only t4 and torch are known"),
     ],
 )

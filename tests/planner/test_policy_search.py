@@ -85,8 +85,17 @@ def test_a_number_of_sequences_is_kept_to(ram, num_sequences):
     assert fits(model, policy, {})
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("num_sequences", [1, 7, 50, 101])
+def test_a_number_of_sequences_is_kept_to_in_micro_batches(num_sequences):
+    model = small_model(machine(ram=200 * MB, device=870 * MB, link=1e10))
+    policy = search(model, Aim(num_sequences=num_sequences))
+    assert policy.batch_size == num_sequences
+    assert fits(model, policy, {})
+
+
 def test_what_does_not_fit_is_said_with_need_have_and_remedy():
-    with pytest.raises(CapacityError, match=r"at least .* of memory \(1.0 MiB there\): take shorter"):
+    with pytest.raises(CapacityError, match=r"one sequence of 148 tokens needs at least .* \(1.0 MiB there\): take"):
         search(small_model(machine(ram=2**20)), Aim())
     with pytest.raises(CapacityError, match="of device memory"):
         search(small_model(machine(ram=10**12, device=10**6)), Aim())
