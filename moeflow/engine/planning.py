@@ -25,9 +25,9 @@ from moeflow.engine.settings import DEFAULT_MAX_BATCH_TOKENS, DEFAULT_MAX_RUNNIN
 from moeflow.engine.weight_choice import WeightChoice, own_precision, wished
 from moeflow.engine.work_space import work_bytes
 from moeflow.models.registry import read_bare_config, read_model_config
-from moeflow.planner.kernel_bench import shapes_of
 from moeflow.planner.cost_model import CostModel
 from moeflow.planner.hit_curve import EVEN, HitCurve
+from moeflow.planner.kernel_bench import shapes_of
 from moeflow.planner.machine_files import load_machine
 from moeflow.planner.model_costs import Formats, ModelCosts
 from moeflow.planner.model_files import shipped_models
@@ -118,8 +118,8 @@ def _check_lengths(wish: PlanWish, shape: ModelConfig) -> None:
     if workload.max_tokens > shape.max_position:
         raise ConfigError(
             f"a prompt of {workload.max_prompt_len} tokens and an answer of {workload.gen_len} are "
-            f"{workload.max_tokens} together, but {wish.settings.model} was made for {shape.max_position} at most: plan "
-            "for shorter prompts (--prompt-len, --prompts) or answers (--gen-len)"
+            f"{workload.max_tokens} together, but {wish.settings.model} was made for {shape.max_position} at most: "
+            "plan for shorter prompts (--prompt-len, --prompts) or answers (--gen-len)"
         )
 
 
