@@ -101,8 +101,7 @@ def is_as_measured(machine: Machine, num_threads: int) -> bool:
     roofs = _median(samples)
     pairs = [(level.read_bytes_per_s, roofs.read)]
     pairs += [(processor_of(level).peak(dtype), peak) for dtype, peak in roofs.peaks.items()]
-    alike = max(LIKENESS, 1 + machine.uncertainty)
-    return all(max(pair) <= alike * min(pair) for pair in pairs)
+    return all(max(pair) <= LIKENESS * min(pair) for pair in pairs)
 
 
 class _Rounds:
