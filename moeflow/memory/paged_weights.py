@@ -124,15 +124,22 @@ class _Halves:
         self.memory = memory  # [2, bytes] uint8
         self._name = name
         self._table: dict[int, _Layer] = {}
+        self._turns = list(range(_HALVES))  # the one that was given longest ago first
 
     def place(self, layer: int, page: int, num_pages: int) -> Tensor:
-        """Return the half for a page that is to come; a layer gets one with its first page."""
+        """Return the half for a page that is to come; a layer gets one with its first page.
+
+        Halves take turns: a device may still compute with the layer before, of which its pipeline knows.
+        """
         if layer not in self._table:
-            free = set(range(_HALVES)) - {row.half for row in self._table.values()}
-            if not free:
+            taken = {row.half for row in self._table.values()}
+            half = next((half for half in self._turns if half not in taken), None)
+            if half is None:
                 layers = " and ".join(map(str, self._table))
                 raise RuntimeError(f"the pipeline wants layer {layer} in {self._name}, which holds layers {layers}")
-            self._table[layer] = _Layer(min(free), num_pages)
+            self._turns.remove(half)
+            self._turns.append(half)
+            self._table[layer] = _Layer(half, num_pages)
         if self._table[layer].is_there[page]:
             raise RuntimeError(f"the pipeline overwrites page {page} of layer {layer} in {self._name}")
         return self.memory[self._table[layer].half]

@@ -162,7 +162,7 @@ def test_a_device_that_is_too_small_is_refused_before_loading(model):
         ({"device": DEVICE, "pipeline": "fastest"}, "'fastest' is unknown; use one of sequential, cgopipe"),
         ({"device": DEVICE, "resident_experts": 2.0}, "a share, from 0 to 1"),
         ({"device": DEVICE, "memory_bytes": 2**30}, "--memory does not go with a device that is smaller"),
-        ({"device": "emulated:1GiB"}, "is no emulated device"),
+        ({"device": "emulated:1GiB"}, "does not say how fast its link is"),
         ({"device": "cuda:16GB:1"}, 'cuda:16GB:1\' cannot be read: write it as "cuda:MEMORY"'),
         (
             {"device": "cuda:16GiB", "pipeline": "cgopipe"},

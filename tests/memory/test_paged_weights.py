@@ -101,3 +101,14 @@ def test_a_pass_with_other_pages_keeps_whole_layers_only():
     weights.forget()
     with pytest.raises(RuntimeError):
         weights.half_of(1)
+
+
+def test_halves_take_turns_even_if_both_are_free():
+    weights = PagedWeights(layers(100, 100, 100), device())
+    halves = []
+    for layer in (0, 1, 2, 0):
+        weights.stage(layer)
+        weights.load(layer)
+        halves.append(weights.half_of(layer))
+        weights.release(layer)  # though a device may still compute with it
+    assert halves == [0, 1, 0, 1]

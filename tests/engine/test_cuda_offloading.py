@@ -1,0 +1,65 @@
+"""Every pipeline as a GPU would run it, with streams and events: nothing may overlap that should not, and few waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from moeflow.engine import offloaded_model
+from moeflow.engine.engine import Engine
+from moeflow.engine.offload_plan import OFFLOADING
+from tests.engine.test_offloading import LENGTHS, answers, offloaded, run
+from tests.memory.fake_cuda import WatchedDevice
+from tests.tiny_mixtral import write_tiny_mixtral
+
+DEVICE = "emulated:16MiB,1000,torch"
+SHORT = LENGTHS[:5]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_mixtral(folder, num_local_experts=5, num_hidden_layers=3)
+    return str(folder)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    device = WatchedDevice()
+    monkeypatch.setattr(offloaded_model, "make_device", lambda config: device)
+    return device
+
+
+def wishes(model, pipeline, micro_batch=3, share=0.4):
+    return offloaded(model, pipeline, micro_batch, share, DEVICE, dtype="bfloat16", max_batch_tokens=48)
+
+
+@pytest.mark.parametrize(("micro_batch", "share"), [(3, 0.4), (1, 0.0), (1000, 1.0)])
+@pytest.mark.parametrize("pipeline", OFFLOADING)
+def test_nothing_races_and_tokens_are_the_same(model, device, monkeypatch, pipeline, micro_batch, share):
+    config = wishes(model, pipeline, micro_batch, share)
+    tokens = run(config, SHORT)
+    assert not device.cuda.races
+    assert any(entry[:2] == ("up", "waits for") for entry in device.cuda.log)
+    monkeypatch.undo()
+    assert run(config, SHORT) == tokens
+
+
+class Hasty(WatchedDevice):
+    """Forgets what a task comes after."""
+
+    def ordered(self, task, after):
+        self._computed.clear()
+        return super().ordered(task, after)
+
+
+@pytest.mark.parametrize("pipeline", OFFLOADING)
+def test_streams_that_do_not_wait_race(model, monkeypatch, pipeline):
+    device = Hasty()
+    monkeypatch.setattr(offloaded_model, "make_device", lambda config: device)
+    engine = Engine.load(wishes(model, pipeline))
+    try:
+        _, errors = answers(engine, SHORT)
+    finally:
+        engine.close()
+    assert errors
+    assert device.cuda.races
