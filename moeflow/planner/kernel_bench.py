@@ -1,7 +1,7 @@
 """Kernels at given shapes, timed: over weights in one buffer far larger than the caches, seen in every format in turn.
 
-What is in the buffer does not matter, as long as no number in it is a slow one. A measurement is the lower quartile of
-many short runs, so that what else the machine does now and then does not count.
+What is in the buffer does not matter, as long as no number in it is a slow one. A measurement is the median of many
+short runs.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class KernelBench:
         weights = cycle([PackedWeight(part, dtype, outputs, inputs) for part in self._parts(num_bytes)])
         for num_tokens in TOKENS:
             x = torch.rand(num_tokens, inputs, generator=random)
-            seconds = _usual(_times(lambda x=x: cpu.linear(x, next(weights))))  # type: ignore[misc]
+            seconds = statistics.median(_times(lambda x=x: cpu.linear(x, next(weights))))  # type: ignore[misc]
             values = outputs * inputs
             size = values * BITS_PER_VALUE[dtype] / 8
             yield Work("linear", dtype, size, 2.0 * num_tokens * values, num_tokens, values), seconds
@@ -151,7 +151,7 @@ class KernelBench:
             shares = torch.full((num_tokens, top_k), 1.0 / top_k)
             used = statistics.mean(len(ids.unique()) for ids in chosen)
             run = lambda x=x, shares=shares, turns=turns: cpu.experts(x, next(layers), next(turns), shares)  # noqa: E731
-            seconds = _usual(_times(run))
+            seconds = statistics.median(_times(run))
             pairs = num_tokens * top_k
             size = used * values * BITS_PER_VALUE[dtype] / 8
             yield Work("experts", dtype, size, 2.0 * pairs * values, pairs / used, values), seconds
@@ -176,7 +176,7 @@ class KernelBench:
             )
             q = torch.rand(sum(counts), num_heads, head_dim, generator=random)
             run = lambda q=q, metadata=metadata: cpu_attention.attend(q, blocks, metadata, None)  # noqa: E731
-            seconds = _usual(_times(run))
+            seconds = statistics.median(_times(run))
             read = len(starts) * CONTEXT
             seen = sum(start * count + count * (count + 1) / 2 for start, count in zip(starts, counts, strict=True))
             rows = num_heads / num_kv_heads * max(seen / read, 1.0)
@@ -203,11 +203,6 @@ def _times(run: Callable[[], object], least: int = 5, during_s: float = LEAST_S)
         run()
         times.append(time.perf_counter() - start)
     return times
-
-
-def _usual(times: Sequence[float]) -> float:
-    """Return the lower quartile."""
-    return sorted(times)[len(times) // 4]
 
 
 def _matrix_bytes(dtype: str, outputs: int, inputs: int) -> int:
