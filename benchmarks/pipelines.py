@@ -11,11 +11,20 @@ is not counted, and one in which real work was late by more than the emulation c
 processor) is made again. Link idle is the share of a turn in which nothing goes to the device.
 
     python benchmarks/pipelines.py MODEL --quantize int4 --out docs/results/pipelines.jsonl
+
+On a GPU, whose memory is capped, they come one after the other, each with buffers of its own. There computing in
+bfloat16 rounds otherwise in other micro-batches: the share of equal tokens is said instead. Its "device idle" is time
+in which nothing is launched, and it is as yet untried:
+
+    python benchmarks/hollow_model.py mixtral-8x7b FOLDER
+    python benchmarks/pipelines.py FOLDER --device cuda:16GiB --requests 512 --micro-batch 64 --out gpu.jsonl
+    python benchmarks/pipelines.py FOLDER --device cuda:24GiB --requests 512 --micro-batch 64 --out gpu.jsonl
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import statistics
 import sys
 import time
@@ -23,7 +32,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import click
 import torch
@@ -34,17 +42,16 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.cli.bench_output import keep, result_options, show
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CapacityError
-from moeflow.core.offload_config import parse_emulated_device
+from moeflow.engine.model_runner import placement, set_up
 from moeflow.engine.offload_plan import OffloadWishes, costs_of, plan_offload
 from moeflow.engine.offloaded_model import OffloadedModel
 from moeflow.engine.settings import Settings, decide
-from moeflow.kernels import cpu
 from moeflow.kernels.attention_metadata import AttentionMetadata
-from moeflow.kernels.weight_format import WeightFormat
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.decoder import CausalLM
-from moeflow.layers.placement import Placement, WeightFormats
+from moeflow.memory.emulated_device import EmulatedDevice
 from moeflow.memory.kv_storage import KVStorage
+from moeflow.memory.weight_memory import FreshMemory
 from moeflow.models.loading import load_model
 from moeflow.pipeline.offloading import HOST_TO_DEVICE
 from moeflow.pipeline.task import COMPUTE
@@ -88,14 +95,14 @@ class Runner:
     @torch.inference_mode()
     def turn(self, num_steps: int) -> Turn:
         """Decode some tokens of each request, from the same place on each time."""
-        device, late_s, charged_s = self.model.device, *self.model.device.late_and_charged_s
+        late_s, charged_s = self._late_and_charged_s
         start = time.perf_counter_ns()
         tokens = [[(7 * number) % self.model.config.vocab_size for number in range(len(self.contexts))]]
         for step in range(num_steps):
             hidden = self.model(torch.tensor(tokens[-1]), self._context(step))
             tokens.append(self.model.logits(hidden).argmax(dim=1).tolist())
         end = time.perf_counter_ns()
-        late_s, charged_s = device.late_and_charged_s[0] - late_s, device.late_and_charged_s[1] - charged_s
+        late_s, charged_s = self._late_and_charged_s[0] - late_s, self._late_and_charged_s[1] - charged_s
         return Turn(
             seconds=(end - start) / 1e9,
             tokens=tokens[1:],
@@ -103,6 +110,11 @@ class Runner:
             device_idle=self._idle(COMPUTE, start, end),
             late_share=late_s / charged_s if charged_s else 0.0,
         )
+
+    @property
+    def _late_and_charged_s(self) -> tuple[float, float]:
+        device = self.model.device
+        return device.late_and_charged_s if isinstance(device, EmulatedDevice) else (0.0, 0.0)
 
     def _context(self, step: int) -> ForwardContext:
         starts = [context + step for context in self.contexts]
@@ -142,13 +154,10 @@ def made_up_kv(model: CausalLM, config: EngineConfig) -> KVStorage:
 
 
 def load(config: EngineConfig) -> CausalLM:
-    """Load the model packed, in main memory."""
-    cpu.use_isa(config.cpu_isa)
-    cpu.set_num_threads(config.num_threads)
-    torch.set_num_threads(1)
-    formats = WeightFormats(cast(WeightFormat, config.weight_format), cast(WeightFormat, config.embedding_format))
+    """Load the model as the engine does."""
+    set_up(config)
     with closing(open_checkpoint(config.model_path)) as checkpoint:
-        return load_model(checkpoint, Placement(torch.float32, torch.device("cpu"), formats), num_threads=2)
+        return load_model(checkpoint, placement(config, FreshMemory()), num_threads=config.num_threads)
 
 
 def fitted(model: CausalLM, config: EngineConfig, wishes: OffloadWishes, num_requests: int) -> tuple[EngineConfig, int]:
@@ -196,32 +205,41 @@ def main(  # noqa: PLR0913
 ) -> None:
     """Measure, and print a table and records."""
     blocks_per_request = -(-(CONTEXTS[1] + steps) // 16)
-    settings = Settings(model=model, quantize=quantize, kv_dtype="bfloat16", max_model_len=blocks_per_request * 16)
-    config = decide(dataclasses.replace(settings, max_running=num_requests, prefix_caching=False))
+    limits_of_one = {"max_model_len": blocks_per_request * 16, "kv_dtype": "bfloat16"}
+    settings = Settings(model=model, quantize=quantize, device=device, resident_experts=0.0, **limits_of_one)
+    config = decide(dataclasses.replace(settings, max_running=num_requests, max_batch_tokens=num_requests))
+    assert config.offload is not None, "the device is smaller than the model"
     limits = dataclasses.replace(config.scheduler, num_blocks=num_requests * blocks_per_request)
     config = dataclasses.replace(config, scheduler=limits)
+    click.echo(f"loading {model}", err=True)
     loaded = load(config)
     kv = made_up_kv(loaded, config)
     lengths = torch.randint(*CONTEXTS, (num_requests,), generator=torch.Generator().manual_seed(SEED)).tolist()
-    emulated = parse_emulated_device(device)
-    with ExitStack() as stack:
-        runners = []
-        for name, micro_batch in cases(pipelines, micro_batches):
-            wishes = OffloadWishes(device=emulated, pipeline=name, micro_batch_tokens=micro_batch, resident_experts=0.0)
-            if name == "zero-inference":
-                wishes = dataclasses.replace(wishes, micro_batch_tokens=num_requests)
-            fitting, count = fitted(loaded, config, wishes, num_requests)
-            runners.append(Runner(loaded, fitting, kv, lengths[:count]))
-            stack.callback(runners[-1].model.close)
-        turns = take_turns(runners, steps, rounds)
-    check_tokens(turns)
+    chosen = list(cases(pipelines, micro_batches))
+    measured: list[tuple[Record, list[Turn]]] = []
+    for together in [chosen] if config.offload.cuda is None else [[case] for case in chosen]:
+        with ExitStack() as stack:
+            runners = []
+            for name, micro_batch in together:
+                wishes = OffloadWishes(
+                    device=config.offload.device,
+                    pipeline=name,
+                    micro_batch_tokens=num_requests if name == "zero-inference" else micro_batch,
+                    resident_experts=0.0,
+                )
+                fitting, count = fitted(loaded, config, wishes, num_requests)
+                runners.append(Runner(loaded, fitting, kv, lengths[:count]))
+                stack.callback(runners[-1].model.close)
+            turns = take_turns(runners, steps, rounds)
+        measured += [(summary(one, mine, steps), mine) for one, mine in zip(runners, turns, strict=True)]
+        give_back(runners)
+    equal_shares = equal_tokens([turns for _, turns in measured])
+    assert config.offload.computes_in_torch or min(equal_shares) == 1, "all gave the same tokens"
     about = {"model": Path(model).name, "weights": config.weight_format, "device": device, "steps": steps}
     records = []
-    for runner, mine in zip(runners, turns, strict=True):
-        result = summary(runner, mine, steps)
-        records.append(
-            make_record("pipelines", ["python", *sys.argv], seed=SEED, threads=config.num_threads, **about, **result)
-        )
+    for (result, _), share in zip(measured, equal_shares, strict=True):
+        result = {**about, **result, "equal_tokens": round(share, 4)}
+        records.append(make_record("pipelines", ["python", *sys.argv], seed=SEED, threads=config.num_threads, **result))
     for record in records:
         keep(record, out, as_json=as_json)
     if not as_json:
@@ -258,12 +276,23 @@ def undisturbed(runner: Runner, num_steps: int, name: str) -> list[Turn]:
     return sorted(turns, key=lambda turn: turn.late_share)
 
 
-def check_tokens(turns: Sequence[Sequence[Turn]]) -> None:
-    """All gave the same tokens, as far as they had the same requests."""
+def give_back(runners: list[Runner]) -> None:
+    """Have a GPU's memory free for those that come next."""
+    runners.clear()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def equal_tokens(turns: Sequence[Sequence[Turn]]) -> list[float]:
+    """Return the share of each one's tokens that are those of the one with the most requests."""
     longest = max((turn for mine in turns for turn in mine), key=lambda turn: len(turn.tokens[0])).tokens
+    shares = []
     for mine in turns:
-        for turn in mine:
-            assert all(step == whole[: len(step)] for step, whole in zip(turn.tokens, longest, strict=True))
+        steps = [(step, whole[: len(step)]) for turn in mine for step, whole in zip(turn.tokens, longest, strict=True)]
+        pairs = [pair for step, whole in steps for pair in zip(step, whole, strict=True)]
+        shares.append(statistics.mean(token == other for token, other in pairs))
+    return shares
 
 
 def summary(runner: Runner, turns: Sequence[Turn], num_steps: int) -> Record:

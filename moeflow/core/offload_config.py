@@ -62,6 +62,13 @@ class OffloadConfig:
     window_blocks: int  # KV blocks of a micro-batch that the device holds at most; 0: the host attends
 
     @property
+    def device(self) -> DeviceConfig:
+        """The one that is configured."""
+        device = self.emulated or self.cuda
+        assert device is not None
+        return device
+
+    @property
     def torch_device(self) -> str:
         """Where the device's tensors are, as torch calls it."""
         return "cpu" if self.cuda is None else self.cuda.name

@@ -125,8 +125,7 @@ class ModelRunner:
     @classmethod
     def load(cls, config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> ModelRunner:
         """Load the checkpoint that `config` names. Raises: CheckpointError, CapacityError, ConfigError."""
-        _set_up_threads(config)
-        _limit_device(config)
+        set_up(config)
         with closing(open_checkpoint(config.model_path)) as checkpoint, ExitStack() as on_failure:
             experts = recorder = None
             trace = Trace() if config.trace_file else None
@@ -137,7 +136,7 @@ class ModelRunner:
                 experts = ExpertStore.open(checkpoint, config, on_bytes=progress, trace=trace)
                 on_failure.callback(experts.close)
             memory = _weight_memory(checkpoint, config, experts, progress)
-            place = _placement(config, memory, experts, recorder)
+            place = placement(config, memory, experts, recorder)
             model = load_model(checkpoint, place, num_threads=config.num_threads, progress=progress)
             if experts is not None:
                 experts.predict_for(model)
@@ -261,6 +260,12 @@ class ModelRunner:
         return found
 
 
+def set_up(config: EngineConfig) -> None:
+    """Have this process compute as is configured: threads, instruction set, limit of a GPU's memory."""
+    _set_up_threads(config)
+    _limit_device(config)
+
+
 def _set_up_threads(config: EngineConfig) -> None:
     """Give the cores to the kernels, or to torch: threads of both at once would take them from each other.
 
@@ -299,9 +304,13 @@ def _weight_memory(
     return map_packed(checkpoint, config, progress) if config.packed_file else FreshMemory()
 
 
-def _placement(
-    config: EngineConfig, memory: WeightMemory, experts: ExpertStore | None, recorder: RoutingRecorder | None
+def placement(
+    config: EngineConfig,
+    memory: WeightMemory,
+    experts: ExpertStore | None = None,
+    recorder: RoutingRecorder | None = None,
 ) -> Placement:
+    """Return where the layers' weights go, and in which form."""
     return Placement(
         getattr(torch, config.dtype),
         _device_of_layers(config),
