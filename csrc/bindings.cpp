@@ -15,6 +15,7 @@
 
 #include "ops.h"
 #include "pool.h"
+#include "scratch.h"
 
 namespace nb = nanobind;
 using nb::literals::operator""_a;
@@ -265,6 +266,7 @@ NB_MODULE(_cpu, m) {
   m.def("isa_name", [] { return std::string(isa().name); });
   m.def("set_num_threads", &set_num_threads, "num_threads"_a, nb::call_guard<WithoutGIL>());
   m.def("num_threads", &num_threads);
+  m.def("kept_bytes", [] { return kept_bytes.load(); });
   m.def("matrix_bytes", [](int format, int64_t rows, int64_t cols) {
     return matrix_bytes(static_cast<Format>(format), rows, cols);
   });

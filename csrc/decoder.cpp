@@ -2,7 +2,6 @@
 //
 // Where experts have slots, nobody may change who is in them while a call runs.
 #include <algorithm>
-#include <vector>
 
 #include "ops.h"
 #include "scratch.h"
@@ -12,8 +11,8 @@ namespace {
 
 // What one stage hands to the next, and what is expected of the next layer.
 struct Between {
-  std::vector<float> qkv, attended, logits, topk_weights;
-  std::vector<int64_t> topk_ids;
+  Buffer<float> qkv, attended, logits, topk_weights;
+  Buffer<int64_t> topk_ids;
 };
 
 bool are_in_memory(const ExpertLayer& layer, const int64_t* ids, int64_t count) {
@@ -41,9 +40,9 @@ bool expects_absent(const Isa& isa, const DecoderCall& call, const MoEStageCall&
     }
     return false;
   }
-  float* const logits = at_least(between.logits, call.num_tokens * num_experts);
-  float* const weights = at_least(between.topk_weights, num_ids);
-  int64_t* const ids = at_least(between.topk_ids, num_ids);
+  float* const logits = between.logits.at_least(call.num_tokens * num_experts);
+  float* const weights = between.topk_weights.at_least(num_ids);
+  int64_t* const ids = between.topk_ids.at_least(num_ids);
   linear(isa, LinearCall{next.router, normed, call.num_tokens, next.router.cols, nullptr, nullptr, logits});
   softmax_topk(isa, SoftmaxTopkCall{logits, call.num_tokens, num_experts, next.top_k, next.renormalize, ids, weights});
   return std::any_of(ids, ids + num_ids, [&](int64_t id) { return slots[id] == kAbsent; });
@@ -73,8 +72,8 @@ int64_t decoder(const Isa& isa, const DecoderCall& call) {
   for (int64_t i = call.first_layer; i < call.num_layers; ++i) {
     const DecoderLayer& layer = *call.layers[i];
     const KVCache& cache = *call.caches[i];
-    float* const qkv = at_least(between.qkv, tokens * layer.qkv.rows);
-    float* const attended = at_least(between.attended, tokens * layer.num_heads * cache.head_dim);
+    float* const qkv = between.qkv.at_least(tokens * layer.qkv.rows);
+    float* const attended = between.attended.at_least(tokens * layer.num_heads * cache.head_dim);
     attend(isa, call, layer, cache, qkv, attended);
     MoEStageCall stage = layer.stage;
     stage.attended = attended;

@@ -1,5 +1,6 @@
 // The operations that Python calls: a few big calls a layer, each spread over the pool. Raw pointers and sizes;
-// activations are float32 throughout. Nothing here allocates but the workspace, which grows to the largest call.
+// activations are float32 throughout. Nothing here allocates but what outlives calls and grows to the largest: the
+// workspace (workspace.h), and the buffers in which one operation hands results to the next (scratch.h).
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,5 @@
 // Stages of a decoder layer made of several operations, so that a pass of few tokens is few calls.
 #include <algorithm>
-#include <vector>
 
 #include "ops.h"
 #include "scratch.h"
@@ -8,7 +7,7 @@
 namespace moeflow {
 
 void route_stage(const Isa& isa, const MoEStageCall& call) {
-  static thread_local std::vector<float> logits;
+  static thread_local Buffer<float> logits;
   const int64_t tokens = call.num_tokens, hidden = call.o_proj.rows, num_experts = call.layer.num_experts;
   linear(isa, LinearCall{call.o_proj, call.attended, tokens, call.o_proj.cols, call.o_bias, call.hidden, call.out});
   rms_norm(isa, RmsNormCall{call.out, call.norm, call.eps, tokens, hidden, call.normed});
@@ -17,20 +16,20 @@ void route_stage(const Isa& isa, const MoEStageCall& call) {
     std::fill_n(call.topk_weights, tokens, 1.0f);
     return;
   }
-  float* const scores = at_least(logits, tokens * num_experts);
+  float* const scores = logits.at_least(tokens * num_experts);
   linear(isa, LinearCall{call.router, call.normed, tokens, hidden, nullptr, nullptr, scores});
   softmax_topk(isa, SoftmaxTopkCall{scores, tokens, num_experts, call.top_k, call.renormalize, call.topk_ids,
                                     call.topk_weights});
 }
 
 void moe_stage(const Isa& isa, const MoEStageCall& call) {
-  static thread_local std::vector<float> normed, topk_weights;
-  static thread_local std::vector<int64_t> topk_ids;
+  static thread_local Buffer<float> normed, topk_weights;
+  static thread_local Buffer<int64_t> topk_ids;
   const int64_t tokens = call.num_tokens;
   MoEStageCall stage = call;
-  if (stage.normed == nullptr) stage.normed = at_least(normed, tokens * call.o_proj.rows);
-  if (stage.topk_ids == nullptr) stage.topk_ids = at_least(topk_ids, tokens * call.top_k);
-  if (stage.topk_weights == nullptr) stage.topk_weights = at_least(topk_weights, tokens * call.top_k);
+  if (stage.normed == nullptr) stage.normed = normed.at_least(tokens * call.o_proj.rows);
+  if (stage.topk_ids == nullptr) stage.topk_ids = topk_ids.at_least(tokens * call.top_k);
+  if (stage.topk_weights == nullptr) stage.topk_weights = topk_weights.at_least(tokens * call.top_k);
   route_stage(isa, stage);
   experts(isa, ExpertsCall{call.layer, stage.normed, tokens, call.top_k, stage.topk_ids, stage.topk_weights, call.out,
                            call.out});

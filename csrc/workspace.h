@@ -8,6 +8,8 @@
 #include <mutex>
 #include <new>
 
+#include "scratch.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #else
@@ -24,12 +26,14 @@ class Workspace {
     ASAN_UNPOISON_MEMORY_REGION(memory_, capacity_);
     if (bytes > capacity_) {
       std::free(memory_);
+      kept_bytes -= static_cast<int64_t>(capacity_);
       capacity_ = (bytes + 4095) / 4096 * 4096;
       memory_ = static_cast<uint8_t*>(std::aligned_alloc(4096, capacity_));
       if (memory_ == nullptr) {
         capacity_ = 0;
         throw std::bad_alloc();
       }
+      kept_bytes += static_cast<int64_t>(capacity_);
     }
     ASAN_POISON_MEMORY_REGION(memory_, capacity_);  // a step beyond what is taken is an error
     bytes_ = bytes;

@@ -1,6 +1,7 @@
 """Keeps an engine whose experts come from disk within its memory limit: before each pass it says what that will touch.
 
-Slots for experts give way to keys, values and a pass's work space, and come back when those need less.
+Slots for experts give way to keys, values and a pass's work space, and come back when those need less. What kernels
+keep of their work space is measured already, and the next pass works there again: only the rest of it is fresh.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import MIB
 from moeflow.engine.process_memory import own_processes, resident_bytes
 from moeflow.engine.sampler import PROMPT_CHUNK
-from moeflow.engine.work_space import work_bytes
+from moeflow.engine.work_space import kept_bytes, work_bytes
+from moeflow.kernels import cpu
 from moeflow.kvcache.block_tables import BlockTables
 from moeflow.memory.budget import MemoryBudget
 from moeflow.memory.elastic_slots import ElasticSlots
@@ -43,6 +45,7 @@ class MemoryKeeper:
             self._limit_bytes, slots, lambda: resident_bytes(processes), least_slots=experts.least_slots
         )
         self._shape = shape
+        self._most_tokens = scheduler.max_batch_tokens
         self._kv = kv
         self._block_size = scheduler.block_size
         self._least_blocks = -(-scheduler.max_model_len // scheduler.block_size)
@@ -55,6 +58,7 @@ class MemoryKeeper:
         wants_prompt = any(entry.request.sampling.prompt_logprobs is not None for entry in batch.entries)
         num_sampled = max(sum(entry.samples for entry in batch.entries), PROMPT_CHUNK if wants_prompt else 0)
         work = work_bytes(self._shape, num_tokens=batch.num_tokens, num_sampled=num_sampled)
+        work -= self._kept_bytes(batch.num_tokens)
         fresh_bytes = len(fresh) * self._kv.block_bytes
         self._budget.make_room(fresh_bytes + work)
         self._kv.touch(fresh)
@@ -66,5 +70,10 @@ class MemoryKeeper:
         self._budget.other_bytes -= len(given) * self._kv.block_bytes
         self._kv.give_back(given)
         left_bytes = self._limit_bytes - self._budget.other_bytes - self._least_bytes
+        left_bytes += self._kept_bytes(self._most_tokens)
         most = self._kv.num_touched + left_bytes // self._kv.block_bytes
         blocks.limit = min(max(most, self._least_blocks), blocks.num_blocks)
+
+    def _kept_bytes(self, num_tokens: int) -> int:
+        """Return how much of such a pass's work space is held already, whether or not a pass runs."""
+        return min(cpu.kept_bytes(), kept_bytes(self._shape, num_tokens=num_tokens))

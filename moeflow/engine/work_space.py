@@ -1,6 +1,7 @@
-"""How much memory a pass takes beside what stays: an upper bound from shapes alone, held against runs by tests.
+"""How much memory a pass takes beside what stays: bounds from shapes alone, held against runs by tests.
 
-Counts the rows that live at the same time in the layer that takes most, and the logits of those that are sampled.
+Counts the rows that live at the same time in the layer that takes most, and the logits of those that are sampled. Some
+of these rows lie where kernels keep memory from pass to pass, so they are fresh only as far as that has to grow.
 """
 
 from __future__ import annotations
@@ -25,3 +26,12 @@ def work_bytes(shape: ModelConfig, *, num_tokens: int, num_sampled: int) -> int:
     row_bytes = _FLOAT * (_NUM_HIDDEN * shape.hidden_size + attention + experts) + _ROW_BYTES
     logits_bytes = num_sampled * _NUM_LOGITS * _FLOAT * shape.vocab_size
     return int(_BASE_BYTES + _SLACK * (num_tokens * row_bytes + logits_bytes))
+
+
+def kept_bytes(shape: ModelConfig, *, num_tokens: int) -> int:
+    """Return how much of `work_bytes` lies in the kernels' own memory at least, if all layers run in one call.
+
+    Queries, keys and values, what attention returns, and the hidden units of the experts that tokens choose.
+    """
+    attention = (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    return _FLOAT * num_tokens * (attention + shape.top_k * shape.intermediate_size)

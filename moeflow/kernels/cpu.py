@@ -56,6 +56,12 @@ def num_threads() -> int:
     return count
 
 
+def kept_bytes() -> int:
+    """Return how much memory of their own kernels keep from call to call: what the largest call took."""
+    num_bytes: int = _cpu.kept_bytes()
+    return num_bytes
+
+
 def use_isa(cap: str) -> None:
     """Use the best instruction set of this processor up to `cap`; empty: the best there is.
 

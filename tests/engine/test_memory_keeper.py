@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from unittest.mock import patch
 
 from hypothesis import given
@@ -14,8 +15,9 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.units import MIB
 from moeflow.engine import memory_keeper
 from moeflow.engine.memory_keeper import MARGIN_BYTES, MemoryKeeper
-from moeflow.engine.work_space import work_bytes
+from moeflow.engine.work_space import kept_bytes, work_bytes
 from moeflow.kvcache.block_tables import BlockTables
+from moeflow.memory.budget import MemoryBudget
 from moeflow.memory.slot_arena import arena_bytes
 from tests.shapes import TINY
 
@@ -62,18 +64,36 @@ class NoSlots:
         return EXPERTS.least_slots
 
 
-@given(room=st.integers(LEAST_BLOCKS, NUM_BLOCKS + 50), wishes=st.lists(st.integers(-80, 64), min_size=3, max_size=12))
-def test_requests_are_given_no_more_blocks_than_there_is_room_for(room, wishes):
-    """`room` blocks fit beside all else; each pass of `wishes` writes so many more, or a request gives some back."""
+def measures(kept, resident):
+    """Have the kernels keep so much of their work space, and the processes hold what `resident` returns."""
+    stack = ExitStack()
+    stack.enter_context(patch.object(memory_keeper.cpu, "kept_bytes", lambda: kept))
+    stack.enter_context(patch.object(memory_keeper, "resident_bytes", lambda _: resident()))
+    return stack
+
+
+@given(
+    room=st.integers(LEAST_BLOCKS, NUM_BLOCKS + 50),
+    wishes=st.lists(st.integers(-80, 64), min_size=3, max_size=12),
+    kept=st.integers(0, WORK_BYTES),
+)
+def test_requests_are_given_no_more_blocks_than_there_is_room_for(room, wishes, kept):
+    """`room` blocks fit beside all else; each pass of `wishes` writes so many more, or a request gives some back.
+
+    What kernels keep of their work space is held and is room for the pass, as far as it needs that.
+    """
+    reused = min(kept, kept_bytes(TINY, num_tokens=MAX_TOKENS))
     least_bytes = arena_bytes(EXPERTS.least_slots, EXPERTS.slab_bytes) + WORK_BYTES
-    limit_bytes = FIXED_BYTES + least_bytes + room * BLOCK_BYTES + MARGIN_BYTES
+    limit_bytes = FIXED_BYTES + least_bytes - reused + room * BLOCK_BYTES + MARGIN_BYTES
     plan = MemoryPlan(limit_bytes=limit_bytes, process_bytes=0, weight_bytes=0, work_bytes=WORK_BYTES)
-    scheduler = SchedulerConfig(num_blocks=NUM_BLOCKS, max_model_len=LEAST_BLOCKS * BLOCK_SIZE)
+    scheduler = SchedulerConfig(
+        num_blocks=NUM_BLOCKS, max_model_len=LEAST_BLOCKS * BLOCK_SIZE, max_batch_tokens=MAX_TOKENS
+    )
     kv = FakeKV()
     keeper = MemoryKeeper(plan, TINY, scheduler, EXPERTS, NoSlots(), kv)
     blocks = BlockTables(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, prefix_caching=False, num_kept=20)
     requests = []
-    with patch.object(memory_keeper, "resident_bytes", lambda _: FIXED_BYTES + kv.num_touched * BLOCK_BYTES):
+    with measures(kept, lambda: FIXED_BYTES + kv.num_touched * BLOCK_BYTES):
         for wish in (LEAST_BLOCKS, *wishes):  # before the first pass nothing is measured
             num_new = min(wish, blocks.num_available)
             if num_new > 0:
@@ -87,3 +107,19 @@ def test_requests_are_given_no_more_blocks_than_there_is_room_for(room, wishes):
                 blocks.close(requests.pop())
             keeper.settle(blocks)
             assert blocks.num_used <= blocks.limit <= room
+
+
+@given(num_tokens=st.integers(1, MAX_TOKENS), kept=st.integers(0, 2 * WORK_BYTES))
+def test_a_pass_announces_what_of_its_work_space_is_not_held_yet(num_tokens, kept):
+    plan = MemoryPlan(limit_bytes=2**40, process_bytes=0, weight_bytes=0, work_bytes=WORK_BYTES)
+    scheduler = SchedulerConfig(num_blocks=NUM_BLOCKS, max_model_len=MAX_TOKENS)
+    kv = FakeKV()
+    kv.touch(range(NUM_BLOCKS))
+    keeper = MemoryKeeper(plan, TINY, scheduler, EXPERTS, NoSlots(), kv)
+    request = Request("", [1] * num_tokens, SamplingParams(), max_tokens=1)
+    batch = Batch((BatchEntry(request, 0, num_tokens, list(range(-(-num_tokens // BLOCK_SIZE))), samples=True),))
+    with measures(kept, lambda: FIXED_BYTES), patch.object(MemoryBudget, "make_room") as announced:
+        keeper.make_room(batch)
+    whole = work_bytes(TINY, num_tokens=num_tokens, num_sampled=1)
+    (fresh,) = announced.call_args.args
+    assert whole - fresh == min(kept, kept_bytes(TINY, num_tokens=num_tokens))

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.units import MIB
 from moeflow.engine.process_memory import own_processes, planned_bytes, resident_bytes
-from moeflow.engine.work_space import work_bytes
+from moeflow.engine.work_space import kept_bytes, work_bytes
 from moeflow.kernels import cpu
+from moeflow.models.registry import read_model_config
 from tests.shapes import TINY
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -23,13 +29,16 @@ from moeflow.engine.engine import Engine
 from moeflow.engine.machine import measure_machine
 from moeflow.engine.messages import Submission
 from moeflow.engine.settings import Settings, decide
+from moeflow.kernels import cpu
 
 def config(memory_bytes):
     return decide(Settings(model=sys.argv[1], cache_dir=Path(sys.argv[2]), memory_bytes=memory_bytes, max_running=4))
 
 memory = config(2**31).memory
 limit_bytes = memory.process_bytes + memory.work_bytes + 24 * 2**20
-engine = Engine.load(config(limit_bytes))
+assert cpu.kept_bytes() == 0
+chosen = config(limit_bytes)
+engine = Engine.load(chosen)
 prompts = [[7 * i % 250 + 3 for i in range(n)] for n in (300, 5, 400, 90)]
 slots, errors = set(), []
 for round in range(2):
@@ -43,7 +52,8 @@ for round in range(2):
 stats = engine.stats()
 engine.close()
 peak = int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
-print(json.dumps({"limit": limit_bytes, "peak": peak, "slots": sorted(slots), "errors": errors}))
+seen = {"limit": limit_bytes, "peak": peak, "slots": sorted(slots), "errors": errors}
+print(json.dumps(seen | {"kept": cpu.kept_bytes(), "most_tokens": chosen.scheduler.max_batch_tokens}))
 """
 
 
@@ -59,6 +69,9 @@ def test_a_run_stays_within_its_limit_and_uses_it(tmp_path):
     assert not seen["errors"]
     assert 0.92 <= seen["peak"] / seen["limit"] <= 1
     assert len(seen["slots"]) > 1, "prompts take from experts, and give back"
+    with closing(open_checkpoint(model)) as checkpoint:
+        at_least = kept_bytes(read_model_config(checkpoint), num_tokens=seen["most_tokens"])
+    assert at_least <= seen["kept"] <= 4 * at_least
 
 
 def test_work_space_grows_with_all_that_takes_some():
@@ -66,6 +79,13 @@ def test_work_space_grows_with_all_that_takes_some():
     more = [work_bytes(TINY, num_tokens=512, num_sampled=1), work_bytes(TINY, num_tokens=1, num_sampled=32)]
     assert all(size > one for size in more)
     assert work_bytes(TINY, num_tokens=512, num_sampled=32) - more[0] == pytest.approx(more[1] - one, abs=1)
+
+
+@given(tokens=st.integers(0, 5000), heads=st.integers(1, 64), top_k=st.integers(0, 16), width=st.integers(1, 20000))
+def test_what_kernels_keep_is_a_part_of_the_work_space(tokens, heads, top_k, width):
+    shape = dataclasses.replace(TINY, num_heads=heads, num_kv_heads=heads, top_k=top_k, intermediate_size=width)
+    kept = kept_bytes(shape, num_tokens=tokens)
+    assert 0 <= kept <= work_bytes(shape, num_tokens=tokens, num_sampled=1) / 2
 
 
 def test_processes_are_measured_and_those_gone_hold_nothing():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -188,3 +191,29 @@ def test_what_cannot_be_is_refused(needs_kernels):
         in_slots.sums(x[:, :2], ids, weights, {0: 3, 1: 4}, None)
     with pytest.raises(ValueError, match=r"\[2, 48\] is needed"):
         in_slots.pairs(x, ids, weights, {0: 3}, torch.empty(1, HIDDEN))
+
+
+def wait_until(holds):
+    """Return as soon as it does: who joins a thread does not wait for the end of what it owns."""
+    end = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_what_is_kept_grows_to_the_largest_pass_and_goes_with_its_thread():
+    model = Model("float32")
+    model.run(30)  # now the workspace, which all threads share, is large enough
+    before = cpu.kept_bytes()
+    seen = []
+    for tokens in (4, 24, 10):
+        with ThreadPoolExecutor(1) as threads:
+            seen.append(threads.submit(lambda tokens=tokens: (model.run(tokens), cpu.kept_bytes())[1]).result())
+        wait_until(lambda: cpu.kept_bytes() == before)
+    small, large, medium = (held - before for held in seen)
+    assert 4 * 24 * (4 + 2) * DIM <= large == 6 * small  # queries, keys, values, what attention returns
+    assert medium * 24 == large * 10
+    with ThreadPoolExecutor(1) as threads:
+        for tokens in (10, 24, 4):
+            threads.submit(model.run, tokens).result()
+        assert cpu.kept_bytes() - before == large
