@@ -35,6 +35,7 @@ Examples:
   moeflow plan ~/models/olmoe --goal latency --rate 2 two requests a second
   moeflow plan mixtral-8x7b --machine t4 --prompt-len 418 --gen-len 128
   moeflow plan config.json --machine l4 --prompts questions.jsonl --roofline roofs.png --policy-map map.png
+  moeflow plan ~/models/olmoe --device emulated:1GiB,2 --json > plan.json   a device that this machine plays
   moeflow plan ~/models/olmoe --json > plan.json      for programs, and for --plan
   moeflow plan ~/models/olmoe --check                 and run it: predicted beside measured
 
@@ -64,6 +65,12 @@ Only headers of a model are read: the answer does not depend on its size."""
 @click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Round the weights.")
 @click.option(
     "--kv-dtype", type=click.Choice(["auto", "float32", "bfloat16", "int8"]), default="auto", help="Keys and values."
+)
+@click.option(
+    "--device",
+    default="auto",
+    help="emulated:MEMORY,GB_PER_S[,t4]: plan for a device that this machine plays, see `moeflow generate --help`.",
+    show_default="none",
 )
 @click.option("--threads", "num_threads", type=click.IntRange(1), help="CPU threads.", show_default="all cores")
 @click.option(

@@ -14,27 +14,37 @@ from pathlib import Path
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import ConfigError
-from moeflow.core.hardware import DEVICE, RAM
+from moeflow.core.hardware import DEVICE, RAM, Machine
 from moeflow.core.model_config import ModelConfig
+from moeflow.core.offload_config import PREFIX, parse_emulated_device
 from moeflow.core.plan import Plan, Workload
 from moeflow.engine.expectation import HOST_OVERLAP, HOST_PREFILL_OVERLAP
 from moeflow.engine.expert_plan import least_slots
 from moeflow.engine.machine import measure_machine
+from moeflow.engine.offload_search import OffloadSearch
 from moeflow.engine.process_memory import ENGINE_BYTES, planned_bytes
-from moeflow.engine.settings import DEFAULT_MAX_BATCH_TOKENS, DEFAULT_MAX_RUNNING, MARGIN_BYTES, Settings
+from moeflow.engine.settings import (
+    DEFAULT_MAX_BATCH_TOKENS,
+    DEFAULT_MAX_RUNNING,
+    MARGIN_BYTES,
+    OFFLOADED_BATCH_TOKENS,
+    Settings,
+)
 from moeflow.engine.weight_choice import WeightChoice, own_precision, wished
 from moeflow.engine.work_space import work_bytes
 from moeflow.models.registry import read_bare_config, read_model_config
 from moeflow.planner.cost_model import CostModel
+from moeflow.planner.emulated_machine import with_emulated_device
 from moeflow.planner.hit_curve import EVEN, HitCurve
 from moeflow.planner.kernel_bench import shapes_of
 from moeflow.planner.machine_files import load_machine
 from moeflow.planner.model_costs import Formats, ModelCosts
 from moeflow.planner.model_files import shipped_models
-from moeflow.planner.plan_maker import make_plan
+from moeflow.planner.plan_maker import Found, bottleneck_by, describe, helps_by, make_plan, why
 from moeflow.planner.policy_search import MAX_SEQUENCES, Aim
 from moeflow.planner.this_machine import this_machine
 
+OFFLOAD_UNCERTAINTY = 0.3  # lanes and pacing share the processor with what they pace
 MAX_SEQUENCES_ON_HOST = 256  # beyond, a step of a host is bound by arithmetic and answers only come later
 
 
@@ -70,20 +80,14 @@ def plan_for(wish: PlanWish, on_step: Callable[[str], None] = lambda _: None) ->
     settings = wish.settings
     if settings.model is None:
         raise ConfigError("no model is named")
+    _check_device(wish)
+    if settings.device.startswith(f"{PREFIX}:"):
+        return _plan_offloaded(wish, on_step)
     machine = None if wish.machine is None else load_machine(wish.machine)
     costs, reason = _look_at(settings, has_device=machine is not None and machine.has(DEVICE))
     _check_lengths(wish, costs.shape)
-    here = measure_machine()
-    _check_threads(settings, here.num_cores)
     if machine is None:
-        machine = this_machine(
-            settings.cache_dir or Path.home() / ".cache" / "moeflow",
-            num_threads=settings.num_threads or here.num_cores,
-            ram_bytes=here.available_bytes,
-            shapes=shapes_of(costs),
-            is_fresh=wish.is_fresh,
-            on_step=on_step,
-        )
+        machine = _measured_here(wish, costs, on_step)
     on_step("the best policy")
     has_device = machine.has(DEVICE)
     chunk_tokens = settings.max_batch_tokens or DEFAULT_MAX_BATCH_TOKENS
@@ -105,11 +109,86 @@ def plan_for(wish: PlanWish, on_step: Callable[[str], None] = lambda _: None) ->
         least_experts=0.0 if has_device else _least_experts(costs),
         chunk_tokens=chunk_tokens,
     )
-    name = str(settings.model) if settings.model in shipped_models() else str(Path(settings.model).absolute())
-    plan = make_plan(model, aim, model_name=name, reasons=(("weight_format", reason),))
+    plan = make_plan(model, aim, model_name=_name(settings), reasons=(("weight_format", reason),))
     if wish.machine is None:
-        plan = dataclasses.replace(plan, num_threads=settings.num_threads or here.num_cores)
+        plan = dataclasses.replace(plan, num_threads=settings.num_threads or measure_machine().num_cores)
     return Planned(plan, model, aim)
+
+
+def _plan_offloaded(wish: PlanWish, on_step: Callable[[str], None]) -> Planned:
+    """Return the best plan for this machine and a device that it plays."""
+    settings = wish.settings
+    device = parse_emulated_device(settings.device)
+    costs, reason = _look_at(settings, has_device=False)
+    _check_lengths(wish, costs.shape)
+    host = _measured_here(wish, costs, on_step)
+    on_step("the best policy")
+    most = wish.num_requests or wish.num_sequences or MAX_SEQUENCES
+    aim = Aim(goal=wish.goal, num_sequences=wish.num_sequences, max_sequences=most)
+    process_bytes = _process_bytes(costs.shape, settings, OFFLOADED_BATCH_TOKENS)
+    machine = with_emulated_device(host, device)
+    model = CostModel(machine, costs, wish.workload, process_bytes=process_bytes)
+    search = OffloadSearch(model, host, device)
+    best = search.best(aim)
+
+    def cost(changed: CostModel, changed_aim: Aim) -> float:
+        coarse = dataclasses.replace(search, model=changed, is_coarse=True)
+        return coarse.best(changed_aim).cost(aim.goal)
+
+    def step_s(changed: CostModel) -> float:
+        return dataclasses.replace(search, model=changed).predict(best.policy, best.config).decode_s
+
+    on_step("what would help")
+    found = Found(
+        policy=best.policy,
+        prediction=best.prediction,
+        pipeline=best.config.pipeline,
+        uncertainty=max(machine.uncertainty, OFFLOAD_UNCERTAINTY),
+        bottleneck=bottleneck_by(step_s, model),
+        helps=helps_by(cost, model, aim),
+    )
+    reasons = (("weight_format", reason), *why(model, aim, best.policy))
+    plan = describe(model, aim, found, model_name=_name(settings), reasons=reasons)
+    num_threads = settings.num_threads or measure_machine().num_cores
+    return Planned(dataclasses.replace(plan, num_threads=num_threads, device=settings.device), model, aim)
+
+
+def _name(settings: Settings) -> str:
+    """Return what a plan calls the model: a shipped shape's name, or where it is."""
+    return str(settings.model) if settings.model in shipped_models() else str(Path(str(settings.model)).absolute())
+
+
+def _measured_here(wish: PlanWish, costs: ModelCosts, on_step: Callable[[str], None]) -> Machine:
+    """Return this machine. Blocks: for some seconds if it was never measured, or not for such a model."""
+    settings, here = wish.settings, measure_machine()
+    _check_threads(settings, here.num_cores)
+    return this_machine(
+        settings.cache_dir or Path.home() / ".cache" / "moeflow",
+        num_threads=settings.num_threads or here.num_cores,
+        ram_bytes=here.available_bytes,
+        shapes=shapes_of(costs),
+        is_fresh=wish.is_fresh,
+        on_step=on_step,
+    )
+
+
+def _check_device(wish: PlanWish) -> None:
+    """Raises: ConfigError for a device that cannot be planned for, or not with what else is asked for."""
+    device = wish.settings.device
+    if device in ("auto", "cpu"):
+        return
+    if not device.startswith(f"{PREFIX}:"):
+        raise ConfigError(
+            f"--device {device} cannot be planned for: GPUs are not measured yet. Plan for a described one (--machine "
+            f"t4, or a file), or for one that this machine plays (--device {PREFIX}:16GiB,12)"
+        )
+    if parse_emulated_device(device).computes_in_torch:
+        raise ConfigError(
+            f"--device {device} cannot be planned for: how fast torch computes here is not measured. Leave ',torch' off"
+        )
+    for option, said in (("--machine", wish.machine), ("--memory", wish.settings.memory_bytes)):
+        if said is not None:
+            raise ConfigError(f"{option} does not go with a device that this machine plays: leave one of them away")
 
 
 def _check_lengths(wish: PlanWish, shape: ModelConfig) -> None:

@@ -15,7 +15,7 @@ from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import DEVICE, DISK, PINNED, RAM, Link, LinkRate, Machine, MemoryLevel
 from moeflow.core.plan import DIRECT, FROM_DISK, Estimate, Help, Plan, Policy, TierUse
 from moeflow.kernels.weight_format import BITS_PER_VALUE
-from moeflow.planner.cost_model import BLOCK_TOKENS, CostModel
+from moeflow.planner.cost_model import BLOCK_TOKENS, CostModel, Prediction
 from moeflow.planner.policy_search import COARSE, Aim, cost_per_token, search
 
 DISK_UNCERTAINTY: Final = 0.3  # what hits the expert cache depends on the text
@@ -33,13 +33,41 @@ class _Knob:
     turn: Callable[[Machine], Machine]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The best policy, and what it means."""
+
+    policy: Policy
+    prediction: Prediction
+    pipeline: str
+    uncertainty: float  # of the prediction, relative
+    bottleneck: str
+    helps: tuple[Help, ...]
+
+
 def make_plan(model: CostModel, aim: Aim, *, model_name: str, reasons: tuple[tuple[str, str], ...] = ()) -> Plan:
     """Return the plan for a goal. Raises: CapacityError if nothing fits, or the rate cannot be reached."""
     model, policy = _best(model, aim)
-    prediction, costs, workload = model.predict(policy), model.costs, model.workload
     uncertainty = model.machine.uncertainty
     if policy.experts_on_disk:
         uncertainty = max(uncertainty, DISK_UNCERTAINTY)
+    found = Found(
+        policy=policy,
+        prediction=model.predict(policy),
+        pipeline=pipeline_of(model, policy),
+        uncertainty=uncertainty,
+        bottleneck=bottleneck(model, policy),
+        helps=helps(model, aim),
+    )
+    return describe(model, aim, found, model_name=model_name, reasons=(*reasons, *why(model, aim, policy)))
+
+
+def describe(
+    model: CostModel, aim: Aim, found: Found, *, model_name: str, reasons: tuple[tuple[str, str], ...]
+) -> Plan:
+    """Return what was found as a plan."""
+    costs, workload, policy, prediction = model.costs, model.workload, found.policy, found.prediction
+    uncertainty = found.uncertainty
     num_prompt_tokens = policy.batch_size * workload.prompt_len
     tokens = policy.batch_size * ceil(workload.max_tokens / BLOCK_TOKENS) * BLOCK_TOKENS
     levels = {level.name: level.capacity_bytes for level in model.machine.levels}
@@ -52,7 +80,7 @@ def make_plan(model: CostModel, aim: Aim, *, model_name: str, reasons: tuple[tup
         embedding_format=costs.formats.embeddings,
         kv_dtype=costs.formats.kv,
         policy=policy,
-        pipeline=pipeline_of(model, policy),
+        pipeline=found.pipeline,
         kv_cache_bytes=ceil(tokens * costs.kv_bytes),
         memory_bytes=aim.memory_limits.get(RAM, 0),
         prefill_tokens_per_s=Estimate.within(num_prompt_tokens / prediction.prefill_s, uncertainty),
@@ -69,10 +97,10 @@ def make_plan(model: CostModel, aim: Aim, *, model_name: str, reasons: tuple[tup
             for tier, num_bytes in prediction.memory.items()
             if tier in levels and num_bytes > 0
         ),
-        bottleneck=bottleneck(model, policy),
+        bottleneck=found.bottleneck,
         busy=tuple((name, round(seconds / prediction.decode_s, 4)) for name, seconds in prediction.busy.items()),
-        helps=helps(model, aim),
-        reasons=(*reasons, *_reasons(model, aim, policy)),
+        helps=found.helps,
+        reasons=reasons,
         machine_identity=model.machine.identity,
         expert_places=expert_places(model, policy),
     )
@@ -115,17 +143,27 @@ def pipeline_of(model: CostModel, policy: Policy) -> str:
 
 def bottleneck(model: CostModel, policy: Policy) -> str:
     """Return the resource of which twice as much would make this very policy's steps shortest."""
-    before = model.predict(policy).decode_s
+    return bottleneck_by(lambda it: it.predict(policy).decode_s, model)
+
+
+def bottleneck_by(step_s: Callable[[CostModel], float], model: CostModel) -> str:
+    """Return the same, where `step_s` says how long a step is with other costs."""
+    before = step_s(model)
     timed = [knob for knob in _knobs(model) if knob.bottleneck]
-    gains = {knob.bottleneck: before / _turned(model, knob).predict(policy).decode_s for knob in timed}
+    gains = {knob.bottleneck: before / step_s(_turned(model, knob)) for knob in timed}
     best = max(gains, key=lambda name: gains[name])
     return best if gains[best] > LEAST_HELP else "the time between kernels"
 
 
 def helps(model: CostModel, aim: Aim) -> tuple[Help, ...]:
     """Return what twice as much of a resource, or a smaller format, would bring; best first."""
+    return helps_by(_cost, model, aim)
+
+
+def helps_by(cost: Callable[[CostModel, Aim], float], model: CostModel, aim: Aim) -> tuple[Help, ...]:
+    """Return the same, where `cost` says what the best policy costs, or raises a CapacityError."""
     try:
-        before = _cost(model, aim)
+        before = cost(model, aim)
     except CapacityError:  # fits only between the points of the coarse grid
         return ()
     changes = {knob.change: _turned(model, knob) for knob in _knobs(model)} | dict(_smaller_formats(model))
@@ -134,7 +172,7 @@ def helps(model: CostModel, aim: Aim) -> tuple[Help, ...]:
     for change, changed in changes.items():
         relaxed = replace(aim, memory_limits=doubled) if change == MORE_MEMORY else aim
         try:
-            speedup = before / _cost(changed, relaxed)
+            speedup = before / cost(changed, relaxed)
         except CapacityError:
             continue
         if speedup >= LEAST_HELP:
@@ -183,7 +221,12 @@ def _for_rate(model: CostModel, aim: Aim) -> Policy:
         if served >= rate:
             return policy
         best, num_sequences = max(best, served), ceil(num_sequences * 1.5)
-    raise CapacityError(
+    raise too_slow(rate, best)
+
+
+def too_slow(rate: float, best: float) -> CapacityError:
+    """Return what to say where requests arrive faster than any plan answers them."""
+    return CapacityError(
         f"{rate:g} requests a second are asked for, but this machine answers {best:.3g}: take shorter prompts or "
         "answers, a smaller weight format (--quantize), a smaller model or a faster machine"
     )
@@ -267,7 +310,8 @@ def _faster_link(machine: Machine, source: str) -> Machine:
     return replace(machine, links=tuple(faster(link) for link in machine.links))
 
 
-def _reasons(model: CostModel, aim: Aim, policy: Policy) -> Iterator[tuple[str, str]]:
+def why(model: CostModel, aim: Aim, policy: Policy) -> Iterator[tuple[str, str]]:
+    """Yield the reasons for a policy: (field, why)."""
     whys = {
         "throughput": "most tokens a second for this workload",
         "latency": "as few as are waited for: each more makes every step longer",
