@@ -72,12 +72,18 @@ class Case:
 
 
 class Stopwatch:
-    """Times cases on one engine."""
+    """Times cases on one engine.
 
-    def __init__(self, engine: Engine, seed: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    temperature: 0 repeats itself sooner or later, and then calls the same experts again and again.
+    """
+
+    def __init__(
+        self, engine: Engine, seed: int, clock: Callable[[], float] = time.perf_counter, temperature: float = 0.0
+    ) -> None:
         self._engine = engine
         self._seed = seed
         self._clock = clock
+        self._temperature = temperature
 
     def why_not(self, case: Case) -> str | None:
         """Return why the engine cannot run a case; None if it can."""
@@ -129,9 +135,9 @@ class Stopwatch:
         return self._clock() - start
 
     def _submit(self, prompts: list[list[int]], max_tokens: int | None) -> None:
-        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=self._temperature, ignore_eos=True)
         for index, prompt in enumerate(prompts):
-            self._engine.submit(Submission(str(index), prompt, sampling, seed=0))
+            self._engine.submit(Submission(str(index), prompt, sampling, seed=index))
 
     def _step(self) -> list[TokenOutput]:
         outputs = self._engine.step()

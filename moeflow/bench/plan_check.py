@@ -80,7 +80,7 @@ class PlanCheck:
         """Load the model and choose what to measure. Raises: as `Engine.load`."""
         reset_peak()
         self._engine = Engine.load(self.config, on_progress)
-        self._stopwatch = Stopwatch(self._engine, self._seed)
+        self._stopwatch = Stopwatch(self._engine, self._seed, temperature=1.0)
         sizes = sorted({1, self._most_together()})
         decodes = [case for size in sizes if (case := self._decode_case(size)) is not None]
         self.cases = [*decodes, Case(1, self._plan.workload.prompt_len, 0)]
