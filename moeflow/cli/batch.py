@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import shlex
 import sys
@@ -75,7 +76,7 @@ def batch(
     MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model answers.
     """
     errors = errors or output.with_name(f"{output.stem}.errors{output.suffix}")
-    if len({source.resolve(), output.resolve(), errors.resolve()}) < 3:
+    if any(_is_same(*pair) for pair in itertools.combinations((source, output, errors), 2)):
         raise click.UsageError("input, output and error file must be three different files")
     result_ids = late.check_input(source)
     settings = prepare({**wishes, "model_name": model_name}, is_served=True)
@@ -88,6 +89,11 @@ def batch(
         click.echo(json.dumps(job.summary(totals), indent=2, ensure_ascii=False))
     click.echo(job.last_words(totals, is_complete=is_complete), err=True)
     return int(totals.failed > 0) if is_complete else EXIT_INTERRUPTED
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    """Say whether two names lead to one file, which need not be there yet."""
+    return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))
 
 
 @dataclasses.dataclass(slots=True)

@@ -18,7 +18,7 @@ class NewFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path. Raises: click.BadParameter if nothing can be written there."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        folder = path.parent
+        folder = (path.resolve() if path.is_symlink() else path).parent
         if not folder.is_dir():
             self.fail(f"folder {str(folder)!r} does not exist; make it, or name another place", param, ctx)
         if not os.access(folder, os.W_OK):

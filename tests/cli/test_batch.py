@@ -137,9 +137,36 @@ def test_durations_as_people_say_them():
     assert [duration_text(s) for s in (3.4, 99, 100, 3599, 12_000)] == ["3 s", "99 s", "2 min", "60 min", "3 h 20 min"]
 
 
-def test_an_output_that_is_a_link_to_the_input_is_refused(tmp_path):
+@pytest.mark.parametrize("make", [Path.symlink_to, Path.hardlink_to])
+def test_an_output_that_is_a_link_to_the_input_is_refused(tmp_path, make):
     source = write_lines(tmp_path / "in.jsonl", chat_line("a"))
     link = tmp_path / "link.jsonl"
-    link.symlink_to(source)
+    make(link, source)
     result = run(str(source), "-o", str(link))
     assert (result.exit_code, "three different files" in result.stderr) == (2, True)
+
+
+def test_a_link_to_a_folder_that_is_not_there_is_no_output(tmp_path):
+    source = write_lines(tmp_path / "in.jsonl", chat_line("a"))
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "nowhere" / "x")
+    result = run(str(source), "-o", str(tmp_path / "link.jsonl"))
+    assert (result.exit_code, "nowhere' does not exist; make it" in result.stderr) == (2, True)
+
+
+@pytest.mark.slow  # imports the server
+def test_what_cannot_be_read_twice_is_neither_input_nor_output(tmp_path, tiny):
+    """A pipe would be read once and then be empty; /dev/full gives zeros without end."""
+    source = write_lines(tmp_path / "in.jsonl", chat_line("a"))
+    result = run("/dev/full", str(tiny), "-o", str(tmp_path / "out.jsonl"))
+    assert (result.exit_code, "write it to a file first" in result.stderr) == (2, True)
+    result = run(str(source), str(tiny), "-o", "/dev/full")
+    assert (result.exit_code, "/dev/full is no regular file" in result.stderr) == (2, True)
+
+
+@pytest.mark.slow  # imports the server
+def test_many_wrong_lines_are_not_all_told(tmp_path):
+    source = write_lines(tmp_path / "in.jsonl", *[b"oops"] * 30)
+    result = run(str(source), "-o", str(tmp_path / "out.jsonl"))
+    assert "line 20: " in result.stderr
+    assert "line 21: " not in result.stderr
+    assert "(the first 20; there may be more)" in result.stderr

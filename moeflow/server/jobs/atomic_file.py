@@ -1,4 +1,4 @@
-"""Small JSON files that are old or new, never half written, whatever happens to process or power; and names for them."""
+"""Small JSON files that are old or new, never half written, whatever happens to process or power; and ids for them."""
 
 from __future__ import annotations
 

@@ -194,7 +194,9 @@ class Journal:
 
 
 def _open_alone(path: Path) -> FileIO:
-    """Open a file to append to. Raises: ConfigError if another job has it open; OSError."""
+    """Open a file to append to. Raises: ConfigError if another job has it open, or it cannot be read again; OSError."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path} is no regular file, so results could not be read again; name another")
     file = path.open("ab", buffering=0)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -7,6 +7,7 @@ the model cannot answer is an error of its own line, later.
 from __future__ import annotations
 
 import hashlib
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,6 +89,8 @@ def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[tuple[int, bytes
     number = 0
     while raw := file.readline(max_line_bytes + 1):
         number += 1
+        if number == 1:
+            raw = raw.removeprefix(BOM_UTF8)  # which some editors put before everything
         if len(raw) > max_line_bytes:
             message = f"the line is larger than {format_bytes(max_line_bytes)}"
             raise LineError(LineProblem(number, "line_too_large", message))

@@ -15,7 +15,7 @@ from moeflow.engine.process_client import ProcessEngine
 from moeflow.engine.tokenizer import Tokenizer
 from moeflow.server.config import ServerConfig
 from moeflow.server.jobs.journal import Journal
-from moeflow.server.jobs.lines import scan
+from moeflow.server.jobs.lines import MAX_PROBLEMS, scan
 from moeflow.server.jobs.runner import run_job
 from moeflow.server.service import Service
 
@@ -38,10 +38,13 @@ def check_input(source: Path) -> dict[str, str]:
 
     Raises: ConfigError if lines are no requests, naming each; OSError.
     """
+    if not source.is_file():
+        raise ConfigError(f"{source} is no regular file; the input is read more than once: write it to a file first")
     found = scan(source, max_line_bytes=ServerConfig().max_body_bytes)
     if found.problems:
         told = "\n".join(f"  line {problem.line}: {problem.message}" for problem in found.problems)
-        raise ConfigError(f"{source} cannot be run; nothing was:\n{told}")
+        more = f"\n  (the first {MAX_PROBLEMS}; there may be more)" if len(found.problems) == MAX_PROBLEMS else ""
+        raise ConfigError(f"{source} cannot be run; nothing was:\n{told}{more}")
     return found.result_ids
 
 

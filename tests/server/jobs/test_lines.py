@@ -73,3 +73,10 @@ def test_too_many_and_too_long(tmp_path):
 
 def test_not_every_problem_of_a_wrong_file_is_told(tmp_path):
     assert len(problems(tmp_path, *[b"x"] * 1000)) == MAX_PROBLEMS
+
+
+def test_a_byte_order_mark_before_the_first_line_is_no_fault(tmp_path):
+    path = write_lines(tmp_path / "in", b"\xef\xbb\xbf" + chat_line("a") + b"\r", chat_line("b"))
+    found = scan(path, max_line_bytes=LIMIT)
+    assert (list(found.result_ids), found.problems) == (["a", "b"], [])
+    assert problems(tmp_path, chat_line("a"), b"\xef\xbb\xbf" + chat_line("b"))[0][0] == 2
