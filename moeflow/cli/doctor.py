@@ -1,6 +1,6 @@
 """`moeflow doctor`: what this machine has, what is missing, and whether a model would run here.
 
-Only looks. Of a model it reads headers; no weights are loaded and nothing is built.
+Only looks, and times a GPU for a second if there is one. Of a model it reads headers; nothing is loaded or built.
 """
 
 from __future__ import annotations

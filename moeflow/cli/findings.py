@@ -76,7 +76,7 @@ def hardware(cpu_isa: str) -> list[Finding]:
         instruction_set(info),
         cpu_kernels(cpu_isa),
         memory(machine),
-        accelerator(machine),
+        *accelerator(machine),
     ]
 
 
@@ -126,12 +126,32 @@ def memory(machine: Machine) -> Finding:
     return Finding("memory", Verdict.WARN, found, remedy)
 
 
-def accelerator(machine: Machine) -> Finding:
-    """Say whether torch sees a GPU. A machine without one is as good a machine."""
+def accelerator(machine: Machine, driver: Path = Path("/proc/driver/nvidia/version")) -> list[Finding]:
+    """Say whether torch sees a GPU, and measure it. A machine without one is as good a machine."""
     if machine.accelerator is None:
-        return Finding("accelerator", Verdict.OK, "none; models run on the processor")
-    name = late.torch.cuda.get_device_name(machine.accelerator)
-    return Finding("accelerator", Verdict.OK, f"{name}, {format_bytes(machine.accelerator_free_bytes)} free")
+        found = "none; models run on the processor"
+        if not driver.exists():
+            return [Finding("accelerator", Verdict.OK, found)]
+        remedy = "Install torch for CUDA, or let this process see the GPU"
+        found = f"a driver for NVIDIA's GPUs, but torch {late.torch.__version__} finds no CUDA device: {found}"
+        return [Finding("accelerator", Verdict.WARN, found, remedy)]
+    free = format_bytes(machine.accelerator_free_bytes)
+    try:
+        device, there, back = late.measure_device(
+            late.torch.device(machine.accelerator), machine.accelerator_free_bytes
+        )
+    except RuntimeError as error:  # torch's, such as that there is no room
+        remedy = "Free some of its memory: other programs may use it"
+        return [Finding("accelerator", Verdict.WARN, f"{free} free, but it cannot be measured: {error}", remedy)]
+    assert device.processor is not None
+    speeds = f"reads {device.read_bytes_per_s / 1e9:.0f} GB/s, {device.processor.peak('bfloat16') / 1e12:.0f} TFLOP/s"
+    link = f"{there.peak_bytes_per_s / 1e9:.1f} GB/s there, {back.peak_bytes_per_s / 1e9:.1f} back"
+    larger = "--device cuda:SIZE streams experts there that do not fit; experimental: not yet tried on a GPU"
+    return [
+        Finding("accelerator", Verdict.OK, f"{device.processor.name}, {free} free, {speeds} in bfloat16"),
+        Finding("link to it", Verdict.OK, link),
+        Finding("larger models", Verdict.WARN, larger),
+    ]
 
 
 def disk(cache_dir: Path) -> Finding:

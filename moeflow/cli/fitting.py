@@ -51,7 +51,7 @@ def limits(config: EngineConfig, shape: ModelConfig) -> list[Finding]:
     tokens = scheduler.num_blocks * scheduler.block_size
     found = [
         Finding(
-            "fit", Verdict.OK, f"weights in {config.weight_format} on {config.device}, {config.num_threads} threads"
+            "fit", Verdict.OK, f"weights in {config.weight_format} on {place(config)}, {config.num_threads} threads"
         ),
         Finding("KV cache", Verdict.OK, f"{format_bytes(config.kv_cache_bytes)} in {config.kv_dtype}, {tokens} tokens"),
         Finding(
@@ -67,6 +67,14 @@ def limits(config: EngineConfig, shape: ModelConfig) -> list[Finding]:
         remedy = "A larger --kv-cache makes room for longer ones"
         found.append(Finding("context", Verdict.WARN, f"the model could take {shape.max_position} tokens", remedy))
     return [*found, *(Finding("because", Verdict.OK, f"{name} = {why}") for name, why in config.reasons)]
+
+
+def place(config: EngineConfig) -> str:
+    """Say where weights are."""
+    if config.offload is None:
+        return config.device
+    device = "an emulated device" if config.offload.cuda is None else config.offload.cuda.name
+    return f"{device}, experts also in main memory"
 
 
 def shares(config: EngineConfig, memory: MemoryPlan, shape: ModelConfig) -> list[Finding]:

@@ -61,6 +61,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.kernels import cpu as cpu
     from moeflow.models.registry import read_bare_config as read_bare_config
     from moeflow.models.registry import read_model_config as read_model_config
+    from moeflow.planner.calibrate_device import measure_device as measure_device
     from moeflow.planner.figures import num_map_points as num_map_points
     from moeflow.planner.figures import policy_map as policy_map
     from moeflow.planner.figures import roofline_figures as roofline_figures
@@ -103,6 +104,7 @@ _MODULES = {
     "machine_notice": "moeflow.engine.plan_use",
     "make_cases": "moeflow.bench.engine_run",
     "make_task": "moeflow.bench.quality_run",
+    "measure_device": "moeflow.planner.calibrate_device",
     "measure_machine": "moeflow.engine.machine",
     "measure_quality": "moeflow.engine.upcycling_quality",
     "open_checkpoint": "moeflow.checkpoint.open",

@@ -1,11 +1,13 @@
 import types
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from moeflow.cli import findings, late
 from moeflow.cli.findings import Finding, Verdict
+from moeflow.core.hardware import DEVICE, RAM, Link, LinkRate, MemoryLevel, Processor
 from moeflow.core.units import GIB
 from moeflow.engine.machine import Machine
 
@@ -77,6 +79,40 @@ def test_a_machine_without_accelerator_is_fine(monkeypatch):
     by_topic = {finding.topic: finding for finding in findings.hardware("")}
     assert by_topic["accelerator"].verdict is Verdict.OK
     assert by_topic["processor"].found.endswith("4 cores to use")
+
+
+def test_a_driver_without_torch_for_it_is_a_warning(tmp_path):
+    (tmp_path / "version").touch()
+    (finding,) = findings.accelerator(machine(), tmp_path / "version")
+    assert finding.verdict is Verdict.WARN
+    assert "finds no CUDA device" in finding.found
+    assert "torch for CUDA" in finding.remedy
+
+
+def measured(device, capacity_bytes):
+    processor = Processor(name="a GPU", peak_flops_per_s=(("float32", 5e13), ("bfloat16", 7e14)))
+    level = MemoryLevel(name=DEVICE, capacity_bytes=capacity_bytes, read_bytes_per_s=4.1e12, processor=processor)
+    ways = ((RAM, DEVICE, 5.5e10), (DEVICE, RAM, 5e10))
+    rates = [(source, target, (LinkRate(transfer_bytes=1, bytes_per_s=rate),)) for source, target, rate in ways]
+    return level, *(Link(source=source, target=target, rates=rate) for source, target, rate in rates)
+
+
+def test_a_gpu_is_measured_and_said_to_be_untried(monkeypatch):
+    monkeypatch.setitem(vars(late), "measure_device", measured)
+    found = findings.accelerator(replace(machine(accelerator="cuda"), accelerator_free_bytes=16 * GIB))
+    assert found[0].found == "a GPU, 16.0 GiB free, reads 4100 GB/s, 700 TFLOP/s in bfloat16"
+    assert found[1].found == "55.0 GB/s there, 50.0 back"
+    assert "experimental: not yet tried" in found[2].found
+
+
+def test_a_gpu_without_room_is_a_warning(monkeypatch):
+    def full(*_):
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setitem(vars(late), "measure_device", full)
+    (finding,) = findings.accelerator(machine(accelerator="cuda"))
+    assert finding.verdict is Verdict.WARN
+    assert "cannot be measured: CUDA out of memory" in finding.found
 
 
 def kernels(is_available: bool) -> types.SimpleNamespace:
