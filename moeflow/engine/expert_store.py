@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
 from typing import Any, TypeVar, cast
@@ -29,7 +30,7 @@ from moeflow.memory.elastic_slots import ElasticSlots
 from moeflow.memory.eviction import POLICIES
 from moeflow.memory.expert_cache import ExpertCache
 from moeflow.memory.file_io import drop_cached_file
-from moeflow.memory.slab_file import SlabIndex
+from moeflow.memory.slab_file import SlabIndex, SlabSpec
 from moeflow.memory.slab_reader import SlabReader
 from moeflow.memory.slot_arena import SlotArena, num_slots_in
 from moeflow.models.registry import read_model_config
@@ -68,34 +69,30 @@ class ExpertStore:
         self._spec = spec = index.spec
         most_slots = max(min(num_slots_in(memory_bytes, spec.slab_bytes), spec.num_slabs), config.num_slots)
         arena = SlotArena(most_slots, spec.slab_bytes)
-        self._reader = SlabReader(index, arena.view(0))
-        depth = probe_read_depth(self._reader, arena, config.num_slots)
-        arena.give_back(0)
-        self._lane = Lane("disk", depth, trace=trace)
-
-        def submit(work: Callable[[], None], is_urgent: bool, expert: int, num_bytes: int) -> ReadFuture:
-            label = Label("read" if is_urgent else "prefetch", expert // spec.num_experts, num_bytes=num_bytes)
-            return self._lane.submit(work, priority=DEMAND if is_urgent else PREFETCH, label=label)
-
-        self.cache = ExpertCache(
-            num_layers=spec.num_layers,
-            num_experts=spec.num_experts,
-            num_slots=config.num_slots,
-            slab_bytes=spec.slab_bytes,
-            policy=POLICIES[config.policy](spec.num_slabs),
-            start_loads=DiskReader(self._reader, arena, submit, num_threads=depth).start_loads,
-        )
-        self.slots = ElasticSlots(self.cache, arena)
-        experts = PackedExperts(
-            arena.num_slots,
-            shape.hidden_size,
-            shape.intermediate_size,
-            cast(WeightFormat, spec.weight_format),
-            storage=arena.slots,
-        )
-        self.pool = ExpertPool(self.cache, experts)
+        with ExitStack() as on_failure:
+            self._reader = SlabReader(index, arena.view(0))
+            on_failure.callback(self._reader.close)
+            depth = probe_read_depth(self._reader, arena, config.num_slots)
+            arena.give_back(0)
+            self._lane = Lane("disk", depth, trace=trace)
+            on_failure.callback(self._lane.close)
+            self.cache = ExpertCache(
+                num_layers=spec.num_layers,
+                num_experts=spec.num_experts,
+                num_slots=config.num_slots,
+                slab_bytes=spec.slab_bytes,
+                policy=POLICIES[config.policy](spec.num_slabs),
+                start_loads=DiskReader(self._reader, arena, self._submit, num_threads=depth).start_loads,
+            )
+            self.slots = ElasticSlots(self.cache, arena)
+            self.pool = ExpertPool(self.cache, _as_experts(arena, shape, spec))
+            on_failure.pop_all()
         if trace is not None:
             self.pool.spanned = traced_on(trace.row("experts"), spec.slab_bytes)
+
+    def _submit(self, work: Callable[[], None], is_urgent: bool, expert: int, num_bytes: int) -> ReadFuture:
+        label = Label("read" if is_urgent else "prefetch", expert // self._spec.num_experts, num_bytes=num_bytes)
+        return self._lane.submit(work, priority=DEMAND if is_urgent else PREFETCH, label=label)
 
     @classmethod
     def open(
@@ -179,6 +176,17 @@ class ExpertStore:
         self.cache.drain()
         self._lane.close()
         self._reader.close()
+
+
+def _as_experts(arena: SlotArena, shape: ModelConfig, spec: SlabSpec) -> PackedExperts:
+    """Return the memory of slots as kernels see it."""
+    return PackedExperts(
+        arena.num_slots,
+        shape.hidden_size,
+        shape.intermediate_size,
+        cast(WeightFormat, spec.weight_format),
+        storage=arena.slots,
+    )
 
 
 def traced_on(row: Row, slab_bytes: int) -> Spanned:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import threading
+from pathlib import Path
 
 import pytest
 
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
+from moeflow.core.errors import CapacityError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine import expert_store
 from moeflow.engine.engine import Engine
@@ -217,3 +220,26 @@ def test_a_resident_model_counts_no_experts(model):
     answers(engine, PROMPTS[:1])
     stats = engine.stats()
     assert (stats.expert_slots, stats.experts_on_disk, stats.expert_hit_rate) == (0, 0, 0)
+
+
+def test_fewer_slots_than_a_pass_needs_are_refused(model, tmp_path):
+    with pytest.raises(CapacityError, match=r"1 of the experts fit into memory, but 2 must: raise .*--memory"):
+        streamed_config(model, tmp_path / "slabs", 1)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="looks for open files in /proc")
+@pytest.mark.parametrize("step", ["probe_read_depth", "Lane", "ExpertCache", "PackedExperts"])
+def test_a_start_that_fails_leaves_no_file_open_and_no_thread(model, tmp_path, monkeypatch, step):
+    config = streamed_config(model, tmp_path / "slabs", 4)
+
+    def fail(*args, **options):
+        raise MemoryError
+
+    def opened():
+        return sum(link.resolve().name == "slabs" for link in Path("/proc/self/fd").iterdir())
+
+    monkeypatch.setattr(expert_store, step, fail)
+    before = threading.active_count()
+    with pytest.raises(MemoryError):
+        Engine.load(config)
+    assert (opened(), threading.active_count()) == (0, before)
