@@ -14,6 +14,7 @@ import click
 from moeflow.bench.tables import Table
 from moeflow.cli import late
 from moeflow.cli.bench_output import bar, show
+from moeflow.cli.new_file import NEW_PICTURE
 from moeflow.core.errors import ConfigError
 from moeflow.core.units import format_bytes, parse_bytes
 from moeflow.simulator.cache_replay import (
@@ -95,7 +96,7 @@ class SlotCount(click.ParamType[str]):
     show_default=False,
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line instead of tables.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw hit rate and speed into this PNG.")
+@click.option("--plot", type=NEW_PICTURE, help="Draw hit rate and speed into this PNG.")
 def cache(
     routing: Path,
     slots: tuple[str, ...],

@@ -81,6 +81,12 @@ def test_a_plot_is_drawn(routing, tmp_path):
     assert file.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_picture_that_is_named_as_no_png_is_refused_before_the_work(tmp_path):
+    done = run("--routing", str(tmp_path / "not looked at"), "--plot", "cache.jpg")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "does not end in .png" in done.stderr
+
+
 def test_a_torn_end_is_mentioned(routing):
     with open(routing, "ab") as stream:
         stream.write(b"torn")
