@@ -48,10 +48,11 @@ def prepare(wishes: dict[str, Any], **always: Any) -> Settings:
 def load(wishes: dict[str, Any], *, says_expected: bool = False, **always: Any) -> LLM:
     """Load the wished model into this process; if wanted, say before what to expect."""
     settings = prepare(wishes, **always)
-    if says_expected and (expected := late.what_to_expect(late.decide(settings), settings.cache_dir)):
+    config = late.decide(settings)
+    if says_expected and (expected := late.what_to_expect(config, settings.cache_dir)):
         click.echo(expected, err=True)
     with progress_bar("Loading") as on_progress:
-        return late.LLM.from_settings(settings, on_progress)
+        return late.LLM.from_config(config, on_progress)
 
 
 def built_in_model(cache_dir: Path) -> Path:

@@ -10,7 +10,7 @@ import difflib
 import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +18,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError, EngineError, RequestError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.admission import check_request, encode_prompt, make_submissions
@@ -55,7 +56,9 @@ class LLM:
         **settings: Any,
     ) -> None:
         wish = _make_settings(model, settings, on_progress)
-        config = decide(wish)  # first, since it says best what is wrong with a path
+        self._load(decide(wish), on_progress)
+
+    def _load(self, config: EngineConfig, on_progress: Callable[[int, int], None] | None) -> None:
         self.tokenizer = Tokenizer.load(config.model_path)
         self._engine: Engine | None = Engine.load(config, on_progress)
         self.model: ModelInfo = self._engine.model
@@ -63,10 +66,11 @@ class LLM:
         self._request_numbers = itertools.count()
 
     @classmethod
-    def from_settings(cls, settings: Settings, on_progress: Callable[[int, int], None] | None = None) -> Self:
-        """Load what the settings say."""
-        values = asdict(settings)
-        return cls(values.pop("model"), on_progress=on_progress, **values)
+    def from_config(cls, config: EngineConfig, on_progress: Callable[[int, int], None] | None = None) -> Self:
+        """Load what was decided already."""
+        llm = cls.__new__(cls)
+        llm._load(config, on_progress)
+        return llm
 
     def generate(
         self, prompts: str | Sequence[Prompt], sampling_params: Params = None, *, progress: bool = True

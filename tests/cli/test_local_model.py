@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from moeflow.cli import late
-from moeflow.cli.local_model import built_in_model, prepare
+from moeflow.cli.local_model import built_in_model, load, prepare
 from moeflow.engine.settings import Settings
 
 
@@ -45,3 +45,22 @@ def test_without_a_model_the_built_in_one_is_prepared(made, tmp_path):
 def test_a_model_of_ones_own_needs_nothing_made(made, tmp_path):
     assert prepare(wishes("my/model", tmp_path)).model == "my/model"
     assert made == []
+
+
+@pytest.mark.parametrize("says_expected", [True, False])
+def test_what_is_expected_is_said_of_what_is_loaded_and_that_decided_once(monkeypatch, tmp_path, capsys, says_expected):
+    decided, loaded = [], []
+
+    def decide(settings):
+        decided.append(settings)
+        return f"config {len(decided)}"
+
+    class FakeLLM:
+        from_config = staticmethod(lambda config, on_progress: loaded.append(config))
+
+    monkeypatch.setitem(vars(late), "decide", decide)
+    monkeypatch.setitem(vars(late), "what_to_expect", lambda config, cache_dir: f"{config} is fast")
+    monkeypatch.setitem(vars(late), "LLM", FakeLLM)
+    load(wishes("my/model", tmp_path), says_expected=says_expected)
+    assert (len(decided), loaded) == (1, ["config 1"])
+    assert capsys.readouterr().err == ("config 1 is fast\n" if says_expected else "")
