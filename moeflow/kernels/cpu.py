@@ -108,13 +108,6 @@ class PackedWeight:
         packed.fill(weight, torch.arange(packed.rows))
         return packed
 
-    @classmethod
-    def from_blocks(cls, blocks: Tensor, kind: BlockKind, weight_format: WeightFormat) -> PackedWeight:
-        """Pack rows of GGUF blocks [N, bytes] uint8."""
-        packed = cls.allocate(blocks.shape[0], blocks.shape[1] // BLOCK_BYTES[kind] * GROUP_SIZE, weight_format)
-        packed.fill(blocks, torch.arange(packed.rows), kind)
-        return packed
-
     def fill(self, source: Tensor, rows: Tensor, kind: BlockKind | None = None) -> None:
         """Pack `source` as the rows numbered `rows`, in the calling thread; several threads may fill at once.
 
@@ -303,10 +296,6 @@ class PackedExperts:
     def parts(self) -> list[tuple[PackedRows, PackedRows, PackedRows]]:
         """Return each expert's gate [I, H], up [I, H] and down [H, I], of experts that have a gate."""
         return [(gate, up, down) for gate, up, down in self._all_parts()]
-
-    def parts_without_gate(self) -> list[tuple[PackedRows, PackedRows]]:
-        """Return each expert's up [I, H] and down [H, I], of experts without a gate."""
-        return [(up, down) for up, down in self._all_parts()]
 
     def _all_parts(self) -> list[list[PackedRows]]:
         unit_rows, outputs = self._unit_rows(), torch.arange(self.hidden)

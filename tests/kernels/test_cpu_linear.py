@@ -153,7 +153,8 @@ def test_the_smallest_int8_weights_of_a_file(isa):
     """Q8_0 blocks are -127..127 as llama.cpp writes them, but a file may hold -128: its product must not saturate."""
     scale = torch.tensor([0.5], dtype=torch.float16).view(torch.uint8)
     blocks = torch.cat([scale, torch.full((32,), -128, dtype=torch.int8).view(torch.uint8)]).repeat(3, 2)
-    weight = cpu.PackedWeight.from_blocks(blocks, "Q8_0", "int8")
+    weight = cpu.PackedWeight.allocate(3, 64, "int8")
+    weight.fill(blocks, torch.arange(3), "Q8_0")
     assert (weight.unpack() == -64).all()
     x = torch.stack([torch.full((64,), 127.0), torch.full((64,), -127.0)])
     assert cpu.linear(x, weight).tolist() == [[-127.0 * 64 * 64] * 3, [127.0 * 64 * 64] * 3]
