@@ -81,6 +81,7 @@ def plan_for(wish: PlanWish, on_step: Callable[[str], None] = lambda _: None) ->
     if settings.model is None:
         raise ConfigError("no model is named")
     _check_device(wish)
+    _check_threads(settings, measure_machine().num_cores)
     if settings.device.startswith(f"{PREFIX}:"):
         return _plan_offloaded(wish, on_step)
     machine = None if wish.machine is None else load_machine(wish.machine)
@@ -161,7 +162,6 @@ def _name(settings: Settings) -> str:
 def _measured_here(wish: PlanWish, costs: ModelCosts, on_step: Callable[[str], None]) -> Machine:
     """Return this machine. Blocks: for some seconds if it was never measured, or not for such a model."""
     settings, here = wish.settings, measure_machine()
-    _check_threads(settings, here.num_cores)
     return this_machine(
         settings.cache_dir or Path.home() / ".cache" / "moeflow",
         num_threads=settings.num_threads or here.num_cores,
