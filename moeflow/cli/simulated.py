@@ -49,11 +49,12 @@ def read_shape(model: str) -> ModelConfig:
 
 
 def choose_formats(machine: Machine, weights: str | None) -> Formats:
-    """Return the formats to reckon with; what is no matrix has 16 bits."""
+    """Return the formats to reckon with; embeddings have 16 bits, and on devices keys and values, too."""
     peaks = dict(processor_of(machine.compute_level).peak_flops_per_s)
     half = "float16" if "float16" in peaks and "bfloat16" not in peaks else "bfloat16"
-    activation_bytes = 2 if machine.num_devices else 4
-    return Formats(matrices=weights or half, embeddings=half, kv=half, activation_bytes=activation_bytes)
+    if machine.num_devices:
+        return Formats(matrices=weights or half, embeddings=half, kv=half, activation_bytes=2)
+    return Formats(matrices=weights or half, embeddings=half, kv="float32", activation_bytes=4)
 
 
 def check_devices(machine: Machine, shape: ModelConfig, num_devices: int) -> None:

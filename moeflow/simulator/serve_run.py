@@ -17,7 +17,7 @@ from moeflow.core.hardware import Machine
 from moeflow.core.request import FinishReason, Request
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.units import format_bytes
-from moeflow.planner.cost_model import DEVICE_RESERVE_BYTES, PROCESS_BYTES
+from moeflow.planner.cost_model import DEVICE_RESERVE_BYTES, PROCESS_BYTES, ROW_SHARE
 from moeflow.planner.model_costs import ModelCosts
 from moeflow.planner.roofline import processor_of, work_seconds
 from moeflow.scheduler.policy import SchedulingPolicy
@@ -83,6 +83,7 @@ def pass_seconds_of(machine: Machine, costs: ModelCosts, num_devices: int = 1) -
     """Return the function that says how long a pass takes where the machine computes."""
     level, shape = machine.compute_level, costs.shape
     processor = processor_of(level)
+    row_share = 0.0 if machine.num_devices else 1.0 / ROW_SHARE  # devices' kernels take rows along
 
     def seconds(batch: Batch) -> float:
         tokens, sampled = batch.num_tokens, sum(entry.samples for entry in batch.entries)
@@ -92,6 +93,7 @@ def pass_seconds_of(machine: Machine, costs: ModelCosts, num_devices: int = 1) -
         works = [(shape.num_layers, work) for work in stages] + costs.feed_forward(tokens)
         works.append((1, costs.head(sampled)))
         compute_s = sum(count * work_seconds(level, work, num_devices) for count, work in works)
+        compute_s += row_share * shape.num_layers * costs.row_bytes(tokens) / level.read_bytes_per_s
         return compute_s + processor.pass_s + sampled * processor.token_s
 
     return seconds

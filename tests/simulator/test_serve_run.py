@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,12 +13,12 @@ from moeflow.core.engine_config import SchedulerConfig
 from moeflow.core.errors import CapacityError
 from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.planner.cost_model import CostModel
+from moeflow.planner.cost_model import HOST_COMPUTE, Choice, CostModel
 from moeflow.planner.machine_files import load_machine
 from moeflow.planner.model_costs import ModelCosts
 from moeflow.simulator.serve_run import block_count, pass_seconds_of, serve_virtually
 from moeflow.workload.poisson import Arrival, WorkloadSpec, make_arrivals
-from tests.planner.examples import HALF, SHORT, SMALL
+from tests.planner.examples import HALF, MIXTRAL, SHORT, SMALL, machine
 from tests.shapes import MIXTRAL
 
 COSTS = ModelCosts(SMALL, HALF)
@@ -77,11 +79,11 @@ def batch(*shares):
 
 
 def test_a_pass_of_decodes_takes_what_the_planner_says():
-    machine = load_machine("h100")
-    model = CostModel(machine, COSTS, SHORT)
+    h100 = load_machine("h100")
+    model = CostModel(h100, COSTS, SHORT)
     context = 110
-    seconds = pass_seconds_of(machine, COSTS)(batch(*[(context, context + 1)] * 8))
-    device = machine.level("device")
+    seconds = pass_seconds_of(h100, COSTS)(batch(*[(context, context + 1)] * 8))
+    device = h100.level("device")
     expected = 4 * model._device_s(
         COSTS.pre_attention(8), COSTS.decode_attention(8, context + 1), COSTS.output_projection(8)
     )
@@ -89,6 +91,14 @@ def test_a_pass_of_decodes_takes_what_the_planner_says():
         COSTS.head(8)
     )
     assert seconds == pytest.approx(expected + device.processor.pass_s + 8 * device.processor.token_s)
+
+
+def test_a_pass_of_a_host_takes_what_the_planner_says():
+    """With what passes through operations on rows, which a host does one after another."""
+    host = machine(ram=2**34)
+    seconds = pass_seconds_of(host, COSTS)(batch(*[(110, 111)] * 8))
+    step = CostModel(host, COSTS, replace(SHORT, gen_len=21)).decode(Choice(8, 1, False, False))
+    assert seconds == pytest.approx(step[HOST_COMPUTE].const)
 
 
 def test_prompts_cost_more_than_tokens_and_later_chunks_more_than_first_ones():
