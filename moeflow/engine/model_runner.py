@@ -49,6 +49,7 @@ from moeflow.runtime.perfetto import write_perfetto
 from moeflow.runtime.trace import Label, Trace
 from moeflow.workload.routing_trace import RoutingRecorder, TraceHeader
 
+COPY_THREADS = 4  # that move weights between two places of main memory: about as many as it takes to keep it busy
 DRAWN_MICRO_BATCHES = 4  # of a pipeline's graph, where each pass has as many as it needs
 
 
@@ -269,14 +270,17 @@ def set_up(config: EngineConfig) -> None:
 def _set_up_threads(config: EngineConfig) -> None:
     """Give the cores to the kernels, or to torch: threads of both at once would take them from each other.
 
-    Beside a device that computes in torch, the kernels attend while torch copies weights: both have them.
+    Beside a device that computes in torch, the kernels attend while torch copies weights, for which a few threads do.
     """
     if config.cpu_isa:
         cpu.use_isa(config.cpu_isa)
         cpu.set_num_threads(config.num_threads)
     elif config.offload is not None and cpu.is_available():
         cpu.set_num_threads(config.num_threads)
-    torch.set_num_threads(1 if config.cpu_isa else config.num_threads)
+    num_threads = config.num_threads
+    if config.offload is not None and config.offload.cuda is not None:
+        num_threads = min(num_threads, COPY_THREADS)
+    torch.set_num_threads(1 if config.cpu_isa else num_threads)
 
 
 def _limit_device(config: EngineConfig) -> None:

@@ -96,6 +96,7 @@ class OffloadedModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [S, H] from a pass -> [S, V] float32."""
         work = self._costs.head(len(hidden))
+        self.device.synchronize()  # these rows may just have been selected on another stream
         with self.device.computing(int(work.num_bytes), int(work.num_flops)):
             return self._model.logits(hidden).cpu()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from moeflow.engine import offloaded_model
 from moeflow.engine.engine import Engine
@@ -42,6 +43,17 @@ def test_nothing_races_and_tokens_are_the_same(model, device, monkeypatch, pipel
     assert any(entry[:2] == ("up", "waits for") for entry in device.cuda.log)
     monkeypatch.undo()
     assert run(config, SHORT) == tokens
+
+
+def test_rows_that_were_selected_elsewhere_are_waited_for(model, device):
+    engine = Engine.load(wishes(model, "cgopipe"))
+    try:
+        device.cuda.log.clear()
+        with torch.inference_mode():
+            engine._runner._model.logits(torch.zeros(2, 32, dtype=torch.bfloat16))
+        assert device.cuda.log[0] == ("a thread", "waits for", "everything")
+    finally:
+        engine.close()
 
 
 class Hasty(WatchedDevice):

@@ -7,6 +7,7 @@ import json
 import random
 import threading
 
+import msgspec
 import pytest
 from transformers import LlamaConfig, MixtralConfig, OlmoeConfig, Qwen3MoeConfig
 
@@ -195,6 +196,7 @@ def test_a_gpu_that_is_named_with_its_memory_or_a_pipeline_is_offloaded_to(model
         )
         assert (config.device, config.cpu_isa, config.device_memory_bytes) == ("cpu", "", 2**31)
         assert any("not yet tried on a GPU" in why for _, why in config.reasons)
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=EngineConfig) == config
     assert on_gpu(model, device="cuda:1", micro_batch=3).offload.cuda.memory_bytes == 2**34
     assert on_gpu(model, device="cuda").offload is None
 

@@ -138,6 +138,7 @@ class FakeCuda:
             self.current.stream = before
 
     def synchronize(self, device: torch.device) -> None:
+        self.log.append(("a thread", "waits for", "everything"))
         with self.clocks.lock:
             self.clocks.learn(self.here, self.clocks.all())
             for memory in self.memories.values():
