@@ -1,23 +1,31 @@
 """Whether a model would run here, as findings: its shape, what it takes, and the limits it would get.
 
-Reads headers only, and asks the engine's own `decide`, so the answer is what `serve` would do.
+Reads headers only, and asks the engine's own `decide`, so the answer is what `serve` would do. Who wants the file of
+packed weights compared with its checksums waits for all of it to be read.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moeflow.cli import late
 from moeflow.cli.findings import Finding, Verdict
+from moeflow.cli.local_model import progress_bar
 from moeflow.cli.planned import read_plan, settings_of
 from moeflow.core.engine_config import EngineConfig, MemoryPlan
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import format_bytes
 
+if TYPE_CHECKING:
+    from moeflow.engine.slab_files import Damage
 
-def examine_model(wishes: dict[str, Any]) -> list[Finding]:
-    """Look at the model that the user named, with the limits that the user wished."""
+
+_MOST_SHOWN = 10  # damaged parts that are named; others are counted
+
+
+def examine_model(wishes: dict[str, Any], *, verifies: bool = False) -> list[Finding]:
+    """Look at the model that the user named, with the limits that the user wished; read its packed file if wanted."""
     try:
         checkpoint = late.open_checkpoint(wishes["model"])
     except CheckpointError as error:
@@ -34,8 +42,37 @@ def examine_model(wishes: dict[str, Any]) -> list[Finding]:
         config = late.decide(settings_of(wishes))
     except (CapacityError, CheckpointError, ConfigError) as error:
         return [*found, Finding("fit", Verdict.MISSING, str(error))]
+    found += limits(config, shape)
     expected = late.what_to_expect(config, wishes["cache_dir"])
-    return [*found, *limits(config, shape), *([Finding("speed", Verdict.OK, expected)] if expected else [])]
+    if expected:
+        found.append(Finding("speed", Verdict.OK, expected))
+    return [*found, *(verify(config) if verifies else [])]
+
+
+def verify(config: EngineConfig) -> list[Finding]:
+    """Compare the packed file that would be used with its checksums, under a progress bar."""
+    file = late.used_slab_file(config)
+    if file is None or not file.exists():
+        remedy = "`moeflow pack`, with the same model and format, makes one"
+        return [Finding("packed file", Verdict.WARN, "there is none to verify", remedy)]
+    try:
+        with progress_bar("Verifying") as on_bytes:
+            damaged = late.find_damage(config, on_bytes)
+    except (CheckpointError, ConfigError) as error:
+        return [Finding("packed file", Verdict.MISSING, str(error))]
+    if not damaged:
+        return [Finding("packed file", Verdict.OK, f"{file}: all of it is as it was written")]
+    remedy = "Pack the model again (`moeflow pack`, with the same model and format), which makes the file anew"
+    more = "" if len(damaged) <= _MOST_SHOWN else f", of which the first {_MOST_SHOWN} follow"
+    head = Finding("packed file", Verdict.MISSING, f"{file}: {len(damaged)} of its parts are damaged{more}", remedy)
+    return [head, *(Finding("", Verdict.MISSING, describe_damage(part)) for part in damaged[:_MOST_SHOWN])]
+
+
+def describe_damage(damage: Damage) -> str:
+    """Write in a line what is damaged, and whose weights lie there."""
+    names = ", ".join(damage.tensors[:3])
+    more = f" and {len(damage.tensors) - 3} more" if len(damage.tensors) > 3 else ""
+    return f"{damage.part} ({names}{more}): {damage.cause}"
 
 
 def describe(shape: ModelConfig) -> str:
@@ -100,20 +137,21 @@ def shares(config: EngineConfig, memory: MemoryPlan, shape: ModelConfig) -> list
     return [head, *(Finding("", Verdict.OK, f"{format_bytes(size):>10}  {what}") for size, what in lines)]
 
 
-def examine_planned_model(wishes: dict[str, Any]) -> list[Finding]:
+def examine_planned_model(wishes: dict[str, Any], *, verifies: bool = False) -> list[Finding]:
     """Look at the model that a plan is for."""
     try:
         model = read_plan(wishes["plan_file"]).model
     except ConfigError as error:
         return [Finding("plan", Verdict.MISSING, str(error))]
-    return examine_model({**wishes, "model": model})
+    return examine_model({**wishes, "model": model}, verifies=verifies)
 
 
-def examine_builtin_model(wishes: dict[str, Any]) -> list[Finding]:
+def examine_builtin_model(wishes: dict[str, Any], *, verifies: bool = False) -> list[Finding]:
     """Look at the built-in model, or at what it would be made from."""
     folder = late.builtin_folder(wishes["cache_dir"])
     if folder.is_dir():
-        return [Finding("built-in model", Verdict.OK, str(folder)), *examine_model({**wishes, "model": str(folder)})]
+        found = examine_model({**wishes, "model": str(folder)}, verifies=verifies)
+        return [Finding("built-in model", Verdict.OK, str(folder)), *found]
     try:
         source = late.builtin_source()
     except ConfigError as error:

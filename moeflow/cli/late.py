@@ -54,7 +54,9 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.engine.planning import plan_for as plan_for
     from moeflow.engine.settings import Settings as Settings
     from moeflow.engine.settings import decide as decide
+    from moeflow.engine.slab_files import find_damage as find_damage
     from moeflow.engine.slab_files import pack as pack
+    from moeflow.engine.slab_files import used_slab_file as used_slab_file
     from moeflow.engine.tokenizer import Tokenizer as Tokenizer
     from moeflow.engine.upcycling import upcycle as upcycle
     from moeflow.engine.upcycling_quality import measure_quality as measure_quality
@@ -109,7 +111,9 @@ _MODULES = {
     "measure_quality": "moeflow.engine.upcycling_quality",
     "open_checkpoint": "moeflow.checkpoint.open",
     "overruled": "moeflow.engine.plan_use",
+    "find_damage": "moeflow.engine.slab_files",
     "pack": "moeflow.engine.slab_files",
+    "used_slab_file": "moeflow.engine.slab_files",
     "num_map_points": "moeflow.planner.figures",
     "plan_for": "moeflow.engine.planning",
     "plot_policy_map": "moeflow.bench.plan_plots",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -22,10 +23,10 @@ from moeflow.kernels.weight_format import WeightFormat
 from moeflow.layers.placement import WeightFormats
 from moeflow.memory.slab_file import SlabIndex, SlabSpec, is_slab_file, read_slab_index
 from moeflow.memory.slab_map import map_weights
-from moeflow.memory.slab_reader import verify_slab_file
+from moeflow.memory.slab_reader import damaged_parts, verify_slab_file
 from moeflow.memory.slab_writer import OnBytes
 from moeflow.memory.weight_memory import WeightMemory
-from moeflow.models.packing import pack_model, slab_spec
+from moeflow.models.packing import names_in_part, pack_model, slab_spec
 from moeflow.models.registry import read_model_config
 
 
@@ -79,6 +80,42 @@ def ensure_slab_file(
     if not file.exists():
         pack_model(checkpoint, file, formats, num_threads=num_threads, on_bytes=on_bytes)
     return _read_index(file, spec)
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A part of a slab file that is not as it was written."""
+
+    part: str  # as messages name it
+    tensors: list[str]  # of the checkpoint, that have weights in it
+    cause: str
+
+
+def used_slab_file(config: EngineConfig) -> Path | None:
+    """Return the slab file that an engine would use or make; None: it packs the checkpoint's weights at its start."""
+    name = config.packed_file if config.experts is None else config.experts.slab_file
+    return Path(name) if name else None
+
+
+def find_damage(config: EngineConfig, on_bytes: OnBytes | None = None) -> list[Damage]:
+    """Compare the slab file that an engine would use, which is there, with its checksums: the whole of it.
+
+    Raises: ConfigError if it belongs to another model or format, CheckpointError if its first pages are damaged.
+    """
+    file, formats = used_slab_file(config), formats_of(config)
+    assert file is not None
+    with closing(open_checkpoint(config.model_path)) as checkpoint:
+        spec = slab_spec(checkpoint, formats)
+        index = _read_index(file, spec)
+        return [
+            Damage(spec.name(number), names_in_part(checkpoint, formats, spec, number), _cause(error))
+            for number, error in damaged_parts(index, on_bytes or _ignore)
+        ]
+
+
+def _cause(error: StorageError) -> str:
+    cause = error.__cause__
+    return cause.strerror if isinstance(cause, OSError) and cause.strerror else str(error)
 
 
 def formats_of(config: EngineConfig) -> WeightFormats:

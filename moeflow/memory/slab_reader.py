@@ -10,7 +10,8 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import closing
 
 from moeflow.core.errors import CheckpointError, StorageError
 from moeflow.core.units import MIB
@@ -98,19 +99,29 @@ class SlabReader:
         )
 
 
-def verify_slab_file(index: SlabIndex, on_bytes: OnBytes) -> None:
-    """Read a whole file and compare it with its checksums.
-
-    Raises: StorageError, which names the first part that is damaged or cannot be read.
-    """
+def damaged_parts(index: SlabIndex, on_bytes: OnBytes) -> Generator[tuple[int, StorageError], None, None]:
+    """Read a whole file and compare it with its checksums; yield each part that is damaged or cannot be read."""
     spec = index.spec
     buffer = memoryview(mmap.mmap(-1, whole_pages(max(spec.slab_bytes, PIECE_BYTES))))
     reader = SlabReader(index, buffer)
     done_bytes = 0
     try:
         for number in range(spec.num_parts):
-            reader.read(number, buffer)
+            try:
+                reader.read(number, buffer)
+            except StorageError as error:
+                yield number, error
             done_bytes += spec.part_bytes(number)
             on_bytes(done_bytes, spec.content_bytes)
     finally:
         reader.close()
+
+
+def verify_slab_file(index: SlabIndex, on_bytes: OnBytes) -> None:
+    """Read a file until something is wrong.
+
+    Raises: StorageError, which names the first part that is damaged or cannot be read.
+    """
+    with closing(damaged_parts(index, on_bytes)) as damaged:
+        for _, error in damaged:
+            raise error

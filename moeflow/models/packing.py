@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -23,6 +24,7 @@ from moeflow.kernels.lazy_memory import allocate_lazily
 from moeflow.layers.decoder import CausalLM
 from moeflow.layers.moe import MoE
 from moeflow.layers.placement import Destination, Placement, WeightFormats
+from moeflow.memory.file_io import whole_pages
 from moeflow.memory.slab_file import SlabSpec
 from moeflow.memory.slab_writer import OnBytes, SlabWriter, build_slab_file
 from moeflow.memory.weight_memory import LaidOutMemory, NotedMemory, WeightMemory
@@ -127,13 +129,33 @@ def _build_resident(
     return find_family(checkpoint).build(shape, place)
 
 
+def names_in_part(checkpoint: Checkpoint, formats: WeightFormats, spec: SlabSpec, number: int) -> list[str]:
+    """Return which of the checkpoint's tensors have weights in a part of the slab file, for messages."""
+    if number < spec.num_slabs:
+        layer, expert = divmod(number, spec.num_experts)
+        named = [(f"model.layers.{i}", one.mlp) for i, one in enumerate(outline(checkpoint).layers)]
+        prefix, block = [(prefix, mlp) for prefix, mlp in named if isinstance(mlp, MoE)][layer]
+        return list(block.expert_names(prefix, expert))
+    memory = NotedMemory()
+    model = _build_resident(checkpoint, read_model_config(checkpoint), formats, memory)
+    starts = [0, *accumulate(whole_pages(block.nbytes) for block in memory.blocks)]
+    first = spec.offset(number) - spec.resident_start
+    last = first + spec.part_bytes(number) - 1
+    blocks = range(bisect_right(starts, first) - 1, bisect_right(starts, last))
+    return [name for name, block, _, _ in _places(model, memory) if block in blocks]
+
+
 def _layout(model: CausalLM, memory: NotedMemory) -> str:
     """Return a hash over which weight is where, so that a model that is built otherwise takes no other's file."""
+    return hashlib.sha256(repr(_places(model, memory)).encode()).hexdigest()[:16]
+
+
+def _places(model: CausalLM, memory: NotedMemory) -> list[tuple[str, int, int, int]]:
+    """Return for each weight its block, where in it, and the first row's number."""
     numbers = sorted(range(len(memory.blocks)), key=lambda number: memory.blocks[number].data_ptr())
     starts = [memory.blocks[number].data_ptr() for number in numbers]
 
     def place(destination: Destination) -> tuple[int, int, int]:
-        """Return the block, where in it, and the first row's number."""
         if isinstance(destination, Tensor):
             address, first_row = destination.data_ptr(), 0
         else:
@@ -141,8 +163,7 @@ def _layout(model: CausalLM, memory: NotedMemory) -> str:
         at = bisect_right(starts, address) - 1
         return numbers[at], address - starts[at], first_row
 
-    places = [(name, *place(destination)) for name, destination in model.named_weights()]
-    return hashlib.sha256(repr(places).encode()).hexdigest()[:16]
+    return [(name, *place(destination)) for name, destination in model.named_weights()]
 
 
 @contextmanager

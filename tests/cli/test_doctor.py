@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import shutil
 import types
 from pathlib import Path
 
@@ -12,8 +13,14 @@ from moeflow.cli.findings import Finding, Verdict
 from moeflow.cli.main import main
 from moeflow.core.engine_config import ExpertSlotsConfig, MemoryPlan
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
+from moeflow.engine.slab_files import Damage, pack
+from moeflow.kernels import cpu
+from moeflow.memory.file_io import PAGE_BYTES
+from tests.memory.slabs import flip_bit
 from tests.shapes import ENGINE, TINY
+from tests.tiny_mixtral import write_tiny_mixtral
 
+needs_kernels = pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
 CONFIG = dataclasses.replace(
     ENGINE, num_threads=2, kv_cache_bytes=3 * 1024**2, reasons=(("weights", "float32: it fits"),)
 )
@@ -49,7 +56,7 @@ def examined(monkeypatch):
 
     def install(*findings: Finding) -> None:
         monkeypatch.setattr(module, "examine", lambda cache_dir, cpu_isa: list(findings))
-        monkeypatch.setattr(module, "examine_builtin_model", lambda wishes: [])
+        monkeypatch.setattr(module, "examine_builtin_model", lambda wishes, **_: [])
 
     return install
 
@@ -158,3 +165,61 @@ def test_a_start_that_packs_says_how_it_would_be_quick(file, is_told):
     starts = [finding for finding in fitting.limits(config, TINY) if finding.topic == "start"]
     assert [finding.verdict for finding in starts] == [Verdict.OK] * is_told
     assert all("`moeflow pack`" in finding.remedy for finding in starts)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    """A small model, and a file of its weights that nobody changes."""
+    folder = tmp_path_factory.mktemp("packed")
+    write_tiny_mixtral(folder / "model")
+    return folder / "model", pack(str(folder / "model"), folder / "mine", cache_dir=None)
+
+
+def verify(model, file, cache_dir, *more):
+    options = ["--slabs", str(file), "--cache-dir", str(cache_dir), "--kv-cache", "1MiB", "--json", *more]
+    done = CliRunner().invoke(main, ["doctor", str(model), "--verify", *options])
+    found = json.loads(done.stdout)
+    at = [finding["topic"] for finding in found].index("packed file")
+    return done.exit_code, found[at:]
+
+
+@needs_kernels
+def test_a_whole_packed_file_is_verified(packed, tmp_path):
+    model, index = packed
+    code, (finding,) = verify(model, index.path, tmp_path)
+    assert (code, finding["verdict"]) == (0, "ok")
+    assert finding["found"] == f"{index.path}: all of it is as it was written"
+
+
+@needs_kernels
+def test_flipped_bits_are_found_and_whose_weights_they_are(packed, tmp_path):
+    model, index = packed
+    spec, file = index.spec, tmp_path / "damaged"
+    shutil.copy(index.path, file)
+    flip_bit(file, spec.offset(spec.number(1, 2)) + spec.slab_bytes - 1)
+    flip_bit(file, spec.resident_start + spec.resident_bytes - PAGE_BYTES)
+    code, (head, expert, others) = verify(model, file, tmp_path)
+    assert code == 1
+    assert head["found"] == f"{file}: 2 of its parts are damaged"
+    assert "moeflow pack" in head["remedy"]
+    names = [f"model.layers.1.block_sparse_moe.experts.2.{matrix}.weight" for matrix in ("w1", "w3", "w2")]
+    assert expert["found"].startswith(f"layer 1, expert 2 ({', '.join(names)}): what is there is not what was written")
+    assert others["found"].startswith("weights outside of experts, piece 0 (model.embed_tokens.weight, ")
+    assert {finding["verdict"] for finding in (head, expert, others)} == {"missing"}
+
+
+@needs_kernels
+def test_no_more_than_ten_damaged_parts_are_named(packed, tmp_path, monkeypatch):
+    model, index = packed
+    damaged = [Damage(str(number), ["a", "b", "c", "d"], "") for number in range(12)]
+    monkeypatch.setitem(vars(late), "find_damage", lambda *_: damaged)
+    code, (head, *parts) = verify(model, index.path, tmp_path)
+    assert (code, len(parts)) == (1, 10)
+    assert "12 of its parts are damaged, of which the first 10 follow" in head["found"]
+    assert parts[0]["found"] == "0 (a, b, c and 1 more): "
+
+
+@needs_kernels
+def test_without_a_packed_file_there_is_nothing_to_verify(packed, tmp_path):
+    code, (finding,) = verify(packed[0], tmp_path / "none", tmp_path)
+    assert (code, finding["verdict"], finding["found"]) == (0, "warn", "there is none to verify")

@@ -13,11 +13,15 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.kernels import cpu
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
 from moeflow.layers.placement import Placement, WeightFormats
+from moeflow.memory import slab_file
+from moeflow.memory.file_io import PAGE_BYTES
 from moeflow.memory.slab_file import read_slab_index
 from moeflow.memory.slab_writer import partial_file
+from moeflow.memory.weight_memory import LaidOutMemory
 from moeflow.models import packing
 from moeflow.models.loading import load_model
-from moeflow.models.packing import pack_model
+from moeflow.models.packing import names_in_part, pack_model, slab_spec
+from moeflow.models.registry import read_model_config
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
@@ -114,3 +118,29 @@ def test_a_packing_that_was_killed_goes_on(checkpoint, tmp_path):
     pack_model(checkpoint, target, INT8, on_bytes=lambda done, _: counts.append(done))
     assert counts[0] > 0  # what was written was found
     assert slabs(read_slab_index(target)) == resident(checkpoint, "int8")
+
+
+@pytest.mark.parametrize("weight_format", ["float32", "int8"])
+def test_a_part_names_the_tensors_that_have_weights_in_it(checkpoint, monkeypatch, weight_format):
+    monkeypatch.setattr(slab_file, "PIECE_BYTES", PAGE_BYTES)  # else all of a tiny model is one piece
+    formats = WeightFormats(weight_format, weight_format)
+    spec = slab_spec(checkpoint, formats)
+    content = torch.zeros(spec.resident_bytes, dtype=torch.uint8)
+    memory = LaidOutMemory(content, is_filled=False)
+    model = packing._build_resident(checkpoint, read_model_config(checkpoint), formats, memory)
+    named = dict(model.named_weights())
+    found = [set(names_in_part(checkpoint, formats, spec, part)) for part in range(spec.num_slabs, spec.num_parts)]
+    assert set().union(*found) == set(named)
+    for name, destination in named.items():
+        before = content.clone()
+        weight = torch.randn(tuple(destination.shape))
+        if isinstance(destination, torch.Tensor):
+            destination.copy_(weight)
+        else:
+            destination.fill(weight, torch.arange(len(weight)))
+        pages = (content != before).view(-1, PAGE_BYTES).any(dim=1).nonzero().flatten().tolist()
+        assert pages
+        assert all(name in found[page] for page in pages)
+    assert max(map(len, found)) <= 3  # queries, keys and values share a block
+    expert = names_in_part(checkpoint, formats, spec, spec.number(1, 3))
+    assert expert == [f"model.layers.1.block_sparse_moe.experts.3.{matrix}.weight" for matrix in ("w1", "w3", "w2")]
