@@ -117,6 +117,11 @@ def plan(
         require_matplotlib()
     if check and machine is not None:
         raise ConfigError("--check runs the model on this machine; leave --machine away")
+    if check and wishes["device"] not in ("auto", "cpu"):
+        raise ConfigError(
+            "--check measures this machine's own memory and processor, not a device that it plays: leave one of them "
+            "away, or measure what was planned with `moeflow bench engine --plan`"
+        )
     name = model or str(built_in_model(wishes["cache_dir"]))
     workload, num_requests = (
         Workload(prompt_len=prompt_len, gen_len=gen_len, max_prompt_len=prompt_len, rate=rate),

@@ -43,6 +43,10 @@ def read_plan(file: Path) -> Plan:
         text = file.read_bytes()
     except OSError as error:
         raise ConfigError(f"plan {file} cannot be read: {error.strerror}") from None
+    if not text.strip():
+        raise ConfigError(
+            f"plan {file} is empty: make it anew, `moeflow plan --json > {file}`, and see that it succeeds"
+        )
     return plan_from_json(text, str(file))
 
 

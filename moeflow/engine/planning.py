@@ -7,13 +7,13 @@ machine and others without a device in the formats that the engine itself would 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.core.errors import ConfigError
+from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DEVICE, RAM, Machine
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.offload_config import PREFIX, parse_emulated_device
@@ -28,6 +28,7 @@ from moeflow.engine.settings import (
     DEFAULT_MAX_RUNNING,
     MARGIN_BYTES,
     OFFLOADED_BATCH_TOKENS,
+    STREAMED_BATCH_TOKENS,
     Settings,
 )
 from moeflow.engine.weight_choice import WeightChoice, own_precision, wished
@@ -41,9 +42,10 @@ from moeflow.planner.machine_files import load_machine
 from moeflow.planner.model_costs import Formats, ModelCosts
 from moeflow.planner.model_files import shipped_models
 from moeflow.planner.plan_maker import Found, bottleneck_by, describe, helps_by, make_plan, why
-from moeflow.planner.policy_search import MAX_SEQUENCES, Aim
+from moeflow.planner.policy_search import COARSE, MAX_SEQUENCES, Aim, cost_per_token, search
 from moeflow.planner.this_machine import this_machine
 
+TIE = 1e-3  # what a second until the first token counts beside what the goal asks for
 OFFLOAD_UNCERTAINTY = 0.3  # lanes and pacing share the processor with what they pace
 MAX_SEQUENCES_ON_HOST = 256  # beyond, a step of a host is bound by arithmetic and answers only come later
 
@@ -91,7 +93,6 @@ def plan_for(wish: PlanWish, on_step: Callable[[str], None] = lambda _: None) ->
         machine = _measured_here(wish, costs, on_step)
     on_step("the best policy")
     has_device = machine.has(DEVICE)
-    chunk_tokens = settings.max_batch_tokens or DEFAULT_MAX_BATCH_TOKENS
     most = wish.num_requests or wish.num_sequences or (MAX_SEQUENCES if has_device else MAX_SEQUENCES_ON_HOST)
     aim = Aim(
         goal=wish.goal,
@@ -99,21 +100,43 @@ def plan_for(wish: PlanWish, on_step: Callable[[str], None] = lambda _: None) ->
         max_sequences=most,
         memory_limits={} if settings.memory_bytes is None else {RAM: settings.memory_bytes},
     )
-    model = CostModel(
+    model = _cost_model(wish, machine, costs, settings.max_batch_tokens or DEFAULT_MAX_BATCH_TOKENS)
+    if settings.max_batch_tokens is None and not has_device and aim.memory_limits:
+        model = _with_best_chunk(model, aim, [_cost_model(wish, machine, costs, it) for it in STREAMED_BATCH_TOKENS])
+    plan = make_plan(model, aim, model_name=_name(settings), reasons=(("weight_format", reason),))
+    if wish.machine is None:
+        plan = dataclasses.replace(plan, num_threads=settings.num_threads or measure_machine().num_cores)
+    return Planned(plan, model, aim)
+
+
+def _cost_model(wish: PlanWish, machine: Machine, costs: ModelCosts, chunk_tokens: int) -> CostModel:
+    has_device = machine.has(DEVICE)
+    return CostModel(
         machine,
         costs,
         wish.workload,
         hit_curve=wish.hit_curve,
         overlap=1.0 if has_device else HOST_OVERLAP,
         prefill_overlap=1.0 if has_device else HOST_PREFILL_OVERLAP,
-        process_bytes=_process_bytes(costs.shape, settings, chunk_tokens),
+        process_bytes=_process_bytes(costs.shape, wish.settings, chunk_tokens),
         least_experts=0.0 if has_device else _least_experts(costs),
         chunk_tokens=chunk_tokens,
     )
-    plan = make_plan(model, aim, model_name=_name(settings), reasons=(("weight_format", reason),))
-    if wish.machine is None:
-        plan = dataclasses.replace(plan, num_threads=settings.num_threads or measure_machine().num_cores)
-    return Planned(plan, model, aim)
+
+
+def _with_best_chunk(model: CostModel, aim: Aim, others: Sequence[CostModel]) -> CostModel:
+    """Return the costs with so many tokens a pass as is best, where experts may come from disk for each pass.
+
+    The more a pass has, the fewer experts there is room for beside its work.
+    """
+    found = []
+    for one in (model, *others):
+        try:
+            policy = search(one, aim, COARSE)
+        except CapacityError:
+            continue
+        found.append((cost_per_token(one, policy, aim.goal) + one.predict(policy).first_token_s * TIE, one))
+    return min(found, key=lambda pair: pair[0])[1] if found else model
 
 
 def _plan_offloaded(wish: PlanWish, on_step: Callable[[str], None]) -> Planned:
@@ -129,15 +152,15 @@ def _plan_offloaded(wish: PlanWish, on_step: Callable[[str], None]) -> Planned:
     process_bytes = _process_bytes(costs.shape, settings, OFFLOADED_BATCH_TOKENS)
     machine = with_emulated_device(host, device)
     model = CostModel(machine, costs, wish.workload, process_bytes=process_bytes)
-    search = OffloadSearch(model, host, device)
-    best = search.best(aim)
+    choices = OffloadSearch(model, host, device)
+    best = choices.best(aim)
 
     def cost(changed: CostModel, changed_aim: Aim) -> float:
-        coarse = dataclasses.replace(search, model=changed, is_coarse=True)
+        coarse = dataclasses.replace(choices, model=changed, is_coarse=True)
         return coarse.best(changed_aim).cost(aim.goal)
 
     def step_s(changed: CostModel) -> float:
-        return dataclasses.replace(search, model=changed).predict(best.policy, best.config).decode_s
+        return dataclasses.replace(choices, model=changed).predict(best.policy, best.config).decode_s
 
     on_step("what would help")
     found = Found(

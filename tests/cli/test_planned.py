@@ -40,6 +40,14 @@ def test_a_plan_is_read_and_what_the_user_said_is_told(file, capsys):
 def test_files_that_are_no_plan_say_what_to_do(file, tmp_path):
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         read_plan(tmp_path / "none.json")
+    whole = file.read_text()
+    file.write_text(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match=r"is no JSON .* Compare it with one that moeflow made"):
+        read_plan(file)
+    file.write_text("\n")
+    with pytest.raises(ConfigError, match="is empty: make it anew"):
+        read_plan(file)
+    file.write_text(whole)
     later = json.loads(file.read_text()) | {"format_version": 2}
     file.write_text(json.dumps(later))
     with pytest.raises(ConfigError, match="make the plan anew with `moeflow plan --json`"):

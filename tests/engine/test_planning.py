@@ -58,6 +58,18 @@ def test_a_memory_limit_goes_along_and_formats_are_those_asked_for(host, config)
     assert plan.policy.batch_size == 1
 
 
+def test_what_comes_from_disk_is_read_for_more_prompt_tokens_at_once(host, config):
+    long = Workload(prompt_len=1500, gen_len=10, max_prompt_len=1500)
+
+    def chunk(**settings):
+        asked = Settings(model=config, **settings)
+        return plan_for(PlanWish(settings=asked, workload=long, machine=host, num_sequences=1)).plan.policy.chunk_tokens
+
+    assert chunk(memory_bytes=420 * 2**20) > 512
+    assert chunk() == 512
+    assert chunk(memory_bytes=420 * 2**20, max_batch_tokens=64) == 64
+
+
 def test_a_shape_that_is_shipped_is_planned_for_by_name():
     wish = PlanWish(settings=Settings(model="mixtral-8x7b"), workload=WORKLOAD, machine="paper-s1", num_sequences=64)
     plan = plan_for(wish).plan
