@@ -15,7 +15,7 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, MemoryPlan, SchedulerConfig
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.model_config import ModelConfig
-from moeflow.core.offload_config import PREFIX, CudaDeviceConfig
+from moeflow.core.offload_config import PREFIX, CudaDeviceConfig, DeviceConfig
 from moeflow.core.units import MIB, format_bytes
 from moeflow.engine.expert_plan import ExpertPlan
 from moeflow.engine.machine import Machine, measure_machine
@@ -97,7 +97,8 @@ def decide(settings: Settings, machine: Machine | None = None) -> EngineConfig:
         if offload is None:
             return _Decision(settings, machine, checkpoint, shape).config()
         in_torch = isinstance(offload.device, CudaDeviceConfig) or offload.device.computes_in_torch
-        config = _Decision(_for_offloading(settings), machine, checkpoint, shape, offloads_to_torch=in_torch).config()
+        on_host = _for_offloading(settings, offload.device, in_torch=in_torch)
+        config = _Decision(on_host, machine, checkpoint, shape, offloads_to_torch=in_torch).config()
         return _offloaded(config, offload, shape)
     finally:
         checkpoint.close()
@@ -134,8 +135,12 @@ def _no_cuda(device: str) -> ConfigError:
     )
 
 
-def _for_offloading(settings: Settings) -> Settings:
+def _for_offloading(settings: Settings, device: DeviceConfig, *, in_torch: bool) -> Settings:
     """Return what holds for the host of a smaller device. Raises: ConfigError for what pipelines do not do."""
+    if in_torch and settings.slab_file is not None:
+        raise ConfigError(
+            "--slabs names weights that are packed for the CPU's kernels, but torch computes: leave it away"
+        )
     for name, value in (("--memory", settings.memory_bytes), ("--record-routing", settings.record_routing)):
         if value is not None:
             raise ConfigError(
@@ -144,7 +149,7 @@ def _for_offloading(settings: Settings) -> Settings:
     return replace(
         settings,
         device="cpu",
-        device_memory_bytes=None,
+        device_memory_bytes=None if isinstance(device, CudaDeviceConfig) else settings.device_memory_bytes,
         prefix_caching=False,  # or micro-batches could need blocks that others of the same pass write
         max_running=settings.max_running or OFFLOADED_MAX_RUNNING,
         max_batch_tokens=settings.max_batch_tokens or max(OFFLOADED_BATCH_TOKENS, settings.max_running or 0),

@@ -87,6 +87,14 @@ def test_bfloat16_errs_no_more_than_torch_alone(tmp_path, pipeline):
     assert 0 < error < 1.5 * allowed
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
+@pytest.mark.parametrize("pipeline", OFFLOADING)
+def test_a_gpu_gives_the_tokens_of_the_plain_run(model, pipeline):
+    expected = run(config(model))
+    for micro_batch, share in ((3, 0.4), (1, 0.0), (1000, 1.0)):
+        assert run(offloaded(model, pipeline, micro_batch, share, "cuda:2GiB")) == expected
+
+
 def test_only_experts_wait_in_main_memory(model):
     settings = {"device": DEVICE, "pipeline": "cgopipe", "resident_experts": 0.4}
     chosen = decide(Settings(model=model, max_model_len=64, num_threads=1, **settings))
