@@ -98,8 +98,8 @@ class Stopwatch:
             return f"it needs a KV cache of {need} tokens, but it holds {model.kv_capacity_tokens}: raise --kv-cache"
         return None
 
-    def measure(self, case: Case, repetition: int) -> float:
-        """Return tokens a second.
+    def measure(self, case: Case, repetition: int, on_start: Callable[[], None] = lambda: None) -> float:
+        """Return tokens a second; `on_start` is called where what counts begins.
 
         Raises: EngineError if a pass fails.
         """
@@ -109,25 +109,27 @@ class Stopwatch:
             for _ in range(case.batch_size)
         ]
         try:
-            seconds = self._decode(case, prompts) if case.new_tokens else self._prefill(prompts)
+            seconds = self._decode(case, prompts, on_start) if case.new_tokens else self._prefill(prompts, on_start)
         finally:
             self._engine.cancel_all()
             while self._engine.has_work:
                 self._engine.step()
         return case.num_tokens / seconds
 
-    def _prefill(self, prompts: list[list[int]]) -> float:
+    def _prefill(self, prompts: list[list[int]], on_start: Callable[[], None]) -> float:
+        on_start()
         start = self._clock()
         self._submit(prompts, max_tokens=1)
         while self._engine.has_work:
             self._step()
         return self._clock() - start
 
-    def _decode(self, case: Case, prompts: list[list[int]]) -> float:
+    def _decode(self, case: Case, prompts: list[list[int]], on_start: Callable[[], None]) -> float:
         self._submit(prompts, max_tokens=None)
         started: set[str] = set()
         while len(started) < len(prompts):
             started.update(output.request_id for output in self._step())
+        on_start()
         start = self._clock()
         for _ in range(case.new_tokens):
             if len(self._step()) != len(prompts):

@@ -1,7 +1,8 @@
 """`plan --check`: runs the engine as planned, and sets what was predicted beside what was measured.
 
 Predicted is what is measured: the same batch, prompt and number of passes, by the plan's own cost model. Where experts
-come from disk, passes are taken apart into computing and waiting, and what they read is counted.
+come from disk, passes are taken apart into computing and waiting, and what they read is counted: how often routers
+choose what is in memory is the model's and the text's business, so a speed is also predicted from what was really read.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from moeflow.bench.memory import peak_bytes, reset_peak
 from moeflow.core.hardware import DISK, RAM
 from moeflow.core.plan import Workload
 from moeflow.engine.engine import Engine
-from moeflow.engine.expectation import expectations
+from moeflow.engine.expectation import HOST_OVERLAP, HOST_PREFILL_OVERLAP, expectations
 from moeflow.engine.messages import EngineStats
 from moeflow.engine.planning import Planned
 from moeflow.engine.settings import Settings, decide
-from moeflow.planner.cost_model import FROM_DISK, HOST_COMPUTE
+from moeflow.planner.cost_model import FROM_DISK, HOST_COMPUTE, CostModel
 
 REPEATS: Final = 5
 LONG_S: Final = 5.0  # what takes longer is measured once
@@ -37,11 +38,17 @@ class CheckRow:
     unit: str
     predicted: float
     measured: float
+    informed: float | None = None  # what would be predicted if it were known what is read from disk
 
     @property
     def error(self) -> float:
         """How much more was predicted than measured, as a share of that."""
         return self.predicted / self.measured - 1.0 if self.measured else 0.0
+
+    @property
+    def informed_error(self) -> float | None:
+        """Likewise, knowing what is read."""
+        return None if self.informed is None or not self.measured else self.informed / self.measured - 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +56,17 @@ class _Predicted:
     """What a case should take."""
 
     seconds: float  # of what is timed
+    timed_compute_s: float  # of that
     whole_s: float  # with the prefill that a decoding case starts with
     compute_s: float  # of the whole
     read_bytes: float  # likewise
+    disk_bytes_per_s: float
 
 
 @dataclass(slots=True)
 class _Measured:
     rates: list[float] = field(default_factory=list)  # tokens a second
+    timed_bytes: list[int] = field(default_factory=list)  # read while that was timed
     num_runs: int = 0  # the one that does not count included, as in what follows
     whole_s: float = 0.0
     wait_s: float = 0.0
@@ -101,9 +111,10 @@ class PlanCheck:
                     continue
                 on_begin(case.name)
                 measured = self._measured.setdefault(case, _Measured())
-                rate = self._measure(case, repetition, measured)
+                rate, timed_bytes = self._measure(case, repetition, measured)
                 if repetition or repeats == 1:
                     measured.rates.append(rate)
+                    measured.timed_bytes.append(timed_bytes)
                 on_end()
 
     def close(self) -> None:
@@ -143,15 +154,17 @@ class PlanCheck:
     def _repeats(self, case: Case) -> int:
         return 1 if self._predict(case).whole_s > LONG_S else REPEATS + 1
 
-    def _measure(self, case: Case, repetition: int, measured: _Measured) -> float:
+    def _measure(self, case: Case, repetition: int, measured: _Measured) -> tuple[float, int]:
+        """Return tokens a second, and bytes read meanwhile."""
+        at_start: list[EngineStats] = []
         before, start_s = self._engine.stats(), time.perf_counter()
-        rate = self._stopwatch.measure(case, repetition)
+        rate = self._stopwatch.measure(case, repetition, lambda: at_start.append(self._engine.stats()))
         measured.whole_s += time.perf_counter() - start_s
         after = self._engine.stats()
         measured.wait_s += after.expert_stall_s_total - before.expert_stall_s_total
         measured.read_bytes += _read_bytes(after) - _read_bytes(before)
         measured.num_runs += 1
-        return rate
+        return rate, _read_bytes(after) - _read_bytes(at_start[-1])
 
     def _predict(self, case: Case) -> _Predicted:
         passes = case.new_tokens
@@ -159,18 +172,32 @@ class PlanCheck:
         costs = self._expected.costs(workload)
         it = costs.predict(self._expected.policy(case.batch_size, workload.max_tokens))
         disk_s = it.prefill_busy[FROM_DISK] + passes * it.busy[FROM_DISK]
+        prefill_compute_s, decode_compute_s = it.prefill_busy[HOST_COMPUTE], passes * it.busy[HOST_COMPUTE]
+        disk_bytes_per_s = costs.machine.link(DISK, RAM).bytes_per_s(costs.costs.expert_bytes)
         return _Predicted(
             seconds=passes * it.decode_s if passes else it.prefill_s,
+            timed_compute_s=decode_compute_s if passes else prefill_compute_s,
             whole_s=it.prefill_s + passes * it.decode_s,
-            compute_s=it.prefill_busy[HOST_COMPUTE] + passes * it.busy[HOST_COMPUTE],
-            read_bytes=disk_s * costs.machine.link(DISK, RAM).bytes_per_s(costs.costs.expert_bytes),
+            compute_s=prefill_compute_s + decode_compute_s,
+            read_bytes=disk_s * disk_bytes_per_s,
+            disk_bytes_per_s=disk_bytes_per_s,
         )
 
     def _speed(self, case: Case) -> CheckRow:
         predicted, measured = self._predict(case).seconds, self._measured[case].seconds(case)
+        informed = self._informed_s(case) if self.config.experts is not None else None
         if case.new_tokens:
-            return CheckRow(case.name, "tokens/s", case.num_tokens / predicted, case.num_tokens / measured)
-        return CheckRow(f"first token of {case.prompt_len}", "ms", 1000 * predicted, 1000 * measured)
+            num = case.num_tokens
+            return CheckRow(case.name, "tokens/s", num / predicted, num / measured, informed and num / informed)
+        name = f"first token of {case.prompt_len}"
+        return CheckRow(name, "ms", 1000 * predicted, 1000 * measured, informed and 1000 * informed)
+
+    def _informed_s(self, case: Case) -> float:
+        """Return what would be predicted for what is timed, knowing what it reads."""
+        it = self._predict(case)
+        disk_s = statistics.median(self._measured[case].timed_bytes) / it.disk_bytes_per_s
+        overlap = HOST_OVERLAP if case.new_tokens else HOST_PREFILL_OVERLAP
+        return CostModel.combine({HOST_COMPUTE: it.timed_compute_s, FROM_DISK: disk_s}, overlap)
 
     def _kinds(self) -> list[CheckRow]:
         """Return what all runs together took, prefill of decoding ones included, by kinds of work."""

@@ -77,7 +77,8 @@ def _device_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     whose = "layers' weights (r_w)" if policy.ffn_on_device else "attention's weights (r_w)"
     stay = f"{policy.weights_on_device:.1%} on device"
     yield whose, stay, reasons.get("weights_on_device", "") if policy.weights_on_device < 1 else "all stay there"
-    yield "experts' computation (F_g)", "device" if policy.ffn_on_device else "host", ""
+    whose = "experts' computation (F_g)" if plan.expert_places else "feed-forward (F_g)"
+    yield whose, "device" if policy.ffn_on_device else "host", ""
     layout = "one device" if policy.num_devices == 1 else f"{policy.num_devices} devices"
     yield "parallel layout", layout, "" if policy.num_devices == 1 else "each has a part of every layer"
 
@@ -127,17 +128,28 @@ def helps_table(plan: Plan) -> Table:
 
 def check_table(rows: Sequence[CheckRow]) -> Table:
     """Return what was predicted beside what was measured."""
-    cells = [
-        (row.name, _measure(row.predicted, row.unit), _measure(row.measured, row.unit), f"{row.error:+.1%}")
-        for row in rows
-    ]
-    note = "Median error of speeds: " + f"{statistics.median(abs(row.error) for row in rows if is_speed(row)):.1%}."
-    return Table("Checked", ("", "predicted", "measured", "error"), tuple(cells), (note,))
+    is_informed = any(row.informed is not None for row in rows)
+    cells = []
+    for row in rows:
+        error = "" if row.informed_error is None else f"{row.informed_error:+.1%}"
+        cell = (row.name, _measure(row.predicted, row.unit), _measure(row.measured, row.unit), f"{row.error:+.1%}")
+        cells.append((*cell, error) if is_informed else cell)
+    notes = ["Median error of speeds: " + f"{statistics.median(abs(row.error) for row in rows if is_speed(row)):.1%}."]
+    if is_informed:
+        known = statistics.median(abs(row.informed_error or 0.0) for row in rows if is_speed(row))
+        notes.append(
+            f"Knowing what is read: {known:.1%}. How often experts are needed again depends on model and text:"
+        )
+        notes.append(
+            "`moeflow generate --record-routing FILE` notes it, `moeflow plan --routing FILE` reckons with it."
+        )
+    columns = ("", "predicted", "measured", "error")
+    return Table("Checked", (*columns, "knowing reads") if is_informed else columns, tuple(cells), tuple(notes))
 
 
 def check_json(plan: Plan, rows: Sequence[CheckRow]) -> str:
     """Return the same as JSON, with the plan."""
-    checked = [asdict(row) | {"error": round(row.error, 4)} for row in rows]
+    checked = [asdict(row) | {"error": round(row.error, 4), "informed_error": row.informed_error} for row in rows]
     return json.dumps({"plan": json.loads(plan_to_json(plan)), "checked": checked}, indent=1, allow_nan=False)
 
 

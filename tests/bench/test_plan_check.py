@@ -12,6 +12,7 @@ from moeflow.cli.main import main
 from moeflow.cli.plan_output import check_table
 from moeflow.core.hardware_json import machine_to_json
 from moeflow.kernels import cpu
+from moeflow.planner import this_machine
 from moeflow.planner.this_machine import machine_file
 from tests.planner.examples import machine
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -23,6 +24,18 @@ def test_errors_are_shares_of_what_was_measured():
     table = check_table([CheckRow("speed", "ms", 90.0, 100.0), CheckRow("peak", "bytes", 2.0**20, 2.0**21)])
     assert table.rows == (("speed", "90 ms", "100 ms", "-10.0%"), ("peak", "1.0 MiB", "2.0 MiB", "-50.0%"))
     assert table.notes == ("Median error of speeds: 10.0%.",)
+
+
+def test_what_is_read_from_disk_is_told_apart_from_how_long_that_takes():
+    rows = [CheckRow("speed", "ms", 150.0, 100.0, 95.0), CheckRow("peak", "bytes", 1.0, 1.0)]
+    table = check_table(rows)
+    assert [row[3:] for row in table.rows] == [("+50.0%", "-5.0%"), ("+0.0%", "")]
+    assert "Knowing what is read: 5.0%" in table.notes[1]
+
+
+@pytest.fixture(autouse=True)
+def _is_as_measured(monkeypatch):
+    monkeypatch.setattr(this_machine, "is_as_measured", lambda *_: True)
 
 
 def checked(tmp_path, *options):
