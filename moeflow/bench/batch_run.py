@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,21 +151,32 @@ class _Feed:
         self._num_made = 0
         self._num_tokens = 0
 
-    async def run_beside(self, work: Any) -> float:
-        """Return the job's tokens a second, from when its first answers come until `work` is done."""
+    async def run_beside(self, work: Coroutine[Any, Any, Any]) -> float:
+        """Return the job's tokens a second, from when its first answers come until `work` is done.
+
+        Raises: what a request of the job, or `work`, raises.
+        """
         self._num_tokens = 0
         lanes = [asyncio.create_task(self._repeat()) for _ in range(self._width)]
+        measuring = asyncio.create_task(self._measure(work))
         try:
-            while not self._num_tokens:
-                await asyncio.sleep(0.01)
-            loop = asyncio.get_running_loop()
-            start_s, num_before = loop.time(), self._num_tokens
-            await work
-            return (self._num_tokens - num_before) / (loop.time() - start_s)
+            done, _ = await asyncio.wait((measuring, *lanes), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:  # a lane ends by an error only
+                task.result()
+            return measuring.result()
         finally:
-            for lane in lanes:
-                lane.cancel()
-            await asyncio.gather(*lanes, return_exceptions=True)
+            for task in (measuring, *lanes):
+                task.cancel()
+            await asyncio.gather(measuring, *lanes, return_exceptions=True)
+            work.close()  # if it never began
+
+    async def _measure(self, work: Coroutine[Any, Any, Any]) -> float:
+        while not self._num_tokens:
+            await asyncio.sleep(0.01)
+        loop = asyncio.get_running_loop()
+        start_s, num_before = loop.time(), self._num_tokens
+        await work
+        return (self._num_tokens - num_before) / (loop.time() - start_s)
 
     async def _repeat(self) -> None:
         while True:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,8 @@ def cache(
     """Replay recorded routing: hit rate, time lost and tokens a second for each size, policy and predictor."""
     if plot is not None:
         require_matplotlib()
+    if compute_time is not None and not math.isfinite(compute_time):
+        raise ConfigError(f"no pass computes for {compute_time} milliseconds; give a number (--compute-time)")
     trace = read_routing_trace(routing)
     machine = Machine(parse_bytes(disk_bandwidth), _slab_bytes(trace.header, slab_size))
     passes = prepare_passes(trace, None if compute_time is None else compute_time / 1000)

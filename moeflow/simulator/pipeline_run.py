@@ -163,7 +163,15 @@ def make_policy(
     resident_share: float | None = None,
     num_devices: int = 1,
 ) -> Policy:
-    """Return the policy that a pipeline implies; a share of None: as many weights on the device as fit there."""
+    """Return the policy that a pipeline implies; a share of None: as many weights on the device as fit there.
+
+    Raises: ConfigError if the machine has no device, or the share is none.
+    """
+    if not machine.has(DEVICE):
+        raise ConfigError(
+            f"{machine.name} has no device that weights could be streamed to: take a machine with one, or "
+            "moeflow simulate serve, which computes on the host"
+        )
     policy = Policy(
         batch_size=batch_size,
         micro_batch=micro_batch,

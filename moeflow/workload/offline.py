@@ -55,11 +55,14 @@ def read_questions(path: Path) -> list[str]:
     Raises: ConfigError, naming the line, if it is none; OSError.
     """
     questions = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
         if not line.strip():
             continue
         try:
-            questions.append(str(json.loads(line)["turns"][0]))
+            question = json.loads(line)["turns"][0]
+            if not (isinstance(question, str) and question):
+                raise ValueError
+            questions.append(question)
         except (ValueError, KeyError, IndexError, TypeError):
             raise ConfigError(
                 f'{path}, line {number}: no question; a line is {{"turns": ["first question", ...]}}'

@@ -120,3 +120,9 @@ def test_a_file_that_is_no_trace_is_an_error(tmp_path):
     done = run("--routing", str(tmp_path / "other"))
     assert done.exit_code == 2
     assert "is no trace of routing" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["nan", "inf"])
+def test_a_time_that_is_none_is_refused(routing, text):
+    done = run("--routing", routing, "--compute-time", text)
+    assert (done.exit_code, "no pass computes for" in done.stderr) == (2, True)

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from moeflow.core.errors import ConfigError
 from moeflow.core.plan import Workload
 from moeflow.pipeline.catalog import PIPELINES
 from moeflow.pipeline.task import COMPUTE
 from moeflow.planner.machine_files import load_machine
 from moeflow.planner.model_costs import Formats, ModelCosts
 from moeflow.simulator.pipeline_run import PipelineRun, make_policy
+from tests.planner.examples import machine
 from tests.shapes import MIXTRAL
 
 WORKLOAD = Workload(prompt_len=100, gen_len=20, max_prompt_len=100)
@@ -90,3 +92,15 @@ def test_one_token_takes_no_step():
     run = make_run("cgopipe", workload=Workload(prompt_len=10, gen_len=1, max_prompt_len=10))
     assert run.decode_s == 0
     assert run.tokens_per_s == pytest.approx(192 / run.prefill_s)
+
+
+def test_a_machine_without_a_device_is_refused_with_what_would_help():
+    with pytest.raises(ConfigError, match="no device that weights could be streamed to: take a machine with one"):
+        make_policy(
+            PIPELINES["cgopipe"],
+            machine(ram=2**40),
+            ModelCosts(MIXTRAL, Formats(matrices="float16", embeddings="float16", kv="float16")),
+            Workload(prompt_len=10, gen_len=1, max_prompt_len=10),
+            batch_size=8,
+            micro_batch=2,
+        )

@@ -18,7 +18,7 @@ from moeflow.planner.machine_files import load_machine
 from moeflow.planner.model_costs import ModelCosts
 from moeflow.simulator.serve_run import block_count, pass_seconds_of, serve_virtually
 from moeflow.workload.poisson import Arrival, WorkloadSpec, make_arrivals
-from tests.planner.examples import HALF, MIXTRAL, SHORT, SMALL, machine
+from tests.planner.examples import HALF, SHORT, SMALL, machine
 from tests.shapes import MIXTRAL
 
 COSTS = ModelCosts(SMALL, HALF)
