@@ -7,6 +7,8 @@ trees that break them.
 from __future__ import annotations
 
 import ast
+import itertools
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "moeflow"
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "moeflow"
+DOCUMENT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 FLOORS = {
     "core": 1,
@@ -188,6 +192,50 @@ def violations(package: Path) -> list[str]:
 
 def test_the_package_keeps_its_floors():
     assert violations(PACKAGE) == []
+
+
+def picture(text: str) -> dict[str, int]:
+    """Return the folders of the picture and their floors: one at the start of a line, perhaps one behind a bar."""
+    floors, floor = {}, 0
+    for line in filter(str.strip, text.split("```")[1].splitlines()):
+        if line[:4].strip() == "-":
+            continue
+        floor = int(line[:4].strip() or floor)
+        floors |= {part.split()[0]: floor for part in line[4:].split("|")}
+    return floors
+
+
+def named_files(text: str) -> set[str]:
+    """Return the files and folders that stand in backticks, one for each choice in braces; * stays."""
+    found = set()
+    for name in re.findall(r"`([\w./*{},]+(?:\.(?:py|cpp|h)|/))`", text):
+        parts = [part.split(",") for part in re.split(r"[{}]", name)]
+        found |= {"".join(choice) for choice in itertools.product(*parts)}
+    return found
+
+
+def is_there(name: str) -> bool:
+    places = (PACKAGE, ROOT) if "/" in name else (PACKAGE, ROOT / "csrc")
+    return any(any(place.glob(name if "/" in name else f"**/{name}")) for place in places)
+
+
+def test_the_picture_shows_the_folders_that_there_are():
+    assert picture(DOCUMENT) == FLOORS
+    assert {folder.parent.name for folder in PACKAGE.glob("*/__init__.py")} == set(FLOORS)
+
+
+def test_the_document_names_no_file_that_is_not_there():
+    names = named_files(DOCUMENT)
+    assert len(names) > 100
+    assert [name for name in sorted(names) if not is_there(name)] == []
+
+
+def test_names_in_a_document_are_found():
+    text = "`engine/{a,b}.py` by `csrc/`, `c_*.cpp` and `x.h`, not `plan --graph` or `T.at`"
+    assert named_files(text) == {"engine/a.py", "engine/b.py", "csrc/", "c_*.cpp", "x.h"}
+    assert is_there("engine/engine.py")
+    assert is_there("isa_*.cpp")
+    assert not is_there("engine/engin.py")
 
 
 def test_control_code_runs_without_torch():
