@@ -14,6 +14,8 @@ from moeflow.core.plan import Policy
 from moeflow.planner.figures import PolicyMap, RooflineFigure
 
 NUM_POINTS = 200
+NAMES = {"ram": "memory"}  # of levels, where they store
+COMPUTES = {"ram": "processor"}  # and where they compute
 LABEL = {"boxstyle": "round,pad=0.15", "facecolor": "white", "alpha": 0.7, "linewidth": 0}
 
 
@@ -27,53 +29,71 @@ def plot_rooflines(figures: Sequence[RooflineFigure], title: str, file: Path) ->
 
 
 def _draw_roofline(axes: Axes, data: RooflineFigure) -> None:
+    near_name, far_name = NAMES.get(data.near, data.near), NAMES.get(data.far, data.far)
     points = [mark.intensity for mark in data.marks] + [data.operating_intensity]
     roofs = data.roofs
     turns = [roofs.peak / roofs.bandwidth, roofs.first_turn, roofs.peak / roofs.link]
     low, high = min(points) / 4, max(*points, *turns) * 4
     intensities = np.geomspace(low, high, NUM_POINTS)
     axes.loglog(
-        intensities, roofs.bandwidth * intensities, color="C0", label=f"{data.near} reads {_rate(roofs.bandwidth, 'B')}"
+        intensities,
+        roofs.bandwidth * intensities,
+        color="C0",
+        label=f"{near_name} is read at {_rate(roofs.bandwidth, 'B')}",
     )
     axes.loglog(
-        intensities, roofs.link * intensities, color="C1", label=f"{data.far} to {data.near}: {_rate(roofs.link, 'B')}"
+        intensities, roofs.link * intensities, color="C1", label=f"{far_name} to {near_name}: {_rate(roofs.link, 'B')}"
     )
-    axes.axhline(roofs.peak, color="C0", linestyle="--", label=f"{data.near} computes {_rate(roofs.peak, 'FLOP')}")
+    axes.axhline(
+        roofs.peak, color="C0", linestyle="--", label=f"{_computes(data.near)} computes {_rate(roofs.peak, 'FLOP')}"
+    )
     if roofs.far_peak:
         axes.loglog(
             intensities,
             roofs.far_bandwidth * intensities,
             color="C2",
-            label=f"{data.far} reads {_rate(roofs.far_bandwidth, 'B')}",
+            label=f"{far_name} is read at {_rate(roofs.far_bandwidth, 'B')}",
         )
         axes.axhline(
-            roofs.far_peak, color="C2", linestyle="--", label=f"{data.far} computes {_rate(roofs.far_peak, 'FLOP')}"
+            roofs.far_peak,
+            color="C2",
+            linestyle="--",
+            label=f"{_computes(data.far)} computes {_rate(roofs.far_peak, 'FLOP')}",
         )
         if roofs.first_turn:
-            axes.plot(roofs.first_turn, roofs.far_peak, "kv", label=f"P1 at {roofs.first_turn:.3g} FLOP/B")
+            axes.plot(roofs.first_turn, roofs.far_peak, "kv", label=f"P1 at {_number(roofs.first_turn)} FLOP/B")
     near = data.near_intensity or roofs.peak / roofs.bandwidth
     reached = roofs.local(near)
     if data.near_intensity:
         axes.axhline(reached, color="C3", linestyle=":", label=f"{data.near} at its micro-batch")
-    axes.plot(roofs.turning_point_2(near), reached, "k^", label=f"P2 at {roofs.turning_point_2(near):.3g} FLOP/B")
+    axes.plot(roofs.turning_point_2(near), reached, "k^", label=f"P2 at {_number(roofs.turning_point_2(near))} FLOP/B")
     bottom = roofs.link * low
     for number, mark in enumerate(data.marks):
         axes.axvline(mark.intensity, color="grey", linewidth=0.7)
         axes.text(
             mark.intensity,
-            bottom * 1.5 ** (number % 2),
+            bottom * 1.3 * 1.5 ** (number % 2),
             mark.name,
             rotation=90,
             fontsize="x-small",
             va="bottom",
-            ha="right",
+            ha="center",
+            bbox=LABEL | {"alpha": 1.0},
         )
     axes.plot(data.operating_intensity, data.operating_flops_per_s, "r*", markersize=14, label=data.operating_name)
     axes.set(xlim=(low, high), ylim=(bottom, roofs.peak * 4), title=data.title)
-    axes.set_xlabel(f"operations a byte of what lies in {data.far}" if roofs.far_peak else "operations a byte")
+    axes.set_xlabel(f"operations a byte of what lies in {far_name}" if roofs.far_peak else "operations a byte")
     axes.set_ylabel("FLOP/s")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="x-small", loc="lower right")
+
+
+def _computes(level: str) -> str:
+    return COMPUTES.get(level, level)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def plot_policy_map(data: PolicyMap, title: str, file: Path) -> None:
@@ -93,7 +113,9 @@ def plot_policy_map(data: PolicyMap, title: str, file: Path) -> None:
     figure = Figure(figsize=(5 * len(panels), 4.2), layout="constrained")
     for axes, (label, value) in zip(figure.subplots(1, len(panels)), panels, strict=True):
         _draw_map(figure, axes, data, label, value)
-    figure.suptitle(title)
+    figure.suptitle(f"{title}: the best policy where the machine were another")
+    if data.has_device and any(it.policy is not None and not it.policy.attention_on_device for it in data.points):
+        figure.supxlabel("red: the host attends", fontsize="small", color="red")
     save(figure, file)
 
 
@@ -103,8 +125,10 @@ def _draw_map(figure: Figure, axes: Axes, data: PolicyMap, label: str, value: Ca
     for point in data.points:
         if point.policy is not None:
             grid[ys.index(point.y), xs.index(point.x)] = value(point.policy, point.tokens_per_s)
-    shown = axes.pcolormesh(grid, cmap="viridis", edgecolors="white", linewidth=0.5)
-    figure.colorbar(shown, ax=axes, label=label)
+    low, high = (0, 100) if label.endswith("%") else (None, None)  # shares are to be compared with each other
+    shown = axes.pcolormesh(grid, cmap="viridis", edgecolors="white", linewidth=0.5, vmin=low, vmax=high)
+    figure.colorbar(shown, ax=axes)
+    axes.set_title(label, fontsize="medium")
     for (row, column), number in np.ndenumerate(grid):
         if not np.isnan(number):
             axes.text(

@@ -12,8 +12,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.core.errors import CapacityError, ConfigError
+from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.hardware import DEVICE, RAM, Machine
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.offload_config import PREFIX, parse_emulated_device
@@ -243,13 +244,26 @@ def _look_at(settings: Settings, *, has_device: bool) -> tuple[ModelCosts, str]:
     if bare is not None:
         shape, own = read_bare_config(bare), WeightChoice("bfloat16", "bfloat16", "as such models are published")
     else:
-        with closing(open_checkpoint(settings.model)) as checkpoint:
+        with closing(_opened(settings.model)) as checkpoint:
             shape = read_model_config(checkpoint)
             own = own_precision(checkpoint, shape, lambda _: True)
     chosen = choice or own
     if has_device and chosen.matrices == "float32" and choice is None:
         chosen = WeightChoice("bfloat16", "bfloat16", "devices compute in 16 bits")
     return ModelCosts(shape, _formats(shape, chosen, settings, has_device=has_device)), chosen.reason or "as asked for"
+
+
+def _opened(model: str) -> Checkpoint:
+    """Return a checkpoint. Raises: CheckpointError, which names what else can be planned for."""
+    try:
+        return open_checkpoint(model)
+    except CheckpointError as error:
+        path, remedy = Path(model), error.remedy
+        if (path / "config.json").is_file():
+            remedy += f"; to plan for its shape alone, say `moeflow plan {path / 'config.json'}`"
+        elif not path.exists():
+            remedy += f"; shapes that can be planned for without weights are {', '.join(shipped_models())}"
+        raise CheckpointError(error.problem, file=error.file, tensor=error.tensor, remedy=remedy) from None
 
 
 def _process_bytes(shape: ModelConfig, settings: Settings, chunk_tokens: int) -> int:

@@ -16,6 +16,7 @@ from moeflow.planner.roofline import Roofs, roofs, work_seconds
 
 FACTORS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)  # of what the machine has
 MAP_RATIO: Final = 1.5  # of the search's grid: between its fine and its coarse one
+MAP_SEQUENCES: Final = 8  # whose keys and values there is always room for
 MEMORY_SHARES: Final = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of what the model needs
 
 
@@ -78,7 +79,9 @@ def _attention(model: CostModel, policy: Policy, near: str, far: str) -> Rooflin
     work = model.costs.decode_attention(sequences, context)
     at = near if policy.attention_on_device or not model.has_device else far
     title = f"attention, {context:.0f} tokens of context"
-    return _figure(model, title, near, far, marks, (f"{sequences} sequences at {at}", work, work.intensity, at))
+    return _figure(
+        model, title, near, far, marks, (f"as planned: {sequences} sequences, {_where(at)}", work, work.intensity, at)
+    )
 
 
 def _experts(model: CostModel, policy: Policy, near: str, far: str) -> RooflineFigure:
@@ -88,8 +91,10 @@ def _experts(model: CostModel, policy: Policy, near: str, far: str) -> RooflineF
     one = _ffn(costs, policy.micro_batch)
     whole = _ffn(costs, policy.batch_size).intensity if model.has_device else one.intensity
     at = near if policy.ffn_on_device or not model.has_device else far
-    figure = _figure(model, "experts", near, far, marks, (f"batch of {policy.batch_size} at {at}", one, whole, at))
-    return replace(figure, near_intensity=one.intensity)
+    figure = _figure(
+        model, "experts", near, far, marks, (f"as planned: batch of {policy.batch_size}, {_where(at)}", one, whole, at)
+    )
+    return replace(figure, near_intensity=one.intensity) if model.has_device else figure
 
 
 def _figure(
@@ -99,9 +104,14 @@ def _figure(
     reached = work.num_flops / work_seconds(model.machine.level(at), work, model.num_devices if at == DEVICE else 1)
     if at == DEVICE:  # what has to come over the link bounds it as well (equation 7)
         reached = min(reached, model.machine.link(far, near).peak_bytes_per_s * intensity)
-    return RooflineFigure(
-        title, near, far, roofs(model.machine, near, far, work.dtype), tuple(marks), name, intensity, reached
-    )
+    over = roofs(model.machine, near, far, work.dtype)
+    top = over.local(work.intensity) if at == near else over.far(work.intensity)
+    reached = min(reached, top * (model.num_devices if at == DEVICE else 1))  # a kernel may beat a measured roof a bit
+    return RooflineFigure(title, near, far, over, tuple(marks), name, intensity, reached)
+
+
+def _where(level: str) -> str:
+    return "on the device" if level == DEVICE else "on the host"
 
 
 def _ffn(costs: ModelCosts, num_tokens: int) -> Work:
@@ -121,8 +131,10 @@ def policy_map(model: CostModel, aim: Aim, on_point: Callable[[], None] = lambda
             points.append(_point(replace(model, machine=machine), aim, x, y))
             on_point()
     if model.has_device:
-        return PolicyMap("best policy", "link to the device, times", "host, times", tuple(points), True)
-    labels = ("memory, share of what the model needs", "disk, times")
+        return PolicyMap(
+            "best policy", "link to the device, times as fast", "host, times as large and fast", tuple(points), True
+        )
+    labels = ("memory for weights, share of the model", "disk, times as fast")
     return PolicyMap("best policy", *labels, tuple(points), False)
 
 
@@ -160,7 +172,9 @@ def _scaled_link_and_host(machine: Machine, link: float, host: float) -> Machine
 
 def _scaled_host(model: CostModel, share: float, disk: float) -> Machine:
     size = int(
-        model.process_bytes + model.costs.model_bytes * share + 64 * model.workload.max_tokens * model.costs.kv_bytes
+        model.process_bytes
+        + model.costs.model_bytes * share
+        + MAP_SEQUENCES * model.workload.max_tokens * model.costs.kv_bytes
     )
     levels = tuple(
         replace(level, capacity_bytes=size) if level.name == RAM else level for level in model.machine.levels

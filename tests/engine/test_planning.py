@@ -76,6 +76,15 @@ def test_a_shape_that_is_shipped_is_planned_for_by_name():
     assert (plan.model, plan.num_threads) == ("mixtral-8x7b", 0)
 
 
+def test_what_has_no_weights_is_refused_with_what_can_be_planned_for(host, config, tmp_path):
+    for model, hint in (
+        (tmp_path, f"say `moeflow plan {config}`"),
+        ("mixtral", "without weights are dbrx, mixtral-8x22b"),
+    ):
+        with pytest.raises(CheckpointError, match=hint):
+            plan_for(PlanWish(settings=Settings(model=str(model)), workload=WORKLOAD, machine=host))
+
+
 def test_what_is_no_model_is_refused(host):
     for model, error in ((None, ConfigError), ("/nowhere", CheckpointError), ("/nowhere/config.json", CheckpointError)):
         with pytest.raises(error):
