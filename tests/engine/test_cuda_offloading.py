@@ -45,6 +45,14 @@ def test_nothing_races_and_tokens_are_the_same(model, device, monkeypatch, pipel
     assert run(config, SHORT) == tokens
 
 
+def test_pages_wait_for_room_and_for_nothing_else(model, device):
+    run(wishes(model, "cgopipe", micro_batch=1, share=0.0), SHORT)
+    log = device.cuda.log
+    num_pages = sum(entry[:2] == ("up", "records") for entry in log)
+    assert 0 < sum(entry[:2] == ("up", "waits for") for entry in log) < num_pages / 5
+    assert not any(entry[0] == "down" and "up" in entry[2] for entry in log)
+
+
 def test_rows_that_were_selected_elsewhere_are_waited_for(model, device):
     engine = Engine.load(wishes(model, "cgopipe"))
     try:
