@@ -23,6 +23,7 @@ from moeflow.cli.bench_output import repeated_command
 from moeflow.cli.local_model import prepare
 from moeflow.cli.new_file import NEW_FILE
 from moeflow.cli.options import engine_options
+from moeflow.core.errors import EngineError
 
 if TYPE_CHECKING:
     from moeflow.core.engine_config import EngineConfig
@@ -111,7 +112,10 @@ class Job:
     state: JobState | None = None  # the newest
 
     def run(self, config: EngineConfig, journal: Journal) -> bool:
-        """Answer what is left; return whether it came to the end."""
+        """Answer what is left; return whether it came to the end.
+
+        Raises: OSError if results cannot be written; EngineError; what loading raises.
+        """
         if self.num_before:
             click.echo(f"{self.num_before} of {self.total} requests were answered before.", err=True)
         started_s = time.monotonic()
@@ -124,6 +128,9 @@ class Job:
             except (KeyboardInterrupt, asyncio.CancelledError):  # Ctrl-C, SIGTERM
                 self.state = view.state
                 return False
+            except (OSError, EngineError):  # a full disk, say; the shell says which
+                click.echo(self.last_words(journal.totals, is_complete=False), err=True)
+                raise
             finally:
                 answering_s = view.started_s or time.monotonic()
                 self.load_s, self.answer_s = answering_s - started_s, time.monotonic() - answering_s

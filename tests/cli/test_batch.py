@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -111,6 +112,26 @@ def test_interrupted_it_says_how_to_go_on(tiny, tmp_path):
         assert f"of {NUM_LINES} requests are done. The same command goes on from here:\n" in said
         assert "Traceback" not in said
         assert int(said.split("Stopped: ")[1].split()[0]) == command.num_lines() >= 2
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_it_and_it_goes_on_later(tiny, tmp_path):
+    """The limit on a file's size plays the disk."""
+    command = Command(tiny, tmp_path)
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
+
+    pipes = {"capture_output": True, "text": True, "timeout": 240, "check": False}
+    done = subprocess.run(command.arguments, preexec_fn=limit, **pipes)
+    assert done.returncode == 1, done.stderr
+    assert "The same command goes on from here:" in done.stderr
+    assert "error: [Errno 27] File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert command.num_lines() >= 1
+    assert command.output.read_bytes().endswith(b"\n")
+    assert command.finish().returncode == 1
+    command.check_results()
 
 
 def run(*args: str):
