@@ -71,6 +71,10 @@ class Case:
         )
 
 
+class SetBackError(EngineError):
+    """A request was set back for want of KV cache while it was timed."""
+
+
 class Stopwatch:
     """Times cases on one engine.
 
@@ -133,7 +137,7 @@ class Stopwatch:
         start = self._clock()
         for _ in range(case.new_tokens):
             if len(self._step()) != len(prompts):
-                raise EngineError("a request was set back for want of KV cache: raise --kv-cache")
+                raise SetBackError("a request was set back for want of KV cache: raise --kv-cache")
         return self._clock() - start
 
     def _submit(self, prompts: list[list[int]], max_tokens: int | None) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from moeflow.bench.engine_speed import Case, Stopwatch
+from moeflow.bench.engine_speed import Case, SetBackError, Stopwatch
 from moeflow.bench.memory import peak_bytes, reset_peak
 from moeflow.core.hardware import DISK, RAM
 from moeflow.core.plan import Workload
@@ -93,7 +93,7 @@ class PlanCheck:
         self._stopwatch = Stopwatch(self._engine, self._seed, temperature=1.0)
         sizes = sorted({1, self._most_together()})
         decodes = [case for size in sizes if (case := self._decode_case(size)) is not None]
-        self.cases = [*decodes, Case(1, self._plan.workload.prompt_len, 0)]
+        self.cases = [*decodes, Case(1, self._plan.workload.prompt_len, 0)]  # decoding ones may become smaller yet
 
     @property
     def num_steps(self) -> int:
@@ -105,16 +105,11 @@ class PlanCheck:
         does not count. Raises: EngineError.
         """
         for repetition in range(REPEATS + 1):
-            for case in self.cases:
-                repeats = self._repeats(case)
-                if repetition >= repeats:
+            for index, case in enumerate(self.cases):
+                if repetition >= self._repeats(case):
                     continue
                 on_begin(case.name)
-                measured = self._measured.setdefault(case, _Measured())
-                rate, timed_bytes = self._measure(case, repetition, measured)
-                if repetition or repeats == 1:
-                    measured.rates.append(rate)
-                    measured.timed_bytes.append(timed_bytes)
+                self.cases[index] = self._run_fitting(case, repetition)
                 on_end()
 
     def close(self) -> None:
@@ -154,13 +149,35 @@ class PlanCheck:
     def _repeats(self, case: Case) -> int:
         return 1 if self._predict(case).whole_s > LONG_S else REPEATS + 1
 
-    def _measure(self, case: Case, repetition: int, measured: _Measured) -> tuple[float, int]:
+    def _run_fitting(self, case: Case, repetition: int) -> Case:
+        """Measure a case, or a smaller one if its keys and values find no room beside what else grew; return it."""
+        while True:
+            try:
+                self._run(case, repetition)
+                return case
+            except SetBackError:
+                if repetition or case.batch_size <= 2:
+                    raise
+                smaller = self._decode_case(case.batch_size * 3 // 4)
+                assert smaller is not None, "there was room for more"
+                self._measured.pop(case, None)
+                case = smaller
+
+    def _run(self, case: Case, repetition: int) -> None:
+        rate, timed_bytes = self._measure(case, repetition)
+        measured = self._measured[case]
+        if repetition or self._repeats(case) == 1:
+            measured.rates.append(rate)
+            measured.timed_bytes.append(timed_bytes)
+
+    def _measure(self, case: Case, repetition: int) -> tuple[float, int]:
         """Return tokens a second, and bytes read meanwhile."""
         at_start: list[EngineStats] = []
         before, start_s = self._engine.stats(), time.perf_counter()
         rate = self._stopwatch.measure(case, repetition, lambda: at_start.append(self._engine.stats()))
-        measured.whole_s += time.perf_counter() - start_s
-        after = self._engine.stats()
+        whole_s, after = time.perf_counter() - start_s, self._engine.stats()
+        measured = self._measured.setdefault(case, _Measured())
+        measured.whole_s += whole_s
         measured.wait_s += after.expert_stall_s_total - before.expert_stall_s_total
         measured.read_bytes += _read_bytes(after) - _read_bytes(before)
         measured.num_runs += 1

@@ -7,7 +7,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from moeflow.bench.plan_check import CheckRow
+from moeflow.bench.engine_speed import Case, SetBackError
+from moeflow.bench.plan_check import CheckRow, PlanCheck
 from moeflow.cli.main import main
 from moeflow.cli.plan_output import check_table
 from moeflow.core.hardware_json import machine_to_json
@@ -59,6 +60,24 @@ def test_what_was_planned_is_run(tmp_path):
     assert list(rows) == names
     assert all(row["predicted"] > 0 and row["measured"] > 0 for row in rows.values())
     assert found["plan"]["policy"]["batch_size"] == 3
+
+
+def test_a_batch_that_finds_no_room_becomes_smaller(monkeypatch):
+    check = object.__new__(PlanCheck)
+    check.cases, check._measured = [Case(1, 8, 2), Case(16, 8, 2)], {}
+    monkeypatch.setattr(check.__class__, "_decode_case", lambda _, size: Case(size, 8, 2))
+    monkeypatch.setattr(check.__class__, "_repeats", lambda *_: 2)
+    ran = []
+
+    def run(_, case, repetition):
+        if case.batch_size > 10:
+            raise SetBackError("no room")
+        ran.append((case.batch_size, repetition))
+
+    monkeypatch.setattr(check.__class__, "_run", run)
+    check.run(lambda _: None, lambda: None)
+    assert ran == [(1, 0), (9, 0), (1, 1), (9, 1)]
+    assert [case.batch_size for case in check.cases] == [1, 9]
 
 
 def test_another_machine_cannot_be_checked():
