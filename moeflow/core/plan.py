@@ -11,11 +11,13 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from moeflow.core.errors import ConfigError
+from moeflow.core.hardware import DTYPES
 from moeflow.core.json_fields import Fields, read_json
 
 GOALS: Final = ("throughput", "latency", "memory")
 DIRECT: Final = "direct"  # everything resident: a pass is the model's plain forward
 FROM_DISK: Final = "streaming"  # experts come from disk as a pass needs them
+PIPELINES: Final = (DIRECT, FROM_DISK, "cgopipe", "fastdecode", "flexgen-c", "flexgen", "zero-inference")
 MOST_RATE: Final = 1e12  # requests a second
 FORMAT_VERSION: Final = 1  # of the JSON; to be raised when a field means something else
 
@@ -153,11 +155,11 @@ def _plan(fields: Fields) -> Plan:
         machine=fields.text("machine"),
         goal=fields.one_of("goal", GOALS),
         workload=fields.item("workload", _workload),
-        weight_format=fields.text("weight_format"),
-        embedding_format=fields.text("embedding_format"),
-        kv_dtype=fields.text("kv_dtype"),
+        weight_format=fields.one_of("weight_format", DTYPES),
+        embedding_format=fields.one_of("embedding_format", DTYPES),
+        kv_dtype=fields.one_of("kv_dtype", DTYPES),
         policy=fields.item("policy", _policy),
-        pipeline=fields.text("pipeline"),
+        pipeline=fields.one_of("pipeline", PIPELINES),
         kv_cache_bytes=fields.count("kv_cache_bytes", least=0),
         memory_bytes=fields.count("memory_bytes", least=0),
         prefill_tokens_per_s=fields.item("prefill_tokens_per_s", _estimate),

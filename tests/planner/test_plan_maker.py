@@ -135,6 +135,8 @@ def test_figures_hold_the_operating_point_and_the_best_policies(model):
     ("change", "complaint"),
     [
         (('"goal": "throughput"', '"goal": "fun"'), "goal is 'fun': use one of"),
+        (('"pipeline": "direct"', '"pipeline": "magic"'), "pipeline is 'magic': use one of direct, streaming, cgopipe"),
+        (('"kv_dtype": "bfloat16"', '"kv_dtype": "float3"'), "kv_dtype is 'float3': use one of float32"),
         (('"batch_size"', '"batch_sice"'), "policy.batch_size is missing"),
         (('"kv_cache_bytes"', '"kv_cash_bytes"'), "kv_cache_bytes is missing"),
         (('"machine": "round"', '"machine": 3'), "machine is 3: write a text"),
