@@ -31,6 +31,7 @@ from moeflow.cli.bench_output import show
 from moeflow.core.errors import ConfigError
 from moeflow.engine.machine import measure_machine
 from moeflow.kernels import cpu
+from moeflow.kernels.packed_weights import PackedExperts
 from moeflow.kernels.weight_format import WeightFormat
 
 NUM_EXPERTS, HIDDEN, WIDTH, TOP_K = 32, 1024, 768, 4
@@ -71,14 +72,14 @@ def make_layers(weights: WeightFormat) -> dict[str, list[Layer]]:
     for _ in range(NUM_LAYERS):
         gate_up = (torch.randn(NUM_EXPERTS, 2 * WIDTH, HIDDEN) * 0.02).to(dtype)
         down = (torch.randn(NUM_EXPERTS, HIDDEN, WIDTH) * 0.02).to(dtype)
-        packed = cpu.PackedExperts.pack(gate_up, down, weights)
+        packed = PackedExperts.pack(gate_up, down, weights)
         layers[OURS].append(our_layer(packed))
         for name in (GROUPED, BATCHED):
             layers[name].append(transformers_layer(name, gate_up, down))
     return layers
 
 
-def our_layer(packed: cpu.PackedExperts) -> Layer:
+def our_layer(packed: PackedExperts) -> Layer:
     """Return our layer; its activations are float32 whatever the weights are."""
 
     def run(x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:

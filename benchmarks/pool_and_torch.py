@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from moeflow.kernels import cpu
+from moeflow.kernels.packed_weights import PackedWeight
 
 TURNS = 200  # of a round, some milliseconds
 
@@ -58,7 +59,7 @@ def main(num_threads: int, torch_threads: int, rounds: int) -> None:
     torch.set_num_threads(torch_threads)
     cpu.set_num_threads(num_threads)
     table = Table("rows", "torch operation", "pool alone", "torch alone", "in turns", "price of a turn")
-    weight = cpu.PackedWeight.pack(torch.randn(1024, 1024), "bfloat16")
+    weight = PackedWeight.pack(torch.randn(1024, 1024), "bfloat16")
     for rows in (1, 32):
         pool_call = partial(cpu.linear, torch.randn(rows, 1024), weight)
         operations = {

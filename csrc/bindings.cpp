@@ -1,5 +1,5 @@
 // The face of the extension: addresses and sizes in, nothing out. Shapes and types are checked by the Python side
-// (moeflow/kernels/cpu.py), which also keeps the memory alive. The GIL is released while kernels run.
+// (moeflow/kernels), which also keeps the memory alive. The GIL is released while kernels run.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>

@@ -18,7 +18,7 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.priority import DEMAND, PREFETCH
 from moeflow.engine.messages import ExpertStats
 from moeflow.engine.slab_files import ensure_slab_file, formats_of
-from moeflow.kernels.cpu import PackedExperts
+from moeflow.kernels.packed_weights import PackedExperts
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.layers.cached_experts import ExpertPool
 from moeflow.layers.decoder import CausalLM

@@ -31,6 +31,7 @@ from moeflow.engine.sampler import PROMPT_CHUNK, SampledToken, prompt_logprobs, 
 from moeflow.engine.slab_files import formats_of, map_packed
 from moeflow.kernels import cpu
 from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.packed_weights import expert_bytes
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.kvcache.block_tables import BlockTables
 from moeflow.layers.context import ForwardContext
@@ -334,7 +335,7 @@ def _trace_header(checkpoint: Checkpoint, config: EngineConfig) -> TraceHeader:
         num_layers=shape.num_layers - len(shape.dense_layers),
         num_experts=shape.num_experts,
         top_k=shape.top_k,
-        slab_bytes=cpu.expert_bytes(*expert_shape, cast(WeightFormat, config.weight_format)) if config.cpu_isa else 0,
+        slab_bytes=expert_bytes(*expert_shape, cast(WeightFormat, config.weight_format)) if config.cpu_isa else 0,
     )
 
 

@@ -9,10 +9,15 @@ from torch import Tensor
 def check_floats(tensor: Tensor, shape: tuple[int, ...]) -> None:
     """Raise ValueError unless a tensor is contiguous float32 of this shape."""
     if tensor.dtype is not torch.float32 or tensor.shape != shape or not tensor.is_contiguous():
-        name = str(tensor.dtype).removeprefix("torch.")
-        raise ValueError(f"contiguous float32 {list(shape)} is needed, not {name} {list(tensor.shape)}")
+        raise ValueError(f"contiguous float32 {list(shape)} is needed, not {describe(tensor)}")
 
 
 def address(tensor: Tensor | None) -> int:
     """Return where a tensor lies; 0 if there is none."""
     return 0 if tensor is None else tensor.data_ptr()
+
+
+def describe(tensor: Tensor) -> str:
+    """Write for messages what a tensor is."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    return f"{name} {list(tensor.shape)}" + ("" if tensor.is_contiguous() else f" with strides {list(tensor.stride())}")

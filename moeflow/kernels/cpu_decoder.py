@@ -15,11 +15,11 @@ from torch import Tensor
 
 from moeflow.kernels import cpu
 from moeflow.kernels.attention_metadata import AttentionMetadata
-from moeflow.kernels.cpu import PackedWeight
 from moeflow.kernels.cpu_arguments import address, check_floats
 from moeflow.kernels.cpu_stages import MoEStage
 from moeflow.kernels.heads import Heads
 from moeflow.kernels.kv_blocks import KVBlocks
+from moeflow.kernels.packed_weights import PackedWeight
 
 if cpu.is_available():
     import moeflow.kernels._cpu as _cpu

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from moeflow.kernels import cpu
-from moeflow.kernels.cpu import PackedExperts
 from moeflow.kernels.cpu_arguments import address, check_floats
+from moeflow.kernels.packed_weights import PackedExperts
 
 if cpu.is_available():
     import moeflow.kernels._cpu as _cpu

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from moeflow.kernels import cpu
-from moeflow.kernels.cpu import PackedExperts, PackedWeight
 from moeflow.kernels.cpu_arguments import address, check_floats
+from moeflow.kernels.packed_weights import PackedExperts, PackedWeight
 from moeflow.kernels.routing import SoftmaxTopK
 
 if cpu.is_available():

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from moeflow.kernels import cpu
-from moeflow.kernels.cpu import PackedWeight
+from moeflow.kernels.packed_weights import PackedWeight, unpack_rows
 
 
 def embedding(token_ids: Tensor, weight: Tensor | PackedWeight) -> Tensor:
@@ -15,5 +14,5 @@ def embedding(token_ids: Tensor, weight: Tensor | PackedWeight) -> Tensor:
     Raises: IndexError if a token has no row.
     """
     if isinstance(weight, PackedWeight):
-        return cpu.rows(weight, token_ids)
+        return unpack_rows(weight, token_ids)
     return F.embedding(token_ids, weight)

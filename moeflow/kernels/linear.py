@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from moeflow.kernels import cpu, cpu_stages
-from moeflow.kernels.cpu import PackedWeight
 from moeflow.kernels.norm import rms_norm
+from moeflow.kernels.packed_weights import PackedWeight
 
 _HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _SMALL_WEIGHT = 2**16  # values

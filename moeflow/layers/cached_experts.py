@@ -12,9 +12,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from moeflow.kernels.cpu import PackedExperts
 from moeflow.kernels.cpu_decoder import Expected
 from moeflow.kernels.cpu_expert_slots import SlotExperts, add_pairs
+from moeflow.kernels.packed_weights import PackedExperts
 from moeflow.layers.spans import EXPERTS, WAITS, Spanned, untraced
 from moeflow.layers.streamed_experts import ExpertStream
 from moeflow.memory.expert_cache import ExpertCache

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from moeflow.core.model_config import ModelConfig
-from moeflow.kernels.cpu import PackedExperts, PackedWeight
 from moeflow.kernels.cpu_decoder import PackedLayer
 from moeflow.kernels.cpu_stages import MoEStage
+from moeflow.kernels.packed_weights import PackedExperts, PackedWeight
 from moeflow.layers.attention import Attention
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.expert_slabs import ExpertSlabs

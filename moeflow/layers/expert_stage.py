@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from moeflow.kernels.cpu import PackedExperts, PackedWeight
 from moeflow.kernels.cpu_stages import MoEStage
+from moeflow.kernels.packed_weights import PackedExperts, PackedWeight
 from moeflow.kernels.routing import SoftmaxTopK
 from moeflow.layers.linear import Linear
 from moeflow.layers.norm import RMSNorm

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from moeflow.kernels import cpu
 from moeflow.kernels.activation import silu_and_mul
-from moeflow.kernels.cpu import PackedExperts
 from moeflow.kernels.cpu_stages import MoEStage
 from moeflow.kernels.experts import fused_experts
+from moeflow.kernels.packed_weights import PackedExperts
 from moeflow.kernels.routing import SoftmaxTopK
 from moeflow.layers.expert_slabs import ExpertSlabs
 from moeflow.layers.expert_stage import expert_stage

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels import cpu
-from moeflow.kernels.cpu import PackedExperts, PackedWeight
 from moeflow.kernels.cpu_stages import MoEStage
 from moeflow.kernels.experts import fused_experts
 from moeflow.kernels.linear import linear
+from moeflow.kernels.packed_weights import PackedExperts, PackedWeight
 from moeflow.kernels.routing import SoftmaxTopK
 from moeflow.layers.cached_experts import CachedExperts
 from moeflow.layers.expert_slabs import ExpertSlabs

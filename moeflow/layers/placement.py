@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from moeflow.kernels import cpu
-from moeflow.kernels.cpu import PackedExperts, PackedRows, PackedWeight
+from moeflow.kernels.packed_weights import PackedExperts, PackedRows, PackedWeight, expert_bytes, matrix_bytes
 from moeflow.kernels.weight_format import BITS_PER_VALUE, WeightFormat
 from moeflow.layers.cached_experts import CachedExperts, ExpertPool
 from moeflow.layers.expert_slabs import ExpertSlabs, slab_bytes
@@ -99,7 +98,7 @@ class Placement:
         if self.pool is not None:
             return self.pool.add_layer()
         if self.packed is not None:
-            num_bytes = cpu.expert_bytes(hidden_size, intermediate_size, self.packed.matrices)
+            num_bytes = expert_bytes(hidden_size, intermediate_size, self.packed.matrices)
             storage = self.memory.experts(num_experts, num_bytes)
             if storage is None:
                 return AbsentExperts()
@@ -116,7 +115,7 @@ class Placement:
         if self.packed is None:
             return self._slabs(1, hidden_size, intermediate_size) if self.has_slabs else None
         matrices = self.packed.matrices
-        storage = self.memory.block(cpu.expert_bytes(hidden_size, intermediate_size, matrices))
+        storage = self.memory.block(expert_bytes(hidden_size, intermediate_size, matrices))
         return PackedExperts(1, hidden_size, intermediate_size, matrices, storage=storage.view(1, -1))
 
     def _slabs(self, num_experts: int, hidden_size: int, intermediate_size: int) -> ExpertSlabs:
@@ -127,7 +126,7 @@ class Placement:
     def _matrix(self, rows: int, cols: int, weight_format: WeightFormat | None) -> Weight:
         if weight_format is None:
             return self.empty(rows, cols)
-        storage = self.memory.block(cpu.matrix_bytes(weight_format, rows, cols))
+        storage = self.memory.block(matrix_bytes(weight_format, rows, cols))
         return PackedWeight(storage, weight_format, rows, cols)
 
 

@@ -18,9 +18,8 @@ from torch import Tensor
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.identity import checkpoint_identity
 from moeflow.core.model_config import ModelConfig
-from moeflow.kernels import cpu
-from moeflow.kernels.cpu import PackedExperts
 from moeflow.kernels.lazy_memory import allocate_lazily
+from moeflow.kernels.packed_weights import PackedExperts, expert_bytes
 from moeflow.layers.decoder import CausalLM
 from moeflow.layers.moe import MoE
 from moeflow.layers.placement import Destination, Placement, WeightFormats
@@ -44,9 +43,7 @@ def slab_spec(checkpoint: Checkpoint, formats: WeightFormats) -> SlabSpec:
         embedding_format=formats.embeddings,
         num_layers=shape.num_layers - len(shape.dense_layers) if has_experts else 0,
         num_experts=shape.num_experts,
-        slab_bytes=(
-            cpu.expert_bytes(shape.hidden_size, shape.intermediate_size, formats.matrices) if has_experts else 0
-        ),
+        slab_bytes=(expert_bytes(shape.hidden_size, shape.intermediate_size, formats.matrices) if has_experts else 0),
         resident_bytes=memory.num_bytes,
         layout=_layout(model, memory),
     )

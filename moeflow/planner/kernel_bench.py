@@ -21,8 +21,8 @@ from moeflow.core.units import MIB
 from moeflow.kernels import cpu, cpu_attention
 from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.kernels.ceilings import TRIES, measure_flops, measure_read
-from moeflow.kernels.cpu import PackedExperts, PackedWeight
 from moeflow.kernels.kv_blocks import KVBlocks, kv_block_bytes
+from moeflow.kernels.packed_weights import PackedExperts, PackedWeight, expert_bytes
 from moeflow.kernels.weight_format import BITS_PER_VALUE, WEIGHT_FORMATS, WeightFormat
 from moeflow.planner.model_costs import ModelCosts, Work
 
@@ -137,7 +137,7 @@ class KernelBench:
     def _experts(self, shape: KernelShape, random: torch.Generator) -> Iterator[tuple[Work, float]]:
         num_experts, top_k, hidden, width = shape.sizes
         dtype = cast(WeightFormat, shape.dtype)
-        num_bytes = cpu.expert_bytes(hidden, width, dtype)
+        num_bytes = expert_bytes(hidden, width, dtype)
         fitting = max(min(num_experts, self._buffer.nbytes // (2 * num_bytes)), top_k)  # two layers in turn at least
         layers = cycle(
             PackedExperts(fitting, hidden, width, dtype, storage=part.view(fitting, num_bytes))

@@ -15,6 +15,7 @@ from moeflow.checkpoint.checkpoint import StoredRows
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CheckpointError
 from moeflow.kernels import cpu
+from moeflow.kernels.packed_weights import PackedWeight
 from tests.checkpoint.tiny_models import (
     CONFIGS,
     EXPERTS,
@@ -173,7 +174,7 @@ class TestWeights:
         checkpoint = open_checkpoint(write_gguf(file, "llama", random_weights("llama"), kind))
         for name, info in checkpoint.tensors.items():
             if len(info.shape) == 2:
-                packed = cpu.PackedWeight.allocate(*info.shape, weight_format)
+                packed = PackedWeight.allocate(*info.shape, weight_format)
                 rows = checkpoint.read_rows(name, 0, info.shape[0])
                 packed.fill(rows.values, rows.numbers, rows.block_kind)
                 assert torch.equal(packed.unpack(), checkpoint.read(name)), name

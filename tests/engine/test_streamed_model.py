@@ -20,6 +20,7 @@ from moeflow.engine.messages import Submission
 from moeflow.engine.settings import Settings, decide
 from moeflow.engine.slab_files import pack
 from moeflow.kernels import cpu
+from moeflow.kernels.packed_weights import expert_bytes
 from moeflow.memory.eviction import POLICIES
 from moeflow.memory.slab_file import read_slab_index
 from moeflow.workload.routing_trace import read_routing_trace
@@ -184,7 +185,7 @@ def test_routing_is_recorded_wherever_experts_are(model, tmp_path, is_streamed):
     assert run(config, PROMPTS[:2]) == run(resident_config(model), PROMPTS[:2])
     trace = read_routing_trace(tmp_path / "routing")
     assert (trace.header.num_layers, trace.header.num_experts, trace.header.top_k) == (3, 8, 2)
-    assert trace.header.slab_bytes == cpu.expert_bytes(32, 48, "float32")
+    assert trace.header.slab_bytes == expert_bytes(32, 48, "float32")
     assert sum(len(routed.ids[0]) for routed in trace.passes) == sum(map(len, PROMPTS[:2])) + 2 * 11
     assert sum(routed.num_generated for routed in trace.passes) == 2 * 12
     assert all(routed.compute_s > 0 for routed in trace.passes)
@@ -196,7 +197,7 @@ def test_a_trace_shows_passes_experts_and_reads(model, tmp_path):
     rows = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert rows == {"passes", "experts", "disk 0", "disk 1"}
     slices = [event for event in events if event["ph"] == "X"]
-    slab_bytes = cpu.expert_bytes(32, 48, "float32")
+    slab_bytes = expert_bytes(32, 48, "float32")
     computed = [
         event["args"]["bytes"] for event in slices if event["name"] == "experts 2" if event["args"].get("bytes")
     ]

@@ -10,13 +10,13 @@ import torch
 
 from moeflow.kernels import cpu, cpu_small_ops
 from moeflow.kernels.attention_metadata import AttentionMetadata
-from moeflow.kernels.cpu import PackedExperts, PackedWeight
 from moeflow.kernels.cpu_decoder import NOTHING, Expected, PackedDecoder, PackedLayer
 from moeflow.kernels.cpu_expert_slots import SlotExperts, add_pairs
 from moeflow.kernels.cpu_stages import MoEStage
 from moeflow.kernels.heads import Heads
 from moeflow.kernels.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kernels.lazy_memory import allocate_lazily
+from moeflow.kernels.packed_weights import PackedExperts, PackedWeight
 from moeflow.kernels.routing import SoftmaxTopK
 
 HIDDEN, WIDTH, DIM, EXPERTS, LAYERS = 48, 33, 16, 5, 4

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from moeflow.kernels import cpu
 from moeflow.kernels.activation import NONLINEARITIES, apply
 from moeflow.kernels.experts import fused_experts
+from moeflow.kernels.packed_weights import PackedExperts
 from tests.kernels import cpu_reference as reference
 from tests.kernels.cpu_reference import FORMATS, assert_within
 
@@ -36,7 +37,7 @@ def pack(hidden, width, weight_format, num_experts=5, *, function="silu", is_gat
     gate_up = torch.randn(num_experts, up_rows, hidden, generator=generator) / hidden**0.5 * 2
     down = torch.randn(num_experts, hidden, width, generator=generator) / width**0.5
     biases = tuple(torch.randn(num_experts, size, generator=generator) for size in (up_rows, hidden))
-    return cpu.PackedExperts.pack(gate_up, down, weight_format, function=function, biases=biases if has_bias else None)
+    return PackedExperts.pack(gate_up, down, weight_format, function=function, biases=biases if has_bias else None)
 
 
 def unpacked_biases(packed):
@@ -140,7 +141,7 @@ def test_functions_are_as_exact_as_float32_allows(isa, function):
     """From where they are all but zero to where they are the identity."""
     units = torch.cat([torch.linspace(-12, 30, 4001), torch.logspace(-30, 5, 400), -torch.logspace(-30, 0.5, 400)])
     one = torch.ones(1, 1, 1)
-    packed = cpu.PackedExperts.pack(one, one, "float32", function=function)
+    packed = PackedExperts.pack(one, one, "float32", function=function)
     ids, weights = torch.zeros(len(units), 1, dtype=torch.int64), torch.ones(len(units), 1)
     got = cpu.experts(units.unsqueeze(1), packed, ids, weights)[:, 0]
     x = units.double()
@@ -249,7 +250,7 @@ def test_experts_that_are_not_there_are_refused(isa, expert):
 
 def test_experts_that_do_not_fit_together_are_refused(needs_kernels):
     with pytest.raises(ValueError, match="do not fit together"):
-        cpu.PackedExperts.pack(torch.zeros(2, 12, 8), torch.zeros(2, 8, 4), "float32")
+        PackedExperts.pack(torch.zeros(2, 12, 8), torch.zeros(2, 8, 4), "float32")
     packed = pack(8, 4, "float32", has_bias=True)
     with pytest.raises(ValueError, match=r"does not take biases float32 \[5, 4\]"):
         packed.set_biases(torch.zeros(5, 4), torch.zeros(5, 8))
@@ -261,7 +262,7 @@ def test_parts_of_experts_are_filled_one_by_one(needs_kernels):
     """As loading does: what `pack` packs at once comes out the same in parts."""
     for is_gated in (True, False):
         want = pack(40, 24, "float32", is_gated=is_gated)
-        got = cpu.PackedExperts(5, 40, 24, "float32", is_gated=is_gated)
+        got = PackedExperts(5, 40, 24, "float32", is_gated=is_gated)
         gate_up, downs = want.unpack()
         sources = [[*torch.split(up, 24), down] for up, down in zip(gate_up, downs, strict=True)]
         parts = got.parts() if is_gated else got._all_parts()

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeflow.kernels import cpu
+from moeflow.kernels.packed_weights import PackedWeight, unpack_rows
 from tests.kernels import cpu_reference as reference
 from tests.kernels.cpu_reference import FORMATS, assert_within
 
@@ -25,7 +26,7 @@ SIZES = (  # outputs, inputs: on, just below and just above bands of 16, groups 
 def make(rows, outputs, inputs, weight_format, seed=0):
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(outputs, inputs, generator=generator) * 0.1
-    return torch.randn(rows, inputs, generator=generator), cpu.PackedWeight.pack(weight, weight_format)
+    return torch.randn(rows, inputs, generator=generator), PackedWeight.pack(weight, weight_format)
 
 
 def check(x, weight, isa):
@@ -98,8 +99,8 @@ class TestSameBits:
     def test_outputs_do_not_depend_on_those_beside_them(self, isa, weight_format):
         x, weight = make(7, 150, 40, weight_format)
         order = torch.randperm(150, generator=torch.Generator().manual_seed(1))[:77]
-        some = cpu.PackedWeight.pack(weight.unpack(), "float32", order)
-        every = cpu.PackedWeight.pack(weight.unpack(), "float32")
+        some = PackedWeight.pack(weight.unpack(), "float32", order)
+        every = PackedWeight.pack(weight.unpack(), "float32")
         assert torch.equal(cpu.linear(x, some), cpu.linear(x, every)[:, order])
 
 
@@ -144,7 +145,7 @@ class TestValues:
 
     def test_the_largest_magnitudes_do_not_overflow(self, isa, weight_format):
         signs = torch.randint(0, 2, (40, 64), generator=torch.Generator().manual_seed(0)) * 2.0 - 1
-        weight = cpu.PackedWeight.pack(torch.cat([signs, torch.ones(1, 64), -torch.ones(1, 64)]), weight_format)
+        weight = PackedWeight.pack(torch.cat([signs, torch.ones(1, 64), -torch.ones(1, 64)]), weight_format)
         x = torch.cat([signs[:6], torch.ones(1, 64), -torch.ones(1, 64)])
         check(x, weight, isa)
 
@@ -153,7 +154,7 @@ def test_the_smallest_int8_weights_of_a_file(isa):
     """Q8_0 blocks are -127..127 as llama.cpp writes them, but a file may hold -128: its product must not saturate."""
     scale = torch.tensor([0.5], dtype=torch.float16).view(torch.uint8)
     blocks = torch.cat([scale, torch.full((32,), -128, dtype=torch.int8).view(torch.uint8)]).repeat(3, 2)
-    weight = cpu.PackedWeight.allocate(3, 64, "int8")
+    weight = PackedWeight.allocate(3, 64, "int8")
     weight.fill(blocks, torch.arange(3), "Q8_0")
     assert (weight.unpack() == -64).all()
     x = torch.stack([torch.full((64,), 127.0), torch.full((64,), -127.0)])
@@ -166,13 +167,13 @@ def test_weights_that_are_not_finite_show(needs_kernels, weight_format, value):
     for place in (0, 20, 31, 33):
         weight = torch.ones(3, 40)
         weight[1, place] = value
-        packed = cpu.PackedWeight.pack(weight, weight_format)
+        packed = PackedWeight.pack(weight, weight_format)
         assert packed.unpack().isfinite().all(1).tolist() == [True, False, True]
         assert cpu.linear(torch.ones(1, 40), packed).isfinite().tolist() == [[True, False, True]]
 
 
 def test_rows_that_lie_far_apart_are_packed_alone(needs_kernels):
-    packed = cpu.PackedWeight.allocate(1000, 40, "int4")
+    packed = PackedWeight.allocate(1000, 40, "int4")
     packed.fill(torch.ones(3, 40), torch.tensor([999, 17, 400]))
     assert packed.unpack().sum(1).nonzero().flatten().tolist() == [17, 400, 999]
 
@@ -181,13 +182,13 @@ def test_rows_that_lie_far_apart_are_packed_alone(needs_kernels):
 def test_a_matrix_of_more_than_two_gigabytes(needs_kernels):
     """Which takes little memory, most of it never being written to."""
     rows, cols = 70_001, 32_800
-    packed = cpu.PackedWeight.allocate(rows, cols, "int8")
+    packed = PackedWeight.allocate(rows, cols, "int8")
     some = torch.tensor([0, 31_337, rows - 1])
     source = torch.randn(3, cols)
     packed.fill(source, some)
     assert packed.nbytes > 2**31
-    want, error = reference.linear(source[:1], cpu.PackedWeight.pack(source, "int8"), cpu.isa_name())
+    want, error = reference.linear(source[:1], PackedWeight.pack(source, "int8"), cpu.isa_name())
     got = cpu.linear(source[:1], packed)
     assert_within(got[:, some], want, error)
     assert got.count_nonzero() == 3
-    torch.testing.assert_close(cpu.rows(packed, some), source, atol=0.05, rtol=0.0)
+    torch.testing.assert_close(unpack_rows(packed, some), source, atol=0.05, rtol=0.0)

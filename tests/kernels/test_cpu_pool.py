@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from moeflow.kernels import cpu
+from moeflow.kernels.packed_weights import PackedWeight
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
 
@@ -23,8 +24,9 @@ def run_python(script):
     preamble = """
         import os, threading, torch
         from moeflow.kernels import cpu
+        from moeflow.kernels.packed_weights import PackedWeight
         torch.set_num_threads(1)
-        weight, x = cpu.PackedWeight.pack(torch.randn(200, 64), "int8"), torch.randn(9, 64)
+        weight, x = PackedWeight.pack(torch.randn(200, 64), "int8"), torch.randn(9, 64)
         cpu.set_num_threads(3)
         want = cpu.linear(x, weight)
     """
@@ -61,7 +63,7 @@ def test_threads_begin_and_end_with_their_number():
 
 def test_idle_threads_sleep():
     cpu.set_num_threads(4)
-    weight, x = cpu.PackedWeight.pack(torch.randn(200, 64), "float32"), torch.randn(9, 64)
+    weight, x = PackedWeight.pack(torch.randn(200, 64), "float32"), torch.randn(9, 64)
     cpu.linear(x, weight)
     before = time.process_time()
     time.sleep(0.1)
@@ -69,7 +71,7 @@ def test_idle_threads_sleep():
 
 
 def test_many_tiny_jobs_at_changing_numbers_of_threads():
-    weight, x = cpu.PackedWeight.pack(torch.randn(40, 33), "int4"), torch.randn(3, 33)
+    weight, x = PackedWeight.pack(torch.randn(40, 33), "int4"), torch.randn(3, 33)
     want = cpu.linear(x, weight)
     for count in (1, 2, 3, 8, 2, 5, 1, 2):
         cpu.set_num_threads(count)
@@ -79,7 +81,7 @@ def test_many_tiny_jobs_at_changing_numbers_of_threads():
 
 @pytest.mark.slow
 def test_thousands_of_tiny_jobs_at_changing_numbers_of_threads():
-    weight, x = cpu.PackedWeight.pack(torch.randn(40, 33), "int4"), torch.randn(3, 33)
+    weight, x = PackedWeight.pack(torch.randn(40, 33), "int4"), torch.randn(3, 33)
     want = cpu.linear(x, weight)
     for turn in range(60):
         cpu.set_num_threads(turn % 4 + 1)
@@ -92,7 +94,7 @@ def test_thousands_of_tiny_jobs_at_changing_numbers_of_threads():
 def test_callers_from_several_threads_take_turns():
     """Two compute different layers, one packs, one changes the number of threads; all at the same time."""
     source = torch.randn(40, 33)
-    weights = [cpu.PackedWeight.pack(torch.randn(50, 33), name) for name in ("float32", "int8")]
+    weights = [PackedWeight.pack(torch.randn(50, 33), name) for name in ("float32", "int8")]
     x = torch.randn(5, 33)
     wants = [cpu.linear(x, weight) for weight in weights]
     wrong = []
@@ -101,7 +103,7 @@ def test_callers_from_several_threads_take_turns():
         wrong.extend(i for i in range(60) if not torch.equal(cpu.linear(x, weight), want))
 
     def pack():
-        wrong.extend(i for i in range(30) if not torch.equal(cpu.PackedWeight.pack(source, "float32").unpack(), source))
+        wrong.extend(i for i in range(30) if not torch.equal(PackedWeight.pack(source, "float32").unpack(), source))
 
     def resize():
         for i in range(20):
@@ -118,7 +120,7 @@ def test_callers_from_several_threads_take_turns():
 
 @pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor has no such mode")
 def test_workers_treat_subnormal_numbers_as_the_caller_does():
-    weight, x = cpu.PackedWeight.pack(torch.full((4000, 33), 1e-10), "float32"), torch.full((1, 33), 1e-30)
+    weight, x = PackedWeight.pack(torch.full((4000, 33), 1e-10), "float32"), torch.full((1, 33), 1e-30)
     cpu.set_num_threads(3)
     cpu.linear(x, weight)  # the workers are there before the mode changes
     assert (cpu.linear(x, weight) > 0).all()
@@ -132,7 +134,7 @@ def test_workers_treat_subnormal_numbers_as_the_caller_does():
 
 
 def test_torch_between_the_jobs_changes_nothing():
-    weight, x = cpu.PackedWeight.pack(torch.randn(64, 64), "float32"), torch.randn(9, 64)
+    weight, x = PackedWeight.pack(torch.randn(64, 64), "float32"), torch.randn(9, 64)
     want = cpu.linear(cpu.linear(x, weight).relu(), weight)
     for _ in range(50):
         assert torch.equal(cpu.linear(cpu.linear(x, weight).relu(), weight), want)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from moeflow.kernels import cpu, cpu_small_ops, cpu_stages
-from moeflow.kernels.cpu import PackedExperts, PackedWeight
+from moeflow.kernels.packed_weights import PackedExperts, PackedWeight
 from moeflow.kernels.routing import SoftmaxTopK
 
 FORMATS = ("float32", "bfloat16", "int8", "int4")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from moeflow.core.errors import StorageError
 from moeflow.kernels import cpu
+from moeflow.kernels.packed_weights import PackedExperts
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
 from moeflow.layers.cached_experts import ExpertPool
 from moeflow.memory.eviction import POLICIES
@@ -55,7 +56,7 @@ def layers():
     def pack(weight_format):
         chance = torch.Generator().manual_seed(0)
         return [
-            cpu.PackedExperts.pack(
+            PackedExperts.pack(
                 torch.randn(NUM_EXPERTS, 2 * WIDTH, HIDDEN, generator=chance),
                 torch.randn(NUM_EXPERTS, HIDDEN, WIDTH, generator=chance),
                 weight_format,
@@ -79,7 +80,7 @@ def make_pool(layers, num_slots, policy="lru", seed=0):
         start_loads=disk.start_loads,
         wait=disk.wait,
     )
-    slots = cpu.PackedExperts(num_slots, HIDDEN, WIDTH, layers[0].format, storage=arena.slots)
+    slots = PackedExperts(num_slots, HIDDEN, WIDTH, layers[0].format, storage=arena.slots)
     return ExpertPool(cache, slots), disk
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from moeflow.core.errors import StorageError
 from moeflow.kernels import cpu
 from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.packed_weights import PackedExperts
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
 from moeflow.layers.cached_experts import ExpertPool
 from moeflow.layers.context import ForwardContext
@@ -135,7 +136,7 @@ class Cached:
             start_loads=self.disk.start_loads,
             wait=self.disk.finish_one,
         )
-        slots = cpu.PackedExperts(
+        slots = PackedExperts(
             num_slots, CONFIG.hidden_size, CONFIG.intermediate_size, weight_format, storage=arena.slots
         )
         self.pool = ExpertPool(self.cache, slots)

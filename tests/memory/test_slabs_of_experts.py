@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from moeflow.kernels import cpu
+from moeflow.kernels.packed_weights import PackedExperts
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
 from moeflow.memory.disk_reader import DiskReader
 from moeflow.memory.eviction import LRU
@@ -26,7 +27,7 @@ def test_experts_from_disk_answer_like_resident_ones(tmp_path, weight_format):
     chance = torch.Generator().manual_seed(0)
     gate_up = torch.randn(NUM_EXPERTS, 2 * WIDTH, HIDDEN, generator=chance)
     down = torch.randn(NUM_EXPERTS, HIDDEN, WIDTH, generator=chance)
-    resident = cpu.PackedExperts.pack(gate_up, down, weight_format)
+    resident = PackedExperts.pack(gate_up, down, weight_format)
     slabs = resident.storage.view(NUM_EXPERTS, -1)
     slab_bytes = slabs.shape[1]
     spec = make_spec(weight_format=weight_format, num_layers=1, num_experts=NUM_EXPERTS, slab_bytes=slab_bytes)
@@ -50,7 +51,7 @@ def test_experts_from_disk_answer_like_resident_ones(tmp_path, weight_format):
             x = torch.randn(1, HIDDEN, generator=chance)
             topk_ids = torch.randperm(NUM_EXPERTS, generator=chance)[:TOP_K].view(1, TOP_K)
             topk_weights = torch.rand(1, TOP_K, generator=chance)
-            streamed = cpu.PackedExperts(NUM_EXPERTS, HIDDEN, WIDTH, weight_format)
+            streamed = PackedExperts(NUM_EXPERTS, HIDDEN, WIDTH, weight_format)
             with cache.acquire(0, topk_ids[0].tolist()) as lease:
                 lease.wait()
                 for expert, slot in lease.slots.items():
