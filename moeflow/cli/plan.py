@@ -32,6 +32,7 @@ EPILOG = f"""\b
 Examples:
   moeflow plan                                        the built-in model on this machine
   moeflow plan ~/models/olmoe --memory 4GiB           with experts that come from disk
+  moeflow plan ~/models/olmoe --memory 4GiB --served  the same for `serve` and `batch`, which have two processes
   moeflow plan ~/models/olmoe --goal latency --rate 2 two requests a second
   moeflow plan mixtral-8x7b --machine t4 --prompt-len 418 --gen-len 128
   moeflow plan config.json --machine l4 --prompts questions.jsonl --roofline roofs.png --policy-map map.png
@@ -61,6 +62,9 @@ Only headers of a model are read: the answer does not depend on its size."""
     "--batch-size", type=click.IntRange(1, MOST_SEQUENCES), help="Sequences that decode together.", show_default="best"
 )
 @click.option("--memory", "memory_bytes", metavar="SIZE", callback=byte_count, help="RAM for everything, such as 4GiB.")
+@click.option(
+    "--served", "is_served", is_flag=True, help="For `serve` and `batch`: --memory covers their second process, too."
+)
 @click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", help="Weights' format.")
 @click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Round the weights.")
 @click.option(

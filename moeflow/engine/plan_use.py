@@ -59,7 +59,7 @@ def machine_notice(plan: Plan, settings: Settings) -> str | None:
     num_threads = settings.num_threads or plan.num_threads or measure_machine().num_cores
     if plan.machine_identity == machine_identity(num_threads):
         return None
-    whose = "another machine, or as this one was" if plan.machine_identity else plan.machine
+    whose = "another machine, or for this one in another state" if plan.machine_identity else plan.machine
     return (
         f"the plan was made for {whose}, not for this one with --threads {num_threads}: what "
         "it expects may not come true. Make one here with `moeflow plan --json`"
