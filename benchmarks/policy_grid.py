@@ -1,0 +1,153 @@
+"""Claim: what `moeflow plan` chooses is within 10% of the best that a grid of real runs finds.
+
+One job of many requests runs under the plan, and under every point of a grid around it: how many requests together,
+and on a played device by which pipeline and in micro-batches of which size. Points take turns, round after round; each
+starts an engine of its own, whose loading does not count. Prompts are made of random tokens, answers are drawn.
+
+    python benchmarks/policy_grid.py [MODEL] --quantize int8
+    python benchmarks/policy_grid.py [MODEL] --quantize int8 --device emulated:256MiB,2
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from moeflow.bench.records import make_record
+from moeflow.bench.tables import Table, spread_text
+from moeflow.cli.bench_output import bar, keep, result_options, show
+from moeflow.cli.options import byte_count, default_cache_dir
+from moeflow.core.errors import CapacityError, EngineError
+from moeflow.core.plan import Workload
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.builtin import ensure_builtin_model
+from moeflow.engine.engine import Engine
+from moeflow.engine.messages import Submission
+from moeflow.engine.plan_use import settings_from_plan
+from moeflow.engine.planning import PlanWish, plan_for
+from moeflow.engine.settings import Settings, decide
+
+PIPELINES = ("cgopipe", "flexgen", "zero-inference")
+CHOSEN = "as planned"
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What every point of the grid runs."""
+
+    num_requests: int
+    prompt_len: int
+    gen_len: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the rate counts."""
+        return self.num_requests * self.gen_len
+
+
+def run(settings: Settings, job: Job) -> float:
+    """Return generated tokens a second, prompts included in the time. Raises: CapacityError if it does not fit."""
+    engine = Engine.load(decide(settings))
+    try:
+        rng = random.Random(0)
+        sampling = SamplingParams(max_tokens=job.gen_len, temperature=1.0, ignore_eos=True)
+        for index in range(job.num_requests):
+            prompt = [rng.randrange(engine.model.vocab_size) for _ in range(job.prompt_len)]
+            engine.submit(Submission(str(index), prompt, sampling, seed=index))
+        start = time.perf_counter()
+        while engine.has_work:
+            for output in engine.step():
+                if output.error is not None:
+                    raise EngineError(output.error)
+        return job.num_tokens / (time.perf_counter() - start)
+    finally:
+        engine.close()
+
+
+def points(planned: Settings, batches: Sequence[int], micro_batches: Sequence[int]) -> Iterator[tuple[str, Settings]]:
+    """Yield the plan, and each point of the grid: (name, settings)."""
+    yield CHOSEN, planned
+    tokens = planned.max_batch_tokens or 512
+    for size in batches:
+        free = dataclasses.replace(
+            planned, max_running=size, kv_cache_bytes=None, resident_experts=None, max_batch_tokens=max(tokens, size)
+        )
+        if planned.pipeline is None:
+            yield f"{size} together", free
+            continue
+        for pipeline in PIPELINES:
+            for micro_batch in micro_batches:
+                if micro_batch <= size:
+                    name = f"{pipeline}, {size} together in {micro_batch}s"
+                    yield name, dataclasses.replace(free, pipeline=pipeline, micro_batch=micro_batch)
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--quantize", type=click.Choice(["int8", "int4"]))
+@click.option("--device", default="auto", help="emulated:MEMORY,GB_PER_S: a played device.")
+@click.option("--memory", "memory_bytes", callback=byte_count, help="Limit of RAM.")
+@click.option("--requests", default=64, show_default=True)
+@click.option("--prompt-len", default=96, show_default=True)
+@click.option("--gen-len", default=32, show_default=True)
+@click.option("--batch", "batches", multiple=True, type=int, default=(1, 4, 8, 16, 32, 64), show_default=True)
+@click.option("--micro-batch", "micro_batches", multiple=True, type=int, default=(8, 32), show_default=True)
+@click.option("--rounds", default=2, show_default=True)
+@result_options
+def main(model: str | None, rounds: int, as_json: bool, out: Path | None, **given: Any) -> None:
+    """Run a job as planned and in every other way."""
+    job = Job(given.pop("requests"), given.pop("prompt_len"), given.pop("gen_len"))
+    batches, micro_batches = given.pop("batches"), given.pop("micro_batches")
+    cache_dir = default_cache_dir()
+    asked = Settings(model=model or str(ensure_builtin_model(cache_dir)), cache_dir=cache_dir, **given)
+    workload = Workload(prompt_len=job.prompt_len, gen_len=job.gen_len, max_prompt_len=job.prompt_len)
+    plan = plan_for(PlanWish(settings=asked, workload=workload, num_requests=job.num_requests)).plan
+    planned = settings_from_plan(plan, Settings(cache_dir=cache_dir, prefix_caching=False))
+    grid = list(points(planned, batches, micro_batches))
+    run(planned, dataclasses.replace(job, gen_len=2))  # what a process does once is not counted
+    rates: dict[str, list[float]] = {}
+    with bar(rounds * len(grid)) as shown:
+        for number in range(rounds):
+            for point, settings in grid if number % 2 == 0 else reversed(grid):
+                shown.say(point)
+                try:
+                    rates.setdefault(point, []).append(run(settings, job))
+                except CapacityError as error:
+                    print(f"{point}: {error}", file=sys.stderr)
+                shown.advance()
+    medians = {point: statistics.median(found) for point, found in rates.items() if found}
+    best = max(medians.values())
+    record = make_record(
+        "policy_grid",
+        [Path(sys.executable).name, "benchmarks/policy_grid.py", *sys.argv[1:]],
+        seed=0,
+        threads=plan.num_threads,
+        job=dataclasses.asdict(job),
+        planned={**dataclasses.asdict(plan.policy), "pipeline": planned.pipeline},
+        predicted_tokens_per_s=plan.tokens_per_s.value,
+        tokens_per_s=rates,
+        share_of_best=medians[CHOSEN] / best,
+    )
+    keep(record, out, as_json=as_json)
+    if not as_json:
+        rows = [
+            (point, f"{medians[point]:.1f}", spread_text(rates[point]), f"{medians[point] / best:.1%}")
+            for point in sorted(medians, key=lambda one: -medians[one])
+        ]
+        how = f"{plan.policy.batch_size} together"
+        if planned.pipeline is not None:
+            how += f", {planned.pipeline}, in {planned.micro_batch}s"
+        note = f"Planned: {how}; expected {plan.tokens_per_s.value:.1f} tokens/s."
+        show(Table("Generated tokens/s", ("", "median", "spread", "of the best"), tuple(rows), (note,), words=(0,)))
+
+
+if __name__ == "__main__":
+    main()
