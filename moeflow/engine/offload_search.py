@@ -214,8 +214,8 @@ class OffloadSearch:
         works += costs.feed_forward(tokens)
         on_device = [(number * count, work) for count, work in works] + [(1, costs.head(num_sampled))]
         on_host = [(number * layers, attention)]
-        up_bytes = costs.layers_bytes * (1 - policy.weights_on_device) + fetched_bytes
-        down_bytes = 0.0
+        weight_bytes = costs.layers_bytes * (1 - policy.weights_on_device)
+        up_bytes, down_bytes = fetched_bytes, 0.0
         if policy.attention_on_device:
             on_device, on_host = on_device + on_host, []
             down_bytes = size * 2 * shape.num_kv_heads * shape.head_dim * (1 - policy.kv_on_device)
@@ -226,13 +226,15 @@ class OffloadSearch:
         busy = {
             DEVICE_COMPUTE: _seconds(self._played, on_device),
             HOST_COMPUTE: _seconds(self.model.machine.level(RAM), on_host),
-            TO_DEVICE: link.seconds(up_bytes),
+            TO_DEVICE: link.seconds(weight_bytes + up_bytes),
             FROM_DEVICE: link.seconds(down_bytes),
         }
+        # A micro-batch goes from place to place: alone, it has each of them wait for the others.
+        chain_s = sum(busy.values()) - link.seconds(weight_bytes)
         processor = self._real.processor
         assert processor is not None, "RAM computes"
         real_s = _seconds(self._real, on_device + on_host) + processor.pass_s + num_sampled * processor.token_s
-        return busy, max(*busy.values(), real_s)
+        return busy, max(*busy.values(), chain_s / number, real_s)
 
     def _memory(self, policy: Policy, config: OffloadConfig) -> dict[str, float]:
         """Return the bytes of each tier; what the device holds is played in memory."""
