@@ -36,6 +36,7 @@ PASS_TOKENS: Final = (128, 512, 1024, 2048, 4096)  # of prompts; the more, the f
 MICRO_BATCHES: Final = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 NUM_MICRO_BATCHES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 22, 32, 48, 64)
 MOST_SIMULATED: Final = 12
+WORTH_IT: Final = 0.995  # of what fewer micro-batches take: each costs some work that no model counts
 _HALVES: Final = 4  # of a layer's streamed experts: two on the device, two that are staged
 
 
@@ -66,7 +67,7 @@ class OffloadSearch:
         found = self._all(aim)
         if aim.goal == "latency" and aim.num_sequences is None:
             found = self._few_enough(found)
-        found.sort(key=lambda one: one.cost(aim.goal))
+        found.sort(key=lambda one: (float(f"{one.cost(aim.goal):.3g}"), one.policy.num_micro_batches))
         if aim.goal == "memory":
             enough = [it for it in found if it.cost(aim.goal) * KEPT_SPEED <= found[0].cost(aim.goal)]
             found = [min(enough, key=lambda one: sum(one.prediction.memory.values()))]
@@ -164,7 +165,7 @@ class OffloadSearch:
             if best is not None and one.cost(goal) >= best.cost(goal):
                 break
             timed = self._on_virtual_clock(one)
-            if best is None or timed.cost(goal) < best.cost(goal):
+            if best is None or timed.cost(goal) < best.cost(goal) * WORTH_IT:
                 best = timed
         assert best is not None, "there is a choice"
         return best
