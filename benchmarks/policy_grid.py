@@ -73,21 +73,27 @@ def run(settings: Settings, job: Job) -> float:
 
 
 def points(planned: Settings, batches: Sequence[int], micro_batches: Sequence[int]) -> Iterator[tuple[str, Settings]]:
-    """Yield the plan, and each point of the grid: (name, settings)."""
+    """Yield each point of the grid, the plan among them: (name, settings)."""
     yield CHOSEN, planned
-    tokens = planned.max_batch_tokens or 512
+    chosen, tokens = decide(planned), planned.max_batch_tokens or 512
     for size in batches:
         free = dataclasses.replace(
             planned, max_running=size, kv_cache_bytes=None, resident_experts=None, max_batch_tokens=max(tokens, size)
         )
-        if planned.pipeline is None:
-            yield f"{size} together", free
-            continue
-        for pipeline in PIPELINES:
-            for micro_batch in micro_batches:
-                if micro_batch <= size:
-                    name = f"{pipeline}, {size} together in {micro_batch}s"
-                    yield name, dataclasses.replace(free, pipeline=pipeline, micro_batch=micro_batch)
+        ways = [(f"{size} together", free)]
+        if planned.pipeline is not None:
+            ways = [
+                (f"{pipeline}, {size} in {each}s", dataclasses.replace(free, pipeline=pipeline, micro_batch=each))
+                for pipeline in PIPELINES
+                for each in micro_batches
+                if each <= size
+            ]
+        for name, settings in ways:
+            try:
+                if decide(settings) != chosen:
+                    yield name, settings
+            except CapacityError as error:
+                print(f"{name}: {error}", file=sys.stderr)
 
 
 @click.command()
@@ -118,12 +124,9 @@ def main(model: str | None, rounds: int, as_json: bool, out: Path | None, **give
         for number in range(rounds):
             for point, settings in grid if number % 2 == 0 else reversed(grid):
                 shown.say(point)
-                try:
-                    rates.setdefault(point, []).append(run(settings, job))
-                except CapacityError as error:
-                    print(f"{point}: {error}", file=sys.stderr)
+                rates.setdefault(point, []).append(run(settings, job))
                 shown.advance()
-    medians = {point: statistics.median(found) for point, found in rates.items() if found}
+    medians = {point: statistics.median(found) for point, found in rates.items()}
     best = max(medians.values())
     record = make_record(
         "policy_grid",
