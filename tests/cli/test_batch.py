@@ -59,7 +59,7 @@ class Command:
     def stop(self, number: int, *, after: int) -> tuple[int, str]:
         """Send a signal once so many more lines are there; return the exit code and what was said."""
         wanted = self.num_lines() + after
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": hear_ctrl_c}
         with subprocess.Popen(self.arguments, text=True, start_new_session=True, **pipes) as process:
             try:
                 assert eventually(lambda: self.num_lines() >= wanted or process.poll() is not None, 120)
@@ -97,6 +97,11 @@ def test_killed_again_and_again_no_line_is_lost_or_doubled(tiny, tmp_path):
     other = Command(tiny, whole)
     assert other.finish().returncode == 1
     assert texts(other.output) == texts(command.output)  # the same bits, however often it was killed
+
+
+def hear_ctrl_c() -> None:
+    """Shells have what they run in the background ignore it, tests included."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def texts(output: Path) -> dict[str, object]:
