@@ -9,8 +9,7 @@ from __future__ import annotations
 from moeflow.core.batch import Batch
 from moeflow.core.engine_config import ExpertSlotsConfig, MemoryPlan, SchedulerConfig
 from moeflow.core.model_config import ModelConfig
-from moeflow.core.units import MIB
-from moeflow.engine.process_memory import own_processes, resident_bytes
+from moeflow.engine.process_memory import margin_bytes, own_processes, resident_bytes
 from moeflow.engine.sampler import PROMPT_CHUNK
 from moeflow.engine.work_space import kept_bytes, work_bytes
 from moeflow.kernels import cpu
@@ -19,9 +18,6 @@ from moeflow.memory.budget import MemoryBudget
 from moeflow.memory.elastic_slots import ElasticSlots
 from moeflow.memory.kv_storage import KVStorage
 from moeflow.memory.slot_arena import arena_bytes
-
-MARGIN_BYTES = 4 * MIB  # what measuring may miss: the system counts pages in batches for each core
-SERVED_MARGIN_BYTES = 16 * MIB  # what the process that speaks HTTP may take during a pass
 
 
 class MemoryKeeper:
@@ -38,8 +34,7 @@ class MemoryKeeper:
     ) -> None:
         """Take what was planned, and what can be made more or less."""
         processes = own_processes(is_served=plan.is_served)
-        margin_bytes = SERVED_MARGIN_BYTES if plan.is_served else MARGIN_BYTES
-        self._limit_bytes = plan.limit_bytes - margin_bytes
+        self._limit_bytes = plan.limit_bytes - margin_bytes(is_served=plan.is_served)
         self._least_bytes = arena_bytes(experts.least_slots, experts.slab_bytes) + plan.work_bytes
         self._budget = MemoryBudget(
             self._limit_bytes, slots, lambda: resident_bytes(processes), least_slots=experts.least_slots

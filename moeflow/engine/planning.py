@@ -23,11 +23,10 @@ from moeflow.engine.expectation import HOST_OVERLAP, HOST_PREFILL_OVERLAP
 from moeflow.engine.expert_plan import least_slots
 from moeflow.engine.machine import measure_machine
 from moeflow.engine.offload_search import OffloadSearch
-from moeflow.engine.process_memory import ENGINE_BYTES, planned_bytes
+from moeflow.engine.process_memory import ENGINE_BYTES, margin_bytes, planned_bytes
 from moeflow.engine.settings import (
     DEFAULT_MAX_BATCH_TOKENS,
     DEFAULT_MAX_RUNNING,
-    MARGIN_BYTES,
     OFFLOADED_BATCH_TOKENS,
     STREAMED_BATCH_TOKENS,
     Settings,
@@ -270,8 +269,8 @@ def _process_bytes(shape: ModelConfig, settings: Settings, chunk_tokens: int) ->
     """Return what an engine takes that is neither weights nor keys and values."""
     processes = planned_bytes(ENGINE_BYTES, shape, is_served=settings.is_served)
     num_sampled = settings.max_running or DEFAULT_MAX_RUNNING
-    margin_bytes = 0 if settings.memory_bytes is None else MARGIN_BYTES
-    return processes + margin_bytes + work_bytes(shape, num_tokens=chunk_tokens, num_sampled=num_sampled)
+    margin = 0 if settings.memory_bytes is None else margin_bytes(is_served=settings.is_served)
+    return processes + margin + work_bytes(shape, num_tokens=chunk_tokens, num_sampled=num_sampled)
 
 
 def _least_experts(costs: ModelCosts) -> float:

@@ -20,6 +20,8 @@ START_BYTES = 24 * MIB  # an engine's threads, libraries that torch loads when i
 TOKEN_BYTES = KIB  # of a tokenizer, for each entry of its vocabulary
 ENGINE_BYTES = 240 * MIB  # a fresh engine process: Python, torch and moeflow
 HTTP_BYTES = 32 * MIB  # connections, requests and answers of the process that speaks HTTP
+MARGIN_BYTES = 4 * MIB  # what measuring may miss: the system counts pages in batches for each core
+SERVED_MARGIN_BYTES = 16 * MIB  # what the process that speaks HTTP may take during a pass
 
 
 def resident_bytes(process_ids: Iterable[int]) -> int:
@@ -34,6 +36,11 @@ def planned_bytes(held_bytes: int, shape: ModelConfig, *, is_served: bool) -> in
     """
     loaded_bytes = held_bytes + START_BYTES + shape.vocab_size * TOKEN_BYTES
     return loaded_bytes + (ENGINE_BYTES + HTTP_BYTES if is_served else 0)
+
+
+def margin_bytes(*, is_served: bool) -> int:
+    """Return how much of a memory limit is left free."""
+    return SERVED_MARGIN_BYTES if is_served else MARGIN_BYTES
 
 
 def _resident_bytes(process_id: int) -> int:

@@ -16,11 +16,11 @@ from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, MemoryPl
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.offload_config import PREFIX, CudaDeviceConfig, DeviceConfig
-from moeflow.core.units import MIB, format_bytes
+from moeflow.core.units import format_bytes
 from moeflow.engine.expert_plan import ExpertPlan
 from moeflow.engine.machine import Machine, measure_machine
 from moeflow.engine.offload_plan import OffloadWishes, costs_of, offload_wishes, plan_offload
-from moeflow.engine.process_memory import PROCESS_BYTES, planned_bytes
+from moeflow.engine.process_memory import PROCESS_BYTES, margin_bytes, planned_bytes
 from moeflow.engine.slab_files import find_slab_file
 from moeflow.engine.weight_choice import WeightChoice, for_torch, own_precision, wished
 from moeflow.engine.work_space import work_bytes
@@ -38,7 +38,6 @@ KV_SHARE = 0.25  # of what is free once the weights are loaded
 KV_SHARE_BESIDE_SLOTS = 0.5  # if experts come from disk, from whose slots keys and values take what they need
 KV_SHARE_KEPT = 0.125  # that unused keys and values keep there: the more experts are in memory, the less is read
 LEAST_KV_TOKENS = 2048  # weights that leave no room for so many do not count as fitting into --memory
-MARGIN_BYTES = 4 * MIB  # what measuring may miss
 KV_DTYPES = {"float32": (4, 0), "bfloat16": (2, 0), "int8": (1, 4)}  # bytes of a value, of a head's scale
 
 _SMALLER = {  # what to ask for instead of a format
@@ -291,7 +290,7 @@ class _Decision:
             return PROCESS_BYTES, 0
         held_bytes = planned_bytes(self.machine.process_bytes, self.shape, is_served=self.settings.is_served)
         work = work_bytes(self.shape, num_tokens=max_batch_tokens, num_sampled=max_running)
-        return held_bytes + MARGIN_BYTES, work
+        return held_bytes + margin_bytes(is_served=self.settings.is_served), work
 
     def _streamed_batch_tokens(self, plan: ExpertPlan, least: int, max_running: int) -> int:
         """Return how many tokens a pass may have whose experts come from disk, of which any prompt needs nearly all."""

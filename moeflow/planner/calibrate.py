@@ -28,7 +28,7 @@ OnStep = Callable[[str], None]  # told what is being measured
 NUM_ROUNDS: Final = 3
 NUM_GLANCES: Final = 10  # samples of the roofs by which a machine is known again
 GLANCE_S: Final = 0.1  # between them
-LIKENESS: Final = 1.2  # ratio of speeds that pass for the same
+LIKENESS: Final = 1.25  # ratio of speeds that pass for the same
 LEAST_UNCERTAINTY: Final = 0.12
 # Of a pass beside kernels, and of each token in it: `step` less the C++ calls in it, a 1.3-billion model on two Zen 5
 # cores: 0.55 ms at batch 1, 1.1 to 1.3 at 32. A tiny model's is a quarter of that: weights drive all else from caches.

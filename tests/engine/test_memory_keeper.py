@@ -14,7 +14,8 @@ from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.units import MIB
 from moeflow.engine import memory_keeper
-from moeflow.engine.memory_keeper import MARGIN_BYTES, MemoryKeeper
+from moeflow.engine.memory_keeper import MemoryKeeper
+from moeflow.engine.process_memory import MARGIN_BYTES
 from moeflow.engine.work_space import kept_bytes, work_bytes
 from moeflow.kvcache.block_tables import BlockTables
 from moeflow.memory.budget import MemoryBudget

@@ -11,7 +11,7 @@ from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.units import GIB, MIB
 from moeflow.engine import settings as settings_module
 from moeflow.engine.machine import Machine, measure_machine
-from moeflow.engine.process_memory import ENGINE_BYTES, HTTP_BYTES, PROCESS_BYTES
+from moeflow.engine.process_memory import ENGINE_BYTES, HTTP_BYTES, margin_bytes, PROCESS_BYTES
 from moeflow.engine.settings import KV_DTYPES, Settings, decide
 from moeflow.kernels import cpu
 from moeflow.memory.kv_storage import KVStorage
@@ -279,7 +279,8 @@ def test_what_a_memory_limit_is_used_for_adds_up_to_it(wide_model, tmp_path, ove
 @needs_extension
 def test_a_server_takes_its_own_share_of_the_limit(wide_model, tmp_path, overhead_bytes):
     alone = limited(wide_model, tmp_path, overhead_bytes + 24 * MIB)
-    served = limited(wide_model, tmp_path, overhead_bytes + ENGINE_BYTES + HTTP_BYTES + 24 * MIB, is_served=True)
+    more = ENGINE_BYTES + HTTP_BYTES + margin_bytes(is_served=True) - margin_bytes(is_served=False)
+    served = limited(wide_model, tmp_path, overhead_bytes + more + 24 * MIB, is_served=True)
     assert served.experts == alone.experts
     assert served.memory.is_served
 
