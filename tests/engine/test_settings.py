@@ -11,7 +11,7 @@ from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.units import GIB, MIB
 from moeflow.engine import settings as settings_module
 from moeflow.engine.machine import Machine, measure_machine
-from moeflow.engine.process_memory import ENGINE_BYTES, HTTP_BYTES, margin_bytes, PROCESS_BYTES
+from moeflow.engine.process_memory import ENGINE_BYTES, HTTP_BYTES, PROCESS_BYTES, margin_bytes
 from moeflow.engine.settings import KV_DTYPES, Settings, decide
 from moeflow.kernels import cpu
 from moeflow.memory.kv_storage import KVStorage
