@@ -33,7 +33,7 @@ HOST_PREFILL_OVERLAP: Final = 0.6
 
 PROMPT_TOKENS: Final = 512  # whose first token is spoken of
 ANSWER_TOKENS: Final = 128
-HINT: Final = "how fast this will be is not known yet: `moeflow plan` measures this machine once, in some ten seconds"
+HINT: Final = "how fast this will be is not known yet: `moeflow plan` measures this machine, in some twenty seconds"
 
 
 @dataclass(frozen=True)
