@@ -40,7 +40,8 @@ Examples:
   moeflow plan ~/models/olmoe --json > plan.json      for programs, and for --plan
   moeflow plan ~/models/olmoe --check                 and run it: predicted beside measured
 
-This machine is measured first, once, in some twenty seconds, and looked at again before each plan; do that while nothing else runs, again with --fresh.
+This machine is measured first, in some twenty seconds, while nothing else should run; again with --fresh, or if a
+glance before a later plan shows that it became slower or faster.
 Machines that are shipped: {", ".join(machine_names())}; others are described in a file like these.
 Only headers of a model are read: the answer does not depend on its size."""
 
