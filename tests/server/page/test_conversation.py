@@ -141,7 +141,7 @@ def test_copy(app, serve, open_page, say, label, place, text):
 
 def test_the_models_facts_and_live_numbers(page, say, go_on, engine):
     expect(page).to_have_title("fake-model · moeflow")
-    expect(page.get_by_text("4 experts, 2 per token · 1K parameters, 600 active · float32")).to_be_visible()
+    expect(page.get_by_text("4 experts, 2 per token · 1K parameters, 500 active · float32")).to_be_visible()
     engine.snapshot = EngineStats(num_running=3, num_waiting=2, kv_blocks_total=40, kv_blocks_used=10)
     say("Paris", until="Par")
     send(page, "Where?")
