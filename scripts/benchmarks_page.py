@@ -22,7 +22,15 @@ from benchmarks.offload.tables import offload_table  # noqa: E402
 from benchmarks.peers.tables import pair_table, summary_table  # noqa: E402
 from moeflow.bench.plots import plot_latencies, plot_throughput  # noqa: E402
 from moeflow.bench.records import Record, read  # noqa: E402
-from moeflow.bench.tables import Table, engine_table, quality_table, serve_tables, threads_text, versus_table  # noqa: E402
+from moeflow.bench.tables import (  # noqa: E402
+    Table,
+    batch_tables,
+    engine_table,
+    quality_table,
+    serve_tables,
+    threads_text,
+    versus_table,
+)
 from moeflow.core.errors import ConfigError  # noqa: E402
 
 NOTHING = """
@@ -125,6 +133,17 @@ def pictures(run: list[Record], docs: Path, slug: str) -> str:
     return text
 
 
+def write_batch(records: list[Record], _docs: Path) -> str:
+    """Write the newest run of each job, those of one engine in one table, and interactive requests beside jobs."""
+    engines = group(records, lambda r: (r["model"], r["weight_format"], r["kv_capacity_tokens"], r["measured"]))
+    text = ""
+    for found in engines.values():
+        jobs = group(found, lambda r: (r["workload"]["name"], r["workload"]["num_new"], r.get("rate"), r.get("system")))
+        chosen = [record for same in jobs.values() for record in same if record["command"] == newest(same)["command"]]
+        text += "\n".join(table.to_markdown() for table in batch_tables(chosen)) + origins(chosen)
+    return text
+
+
 def write_quality(records: list[Record], _docs: Path) -> str:
     """Write one table, a row for each model, format and text."""
     groups = group(records, lambda r: (r["model"], r["weight_format"], r["kv_dtype"], r["text"]))
@@ -165,6 +184,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
     "fused_experts": ("Expert layer", write_experts),
     "engine_vs_transformers": ("transformers' generate", write_versus),
     "serve": ("Serving", write_serve),
+    "batch": ("Batch jobs", write_batch),
     "quality": ("Quality", write_quality),
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.examples import engine_record, quality_record, serve_record, versus_record
+from tests.bench.examples import engine_record, job_record, quality_record, serve_record, versus_record
 
 ROOT = Path(__file__).parent.parent
 
@@ -76,3 +76,13 @@ def test_a_damaged_record_is_one_line(tmp_path):
     assert done.stderr.startswith("error: ")
     assert "all.jsonl, line 1" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_jobs_of_one_engine_share_a_table(tmp_path):
+    jobs = [job_record(system, num_new) for num_new in (32, 64) for system in ("variable length", "padded")]
+    done = write_page(tmp_path, *jobs)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "docs" / "benchmarks.md").read_text()
+    assert "### Batch jobs" in page
+    rows = [line for line in page.splitlines() if line.startswith("| mtbench")]
+    assert [row.split("|")[-2].strip() for row in rows] == ["3.00", "3.00"]

@@ -102,3 +102,26 @@ def versus_record() -> dict[str, Any]:
             }
         ],
     }
+
+
+def job_record(system: str, num_new: int, **changes: Any) -> dict[str, Any]:
+    return {
+        **HEAD,
+        "kind": "batch",
+        "measured": "job",
+        "model": "mine",
+        "weight_format": "float32",
+        "system": system,
+        "kv_capacity_tokens": 1024,
+        "max_running": 8,
+        "workload": {
+            "name": "mtbench",
+            "num_requests": 80,
+            "num_new": num_new,
+            "mean_prompt": 70.0,
+            "longest_prompt": 372,
+            "seed": 0,
+        },
+        "summary": {"tokens_per_s": 100.0 if system == "padded" else 300.0},
+        **changes,
+    }
