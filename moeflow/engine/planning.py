@@ -7,15 +7,17 @@ machine and others without a device in the formats that the engine itself would 
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
-from moeflow.core.hardware import DEVICE, RAM, Machine
+from moeflow.core.errors import CapacityError, CheckpointError, ConfigError, MoeflowError
+from moeflow.core.hardware import DEVICE, DISK, RAM, Machine
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.offload_config import PREFIX, parse_emulated_device
 from moeflow.core.plan import Plan, Workload
@@ -31,8 +33,11 @@ from moeflow.engine.settings import (
     STREAMED_BATCH_TOKENS,
     Settings,
 )
+from moeflow.engine.slab_files import find_slab_file
 from moeflow.engine.weight_choice import WeightChoice, own_precision, wished
 from moeflow.engine.work_space import work_bytes
+from moeflow.kernels.weight_format import WeightFormat
+from moeflow.layers.placement import WeightFormats
 from moeflow.models.registry import read_bare_config, read_model_config
 from moeflow.planner.cost_model import CostModel
 from moeflow.planner.emulated_machine import with_emulated_device
@@ -185,14 +190,31 @@ def _name(settings: Settings) -> str:
 def _measured_here(wish: PlanWish, costs: ModelCosts, on_step: Callable[[str], None]) -> Machine:
     """Return this machine. Blocks: for some seconds if it was never measured, or not for such a model."""
     settings, here = wish.settings, measure_machine()
-    return this_machine(
-        settings.cache_dir or Path.home() / ".cache" / "moeflow",
+    folder = settings.cache_dir or Path.home() / ".cache" / "moeflow"
+    machine = this_machine(
+        folder,
         num_threads=settings.num_threads or here.num_cores,
         ram_bytes=here.available_bytes,
         shapes=shapes_of(costs),
         is_fresh=wish.is_fresh,
         on_step=on_step,
     )
+    room = max(shutil.disk_usage(folder).free + _packed_bytes(settings, costs), 1)
+    levels = tuple(dataclasses.replace(it, capacity_bytes=room) if it.name == DISK else it for it in machine.levels)
+    return dataclasses.replace(machine, levels=levels)
+
+
+def _packed_bytes(settings: Settings, costs: ModelCosts) -> int:
+    """Return what the experts' file has on disk already; 0: it has yet to be made, or cannot be used."""
+    if settings.model is None or not Path(settings.model).exists() or settings.model.endswith(".json"):
+        return 0
+    formats = WeightFormats(cast(WeightFormat, costs.formats.matrices), cast(WeightFormat, costs.formats.embeddings))
+    try:
+        with closing(open_checkpoint(settings.model)) as checkpoint:
+            file = find_slab_file(checkpoint, formats, settings.slab_file, settings.cache_dir)
+    except MoeflowError:  # making it will say why
+        return 0
+    return file.stat().st_size if file is not None else 0
 
 
 def _check_device(wish: PlanWish) -> None:

@@ -332,7 +332,8 @@ def _too_little(model: CostModel, aim: Aim, choices: Iterable[Choice]) -> Capaci
         if _least(linear) > capacities[tier]
     ]
     total = sum(linear.const for linear in memory.values())
-    need = " and ".join(short) or f"{format_bytes(total)} over all memories, which together hold less"
+    have = " and ".join(f"{format_bytes(capacities[tier])} of {names[tier]}" for tier in memory)
+    need = " and ".join(short) or f"{format_bytes(total)}, but there are {have}"
     return CapacityError(
         f"{_sequences(smallest.batch_size, model.workload.max_tokens)} at least {need}: take shorter prompts or "
         f"answers, {'fewer sequences, ' if smallest.batch_size > 1 else ''}a smaller weight format (--quantize) or "

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from moeflow.core.errors import CheckpointError, ConfigError
+from moeflow.core.hardware import DISK
 from moeflow.core.hardware_json import machine_to_json
 from moeflow.core.plan import Workload
+from moeflow.engine import planning
 from moeflow.engine.planning import PlanWish, plan_for
 from moeflow.engine.settings import Settings
+from moeflow.engine.slab_files import pack
+from moeflow.kernels import cpu
 from tests.planner.examples import machine
+from tests.tiny_mixtral import write_tiny_mixtral
 
 WORKLOAD = Workload(prompt_len=20, gen_len=10, max_prompt_len=30)
 CONFIG = {
@@ -104,3 +110,17 @@ def test_what_is_no_model_is_refused(host):
 def test_devices_that_cannot_be_planned_for_are_refused(config, settings, others, complaint):
     with pytest.raises(ConfigError, match=complaint):
         plan_for(PlanWish(settings=Settings(model=config, **settings), workload=WORKLOAD, **others))
+
+
+@pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
+def test_experts_packed_already_need_no_room_on_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(planning, "this_machine", lambda *_, **__: machine(ram=2 * 10**9))
+    monkeypatch.setattr(planning, "shutil", SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=7)))
+    write_tiny_mixtral(tmp_path / "model")
+    settings = Settings(model=str(tmp_path / "model"), cache_dir=tmp_path)
+    wish = PlanWish(settings=settings, workload=WORKLOAD)
+    assert plan_for(wish).model.machine.level(DISK).capacity_bytes == 7
+    pack(settings.model, None, cache_dir=tmp_path, num_threads=1)
+    (packed,) = (tmp_path / "experts").glob("*.slabs")
+    size = packed.stat().st_size
+    assert plan_for(wish).model.machine.level(DISK).capacity_bytes == 7 + size
