@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from moeflow.checkpoint.open import open_checkpoint
+from moeflow.core.cache_dir import cache_folder
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.hardware import RAM, Machine
 from moeflow.core.model_config import ModelConfig
@@ -131,7 +132,7 @@ def what_to_expect(config: EngineConfig, cache_dir: Path | None, *, is_served: b
     """
     if not can_be_predicted(config):
         return ""
-    machine = known_machine(cache_dir or Path.home() / ".cache" / "moeflow", config.num_threads)
+    machine = known_machine(cache_folder(cache_dir), config.num_threads)
     if machine is None:
         return HINT
     expected = expectations(config, machine, is_served=is_served)

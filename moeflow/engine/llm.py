@@ -18,6 +18,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from moeflow.core.cache_dir import cache_folder
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError, EngineError, RequestError
 from moeflow.core.sampling_params import SamplingParams
@@ -210,7 +211,7 @@ def _make_settings(
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
             raise ConfigError(f"there is no setting {name!r}; {hint}")
     if model is None:
-        cache_dir = settings.get("cache_dir") or Path.home() / ".cache" / "moeflow"
+        cache_dir = cache_folder(settings.get("cache_dir"))
         model = ensure_builtin_model(Path(cache_dir), on_progress)
     return Settings(**{**settings, "model": str(model)})
 

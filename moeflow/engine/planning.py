@@ -16,6 +16,7 @@ from typing import cast
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.open import open_checkpoint
+from moeflow.core.cache_dir import cache_folder
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError, MoeflowError
 from moeflow.core.hardware import DEVICE, DISK, RAM, Machine
 from moeflow.core.model_config import ModelConfig
@@ -190,7 +191,7 @@ def _name(settings: Settings) -> str:
 def _measured_here(wish: PlanWish, costs: ModelCosts, on_step: Callable[[str], None]) -> Machine:
     """Return this machine. Blocks: for some seconds if it was never measured, or not for such a model."""
     settings, here = wish.settings, measure_machine()
-    folder = settings.cache_dir or Path.home() / ".cache" / "moeflow"
+    folder = cache_folder(settings.cache_dir)
     machine = this_machine(
         folder,
         num_threads=settings.num_threads or here.num_cores,

@@ -14,6 +14,7 @@ import msgspec
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.open import open_checkpoint
+from moeflow.core.cache_dir import cache_folder
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CheckpointError, ConfigError, StorageError
 from moeflow.engine.machine import measure_machine
@@ -32,7 +33,7 @@ from moeflow.models.registry import read_model_config
 
 def slab_file_place(cache_dir: Path | None, checkpoint: Checkpoint, spec: SlabSpec) -> Path:
     """Return where a model's slab file is kept if the user names no place: one for each checkpoint and format."""
-    folder = (cache_dir or Path.home() / ".cache" / "moeflow") / "experts"
+    folder = cache_folder(cache_dir) / "experts"
     digest = hashlib.sha256(msgspec.json.encode(spec)).hexdigest()[:12]
     return folder / f"{checkpoint.path.resolve().stem}-{spec.weight_format}-{digest}.slabs"
 

@@ -1,0 +1,10 @@
+"""Where what can be made again is kept, if nobody says otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def cache_folder(asked: Path | None) -> Path:
+    """Return the folder that is asked for, or the user's own."""
+    return asked or Path.home() / ".cache" / "moeflow"
