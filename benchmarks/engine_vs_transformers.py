@@ -27,9 +27,10 @@ from moeflow.bench.records import make_record
 from moeflow.bench.tables import versus_table
 from moeflow.cli.bench_output import keep, show
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
-from moeflow.engine.settings import Settings, decide
+from moeflow.engine.settings import Settings
 
 
 @dataclass(frozen=True)

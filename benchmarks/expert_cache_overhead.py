@@ -23,10 +23,11 @@ from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.builtin import ensure_builtin_model
 from moeflow.engine.calibration_text import calibration_text
+from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
 from moeflow.engine.expert_plan import PREDICTORS
 from moeflow.engine.messages import Submission
-from moeflow.engine.settings import Settings, decide
+from moeflow.engine.settings import Settings
 from moeflow.engine.slab_files import pack
 from moeflow.engine.tokenizer import Tokenizer
 from moeflow.memory.eviction import POLICIES

@@ -42,10 +42,11 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.cli.bench_output import keep, result_options, show
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CapacityError
+from moeflow.engine.decision import decide
 from moeflow.engine.model_runner import placement, set_up
 from moeflow.engine.offload_plan import OffloadWishes, costs_of, plan_offload
 from moeflow.engine.offloaded_model import OffloadedModel
-from moeflow.engine.settings import Settings, decide
+from moeflow.engine.settings import Settings
 from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.decoder import CausalLM

@@ -29,11 +29,12 @@ from moeflow.core.errors import CapacityError, EngineError
 from moeflow.core.plan import Workload
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.builtin import ensure_builtin_model
+from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
 from moeflow.engine.plan_use import settings_from_plan
 from moeflow.engine.planning import PlanWish, plan_for
-from moeflow.engine.settings import Settings, decide
+from moeflow.engine.settings import Settings
 
 PIPELINES = ("cgopipe", "flexgen", "zero-inference")
 CHOSEN = "as planned"

@@ -21,10 +21,11 @@ from moeflow.cli.bench_output import show
 from moeflow.cli.options import byte_count
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.builtin import ensure_builtin_model
+from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
 from moeflow.engine.model_runner import ModelRunner
-from moeflow.engine.settings import Settings, decide
+from moeflow.engine.settings import Settings
 from moeflow.layers.spans import untraced
 
 NUM_FIRST = 40

@@ -13,8 +13,9 @@ from moeflow.bench.ceilings import Ceilings
 from moeflow.bench.engine_speed import Case, Stopwatch
 from moeflow.bench.memory import peak_bytes, reset_peak, resident_bytes
 from moeflow.checkpoint.open import open_checkpoint
+from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
-from moeflow.engine.settings import Settings, decide
+from moeflow.engine.settings import Settings
 from moeflow.kernels.weight_format import BITS_PER_VALUE
 from moeflow.models.registry import read_model_config
 

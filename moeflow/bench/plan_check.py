@@ -17,11 +17,12 @@ from moeflow.bench.engine_speed import Case, SetBackError, Stopwatch
 from moeflow.bench.memory import peak_bytes, reset_peak
 from moeflow.core.hardware import DISK, RAM
 from moeflow.core.plan import Workload
+from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
 from moeflow.engine.expectation import HOST_OVERLAP, HOST_PREFILL_OVERLAP, expectations
 from moeflow.engine.messages import EngineStats
 from moeflow.engine.planning import Planned
-from moeflow.engine.settings import Settings, decide
+from moeflow.engine.settings import Settings
 from moeflow.planner.cost_model import FROM_DISK, HOST_COMPUTE, CostModel
 
 REPEATS: Final = 5

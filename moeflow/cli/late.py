@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.engine.builtin import builtin_folder as builtin_folder
     from moeflow.engine.builtin import builtin_source as builtin_source
     from moeflow.engine.builtin import ensure_builtin_model as ensure_builtin_model
+    from moeflow.engine.decision import decide as decide
     from moeflow.engine.expectation import what_to_expect as what_to_expect
     from moeflow.engine.llm import LLM as LLM
     from moeflow.engine.machine import measure_machine as measure_machine
@@ -53,7 +54,6 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.engine.planning import PlanWish as PlanWish
     from moeflow.engine.planning import plan_for as plan_for
     from moeflow.engine.settings import Settings as Settings
-    from moeflow.engine.settings import decide as decide
     from moeflow.engine.slab_files import find_damage as find_damage
     from moeflow.engine.slab_files import pack as pack
     from moeflow.engine.slab_files import used_slab_file as used_slab_file
@@ -99,7 +99,7 @@ _MODULES = {
     "check_input": "moeflow.server.jobs.local",
     "check_server": "moeflow.bench.serve_run",
     "compare": "moeflow.bench.quality_run",
-    "decide": "moeflow.engine.settings",
+    "decide": "moeflow.engine.decision",
     "describe_comparison": "moeflow.bench.quality_run",
     "ensure_builtin_model": "moeflow.engine.builtin",
     "in_own_precision": "moeflow.bench.quality_run",

@@ -24,11 +24,12 @@ from moeflow.core.errors import ConfigError, EngineError, RequestError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.admission import check_request, encode_prompt, make_submissions
 from moeflow.engine.builtin import ensure_builtin_model
+from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
 from moeflow.engine.interrupts import hold_interrupts
 from moeflow.engine.messages import EngineStats, ModelInfo, Submission
 from moeflow.engine.results import CompletionOutput, RequestOutput
-from moeflow.engine.settings import Settings, decide
+from moeflow.engine.settings import Settings
 from moeflow.engine.text import SequenceText, TextDelta
 from moeflow.engine.tokenizer import Tokenizer
 

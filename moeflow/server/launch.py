@@ -24,10 +24,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError, MoeflowError
+from moeflow.engine.decision import decide
 from moeflow.engine.expectation import HINT, what_to_expect
 from moeflow.engine.generator import Generator
 from moeflow.engine.process_client import ProcessEngine
-from moeflow.engine.settings import Settings, decide
+from moeflow.engine.settings import Settings
 from moeflow.engine.tokenizer import Tokenizer
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig

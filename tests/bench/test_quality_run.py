@@ -12,8 +12,9 @@ from moeflow.bench.quality_run import Answers, Task, answer, compare, describe_c
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import ConfigError
 from moeflow.engine.bare_model import load_bare_model
+from moeflow.engine.decision import decide
 from moeflow.engine.perplexity import perplexity
-from moeflow.engine.settings import Settings, decide
+from moeflow.engine.settings import Settings
 from tests.tiny_mixtral import write_tiny_mixtral
 
 

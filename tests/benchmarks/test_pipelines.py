@@ -13,8 +13,8 @@ from benchmarks import pipelines
 from benchmarks.hollow_model import FILLED, write_hollow_mixtral
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.engine import offloaded_model
+from moeflow.engine.decision import decide
 from moeflow.engine.machine import measure_machine
-from moeflow.engine.settings import decide
 from moeflow.layers.placement import Placement
 from moeflow.planner.model_files import shipped_models
 from tests.memory.fake_cuda import WatchedDevice

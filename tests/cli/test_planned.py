@@ -14,7 +14,7 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.hardware_json import machine_to_json
 from moeflow.core.offload_config import parse_emulated_device
 from moeflow.core.plan import plan_to_json
-from moeflow.engine.settings import decide
+from moeflow.engine.decision import decide
 from moeflow.kernels import cpu
 from tests.engine.test_plan_use import PLAN
 from tests.planner.examples import machine

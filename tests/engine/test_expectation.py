@@ -8,8 +8,9 @@ import pytest
 
 from moeflow.core.engine_config import ExpertSlotsConfig, MemoryPlan
 from moeflow.core.hardware_json import machine_to_json
+from moeflow.engine.decision import decide
 from moeflow.engine.expectation import HINT, can_be_predicted, expectations, what_to_expect
-from moeflow.engine.settings import Settings, decide
+from moeflow.engine.settings import Settings
 from moeflow.kernels import cpu
 from moeflow.planner.hit_curve import EVEN
 from moeflow.planner.this_machine import machine_file

@@ -9,9 +9,10 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from moeflow.core.errors import ConfigError, EngineError, RequestError
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.decision import decide
 from moeflow.engine.interrupts import hold_interrupts
 from moeflow.engine.llm import LLM
-from moeflow.engine.settings import Settings, decide
+from moeflow.engine.settings import Settings
 from tests.engine.fakes import byte_level_tokenizer
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)

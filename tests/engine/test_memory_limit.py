@@ -28,7 +28,8 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.engine.machine import measure_machine
 from moeflow.engine.messages import Submission
-from moeflow.engine.settings import Settings, decide
+from moeflow.engine.decision import decide
+from moeflow.engine.settings import Settings
 from moeflow.kernels import cpu
 
 def config(memory_bytes):

@@ -18,12 +18,13 @@ from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.offload_config import CudaDeviceConfig
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine import model_runner
+from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
 from moeflow.engine.machine import measure_machine
 from moeflow.engine.messages import Submission
 from moeflow.engine.offload_plan import OFFLOADING
 from moeflow.engine.process_memory import PROCESS_BYTES
-from moeflow.engine.settings import Settings, decide
+from moeflow.engine.settings import Settings
 from moeflow.kernels import cpu
 from tests.models.parity import SHAPE, random_model
 from tests.tiny_mixtral import write_tiny_mixtral

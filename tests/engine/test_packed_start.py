@@ -10,8 +10,9 @@ import pytest
 
 from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.core.units import GIB
+from moeflow.engine.decision import decide
 from moeflow.engine.process_memory import resident_bytes
-from moeflow.engine.settings import Settings, decide
+from moeflow.engine.settings import Settings
 from moeflow.engine.slab_files import pack
 from moeflow.kernels import cpu
 from moeflow.memory.slab_file import FORMAT_VERSION, encode_header

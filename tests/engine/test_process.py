@@ -17,9 +17,10 @@ import pytest
 from moeflow.core.errors import ConfigError, EngineError
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.decision import decide
 from moeflow.engine.messages import Submission
 from moeflow.engine.process_client import ProcessEngine
-from moeflow.engine.settings import Settings, decide
+from moeflow.engine.settings import Settings
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = pytest.mark.slow

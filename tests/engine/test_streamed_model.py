@@ -14,10 +14,11 @@ from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
 from moeflow.core.errors import CapacityError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine import expert_store
+from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
 from moeflow.engine.expert_plan import PREDICTORS
 from moeflow.engine.messages import Submission
-from moeflow.engine.settings import Settings, decide
+from moeflow.engine.settings import Settings
 from moeflow.engine.slab_files import pack
 from moeflow.kernels import cpu
 from moeflow.kernels.packed_weights import expert_bytes

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from moeflow.core.errors import ConfigError
+from moeflow.engine.decision import decide
 from moeflow.engine.model_runner import ModelRunner
 from moeflow.engine.offload_plan import OFFLOADING
-from moeflow.engine.settings import Settings, decide
+from moeflow.engine.settings import Settings
 from tests.engine.test_offloading import FAMILIES, config, offloaded, run
 from tests.models.parity import SEQUENCES, in_mixed_passes, load, random_model
 from tests.tiny_mixtral import write_tiny_mixtral

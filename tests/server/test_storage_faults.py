@@ -29,7 +29,8 @@ pytestmark = [
 START = """
 import dataclasses, sys
 from pathlib import Path
-from moeflow.engine.settings import Settings, decide
+from moeflow.engine.decision import decide
+from moeflow.engine.settings import Settings
 from moeflow.server.config import ServerConfig
 from moeflow.server.launch import serve
 
