@@ -7,19 +7,19 @@
 
 Slabs are of one size, which makes them fit any slot of a cache and their places computable. The other weights are
 checked in pieces of one size. Slabs and pieces are the file's parts, numbered in its order; what is in a part is not
-known here. Checksums are CRC-32, which zlib computes at 6 GB/s, several times what a disk delivers.
+known here. Checksums are CRC-32, which ISA-L computes at 30 GB/s (zlib: 6), so that a first read hardly takes longer.
 """
 
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
+from isal import isal_zlib
 
 from moeflow.core.errors import CheckpointError
 from moeflow.core.units import MIB
@@ -120,18 +120,18 @@ class SlabIndex:
 
 def checksum(content: memoryview | bytes) -> int:
     """Return the CRC-32 of a part."""
-    return zlib.crc32(content)
+    return isal_zlib.crc32(content)
 
 
 def encode_header(spec: SlabSpec) -> bytes:
     """Return page 0."""
     text = msgspec.json.encode(spec)
-    return (_PREFIX.pack(_MAGIC, len(text), zlib.crc32(text)) + text).ljust(PAGE_BYTES, b"\0")
+    return (_PREFIX.pack(_MAGIC, len(text), isal_zlib.crc32(text)) + text).ljust(PAGE_BYTES, b"\0")
 
 
 def encode_entry(number: int, part_checksum: int) -> bytes:
     """Return a table entry. Its mark says that the part is written, and cannot come about by chance."""
-    return _ENTRY.pack(part_checksum, zlib.crc32(_ENTRY.pack(part_checksum, number)))
+    return _ENTRY.pack(part_checksum, isal_zlib.crc32(_ENTRY.pack(part_checksum, number)))
 
 
 def entry_offset(number: int) -> int:
@@ -152,7 +152,7 @@ def encode_table(checksums: Sequence[int], spec: SlabSpec) -> bytes:
     """Return the table of a finished file."""
     entries = b"".join(encode_entry(number, value) for number, value in enumerate(checksums))
     body = entries.ljust(spec.table_bytes - _CHECKSUM.size, b"\0")
-    return body + _CHECKSUM.pack(zlib.crc32(body))
+    return body + _CHECKSUM.pack(isal_zlib.crc32(body))
 
 
 def read_slab_index(path: Path) -> SlabIndex:
@@ -175,7 +175,7 @@ def read_slab_index(path: Path) -> SlabIndex:
             remedy=PACK_AGAIN,
         )
     body, stored = table[: -_CHECKSUM.size], table[-_CHECKSUM.size :]
-    if _CHECKSUM.pack(zlib.crc32(body)) != stored:
+    if _CHECKSUM.pack(isal_zlib.crc32(body)) != stored:
         raise CheckpointError("has a damaged table of its parts", file=path, remedy=PACK_AGAIN)
     checksums = decode_entries(body, spec)
     damaged = [spec.name(number) for number, value in enumerate(checksums) if value is None]
@@ -190,7 +190,7 @@ def decode_header(page: bytes, path: Path) -> SlabSpec:
         raise CheckpointError("is not a slab file", file=path, remedy="Name a file that moeflow made")
     _, length, expected = _PREFIX.unpack_from(page)
     text = page[_PREFIX.size : _PREFIX.size + length]
-    if len(text) != length or zlib.crc32(text) != expected:
+    if len(text) != length or isal_zlib.crc32(text) != expected:
         raise CheckpointError("has a damaged description", file=path, remedy=PACK_AGAIN)
     try:
         version = msgspec.json.decode(text, type=dict[str, object]).get("format_version")
