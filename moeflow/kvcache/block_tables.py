@@ -95,6 +95,10 @@ class BlockTables:
             table.block_ids.extend(self._take() for _ in range(num_needed))
         return True
 
+    def lacks(self, request: Request, num_tokens: int) -> bool:
+        """Say whether the table does not hold all of positions [0, num_tokens) yet."""
+        return len(self._tables[request].block_ids) < self.blocks_for(num_tokens)
+
     def share(self, request: Request, stop: int) -> None:
         """Put the blocks that are full once positions [0, stop) are computed into the tree.
 

@@ -166,7 +166,7 @@ class Scheduler:
             self._continue(plan, [request])
         if request.status is RequestStatus.RUNNING:
             return
-        while not self._open(request, keep_available=0):
+        while not self._open(request, is_alone=True):
             if not self.running:
                 return
             self._preempt_youngest()
@@ -212,7 +212,7 @@ class Scheduler:
         """Let interactive requests in, oldest first, while places and tokens last and background blocks can be had."""
         num_running = len(self._running(is_background=False))
         while self.interactive and plan.budget > 0 and num_running < self.config.max_running:
-            while not self._open(self.interactive[0], keep_available=num_running):
+            while not self._open(self.interactive[0]):
                 if not any(request.is_background for request in self.running):
                     return
                 self._preempt_youngest()
@@ -248,7 +248,7 @@ class Scheduler:
             num_needed += self._blocks_in_the_end(request)
             if self.running and num_needed > self.config.num_blocks:
                 return
-            if not self._open(request, keep_available=len(self.running)):
+            if not self._open(request):
                 return
             self._begin(plan, self.background.pop())
 
@@ -256,12 +256,13 @@ class Scheduler:
         num_tokens = self.background.expected_tokens(request) if request.is_background else request.num_tokens
         return self.blocks.blocks_for(num_tokens)
 
-    def _open(self, request: Request, *, keep_available: int) -> bool:
+    def _open(self, request: Request, *, is_alone: bool = False) -> bool:
         """Give a waiting request its blocks; returns False, with nothing changed, if there are not enough.
 
-        The whole prompt gets its blocks at once, and every running request could take one more: else a
-        newcomer would be preempted in the very next pass, after its prefill was paid for.
+        The whole prompt gets its blocks at once, and every running request that may need another could take it: else
+        a newcomer would be preempted in the very next pass, after its prefill was paid for.
         """
+        keep_available = 0 if is_alone else sum(map(self._may_grow, self.running))
         wants_every_position = request.sampling.prompt_logprobs is not None
         num_cached = self.blocks.open(request, reuse=not wants_every_position)
         if not self.blocks.reserve(request, request.num_tokens, keep_available=keep_available):
@@ -271,6 +272,10 @@ class Scheduler:
         if request.num_preemptions == 0:
             request.num_cached_tokens = num_cached
         return True
+
+    def _may_grow(self, request: Request) -> bool:
+        """Say whether a running request may need blocks beside its own; its very last token is never computed."""
+        return self.blocks.lacks(request, len(request.prompt_token_ids) + request.max_tokens - 1)
 
     def _begin(self, plan: _Plan, request: Request) -> None:
         self.running.append(request)

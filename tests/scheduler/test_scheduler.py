@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from moeflow.core.errors import ConfigError
 from moeflow.core.request import FinishReason
 from tests.scheduler.fake_model import VOCAB_SIZE, FakeModel, generate_alone
-from tests.scheduler.traffic import AnyTraffic, make_request, make_scheduler, prompts, run_pass, run_to_end
+from tests.scheduler.traffic import AnyTraffic, finish_pass, make_request, make_scheduler, prompts, run_pass, run_to_end
 
 
 @settings(max_examples=150, deadline=None)
@@ -94,6 +94,21 @@ def test_the_youngest_is_preempted_and_still_gets_its_tokens():
     assert scheduler.num_preemptions == young.num_preemptions
     for request in (old, young):
         assert request.output_token_ids == generate_alone(request.prompt_token_ids, 14)
+
+
+@given(num=st.integers(2, 6), prompt_len=st.integers(1, 9), max_tokens=st.integers(1, 9), num_tokens=st.integers(6, 20))
+def test_with_room_for_all_tokens_of_all_requests_none_waits_for_blocks(num, prompt_len, max_tokens, num_tokens):
+    """Room for just these: a request that has all its blocks keeps none from others."""
+    num_blocks = num * -(-(prompt_len + max_tokens - 1) // 4)
+    limits = {"num_blocks": num_blocks, "max_model_len": prompt_len + max_tokens, "max_batch_tokens": num_tokens}
+    scheduler, model = make_scheduler(max_running=num, prefix_caching=False, **limits), FakeModel(4)
+    for index in range(num):
+        scheduler.add(make_request(str(index), [index % VOCAB_SIZE] * prompt_len, max_tokens))
+    while scheduler.has_work:
+        batch = scheduler.schedule()
+        assert not scheduler.interactive or batch.num_tokens == num_tokens
+        finish_pass(scheduler, model, batch)
+    assert scheduler.num_preemptions == 0
 
 
 def test_requests_of_a_pass_that_is_undone_are_computed_one_by_one():
