@@ -247,7 +247,7 @@ def test_the_cache_hears_what_it_would_have_heard_layer_by_layer(policy, num_slo
         mine, theirs = cached.cache.stats(), oracle.cache.stats()
         assert (mine.hits, mine.late, mine.misses) == (theirs.hits, theirs.late, theirs.misses)
         assert (mine.evictions, mine.demand_bytes) == (theirs.evictions, theirs.demand_bytes)
-        assert cached.cache._is_resident == oracle.cache._is_resident
+        assert cached.cache._occupancy.is_resident == oracle.cache._occupancy.is_resident
 
 
 @pytest.mark.parametrize("predictor", PREDICTORS)

@@ -141,7 +141,8 @@ class CacheMachine(RuleBasedStateMachine):
                 self.finish(load)
         have = self.cache.resize(num_slots, self.move)
         held = {slot for lease, _ in self.leases for slot in lease.slots.values()}
-        held |= {self.cache._slots[number] for number in leased}  # what failed for a lease may be prefetched elsewhere
+        slots = self.cache._occupancy.slots
+        held |= {slots[number] for number in leased}  # what failed for a lease may be prefetched elsewhere
         assert have == self.cache.num_slots
         assert have == num_slots or (num_slots < have and have - 1 in held)  # a failed load holds none
         assert self.cache.num_filled <= have
