@@ -17,7 +17,7 @@ KV = KVStorage(num_layers=1, num_blocks=1, block_size=16, num_kv_heads=1, head_d
 SIDE = Side(torch.device("cpu"), RotaryEmbedding(RopeConfig(), 8, torch.device("cpu")), torch.float32)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 30)), min_size=1, max_size=12), st.integers(1, 40))
 def test_every_token_is_in_one_micro_batch(sequences, max_tokens):
     starts, counts = zip(*sequences, strict=True)

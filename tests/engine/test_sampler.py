@@ -154,7 +154,7 @@ params_strategy = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(params_strategy, st.integers(0, 99)), min_size=1, max_size=8), st.integers(0, 1000))
 def test_a_row_does_not_depend_on_its_batch_mates(rows, logits_seed):
     logits = torch.round(make_logits(len(rows), seed=logits_seed))  # rounding makes ties

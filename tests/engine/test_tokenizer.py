@@ -7,7 +7,7 @@ import sys
 import gguf
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as CoreTokenizer
@@ -255,7 +255,6 @@ def test_smollm2_from_gguf_as_transformers_reads_it():
 # Bytes of single tokens
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 329), max_size=12))
 def test_byte_level_tokens_add_up_to_the_decoded_text(token_ids):
     tokenizer = byte_level_tokenizer()

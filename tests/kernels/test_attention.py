@@ -23,7 +23,7 @@ def check(spans, window=None, tolerance=1e-5, **shape):
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.one_of(st.just(1), st.integers(1, 12))), min_size=1, max_size=6)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12, derandomize=True)
 @given(
     spans=SPANS,
     window=st.one_of(st.none(), st.integers(1, 50)),

@@ -96,7 +96,7 @@ def test_more_heads_to_a_kv_head_than_rows_are_taken_together():
     made.check(run(made))
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15, derandomize=True)
 @given(
     spans=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 20)), min_size=1, max_size=4),
     window=st.one_of(st.none(), st.integers(1, 400)),

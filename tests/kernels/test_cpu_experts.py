@@ -105,7 +105,7 @@ class TestAgainstFloat64:
         check(pack(100, 72, weight_format, 8), route(2049, 100, 3, 8), isa)
 
     @pytest.mark.usefixtures("some_threads")
-    @settings(max_examples=10, deadline=None)
+    @settings(max_examples=10)
     @given(
         kind=st.fixed_dictionaries(
             {"function": st.sampled_from(NONLINEARITIES), "is_gated": st.booleans(), "has_bias": st.booleans()}

@@ -53,7 +53,7 @@ class TestAgainstFloat64:
         check(*make(7, 40, 10_000, weight_format), isa)
 
     @pytest.mark.usefixtures("some_threads")
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=15)
     @given(
         rows=st.integers(0, 30),
         outputs=st.integers(1, 150),

@@ -92,7 +92,7 @@ rows_strategy = st.lists(st.sampled_from([-INF, -60.0, -2.0, -1.0, 0.0, 0.5, 1.0
 
 
 @pytest.mark.skipif(not cpu.is_available(), reason="torch puts equals in no particular order")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows_strategy,
     st.sampled_from([0.5, 1.0, 2.0]),

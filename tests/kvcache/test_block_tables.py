@@ -127,4 +127,4 @@ class KeptBlocks(RuleBasedStateMachine):
 
 
 TestKeptBlocks = KeptBlocks.TestCase
-TestKeptBlocks.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+TestKeptBlocks.settings = settings(max_examples=30, stateful_step_count=20)

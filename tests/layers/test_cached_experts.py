@@ -89,7 +89,7 @@ def choose(chance, num_tokens, top_k):
     return ids, torch.rand(num_tokens, top_k, generator=chance)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     weight_format=st.sampled_from(WEIGHT_FORMATS),
     policy=st.sampled_from(sorted(POLICIES)),

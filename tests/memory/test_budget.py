@@ -92,7 +92,7 @@ class BudgetMachine(RuleBasedStateMachine):
 
 
 TestBudget = BudgetMachine.TestCase
-TestBudget.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestBudget.settings = settings(max_examples=40, stateful_step_count=20)
 
 
 def test_slots_take_what_is_left_and_come_back_when_it_stays_free():

@@ -60,7 +60,7 @@ def test_the_plain_definitions_cover_all_policies():
 
 @pytest.mark.parametrize("name", PLAIN)
 @given(uses=traces, num_slots=st.integers(1, 5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_policies_evict_whom_their_definition_says(name, uses, num_slots):
     make, worth = PLAIN[name]
     loads = []
@@ -75,7 +75,7 @@ def test_policies_evict_whom_their_definition_says(name, uses, num_slots):
 
 
 @given(uses=st.lists(st.integers(0, 3), max_size=9), num_slots=st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_belady_is_the_best_of_all_ways(uses, num_slots):
     def fewest_loads(position, resident):
         for here in range(position, len(uses)):
@@ -92,7 +92,7 @@ def test_belady_is_the_best_of_all_ways(uses, num_slots):
 
 
 @given(uses=traces, num_slots=st.integers(1, 5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_policy_beats_belady(uses, num_slots):
     best = replay(Belady(NUM_EXPERTS, uses), uses, num_slots)
     assert all(best <= replay(make(NUM_EXPERTS), uses, num_slots) for make in POLICIES.values())

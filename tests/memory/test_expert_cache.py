@@ -213,7 +213,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestAnyOrderOfEvents = pytest.mark.slow(CacheMachine.TestCase)
-TestAnyOrderOfEvents.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestAnyOrderOfEvents.settings = settings(max_examples=200, stateful_step_count=40)
 
 
 def test_hits_can_be_used_at_once_and_misses_when_they_arrive():

@@ -20,7 +20,7 @@ from tests.memory.slabs import flip_bit, make_spec, resident, slab, write_slab_f
     resident_pages=st.sampled_from([0, 1, 7, 1024, 1025, 2049]),
     slab_bytes=st.one_of(st.integers(1, 20_000), st.sampled_from([PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1])),
 )
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_part_is_where_the_spec_says(tmp_path, num_layers, num_experts, slab_bytes, resident_pages):
     spec = make_spec(
         num_layers=num_layers,
@@ -112,7 +112,7 @@ def test_a_cut_file_says_how_long_it_should_be(tmp_path):
 
 
 @given(offset=st.integers(0, 2 * PAGE_BYTES - 1))
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_flipped_bit_before_the_slabs_is_found_or_harmless(tmp_path, offset):
     spec = make_spec()
     index = write_slab_file(tmp_path / "model.slabs", spec)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moeflow.memory.file_io import PAGE_BYTES
@@ -12,7 +12,6 @@ from moeflow.memory.weight_memory import FreshMemory, LaidOutMemory, NotedMemory
 
 
 @given(sizes=st.lists(st.integers(0, 3 * PAGE_BYTES), max_size=12))
-@settings(deadline=None)
 def test_what_was_noted_is_what_the_blocks_take_laid_out(sizes):
     noted = NotedMemory()
     assert [noted.block(size).nbytes for size in sizes] == sizes

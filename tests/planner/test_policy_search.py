@@ -76,7 +76,7 @@ def test_no_policy_of_an_exhaustive_grid_is_better(number, goal, overlap):
     assert cost_per_token(model, policy, goal) <= exhaustive * 1.002
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.integers(40, 300), st.integers(1, 9))
 def test_a_number_of_sequences_is_kept_to(ram, num_sequences):
     model = small_model(machine(ram=ram * MB))

@@ -63,7 +63,7 @@ def causes(tasks: list[Task], bad: set[int]) -> dict[int, set[int]]:
 
 
 @given(tasks=graphs(), bad=st.sets(st.integers(0, 40), max_size=3), window=st.sampled_from([1, 2, 7, 256]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_each_task_runs_once_after_its_inputs_and_errors_travel(tasks, bad, window):
     log: list[tuple[str, int]] = []
     errors = {number: OSError(number) for number in bad}
@@ -91,7 +91,7 @@ def test_each_task_runs_once_after_its_inputs_and_errors_travel(tasks, bad, wind
 
 
 @given(tasks=graphs(names=(COMPUTE,), max_size=8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_of_what_could_run_here_the_urgent_goes_first_then_the_earlier(tasks):
     expected: list[int] = []
     while len(expected) < len(tasks):

@@ -55,7 +55,7 @@ def test_results_and_errors_come_back():
 
 
 @given(priorities=st.lists(st.integers(0, 3), max_size=30))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_urgent_first_and_first_come_first_served_otherwise(priorities):
     order: list[int] = []
     with Lane("link") as lane:
@@ -68,7 +68,7 @@ def test_the_urgent_first_and_first_come_first_served_otherwise(priorities):
 
 
 @given(cancelled=st.sets(st.integers(0, 19)))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_what_is_queued_can_be_cancelled_and_the_rest_runs(cancelled):
     ran: list[int] = []
     with Lane("link") as lane:

@@ -107,7 +107,7 @@ def test_nothing_happened(tmp_path):
         st.tuples(st.integers(0, 3), st.integers(0, 1000), st.integers(1, 1000), st.integers(0, 10**9)), max_size=20
     )
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_rate_of_a_lane_is_that_of_its_rows_together(spans):
     trace = Trace()
     rows = [trace.row(f"disk {i}", lane="disk") for i in range(4)]

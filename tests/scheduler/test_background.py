@@ -41,10 +41,10 @@ class Mixed(AnyTraffic):
 
 
 TestMixed = Mixed.TestCase
-TestMixed.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestMixed.settings = settings(max_examples=60, stateful_step_count=60)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     jobs=st.lists(st.tuples(prompts, st.integers(1, 12)), min_size=1, max_size=12),
     late=st.tuples(prompts, st.integers(1, 12)),

@@ -30,7 +30,7 @@ def run(budget: LatencyBudget, seconds, num_interactive: int, num_wanted: int) -
 
 
 @pytest.mark.parametrize("seconds", [concave, flat, steep])
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(num_interactive=st.integers(1, 8), num_wanted=st.integers(1, 64), num_before=st.integers(0, 20))
 @example(num_interactive=4, num_wanted=6, num_before=1)  # a pass of the job alone, about as large
 @example(num_interactive=2, num_wanted=1, num_before=0)  # with and without the job, about as large

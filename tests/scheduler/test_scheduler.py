@@ -12,7 +12,7 @@ from tests.scheduler.fake_model import VOCAB_SIZE, FakeModel, generate_alone
 from tests.scheduler.traffic import AnyTraffic, finish_pass, make_request, make_scheduler, prompts, run_pass, run_to_end
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     jobs=st.lists(st.tuples(prompts, st.integers(1, 12)), min_size=1, max_size=8),
     num_blocks=st.integers(10, 24),
@@ -43,7 +43,7 @@ class Traffic(AnyTraffic):
 
 
 TestTraffic = Traffic.TestCase
-TestTraffic.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestTraffic.settings = settings(max_examples=60, stateful_step_count=60)
 
 
 def test_decodes_go_on_while_a_long_prompt_is_prefilled_in_chunks():

@@ -48,7 +48,7 @@ def add_all(scheduler, *jobs: tuple[int, int]) -> list[Request]:
     return requests
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     jobs=st.lists(st.tuples(prompts, st.integers(1, 12)), min_size=1, max_size=9),
     num_blocks=st.integers(10, 60),
@@ -68,7 +68,7 @@ def test_every_request_gets_the_tokens_it_gets_alone(jobs, num_blocks, max_runni
     assert scheduler.blocks.num_used == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     jobs=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 12)), min_size=1, max_size=9),
     max_running=st.integers(1, 5),
@@ -104,7 +104,7 @@ class Traffic(AnyTraffic):
 
 
 TestTraffic = Traffic.TestCase
-TestTraffic.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestTraffic.settings = settings(max_examples=60, stateful_step_count=60)
 
 
 def test_a_pass_is_held_back_until_the_batch_is_full_or_the_oldest_has_waited_enough():

@@ -74,7 +74,7 @@ def test_no_body_breaks_the_server(tokenizer, requests):
         async with connect(app) as http:
             return await http.post(path, content=body, headers={"content-type": "application/json"})
 
-    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
     @given(requests)
     def run(request):
         path, body = request
@@ -91,7 +91,7 @@ def test_no_body_breaks_the_server(tokenizer, requests):
 
 
 @given(st.binary(max_size=50))
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_bytes_break_the_server(app, body):
     async def post():
         async with connect(app) as http:

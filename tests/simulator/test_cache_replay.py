@@ -38,7 +38,7 @@ def lru_misses(trace, num_slots):
     stay=st.sampled_from([0.0, 0.5, 0.9]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_lru_counts_are_those_of_a_list(num_slots, num_tokens, stay, seed):
     trace = make_trace(20, num_tokens=num_tokens, stay=stay, seed=seed)
     result = run(trace, num_slots)

@@ -66,7 +66,7 @@ def test_another_run_appends(tmp_path):
 
 
 @given(cut=st.integers(1, 300))
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_torn_end_is_left_out_and_cut_off_by_the_next_run(tmp_path, cut):
     header, file = make_header(), tmp_path / "routing"
     file.unlink(missing_ok=True)
@@ -90,7 +90,7 @@ def test_a_torn_end_is_left_out_and_cut_off_by_the_next_run(tmp_path, cut):
 
 
 @given(data=st.data())
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_flipped_bit_never_gives_a_wrong_pass(tmp_path, data):
     header, file = make_header(), tmp_path / "routing"
     file.unlink(missing_ok=True)

@@ -49,7 +49,7 @@ def test_a_job_in_one_go(tmp_path):
     assert (failure["response"], failure["error"]["code"]) == (None, "batch_expired")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     order=st.permutations(list(IDS)),
     kills=st.lists(st.tuples(st.integers(0, 6), st.floats(0, 1)), max_size=6),

@@ -242,7 +242,7 @@ def test_killed_between_any_two_writes(tmp_path, tokenizer, event, at_op):
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(event=st.sampled_from(EVENTS), kills=st.lists(st.floats(0, 1), min_size=1, max_size=4))
 def test_killed_again_and_again(tmp_path_factory, tokenizer, event, kills):
     folder = tmp_path_factory.mktemp("job") / "data"
