@@ -134,14 +134,21 @@ def pictures(run: list[Record], docs: Path, slug: str) -> str:
 
 
 def write_batch(records: list[Record], _docs: Path) -> str:
-    """Write the newest run of each job, those of one engine in one table, and interactive requests beside jobs."""
+    """Write the newest runs of each job, those of one engine in one table, and interactive requests beside jobs."""
     engines = group(records, lambda r: (r["model"], r["weight_format"], r["kv_capacity_tokens"], r["measured"]))
     text = ""
     for found in engines.values():
         jobs = group(found, lambda r: (r["workload"]["name"], r["workload"]["num_new"], r.get("rate"), r.get("system")))
-        chosen = [record for same in jobs.values() for record in same if record["command"] == newest(same)["command"]]
+        chosen = [
+            record for same in jobs.values() for record in same if but_for_seed(record) == but_for_seed(newest(same))
+        ]
         text += "\n".join(table.to_markdown() for table in batch_tables(chosen)) + origins(chosen)
     return text
+
+
+def but_for_seed(record: Record) -> str:
+    """Return the command, of which runs with several seeds are repetitions."""
+    return re.sub(r" --seed \d+", "", record["command"])
 
 
 def write_quality(records: list[Record], _docs: Path) -> str:

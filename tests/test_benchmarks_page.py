@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.examples import engine_record, job_record, quality_record, serve_record, versus_record
+from tests.bench.examples import beside_record, engine_record, job_record, quality_record, serve_record, versus_record
 
 ROOT = Path(__file__).parent.parent
 
@@ -86,3 +86,14 @@ def test_jobs_of_one_engine_share_a_table(tmp_path):
     assert "### Batch jobs" in page
     rows = [line for line in page.splitlines() if line.startswith("| mtbench")]
     assert [row.split("|")[-2].strip() for row in rows] == ["3.00", "3.00"]
+
+
+def test_interactive_requests_of_all_seeds_are_taken_together(tmp_path):
+    old = beside_record(9, command="moeflow bench batch --beside 0.25 -n 9", time="2025-01-01T00:00:00+00:00")
+    done = write_page(tmp_path, old, beside_record(0), beside_record(1))
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "docs" / "benchmarks.md").read_text()
+    assert "8 interactive requests." in page
+    assert "| per token p50, ms | 10.0 | 20.0 | 2.00 |" in page
+    assert "| per token p99, ms | 30.0 | 60.0 | 2.00 |" in page
+    assert "| job, tokens/s | 200.0 | 160.0 | 0.80 |" in page

@@ -98,32 +98,39 @@ async def run_batch_job(
 async def run_beside(
     config: EngineConfig, job: BatchJob, traffic: WorkloadSpec, repetition: int, progress: BatchProgress
 ) -> None:
-    """Measure interactive requests alone, a job alone, and both together, in one engine.
+    """Measure a job alone, the same with interactive requests, and those alone, in one engine.
 
-    The job has to last as long as the traffic: its requests are repeated until it does.
+    The job has to last as long as the traffic: its requests are repeated until it does. It is measured from its first
+    complete answer on, when as many requests as fit are at work on it.
 
     Raises: ConfigError if a request could never run; EngineError if one fails; what starting an engine raises.
     """
     check_length(config, max(max(job.prompt_lengths) + job.num_new, traffic.max_total))
+    arrivals = make_arrivals(traffic)
     engine = await ProcessEngine.start(config, on_progress=progress.on_bytes)
     try:
-        await replay(EngineTarget(engine), make_arrivals(traffic)[:NUM_WARM_UP], lambda: None)
-        progress.on_run("the job alone")
+        await replay(EngineTarget(engine), arrivals[:NUM_WARM_UP], lambda: None)
         feed = _Feed(engine, job, traffic.vocab_size, config.scheduler.max_running)
-        alone = await feed.run_beside(asyncio.sleep(traffic.num_requests / traffic.rate))
-        progress.on_run("interactive requests alone")
-        arrivals = make_arrivals(traffic)
-        quiet = await replay(EngineTarget(engine), arrivals, lambda: None)
-        progress.on_run("both")
+        job_alone = job_together = 0.0
         together: list[Served] = []
 
         async def answer() -> None:
             together.extend(await replay(EngineTarget(engine), arrivals, lambda: None))
 
-        beside = await feed.run_beside(answer())
+        async def measure() -> None:
+            nonlocal job_alone, job_together
+            await feed.first_answer.wait()
+            job_alone = await feed.rate_during(asyncio.sleep(traffic.num_requests / traffic.rate))
+            progress.on_run("both")
+            job_together = await feed.rate_during(answer())
+
+        progress.on_run("the job alone")
+        await feed.run_beside(measure())
+        progress.on_run("interactive requests alone")
+        alone = await replay(EngineTarget(engine), arrivals, lambda: None)
     finally:
         await engine.shutdown(SHUTDOWN_S)
-    _check([*quiet, *together])
+    _check([*alone, *together])
     progress.on_result(
         {
             **describe(config),
@@ -132,12 +139,20 @@ async def run_beside(
             "repetition": repetition,
             "workload": job.describe(),
             "rate": traffic.rate,
-            "interactive_alone": summarize(quiet),
-            "interactive_beside_job": summarize(together),
-            "job_alone_tokens_per_s": alone,
-            "job_beside_tokens_per_s": beside,
+            "interactive_alone": _times(alone),
+            "interactive_beside_job": _times(together),
+            "job_alone_tokens_per_s": job_alone,
+            "job_beside_tokens_per_s": job_together,
         }
     )
+
+
+def _times(served: Sequence[Served]) -> dict[str, list[float]]:
+    """Return what each request felt, in order of arrival, so that repetitions can be taken together."""
+    return {
+        "first_token_s": [each.first_token_s for each in served if each.first_token_s is not None],
+        "per_token_s": [each.per_token_s for each in served if each.per_token_s is not None],
+    }
 
 
 class _Feed:
@@ -150,29 +165,26 @@ class _Feed:
         self._width = 4 * max_running
         self._num_made = 0
         self._num_tokens = 0
+        self.first_answer = asyncio.Event()
 
-    async def run_beside(self, work: Coroutine[Any, Any, Any]) -> float:
-        """Return the job's tokens a second, from when its first answers come until `work` is done.
+    async def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run the job until `work` is done.
 
         Raises: what a request of the job, or `work`, raises.
         """
-        self._num_tokens = 0
         lanes = [asyncio.create_task(self._repeat()) for _ in range(self._width)]
-        measuring = asyncio.create_task(self._measure(work))
+        working = asyncio.create_task(work)
         try:
-            done, _ = await asyncio.wait((measuring, *lanes), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait((working, *lanes), return_when=asyncio.FIRST_COMPLETED)
             for task in done:  # a lane ends by an error only
                 task.result()
-            return measuring.result()
         finally:
-            for task in (measuring, *lanes):
+            for task in (working, *lanes):
                 task.cancel()
-            await asyncio.gather(measuring, *lanes, return_exceptions=True)
-            work.close()  # if it never began
+            await asyncio.gather(working, *lanes, return_exceptions=True)
 
-    async def _measure(self, work: Coroutine[Any, Any, Any]) -> float:
-        while not self._num_tokens:
-            await asyncio.sleep(0.01)
+    async def rate_during(self, work: Coroutine[Any, Any, None]) -> float:
+        """Return the job's tokens a second while `work` is done."""
         loop = asyncio.get_running_loop()
         start_s, num_before = loop.time(), self._num_tokens
         await work
@@ -182,6 +194,7 @@ class _Feed:
         while True:
             async for count in self._next():
                 self._num_tokens += count
+            self.first_answer.set()
 
     def _next(self) -> AsyncGenerator[int, None]:
         self._num_made += 1

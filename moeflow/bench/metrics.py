@@ -44,6 +44,16 @@ class Served:
         """From due to complete."""
         return self.end_s - self.at_s
 
+    @property
+    def first_token_s(self) -> float | None:
+        """From due to the first token; None: it never came."""
+        return None if self.first_s is None else self.first_s - self.at_s
+
+    @property
+    def per_token_s(self) -> float | None:
+        """Mean time of a token after the first; None where there is none."""
+        return None if self.first_s is None or self.num_new < 2 else (self.end_s - self.first_s) / (self.num_new - 1)
+
 
 def summarize(served: Sequence[Served]) -> dict[str, float | int]:
     """Return what a run is judged by.
@@ -57,12 +67,8 @@ def summarize(served: Sequence[Served]) -> dict[str, float | int]:
         return result
     span_s = max(each.end_s for each in done)
     latencies = [each.latency_s for each in done]
-    firsts = [each.first_s - each.at_s for each in done if each.first_s is not None]
-    gaps = [
-        (each.end_s - each.first_s) / (each.num_new - 1)
-        for each in done
-        if each.first_s is not None and each.num_new > 1
-    ]
+    firsts = [each.first_token_s for each in done if each.first_token_s is not None]
+    gaps = [each.per_token_s for each in done if each.per_token_s is not None]
     result |= {
         "duration_s": span_s,
         "requests_per_s": len(done) / span_s,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from moeflow.bench.metrics import Spread
+from moeflow.bench.metrics import Spread, percentile
 from moeflow.bench.records import Record
 from moeflow.core.units import format_bytes
 
@@ -154,8 +155,11 @@ def _latency_table(title: str, runs: dict[float, dict[str, list[Record]]], notes
 def batch_tables(records: Sequence[Record]) -> list[Table]:
     """Return `bench batch` records of one model: jobs padded and not, and interactive requests beside a job."""
     jobs = [record for record in records if record["measured"] == "job"]
-    beside = [record for record in records if record["measured"] == "beside"]
-    return [*([_job_table(jobs)] if jobs else []), *(_beside_table(record) for record in beside)]
+    kinds: dict[tuple[Any, ...], list[Record]] = {}
+    for record in records:
+        if record["measured"] == "beside":
+            kinds.setdefault((record["workload"]["name"], record["rate"]), []).append(record)
+    return [*([_job_table(jobs)] if jobs else []), *map(_beside_table, kinds.values())]
 
 
 def _job_table(records: Sequence[Record]) -> Table:
@@ -187,23 +191,30 @@ def _job_table(records: Sequence[Record]) -> Table:
     )
 
 
-def _beside_table(record: Record) -> Table:
-    alone, beside = record["interactive_alone"], record["interactive_beside_job"]
+def _beside_table(records: Sequence[Record]) -> Table:
+    """Take the requests of all repetitions together; of the job, the mean."""
     rows = []
-    for label, key, factor, digits in (
-        ("per token p50, ms", "per_token_p50_s", 1000, 1),
-        ("per token p99, ms", "per_token_p99_s", 1000, 1),
-        ("first token p50, ms", "first_token_p50_s", 1000, 0),
-        ("first token p99, ms", "first_token_p99_s", 1000, 0),
+    for label, key, percent, digits in (
+        ("per token p50, ms", "per_token_s", 50, 1),
+        ("per token p99, ms", "per_token_s", 99, 1),
+        ("first token p50, ms", "first_token_s", 50, 0),
+        ("first token p99, ms", "first_token_s", 99, 0),
     ):
-        values = (alone[key] * factor, beside[key] * factor)
-        rows.append((label, *(f"{value:.{digits}f}" for value in values), f"{values[1] / values[0]:.2f}"))
-    job = (record["job_alone_tokens_per_s"], record["job_beside_tokens_per_s"])
-    rows.append(("job, tokens/s", f"{job[0]:.1f}", f"{job[1]:.1f}", f"{job[1] / job[0]:.2f}"))
-    title = (
-        f"Interactive requests, {record['rate']:g}/s, beside a job ({record['workload']['name']}): {record['model']}"
+        alone, beside = (
+            percentile([value for record in records for value in record[part][key]], percent) * 1000
+            for part in ("interactive_alone", "interactive_beside_job")
+        )
+        rows.append((label, f"{alone:.{digits}f}", f"{beside:.{digits}f}", f"{beside / alone:.2f}"))
+    alone, beside = (
+        statistics.fmean(record[key] for record in records)
+        for key in ("job_alone_tokens_per_s", "job_beside_tokens_per_s")
     )
-    return Table(title, ("", "alone", "together", "ratio"), tuple(rows))
+    rows.append(("job, tokens/s", f"{alone:.1f}", f"{beside:.1f}", f"{beside / alone:.2f}"))
+    about = records[0]
+    title = f"Interactive requests, {about['rate']:g}/s, beside a job ({about['workload']['name']}): {about['model']}"
+    count = sum(len(record["interactive_alone"]["first_token_s"]) for record in records)
+    notes = (f"{count} interactive requests. Per token: a request's mean time of a token after its first.",)
+    return Table(title, ("", "alone", "together", "ratio"), tuple(rows), notes)
 
 
 def _errors(records: Sequence[Record]) -> str:

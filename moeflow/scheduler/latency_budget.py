@@ -2,16 +2,18 @@
 
 A pass of one row reads nearly as many weights as one of many, so a few background tokens in every pass cost much
 and bring little. Time is saved up instead: each pass with interactive tokens earns `SLOWDOWN - 1` of what it would
-have taken alone, and once that pays for a pass full of background tokens, such a pass is run. So the mean time per
-token stays within `SLOWDOWN`, and no single pass is longer than `PAUSE` times one without background tokens.
+have taken alone, and once that pays for the next token of every background answer, such a pass is run. So the mean
+time per token stays within `SLOWDOWN`, and no single pass is longer than `PAUSE` times one without background tokens.
 
 What passes take is measured, never asked for. Knows no requests, only numbers of tokens.
 """
 
 from __future__ import annotations
 
+import math
+
 SLOWDOWN = 1.3  # of interactive time per token; 1.5 is promised, the rest is for what is not foreseen
-PAUSE = 4.0  # likewise, of a single pass
+PAUSE = 5.0  # likewise, of a single pass
 WEIGHT_OF_NEWEST = 0.2
 LARGEST_JUMP = 3.0  # a pass that takes longer than that many times the expected was disturbed
 
@@ -41,15 +43,26 @@ class PassTimes:
         Between measured passes in a straight line, beyond the largest in proportion, below the smallest its time.
         """
         tokens, seconds = 0.0, 0.0
-        for octave in sorted(self._seconds):
-            next_tokens, next_seconds = self._seconds[octave]
-            next_seconds = max(next_seconds, seconds)  # more tokens never take less time: that was noise
+        for next_tokens, next_seconds in self._rising():
             if num_tokens <= next_tokens:
                 if not tokens:
                     return next_seconds
                 return seconds + (next_seconds - seconds) * (num_tokens - tokens) / (next_tokens - tokens)
             tokens, seconds = next_tokens, next_seconds
         return seconds * num_tokens / tokens
+
+    def _rising(self) -> list[tuple[float, float]]:
+        """Return (tokens, seconds), fewest tokens first.
+
+        Fewer tokens never take more time: they were disturbed, as the first pass of all is by memory not yet touched.
+        """
+        points = []
+        least_s = math.inf
+        for octave in sorted(self._seconds, reverse=True):
+            tokens, seconds = self._seconds[octave]
+            least_s = min(least_s, seconds)
+            points.append((tokens, least_s))
+        return points[::-1]
 
 
 class LatencyBudget:
@@ -59,38 +72,60 @@ class LatencyBudget:
         self._times = PassTimes()
         self._alone_times = PassTimes()  # apart: passes of nearly as many tokens would pass for alone ones
         self._saved_s = 0.0
+        self.is_shared = False  # whether there was ever an interactive pass
 
-    def room(self, num_interactive: int, num_wanted: int) -> int:
-        """Return how many of the wanted background tokens may join a pass with so many interactive ones."""
+    def room(self, num_interactive: int, num_wanted: int, num_next: int = 0) -> int:
+        """Return how many background tokens may join a pass with so many interactive ones.
+
+        `num_wanted` are worth saving up for; `num_next` of them, next tokens of answers, join a pass in any case that
+        earns what they cost, such as one that reads all weights for somebody's prompt.
+        """
         if not num_interactive:
             return num_wanted
         if not self._alone_times.has_seen(num_interactive):
             return 0  # by itself first, to know what that takes
-        alone_s = self._alone_times.expect(num_interactive)
-        low, high = 0, num_wanted  # the most that make no longer a pause than allowed
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._times.expect(num_interactive + middle) <= PAUSE * alone_s:
-                low = middle
-            else:
-                high = middle - 1
-        extra_s = self._times.expect(num_interactive + low) - alone_s
-        return low if self._saved_s >= extra_s else 0
+        alone_s = self._alone_s(num_interactive)
+        earned_s = (SLOWDOWN - 1) * alone_s
+        most = self._most_within_pause(num_interactive, num_wanted)
+        if self._times.expect(num_interactive + most) - alone_s <= self._saved_s + earned_s:
+            return most
+        if num_next <= most and self._times.expect(num_interactive + num_next) - alone_s <= earned_s:
+            return num_next
+        return 0
 
     def note(self, num_interactive: int, num_background: int, elapsed_s: float) -> None:
         """Account for a pass that was run."""
-        if not num_interactive:
-            self._saved_s = 0.0
+        if num_interactive:
+            self._account(num_interactive, num_background, elapsed_s)
         else:
-            is_known = self._alone_times.has_seen(num_interactive)
-            alone_s = self._alone_times.expect(num_interactive) if is_known else elapsed_s
-            if num_background:
-                alone_s = min(alone_s, elapsed_s)  # never slower than with others: then it was measured long ago
-                cost_s = elapsed_s - alone_s
-            else:
-                self._alone_times.note(num_interactive, elapsed_s)
-                cost_s = 0.0
-            most_s = (PAUSE - 1) * alone_s  # what one pass may cost: more need not be saved, and is never owed
-            self._saved_s += (SLOWDOWN - 1) * alone_s - cost_s
-            self._saved_s = min(max(self._saved_s, -most_s), most_s)
+            self._saved_s = 0.0
         self._times.note(num_interactive + num_background, elapsed_s)
+
+    def _account(self, num_interactive: int, num_background: int, elapsed_s: float) -> None:
+        self.is_shared = True
+        is_known = self._alone_times.has_seen(num_interactive)
+        alone_s = self._alone_s(num_interactive) if is_known else elapsed_s
+        if num_background:
+            alone_s = min(alone_s, elapsed_s)  # never slower than with others: then it was measured long ago
+            cost_s = elapsed_s - alone_s
+        else:
+            self._alone_times.note(num_interactive, elapsed_s)
+            cost_s = 0.0
+        most_s = (PAUSE - 1) * alone_s  # what one pass may cost: more need not be saved, and is never owed
+        self._saved_s += (SLOWDOWN - 1) * alone_s - cost_s
+        self._saved_s = min(max(self._saved_s, -most_s), most_s)
+
+    def _alone_s(self, num_interactive: int) -> float:
+        """Return what a pass takes without background tokens: no more than any that had as many tokens."""
+        return min(self._alone_times.expect(num_interactive), self._times.expect(num_interactive))
+
+    def _most_within_pause(self, num_interactive: int, num_wanted: int) -> int:
+        limit_s = PAUSE * self._alone_s(num_interactive)
+        low, high = 0, num_wanted
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._times.expect(num_interactive + middle) <= limit_s:
+                low = middle
+            else:
+                high = middle - 1
+        return low

@@ -152,8 +152,8 @@ class Scheduler:
         assert all(r.is_background for r in self.background)
         assert all(r.status is RequestStatus.RUNNING for r in self.running)
         assert len({id(r) for r in (*self.waiting, *self.running)}) == len(self.waiting) + len(self.running)
-        for is_background in (False, True):
-            assert len(self._running(is_background=is_background)) <= self.config.max_running
+        assert len(self._running(is_background=False)) <= self.config.max_running
+        assert len(self._running(is_background=True)) <= self._max_background
         assert self.running or self.blocks.num_used == 0, "blocks leaked: nobody runs, yet some are in use"
         self.blocks.check_integrity()
 
@@ -173,9 +173,9 @@ class Scheduler:
         self._leave_queue(request)
         self._begin(plan, request)
 
-    def _continue(self, plan: _Plan, running: list[Request]) -> None:
+    def _continue(self, plan: _Plan, running: list[Request], num_kept: int = 0) -> None:
         """Plan running requests of one kind; when blocks run out, the youngest loses its own."""
-        for request, num_tokens in self._shares(plan, running):
+        for request, num_tokens in self._shares(plan, running, num_kept):
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted for an older one a moment ago
             while not self.blocks.reserve(request, request.num_computed_tokens + num_tokens):
@@ -186,14 +186,15 @@ class Scheduler:
             else:
                 plan.add(self._entry(request, num_tokens))
 
-    def _shares(self, plan: _Plan, running: list[Request]) -> list[tuple[Request, int]]:
+    def _shares(self, plan: _Plan, running: list[Request], num_kept: int) -> list[tuple[Request, int]]:
         """Split the pass among running requests: one token to every decode, the rest to prefills in order.
 
         Decodes come first in the count so that a long prompt never stalls them, yet the list stays in order
-        of admission, because blocks are taken from its end. Places are short only where interactive requests took them.
+        of admission, because blocks are taken from its end. Places are short only for background requests;
+        `num_kept` of them are not for decodes.
         """
         num_places = self.config.max_running - len(plan.entries)
-        decoding = [request for request in running if request.is_decoding][: min(num_places, plan.budget)]
+        decoding = [request for request in running if request.is_decoding][: min(num_places - num_kept, plan.budget)]
         budget = plan.budget - len(decoding)
         num_places -= len(decoding)
         chosen = set(decoding)
@@ -222,35 +223,64 @@ class Scheduler:
     def _place_background(self, plan: _Plan) -> None:
         """Fill what is left of the pass, as far as interactive requests are not slowed down too much."""
         running = self._running(is_background=True)
-        num_interactive = self.config.max_batch_tokens - plan.budget
-        plan.budget = self._latency.room(num_interactive, self._wanted(plan, running))
+        has_interactive = bool(plan.entries)
+        if has_interactive:
+            plan.budget = self._room_beside_interactive(plan, running)
         plan.has_preempted = False
-        num_before = len(plan.entries)
-        self._continue(plan, running)
-        is_any_left_out = len(plan.entries) - num_before < len(running)
-        if not (plan.has_preempted or is_any_left_out or self.interactive):
+        is_place_kept = not has_interactive and self._has_prompts(running)
+        self._continue(plan, running, num_kept=int(is_place_kept))
+        if not (plan.has_preempted or self.interactive):
             self._admit_background(plan)
 
-    def _wanted(self, plan: _Plan, running: list[Request]) -> int:
-        """Return how many background tokens could be computed in this pass."""
-        if self.background:
-            return plan.budget
-        return min(plan.budget, sum(request.num_uncomputed_tokens for request in running))
+    def _room_beside_interactive(self, plan: _Plan, running: list[Request]) -> int:
+        """Return how many background tokens may take part.
 
-    def _admit_background(self, plan: _Plan) -> None:
-        """Let background requests in as long as all that run will probably have room to the end.
+        Decodes save the most: as many in a pass of their own would read all weights for little work, while prompts
+        cost the same in any pass. Where few are decoding there is nothing to choose.
+        """
+        num_places = self.config.max_running - len(plan.entries)
+        num_interactive = self.config.max_batch_tokens - plan.budget
+        num_decoding = min(sum(request.is_decoding for request in running), num_places, plan.budget)
+        num_wanted = num_decoding
+        if 2 * num_decoding < num_places:
+            num_uncomputed = sum(request.num_uncomputed_tokens for request in running)
+            num_wanted = plan.budget if self.background else min(plan.budget, num_uncomputed)
+        return self._latency.room(num_interactive, num_wanted, num_decoding)
+
+    @property
+    def _max_background(self) -> int:
+        """How many background requests may run.
+
+        Once the engine is shared, as many again as fit a pass: prompts are computed ahead while nobody else is there,
+        so that passes beside interactive requests, which rather leave prompts out, do not run short of decodes.
+        """
+        return self.config.max_running * (2 if self._latency.is_shared else 1)
+
+    def _has_prompts(self, running: list[Request]) -> bool:
+        """Whether a background prompt could be computed if one of the decodes left it a place."""
+        if any(not request.is_decoding for request in running):
+            return True
+        return bool(self.background) and len(running) < self._max_background and self._fits_to_the_end()
+
+    def _fits_to_the_end(self) -> bool:
+        """Whether all that run and the next of the background will probably have room until their answers end.
 
         The condition is algorithm 2's, with those that run as the micro-batch that is being filled.
         """
-        num_needed = sum(self._blocks_in_the_end(request) for request in self.running)
+        requests = [*self.running, self.background.head()]
+        num_needed = sum(self._blocks_in_the_end(request) for request in requests)
+        return len(requests) == 1 or num_needed <= self.config.num_blocks
+
+    def _admit_background(self, plan: _Plan) -> None:
+        """Let background requests in as long as there is room."""
+        num_running = len(self._running(is_background=True))
         while self.background and plan.budget > 0 and len(plan.entries) < self.config.max_running:
-            request = self.background.head()
-            num_needed += self._blocks_in_the_end(request)
-            if self.running and num_needed > self.config.num_blocks:
+            if num_running >= self._max_background or not self._fits_to_the_end():
                 return
-            if not self._open(request):
+            if not self._open(self.background.head()):
                 return
             self._begin(plan, self.background.pop())
+            num_running += 1
 
     def _blocks_in_the_end(self, request: Request) -> int:
         num_tokens = self.background.expected_tokens(request) if request.is_background else request.num_tokens

@@ -125,3 +125,19 @@ def job_record(system: str, num_new: int, **changes: Any) -> dict[str, Any]:
         "summary": {"tokens_per_s": 100.0 if system == "padded" else 300.0},
         **changes,
     }
+
+
+def beside_record(seed: int, **changes: Any) -> dict[str, Any]:
+    """Four requests, the fourth of each run slower than the others; twice as slow beside a job."""
+    alone = {"first_token_s": [0.1] * 4, "per_token_s": [0.01, 0.01, 0.01, 0.02 + 0.01 * seed]}
+    return {
+        **job_record("variable length", 50),
+        "measured": "beside",
+        "command": f"moeflow bench batch --beside 0.25 --seed {seed} --out all.jsonl",
+        "rate": 0.25,
+        "interactive_alone": alone,
+        "interactive_beside_job": {key: [2 * value for value in values] for key, values in alone.items()},
+        "job_alone_tokens_per_s": 200.0,
+        "job_beside_tokens_per_s": 150.0 + 20.0 * seed,
+        **changes,
+    }

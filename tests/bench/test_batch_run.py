@@ -15,7 +15,7 @@ from moeflow.core.request import FinishReason
 from moeflow.engine.decision import decide
 from moeflow.engine.messages import EngineStats, TokenOutput
 from moeflow.engine.settings import Settings
-from moeflow.workload.poisson import WorkloadSpec
+from moeflow.workload.poisson import WorkloadSpec, make_arrivals
 from tests.tiny_mixtral import write_tiny_mixtral
 
 JOB = BatchJob("made up", (4, 9, 5, 6, 7, 8), num_new=3, seed=5)
@@ -123,14 +123,19 @@ def test_beside_interactive_requests_the_job_lasts_as_long_as_they_do(config, en
     results, said = [], []
     run(run_beside(config, JOB, TRAFFIC, 0, progress(results, said)))
     (record,) = results
-    assert said == ["the job alone", "interactive requests alone", "both"]
+    assert said == ["the job alone", "both", "interactive requests alone"]
     assert (record["measured"], record["rate"]) == ("beside", 200.0)
-    assert record["interactive_alone"]["num_requests"] == record["interactive_beside_job"]["num_requests"] == 6
+    num_longer = sum(arrival.num_new > 1 for arrival in make_arrivals(TRAFFIC))
+    for part in ("interactive_alone", "interactive_beside_job"):
+        assert (len(record[part]["first_token_s"]), len(record[part]["per_token_s"])) == (6, num_longer)
+        assert all(value > 0 for values in record[part].values() for value in values)
     assert record["job_alone_tokens_per_s"] > 0
     assert record["job_beside_tokens_per_s"] > 0
     quiet = [each.request_id for each in engine.asked if not each.is_background]
-    assert len(quiet) == 4 + 6 + 6  # a warm-up, alone, beside
-    assert len({each.request_id for each in engine.asked if each.is_background}) > 4 * 2  # a window of each, repeated
+    assert len(quiet) == 4 + 6 + 6  # a warm-up, beside, alone
+    asked = [each.request_id for each in engine.asked]
+    assert asked.index("bench-0", 4) > 4 + 4 * 2  # the job's window first, and at least an answer of it
+    assert len({each.request_id for each in engine.asked if each.is_background}) > 4 * 2  # repeated
     assert engine.is_shut_down
 
 

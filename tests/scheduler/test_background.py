@@ -117,6 +117,69 @@ def test_a_job_goes_on_in_the_gaps_of_a_conversation():
     assert 5 <= num_with_job <= 15  # a pass with all rows costs three, and three tenths are saved each time
 
 
+def test_prompts_are_computed_ahead_once_the_engine_is_shared():
+    scheduler, model = (
+        make_scheduler(max_running=4, num_blocks=80, max_model_len=100, max_batch_tokens=20),
+        FakeModel(4),
+    )
+    for number in range(12):
+        scheduler.add(background(str(number), [number] * 4, 20))
+    for _ in range(3):
+        assert len(run_pass(scheduler, model, 0.01)) == 4
+    assert len(scheduler.running) == 4  # nobody else has ever come
+    scheduler.add(make_request("chat", [9], 1))
+    while any(not request.is_background for request in (*scheduler.waiting, *scheduler.running)):
+        run_pass(scheduler, model, 0.01)
+    while len(scheduler.running) < 8:
+        took_part = run_pass(scheduler, model, 0.01)
+        assert len(took_part) == 4  # a prompt in the place of a decode, which waits with its blocks
+        assert all(request.output_token_ids for request in took_part)
+    for _ in range(3):
+        assert len(run_pass(scheduler, model, 0.01)) == 4
+    run_to_end(scheduler, model, 0.01)
+    assert scheduler.num_preemptions == 0
+
+
+def test_beside_a_conversation_decodes_take_part_and_prompts_wait():
+    scheduler, model = (
+        make_scheduler(max_running=4, num_blocks=80, max_model_len=100, max_batch_tokens=20),
+        FakeModel(4),
+    )
+    for number in range(4):
+        scheduler.add(background(str(number), [number] * 4, 60))
+    for _ in range(3):
+        run_pass(scheduler, model, 0.01)
+    chat = make_request("chat", [9], 30)
+    for request in (chat, *(background(f"late {number}", [number] * 4, 60) for number in range(4))):
+        scheduler.add(request)
+    num_with_job = 0
+    while chat.finish_reason is None:
+        batch = scheduler.schedule()
+        rows = [entry for entry in batch.entries if entry.request.is_background]
+        assert all(entry.num_tokens == 1 for entry in rows)
+        assert len(rows) in (0, 3)  # all places that there are beside the chat
+        num_with_job += bool(rows)
+        finish_pass(scheduler, model, batch, 0.01 + 0.01 * bool(rows))
+    assert num_with_job >= 5
+
+
+def test_a_job_that_only_has_prompts_goes_on_beside_a_conversation():
+    """Nothing decodes, so prompts are what is saved up for."""
+    scheduler, model = (
+        make_scheduler(max_running=4, num_blocks=80, max_model_len=100, max_batch_tokens=20),
+        FakeModel(4),
+    )
+    for number in range(3):
+        scheduler.add(background(str(number), [number] * 12, 1))
+    chat = make_request("chat", [9], 60)
+    scheduler.add(chat)
+    while chat.finish_reason is None:
+        batch = scheduler.schedule()
+        num_tokens = sum(entry.num_tokens for entry in batch.entries if entry.request.is_background)
+        finish_pass(scheduler, model, batch, 0.01 + 0.001 * num_tokens)
+    assert not any(request.is_background for request in (*scheduler.waiting, *scheduler.running))
+
+
 def test_a_job_is_admitted_only_as_far_as_its_answers_will_fit():
     scheduler, model = make_scheduler(num_blocks=12, max_model_len=40, max_running=8), FakeModel(4)
     rows = [background(str(i), [i] * 4, 12) for i in range(6)]  # four blocks each in the end

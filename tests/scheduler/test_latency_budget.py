@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -79,6 +81,34 @@ def test_a_disturbed_pass_neither_starves_nor_floods():
     assert 3 <= sum(n > 0 for n in later) <= 20
 
 
+def test_a_first_pass_that_was_disturbed_is_bounded_by_larger_ones():
+    """The first pass of all touches its memory for the first time: what it took must not pass for the rule."""
+    budget = LatencyBudget()
+    budget.note(47, 0, 0.64)
+    run(budget, concave, 0, 512)
+    run(budget, concave, 0, 100)
+    assert budget.room(47, 400, 31) == 31  # as many as it pays for by itself, not a pass of the job's prompts
+
+
+def test_next_tokens_join_a_pass_that_pays_for_them_without_savings():
+    budget = LatencyBudget()
+    for num_tokens in (33, 70, 101, 512):
+        run(budget, concave, 0, num_tokens)
+    run(budget, concave, 70, 0)
+    budget.note(1, 0, concave(1))
+    budget.note(0, 32, concave(32))  # forgets what was saved
+    assert budget.room(70, 400, 15) == 15
+    assert budget.room(1, 31, 31) == 0
+
+
+def test_the_engine_is_shared_from_the_first_interactive_pass_on():
+    budget = LatencyBudget()
+    run(budget, concave, 0, 32)
+    assert not budget.is_shared
+    run(budget, concave, 1, 32)
+    assert budget.is_shared
+
+
 def test_nobody_interactive_nothing_held_back():
     assert LatencyBudget().room(0, 500) == 500
 
@@ -87,6 +117,16 @@ def test_a_size_never_seen_is_tried_alone_first():
     budget = LatencyBudget()
     run(budget, flat, 0, 32)
     assert budget.room(1, 31) == 0
+
+
+@given(passes=st.lists(st.tuples(st.integers(1, 600), st.floats(1e-3, 1.0)), min_size=1, max_size=30))
+def test_more_tokens_never_take_less(passes):
+    times = PassTimes()
+    for num_tokens, seconds in passes:
+        times.note(num_tokens, seconds)
+    expected = [times.expect(num_tokens) for num_tokens in range(1, 700)]
+    assert all(one <= other * (1 + 1e-9) for one, other in itertools.pairwise(expected))
+    assert expected[0] >= min(seconds for _, seconds in passes) * (1 - 1e-9)
 
 
 def test_times_between_sizes_lie_between_their_times():
