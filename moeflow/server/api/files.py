@@ -33,13 +33,15 @@ async def upload_file(request: Request, jobs: Annotated[Jobs, Depends(get_jobs)]
     """Keep a file."""
     assert isinstance(request, UploadRequest), "its route sees to that"
     with writing():
-        file, form = await request.upload(jobs.files.folder)
+        target = jobs.files.place()
         try:
+            name, form = await request.upload(target)
             purpose, lifetime_s = _check_form(form)
-            name = (file.filename or "").replace("\\", "/").rpartition("/")[2][:255].strip(". ") or "upload"
-            stored = await asyncio.to_thread(jobs.files.add, file.file, name, purpose, lifetime_s)
-        finally:
-            await form.close()
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+        name = name.replace("\\", "/").rpartition("/")[2][:255].strip(". ") or "upload"
+        stored = await asyncio.to_thread(jobs.files.add, target, name, purpose, lifetime_s)
     return msgspec.to_builtins(stored)
 
 

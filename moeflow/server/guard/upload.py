@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from pathlib import Path
-from tempfile import SpooledTemporaryFile
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -20,11 +19,11 @@ _MAX_FIELDS = 8
 
 
 class _ToDisk(MultiPartParser):
-    """Has a form's file written to a nameless one in a folder as it comes: /tmp, starlette's place, may be memory."""
+    """Has a form's file written to where it is to stay, as it comes; starlette's own place, /tmp, may be memory."""
 
-    def __init__(self, headers: Headers, stream: AsyncGenerator[bytes, None], folder: Path) -> None:
+    def __init__(self, headers: Headers, stream: AsyncGenerator[bytes, None], target: Path) -> None:
         super().__init__(headers, stream, max_files=1, max_fields=_MAX_FIELDS, max_part_size=KIB)
-        self._folder = folder
+        self._target = target
 
     def on_headers_finished(self) -> None:
         """Begin a part."""
@@ -32,11 +31,8 @@ class _ToDisk(MultiPartParser):
         upload = self._current_part.file
         if upload is not None:
             upload.file.close()
-            spool: SpooledTemporaryFile[bytes] = SpooledTemporaryFile(  # noqa: SIM115
-                self.spool_max_size, dir=str(self._folder)
-            )
-            self._files_to_close_on_error.append(spool)
-            upload.file = cast(BinaryIO, spool)
+            upload.file = self._target.open("wb")
+            self._files_to_close_on_error.append(upload.file)  # type: ignore[arg-type]
 
 
 class UploadRequest(Request):
@@ -54,8 +50,10 @@ class UploadRequest(Request):
                 raise self._too_large()
             yield chunk
 
-    async def upload(self, folder: Path) -> tuple[UploadFile, FormData]:
-        """Return the field `file`, which lies in `folder`, and the whole form, which the caller closes.
+    async def upload(self, target: Path) -> tuple[str, FormData]:
+        """Write the field `file` to a path, and return its name and the whole form.
+
+        If it fails, part of the file may be there.
 
         Raises: ApiError 400, 413 or 415; OSError.
         """
@@ -65,14 +63,14 @@ class UploadRequest(Request):
         if length.isdecimal() and int(length[:20]) > self._limit + _AROUND_BYTES:
             raise self._too_large()
         try:
-            form = await _ToDisk(self.headers, self.stream(), folder).parse()
+            form = await _ToDisk(self.headers, self.stream(), target).parse()
         except MultiPartException as error:
             raise ApiError(400, "invalid_form", f"the form cannot be read: {error.message}") from None
+        await form.close()  # with this the last bytes are written
         file = form.get("file")
         if not isinstance(file, UploadFile):
-            await form.close()
             raise ApiError(400, "invalid_value", "file: a file is needed", param="file")
-        return file, form
+        return file.filename or "", form
 
     @property
     def _limit(self) -> int:

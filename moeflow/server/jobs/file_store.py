@@ -6,10 +6,8 @@ the next start removes. Files that are needed it leaves alone: a job was about t
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -47,11 +45,6 @@ class FileStore:
             if path.suffix != ".json" and path.name not in self._files and not is_needed(path.name):
                 path.unlink()
 
-    @property
-    def folder(self) -> Path:
-        """Where the contents are."""
-        return self._folder
-
     def path(self, file_id: str) -> Path:
         """Return where a file's contents are."""
         return self._folder / file_id
@@ -66,19 +59,22 @@ class FileStore:
         self._expire()
         return sorted(self._files.values(), key=lambda file: (file.created_at, file.id), reverse=True)
 
-    def add(self, source: BinaryIO, filename: str, purpose: str, lifetime_s: int | None) -> StoredFile:
-        """Copy a stream into the store.
+    def place(self) -> Path:
+        """Return where to write the contents of a file to be; `add` it then, or remove it."""
+        return self.path(new_id("file-", self._clock()))
+
+    def add(self, path: Path, filename: str, purpose: str, lifetime_s: int | None) -> StoredFile:
+        """Take in contents that were written to a `place`; if that fails, they are removed.
 
         Blocks: on the disk.
         Raises: OSError.
         """
-        file_id = new_id("file-", self._clock())
         try:
-            with self.path(file_id).open("wb") as target:
-                shutil.copyfileobj(source, target, 1 << 20)
-            return self._describe(file_id, filename, purpose, lifetime_s)
+            sync(path)
+            return self._describe(path.name, filename, purpose, lifetime_s)
         except BaseException:
-            self.path(file_id).unlink(missing_ok=True)
+            path.with_suffix(".json").unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
             raise
 
     def adopt(self, source: Path, file_id: str, filename: str, purpose: str, lifetime_s: int | None) -> StoredFile:

@@ -305,10 +305,34 @@ def test_an_upload_that_is_cut_off_leaves_nothing_and_is_no_failure(serve, data,
 
 
 def test_uploads_lie_in_the_data_folder_while_they_come(serve, data, monkeypatch):
-    """A temporary folder may be memory."""
+    """A temporary folder may be memory; and there need be room for one copy only."""
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    sizes, add = [], file_store.FileStore.add
+
+    def look_and_add(self, *args):
+        sizes.append([path.stat().st_size for path in (data / "files").iterdir()])
+        return add(self, *args)
+
+    monkeypatch.setattr(file_store.FileStore, "add", look_and_add)
     with serve() as client:
         assert client.files.create(file=b"x" * 3_000_000, purpose="batch").bytes == 3_000_000
+    assert sizes == [[3_000_000]]
+
+
+@pytest.mark.parametrize("num_bytes", [1, 3_000_000])
+def test_an_upload_that_the_disk_does_not_take_leaves_nothing(serve, data, monkeypatch, num_bytes):
+    place = data / "files" / "file-full"
+
+    def full(_store: file_store.FileStore) -> Path:
+        place.symlink_to("/dev/full")
+        return place
+
+    monkeypatch.setattr(file_store.FileStore, "place", full)
+    with serve() as client:
+        with pytest.raises(openai.InternalServerError, match="No space left on device; make room there") as caught:
+            client.files.create(file=b"x" * num_bytes, purpose="batch")
+        assert caught.value.status_code == 507
+    assert list((data / "files").iterdir()) == []
 
 
 def test_what_the_disk_does_not_take_is_refused_and_changes_nothing(client, data, engine, monkeypatch):

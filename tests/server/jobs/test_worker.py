@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import io
 import json
 import shutil
 import time
@@ -115,7 +114,9 @@ class Server:
         self.jobs = Jobs(folder, service, clock)
 
     def begin(self, *lines: bytes) -> StoredBatch:
-        file = self.jobs.files.add(io.BytesIO(b"\n".join(lines)), "in.jsonl", "batch", None)
+        content = self.jobs.files.place()
+        content.write_bytes(b"\n".join(lines))
+        file = self.jobs.files.add(content, "in.jsonl", "batch", None)
         return self.jobs.batches.create(
             endpoint=CHAT, model=self.engine.model.name, input_file_id=file.id, metadata=None, output_lifetime_s=None
         )
