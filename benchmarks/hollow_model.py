@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from moeflow.planner.model_files import shipped_models
 
 Shapes = Mapping[str, tuple[int, ...]]
 FILLED = 2048  # values at the front of each of an expert's matrices
+WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 SEED = 0
 
 
@@ -74,11 +74,13 @@ def write_hollow(file: Path, shapes: Shapes, random: torch.Generator) -> None:
         stream.truncate(begin)
 
 
-def write_hollow_mixtral(config_file: Path, folder: Path) -> None:
-    """Write a model folder of the shape that a bare `config.json` says. Raises: CheckpointError."""
-    shape, random = read_bare_config(config_file), torch.Generator().manual_seed(SEED)
+def write_hollow_mixtral(config_file: Path, folder: Path, narrow: int = 1) -> None:
+    """Write a model folder of the shape that a bare `config.json` says, so much narrower. Raises: CheckpointError."""
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(config_file, folder / "config.json")
+    config = json.loads(config_file.read_text(encoding="utf-8"))
+    config |= {name: config[name] // narrow for name in WIDTHS}
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    shape, random = read_bare_config(folder / "config.json"), torch.Generator().manual_seed(SEED)
     files = {"outer.safetensors": outer_shapes(shape)}
     files |= {f"layer-{layer:03d}.safetensors": layer_shapes(shape, layer) for layer in range(shape.num_layers)}
     for name, shapes in files.items():
@@ -90,9 +92,10 @@ def write_hollow_mixtral(config_file: Path, folder: Path) -> None:
 @click.command()
 @click.argument("shape", type=click.Choice([name for name in shipped_models() if name.startswith("mixtral")]))
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
-def main(shape: str, folder: Path) -> None:
+@click.option("--narrow", default=1, show_default=True, help="Divides widths and heads by so much.")
+def main(shape: str, folder: Path, narrow: int = 1) -> None:
     """Write the model."""
-    write_hollow_mixtral(shipped_models()[shape], folder)
+    write_hollow_mixtral(shipped_models()[shape], folder, narrow)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,24 @@
-"""Claim: where the model does not fit the device, CGOPipe decodes 1.5 times as fast as others in equal micro-batches.
-
-Several sizes of micro-batches (`--micro-batch 32 --micro-batch 128`) show how that shrinks if each may choose its own.
+"""Claim: where the model does not fit the device, CGOPipe decodes 1.5 times as fast as the best of the others.
 
 All pipelines run the same model with the same kernels, and a device with the same memory, link and speeds: an emulated
-one, whose processor, host and link relate to each other as those of a T4 and its host do. Requests stand in the middle
-of their answers: keys and values of 32 to 128 tokens each, made up, the same for all pipelines, and each step decodes
-one token of each. Pipelines take turns, round after round; all must give the same tokens. Zero-inference keeps keys and
-values on the device, so that fewer requests fit: as many as do. A turn is whole passes with sampling; the first of each
-is not counted, and one in which real work was late by more than the emulation can hide (another program took the
-processor) is made again. Link idle is the share of a turn in which nothing goes to the device.
+one, whose processor, host and link relate to each other as those of a T4 and its host do. Each fills the device with
+experts that stay. Caps may be said as shares of the model: in MoE-Lightning's settings S1 and S2 a T4 has 0.17 of a
+Mixtral 8x7B, an L4 0.26, and their host 2.06; then there are as many requests as the host has room for. The size of
+micro-batches may follow a pipeline's name, so that each is taken at its own best. "cgopipe" leaves all experts to the
+device, as published; in "cgopipe+host" the host computes some, as many as it finds to be best while it warms up.
 
-    python benchmarks/pipelines.py MODEL --quantize int4 --out docs/results/pipelines.jsonl
+Requests stand in the middle of their answers: keys and values of 32 to 128 tokens each, made up, the same for all
+pipelines, and each step decodes one token of each. Pipelines take turns, round after round; all must give the same
+tokens. Zero-inference keeps keys and values on the device, so that fewer requests fit: as many as do. A turn is whole
+passes with sampling; the first of each are not counted, and one in which real work was late by more than the emulation
+can hide (another program took the processor) is made again. Link idle is the share of a turn in which nothing goes to
+the device.
+
+    python benchmarks/pipelines.py MODEL --quantize int4 --device-share 0.26 --host-share 2.06 \\
+        --pipeline cgopipe+host:48 --pipeline cgopipe:32 --pipeline fastdecode:128 --out docs/results/pipelines.jsonl
+    python benchmarks/hollow_model.py mixtral-8x7b FOLDER --narrow 4
+    python benchmarks/pipelines.py FOLDER --quantize int4 --device emulated:1GiB,0.3,t4 --device-share 0.17 \\
+        --host-share 2.06 --out docs/results/pipelines.jsonl
 
 On a GPU, whose memory is capped, they come one after the other, each with buffers of its own. There computing in
 bfloat16 rounds otherwise in other micro-batches: the share of equal tokens is said instead. Its "device idle" is time
@@ -42,6 +50,7 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.cli.bench_output import keep, result_options, show
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CapacityError
+from moeflow.core.offload_config import DeviceConfig
 from moeflow.engine.decision import decide
 from moeflow.engine.model_runner import placement, set_up
 from moeflow.engine.offload_plan import OffloadWishes, costs_of, plan_offload
@@ -56,9 +65,12 @@ from moeflow.memory.weight_memory import FreshMemory
 from moeflow.models.loading import load_model
 from moeflow.pipeline.offloading import HOST_TO_DEVICE
 from moeflow.pipeline.task import COMPUTE
+from moeflow.planner.model_costs import ModelCosts
 from moeflow.runtime.trace import Trace
 
-PIPELINES = ("cgopipe", "fastdecode", "flexgen-c", "flexgen", "zero-inference")
+SHARING = "cgopipe+host"
+PIPELINES = (SHARING, "cgopipe", "fastdecode", "flexgen-c", "flexgen", "zero-inference")
+WARM_UP_STEPS = {SHARING: 3}  # it hears how fast the link is, then the host, then settles; others: 1
 CONTEXTS = (32, 128)  # tokens, at least and at most
 DISTURBED = 0.1  # late work, as a share of emulated time: such a turn is made again
 MAX_TRIES = 2
@@ -79,9 +91,12 @@ class Turn:
 class Runner:
     """One pipeline over the model, and the requests that fit."""
 
-    def __init__(self, model: CausalLM, config: EngineConfig, kv: KVStorage, contexts: Sequence[int]) -> None:
+    def __init__(
+        self, name: str, model: CausalLM, config: EngineConfig, kv: KVStorage, contexts: Sequence[int]
+    ) -> None:
         assert config.offload is not None
-        self.pipeline = config.offload.pipeline
+        self.pipeline = name
+        self.num_resident = config.offload.num_resident_experts
         self.micro_batch = config.offload.micro_batch_tokens
         self.trace = Trace()
         self.model = OffloadedModel(model, config, self.trace)
@@ -90,6 +105,7 @@ class Runner:
         self._blocks_per_request = config.scheduler.num_blocks // len(contexts)
         if config.offload.num_resident_kv_layers:
             for layer in range(model.config.num_layers):
+                assert self.model._kv._resident is not None
                 own = self.model._kv._resident.layer(layer).storage  # as if these requests had been prefilled there
                 own.copy_(kv.layer(layer).storage[: own.numel()])
 
@@ -161,10 +177,24 @@ def load(config: EngineConfig) -> CausalLM:
         return load_model(checkpoint, placement(config, FreshMemory()), num_threads=config.num_threads)
 
 
-def fitted(model: CausalLM, config: EngineConfig, wishes: OffloadWishes, num_requests: int) -> tuple[EngineConfig, int]:
+def most_requests(costs: ModelCosts, host_bytes: float, context: int) -> int:
+    """Return for how many requests the host has room, beside all weights and two layers that are staged."""
+    staged = 2 * costs.experts_bytes / costs.shape.num_layers
+    return int((host_bytes - costs.model_bytes - staged) / (context * costs.kv_bytes))
+
+
+def fitted(
+    case: tuple[str, int], costs: ModelCosts, config: EngineConfig, device: DeviceConfig
+) -> tuple[EngineConfig, int]:
     """Return a configuration for as many of the requests as fit the device, and how many these are."""
-    costs = costs_of(model.config, config.weight_format, config.embedding_format, config.kv_dtype, config.dtype)
-    blocks_per_request = config.scheduler.num_blocks // config.scheduler.max_running
+    name, micro_batch = case
+    num_requests = config.scheduler.max_running
+    blocks_per_request = config.scheduler.num_blocks // num_requests
+    wishes = OffloadWishes(
+        device=device,
+        pipeline="cgopipe" if name == SHARING else name,
+        micro_batch_tokens=num_requests if name == "zero-inference" else micro_batch,
+    )
     while True:
         limits = dataclasses.replace(
             config.scheduler,
@@ -179,6 +209,7 @@ def fitted(model: CausalLM, config: EngineConfig, wishes: OffloadWishes, num_req
                 raise
             num_requests = num_requests * 15 // 16
         else:
+            offload = dataclasses.replace(offload, num_hosted_experts=None if name == SHARING else 0)
             return dataclasses.replace(config, scheduler=limits, offload=offload), num_requests
 
 
@@ -186,7 +217,9 @@ def fitted(model: CausalLM, config: EngineConfig, wishes: OffloadWishes, num_req
 @click.argument("model")
 @click.option("--quantize", type=click.Choice(["int8", "int4"]))
 @click.option("--device", default="emulated:640MiB,0.15,t4", show_default=True)
-@click.option("--pipeline", "pipelines", multiple=True, default=PIPELINES, show_default=True)
+@click.option("--device-share", type=float, help="Its memory, as a share of the model, in place of what it says.")
+@click.option("--host-share", type=float, help="Main memory likewise: so many requests, in place of --requests.")
+@click.option("--pipeline", "pipelines", multiple=True, default=PIPELINES, show_default=True, metavar="NAME[:SIZE]")
 @click.option("--requests", "num_requests", default=704, show_default=True, help="Decoded together, where they fit.")
 @click.option("--micro-batch", "micro_batches", multiple=True, type=int, default=(32,), show_default=True)
 @click.option("--steps", default=2, show_default=True, help="Tokens of each request in a turn.")
@@ -196,6 +229,8 @@ def main(  # noqa: PLR0913
     model: str,
     quantize: str | None,
     device: str,
+    device_share: float | None,
+    host_share: float | None,
     pipelines: tuple[str, ...],
     num_requests: int,
     micro_batches: tuple[int, ...],
@@ -205,38 +240,49 @@ def main(  # noqa: PLR0913
     out: Path | None,
 ) -> None:
     """Measure, and print a table and records."""
-    blocks_per_request = -(-(CONTEXTS[1] + steps) // 16)
-    limits_of_one = {"max_model_len": blocks_per_request * 16, "kv_dtype": "bfloat16"}
-    settings = Settings(model=model, quantize=quantize, device=device, resident_experts=0.0, **limits_of_one)
-    config = decide(dataclasses.replace(settings, max_running=num_requests, max_batch_tokens=num_requests))
+    context = -(-(CONTEXTS[1] + steps) // 16) * 16
+    config = decide(
+        Settings(
+            model=model,
+            quantize=quantize,
+            device=device,
+            resident_experts=0.0,
+            max_running=1,
+            max_batch_tokens=1,
+            max_model_len=context,
+            kv_dtype="bfloat16",
+        )
+    )
     assert config.offload is not None, "the device is smaller than the model"
-    limits = dataclasses.replace(config.scheduler, num_blocks=num_requests * blocks_per_request)
-    config = dataclasses.replace(config, scheduler=limits)
     click.echo(f"loading {model}", err=True)
-    loaded = load(config)
+    loaded, smaller = load(config), config.offload.device
+    is_gpu, is_rounded = config.offload.cuda is not None, config.offload.computes_in_torch
+    costs = costs_of(loaded.config, config.weight_format, config.embedding_format, config.kv_dtype, config.dtype)
+    if device_share is not None:
+        smaller = dataclasses.replace(smaller, capacity_bytes=int(device_share * costs.model_bytes))
+    if host_share is not None:
+        num_requests = most_requests(costs, host_share * costs.model_bytes, context)
+    num_blocks = num_requests * context // config.scheduler.block_size
+    limits = dataclasses.replace(config.scheduler, max_running=num_requests, num_blocks=num_blocks)
+    config = dataclasses.replace(config, scheduler=limits)
     kv = made_up_kv(loaded, config)
     lengths = torch.randint(*CONTEXTS, (num_requests,), generator=torch.Generator().manual_seed(SEED)).tolist()
     chosen = list(cases(pipelines, micro_batches))
     measured: list[tuple[Record, list[Turn]]] = []
-    for together in [chosen] if config.offload.cuda is None else [[case] for case in chosen]:
+    for together in [[case] for case in chosen] if is_gpu else [chosen]:
         with ExitStack() as stack:
             runners = []
-            for name, micro_batch in together:
-                wishes = OffloadWishes(
-                    device=config.offload.device,
-                    pipeline=name,
-                    micro_batch_tokens=num_requests if name == "zero-inference" else micro_batch,
-                    resident_experts=0.0,
-                )
-                fitting, count = fitted(loaded, config, wishes, num_requests)
-                runners.append(Runner(loaded, fitting, kv, lengths[:count]))
+            for case in together:
+                fitting, count = fitted(case, costs, config, smaller)
+                runners.append(Runner(case[0], loaded, fitting, kv, lengths[:count]))
                 stack.callback(runners[-1].model.close)
             turns = take_turns(runners, steps, rounds)
         measured += [(summary(one, mine, steps), mine) for one, mine in zip(runners, turns, strict=True)]
         give_back(runners)
     equal_shares = equal_tokens([turns for _, turns in measured])
-    assert config.offload.computes_in_torch or min(equal_shares) == 1, "all gave the same tokens"
-    about = {"model": Path(model).name, "weights": config.weight_format, "device": device, "steps": steps}
+    assert is_rounded or min(equal_shares) == 1, "all gave the same tokens"
+    caps = {"device_share": device_share, "host_share": host_share, "model_bytes": int(costs.model_bytes)}
+    about = {"model": Path(model).name, "weights": config.weight_format, "device": device, **caps, "steps": steps}
     records = []
     for (result, _), share in zip(measured, equal_shares, strict=True):
         result = {**about, **result, "equal_tokens": round(share, 4)}
@@ -249,8 +295,10 @@ def main(  # noqa: PLR0913
 
 def cases(pipelines: Sequence[str], micro_batches: Sequence[int]) -> Iterator[tuple[str, int]]:
     """Yield what to compare; zero-inference has one micro-batch anyway."""
-    for name in pipelines:
-        yield from ((name, size) for size in (micro_batches[:1] if name == "zero-inference" else micro_batches))
+    for text in pipelines:
+        name, _, own = text.partition(":")
+        sizes = (int(own),) if own else micro_batches
+        yield from ((name, size) for size in (sizes[:1] if name == "zero-inference" else sizes))
 
 
 def take_turns(runners: Sequence[Runner], num_steps: int, num_rounds: int) -> list[list[Turn]]:
@@ -258,7 +306,8 @@ def take_turns(runners: Sequence[Runner], num_steps: int, num_rounds: int) -> li
     turns: list[list[Turn]] = [[] for _ in runners]
     for number in range(num_rounds + 1):
         for runner, mine in zip(runners, turns, strict=True):
-            mine += undisturbed(runner, num_steps if number else 1, f"round {number}")[: number and 1]
+            steps = num_steps if number else WARM_UP_STEPS.get(runner.pipeline, 1)
+            mine += undisturbed(runner, steps, f"round {number}")[: number and 1]
     return turns
 
 
@@ -303,6 +352,8 @@ def summary(runner: Runner, turns: Sequence[Turn], num_steps: int) -> Record:
         "pipeline": runner.pipeline,
         "requests": len(runner.contexts),
         "micro_batch": min(runner.micro_batch, len(runner.contexts)),
+        "resident_experts": runner.num_resident,
+        "hosted_experts": round(runner.model.num_hosted_experts / runner.model.config.num_layers, 2),  # of a layer
         "device_bytes_used": runner.model.device.memory.used_bytes,
         "tokens_per_s": [round(speed, 2) for speed in speeds],
         **{
@@ -314,7 +365,7 @@ def summary(runner: Runner, turns: Sequence[Turn], num_steps: int) -> Record:
 
 def table(records: Sequence[Record], title: str) -> Table:
     """Return the comparison for people."""
-    best = max(statistics.median(r["tokens_per_s"]) for r in records if r["pipeline"] != "cgopipe")
+    best = max(statistics.median(r["tokens_per_s"]) for r in records if not r["pipeline"].startswith("cgopipe"))
     rows = []
     for record in records:
         speeds = record["tokens_per_s"]
@@ -323,12 +374,25 @@ def table(records: Sequence[Record], title: str) -> Table:
                 record["pipeline"],
                 str(record["requests"]),
                 str(record["micro_batch"]),
+                str(record.get("resident_experts", 0)),
+                str(record.get("hosted_experts", 0)),
                 spread_text(speeds),
                 f"{statistics.median(speeds) / best:.2f}",
                 *(f"{record[name]:.1%}" for name in ("link_idle", "device_idle", "late_share")),
             )
         )
-    columns = ("pipeline", "requests", "micro-batch", "tokens/s", "of best other", "link idle", "device idle", "late")
+    columns = (
+        "pipeline",
+        "requests",
+        "micro-batch",
+        "stay",
+        "on host",
+        "tokens/s",
+        "of best other",
+        "link idle",
+        "device idle",
+        "late",
+    )
     return Table(title, columns, tuple(rows))
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from moeflow.kernels.attention_metadata import AttentionMetadata, Span
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.rotary import RotaryEmbedding, RotaryTable
+from moeflow.layers.shared_experts import Routed
 from moeflow.memory.offloaded_kv import window_numbers
 from moeflow.scheduler.offline_batching import form_micro_batches
 
@@ -59,6 +60,8 @@ class MicroBatch:
     in_window: Places  # on the device, over the blocks of a window
     copied_blocks: Tensor  # [n] int64: those that a window gets
     tensors: dict[str, Tensor] = field(default_factory=dict)  # "hidden", "attended", ...
+    routed: Routed | None = None  # on the device, in a pass in which the host has a share of the experts
+    num_hosted_pairs: int = 0  # tokens and experts that the host computes at this layer
     unsaved_qkv: dict[int, Tensor] = field(default_factory=dict)  # by layer: the host has yet to get K and V of them
 
     @property

@@ -8,10 +8,13 @@ Source: MoE-Lightning 4.1, algorithm 1 and figure 6.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 
 import torch
 
+from moeflow.engine.host_share import HostShare
 from moeflow.engine.micro_batches import MicroBatch
+from moeflow.engine.shared_expert_ops import SharedExpertOps
 from moeflow.kernels.embedding import embedding
 from moeflow.layers.decoder import CausalLM
 from moeflow.layers.decoder_layer import DecoderLayer
@@ -34,6 +37,7 @@ class OffloadOps:
         kv: OffloadedKV,
         device: OffloadDevice,
         costs: ModelCosts,
+        share: HostShare,
     ) -> None:
         """`halves[i]` are layer i with its experts in the one half of the weight buffer, and in the other."""
         self.micro_batches: Sequence[MicroBatch] = ()
@@ -44,6 +48,10 @@ class OffloadOps:
         self._kv = kv
         self._device = device
         self._costs = costs
+        self._share = share
+        self._sharing = SharedExpertOps(
+            model, self._on_device, self._post_attention, self._end_layer, device, costs, share
+        )
         self._num_ended = [0] * len(model.layers)  # micro-batches that are through with a layer
 
     def begin_pass(self, micro_batches: Sequence[MicroBatch]) -> None:
@@ -63,6 +71,7 @@ class OffloadOps:
             "device_attention": self._device_attention,
             "store_kv": self._store_kv,
             "attention": self._attention,
+            **self._sharing.by_name(),
         }
         return {
             "weights_to_pinned": self._ordered(self._weights_to_pinned),
@@ -77,7 +86,10 @@ class OffloadOps:
         return Cost(self._weights.stage(_layer(task), task.micro_batch))
 
     def _weights_to_device(self, task: Task) -> Cost:
-        return Cost(self._weights.load(_layer(task), task.micro_batch))
+        start = perf_counter()
+        num_bytes = self._weights.load(_layer(task), task.micro_batch)
+        self._share.uploaded(num_bytes, perf_counter() - start)
+        return Cost(num_bytes)
 
     def _load_weights(self, task: Task) -> Cost:
         self._weights.stage(_layer(task))
@@ -105,14 +117,21 @@ class OffloadOps:
             works.append(costs.dense(num_tokens))
         with self._device.computing(*_totals(*works)):
             tensors = micro_batch.tensors
-            computing = self._halves[layer][self._weights.half_of(layer)]
-            tensors["hidden"] = computing.post_attention(tensors["hidden"], tensors["attended"])
-            if layer == len(self._halves) - 1:
-                tensors["hidden"] = self._model.norm(tensors["hidden"])
+            tensors["hidden"] = self._on_device(layer).post_attention(tensors["hidden"], tensors["attended"])
+            self._end_layer(layer, micro_batch)
+        return Cost(*_totals(*works))
+
+    def _on_device(self, layer: int) -> DecoderLayer:
+        """Return a layer whose streamed weights are on the device. Raises: RuntimeError if they are not."""
+        return self._halves[layer][self._weights.half_of(layer)]
+
+    def _end_layer(self, layer: int, micro_batch: MicroBatch) -> None:
+        """Note that a micro-batch is through; after the last one the layer's weights may be overwritten."""
+        if layer == len(self._halves) - 1:
+            micro_batch.tensors["hidden"] = self._model.norm(micro_batch.tensors["hidden"])
         self._num_ended[layer] += 1
         if self._num_ended[layer] == len(self.micro_batches):
             self._weights.release(layer)
-        return Cost(*_totals(*works))
 
     def _device_attention(self, layer: int, micro_batch: MicroBatch) -> Cost:
         work = self._attention_work(micro_batch)
@@ -130,7 +149,7 @@ class OffloadOps:
 
     def _cpu_attention(self, layer: int, micro_batch: MicroBatch) -> Cost:
         work = self._attention_work(micro_batch)
-        with self._device.computing_on_host(*_totals(work)):
+        with self._share.attending(micro_batch.num_read), self._device.computing_on_host(*_totals(work)):
             qkv, places = micro_batch.tensors.pop("host_qkv"), micro_batch.on_host
             attended = self._on_host[layer].attend_over(
                 self._kv.layer(layer), qkv.float(), places.rotary, places.attention

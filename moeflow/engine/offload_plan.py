@@ -135,6 +135,7 @@ def plan_offload(wishes: OffloadWishes, costs: ModelCosts, limits: SchedulerConf
         + (kv_layers * limits.num_blocks + NUM_WINDOWS * window_blocks) * block_bytes
     )
     device = wishes.device
+    in_torch = isinstance(device, CudaDeviceConfig) or device.computes_in_torch
     return OffloadConfig(
         emulated=device if isinstance(device, EmulatedDeviceConfig) else None,
         cuda=device if isinstance(device, CudaDeviceConfig) else None,
@@ -143,6 +144,7 @@ def plan_offload(wishes: OffloadWishes, costs: ModelCosts, limits: SchedulerConf
         num_resident_experts=_resident_experts(wishes, costs, fixed_bytes),
         num_resident_kv_layers=kv_layers,
         window_blocks=window_blocks,
+        num_hosted_experts=0 if in_torch else None,  # where host and device round alike, any number gives the same
     )
 
 

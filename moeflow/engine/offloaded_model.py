@@ -8,6 +8,7 @@ whatever torch device it is.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import chain
 from typing import Final
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.offload_config import OffloadConfig
+from moeflow.engine.host_share import HostShare
 from moeflow.engine.micro_batches import Side, cut_pass
 from moeflow.engine.offload_ops import OffloadOps
 from moeflow.engine.offload_plan import OFFLOADING, SEQUENTIAL, costs_of
@@ -57,7 +59,9 @@ class OffloadedModel:
         self._host, self._side = _sides(model, self.device.torch_device)
         self._resident, streamed = self._split_experts()
         self._weights = PagedWeights(streamed, self.device)
-        self._ops = OffloadOps(model, self._make_halves(), self._weights, self._kv, self.device, costs)
+        has_experts = [bool(size) for size in self._sharable_bytes]
+        self._share = HostShare(costs, has_experts, self._num_sharable, config.offload.num_hosted_experts)
+        self._ops = OffloadOps(model, self._make_halves(), self._weights, self._kv, self.device, costs, self._share)
         self._costs = costs
         self._is_warm = False
         self._lanes = {name: Lane(name, trace=trace) for name in LANES}
@@ -72,15 +76,17 @@ class OffloadedModel:
         with self.device.computing(0, 0):
             micro_batches = cut_pass(token_ids, context, self._host, self._side, max_tokens=max_tokens)
         self.device.synchronize()
-        self._weights.begin_pass(len(micro_batches) if self._pipeline.is_paged else 1)
+        self._share.begin_pass(len(token_ids), sum(each.num_read for each in micro_batches))
+        skipped = [border * size for border, size in zip(self._share.borders, self._sharable_bytes, strict=True)]
+        is_kept = self._weights.begin_pass(len(micro_batches) if self._pipeline.is_paged else 1, skipped)
         self._kv.begin_pass(context.kv)
         self._ops.begin_pass(micro_batches)
-        was_warm, self._is_warm = self._is_warm, False
+        was_warm, self._is_warm = self._is_warm and is_kept, False
         wraps = self.config.num_layers > 1
+        make_tasks = self._pipeline.make_sharing_tasks if self._share.num_hosted else self._pipeline.make_tasks
+        assert make_tasks is not None, "experts are shared in pipelines only that may"
         try:
-            self._executor.run(
-                self._pipeline.make_tasks(self.config.num_layers, len(micro_batches), is_warm=was_warm, wraps=wraps)
-            )
+            self._executor.run(make_tasks(self.config.num_layers, len(micro_batches), is_warm=was_warm, wraps=wraps))
         except BaseException:
             self.device.synchronize()
             self._weights.forget()
@@ -99,6 +105,11 @@ class OffloadedModel:
         self.device.synchronize()  # these rows may just have been selected on another stream
         with self.device.computing(int(work.num_bytes), int(work.num_flops)):
             return self._model.logits(hidden).cpu()
+
+    @property
+    def num_hosted_experts(self) -> int:
+        """How many experts the host had in the latest pass, of all layers together."""
+        return self._share.num_hosted
 
     def close(self) -> None:
         """End the threads."""
@@ -132,24 +143,43 @@ class OffloadedModel:
             resident = list(self._resident[number])
             num_streamed = experts.num_experts - len(resident)
             places = (
-                [*resident, *half.view(num_streamed, -1)] if num_streamed else resident
+                [*half.view(num_streamed, -1), *resident] if num_streamed else resident
                 for half in self._weights.halves(number)
             )
             halves.append([layer.with_experts(experts.at(rows)) for rows in places])
         return halves
 
     def _split_experts(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return each layer's experts that stay, on the device, and its others: [bytes] uint8."""
+        """Return each layer's experts that stay, on the device, and its others: [bytes] uint8.
+
+        The last ones stay: those that the host may have a share of come first.
+        """
         resident, streamed = [], []
         nothing = torch.empty(0, dtype=torch.uint8)
         for layer in self._model.layers:
             experts = layer.movable_experts
             storage = nothing if experts is None else experts.storage
             assert isinstance(storage, Tensor)  # as loaded: all rows in one piece
-            num_resident = self._config.num_resident_experts
-            resident.append(self.device.hold(storage[:num_resident], "experts that stay"))
-            streamed.append(storage[num_resident:].reshape(-1))
+            num_streamed = max(len(storage) - self._config.num_resident_experts, 0)
+            resident.append(self.device.hold(storage[num_streamed:], "experts that stay"))
+            streamed.append(storage[:num_streamed].reshape(-1))
         return resident, streamed
+
+    @cached_property
+    def _sharable_bytes(self) -> list[int]:
+        """Return of each layer the bytes of an expert that the host may compute; 0: of that layer it computes none."""
+        sizes = []
+        for layer in self._model.layers:
+            experts = layer.movable_experts if layer.has_router else None
+            sizes.append(0 if experts is None else experts.storage[0].nbytes)
+        return sizes
+
+    @property
+    def _num_sharable(self) -> int:
+        """Return how many experts of a layer the host may compute: as many as are streamed."""
+        if self._pipeline.make_sharing_tasks is None or not any(self._sharable_bytes):
+            return 0
+        return self.config.num_experts - self._config.num_resident_experts
 
 
 def make_device(config: OffloadConfig) -> EmulatedDevice | CudaDevice:

@@ -49,6 +49,32 @@ def fused_experts(
     return weighted.sum(dim=1).to(x.dtype)
 
 
+def expert_pairs(
+    x: Tensor,
+    gate_up: Tensor | Sequence[Tensor],
+    down: Tensor | Sequence[Tensor],
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    experts: range,
+) -> Tensor:
+    """Return the weighted results of some experts only, one for each token and choice; other choices get 0.
+
+    Shapes: as for `fused_experts` -> [T, K, H] float32. Blocks: until the device knows topk_ids.
+    """
+    num_tokens, top_k = topk_ids.shape
+    layer, ids = _Layer(gate_up, down, "silu", None), topk_ids.flatten()
+    pairs = ((ids >= experts.start) & (ids < experts.stop)).nonzero().flatten()
+    pairs = pairs[ids[pairs].argsort(stable=True)]
+    counts = torch.bincount(ids[pairs], minlength=len(gate_up)).tolist()
+    rows = torch.split(x.index_select(0, pairs.div(top_k, rounding_mode="floor")), counts)
+    results = [layer.run_expert(part, expert) for expert, part in enumerate(rows) if len(part)]
+    out = torch.zeros(num_tokens * top_k, x.shape[1], device=x.device)
+    if results:
+        weighted = torch.cat(results).float().mul_(topk_weights.flatten()[pairs].unsqueeze(-1))
+        out.index_copy_(0, pairs, weighted)
+    return out.view(num_tokens, top_k, x.shape[1])
+
+
 @dataclass(frozen=True, slots=True)
 class _Layer:
     """The weights that `fused_experts` was given."""

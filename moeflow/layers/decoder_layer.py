@@ -19,6 +19,7 @@ from moeflow.layers.moe import MoE
 from moeflow.layers.norm import RMSNorm
 from moeflow.layers.placement import Destination, Placement
 from moeflow.layers.rotary import RotaryTable
+from moeflow.layers.shared_experts import Routed
 
 
 class DecoderLayer:
@@ -78,6 +79,18 @@ class DecoderLayer:
             return self._stage(hidden, attended)
         hidden = self.self_attn.o_proj(attended, residual=hidden)
         return self.mlp(self.post_attention_layernorm(hidden), residual=hidden)
+
+    @property
+    def has_router(self) -> bool:
+        """Whether it has experts to choose from."""
+        return isinstance(self.mlp, MoE)
+
+    def route(self, hidden: Tensor, attended: Tensor) -> tuple[Tensor, Routed]:
+        """Return what experts are to be added to, [T, H], and what they compute with. Shapes: as `post_attention`."""
+        assert isinstance(self.mlp, MoE)
+        hidden = self.self_attn.o_proj(attended, residual=hidden)
+        normed = self.post_attention_layernorm(hidden)
+        return hidden, Routed(normed, *self.mlp.route(normed))
 
     def _make_stage(self) -> MoEStage | None:
         if isinstance(self.mlp, MLP):

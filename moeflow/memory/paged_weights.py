@@ -32,6 +32,7 @@ class PagedWeights:
         self._parts = tuple(parts)
         self._device = device
         self._num_pages = 1
+        self._skipped = [0] * len(parts)
         self._lock = threading.Lock()  # of the two tables
         half_bytes = max((part.numel() for part in parts), default=0)
         on_device = device.allocate(_HALVES * half_bytes, "two layers' streamed weights")
@@ -42,12 +43,20 @@ class PagedWeights:
         """Return the two places on the device where a layer's part may be: [bytes] uint8 each."""
         return [half[: self._parts[layer].numel()] for half in self._on_device.memory]
 
-    def begin_pass(self, num_pages: int) -> None:
-        """Cut layers into so many pages from now on; what is there of a layer in pages of another size is forgotten."""
+    def begin_pass(self, num_pages: int, skipped: Sequence[int] | None = None) -> bool:
+        """Cut layers into so many pages from now on; what is there of a layer in pages of another size is forgotten.
+
+        `skipped` bytes at the beginning of each layer's part are not brought: nobody is to need them. Returns whether
+        whole layers that are there may be used; where less of them was brought than is needed now, they are forgotten.
+        """
+        skipped = list(skipped or [0] * len(self._parts))
+        is_enough = all(before <= now for before, now in zip(self._skipped, skipped, strict=True))
+        is_same = skipped == self._skipped and num_pages == self._num_pages
         with self._lock:
-            self._on_device.forget(keeps_whole_layers=True, keeps_pages=num_pages == self._num_pages)
-            self._staged.forget(keeps_whole_layers=False, keeps_pages=num_pages == self._num_pages)
-            self._num_pages = num_pages
+            self._on_device.forget(keeps_whole_layers=is_enough, keeps_pages=is_same)
+            self._staged.forget(keeps_whole_layers=False, keeps_pages=is_same)
+            self._num_pages, self._skipped = num_pages, skipped
+        return is_enough
 
     def forget(self) -> None:
         """Begin anew after a pass that failed."""
@@ -64,8 +73,8 @@ class PagedWeights:
         for number in self._numbers(page):
             with self._lock:
                 half = self._staged.place(layer, number, self._num_pages)
-            source = self._page(self._parts[layer], number)
-            self._page(half[: self._parts[layer].numel()], number).copy_(source)
+            source = self._page(self._streamed(layer, self._parts[layer]), number)
+            self._page(self._streamed(layer, half), number).copy_(source)
             num_bytes += source.numel()
             with self._lock:
                 self._staged.arrived(layer, number)
@@ -81,8 +90,7 @@ class PagedWeights:
             with self._lock:
                 source = self._staged.held(layer, number)
                 target = self._on_device.place(layer, number, self._num_pages)
-            size = self._parts[layer].numel()
-            source, target = self._page(source[:size], number), self._page(target[:size], number)
+            source, target = (self._page(self._streamed(layer, half), number) for half in (source, target))
             self._device.upload(target, source)
             num_bytes += source.numel()
             with self._lock:
@@ -102,6 +110,10 @@ class PagedWeights:
 
     def _numbers(self, page: int | None) -> range:
         return range(self._num_pages) if page is None else range(page, page + 1)
+
+    def _streamed(self, layer: int, half: Tensor) -> Tensor:
+        """Return where in a half a layer's bytes are that are brought."""
+        return half[self._skipped[layer] : self._parts[layer].numel()]
 
     def _page(self, part: Tensor, number: int) -> Tensor:
         step = -(-part.numel() // (self._num_pages * _ALIGNMENT)) * _ALIGNMENT

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from moeflow.pipeline.cgopipe import cgopipe
+from moeflow.pipeline.cgopipe_sharing import cgopipe_sharing
 from moeflow.pipeline.fastdecode import fastdecode
 from moeflow.pipeline.flexgen import flexgen, flexgen_host_attention
 from moeflow.pipeline.task import Task
@@ -31,12 +32,20 @@ class Pipeline:
     is_paged: bool  # weights in as many pages as micro-batches, not whole layers
     attends_on_host: bool
     has_kv_on_host: bool
+    make_sharing_tasks: MakeTasks | None = None  # where the host computes some of the experts, if it may
 
 
 PIPELINES: Final = {
     one.name: one
     for one in (
-        Pipeline("cgopipe", cgopipe, is_paged=True, attends_on_host=True, has_kv_on_host=True),
+        Pipeline(
+            "cgopipe",
+            cgopipe,
+            is_paged=True,
+            attends_on_host=True,
+            has_kv_on_host=True,
+            make_sharing_tasks=cgopipe_sharing,
+        ),
         Pipeline("fastdecode", fastdecode, is_paged=False, attends_on_host=True, has_kv_on_host=True),
         Pipeline("flexgen-c", flexgen_host_attention, is_paged=False, attends_on_host=True, has_kv_on_host=True),
         Pipeline("flexgen", flexgen, is_paged=False, attends_on_host=False, has_kv_on_host=True),

@@ -8,7 +8,7 @@ import torch
 from moeflow.engine import offloaded_model
 from moeflow.engine.engine import Engine
 from moeflow.engine.offload_plan import OFFLOADING
-from tests.engine.test_offloading import LENGTHS, answers, offloaded, run
+from tests.engine.test_offloading import LENGTHS, answers, offloaded, run, sharing
 from tests.memory.fake_cuda import WatchedDevice
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -45,6 +45,12 @@ def test_nothing_races_and_tokens_are_the_same(model, device, monkeypatch, pipel
     assert run(config, SHORT) == tokens
 
 
+@pytest.mark.parametrize(("micro_batch", "share"), [(3, 0.4), (1, 0.0), (1000, 0.0)])
+def test_nothing_races_where_the_host_computes_experts(model, device, micro_batch, share):
+    run(sharing(wishes(model, "cgopipe", micro_batch, share), 2), SHORT)
+    assert not device.cuda.races
+
+
 def test_pages_wait_for_room_and_for_nothing_else(model, device):
     run(wishes(model, "cgopipe", micro_batch=1, share=0.0), SHORT)
     log = device.cuda.log
@@ -72,11 +78,11 @@ class Hasty(WatchedDevice):
         return super().ordered(task, after)
 
 
-@pytest.mark.parametrize("pipeline", OFFLOADING)
-def test_streams_that_do_not_wait_race(model, monkeypatch, pipeline):
+@pytest.mark.parametrize(("pipeline", "num_hosted"), [*((name, 0) for name in OFFLOADING), ("cgopipe", 2)])
+def test_streams_that_do_not_wait_race(model, monkeypatch, pipeline, num_hosted):
     device = Hasty()
     monkeypatch.setattr(offloaded_model, "make_device", lambda config: device)
-    engine = Engine.load(wishes(model, pipeline))
+    engine = Engine.load(sharing(wishes(model, pipeline), num_hosted))
     try:
         _, errors = answers(engine, SHORT)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import random
 import threading
@@ -102,6 +103,42 @@ def test_all_families_run(tmp_path, family):
         assert run(offloaded(folder, pipeline, 2, quantize="int8")) == expected
 
 
+def sharing(config, num_hosted) -> EngineConfig:
+    return dataclasses.replace(config, offload=dataclasses.replace(config.offload, num_hosted_experts=num_hosted))
+
+
+@pytest.mark.parametrize(("num_hosted", "share"), [(0, 0.0), (1, 0.4), (3, 0.2), (5, 0.0)])
+def test_tokens_are_the_same_however_many_experts_the_host_computes(model, num_hosted, share):
+    expected = run(config(model))
+    for micro_batch in (1, 3, 1000):
+        assert run(sharing(offloaded(model, "cgopipe", micro_batch, share), num_hosted)) == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_families_share_experts(tmp_path, family):
+    random_model(FAMILIES[family]).save_pretrained(tmp_path)
+    folder = str(tmp_path)
+    expected = run(config(folder, quantize="int4"))
+    assert run(sharing(offloaded(folder, "cgopipe", 2, quantize="int4"), 2)) == expected
+
+
+def test_the_share_of_the_host_may_change_from_pass_to_pass(model):
+    expected = run(config(model))
+    engine = Engine.load(sharing(offloaded(model, "cgopipe", 3), 2))
+    try:
+        share = engine._runner._model._share
+        begin, numbers = share.begin_pass, itertools.cycle((2, 0, 3, 3, 1, 5, 0, 0))
+
+        def begin_pass(num_tokens, num_read):
+            share._fixed = next(numbers)
+            begin(num_tokens, num_read)
+
+        share.begin_pass = begin_pass
+        assert answers(engine) == (expected, [])
+    finally:
+        engine.close()
+
+
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
 def test_keys_and_values_of_all_types_move(model, kv_dtype):
     expected = run(config(model, kv_dtype=kv_dtype))
@@ -127,18 +164,18 @@ def test_a_pass_that_fails_ends_its_requests_and_the_next_begins_anew(model):
     try:
         assert answers(engine) == (expected, [])
         ops = engine._runner._model._executor.ops
-        healthy = ops["post_attention"]
+        healthy = ops["pre_attention"]
 
         def fail_in_layer_1(task):
             if task.layer == 1 and task.micro_batch == 1:
                 raise OSError("the device is gone")
             return healthy(task)
 
-        ops["post_attention"] = fail_in_layer_1
+        ops["pre_attention"] = fail_in_layer_1
         _, errors = answers(engine)
         assert errors
         assert all("the device is gone" in error for error in errors)
-        ops["post_attention"] = healthy
+        ops["pre_attention"] = healthy
         assert answers(engine) == (expected, [])
     finally:
         engine.close()

@@ -14,7 +14,7 @@ from moeflow.engine.decision import decide
 from moeflow.engine.model_runner import ModelRunner
 from moeflow.engine.offload_plan import OFFLOADING
 from moeflow.engine.settings import Settings
-from tests.engine.test_offloading import FAMILIES, config, offloaded, run
+from tests.engine.test_offloading import FAMILIES, config, offloaded, run, sharing
 from tests.models.parity import SEQUENCES, in_mixed_passes, load, random_model
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -33,6 +33,12 @@ def test_tokens_are_those_of_the_plain_run(model, pipeline):
     expected = run(config(model))
     for micro_batch, share in ((3, 0.4), (5, 1.0), (1000, 0.0)):
         assert run(offloaded(model, pipeline, micro_batch, share, DEVICE)) == expected
+
+
+@pytest.mark.parametrize(("num_hosted", "share"), [(1, 0.4), (5, 0.0)])
+def test_tokens_are_the_same_where_the_host_computes_experts(model, num_hosted, share):
+    expected = run(config(model))
+    assert run(sharing(offloaded(model, "cgopipe", 3, share, DEVICE), num_hosted)) == expected
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -248,7 +248,8 @@ class WatchedDevice(CudaDevice):
 
     def to_device(self, source: Tensor) -> Tensor:
         target = super().to_device(source)
-        weakref.finalize(target, self.cuda.give_up, target.untyped_storage().data_ptr()).atexit = False
+        if target.numel():
+            weakref.finalize(target, self.cuda.give_up, target.untyped_storage().data_ptr()).atexit = False
         return target
 
     def upload(self, target: Tensor, source: Tensor) -> None:

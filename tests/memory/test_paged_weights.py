@@ -103,6 +103,34 @@ def test_a_pass_with_other_pages_keeps_whole_layers_only():
         weights.half_of(1)
 
 
+@given(st.lists(st.tuples(st.integers(0, 900), st.integers(0, 900)), min_size=2, max_size=4), st.integers(1, 12))
+def test_what_is_skipped_is_not_brought(sizes, num_pages):
+    parts = layers(*(skipped + kept for skipped, kept in sizes))
+    weights = PagedWeights(parts, device())
+    weights.begin_pass(num_pages, [skipped for skipped, _ in sizes])
+    for layer, (skipped, kept) in enumerate(sizes):
+        assert weights.stage(layer) == weights.load(layer) == kept
+        there = weights.halves(layer)[weights.half_of(layer)]
+        assert torch.equal(there[skipped:], parts[layer][skipped:])
+        weights.release(layer)
+
+
+def test_a_pass_that_skips_less_begins_anew_and_one_that_skips_more_does_not():
+    weights = PagedWeights(layers(1000, 1000), device())
+
+    def begin_pass(skipped):
+        is_kept = weights.begin_pass(2, [skipped, skipped])
+        if not is_kept:
+            weights.stage(0)
+            weights.load(0)
+        assert weights.half_of(0) in (0, 1)
+        return is_kept
+
+    weights.stage(0)
+    weights.load(0)
+    assert [begin_pass(skipped) for skipped in (0, 200, 200, 100, 300, 0)] == [True, True, True, False, True, False]
+
+
 def test_halves_take_turns_even_if_both_are_free():
     weights = PagedWeights(layers(100, 100, 100), device())
     halves = []
