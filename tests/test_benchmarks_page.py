@@ -96,4 +96,4 @@ def test_interactive_requests_of_all_seeds_are_taken_together(tmp_path):
     assert "8 interactive requests." in page
     assert "| per token p50, ms | 10.0 | 20.0 | 2.00 |" in page
     assert "| per token p99, ms | 30.0 | 60.0 | 2.00 |" in page
-    assert "| job, tokens/s | 200.0 | 160.0 | 0.80 |" in page
+    assert "| job, tokens/s | 200.0 | 126.7 | 0.63 |" in page

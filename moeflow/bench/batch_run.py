@@ -111,18 +111,18 @@ async def run_beside(
     try:
         await replay(EngineTarget(engine), arrivals[:NUM_WARM_UP], lambda: None)
         feed = _Feed(engine, job, traffic.vocab_size, config.scheduler.max_running)
-        job_alone = job_together = 0.0
+        job_alone = job_beside = (0, 0.0)
         together: list[Served] = []
 
         async def answer() -> None:
             together.extend(await replay(EngineTarget(engine), arrivals, lambda: None))
 
         async def measure() -> None:
-            nonlocal job_alone, job_together
+            nonlocal job_alone, job_beside
             await feed.first_answer.wait()
-            job_alone = await feed.rate_during(asyncio.sleep(traffic.num_requests / traffic.rate))
+            job_alone = await feed.tokens_during(asyncio.sleep(traffic.num_requests / traffic.rate))
             progress.on_run("both")
-            job_together = await feed.rate_during(answer())
+            job_beside = await feed.tokens_during(answer())
 
         progress.on_run("the job alone")
         await feed.run_beside(measure())
@@ -141,8 +141,8 @@ async def run_beside(
             "rate": traffic.rate,
             "interactive_alone": _times(alone),
             "interactive_beside_job": _times(together),
-            "job_alone_tokens_per_s": job_alone,
-            "job_beside_tokens_per_s": job_together,
+            "job_alone": {"tokens": job_alone[0], "seconds": job_alone[1]},
+            "job_beside_interactive": {"tokens": job_beside[0], "seconds": job_beside[1]},
         }
     )
 
@@ -183,12 +183,12 @@ class _Feed:
                 task.cancel()
             await asyncio.gather(working, *lanes, return_exceptions=True)
 
-    async def rate_during(self, work: Coroutine[Any, Any, None]) -> float:
-        """Return the job's tokens a second while `work` is done."""
+    async def tokens_during(self, work: Coroutine[Any, Any, None]) -> tuple[int, float]:
+        """Return how many tokens of the job came while `work` was done, and the seconds that it took."""
         loop = asyncio.get_running_loop()
         start_s, num_before = loop.time(), self._num_tokens
         await work
-        return (self._num_tokens - num_before) / (loop.time() - start_s)
+        return self._num_tokens - num_before, loop.time() - start_s
 
     async def _repeat(self) -> None:
         while True:

@@ -192,7 +192,7 @@ def _job_table(records: Sequence[Record]) -> Table:
 
 
 def _beside_table(records: Sequence[Record]) -> Table:
-    """Take the requests of all repetitions together; of the job, the mean."""
+    """Take all repetitions together."""
     rows = []
     for label, key, percent, digits in (
         ("per token p50, ms", "per_token_s", 50, 1),
@@ -206,8 +206,8 @@ def _beside_table(records: Sequence[Record]) -> Table:
         )
         rows.append((label, f"{alone:.{digits}f}", f"{beside:.{digits}f}", f"{beside / alone:.2f}"))
     alone, beside = (
-        statistics.fmean(record[key] for record in records)
-        for key in ("job_alone_tokens_per_s", "job_beside_tokens_per_s")
+        sum(record[part]["tokens"] for record in records) / sum(record[part]["seconds"] for record in records)
+        for part in ("job_alone", "job_beside_interactive")
     )
     rows.append(("job, tokens/s", f"{alone:.1f}", f"{beside:.1f}", f"{beside / alone:.2f}"))
     about = records[0]

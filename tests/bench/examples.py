@@ -137,7 +137,7 @@ def beside_record(seed: int, **changes: Any) -> dict[str, Any]:
         "rate": 0.25,
         "interactive_alone": alone,
         "interactive_beside_job": {key: [2 * value for value in values] for key, values in alone.items()},
-        "job_alone_tokens_per_s": 200.0,
-        "job_beside_tokens_per_s": 150.0 + 20.0 * seed,
+        "job_alone": {"tokens": 2000, "seconds": 10.0},
+        "job_beside_interactive": {"tokens": 500 + 900 * seed, "seconds": 5.0 + 5.0 * seed},
         **changes,
     }
