@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from moeflow.core.errors import ConfigError
+from moeflow.core.arrival_rate import check_rate
 from moeflow.core.hardware import DTYPES
 from moeflow.core.json_fields import Fields, read_json
 
@@ -18,7 +18,6 @@ GOALS: Final = ("throughput", "latency", "memory")
 DIRECT: Final = "direct"  # everything resident: a pass is the model's plain forward
 FROM_DISK: Final = "streaming"  # experts come from disk as a pass needs them
 PIPELINES: Final = (DIRECT, FROM_DISK, "cgopipe", "fastdecode", "flexgen-c", "flexgen", "zero-inference")
-MOST_RATE: Final = 1e12  # requests a second
 FORMAT_VERSION: Final = 1  # of the JSON; to be raised when a field means something else
 
 
@@ -33,8 +32,8 @@ class Workload:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a rate that is none."""
-        if not 0 <= self.rate <= MOST_RATE:
-            raise ConfigError(f"{self.rate:g} requests a second are no rate; say a number from 0 to {MOST_RATE:g}")
+        if self.rate != 0:
+            check_rate(self.rate, also=", or 0: all are there at once")
 
     @property
     def mean_context(self) -> float:

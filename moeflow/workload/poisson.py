@@ -11,6 +11,7 @@ import math
 import random
 from dataclasses import dataclass
 
+from moeflow.core.arrival_rate import check_rate
 from moeflow.core.errors import ConfigError
 
 
@@ -31,8 +32,7 @@ class WorkloadSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.rate) and self.rate > 0):
-            raise ConfigError(f"a rate of {self.rate:g} requests/s makes no traffic; it must be above 0")
+        check_rate(self.rate)
         if self.num_requests < 1:
             raise ConfigError(f"the number of requests is {self.num_requests}; it must be at least 1")
         for name, low, high in (

@@ -146,8 +146,8 @@ def test_ctrl_c_keeps_finished_runs_and_ends_every_process(folder, tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--rate", "0"), "a rate of 0 requests/s makes no traffic"),
-        (("--rate", "nan"), "a rate of nan"),
+        (("--rate", "0"), "0 requests a second make no traffic"),
+        (("--rate", "nan"), "nan requests a second"),
         (("--min-new", "9", "--max-new", "3"), "new tokens is to be from 9 to 3"),
         (("--batch-timeout", "-1"), "--batch-timeout must be at least 0"),
         (("--url", "http://127.0.0.1:1"), "MODEL and --url exclude each other"),

@@ -46,7 +46,7 @@ def test_json_has_an_object_a_rate_and_policy(model):
 
 
 @pytest.mark.parametrize(
-    ("args", "complaint"), [(("--rate", "0"), "above 0"), (("--max-batch-tokens", "8"), "max_running")]
+    ("args", "complaint"), [(("--rate", "0"), "make no traffic"), (("--max-batch-tokens", "8"), "max_running")]
 )
 def test_what_makes_no_sense_is_an_error(model, args, complaint):
     done = run(model, *args)

@@ -108,8 +108,8 @@ def test_another_rate_brings_the_same_lengths_at_another_pace_with_other_tokens(
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"rate": 0.0}, "rate of 0"),
-        ({"rate": math.inf}, "rate of inf"),
+        ({"rate": 0.0}, "0 requests a second"),
+        ({"rate": math.inf}, "inf requests a second"),
         ({"num_requests": 0}, "number of requests is 0"),
         ({"min_prompt": 0}, "prompt length is to be from 0 to 128"),
         ({"min_new": 5, "max_new": 4}, "new tokens is to be from 5 to 4"),
