@@ -73,12 +73,15 @@ def read_bare_config(file: Path) -> ModelConfig:
 
 
 def _family(config: Mapping[str, Any], file: Path) -> Family:
-    model_type = config.get("model_type")
+    model_type, architectures = config.get("model_type"), config.get("architectures")
+    if isinstance(architectures, str):
+        architectures = [architectures]
+    if model_type is None:
+        raise _without_type(architectures, file)
     row = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if row is None:
         raise _unsupported(file, f"is a model of the type {model_type!r}, which is not supported")
-    architectures = config.get("architectures")
-    if architectures and row.architecture not in architectures:
+    if architectures and not (isinstance(architectures, list) and row.architecture in architectures):
         raise _unsupported(file, f"is for {architectures!r}, which is not supported")
     if config.get("quantization_config"):
         raise CheckpointError(
@@ -87,6 +90,19 @@ def _family(config: Mapping[str, Any], file: Path) -> Family:
             remedy="Take the model's unquantized weights, or a GGUF file",
         )
     return cast(Family, importlib.import_module(row.module))
+
+
+def _without_type(architectures: Any, file: Path) -> CheckpointError:
+    """Blame a file that is no model's config, or one that lost a line: that line can be told if the class is there."""
+    named = architectures if isinstance(architectures, list) else []
+    known = [name for name, row in FAMILIES.items() if row.architecture in named]
+    return CheckpointError(
+        "has no 'model_type', so it does not say what kind of model this is",
+        file=file,
+        remedy=f'Add "model_type": "{known[0]}" to it'
+        if known
+        else f"Take the model's own config.json; supported are the types {', '.join(FAMILIES)}",
+    )
 
 
 def _unsupported(file: Path, problem: str) -> CheckpointError:

@@ -32,12 +32,26 @@ def test_a_config_becomes_the_models_shape():
     assert config.rope.theta == 1e6
 
 
-@pytest.mark.parametrize("model_type", ["gpt2", None, 7, ["llama"]])
+@pytest.mark.parametrize("model_type", ["gpt2", 7, ["llama"]])
 def test_an_unknown_model_type_lists_what_is_supported(model_type):
     with pytest.raises(CheckpointError, match="not supported") as error:
         read(model_type=model_type)
     assert all(name in error.value.remedy for name in FAMILIES)
     assert error.value.file == "/models/fake/config.json"
+
+
+def test_a_config_without_a_type_is_told_what_to_add_if_the_class_says_it():
+    with pytest.raises(CheckpointError, match="no 'model_type'") as error:
+        read(model_type=None, architectures=None)
+    assert all(name in error.value.remedy for name in FAMILIES)
+    with pytest.raises(CheckpointError, match=r'Add "model_type": "mixtral"'):
+        read(model_type=None, architectures=["MixtralForCausalLM"])
+
+
+@pytest.mark.parametrize("architectures", [7, {"a": 1}, "LlamaForCausalLM", ["Other"]])
+def test_another_class_on_a_known_family_is_refused(architectures):
+    with pytest.raises(CheckpointError, match=r"is for .*not supported"):
+        read(architectures=architectures)
 
 
 def test_another_head_on_a_known_family_is_refused():
