@@ -6,6 +6,7 @@ and a few pieces, and the file is read once.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -143,9 +144,20 @@ def fill_in_threads(
     pieces = list(_pieces(checkpoint, named_weights))
     bytes_total = sum(piece.num_bytes for piece in pieces)
     bytes_done = 0
+    has_failed = threading.Event()
+
+    def take_over(piece: _Piece) -> int:
+        if has_failed.is_set():  # in another thread; what comes after the piece that failed is not looked at
+            return 0
+        try:
+            return _take_over(checkpoint, piece)
+        except BaseException:
+            has_failed.set()
+            raise
+
     with ThreadPoolExecutor(num_threads) as threads:
         try:
-            for num_bytes in threads.map(lambda piece: _take_over(checkpoint, piece), pieces):
+            for num_bytes in threads.map(take_over, pieces):
                 bytes_done += num_bytes
                 progress(bytes_done, bytes_total)
         except BaseException:  # also Ctrl-C: what is queued would still be read
