@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moeflow.bench.tables import Table
-from moeflow.core.hardware import DEVICE, DISK, PINNED, RAM
+from moeflow.core.hardware import DEVICE, DISK, FAR_APART, PINNED, RAM
 from moeflow.core.plan import DIRECT, FROM_DISK, Estimate, Plan, plan_to_json
 from moeflow.core.units import format_bytes
 
@@ -116,6 +116,10 @@ def prediction_table(plan: Plan) -> Table:
     busy = [f"{_RESOURCES.get(name, f'the {name}')} {share:.0%}" for name, share in plan.busy if share >= LEAST_SHARE]
     if len(busy) > 1:
         notes.append(f"Busy while a step is decoded: {', '.join(busy)} of the time.")
+    spread = plan.tokens_per_s.high / plan.tokens_per_s.value
+    if plan.machine_identity and spread >= 1 + FAR_APART:
+        notes.append(f"The machine was busy while it was measured: its figures lay up to {spread:.1f} times apart.")
+        notes.append("Measured again while nothing else runs (--fresh), predictions are closer.")
     return Table("Expected", ("", "value", "between"), tuple(rows), tuple(notes))
 
 

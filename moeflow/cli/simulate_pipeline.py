@@ -157,7 +157,7 @@ def make_tables(runs: Mapping[str, PipelineRun], model: str) -> list[Table]:
         (name, f"{run.tokens_per_s:.2f}", f"{run.prefill_s:.1f}", f"{run.middle_step.seconds:.3f}")
         for name, run in fastest
     ]
-    note = f"Predicted, not measured; the machine's figures are good to {one.machine.uncertainty:.0%} or so."
+    note = f"Predicted, not measured; {one.machine.caution}."
     return [
         Table(title, ("pipeline", "tokens/s", "prefill s", "step s"), tuple(speeds)),
         _idle_table(dict(fastest)),

@@ -96,7 +96,7 @@ def serve(
         return
     for table in serve_tables(records):
         show(table)
-    click.echo(f"Predicted, not measured; the machine's figures are good to {host.uncertainty:.0%} or so.")
+    click.echo(f"Predicted, not measured; {host.caution}.")
 
 
 def _checked(num_blocks: int, spec: WorkloadSpec) -> int:

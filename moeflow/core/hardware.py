@@ -22,6 +22,7 @@ DEVICE: Final = "device"
 LEVEL_NAMES: Final = (DISK, RAM, PINNED, DEVICE)  # far to near
 KERNELS: Final = ("linear", "experts", "attention")
 DTYPES: Final = ("float32", "float16", "bfloat16", "int8", "int4")
+FAR_APART: Final = 0.5  # an uncertainty from which on figures are rather to be measured again
 
 # What computes a format that has no peak of its own: it is widened to the first of these that has one.
 _WIDER: Final = {
@@ -144,6 +145,13 @@ class Machine:
     def has(self, name: str) -> bool:
         """Say whether there is such a level."""
         return any(level.name == name for level in self.levels)
+
+    @property
+    def caution(self) -> str:
+        """How exact its figures are, in words."""
+        if self.uncertainty < FAR_APART:
+            return f"the machine's figures are good to {self.uncertainty:.0%} or so"
+        return f"the machine's figures are good to a factor of {1 + self.uncertainty:.1f} or so"
 
     def level(self, name: str) -> MemoryLevel:
         """Return a level. Raises: ConfigError if the machine has none of that name."""

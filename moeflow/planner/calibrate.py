@@ -145,7 +145,10 @@ class _Rounds:
 
     @property
     def uncertainty(self) -> float:
-        """How far the rounds' roofs lay apart, relative; not less than what is seen within a round."""
+        """How far the rounds' roofs lay apart, relative; above 1 if one round's were more than twice another's.
+
+        Not less than what is seen within a round.
+        """
         series = [[it.read for it in self._roofs]]
         series += [[it.peaks[dtype] for it in self._roofs] for dtype in self._roofs[0].peaks]
         return max(LEAST_UNCERTAINTY, *(max(values) / min(values) - 1 for values in series))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -120,3 +121,8 @@ def test_what_is_no_json_is_refused():
     for text in (b"\xff\xfe", b"{", b"[]"):
         with pytest.raises(ConfigError, match="machine file x"):
             machine_from_json(text, "x")
+
+
+@pytest.mark.parametrize(("uncertainty", "words"), [(0.25, "good to 25%"), (1.3, "good to a factor of 2.3")])
+def test_figures_that_lay_far_apart_are_a_factor_and_no_share(uncertainty, words):
+    assert words in dataclasses.replace(MACHINE, uncertainty=uncertainty).caution
