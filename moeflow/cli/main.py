@@ -26,10 +26,10 @@ VERBS = {
     "generate": "Complete prompts and exit; made for scripts.",
     "batch": "Answer a file of requests; stop and go on at any time.",
     "upcycle": "Make a Mixture-of-Experts model from a dense one.",
-    "pack": "Write a model's experts to a file, for models larger than memory.",
+    "pack": "Write a model's weights once as they lie in memory, so that it starts at once.",
     "bench": "Measure speed and quality here, beside what the machine could do at best.",
     "plan": "Decide how to run a model, here or elsewhere, and say what to expect.",
-    "simulate": "Predict what another memory size, cache policy or predictor would bring.",
+    "simulate": "Predict what other memory, policies, pipelines, machines or traffic would bring.",
     "doctor": "Say what this machine has, what is missing and what to do.",
 }
 

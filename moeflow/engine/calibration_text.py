@@ -26,11 +26,6 @@ class CalibrationText:
     fitting: list[list[int]]
     held_out: list[list[int]]  # the last tenth of each
 
-    @property
-    def num_fitting_tokens(self) -> int:
-        """Tokens over all domains."""
-        return sum(map(len, self.fitting))
-
 
 def calibration_text(encode: Callable[[str], list[int]], file: Path | None = None) -> CalibrationText:
     """Return the user's text, or the text that comes with the package.
