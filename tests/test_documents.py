@@ -1,0 +1,133 @@
+"""What the documents name is there: links and their headings, verbs and options, scripts, variables, metrics, codes.
+
+`docs/LOG.md` is left out where it tells of what there was.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import click
+import pytest
+
+from moeflow.cli.main import main
+
+ROOT = Path(__file__).parent.parent
+NOW = [*sorted(ROOT.glob("*.md")), *(file for file in sorted(ROOT.glob("docs/*.md")) if file.name != "LOG.md")]
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def heading_names(text: str) -> set[str]:
+    """Return the anchors of a page as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def broken_links(file: Path, text: str) -> list[str]:
+    """Return the relative links of a page that lead nowhere."""
+    found = []
+    for target in LINK.findall(text):
+        path, _, anchor = target.partition("#")
+        if re.match(r"[a-z]+:", target):
+            continue
+        page = (file.parent / path) if path else file
+        if not page.exists() or (anchor and anchor not in heading_names(page.read_text(encoding="utf-8"))):
+            found.append(target)
+    return found
+
+
+def commands_in(text: str) -> Iterator[str]:
+    """Yield what is to be typed: lines of sh blocks and those behind a prompt, joined where they go on; inline code."""
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        lines = block.replace("\\\n", " ").splitlines()
+        yield from (line.removeprefix("$ ") for line in lines if language == "sh" or line.startswith("$ "))
+    yield from re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
+
+
+@cache
+def commands() -> dict[tuple[str, ...], set[str]]:
+    """Return the options of every command, by its words behind `moeflow`."""
+    found: dict[tuple[str, ...], set[str]] = {}
+
+    def visit(words: tuple[str, ...], command: click.Command) -> None:
+        found[words] = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+        found[words] |= {"--help", "-h"}
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for name in command.list_commands(context):
+                child = command.get_command(context, name)
+                assert child is not None
+                visit((*words, name), child)
+
+    visit((), main)
+    return found
+
+
+def unknown_in(line: str) -> list[str]:
+    """Return the verbs and options in a line of code that moeflow does not have."""
+    found = []
+    for call in re.findall(r"^(?:\S*/)?moeflow( [^|;&#]+)", line):
+        words, options = (), set()
+        for word in call.split():
+            if word.startswith("-"):
+                options.add(word.partition("=")[0].rstrip(",.)"))
+            elif (*words, word) in commands() and not options - commands()[()]:
+                words = (*words, word)
+            elif not words and re.fullmatch(r"[a-z]{3,}", word):
+                found.append(f"moeflow {word}")
+        known = commands()[words] | commands()[()]
+        found += [
+            f"moeflow {' '.join(words)} {name}" for name in options if name.startswith("--") and name not in known
+        ]
+    return found
+
+
+def options_alone(line: str) -> list[str]:
+    """Return options that stand by themselves, like --memory SIZE: some command should have each."""
+    return re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", line) if line.startswith("--") else []
+
+
+@pytest.mark.parametrize("file", NOW, ids=lambda file: file.name)
+def test_links_lead_somewhere(file):
+    assert broken_links(file, file.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("file", NOW, ids=lambda file: file.name)
+def test_verbs_and_options_are_there(file):
+    lines = list(commands_in(file.read_text(encoding="utf-8")))
+    assert [name for line in lines for name in unknown_in(line)] == []
+    known = set().union(*commands().values())
+    assert [name for line in lines for name in options_alone(line) if name not in known] == []
+
+
+@pytest.mark.parametrize("file", NOW, ids=lambda file: file.name)
+def test_scripts_and_tests_are_there(file):
+    names = re.findall(r"\b((?:benchmarks|scripts|tests|examples)/[\w./]+)", file.read_text(encoding="utf-8"))
+    assert [name for name in names if not (ROOT / name.rstrip(".")).exists()] == []
+
+
+@pytest.mark.parametrize("file", NOW, ids=lambda file: file.name)
+def test_variables_metrics_and_codes_are_there(file):
+    text = file.read_text(encoding="utf-8")
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "moeflow").rglob("*.py"))
+    assert [name for name in set(re.findall(r"\bMOEFLOW_[A-Z_]+", text)) if name not in source] == []
+    metrics = {name.removesuffix("_total") for name in re.findall(r"`(moeflow_\w+)", text)}
+    assert [name for name in metrics if name not in source] == []
+    codes = re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| \d{3}[^|]*\|([^|]*)\|", text, re.MULTILINE)))
+    assert [name for name in codes if f'"{name}"' not in source] == []
+
+
+def test_what_is_not_there_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# One: two, `three`\n```\n# no heading\n```\n")
+    text = "[a](page.md#one-two-three) [b](page.md#four) [c](none.md) [d](https://x.y/z) [e](page.md#no-heading)"
+    assert broken_links(page, text) == ["page.md#four", "none.md", "page.md#no-heading"]
+    assert unknown_in(".venv/bin/moeflow generate -p hi --max-token 3") == ["moeflow generate --max-token"]
+    assert unknown_in("moeflow serv") == ["moeflow serv"]
+    assert unknown_in("moeflow --debug bench serve --rate 2 | grep --count x") == []
+    assert unknown_in("moeflow bench serve --rat 2") == ["moeflow bench serve --rat"]
+    assert options_alone("--memory SIZE, --nothing") == ["--memory", "--nothing"]
+    assert list(commands_in("a `b c`\n```sh\nd \\\n  e\n```\n```\n$ f\nprinted\n```\n")) == ["d    e", "f", "b c"]
