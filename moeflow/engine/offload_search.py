@@ -1,8 +1,8 @@
 """The best way to run a model on a device that is smaller than it: pipeline, micro-batch, batch, and what stays there.
 
-Every choice of a grid is reckoned, with the room for experts that the engine itself would find (`plan_offload`); the
-best go over the virtual clock, which knows where a pipeline waits. Device and host are played by one processor: a pass
-takes at least what both really compute.
+Every choice of a grid is reckoned, with the room for experts that the engine itself would find (`plan_offload`): a pass
+takes at least what device, host or link take, and what the processor that plays them all really computes and copies.
+The best go over the virtual clock, which knows where a pipeline waits and how lanes disturb each other.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Final
 
 from moeflow.core.engine_config import SchedulerConfig
 from moeflow.core.errors import CapacityError
-from moeflow.core.hardware import DEVICE, RAM, Machine, MemoryLevel
+from moeflow.core.hardware import DEVICE, RAM, Machine
 from moeflow.core.offload_config import EmulatedDeviceConfig, OffloadConfig
 from moeflow.core.plan import Policy
 from moeflow.core.units import format_bytes
 from moeflow.engine.offload_plan import OffloadWishes, plan_offload
+from moeflow.engine.played_passes import PlayedPasses
 from moeflow.engine.settings import BLOCK_SIZE, OFFLOADED_MAX_RUNNING
 from moeflow.memory.offloaded_kv import NUM_WINDOWS
-from moeflow.pipeline.catalog import PIPELINES
+from moeflow.pipeline.catalog import PIPELINES, Pipeline
 from moeflow.planner.cost_model import DEVICE_COMPUTE, FROM_DEVICE, HOST_COMPUTE, TO_DEVICE, CostModel, Prediction
-from moeflow.planner.model_costs import Work
 from moeflow.planner.plan_maker import too_slow
+from moeflow.planner.played_costs import Part
 from moeflow.planner.policy_search import KEPT_SPEED, Aim
 from moeflow.planner.roofline import work_seconds
-from moeflow.simulator.pipeline_run import PipelineRun
 
 MOST_SEQUENCES: Final = 4 * OFFLOADED_MAX_RUNNING
 SEARCHED: Final = ("cgopipe", "flexgen", "zero-inference")  # the others attend where cgopipe does, and wait more
@@ -37,6 +37,7 @@ MICRO_BATCHES: Final = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 NUM_MICRO_BATCHES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 22, 32, 48, 64)
 MOST_SIMULATED: Final = 12
 WORTH_IT: Final = 0.995  # of what fewer micro-batches take: each costs some work that no model counts
+_WEIGHT_OPS: Final = ("weights_to_pinned", "weights_to_device")
 _HALVES: Final = 4  # of a layer's streamed experts: two on the device, two that are staged
 
 
@@ -60,6 +61,8 @@ class OffloadSearch:
     model: CostModel
     host: Machine
     device: EmulatedDeviceConfig
+    copy_bytes_per_s: float  # of one core of the host
+    num_cores: int
     is_coarse: bool = False  # every other point of the grid, and no virtual clock: for comparisons
 
     def best(self, aim: Aim) -> OffloadChoice:
@@ -76,12 +79,12 @@ class OffloadSearch:
     def predict(self, policy: Policy, config: OffloadConfig) -> Prediction:
         """Return what a choice brings if nothing waits that need not."""
         workload, batch = self.model.workload, policy.batch_size
-        busy, decode_s = self._decode(policy)
-        prefill_busy, prefill_s = self._prefill(policy, batch)
+        busy, decode_s = self._decode(policy, config.pipeline)
+        prefill_busy, prefill_s = self._prefill(policy, config.pipeline, batch)
         return Prediction(
             decode_s=decode_s,
             prefill_s=prefill_s,
-            first_token_s=self._prefill(policy, 1)[1],
+            first_token_s=self._prefill(policy, config.pipeline, 1)[1],
             tokens_per_s=batch * workload.gen_len / (prefill_s + (workload.gen_len - 1) * decode_s),
             busy=busy,
             prefill_busy=prefill_busy,
@@ -171,71 +174,57 @@ class OffloadSearch:
         return best
 
     def _on_virtual_clock(self, one: OffloadChoice) -> OffloadChoice:
-        model, policy = self.model, one.policy
-        pipeline = PIPELINES[one.config.pipeline]
-        run = PipelineRun(
-            pipeline=pipeline, machine=model.machine, costs=model.costs, workload=model.workload, policy=policy
+        workload, policy, name = self.model.workload, one.policy, one.config.pipeline
+        decode_s = self.passes.decode_s(name, policy)
+        prefill_s = self.passes.prompts_s(name, policy, policy.batch_size)
+        timed = replace(
+            one.prediction,
+            decode_s=decode_s,
+            prefill_s=prefill_s,
+            first_token_s=self.passes.prompts_s(name, policy, 1),
+            tokens_per_s=policy.batch_size * workload.gen_len / (prefill_s + (workload.gen_len - 1) * decode_s),
         )
-        head_s = work_seconds(self._played, model.costs.head(policy.batch_size))
-        decode_s = max(run.middle_step.seconds + head_s, one.prediction.decode_s)
-        seconds = one.prediction.prefill_s + (model.workload.gen_len - 1) * decode_s
-        tokens_per_s = policy.batch_size * model.workload.gen_len / seconds
-        return replace(one, prediction=replace(one.prediction, decode_s=decode_s, tokens_per_s=tokens_per_s))
+        return replace(one, prediction=timed)
 
     # What a pass takes:
 
-    def _decode(self, policy: Policy) -> tuple[dict[str, float], float]:
-        costs, context = self.model.costs, self.model.workload.mean_context
-        attention = costs.decode_attention(policy.micro_batch, context)
-        fetched = 0.0
-        if policy.attention_on_device and not policy.kv_on_device:
-            fetched = policy.batch_size * context * costs.kv_bytes
-        return self._pass(policy, policy.num_micro_batches, policy.micro_batch, attention, policy.batch_size, fetched)
+    def _decode(self, policy: Policy, pipeline: str) -> tuple[dict[str, float], float]:
+        context = self.model.workload.mean_context
+        size, number = policy.micro_batch, policy.num_micro_batches
+        part = Part(size, size, size * context, size * context, size * context)
+        return self._pass(policy, pipeline, number, part, policy.batch_size)
 
-    def _prefill(self, policy: Policy, num_prompts: int) -> tuple[dict[str, float], float]:
+    def _prefill(self, policy: Policy, pipeline: str, num_prompts: int) -> tuple[dict[str, float], float]:
         """Return what all prompts take, in passes that each stream the weights."""
-        costs, length = self.model.costs, self.model.workload.prompt_len
+        length = self.model.workload.prompt_len
         total = num_prompts * length
         num_passes = ceil(total / policy.chunk_tokens)
         tokens = total / num_passes
         number = max(min(ceil(tokens / policy.micro_batch), ceil(tokens / length)), 1)
-        whole = costs.prefill_attention(num_prompts, length, policy.chunk_tokens)
+        work = self.model.costs.prefill_attention(num_prompts, length, policy.chunk_tokens)
         parts = num_passes * number
-        attention = replace(whole, num_bytes=whole.num_bytes / parts, num_flops=whole.num_flops / parts)
-        busy, seconds = self._pass(policy, number, tokens / number, attention, num_prompts / num_passes, 0.0)
+        seen = total * (length + 1) / 2 / parts
+        read = work.num_bytes / self.model.costs.kv_layer_bytes / parts
+        part = Part(num_prompts / parts, tokens / number, seen, read, 0.0)
+        busy, seconds = self._pass(policy, pipeline, number, part, num_prompts / num_passes)
         return {name: it * num_passes for name, it in busy.items()}, seconds * num_passes
 
     def _pass(
-        self, policy: Policy, number: int, tokens: float, attention: Work, num_sampled: float, fetched_bytes: float
+        self, policy: Policy, pipeline: str, number: int, part: Part, num_sampled: float
     ) -> tuple[dict[str, float], float]:
         """Return how long each resource works in a pass of so many micro-batches, and the whole pass at least."""
-        costs, shape = self.model.costs, self.model.costs.shape
-        layers, size = shape.num_layers, number * tokens * shape.num_layers * costs.formats.activation_bytes
-        works = [(layers, costs.pre_attention(tokens)), (layers, costs.output_projection(tokens))]
-        works += costs.feed_forward(tokens)
-        on_device = [(number * count, work) for count, work in works] + [(1, costs.head(num_sampled))]
-        on_host = [(number * layers, attention)]
-        weight_bytes = costs.layers_bytes * (1 - policy.weights_on_device)
-        up_bytes, down_bytes = fetched_bytes, 0.0
-        if policy.attention_on_device:
-            on_device, on_host = on_device + on_host, []
-            down_bytes = size * 2 * shape.num_kv_heads * shape.head_dim * (1 - policy.kv_on_device)
-        else:
-            up_bytes += size * shape.num_heads * shape.head_dim
-            down_bytes = size * (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-        link = self.model.machine.link(RAM, DEVICE)
-        busy = {
-            DEVICE_COMPUTE: _seconds(self._played, on_device),
-            HOST_COMPUTE: _seconds(self.model.machine.level(RAM), on_host),
-            TO_DEVICE: link.seconds(weight_bytes + up_bytes),
-            FROM_DEVICE: link.seconds(down_bytes),
-        }
+        how, layers = PIPELINES[pipeline], self.model.costs.shape.num_layers
+        costs = self.passes.costs(pipeline, policy, number)
+        times = [(lane, layers * number, costs.of(op, part)) for op, lane in _ops(how)]
+        weights = [(TO_DEVICE, layers * costs.num_pages, costs.of(op, part)) for op in _WEIGHT_OPS]
+        busy = dict.fromkeys((DEVICE_COMPUTE, HOST_COMPUTE, TO_DEVICE, FROM_DEVICE), 0.0)
+        for lane, count, cost in times + weights:
+            busy[lane] += count * cost.seconds
+        busy[DEVICE_COMPUTE] += work_seconds(self.model.machine.level(DEVICE), self.model.costs.head(num_sampled))
         # A micro-batch goes from place to place: alone, it has each of them wait for the others.
-        chain_s = sum(busy.values()) - link.seconds(weight_bytes)
-        processor = self._real.processor
-        assert processor is not None, "RAM computes"
-        real_s = _seconds(self._real, on_device + on_host) + processor.pass_s + num_sampled * processor.token_s
-        return busy, max(*busy.values(), chain_s / number, real_s)
+        chain_s = sum(busy.values()) - sum(count * cost.seconds for _, count, cost in weights)
+        real_s = sum(count * (cost.kernel_s + cost.core_s / self.num_cores) for _, count, cost in times + weights)
+        return busy, max(*busy.values(), chain_s / number, real_s + self.passes.after_s(num_sampled))
 
     def _memory(self, policy: Policy, config: OffloadConfig) -> dict[str, float]:
         """Return the bytes of each tier; what the device holds is played in memory."""
@@ -249,13 +238,23 @@ class OffloadSearch:
         return {RAM: ram, DEVICE: on_device}
 
     @cached_property
-    def _played(self) -> MemoryLevel:
-        return self.model.machine.level(DEVICE)
+    def passes(self) -> PlayedPasses:
+        """What times passes."""
+        # A device that is no slower than what plays it becomes faster with it.
+        is_paced = bool(self.device.speeds.host_bytes)
+        real = (self.host if is_paced else self.model.machine).level(RAM)
+        return PlayedPasses(self.model, real, self.copy_bytes_per_s, self.num_cores)
 
-    @cached_property
-    def _real(self) -> MemoryLevel:
-        return self.host.level(RAM)
 
-
-def _seconds(level: MemoryLevel, works: list[tuple[int, Work]]) -> float:
-    return sum(times * work_seconds(level, work) for times, work in works)
+def _ops(pipeline: Pipeline) -> list[tuple[str, str]]:
+    """Return what is done with a micro-batch in a layer: (op, the resource that does it)."""
+    ops = [("pre_attention", DEVICE_COMPUTE), ("post_attention", DEVICE_COMPUTE)]
+    if pipeline.attends_on_host:
+        return [
+            *ops,
+            ("offload_qkv", FROM_DEVICE),
+            ("cpu_attention", HOST_COMPUTE),
+            ("load_hidden", TO_DEVICE),
+        ]
+    kept = [("load_kv", TO_DEVICE), ("store_kv", FROM_DEVICE)] if pipeline.has_kv_on_host else []
+    return [*ops, ("device_attention", DEVICE_COMPUTE), *kept]

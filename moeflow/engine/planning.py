@@ -26,6 +26,7 @@ from moeflow.engine.expectation import HOST_OVERLAP, HOST_PREFILL_OVERLAP
 from moeflow.engine.expert_plan import least_slots
 from moeflow.engine.machine import measure_machine
 from moeflow.engine.offload_search import OffloadSearch
+from moeflow.engine.played_passes import PlayedPasses
 from moeflow.engine.process_memory import ENGINE_BYTES, margin_bytes, planned_bytes
 from moeflow.engine.settings import (
     DEFAULT_MAX_BATCH_TOKENS,
@@ -40,6 +41,7 @@ from moeflow.engine.work_space import work_bytes
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.layers.placement import WeightFormats
 from moeflow.models.registry import read_bare_config, read_model_config
+from moeflow.planner.calibrate_device import measure_copying
 from moeflow.planner.cost_model import CostModel
 from moeflow.planner.emulated_machine import with_emulated_device
 from moeflow.planner.hit_curve import EVEN, HitCurve
@@ -77,6 +79,7 @@ class Planned:
     plan: Plan
     model: CostModel
     aim: Aim
+    played: PlayedPasses | None = None  # on a device that this machine plays
 
 
 def plan_for(wish: PlanWish, on_step: Callable[[str], None] = lambda _: None) -> Planned:
@@ -158,7 +161,8 @@ def _plan_offloaded(wish: PlanWish, on_step: Callable[[str], None]) -> Planned:
     process_bytes = _process_bytes(costs.shape, settings, OFFLOADED_BATCH_TOKENS)
     machine = with_emulated_device(host, device)
     model = CostModel(machine, costs, wish.workload, process_bytes=process_bytes)
-    choices = OffloadSearch(model, host, device)
+    num_threads = settings.num_threads or measure_machine().num_cores
+    choices = OffloadSearch(model, host, device, measure_copying(), num_threads)
     best = choices.best(aim)
 
     def cost(changed: CostModel, changed_aim: Aim) -> float:
@@ -179,8 +183,8 @@ def _plan_offloaded(wish: PlanWish, on_step: Callable[[str], None]) -> Planned:
     )
     reasons = (("weight_format", reason), *why(model, aim, best.policy))
     plan = describe(model, aim, found, model_name=_name(settings), reasons=reasons)
-    num_threads = settings.num_threads or measure_machine().num_cores
-    return Planned(dataclasses.replace(plan, num_threads=num_threads, device=settings.device), model, aim)
+    planned = dataclasses.replace(plan, num_threads=num_threads, device=settings.device)
+    return Planned(planned, model, aim, choices.passes)
 
 
 def _name(settings: Settings) -> str:

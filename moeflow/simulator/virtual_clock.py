@@ -3,7 +3,7 @@
 The rules are the executor's (`runtime/executor.py`), down to how far it reads ahead (`runtime/window.py`) and in which
 order it starts what becomes free, so that a prediction differs from the real thing in its durations only. Whoever calls
 the executor is the lane "compute"; the others begin the most urgent of what waits for them, and among equals what has
-waited longest.
+waited longest. When what is under way ends is for a `Timer` to say: lanes may disturb each other.
 """
 
 from __future__ import annotations
@@ -12,13 +12,41 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from moeflow.pipeline.task import COMPUTE, Task
 from moeflow.planner.task_costs import TaskCost
 from moeflow.runtime.window import WINDOW, Window
 
 CostOf = Callable[[Task], TaskCost]
+
+
+class Timer(Protocol):
+    """Knows how long what is under way takes."""
+
+    def begin(self, number: int, task: Task, cost: TaskCost, now_s: float, *, is_last: bool) -> None:
+        """Hear of a task that begins, under a number of its own; `is_last`: of those that end together."""
+        ...
+
+    def next_end(self) -> tuple[float, int]:
+        """Return when the next of those under way ends, and its number."""
+        ...
+
+
+class OwnPace:
+    """Each task takes as long as its cost says, whatever else is under way."""
+
+    def __init__(self) -> None:
+        self._ends: list[tuple[float, bool, int]] = []  # a heap
+
+    def begin(self, number: int, task: Task, cost: TaskCost, now_s: float, *, is_last: bool) -> None:
+        """See `Timer`."""
+        heappush(self._ends, (now_s + cost.seconds, is_last, number))
+
+    def next_end(self) -> tuple[float, int]:
+        """See `Timer`."""
+        end_s, _, number = heappop(self._ends)
+        return end_s, number
 
 
 class TimedTask(NamedTuple):
@@ -38,12 +66,13 @@ def run_virtually(
     own_lane: str = COMPUTE,
     num_threads: Mapping[str, int] | None = None,
     window: int = WINDOW,
+    timer: Timer | None = None,
 ) -> list[TimedTask]:
     """Return when each task runs, in the order in which they end; a lane has one thread if nothing else is said.
 
-    Raises: ValueError if the stream is none.
+    `timer`: None: each task takes what it costs. Raises: ValueError if the stream is none.
     """
-    return _Run(tasks, cost_of, own_lane, num_threads or {}, window).go()
+    return _Run(tasks, cost_of, own_lane, num_threads or {}, window, timer or OwnPace()).go()
 
 
 class _Entry:
@@ -72,18 +101,25 @@ class _Run:
     """One stream on its way."""
 
     def __init__(
-        self, tasks: Iterable[Task], cost_of: CostOf, own_lane: str, num_threads: Mapping[str, int], window: int
+        self,
+        tasks: Iterable[Task],
+        cost_of: CostOf,
+        own_lane: str,
+        num_threads: Mapping[str, int],
+        window: int,
+        timer: Timer,
     ) -> None:
         self.cost_of = cost_of
         self.own_lane = own_lane
         self.window = Window(tasks, window)
+        self.timer = timer
         self.now_s = 0.0
         self.numbers = count()
         self.unfinished: dict[int, _Entry] = {}
         self.ready: list[_Entry] = []  # a heap: what the caller can do
         self.lanes = defaultdict[str, _Lane](lambda: _Lane(1))
         self.lanes.update({name: _Lane(number) for name, number in num_threads.items()})
-        self.running: list[tuple[float, int, _Entry, TimedTask]] = []  # a heap: in other lanes, by end and number
+        self.running: dict[int, _Running] = {}  # by number
         self.done: list[TimedTask] = []
 
     def go(self) -> list[TimedTask]:
@@ -125,36 +161,41 @@ class _Run:
 
     def _begin_next(self, lane: _Lane) -> None:
         """Begin what a lane does next, if a thread is free."""
-        if not (lane.queue and lane.free_threads):
-            return
-        entry = heappop(lane.queue)[2]
-        timed = self._timed(entry, heappop(lane.free_threads))
-        heappush(self.running, (timed.end_s, next(self.numbers), entry, timed))
+        if lane.queue and lane.free_threads:
+            self._begin(heappop(lane.queue)[2], lane, heappop(lane.free_threads))
 
-    def _timed(self, entry: _Entry, thread: int = 0) -> TimedTask:
-        cost = self.cost_of(entry.task)
-        return TimedTask(entry.task, cost, self.now_s, self.now_s + cost.seconds, thread)
+    def _begin(self, entry: _Entry, lane: _Lane | None, thread: int) -> None:
+        number, cost = next(self.numbers), self.cost_of(entry.task)
+        self.running[number] = _Running(entry, cost, self.now_s, lane, thread)
+        self.timer.begin(number, entry.task, cost, self.now_s, is_last=lane is None)
 
     def _do_here(self, entry: _Entry) -> None:
         """Let time go by until the caller has done a task; other lanes work meanwhile."""
-        timed = self._timed(entry)
-        while self.running and self.running[0][0] <= timed.end_s:
+        self._begin(entry, None, 0)
+        while entry.task.id in self.unfinished:
             self._end_next()
-        self.now_s = timed.end_s
-        self._finish(entry, timed)
 
     def _end_next(self) -> None:
-        """Let time go by until a task of another lane ends; its thread starts what that frees, then takes another."""
-        self.now_s, _, entry, timed = heappop(self.running)
-        self._finish(entry, timed)
-        lane = self.lanes[entry.task.lane]
-        heappush(lane.free_threads, timed.thread)
-        self._begin_next(lane)
-
-    def _finish(self, entry: _Entry, timed: TimedTask) -> None:
-        del self.unfinished[entry.task.id]
-        self.done.append(timed)
-        for successor in entry.successors:
+        """Let time go by until a task ends; its thread starts what that frees, then takes another."""
+        self.now_s, number = self.timer.next_end()
+        ended = self.running.pop(number)
+        task = ended.entry.task
+        del self.unfinished[task.id]
+        self.done.append(TimedTask(task, ended.cost, ended.start_s, self.now_s, ended.thread))
+        for successor in ended.entry.successors:
             successor.num_missing -= 1
             if not successor.num_missing:
                 self._start(successor)
+        if ended.lane is not None:
+            heappush(ended.lane.free_threads, ended.thread)
+            self._begin_next(ended.lane)
+
+
+class _Running(NamedTuple):
+    """A task under way."""
+
+    entry: _Entry
+    cost: TaskCost
+    start_s: float
+    lane: _Lane | None  # None: the caller's own
+    thread: int

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeflow.core.model_config import RopeConfig
-from moeflow.engine.micro_batches import Side, cut_pass
+from moeflow.engine.micro_batches import Side, cut_pass, group_counts
 from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.rotary import RotaryEmbedding
@@ -38,6 +38,14 @@ def test_every_token_is_in_one_micro_batch(sequences, max_tokens):
     assert sum(each.num_seen for each in cut) == seen
     for each in cut:
         assert torch.equal(each.on_host.attention.slots // 16 // 100, _sequence_of(each.rows, counts))
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 40))
+def test_long_sequences_make_no_more_micro_batches_for_the_others(counts, max_tokens):
+    parts = group_counts([(count, 0) for count in counts], max_tokens)
+    short = [count for count in counts if count < max_tokens]
+    assert sorted(count for part in parts for count, _ in part) == sorted(counts)
+    assert len(parts) <= len(counts) - len(short) + -(-sum(short) // max_tokens)
 
 
 def _sequence_of(rows, counts):

@@ -27,7 +27,7 @@ def search_on(capacity=50 * MB, *, speeds=SLOW, ram=10**9, workload=SHORT):
     host = machine(ram=ram)
     device = EmulatedDeviceConfig(capacity_bytes=capacity, speeds=speeds)
     model = CostModel(with_emulated_device(host, device), ModelCosts(SMALL, FORMATS), workload, process_bytes=0)
-    return OffloadSearch(model, host, device)
+    return OffloadSearch(model, host, device, copy_bytes_per_s=1e10, num_cores=2)
 
 
 pytestmark = pytest.mark.slow  # each looks at some hundred choices

@@ -1,0 +1,96 @@
+"""What passes take on a device that this machine plays: the engine's micro-batches and tasks, on a virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from moeflow.core.hardware import DEVICE, MemoryLevel
+from moeflow.core.plan import Policy
+from moeflow.engine.micro_batches import group_counts
+from moeflow.pipeline.catalog import PIPELINES
+from moeflow.pipeline.task import Task
+from moeflow.planner.cost_model import CostModel
+from moeflow.planner.played_costs import Part, PlayedCost, PlayedCosts
+from moeflow.planner.roofline import processor_of, work_seconds
+from moeflow.simulator.shared_processor import SharedProcessor
+from moeflow.simulator.time_line import TimeLine
+from moeflow.simulator.virtual_clock import run_virtually
+
+SOME_LAYERS: Final = (4, 8)  # that are timed instead of all: layers are alike
+
+Sequences = Sequence[tuple[int, int]]  # (tokens in the pass, tokens before it)
+
+
+@dataclass(frozen=True)
+class PlayedPasses:
+    """Times passes of one model; `model.machine` is what is played, by a processor that really is `real`."""
+
+    model: CostModel
+    real: MemoryLevel
+    copy_bytes_per_s: float
+    num_cores: int
+
+    def time_line(self, pipeline: str, policy: Policy, sequences: Sequences, num_layers: int | None = None) -> TimeLine:
+        """Return a pass of some sequences, up to the last layer; `num_layers`: only so many."""
+        parts = [Part.of(part) for part in group_counts(sequences, policy.micro_batch)]
+        costs = self.costs(pipeline, policy, len(parts))
+        known: dict[tuple[str, int], PlayedCost] = {}
+
+        def cost_of(task: Task) -> PlayedCost:
+            is_page = task.micro_batch is None or task.op.startswith("weights_")
+            key = (task.op, 0 if is_page or task.micro_batch is None else task.micro_batch)
+            if key not in known:
+                known[key] = costs.of(task.op, parts[key[1]])
+            return known[key]
+
+        layers = num_layers or self.model.costs.shape.num_layers
+        tasks = PIPELINES[pipeline].make_tasks(layers, len(parts), is_warm=layers > 1, wraps=layers > 1)
+        return TimeLine(run_virtually(tasks, cost_of, timer=SharedProcessor(self.num_cores)))
+
+    def seconds(self, pipeline: str, policy: Policy, sequences: Sequences) -> float:
+        """Return how long a pass takes, tokens drawn for all sequences."""
+        few, many = SOME_LAYERS
+        layers, after_s = self.model.costs.shape.num_layers, self.after_s(len(sequences))
+        if layers <= 2 * many:
+            return self.time_line(pipeline, policy, sequences).seconds + after_s
+        short, long = (self.time_line(pipeline, policy, sequences, number).seconds for number in SOME_LAYERS)
+        return long + (long - short) / (many - few) * (layers - many) + after_s
+
+    def decode_s(self, pipeline: str, policy: Policy) -> float:
+        """Return a decoding step's seconds, in the middle of the answers."""
+        return self.seconds(pipeline, policy, [(1, int(self.model.workload.mean_context))] * policy.batch_size)
+
+    def prompts_s(self, pipeline: str, policy: Policy, num_prompts: int) -> float:
+        """Return the seconds of the passes until each of some requests has its first token."""
+        passes = list(prompt_passes(num_prompts, self.model.workload.prompt_len, policy.chunk_tokens))
+        ends = [self.seconds(pipeline, policy, one) for one in {0: passes[0], len(passes) - 1: passes[-1]}.values()]
+        full_s = self.seconds(pipeline, policy, passes[-2]) if len(passes) > 2 else 0.0
+        return ends[0] + (len(passes) - 2) * (ends[0] + full_s) / 2 + ends[1] if len(ends) > 1 else ends[0]
+
+    def costs(self, pipeline: str, policy: Policy, num_parts: int) -> PlayedCosts:
+        """Return the costs of the tasks of a pass in so many micro-batches."""
+        num_pages = num_parts if PIPELINES[pipeline].is_paged else 1
+        return PlayedCosts(self.model.costs, self.model.machine, self.real, self.copy_bytes_per_s, policy, num_pages)
+
+    def after_s(self, num_sampled: float) -> float:
+        """Return what follows the last layer."""
+        head, processor = self.model.costs.head(num_sampled), processor_of(self.real)
+        head_s = max(work_seconds(self.model.machine.level(DEVICE), head), work_seconds(self.real, head))
+        return head_s + processor.pass_s + num_sampled * processor.token_s
+
+
+def prompt_passes(num_prompts: int, length: int, most_tokens: int) -> Iterator[Sequences]:
+    """Yield the passes that prompts of one length take, all of which wait; who has had his first token goes on."""
+    done, total = 0, num_prompts * length
+    while done < total:
+        sequences = [(1, length)] * min(done // length, most_tokens - 1)
+        room = most_tokens - len(sequences)
+        while room and done < total:
+            start = done % length
+            count = min(length - start, room)
+            sequences.append((count, start))
+            room -= count
+            done += count
+        yield sequences
