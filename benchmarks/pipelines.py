@@ -51,10 +51,11 @@ from moeflow.cli.bench_output import keep, result_options, show
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CapacityError
 from moeflow.core.offload_config import DeviceConfig
+from moeflow.engine.compute_setup import set_up
 from moeflow.engine.decision import decide
-from moeflow.engine.model_runner import placement, set_up
 from moeflow.engine.offload_plan import OffloadWishes, costs_of, plan_offload
 from moeflow.engine.offloaded_model import OffloadedModel
+from moeflow.engine.runner_loading import placement
 from moeflow.engine.settings import Settings
 from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.layers.context import ForwardContext

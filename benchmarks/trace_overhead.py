@@ -25,6 +25,7 @@ from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
 from moeflow.engine.model_runner import ModelRunner
+from moeflow.engine.runner_loading import load_runner
 from moeflow.engine.settings import Settings
 from moeflow.layers.spans import untraced
 
@@ -66,7 +67,7 @@ def main(memory: int, tokens: int) -> None:
             max_running=1,
         )
         config = decide(settings)
-        runner = ModelRunner.load(config)
+        runner = load_runner(config)
         engine = Engine(config, runner)
         sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
         engine.submit(Submission("a", list(range(100, 140)), sampling, seed=0))

@@ -16,7 +16,8 @@ from moeflow.core.errors import MoeflowError, RequestError, StorageError
 from moeflow.core.request import FinishReason, Request, RequestStatus
 from moeflow.engine.counters import Counters
 from moeflow.engine.messages import EngineStats, ModelInfo, Submission, TokenLogprobs, TokenOutput
-from moeflow.engine.model_runner import ModelRunner, PassResult, Runner
+from moeflow.engine.model_runner import PassResult, Runner
+from moeflow.engine.runner_loading import load_runner
 from moeflow.scheduler.policy import SchedulingPolicy, make_scheduler
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class Engine:
 
         Raises: CheckpointError, CapacityError.
         """
-        return cls(config, ModelRunner.load(config, progress))
+        return cls(config, load_runner(config, progress))
 
     @property
     def has_work(self) -> bool:

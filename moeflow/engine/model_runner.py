@@ -1,57 +1,35 @@
-"""Runs one pass on the model: token lists in, sampled tokens out. The only file of the engine with tensors.
+"""Runs one pass on the model: token lists in, sampled tokens out.
 
-Knows nothing of queues and of what happens between passes.
+Knows nothing of queues, of what happens between passes, and of how the model was loaded (`runner_loading.py`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 
-from moeflow.checkpoint.checkpoint import Checkpoint
-from moeflow.checkpoint.identity import checkpoint_identity
-from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import EngineConfig
-from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.core.request import Request
 from moeflow.engine.expert_store import ExpertStore
 from moeflow.engine.memory_keeper import MemoryKeeper
 from moeflow.engine.messages import ExpertStats, ModelInfo, TokenLogprobs
-from moeflow.engine.offload_plan import OFFLOADING
 from moeflow.engine.offloaded_model import OffloadedModel
-from moeflow.engine.process_memory import PROCESS_BYTES
 from moeflow.engine.sampler import PROMPT_CHUNK, SampledToken, prompt_logprobs, sample
-from moeflow.engine.slab_files import formats_of, map_packed
-from moeflow.kernels import cpu
 from moeflow.kernels.attention_metadata import AttentionMetadata
-from moeflow.kernels.packed_weights import expert_bytes
-from moeflow.kernels.weight_format import WeightFormat
 from moeflow.kvcache.block_tables import BlockTables
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.decoder import CausalLM
-from moeflow.layers.moe import MoE
-from moeflow.layers.placement import Placement
 from moeflow.memory.kv_storage import KVStorage
-from moeflow.memory.resident_reader import read_resident
-from moeflow.memory.weight_memory import FreshMemory, WeightMemory
-from moeflow.models.loading import load_model
-from moeflow.models.registry import read_model_config
-from moeflow.pipeline.streaming import streaming
-from moeflow.pipeline.task import Task, TaskMaker
-from moeflow.runtime.dot import write_dot
 from moeflow.runtime.perfetto import write_perfetto
 from moeflow.runtime.trace import Label, Trace
-from moeflow.workload.routing_trace import RoutingRecorder, TraceHeader
-
-COPY_THREADS = 4  # that move weights between two places of main memory: about as many as it takes to keep it busy
-DRAWN_MICRO_BATCHES = 4  # of a pipeline's graph, where each pass has as many as it needs
+from moeflow.workload.routing_trace import RoutingRecorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,34 +102,6 @@ class ModelRunner:
         if experts is not None and config.experts is not None and config.memory is not None:
             self._keeper = MemoryKeeper(config.memory, shape, config.scheduler, config.experts, experts.slots, self._kv)
 
-    @classmethod
-    def load(cls, config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> ModelRunner:
-        """Load the checkpoint that `config` names. Raises: CheckpointError, CapacityError, ConfigError."""
-        set_up(config)
-        with closing(open_checkpoint(config.model_path)) as checkpoint, ExitStack() as on_failure:
-            experts = recorder = None
-            trace = Trace() if config.trace_file else None
-            if config.record_routing:
-                recorder = RoutingRecorder(Path(config.record_routing), _trace_header(checkpoint, config))
-                on_failure.callback(recorder.close)
-            if config.experts is not None:
-                experts = ExpertStore.open(checkpoint, config, on_bytes=progress, trace=trace)
-                on_failure.callback(experts.close)
-            memory = _weight_memory(checkpoint, config, experts, progress)
-            place = placement(config, memory, experts, recorder)
-            model = load_model(checkpoint, place, num_threads=config.num_threads, progress=progress)
-            if experts is not None:
-                experts.predict_for(model)
-            if config.graph_file:
-                write_dot(_tasks(model, config), Path(config.graph_file))
-            served: CausalLM | OffloadedModel = model
-            if config.offload is not None:
-                served = OffloadedModel(model, config, trace)
-                on_failure.callback(served.close)
-            runner = cls(served, config, _describe(model.config, checkpoint, config), experts, recorder, trace)
-            on_failure.pop_all()
-            return runner
-
     def expert_stats(self) -> ExpertStats:
         """Return what became of experts that come from disk so far."""
         return self._no_expert_stats if self._experts is None else self._experts.stats()
@@ -200,9 +150,8 @@ class ModelRunner:
         if self._experts is not None:
             self._experts.end_pass()
         if self._row is not None:
-            flops = (
-                2 * self.info.num_active_parameters * batch.num_tokens
-            )  # without attention's, which grow with contexts
+            # Without attention's, which grow with contexts.
+            flops = 2 * self.info.num_active_parameters * batch.num_tokens
             self._row.record(Label(f"pass of {batch.num_tokens} tokens", flops=flops), start_ns, end_ns)
         if self._recorder is not None:
             compute_s = (end_ns - start_ns) / 1e9 - (self._stall_s() - stall_s)
@@ -262,92 +211,6 @@ class ModelRunner:
         return found
 
 
-def set_up(config: EngineConfig) -> None:
-    """Have this process compute as is configured: threads, instruction set, limit of a GPU's memory."""
-    _set_up_threads(config)
-    _limit_device(config)
-
-
-def _set_up_threads(config: EngineConfig) -> None:
-    """Give the cores to the kernels, or to torch: threads of both at once would take them from each other.
-
-    Beside a device that computes in torch, the kernels attend while torch copies weights, for which a few threads do.
-    """
-    if config.cpu_isa:
-        cpu.use_isa(config.cpu_isa)
-        cpu.set_num_threads(config.num_threads)
-    elif config.offload is not None and cpu.is_available():
-        cpu.set_num_threads(config.num_threads)
-    num_threads = config.num_threads
-    if config.offload is not None and config.offload.cuda is not None:
-        num_threads = min(num_threads, COPY_THREADS)
-    torch.set_num_threads(1 if config.cpu_isa else num_threads)
-
-
-def _limit_device(config: EngineConfig) -> None:
-    """Have torch refuse what goes beyond the limit; PROCESS_BYTES of it are for what CUDA itself takes."""
-    if config.device_memory_bytes:
-        device = _device_of_layers(config)
-        total_bytes = torch.cuda.get_device_properties(device).total_memory
-        share = max(config.device_memory_bytes - PROCESS_BYTES, 0) / total_bytes
-        torch.cuda.set_per_process_memory_fraction(share, device)
-
-
-def _device_of_layers(config: EngineConfig) -> torch.device:
-    return torch.device(config.device if config.offload is None else config.offload.torch_device)
-
-
-def _weight_memory(
-    checkpoint: Checkpoint,
-    config: EngineConfig,
-    experts: ExpertStore | None,
-    progress: Callable[[int, int], None] | None,
-) -> WeightMemory:
-    """Return the memory of the weights, filled if they have been packed before."""
-    if experts is not None:
-        return read_resident(experts.index)
-    return map_packed(checkpoint, config, progress) if config.packed_file else FreshMemory()
-
-
-def placement(
-    config: EngineConfig,
-    memory: WeightMemory,
-    experts: ExpertStore | None = None,
-    recorder: RoutingRecorder | None = None,
-) -> Placement:
-    """Return where the layers' weights go, and in which form."""
-    return Placement(
-        getattr(torch, config.dtype),
-        _device_of_layers(config),
-        formats_of(config) if config.cpu_isa else None,
-        memory,
-        has_slabs=config.offload is not None and not config.cpu_isa,
-        pool=None if experts is None else experts.pool,
-        on_route=None if recorder is None else lambda topk_ids: recorder.add_layer(topk_ids.cpu().numpy()),
-    )
-
-
-def _trace_header(checkpoint: Checkpoint, config: EngineConfig) -> TraceHeader:
-    shape = read_model_config(checkpoint)
-    expert_shape = (shape.hidden_size, shape.intermediate_size)
-    return TraceHeader(
-        identity=checkpoint_identity(checkpoint),
-        num_layers=shape.num_layers - len(shape.dense_layers),
-        num_experts=shape.num_experts,
-        top_k=shape.top_k,
-        slab_bytes=expert_bytes(*expert_shape, cast(WeightFormat, config.weight_format)) if config.cpu_isa else 0,
-    )
-
-
-def _tasks(model: CausalLM, config: EngineConfig) -> Iterator[Task]:
-    """Yield the tasks of a pass; one in which nothing can overlap is a single task."""
-    if config.offload is not None:
-        return OFFLOADING[config.offload.pipeline].make_tasks(len(model.layers), DRAWN_MICRO_BATCHES)
-    if config.experts is None:
-        return iter([TaskMaker()("forward")])
-    return streaming([isinstance(layer.mlp, MoE) for layer in model.layers])
-
-
 def _row_offsets(batch: Batch) -> dict[Request, int]:
     """Map each request to one past its last row in the pass."""
     ends: dict[Request, int] = {}
@@ -356,36 +219,3 @@ def _row_offsets(batch: Batch) -> dict[Request, int]:
         total += entry.num_tokens
         ends[entry.request] = total
     return ends
-
-
-def _describe(shape: ModelConfig, checkpoint: Checkpoint, config: EngineConfig) -> ModelInfo:
-    return ModelInfo(
-        name=config.model_name,
-        path=config.model_path,
-        model_type=shape.model_type,
-        vocab_size=shape.vocab_size,
-        max_model_len=config.scheduler.max_model_len,
-        max_running=config.scheduler.max_running,
-        eos_token_ids=_eos_token_ids(checkpoint),
-        num_layers=shape.num_layers,
-        num_experts=shape.num_experts,
-        top_k=shape.top_k,
-        num_parameters=shape.num_parameters,
-        num_active_parameters=shape.num_active_parameters,
-        weight_format=config.weight_format,
-        device=str(_device_of_layers(config)),
-        kv_capacity_tokens=config.scheduler.num_blocks * config.scheduler.block_size,
-        created=int(time.time()),
-    )
-
-
-def _eos_token_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """Return what ends a text: `generation_config.json` knows better than `config.json`, which may say null."""
-    for source in (checkpoint.generation_config, checkpoint.config):
-        value = source.get("eos_token_id")
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(isinstance(token_id, int) and token_id >= 0 for token_id in ids):
-            raise ConfigReader(source, checkpoint.config_file).error(f"'eos_token_id' is {value!r}, no token id")
-        if ids:
-            return tuple(ids)
-    return ()

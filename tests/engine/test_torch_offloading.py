@@ -11,8 +11,8 @@ import torch
 
 from moeflow.core.errors import ConfigError
 from moeflow.engine.decision import decide
-from moeflow.engine.model_runner import ModelRunner
 from moeflow.engine.offload_plan import OFFLOADING
+from moeflow.engine.runner_loading import load_runner
 from moeflow.engine.settings import Settings
 from tests.engine.test_offloading import FAMILIES, config, offloaded, run, sharing
 from tests.models.parity import SEQUENCES, in_mixed_passes, load, random_model
@@ -71,7 +71,7 @@ def logits_of(folder, pipeline, dtype):
     chosen = decide(Settings(model=folder, max_model_len=64, num_threads=1, **settings))
     assert (chosen.dtype, chosen.kv_dtype) == (dtype, dtype)
     limits = replace(chosen.scheduler, num_blocks=64)
-    with closing(ModelRunner.load(replace(chosen, scheduler=limits))) as runner:
+    with closing(load_runner(replace(chosen, scheduler=limits))) as runner:
         return in_mixed_passes(Served(runner), SEQUENCES, block_size=16)
 
 
@@ -105,7 +105,7 @@ def test_a_gpu_gives_the_tokens_of_the_plain_run(model, pipeline):
 def test_only_experts_wait_in_main_memory(model):
     settings = {"device": DEVICE, "pipeline": "cgopipe", "resident_experts": 0.4}
     chosen = decide(Settings(model=model, max_model_len=64, num_threads=1, **settings))
-    with closing(ModelRunner.load(chosen)) as runner:
+    with closing(load_runner(chosen)) as runner:
         purposes = runner._model.device.memory._purposes
         weights = load(model)
     experts = 3 * 5 * 3 * 32 * 48 * 4  # layers, experts, matrices

@@ -1,0 +1,49 @@
+"""Has a process compute as is configured: threads, instruction set, how much of a GPU's memory it may take."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from moeflow.core.engine_config import EngineConfig
+from moeflow.engine.process_memory import PROCESS_BYTES
+from moeflow.kernels import cpu
+
+COPY_THREADS: Final = 4  # that move weights between two places of main memory: about as many as keep it busy
+
+
+def set_up(config: EngineConfig) -> None:
+    """Have this process compute as is configured: threads, instruction set, limit of a GPU's memory."""
+    _set_up_threads(config)
+    _limit_device(config)
+
+
+def _set_up_threads(config: EngineConfig) -> None:
+    """Give the cores to the kernels, or to torch: threads of both at once would take them from each other.
+
+    Beside a device that computes in torch, the kernels attend while torch copies weights, for which a few threads do.
+    """
+    if config.cpu_isa:
+        cpu.use_isa(config.cpu_isa)
+        cpu.set_num_threads(config.num_threads)
+    elif config.offload is not None and cpu.is_available():
+        cpu.set_num_threads(config.num_threads)
+    num_threads = config.num_threads
+    if config.offload is not None and config.offload.cuda is not None:
+        num_threads = min(num_threads, COPY_THREADS)
+    torch.set_num_threads(1 if config.cpu_isa else num_threads)
+
+
+def _limit_device(config: EngineConfig) -> None:
+    """Have torch refuse what goes beyond the limit; PROCESS_BYTES of it are for what CUDA itself takes."""
+    if config.device_memory_bytes:
+        device = device_of_layers(config)
+        total_bytes = torch.cuda.get_device_properties(device).total_memory
+        share = max(config.device_memory_bytes - PROCESS_BYTES, 0) / total_bytes
+        torch.cuda.set_per_process_memory_fraction(share, device)
+
+
+def device_of_layers(config: EngineConfig) -> torch.device:
+    """Return where the layers' weights are, and so where torch computes, if it does."""
+    return torch.device(config.device if config.offload is None else config.offload.torch_device)
