@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from moeflow.bench.floors import PassCost, pass_cost
@@ -79,15 +79,22 @@ class Stopwatch:
     """Times cases on one engine.
 
     temperature: 0 repeats itself sooner or later, and then calls the same experts again and again.
+    text: tokens that prompts are pieces of; without it they are random, which other experts are chosen for.
     """
 
     def __init__(
-        self, engine: Engine, seed: int, clock: Callable[[], float] = time.perf_counter, temperature: float = 0.0
+        self,
+        engine: Engine,
+        seed: int,
+        clock: Callable[[], float] = time.perf_counter,
+        temperature: float = 0.0,
+        text: Sequence[int] = (),
     ) -> None:
         self._engine = engine
         self._seed = seed
         self._clock = clock
         self._temperature = temperature
+        self._text = text
 
     def why_not(self, case: Case) -> str | None:
         """Return why the engine cannot run a case; None if it can."""
@@ -108,10 +115,7 @@ class Stopwatch:
         Raises: EngineError if a pass fails.
         """
         rng = random.Random(f"{self._seed} {case.name} {repetition}")
-        prompts = [
-            [rng.randrange(self._engine.model.vocab_size) for _ in range(case.prompt_len)]
-            for _ in range(case.batch_size)
-        ]
+        prompts = [self._prompt(rng, case.prompt_len) for _ in range(case.batch_size)]
         try:
             seconds = self._decode(case, prompts, on_start) if case.new_tokens else self._prefill(prompts, on_start)
         finally:
@@ -119,6 +123,12 @@ class Stopwatch:
             while self._engine.has_work:
                 self._engine.step()
         return case.num_tokens / seconds
+
+    def _prompt(self, rng: random.Random, length: int) -> list[int]:
+        if not self._text:
+            return [rng.randrange(self._engine.model.vocab_size) for _ in range(length)]
+        start = rng.randrange(len(self._text))
+        return [self._text[(start + number) % len(self._text)] for number in range(length)]
 
     def _prefill(self, prompts: list[list[int]], on_start: Callable[[], None]) -> float:
         on_start()

@@ -15,15 +15,18 @@ from typing import Final
 
 from moeflow.bench.engine_speed import Case, SetBackError, Stopwatch
 from moeflow.bench.memory import peak_bytes, reset_peak
-from moeflow.core.hardware import DISK, RAM
+from moeflow.core.errors import CheckpointError
 from moeflow.core.plan import Workload
 from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
 from moeflow.engine.expectation import HOST_OVERLAP, HOST_PREFILL_OVERLAP, expectations
 from moeflow.engine.messages import EngineStats
 from moeflow.engine.planning import Planned
+from moeflow.engine.routing_learning import other_text
 from moeflow.engine.settings import Settings
-from moeflow.planner.cost_model import FROM_DISK, HOST_COMPUTE, CostModel
+from moeflow.engine.tokenizer import Tokenizer
+from moeflow.planner.cost_model import FROM_DISK, HOST_COMPUTE, Choice, CostModel
+from moeflow.planner.disk_waits import ExpertReads
 
 REPEATS: Final = 5
 LONG_S: Final = 5.0  # what takes longer is measured once
@@ -57,11 +60,12 @@ class _Predicted:
     """What a case should take."""
 
     seconds: float  # of what is timed
-    timed_compute_s: float  # of that
+    timed_compute_s: float  # of that, without what experts on disk cost
     whole_s: float  # with the prefill that a decoding case starts with
-    compute_s: float  # of the whole
+    read_s: float  # of the whole
     read_bytes: float  # likewise
-    disk_bytes_per_s: float
+    reads: ExpertReads  # of a pass of what is timed
+    expert_bytes: float
 
 
 @dataclass(slots=True)
@@ -84,14 +88,14 @@ class PlanCheck:
         self._plan = planned.plan
         self._seed = seed
         self.config = decide(settings)
-        self._expected = expectations(self.config, planned.model.machine, hit_curve=planned.model.hit_curve)
+        self._expected = expectations(self.config, planned.model.machine, planned.model.routing)
         self._measured: dict[Case, _Measured] = {}
 
     def load(self, on_progress: Callable[[int, int], None] | None = None) -> None:
         """Load the model and choose what to measure. Raises: as `Engine.load`."""
         reset_peak()
         self._engine = Engine.load(self.config, on_progress)
-        self._stopwatch = Stopwatch(self._engine, self._seed, temperature=1.0)
+        self._stopwatch = Stopwatch(self._engine, self._seed, temperature=1.0, text=self._text())
         sizes = sorted({1, self._most_together()})
         decodes = [case for size in sizes if (case := self._decode_case(size)) is not None]
         self.cases = [*decodes, Case(1, self._plan.workload.prompt_len, 0)]  # decoding ones may become smaller yet
@@ -131,6 +135,13 @@ class PlanCheck:
             )
             rows.append(CheckRow("peak memory", "bytes", most, peak))
         return rows
+
+    def _text(self) -> list[int]:
+        """Return what prompts are made of. Which experts come from disk depends on it; otherwise anything will do."""
+        try:
+            return other_text(Tokenizer.load(self.config.model_path)) if self.config.experts is not None else []
+        except CheckpointError:  # a model without a tokenizer
+            return []
 
     def _most_together(self) -> int:
         """Return the largest batch up to the planned one for which there is room and time."""
@@ -188,17 +199,18 @@ class PlanCheck:
         passes = case.new_tokens
         workload = Workload(prompt_len=case.prompt_len, gen_len=max(passes, 1), max_prompt_len=case.prompt_len)
         costs = self._expected.costs(workload)
-        it = costs.predict(self._expected.policy(case.batch_size, workload.max_tokens))
-        disk_s = it.prefill_busy[FROM_DISK] + passes * it.busy[FROM_DISK]
-        prefill_compute_s, decode_compute_s = it.prefill_busy[HOST_COMPUTE], passes * it.busy[HOST_COMPUTE]
-        disk_bytes_per_s = costs.machine.link(DISK, RAM).bytes_per_s(costs.costs.expert_bytes)
+        policy = self._expected.policy(case.batch_size, workload.max_tokens)
+        it, (step_reads, prompt_reads) = costs.predict(policy), costs.num_read(policy)
+        num_read = prompt_reads + passes * step_reads
+        step, prompts = costs.reads(Choice.of(policy))
         return _Predicted(
             seconds=passes * it.decode_s if passes else it.prefill_s,
-            timed_compute_s=decode_compute_s if passes else prefill_compute_s,
+            timed_compute_s=passes * it.busy[HOST_COMPUTE] if passes else it.prefill_busy[HOST_COMPUTE],
             whole_s=it.prefill_s + passes * it.decode_s,
-            compute_s=prefill_compute_s + decode_compute_s,
-            read_bytes=disk_s * disk_bytes_per_s,
-            disk_bytes_per_s=disk_bytes_per_s,
+            read_s=num_read * step.read_s,
+            read_bytes=num_read * costs.costs.expert_bytes,
+            reads=step if passes else prompts,
+            expert_bytes=costs.costs.expert_bytes,
         )
 
     def _speed(self, case: Case) -> CheckRow:
@@ -213,15 +225,17 @@ class PlanCheck:
     def _informed_s(self, case: Case) -> float:
         """Return what would be predicted for what is timed, knowing what it reads."""
         it = self._predict(case)
-        disk_s = statistics.median(self._measured[case].timed_bytes) / it.disk_bytes_per_s
+        passes = case.new_tokens or 1
+        num_read = statistics.median(self._measured[case].timed_bytes) / it.expert_bytes
+        wait_s = passes * it.reads.wait_s(num_read / passes)
         overlap = HOST_OVERLAP if case.new_tokens else HOST_PREFILL_OVERLAP
-        return CostModel.combine({HOST_COMPUTE: it.timed_compute_s, FROM_DISK: disk_s}, overlap)
+        return CostModel.combine({HOST_COMPUTE: it.timed_compute_s, FROM_DISK: wait_s}, overlap)
 
     def _kinds(self) -> list[CheckRow]:
         """Return what all runs together took, prefill of decoding ones included, by kinds of work."""
         pairs = [(self._predict(case), measured) for case, measured in self._measured.items()]
-        compute_s = sum(it.compute_s * done.num_runs for it, done in pairs)
-        wait_s = sum((it.whole_s - it.compute_s) * done.num_runs for it, done in pairs)
+        wait_s = sum(it.read_s * done.num_runs for it, done in pairs)
+        compute_s = sum(it.whole_s * done.num_runs for it, done in pairs) - wait_s
         read = sum(it.read_bytes * done.num_runs for it, done in pairs)
         really_wait_s = sum(done.wait_s for _, done in pairs)
         really_compute_s = sum(done.whole_s for _, done in pairs) - really_wait_s

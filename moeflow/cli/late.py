@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.engine.plan_use import settings_from_plan as settings_from_plan
     from moeflow.engine.planning import PlanWish as PlanWish
     from moeflow.engine.planning import plan_for as plan_for
+    from moeflow.engine.routing_learning import ensure_profile as ensure_profile
     from moeflow.engine.settings import Settings as Settings
     from moeflow.engine.slab_files import find_damage as find_damage
     from moeflow.engine.slab_files import pack as pack
@@ -102,6 +103,7 @@ _MODULES = {
     "decide": "moeflow.engine.decision",
     "describe_comparison": "moeflow.bench.quality_run",
     "ensure_builtin_model": "moeflow.engine.builtin",
+    "ensure_profile": "moeflow.engine.routing_learning",
     "in_own_precision": "moeflow.bench.quality_run",
     "machine_notice": "moeflow.engine.plan_use",
     "make_cases": "moeflow.bench.engine_run",

@@ -11,6 +11,7 @@ import click
 from moeflow.cli import late
 from moeflow.cli.local_model import built_in_model, progress_bar
 from moeflow.cli.options import cache_dir_option
+from moeflow.core.errors import CapacityError, CheckpointError
 from moeflow.core.units import format_bytes
 
 EPILOG = """\b
@@ -23,6 +24,9 @@ Examples:
 Without the file, a model's weights are packed at every start. With it, a model that fits into memory computes from
 the file as it lies in the system's cache; one larger than --memory reads from it the experts that it needs, and
 makes it when it is first needed. It takes about as much disk as the weights in that format.
+
+How routers choose is learnt then, too, from a text that comes with moeflow: it decides how often experts have to be
+read, and so what `moeflow plan` and `serve` expect where memory holds only some of them.
 
 The file appears when it is complete; an interrupted run is continued by the next. One that is there already is
 compared with its checksums, and made anew if it is damaged or of an older version."""
@@ -72,6 +76,9 @@ def pack(
             num_threads=num_threads,
             on_bytes=on_bytes,
         )
+    routing_tokens = 0
+    if index.spec.num_slabs:
+        routing_tokens = learn_routing(name, index.path, cache_dir, num_threads, dtype, quantize)
     result = {
         "path": str(index.path),
         "layers": index.spec.num_layers,
@@ -80,6 +87,7 @@ def pack(
         "expert_bytes": index.spec.slab_bytes,
         "other_bytes": index.spec.resident_bytes,
         "size_bytes": index.spec.file_bytes,
+        "routing_tokens": routing_tokens,
         "seconds": round(time.perf_counter() - began, 1),
     }
     if as_json:
@@ -91,3 +99,27 @@ def pack(
         f"{index.path}: {experts if spec.num_slabs else 'a dense model'}, in {spec.weight_format}, "
         f"{format_bytes(spec.file_bytes)} in all"
     )
+    if routing_tokens:
+        click.echo(f"How its routers choose is known from {routing_tokens:,} tokens: `moeflow plan` reckons with it.")
+
+
+def learn_routing(
+    model: str, slab_file: Path, cache_dir: Path, num_threads: int | None, dtype: str, quantize: str | None
+) -> int:
+    """Learn how a packed model's routers choose, unless it is known; return from how many tokens.
+
+    0: it cannot be learnt, for there is no tokenizer, or too little memory even for a part of the experts.
+    """
+    settings = late.Settings(
+        model=model,
+        slab_file=slab_file,
+        cache_dir=cache_dir,
+        num_threads=num_threads,
+        dtype=dtype,
+        quantize=quantize,
+    )
+    with progress_bar("Learning its routing") as on_done:
+        try:
+            return late.ensure_profile(settings, on_done).num_tokens
+        except (CheckpointError, CapacityError):
+            return 0

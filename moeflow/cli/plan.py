@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator
@@ -17,14 +18,15 @@ from moeflow.cli.bench_output import bar, show
 from moeflow.cli.local_model import built_in_model, progress_bar
 from moeflow.cli.new_file import NEW_PICTURE
 from moeflow.cli.options import byte_count, cache_dir_option
-from moeflow.cli.plan_inputs import hits_of, workload_of
+from moeflow.cli.plan_inputs import routing_of, workload_of
 from moeflow.cli.plan_output import check_json, check_table, plan_tables, policy_table, short_name
-from moeflow.core.errors import ConfigError
+from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.core.plan import GOALS, Workload, plan_to_json
 from moeflow.planner.machine_files import machine_names
 
 if TYPE_CHECKING:
     from moeflow.engine.planning import Planned
+    from moeflow.engine.settings import Settings
 
 MOST_SEQUENCES = 1 << 15  # that a plan is made for
 
@@ -82,6 +84,7 @@ Only headers of a model are read: the answer does not depend on its size."""
     "--routing",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="What --record-routing wrote: how often experts on disk are needed.",
+    show_default="what `moeflow pack` has learnt",
 )
 @click.option("--check", is_flag=True, help="Run the model as planned, too: predicted beside measured.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON; with --check, what came of it.")
@@ -142,12 +145,16 @@ def plan(
         is_fresh=fresh,
         num_sequences=batch_size,
         num_requests=num_requests,
-        **({} if routing is None else {"hit_curve": hits_of(routing)}),
+        routing=None if routing is None else routing_of(routing),
     )
     if fresh and machine is not None:
         raise ConfigError("--fresh measures this machine; leave --machine away")
     with steps() as say:
         planned = late.plan_for(wish, say)
+    if check and routing is None and has_to_learn(planned):
+        learn(planned, wishes["cache_dir"])
+        with steps() as say:
+            planned = late.plan_for(wish, say)
     made = planned.plan
     if check:
         checked(planned, wishes["cache_dir"], as_json=as_json)
@@ -164,12 +171,28 @@ def plan(
             late.plot_policy_map(late.policy_map(planned.model, planned.aim, shown.advance), title, policy_map)
 
 
-def checked(planned: Planned, cache_dir: Path, *, as_json: bool) -> None:
-    """Run what was planned and print it beside what was predicted."""
+def has_to_learn(planned: Planned) -> bool:
+    """Say whether speeds depend on routers of which nothing is known yet."""
+    return planned.plan.policy.experts_on_disk > 0 and not planned.model.routing.decode
+
+
+def learn(planned: Planned, cache_dir: Path) -> None:
+    """Learn how the planned model's routers choose, so that predictions know it."""
+    with progress_bar("Learning its routing") as on_done, contextlib.suppress(CheckpointError):  # it has no tokenizer
+        late.ensure_profile(settings_to_check(planned, cache_dir), on_done)
+
+
+def settings_to_check(planned: Planned, cache_dir: Path) -> Settings:
+    """Return the settings that carry out a plan in this process."""
     settings = late.settings_from_plan(planned.plan, late.Settings(cache_dir=cache_dir, prefix_caching=False))
     if settings.memory_bytes is not None:  # this process holds the planner, too: keys and values take what it leaves
         settings = dataclasses.replace(settings, kv_cache_bytes=None)
-    run = late.PlanCheck(planned, settings)
+    return settings
+
+
+def checked(planned: Planned, cache_dir: Path, *, as_json: bool) -> None:
+    """Run what was planned and print it beside what was predicted."""
+    run = late.PlanCheck(planned, settings_to_check(planned, cache_dir))
     with progress_bar("Loading") as on_progress:
         run.load(on_progress)
     try:

@@ -11,14 +11,11 @@ from typing import Any
 from moeflow.cli import late
 from moeflow.core.errors import ConfigError
 from moeflow.core.plan import Workload
-from moeflow.planner.hit_curve import HitCurve
-from moeflow.planner.model_costs import expected_distinct
-from moeflow.simulator.cache_replay import NO_PREDICTOR, Case, Machine, prepare_passes, replay
+from moeflow.planner.routing_profile import RoutingProfile
+from moeflow.simulator.routing_study import study_trace
 from moeflow.workload.routing_trace import read_routing_trace
 
 BYTES_PER_TOKEN = 4  # of English text, where there is no tokenizer to ask
-SLAB_BYTES = 4096  # of the replay's experts: only how many are read counts
-SHARES = (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9)  # of experts that are on disk
 
 
 def workload_of(file: Path, model: str, gen_len: int, rate: float) -> tuple[Workload, int]:
@@ -48,25 +45,12 @@ def workload_of(file: Path, model: str, gen_len: int, rate: float) -> tuple[Work
     return workload, len(prompts)
 
 
-def hits_of(routing: Path) -> HitCurve:
-    """Return how often experts miss, from recorded routing replayed over sizes of the cache.
+def routing_of(routing: Path) -> RoutingProfile:
+    """Return how recorded routers behave, replayed over sizes of the expert cache.
 
-    Misses are counted against the distinct experts that even routers would choose, as the cost model does, so that
-    routers which many tokens agree on need fewer. Raises: ConfigError, CheckpointError if the file holds no routing.
+    Raises: ConfigError if the file holds no routing.
     """
-    trace = read_routing_trace(routing)
-    passes = prepare_passes(trace, 1.0)  # how long passes take changes no hit without prefetches
-    header = trace.header
-    total = header.num_layers * header.num_experts
-    tokens = [routed.ids.shape[1] for routed in trace.passes]
-    even = header.num_layers * sum(expected_distinct(header.num_experts, header.top_k, count) for count in tokens)
-    points = []
-    for share in SHARES:
-        num_slots = max(round(total * (1 - share)), 2)
-        result = replay(passes, header, Machine(1e9, SLAB_BYTES), Case(num_slots, "lfru", NO_PREDICTOR))
-        num_read = (result.stats.demand_bytes + result.stats.prefetched_bytes) / SLAB_BYTES  # streamed ones, too
-        points.append((1 - num_slots / total, min(num_read / even, 1.0)))
-    return HitCurve.through(points)
+    return study_trace(read_routing_trace(routing))
 
 
 def _lines(file: Path) -> Iterator[Any]:

@@ -18,13 +18,14 @@ from moeflow.core.hardware import RAM, Machine
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.plan import Policy, Workload
 from moeflow.core.units import format_bytes
+from moeflow.engine.known_routing import known_routing
 from moeflow.engine.process_memory import ENGINE_BYTES, planned_bytes
 from moeflow.engine.work_space import work_bytes
 from moeflow.kernels import cpu
 from moeflow.models.registry import read_model_config
 from moeflow.planner.cost_model import BLOCK_TOKENS, CostModel, Prediction
-from moeflow.planner.hit_curve import EVEN, HitCurve
 from moeflow.planner.model_costs import Formats, ModelCosts
+from moeflow.planner.routing_profile import EVEN_ROUTING, RoutingProfile
 from moeflow.planner.this_machine import known_machine
 
 # Of reading experts with computing: a step waits for what its own routers chose, while a prefill, which needs all,
@@ -45,7 +46,7 @@ class Expectations:
     shape: ModelConfig
     machine: Machine
     is_served: bool = False
-    hit_curve: HitCurve = EVEN
+    routing: RoutingProfile = EVEN_ROUTING
 
     def predict(self, batch_size: int, prompt_len: int, gen_len: int) -> Prediction:
         """Return what so many requests of these lengths would take, and what they need of each memory."""
@@ -58,7 +59,7 @@ class Expectations:
             self.machine,
             self._costs,
             workload,
-            hit_curve=self.hit_curve,
+            routing=self.routing,
             overlap=HOST_OVERLAP,
             prefill_overlap=HOST_PREFILL_OVERLAP,
             process_bytes=self._process_bytes,
@@ -113,12 +114,12 @@ class Expectations:
 
 
 def expectations(
-    config: EngineConfig, machine: Machine, *, is_served: bool = False, hit_curve: HitCurve = EVEN
+    config: EngineConfig, machine: Machine, routing: RoutingProfile = EVEN_ROUTING, *, is_served: bool = False
 ) -> Expectations:
     """Return what predicts for a configuration. Raises: CheckpointError if the model cannot be read."""
     with closing(open_checkpoint(config.model_path)) as checkpoint:
         shape = read_model_config(checkpoint)
-    return Expectations(config, shape, machine, is_served=is_served, hit_curve=hit_curve)
+    return Expectations(config, shape, machine, is_served=is_served, routing=routing)
 
 
 def can_be_predicted(config: EngineConfig) -> bool:
@@ -135,7 +136,8 @@ def what_to_expect(config: EngineConfig, cache_dir: Path | None, *, is_served: b
     machine = known_machine(cache_folder(cache_dir), config.num_threads)
     if machine is None:
         return HINT
-    expected = expectations(config, machine, is_served=is_served)
+    routing = EVEN_ROUTING if config.experts is None else known_routing(config.model_path, cache_dir)
+    expected = expectations(config, machine, routing, is_served=is_served)
     limits = config.scheduler
     prompt_len = max(min(PROMPT_TOKENS, limits.max_model_len // 2), 1)
     gen_len = max(min(ANSWER_TOKENS, limits.max_model_len - prompt_len), 1)

@@ -13,12 +13,11 @@ from moeflow.core.units import format_bytes
 from moeflow.engine.slab_files import slab_file_place
 from moeflow.engine.weight_choice import WeightChoice
 from moeflow.layers.placement import WeightFormats
-from moeflow.memory.eviction import POLICIES
+from moeflow.memory.eviction import DEFAULT_POLICY, POLICIES
 from moeflow.memory.slab_file import SlabSpec
 from moeflow.memory.slot_arena import arena_bytes, slots_within
 from moeflow.models.packing import slab_spec
 
-DEFAULT_POLICY = "lfru"
 PREDICTORS = ("next-router", "frequency", "previous-token", "none")  # the first by default
 
 

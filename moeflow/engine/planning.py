@@ -24,6 +24,7 @@ from moeflow.core.offload_config import PREFIX, parse_emulated_device
 from moeflow.core.plan import Plan, Workload
 from moeflow.engine.expectation import HOST_OVERLAP, HOST_PREFILL_OVERLAP
 from moeflow.engine.expert_plan import least_slots
+from moeflow.engine.known_routing import known_routing
 from moeflow.engine.machine import measure_machine
 from moeflow.engine.offload_search import OffloadSearch
 from moeflow.engine.played_passes import PlayedPasses
@@ -43,14 +44,15 @@ from moeflow.layers.placement import WeightFormats
 from moeflow.models.registry import read_bare_config, read_model_config
 from moeflow.planner.calibrate_device import measure_copying
 from moeflow.planner.cost_model import CostModel
+from moeflow.planner.disk_rates import file_link
 from moeflow.planner.emulated_machine import with_emulated_device
-from moeflow.planner.hit_curve import EVEN, HitCurve
 from moeflow.planner.kernel_bench import shapes_of
 from moeflow.planner.machine_files import load_machine
 from moeflow.planner.model_costs import Formats, ModelCosts
 from moeflow.planner.model_files import shipped_models
 from moeflow.planner.plan_maker import Found, bottleneck_by, describe, helps_by, make_plan, why
 from moeflow.planner.policy_search import COARSE, MAX_SEQUENCES, Aim, cost_per_token, search
+from moeflow.planner.routing_profile import EVEN_ROUTING, RoutingProfile
 from moeflow.planner.this_machine import this_machine
 
 TIE = 1e-3  # what a second until the first token counts beside what the goal asks for
@@ -69,7 +71,7 @@ class PlanWish:
     is_fresh: bool = False  # measure this machine again
     num_sequences: int | None = None  # that decode together; None: as many as is best
     num_requests: int | None = None  # there are no more of them
-    hit_curve: HitCurve = EVEN
+    routing: RoutingProfile | None = None  # None: what was learnt of this model, or even routing
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ def plan_for(wish: PlanWish, on_step: Callable[[str], None] = lambda _: None) ->
     machine = None if wish.machine is None else load_machine(wish.machine)
     costs, reason = _look_at(settings, has_device=machine is not None and machine.has(DEVICE))
     _check_lengths(wish, costs.shape)
+    if wish.routing is None and _has_weights(settings):
+        wish = dataclasses.replace(wish, routing=known_routing(str(settings.model), settings.cache_dir))
     if machine is None:
         machine = _measured_here(wish, costs, on_step)
     on_step("the best policy")
@@ -124,7 +128,7 @@ def _cost_model(wish: PlanWish, machine: Machine, costs: ModelCosts, chunk_token
         machine,
         costs,
         wish.workload,
-        hit_curve=wish.hit_curve,
+        routing=wish.routing or EVEN_ROUTING,
         overlap=1.0 if has_device else HOST_OVERLAP,
         prefill_overlap=1.0 if has_device else HOST_PREFILL_OVERLAP,
         process_bytes=_process_bytes(costs.shape, wish.settings, chunk_tokens),
@@ -204,22 +208,35 @@ def _measured_here(wish: PlanWish, costs: ModelCosts, on_step: Callable[[str], N
         is_fresh=wish.is_fresh,
         on_step=on_step,
     )
-    room = max(shutil.disk_usage(folder).free + _packed_bytes(settings, costs), 1)
+    packed = _packed_file(settings, costs)
+    room = max(shutil.disk_usage(folder).free + (packed.stat().st_size if packed is not None else 0), 1)
     levels = tuple(dataclasses.replace(it, capacity_bytes=room) if it.name == DISK else it for it in machine.levels)
-    return dataclasses.replace(machine, levels=levels)
+    machine = dataclasses.replace(machine, levels=levels)
+    is_too_small = costs.model_bytes > (settings.memory_bytes or here.available_bytes)
+    if packed is None or not is_too_small:
+        return machine
+    on_step("how fast the experts' file is read")  # which may lie on another disk than the folder, or less well
+    link = file_link(packed)
+    if link is None:
+        return machine
+    return dataclasses.replace(machine, links=(*(it for it in machine.links if it.source != DISK), link))
 
 
-def _packed_bytes(settings: Settings, costs: ModelCosts) -> int:
-    """Return what the experts' file has on disk already; 0: it has yet to be made, or cannot be used."""
-    if settings.model is None or not Path(settings.model).exists() or settings.model.endswith(".json"):
-        return 0
+def _has_weights(settings: Settings) -> bool:
+    """Say whether the model is a checkpoint, not a shape alone."""
+    return settings.model is not None and Path(settings.model).exists() and not settings.model.endswith(".json")
+
+
+def _packed_file(settings: Settings, costs: ModelCosts) -> Path | None:
+    """Return the experts' file that is on disk already; None: it has yet to be made, or cannot be used."""
+    if not _has_weights(settings):
+        return None
     formats = WeightFormats(cast(WeightFormat, costs.formats.matrices), cast(WeightFormat, costs.formats.embeddings))
     try:
-        with closing(open_checkpoint(settings.model)) as checkpoint:
-            file = find_slab_file(checkpoint, formats, settings.slab_file, settings.cache_dir)
+        with closing(open_checkpoint(str(settings.model))) as checkpoint:
+            return find_slab_file(checkpoint, formats, settings.slab_file, settings.cache_dir)
     except MoeflowError:  # making it will say why
-        return 0
-    return file.stat().st_size if file is not None else 0
+        return None
 
 
 def _check_device(wish: PlanWish) -> None:

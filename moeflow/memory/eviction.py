@@ -168,3 +168,4 @@ class Belady:
 
 
 POLICIES: Final[dict[str, Callable[[int], EvictionPolicy]]] = {"fifo": FIFO, "lru": LRU, "lfu": LFU, "lfru": LFRU}
+DEFAULT_POLICY: Final = "lfru"

@@ -10,8 +10,8 @@ compute one thing after another; kernel efficiencies. Average lengths are taken 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 from typing import Final
@@ -19,9 +19,11 @@ from typing import Final
 from moeflow.core.hardware import DEVICE, DISK, PINNED, RAM, Link, Machine
 from moeflow.core.plan import Policy, Workload
 from moeflow.core.units import MIB
-from moeflow.planner.hit_curve import EVEN, HitCurve
+from moeflow.planner.disk_waits import ExpertReads
+from moeflow.planner.hit_curve import HitCurve
 from moeflow.planner.model_costs import ModelCosts, Work, expected_distinct
 from moeflow.planner.roofline import processor_of, work_seconds
+from moeflow.planner.routing_profile import EVEN_ROUTING, RoutingProfile
 
 HOST_COMPUTE: Final = "host"
 DEVICE_COMPUTE: Final = "device"
@@ -37,13 +39,14 @@ BLOCK_TOKENS: Final = 16  # of a KV block: a sequence's last is half empty on av
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """const + weights * r_w + kv * r_c + disk * (experts on disk) + misses * (misses)."""
+    """const + weights * r_w + kv * r_c + disk * (experts on disk) + misses * (a step's) + streamed * (a prompt's)."""
 
     const: float = 0.0
     weights: float = 0.0
     kv: float = 0.0
     disk: float = 0.0
     misses: float = 0.0
+    streamed: float = 0.0
 
     def __add__(self, other: Linear) -> Linear:
         """Add term by term."""
@@ -54,13 +57,14 @@ class Linear:
         return Linear(*(term * factor for term in self.terms))
 
     @property
-    def terms(self) -> tuple[float, float, float, float, float]:
+    def terms(self) -> tuple[float, float, float, float, float, float]:
         """All coefficients, the constant first."""
-        return (self.const, self.weights, self.kv, self.disk, self.misses)
+        return (self.const, self.weights, self.kv, self.disk, self.misses, self.streamed)
 
-    def at(self, weights: float, kv: float, disk: float, misses: float) -> float:
-        """Return the value for these shares."""
-        return self.const + self.weights * weights + self.kv * kv + self.disk * disk + self.misses * misses
+    def at(self, *shares: float) -> float:
+        """Return the value for the shares of all terms but the constant."""
+        const, *factors = self.terms
+        return const + sum(factor * share for factor, share in zip(factors, shares, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ class CostModel:
     costs: ModelCosts
     workload: Workload
     num_devices: int = 1
-    hit_curve: HitCurve = EVEN
+    routing: RoutingProfile = EVEN_ROUTING
     overlap: float = 1.0  # of resources that could work at once: 1: the slowest alone counts; 0: one after another
     prefill_overlap: float = 1.0  # likewise, in prefill
     process_bytes: int = PROCESS_BYTES
@@ -127,7 +131,12 @@ class CostModel:
     def decode(self, choice: Choice) -> Resources:
         """Return the seconds of each resource in one step of the whole batch."""
         if not self.has_device:
-            return self._host_pass(choice.batch_size, self.costs.decode_attention(*self._decoding(choice.batch_size)))
+            attention = self.costs.decode_attention(*self._decoding(choice.batch_size))
+            distinct = self.routing.decode_distinct(choice.batch_size)
+            return {
+                HOST_COMPUTE: Linear(self._host_pass_s(choice.batch_size, attention, distinct)),
+                FROM_DISK: Linear(misses=self.reads(choice)[0].waits.all_on_disk_s),
+            }
         costs, layers, mu = self.costs, self.costs.shape.num_layers, choice.micro_batch
         device = layers * self._device_s(costs.pre_attention(mu), costs.output_projection(mu))
         device += self._device_s(costs.head(mu))
@@ -154,7 +163,7 @@ class CostModel:
         """Return the seconds of each resource for the prompts of the whole batch, all computed on the device."""
         num_prompts, length = choice.batch_size, self.workload.prompt_len
         if not self.has_device:
-            return self._host_prefill(num_prompts)
+            return self._host_prefill(choice)
         costs, mu = self.costs, choice.micro_batch
         tokens = mu * length
         layer = self._device_s(costs.pre_attention(tokens), costs.output_projection(tokens))
@@ -203,10 +212,11 @@ class CostModel:
     def predict(self, policy: Policy) -> Prediction:
         """Return what a policy brings."""
         choice = Choice.of(policy)
-        decode, busy = self._step(self.decode(choice), policy, self.overlap)
-        prefill, prefill_busy = self._step(self.prefill(choice), policy, self.prefill_overlap)
+        shares = self._shares(policy, choice)
+        decode, busy = self._step(self.decode(choice), shares, self.overlap)
+        prefill, prefill_busy = self._step(self.prefill(choice), shares, self.prefill_overlap)
         alone = Choice(1, 1, policy.attention_on_device, policy.ffn_on_device)
-        first, _ = self._step(self.prefill(alone), policy, self.prefill_overlap)
+        first, _ = self._step(self.prefill(alone), self._shares(policy, alone), self.prefill_overlap)
         gen_len = self.workload.gen_len
         seconds = prefill + (gen_len - 1) * decode  # the prefill brings the first token
         return Prediction(
@@ -216,7 +226,7 @@ class CostModel:
             tokens_per_s=policy.batch_size * gen_len / seconds,
             busy=busy,
             prefill_busy=prefill_busy,
-            memory={tier: used.at(*self._shares(policy)) for tier, used in self.memory(choice).items()},
+            memory={tier: used.at(*shares) for tier, used in self.memory(choice).items()},
         )
 
     @cached_property
@@ -224,14 +234,56 @@ class CostModel:
         """The way of weights to the device."""
         return self.machine.link(PINNED if self.machine.has(PINNED) else RAM, DEVICE)
 
-    def _step(self, resources: Resources, policy: Policy, overlap: float) -> tuple[float, dict[str, float]]:
-        shares = self._shares(policy)
+    def reads(self, choice: Choice) -> tuple[ExpertReads, ExpertReads]:
+        """Return what a step, and what a pass over prompts, reads of experts on disk, on a host that computes all."""
+        if choice not in self._reads:
+            self._reads[choice] = self._make_reads(choice)
+        return self._reads[choice]
+
+    @cached_property
+    def _reads(self) -> dict[Choice, tuple[ExpertReads, ExpertReads]]:
+        return {}  # of choices that were asked for: a search asks again and again
+
+    def _make_reads(self, choice: Choice) -> tuple[ExpertReads, ExpertReads]:
+        routing, tokens = self.routing, self._prompt_pass(choice)
+        step = self._expert_reads(choice.batch_size, routing.decode_distinct, routing.decode_misses)
+        prompts = self._expert_reads(tokens, routing.prefill_distinct, routing.prefill_misses)
+        return step, replace(prompts, stop_s=0.0)
+
+    def num_read(self, policy: Policy) -> tuple[float, float]:
+        """Return how many experts a host reads for a step, and for the prefill of the whole batch."""
+        choice = Choice.of(policy)
+        step, prompts = (reads.num_read(policy.experts_on_disk) for reads in self.reads(choice))
+        return step, prompts * choice.batch_size * self.workload.prompt_len / self._prompt_pass(choice)
+
+    def _expert_reads(
+        self, num_tokens: float, distinct: Callable[[float], float], misses: Callable[[float], HitCurve]
+    ) -> ExpertReads:
+        costs = self.costs
+        even = expected_distinct(costs.shape.num_experts, costs.shape.top_k, num_tokens)
+        return ExpertReads(
+            num_layers=costs.num_moe_layers,
+            distinct=even * distinct(num_tokens),
+            even=even,
+            misses=misses(num_tokens),
+            read_s=self._disk_s(costs.expert_bytes),
+        )
+
+    def _prompt_pass(self, choice: Choice) -> float:
+        """Return how many tokens of prompts a pass takes."""
+        tokens = choice.batch_size * self.workload.prompt_len
+        return tokens / ceil(tokens / self.chunk_tokens)
+
+    def _step(self, resources: Resources, shares: Sequence[float], overlap: float) -> tuple[float, dict[str, float]]:
         seconds = {name: max(linear.at(*shares), 0.0) for name, linear in resources.items()}
         return self.combine(seconds, overlap), seconds
 
-    def _shares(self, policy: Policy) -> tuple[float, float, float, float]:
+    def _shares(self, policy: Policy, choice: Choice) -> tuple[float, ...]:
         on_disk = policy.experts_on_disk
-        return (policy.weights_on_device, policy.kv_on_device, on_disk, self.hit_curve.misses(on_disk))
+        if self.has_device:  # streams what is on disk, whatever routers choose
+            return (policy.weights_on_device, policy.kv_on_device, on_disk, 0.0, 0.0)
+        missing = (reads.waits.curve.misses(on_disk) for reads in self.reads(choice))
+        return (policy.weights_on_device, policy.kv_on_device, on_disk, *missing)
 
     def _decoding(self, num_sequences: int) -> tuple[int, float]:
         return num_sequences, self.workload.mean_context
@@ -265,34 +317,37 @@ class CostModel:
             FROM_DEVICE: from_device + Linear((down + summed) * self._link_s(back, one)),
         }
 
-    def _host_pass(self, num_tokens: float, attention: Work, num_sampled: float | None = None) -> dict[str, Linear]:
-        """Return a pass of a host that computes everything, one thing after another."""
+    def _host_pass_s(
+        self, num_tokens: float, attention: Work, distinct: float, num_sampled: float | None = None
+    ) -> float:
+        """Return the seconds of a pass of a host that computes everything, one thing after another.
+
+        It uses a share of the experts that even routers would: `distinct`.
+        """
         costs, layers = self.costs, self.costs.shape.num_layers
         sampled = num_tokens if num_sampled is None else num_sampled
+        used = distinct * expected_distinct(costs.shape.num_experts, costs.shape.top_k, num_tokens)
         stages = self._host_s(costs.pre_attention(num_tokens), attention, costs.output_projection(num_tokens))
-        compute = layers * stages + sum(count * self._host_s(work) for count, work in costs.feed_forward(num_tokens))
+        compute_s = layers * stages
+        compute_s += sum(count * self._host_s(work) for count, work in costs.feed_forward(num_tokens, used))
         level = self.machine.level(RAM)
-        compute += layers * costs.row_bytes(num_tokens) / (level.read_bytes_per_s * ROW_SHARE)
+        compute_s += layers * costs.row_bytes(num_tokens) / (level.read_bytes_per_s * ROW_SHARE)
         processor = processor_of(level)
-        compute += self._host_s(costs.head(sampled)) + processor.pass_s + sampled * processor.token_s
-        shape = costs.shape
-        used = costs.num_moe_layers * expected_distinct(shape.num_experts, shape.top_k, num_tokens)
-        return {
-            HOST_COMPUTE: Linear(compute),
-            FROM_DISK: Linear(misses=self._disk_s(used * costs.expert_bytes)),
-        }
+        return compute_s + self._host_s(costs.head(sampled)) + processor.pass_s + sampled * processor.token_s
 
-    def _host_prefill(self, num_prompts: int) -> dict[str, Linear]:
-        """Return the chunks of all prompts. Each runs through nearly all experts, so that what has no place misses."""
-        costs, total = self.costs, num_prompts * self.workload.prompt_len
-        passes = ceil(total / self.chunk_tokens)
-        whole = costs.prefill_attention(num_prompts, self.workload.prompt_len, self.chunk_tokens)
+    def _host_prefill(self, choice: Choice) -> dict[str, Linear]:
+        """Return the chunks of all prompts."""
+        num_prompts, tokens = choice.batch_size, self._prompt_pass(choice)
+        passes = num_prompts * self.workload.prompt_len / tokens
+        whole = self.costs.prefill_attention(num_prompts, self.workload.prompt_len, self.chunk_tokens)
         part = Work(
             whole.kernel, whole.dtype, whole.num_bytes / passes, whole.num_flops / passes, whole.rows, whole.values
         )
-        one = self._host_pass(total / passes, part, num_prompts / passes)
-        misses = one[FROM_DISK].misses
-        return {HOST_COMPUTE: one[HOST_COMPUTE] * passes, FROM_DISK: Linear(disk=misses * passes)}
+        compute_s = self._host_pass_s(tokens, part, self.routing.prefill_distinct(tokens), num_prompts / passes)
+        return {
+            HOST_COMPUTE: Linear(compute_s * passes),
+            FROM_DISK: Linear(streamed=self.reads(choice)[1].waits.all_on_disk_s * passes),
+        }
 
     def _device_s(self, *works: Work) -> float:
         level = self.machine.level(DEVICE)

@@ -1,8 +1,9 @@
-"""How fast the disk is read past the page cache: random places of a new file, by the size of reads and their depth."""
+"""How fast the disk is read past the page cache: random places of a file, by the size of reads and their depth."""
 
 from __future__ import annotations
 
 import os
+import random
 import statistics
 import tempfile
 import time
@@ -11,8 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
-
-import torch
 
 from moeflow.core.hardware import DISK, RAM, Link, LinkRate
 from moeflow.core.units import KIB, MIB
@@ -46,7 +45,8 @@ class DiskBench:
         return Link(source=DISK, target=RAM, rates=rates)
 
     def _rate(self, size: int, depth: int) -> float:
-        places = torch.randperm(self._num_bytes // size, generator=torch.Generator().manual_seed(0)).tolist()
+        num_places = self._num_bytes // size
+        places = random.sample(range(num_places), num_places)  # not twice the same: a host keeps what was read
         memory = _page_aligned(depth * size)
         end = time.perf_counter() + LEAST_S
 
@@ -82,6 +82,22 @@ def disk_bench(folder: Path) -> Iterator[DiskBench]:
             yield DiskBench(descriptor, FILE_BYTES)
         finally:
             os.close(descriptor)
+
+
+def file_link(file: Path) -> Link | None:
+    """Return how fast a file that is there is read; None if it is too small to tell. Blocks: for a second.
+
+    Raises: OSError.
+    """
+    if file.stat().st_size < 4 * max(SIZES):
+        return None
+    descriptor = _open_direct(file)
+    try:
+        bench = DiskBench(descriptor, file.stat().st_size)
+        bench.sample()
+    finally:
+        os.close(descriptor)
+    return bench.link()
 
 
 def _open_direct(file: Path) -> int:

@@ -211,9 +211,13 @@ class ModelCosts:
         """Return the output projection to the vocabulary."""
         return self._linear(self.shape.vocab_size * self.shape.hidden_size, num_sampled, self.formats.embeddings)
 
-    def feed_forward(self, num_tokens: float) -> list[tuple[int, Work]]:
-        """Return what follows attention's output projection: (layers that have it, work in one of them)."""
-        moe = [(self.num_moe_layers, self.router(num_tokens)), (self.num_moe_layers, self.experts(num_tokens))]
+    def feed_forward(self, num_tokens: float, distinct: float | None = None) -> list[tuple[int, Work]]:
+        """Return what follows attention's output projection: (layers that have it, work in one of them).
+
+        `distinct` is how many experts of a layer are used, None: as many as on average.
+        """
+        experts = self.experts(num_tokens, distinct)
+        moe = [(self.num_moe_layers, self.router(num_tokens)), (self.num_moe_layers, experts)]
         dense = [(self.num_dense_layers, self.dense(num_tokens))]
         return [(count, work) for count, work in moe + dense if count]
 

@@ -15,7 +15,7 @@ from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import DEVICE, DISK, PINNED, RAM, Link, LinkRate, Machine, MemoryLevel
 from moeflow.core.plan import DIRECT, FROM_DISK, Estimate, Help, Plan, Policy, TierUse
 from moeflow.kernels.weight_format import BITS_PER_VALUE
-from moeflow.planner.cost_model import BLOCK_TOKENS, CostModel, Prediction
+from moeflow.planner.cost_model import BLOCK_TOKENS, Choice, CostModel, Prediction
 from moeflow.planner.policy_search import COARSE, Aim, cost_per_token, search
 
 DISK_UNCERTAINTY: Final = 0.3  # what hits the expert cache depends on the text
@@ -324,6 +324,15 @@ def why(model: CostModel, aim: Aim, policy: Policy) -> Iterator[tuple[str, str]]
         yield "weights_on_device", "what the device has room for beside the batch"
         yield "num_devices", f"{policy.num_devices} of {model.machine.num_devices}"
     if policy.experts_on_disk:
-        missing = model.hit_curve.misses(policy.experts_on_disk)
-        how = "all are read for each step" if model.has_device else f"{missing:.0%} of what routers choose is read"
-        yield "experts_on_disk", f"they have no room; {how}"
+        yield "experts_on_disk", f"they have no room; {_how_often(model, policy)}"
+
+
+def _how_often(model: CostModel, policy: Policy) -> str:
+    """Say how often experts that have no room are read, and how that is known."""
+    if model.has_device:
+        return "all are read for each step"
+    reads, _ = model.reads(Choice.of(policy))
+    missing = reads.num_read(policy.experts_on_disk) / (reads.num_layers * reads.distinct)
+    if not model.routing.decode:
+        return f"{missing:.0%} of a step's are read if routers choose evenly (`moeflow pack` learns how they do)"
+    return f"{missing:.0%} of the {reads.distinct:.0f} a layer that a step uses are read"

@@ -168,9 +168,10 @@ def _least_memory(model: CostModel, aim: Aim, best: Choice, others: Sequence[Cho
 
 
 class _Programme:
-    """Collects variables and rows. Each choice has: z, r_w, r_c, disk, misses, step, prefill."""
+    """Collects variables and rows. Each choice has: z, r_w, r_c, disk, misses, streamed, step, prefill."""
 
-    _SHARES = ("weights", "kv", "disk", "misses")
+    _SHARES = ("weights", "kv", "disk", "misses", "streamed")  # in the order of `Linear.terms`
+    _STEP, _PREFILL, _NUM = len(_SHARES) + 1, len(_SHARES) + 2, len(_SHARES) + 3
 
     def __init__(self, model: CostModel, aim: Aim) -> None:
         self.seconds: dict[int, float] = {}  # objective: variable -> what it costs
@@ -187,21 +188,23 @@ class _Programme:
         memory = self._model.memory(choice)
         if any(_least(linear) > self._capacities[tier] for tier, linear in memory.items()):
             return
-        at = len(self._choices) * 7
+        z = len(self._choices) * self._NUM
         self._choices.append(choice)
-        z, shares, step, prefill = at, dict(zip(self._SHARES, range(at + 1, at + 5), strict=True)), at + 5, at + 6
+        shares = {name: z + number for number, name in enumerate(self._SHARES, 1)}
         for share in shares.values():
             self._at_most({share: 1.0, z: -1.0})
         self._one_place(choice, z, shares)
-        for x, y, slope in self._model.hit_curve.pieces:  # misses >= y + slope * (disk - x)
-            self._at_most({z: y - slope * x, shares["disk"]: slope, shares["misses"]: -1.0})
+        reads = () if self._model.has_device else self._model.reads(choice)
+        for name, its in zip(("misses", "streamed"), reads, strict=False):
+            for x, y, slope in its.waits.curve.pieces:  # misses >= y + slope * (disk - x)
+                self._at_most({z: y - slope * x, shares["disk"]: slope, shares[name]: -1.0})
         for tier, linear in memory.items():
             terms = _terms(linear, z, shares)
             for variable, factor in terms.items():
                 if tier != DISK:
                     self.memory[variable] = self.memory.get(variable, 0.0) + factor / 1e9
             self._at_most(_plus({name: f / 1e9 for name, f in terms.items()}, z, -self._capacities[tier] / 1e9))
-        self._times(choice, z, shares, step, prefill)
+        self._times(choice, z, shares, z + self._STEP, z + self._PREFILL)
 
     def bound(self, terms: Mapping[int, float], limit: float) -> None:
         """Demand that a sum is no more than `limit`."""
@@ -211,11 +214,11 @@ class _Programme:
         """Return the best policy; None if there is none. Raises: ConfigError if time ran out."""
         if not self._choices:
             return None
-        num_variables = len(self._choices) * 7
-        is_z = np.arange(num_variables) % 7 == 0
+        num_variables = len(self._choices) * self._NUM
+        is_z = np.arange(num_variables) % self._NUM == 0
         cost = np.zeros(num_variables)
         cost[list(objective)] = list(objective.values())
-        upper = np.where(np.arange(num_variables) % 7 < 5, 1.0, np.inf)
+        upper = np.where(np.arange(num_variables) % self._NUM < self._STEP, 1.0, np.inf)
         one = LinearConstraint(csr_array(is_z.astype(float)[None]), 1.0, 1.0)
         done = milp(
             cost / max(abs(cost).max(), 1e-300),
@@ -232,7 +235,7 @@ class _Programme:
         if done.x is None:
             return None
         number = int(np.argmax(done.x[is_z]))
-        values = np.clip(done.x[number * 7 + 1 : number * 7 + 4], 0.0, 1.0).tolist()
+        values = np.clip(done.x[number * self._NUM + 1 : number * self._NUM + 4], 0.0, 1.0).tolist()
         return self._policy(self._choices[number], *(round(value, 6) for value in values))
 
     def _policy(self, choice: Choice, weights: float, kv: float, disk: float) -> Policy:
@@ -285,7 +288,7 @@ class _Programme:
                     part = weights[variable] * share * (1 - overlap) * factor
                     self.seconds[name] = self.seconds.get(name, 0.0) + part
         # Between equals, the one that leaves less to disk and moves less; too small to change what is best.
-        for tied in (shares["disk"], shares["misses"]):
+        for tied in (shares["disk"], shares["misses"], shares["streamed"]):
             self.seconds[tied] = self.seconds.get(tied, 0.0) + 1e-9 * share
 
     def _at_most(self, terms: Mapping[int, float]) -> None:

@@ -71,6 +71,7 @@ class ReplayResult:
     seconds: float  # of the whole trace
     num_generated: int  # tokens
     prefetching_share: float  # of the passes in which the governor let the predictor prefetch
+    num_read: tuple[int, ...] = ()  # experts that each pass has asked the disk for
 
     @property
     def tokens_per_s(self) -> float:
@@ -114,6 +115,7 @@ def replay(passes: Sequence[ReplayedPass], header: TraceHeader, machine: Machine
     )
     stream = ExpertStream(cache)
     prefetcher = _Prefetcher(cache, _make_predictor(case.predictor, passes, header), header.num_layers, case.predictor)
+    num_read: list[int] = []
     for one in passes:
         began_s = disk.now_s
         cache.begin_pass()
@@ -130,12 +132,14 @@ def replay(passes: Sequence[ReplayedPass], header: TraceHeader, machine: Machine
             if not needed:
                 disk.pass_time(layer_s)
         prefetcher.end_pass(len(one.chosen[0]), disk.now_s - began_s)
+        num_read.append(disk.num_asked - sum(num_read))
     return ReplayResult(
         case=case,
         stats=dataclasses.replace(cache.stats(), stall_s=disk.waited_s),
         seconds=disk.now_s,
         num_generated=sum(one.num_generated for one in passes),
         prefetching_share=prefetcher.num_passes_on / len(passes),
+        num_read=tuple(num_read),
     )
 
 

@@ -195,7 +195,7 @@ def memory_of(machine: Machine, costs: ModelCosts, workload: Workload, policy: P
     """Return the bytes that a policy takes of each tier at its peak."""
     model = CostModel(machine, costs, workload, num_devices=policy.num_devices)
     uses = model.memory(Choice.of(policy))
-    shares = (policy.weights_on_device, policy.kv_on_device, policy.experts_on_disk, 0.0)
+    shares = (policy.weights_on_device, policy.kv_on_device, policy.experts_on_disk, 0.0, 0.0)
     return {tier: use.at(*shares) for tier, use in uses.items()}
 
 

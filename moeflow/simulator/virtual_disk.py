@@ -34,6 +34,7 @@ class VirtualDisk:
     def __init__(self, read_s: float) -> None:
         self.now_s = 0.0
         self.waited_s = 0.0  # for reads, by whoever called `wait`
+        self.num_asked = 0  # reads
         self._read_s = read_s
         self._demand: deque[VirtualRead] = deque()
         self._prefetches: deque[VirtualRead] = deque()
@@ -43,6 +44,7 @@ class VirtualDisk:
     def start_loads(self, jobs: Sequence[LoadJob], on_done: OnDone) -> list[VirtualRead]:
         """Queue reads."""
         reads = [VirtualRead(job, on_done) for job in jobs]
+        self.num_asked += len(reads)
         for read in reads:
             (self._prefetches if read.job.is_prefetch else self._demand).append(read)
         if self._current is None:

@@ -12,7 +12,6 @@ from moeflow.engine.decision import decide
 from moeflow.engine.expectation import HINT, can_be_predicted, expectations, what_to_expect
 from moeflow.engine.settings import Settings
 from moeflow.kernels import cpu
-from moeflow.planner.hit_curve import EVEN
 from moeflow.planner.this_machine import machine_file
 from tests.planner.examples import machine
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -55,9 +54,7 @@ def test_prefill_decode_and_memory_are_those_of_the_cost_model(config):
 def test_experts_that_have_no_slot_are_on_disk_and_keys_take_slots(config):
     slots = ExpertSlotsConfig(slab_file="x", num_slots=6, slab_bytes=4096, least_slots=1)
     memory = MemoryPlan(limit_bytes=1 << 30, process_bytes=1 << 28, weight_bytes=1 << 20, work_bytes=0)
-    expected = expectations(
-        dataclasses.replace(config, experts=slots, memory=memory), machine(ram=2 * 10**9), hit_curve=EVEN
-    )
+    expected = expectations(dataclasses.replace(config, experts=slots, memory=memory), machine(ram=2 * 10**9))
     assert expected.policy(1, 0).experts_on_disk == 1 - 6 / 8  # two layers of four experts
     assert expected.policy(1, 16).experts_on_disk == 1 - 5 / 8  # 16 tokens of 256 bytes: one slab
     assert expected.policy(4, 500).experts_on_disk == 1 - 1 / 8

@@ -8,6 +8,7 @@ from moeflow.core.hardware import Link, LinkRate, Machine, MemoryLevel, Processo
 from moeflow.core.plan import Workload
 from moeflow.planner.cost_model import CostModel
 from moeflow.planner.model_costs import Formats, ModelCosts
+from moeflow.planner.routing_profile import PassReads, RoutingProfile
 from tests.shapes import MIXTRAL
 
 SMALL = dataclasses.replace(
@@ -51,3 +52,11 @@ def small_model(where: Machine, **others: object) -> CostModel:
     """Return the costs of the small model there, for short requests."""
     fields = {"workload": SHORT, "process_bytes": 0, **others}
     return CostModel(where, ModelCosts(SMALL, HALF), **fields)  # type: ignore[arg-type]
+
+
+def routing(decode: tuple[float, ...] = (), prefill: tuple[float, ...] = (), distinct: float = 1.0) -> RoutingProfile:
+    """Return routers that read these shares of what even ones would use, whatever the size of a pass."""
+    return RoutingProfile(
+        decode=(PassReads(1, distinct, decode),) if decode else (),
+        prefill=(PassReads(1, distinct, prefill),) if prefill else (),
+    )

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from moeflow.core.errors import ConfigError
 from moeflow.core.plan import Policy, Workload
 from moeflow.planner.cost_model import DEVICE_RESERVE_BYTES, FROM_DISK, HOST_COMPUTE, TO_DEVICE, Choice, CostModel
-from moeflow.planner.hit_curve import EVEN, HitCurve
+from moeflow.planner.disk_waits import LOAD_S, STOP_S
+from moeflow.planner.hit_curve import HitCurve
 from moeflow.planner.machine_files import load_machine
 from moeflow.planner.model_costs import ModelCosts, expected_distinct
 from moeflow.planner.task_costs import OPS, TaskShape, task_cost
-from tests.planner.examples import HALF, SMALL, machine, small_model
+from tests.planner.examples import HALF, SMALL, machine, routing, small_model
 from tests.shapes import MIXTRAL
 
 shares = st.floats(0, 1)
@@ -47,10 +48,13 @@ def test_a_step_on_a_host_is_the_sum_of_its_stages(batch):
 
 
 def test_what_misses_is_read_from_disk():
-    model = small_model(machine(ram=10**10), overlap=0.0, hit_curve=HitCurve.through([(0.5, 0.2)]))
+    model = small_model(machine(ram=10**10), overlap=0.0, routing=routing(decode=(0.02, 0.08, 0.2, 0.5, 0.9)))
     policy = Policy(batch_size=2, micro_batch=2, attention_on_device=False, ffn_on_device=False, experts_on_disk=0.5)
     busy = model.predict(policy).busy
-    assert busy[FROM_DISK] == pytest.approx(4 * expected_distinct(8, 2, 2) * 0.2 * 3 * 512 * 512 * 2 / 5e8)
+    distinct = expected_distinct(8, 2, 2)
+    loads, stops = 4 * 0.2 * distinct, 4 * (1 - 0.8**distinct)
+    assert busy[FROM_DISK] == pytest.approx(loads * (3 * 512 * 512 * 2 / 5e8 + LOAD_S) + stops * STOP_S)
+    assert model.num_read(policy) == pytest.approx((loads, 4 * expected_distinct(8, 2, 200) * 0.5))
     assert model.predict(policy).decode_s == pytest.approx(busy[FROM_DISK] + busy[HOST_COMPUTE])
     assert dataclasses.replace(model, overlap=1.0).predict(policy).decode_s == pytest.approx(max(busy.values()))
 
@@ -70,7 +74,7 @@ def test_times_and_bytes_are_linear_in_the_shares(weights, kv, disk):
         )
         prediction = model.predict(policy)
         for name, linear in model.decode(choice).items():
-            expected = linear.at(weights, kv, disk, EVEN.misses(disk))
+            expected = linear.at(weights, kv, disk, disk, disk)
             assert prediction.busy[name] == pytest.approx(max(expected, 0), abs=1e-12)
         kv_bytes = 8 * 160 * model.costs.kv_bytes  # 148 tokens, in blocks of 16
         on_host = kv_bytes * (1 - kv if places[0] else 1)

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from moeflow.core.errors import CapacityError
 from moeflow.core.plan import Policy
-from moeflow.planner.hit_curve import HitCurve
 from moeflow.planner.machine_files import load_machine
 from moeflow.planner.policy_search import KEPT_SPEED, Aim, cost_per_token, fits, search
-from tests.planner.examples import SHORT, machine, small_model
+from tests.planner.examples import SHORT, machine, routing, small_model
 from tests.shapes import MIXTRAL
 
 SHARES = [0.0, 0.25, 0.5, 0.75, 1.0]
@@ -63,10 +62,10 @@ MACHINES = [
 @pytest.mark.parametrize("goal", ["throughput", "latency"])
 @pytest.mark.parametrize("overlap", [1.0, 0.3])
 def test_no_policy_of_an_exhaustive_grid_is_better(number, goal, overlap):
-    curve = HitCurve.through([(0.25, 0.1), (0.5, 0.3)])
+    learnt = routing(decode=(0.03, 0.15, 0.3, 0.6, 0.9), prefill=(0.1, 0.25, 0.4, 0.6, 0.8))
     where = MACHINES[number]
     model = small_model(
-        where, hit_curve=curve, overlap=overlap, prefill_overlap=1 - overlap, num_devices=max(where.num_devices, 1)
+        where, routing=learnt, overlap=overlap, prefill_overlap=1 - overlap, num_devices=max(where.num_devices, 1)
     )
     aim = Aim(goal=goal, max_sequences=32)
     exhaustive = best_of_grid(model, aim)

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+
+from moeflow.core.errors import CheckpointError
+from moeflow.engine import routing_learning
+from moeflow.engine.known_routing import known_routing, routing_file
+from moeflow.engine.routing_learning import ensure_profile, learning_text, other_text
+from moeflow.engine.settings import Settings
+from moeflow.engine.tokenizer import Tokenizer
+from moeflow.kernels import cpu
+from moeflow.planner.routing_profile import EVEN_ROUTING
+from moeflow.simulator.routing_study import study_routing
+from tests.tiny_mixtral import write_tiny_mixtral
+
+pytestmark = [pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not()), pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_mixtral(folder, num_local_experts=8, num_hidden_layers=2)
+    return str(folder)
+
+
+@pytest.fixture
+def little(monkeypatch):
+    monkeypatch.setattr(routing_learning, "NUM_TOKENS", 200)
+
+
+def settings(model, cache_dir, **others):
+    return Settings(model=model, cache_dir=cache_dir, num_threads=1, kv_cache_bytes=2**20, **others)
+
+
+def test_a_profile_is_learnt_once_and_found_again(model, tmp_path, little, monkeypatch):
+    assert known_routing(model, tmp_path) == EVEN_ROUTING
+    told = []
+    learnt = ensure_profile(settings(model, tmp_path), lambda *done: told.append(done))
+    assert learnt.num_tokens == 200
+    assert told[-1][0] == told[-1][1]
+    assert known_routing(model, tmp_path) == learnt
+    monkeypatch.setattr(routing_learning, "_record", None)  # would fail
+    assert ensure_profile(settings(model, tmp_path)) == learnt
+    routing_file(model, tmp_path).write_text("damaged")
+    assert known_routing(model, tmp_path) == EVEN_ROUTING
+
+
+def test_prompts_computed_together_are_in_order(model, tmp_path, little, monkeypatch):
+    """One prompt a pass and many a pass are the same text, so that they must be the same study."""
+    monkeypatch.setattr(routing_learning, "SEQUENCE_TOKENS", 30)
+    studied = []
+    monkeypatch.setattr(
+        routing_learning, "study_routing", lambda ids, *rest: studied.append(ids) or study_routing(ids, *rest)
+    )
+    for number, limits in enumerate(({"max_batch_tokens": 64, "max_running": 8}, {"max_running": 1})):
+        ensure_profile(settings(model, tmp_path / str(number), **limits))
+    assert studied[0].shape == (2, 200, 2)
+    assert (studied[0] == studied[1]).all()
+
+
+def test_a_model_without_a_tokenizer_cannot_be_learnt(model, tmp_path, little, monkeypatch):
+    def missing(path):
+        raise CheckpointError("is missing", file=path, remedy="Copy it")
+
+    monkeypatch.setattr(Tokenizer, "load", missing)
+    with pytest.raises(CheckpointError):
+        ensure_profile(settings(model, tmp_path))
+
+
+def test_what_is_checked_with_was_not_learnt_from(model):
+    tokenizer = Tokenizer.load(model)
+    learnt, other = tokenizer.decode(learning_text(tokenizer)), tokenizer.decode(other_text(tokenizer))
+    assert len(other) > 1000
+    assert not any(other[start : start + 200] in learnt for start in range(0, len(other) - 200, 200))
