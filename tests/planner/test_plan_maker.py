@@ -92,7 +92,7 @@ def test_latency_takes_one_sequence_or_as_few_as_keep_up_with_arrivals():
     several = make_plan(busy, Aim(goal="latency"), model_name="small")
     assert several.policy.batch_size > 1
     assert several.tokens_per_s.value / SHORT.gen_len >= served * 1.5
-    too_many = dataclasses.replace(RESIDENT, workload=dataclasses.replace(SHORT, rate=served * 1e6))
+    too_many = dataclasses.replace(RESIDENT, workload=dataclasses.replace(SHORT, rate=served * 1e3))
     with pytest.raises(CapacityError, match="requests a second are asked for, but this machine answers"):
         make_plan(too_many, Aim(goal="latency", max_sequences=32), model_name="small")
 
