@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from moeflow.cli import late
 from moeflow.cli.bench_output import Bar, bar, keep, repeated_command, result_options, show
 from moeflow.cli.local_model import prepare
 from moeflow.cli.options import engine_options
+from moeflow.cli.traffic_options import policies_option, rates_option, workload_options
 from moeflow.workload.poisson import WorkloadSpec
 
 EPILOG = """\b
@@ -32,25 +31,6 @@ or --batch-timeout is over, is padded to its longest prompt and runs until its l
 policies get the same requests at the same times. Ctrl-C ends the measurement; finished runs are kept."""
 
 
-def workload_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that shape the traffic; the command gets them as `traffic`."""
-    options = [
-        click.option("-n", "--num-requests", type=click.IntRange(1, 1_000_000), default=128, help="Requests of a run."),
-        click.option("--min-prompt", type=click.IntRange(1), default=8, help="Shortest prompt, in tokens."),
-        click.option("--max-prompt", type=click.IntRange(1), default=128, help="Longest prompt."),
-        click.option("--min-new", type=click.IntRange(1), default=1, help="Shortest answer, in tokens."),
-        click.option("--max-new", type=click.IntRange(1), default=128, help="Longest answer."),
-        click.option("--seed", type=int, default=0, help="The same seed makes the same traffic."),
-    ]
-    names = ("num_requests", "min_prompt", "max_prompt", "min_new", "max_new", "seed")
-
-    @functools.wraps(command)
-    def gathered(**kwargs: Any) -> Any:
-        return command(traffic={name: kwargs.pop(name) for name in names}, **kwargs)
-
-    return functools.reduce(lambda inner, option: option(inner), reversed(options), gathered)
-
-
 @click.command(epilog=EPILOG, context_settings={"show_default": True})
 @engine_options
 @click.option("--url", help="Measure this running server instead of a model here.")
@@ -58,18 +38,9 @@ def workload_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--allow-remote", is_flag=True, help="Let --url be another machine: be sure that it is yours.")
 @click.option("--request-timeout", type=float, default=600.0, help="Seconds of silence until a request to --url fails.")
 @click.option("--vocab-size", type=click.IntRange(1), help="Of the server's model, if it does not tell.")
-@click.option(
-    "--rate", "rates", type=float, multiple=True, default=(1.0, 2.0, 4.0, 8.0), help="Requests/s; may be given often."
-)
+@rates_option
 @workload_options
-@click.option(
-    "--policy",
-    "policies",
-    type=click.Choice(["continuous", "static"]),
-    multiple=True,
-    default=("continuous", "static"),
-    help="How the engine makes batches; may be given twice.",
-)
+@policies_option
 @click.option("--batch-timeout", type=float, default=0.05, help="Seconds that a static batch waits to fill.")
 @click.option("--repeats", type=click.IntRange(1), default=1, help="Runs at each rate, each with other traffic.")
 @click.option("--plots", type=click.Path(file_okay=False, path_type=Path), help="Draw latencies into this folder.")

@@ -11,17 +11,15 @@ from moeflow.bench.metrics import Served, summarize
 from moeflow.bench.records import Record
 from moeflow.bench.tables import serve_tables
 from moeflow.cli.bench_output import bar, show
-from moeflow.cli.bench_serve import workload_options
 from moeflow.cli.simulated import SHIPPED, check_devices, choose_formats, described_options, read_shape
+from moeflow.cli.traffic_options import policies_option, rates_option, workload_options
 from moeflow.core.engine_config import SchedulerConfig
 from moeflow.core.errors import CapacityError
+from moeflow.engine.settings import BLOCK_SIZE
 from moeflow.planner.machine_files import load_machine
 from moeflow.planner.model_costs import ModelCosts
-from moeflow.scheduler.policy import POLICIES
 from moeflow.simulator.serve_run import block_count, pass_seconds_of, serve_virtually
 from moeflow.workload.poisson import WorkloadSpec, make_arrivals
-
-BLOCK_SIZE = 16
 
 EPILOG = f"""\b
 Examples:
@@ -36,18 +34,9 @@ cost is left out.
 
 @click.command(epilog=EPILOG, context_settings={"show_default": True})
 @described_options
-@click.option(
-    "--rate", "rates", type=float, multiple=True, default=(1.0, 2.0, 4.0, 8.0), help="Requests/s; may be given often."
-)
+@rates_option
 @workload_options
-@click.option(
-    "--policy",
-    "policies",
-    type=click.Choice(list(POLICIES)),
-    multiple=True,
-    default=tuple(POLICIES),
-    help="How batches are made; may be given twice.",
-)
+@policies_option
 @click.option("--max-running", type=click.IntRange(1), default=32, help="Requests in a pass at most.")
 @click.option("--max-batch-tokens", type=click.IntRange(1), default=512, help="Tokens in a pass at most.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line instead of tables.")

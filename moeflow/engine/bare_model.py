@@ -16,6 +16,7 @@ from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.errors import CapacityError
 from moeflow.core.units import format_bytes
 from moeflow.engine.machine import measure_machine
+from moeflow.engine.settings import BLOCK_SIZE
 from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.decoder import CausalLM
@@ -24,8 +25,6 @@ from moeflow.layers.moe import MoE
 from moeflow.layers.placement import Placement
 from moeflow.memory.kv_storage import KVStorage
 from moeflow.models.loading import load_model
-
-_BLOCK_SIZE = 16
 
 
 def load_bare_model(checkpoint: Checkpoint, on_bytes: Callable[[int, int], None] | None = None) -> CausalLM:
@@ -48,11 +47,11 @@ def load_bare_model(checkpoint: Checkpoint, on_bytes: Callable[[int, int], None]
 @torch.inference_mode()
 def run_sequence(model: CausalLM, token_ids: Sequence[int]) -> torch.Tensor:
     """Return the final hidden states [T, H] of a sequence of at least one token."""
-    num_blocks = -(-len(token_ids) // _BLOCK_SIZE)
+    num_blocks = -(-len(token_ids) // BLOCK_SIZE)
     kv = KVStorage(
         num_layers=model.config.num_layers,
         num_blocks=num_blocks,
-        block_size=_BLOCK_SIZE,
+        block_size=BLOCK_SIZE,
         num_kv_heads=model.config.num_kv_heads,
         head_dim=model.config.head_dim,
         dtype=model.dtype,
@@ -62,7 +61,7 @@ def run_sequence(model: CausalLM, token_ids: Sequence[int]) -> torch.Tensor:
         starts=[0],
         num_tokens=[len(token_ids)],
         block_ids=[range(num_blocks)],
-        block_size=_BLOCK_SIZE,
+        block_size=BLOCK_SIZE,
         device=model.device,
     )
     context = ForwardContext(torch.arange(len(token_ids), device=model.device), attention, kv)
