@@ -74,24 +74,16 @@ class LatencyBudget:
         self._saved_s = 0.0
         self.is_shared = False  # whether there was ever an interactive pass
 
-    def room(self, num_interactive: int, num_wanted: int, num_next: int = 0) -> int:
-        """Return how many background tokens may join a pass with so many interactive ones.
-
-        `num_wanted` are worth saving up for; `num_next` of them, next tokens of answers, join a pass in any case that
-        earns what they cost, such as one that reads all weights for somebody's prompt.
-        """
+    def room(self, num_interactive: int, num_wanted: int) -> int:
+        """Return how many of the wanted background tokens may join a pass with so many interactive ones."""
         if not num_interactive:
             return num_wanted
         if not self._alone_times.has_seen(num_interactive):
             return 0  # by itself first, to know what that takes
         alone_s = self._alone_s(num_interactive)
-        earned_s = (SLOWDOWN - 1) * alone_s
         most = self._most_within_pause(num_interactive, num_wanted)
-        if self._times.expect(num_interactive + most) - alone_s <= self._saved_s + earned_s:
-            return most
-        if num_next <= most and self._times.expect(num_interactive + num_next) - alone_s <= earned_s:
-            return num_next
-        return 0
+        extra_s = self._times.expect(num_interactive + most) - alone_s
+        return most if extra_s <= self._saved_s + (SLOWDOWN - 1) * alone_s else 0
 
     def note(self, num_interactive: int, num_background: int, elapsed_s: float) -> None:
         """Account for a pass that was run."""

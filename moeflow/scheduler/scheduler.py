@@ -236,7 +236,7 @@ class Scheduler:
         """Return how many background tokens may take part.
 
         Decodes save the most: as many in a pass of their own would read all weights for little work, while prompts
-        cost the same in any pass. Where few are decoding there is nothing to choose.
+        cost the same in any pass. Where few are decoding, prompts are what is lacking.
         """
         num_places = self.config.max_running - len(plan.entries)
         num_interactive = self.config.max_batch_tokens - plan.budget
@@ -245,7 +245,7 @@ class Scheduler:
         if 2 * num_decoding < num_places:
             num_uncomputed = sum(request.num_uncomputed_tokens for request in running)
             num_wanted = plan.budget if self.background else min(plan.budget, num_uncomputed)
-        return self._latency.room(num_interactive, num_wanted, num_decoding)
+        return self._latency.room(num_interactive, num_wanted)
 
     @property
     def _max_background(self) -> int:

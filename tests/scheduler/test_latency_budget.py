@@ -87,18 +87,19 @@ def test_a_first_pass_that_was_disturbed_is_bounded_by_larger_ones():
     budget.note(47, 0, 0.64)
     run(budget, concave, 0, 512)
     run(budget, concave, 0, 100)
-    assert budget.room(47, 400, 31) == 31  # as many as it pays for by itself, not a pass of the job's prompts
+    assert budget.room(47, 400) == 0
+    assert budget.room(47, 15) == 15  # what it pays for by itself
 
 
-def test_next_tokens_join_a_pass_that_pays_for_them_without_savings():
+def test_tokens_join_a_pass_that_pays_for_them_without_savings():
     budget = LatencyBudget()
     for num_tokens in (33, 70, 101, 512):
         run(budget, concave, 0, num_tokens)
     run(budget, concave, 70, 0)
     budget.note(1, 0, concave(1))
     budget.note(0, 32, concave(32))  # forgets what was saved
-    assert budget.room(70, 400, 15) == 15
-    assert budget.room(1, 31, 31) == 0
+    assert budget.room(70, 15) == 15
+    assert budget.room(70, 400) == budget.room(1, 31) == 0
 
 
 def test_the_engine_is_shared_from_the_first_interactive_pass_on():
