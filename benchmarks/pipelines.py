@@ -291,7 +291,7 @@ def main(  # noqa: PLR0913
     for record in records:
         keep(record, out, as_json=as_json)
     if not as_json:
-        show(table(records, f"{Path(model).name}, {config.weight_format}, {device}"))
+        show(table(records))
 
 
 def cases(pipelines: Sequence[str], micro_batches: Sequence[int]) -> Iterator[tuple[str, int]]:
@@ -364,8 +364,12 @@ def summary(runner: Runner, turns: Sequence[Turn], num_steps: int) -> Record:
     }
 
 
-def table(records: Sequence[Record], title: str) -> Table:
-    """Return the comparison for people."""
+def table(records: Sequence[Record]) -> Table:
+    """Return the comparison of runs of one model on one device, for people."""
+    first = records[0]
+    title = f"{first['model']}, {first['weights']}, {first['device']}"
+    if first.get("device_share") is not None:
+        title += f" with {first['device_share']:.0%} of the model's bytes"
     best = max(statistics.median(r["tokens_per_s"]) for r in records if not r["pipeline"].startswith("cgopipe"))
     rows = []
     for record in records:

@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.fused_experts import table as experts_table  # noqa: E402
 from benchmarks.offload.tables import offload_table  # noqa: E402
 from benchmarks.peers.tables import pair_table, summary_table  # noqa: E402
+from benchmarks.pipelines import table as pipelines_table  # noqa: E402
 from moeflow.bench.plots import plot_latencies, plot_throughput  # noqa: E402
 from moeflow.bench.records import Record, read  # noqa: E402
 from moeflow.bench.tables import (  # noqa: E402
@@ -172,6 +173,16 @@ def write_offload(records: list[Record], _docs: Path) -> str:
     return "".join(offload_table(newest(found)).to_markdown() + origin(newest(found)) for found in groups.values())
 
 
+def write_pipelines(records: list[Record], _docs: Path) -> str:
+    """Write a table for each model and device, with each pipeline's newest run in each size of micro-batches."""
+    text = ""
+    for found in group(records, lambda r: (r["model"], r["weights"], r["device"], r.get("device_share"))).values():
+        runs = group(found, lambda r: (r["pipeline"], r["micro_batch"]))
+        chosen = [newest(same) for same in runs.values()]
+        text += pipelines_table(chosen).to_markdown() + origins(chosen)
+    return text
+
+
 def write_experts(records: list[Record], _docs: Path) -> str:
     """Write each format's newest comparison of the expert layer."""
     groups = group(records, lambda r: r["format"])
@@ -188,6 +199,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
     "engine": ("Engine", write_engine),
     "peers": ("Other engines", write_peers),
     "offload": ("Models larger than memory", write_offload),
+    "pipelines": ("Models larger than a device", write_pipelines),
     "fused_experts": ("Expert layer", write_experts),
     "engine_vs_transformers": ("transformers' generate", write_versus),
     "serve": ("Serving", write_serve),
