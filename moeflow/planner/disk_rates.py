@@ -21,6 +21,7 @@ FILE_BYTES: Final = 256 * MIB
 SIZES: Final = (256 * KIB, MIB, 4 * MIB)
 DEPTHS: Final = (1, 4, 8, 16)
 LEAST_S: Final = 0.1  # of one size and depth
+NUM_SAMPLES: Final = 2  # of a file that is there
 
 
 class DiskBench:
@@ -85,7 +86,7 @@ def disk_bench(folder: Path) -> Iterator[DiskBench]:
 
 
 def file_link(file: Path) -> Link | None:
-    """Return how fast a file that is there is read; None if it is too small to tell. Blocks: for a second.
+    """Return how fast a file that is there is read; None if it is too small to tell. Blocks: for some two seconds.
 
     Raises: OSError.
     """
@@ -94,7 +95,8 @@ def file_link(file: Path) -> Link | None:
     descriptor = _open_direct(file)
     try:
         bench = DiskBench(descriptor, file.stat().st_size)
-        bench.sample()
+        for _ in range(NUM_SAMPLES):
+            bench.sample()
     finally:
         os.close(descriptor)
     return bench.link()
