@@ -40,7 +40,7 @@ Examples:
   moeflow plan config.json --machine l4 --prompts questions.jsonl --roofline roofs.png --policy-map map.png
   moeflow plan ~/models/olmoe --device emulated:1GiB,2 --json > plan.json   a device that this machine plays
   moeflow plan ~/models/olmoe --json > plan.json      for programs, and for --plan
-  moeflow plan ~/models/olmoe --check                 and run it: predicted beside measured
+  moeflow plan ~/models/olmoe --check                 and run it: predicted beside measured (with --device, too)
 
 This machine is measured first, in some twenty seconds, while nothing else should run; again with --fresh, or if a
 glance before a later plan shows that it became slower or faster.
@@ -125,11 +125,6 @@ def plan(
         require_matplotlib()
     if check and machine is not None:
         raise ConfigError("--check runs the model on this machine; leave --machine away")
-    if check and wishes["device"] not in ("auto", "cpu"):
-        raise ConfigError(
-            "--check measures this machine's own memory and processor, not a device that it plays: leave one of them "
-            "away, or measure what was planned with `moeflow bench engine --plan`"
-        )
     name = model or str(built_in_model(wishes["cache_dir"]))
     workload, num_requests = (
         Workload(prompt_len=prompt_len, gen_len=gen_len, max_prompt_len=prompt_len, rate=rate),
@@ -192,7 +187,8 @@ def settings_to_check(planned: Planned, cache_dir: Path) -> Settings:
 
 def checked(planned: Planned, cache_dir: Path, *, as_json: bool) -> None:
     """Run what was planned and print it beside what was predicted."""
-    run = late.PlanCheck(planned, settings_to_check(planned, cache_dir))
+    how = late.PlanCheck if planned.played is None else late.DeviceCheck
+    run = how(planned, settings_to_check(planned, cache_dir))
     with progress_bar("Loading") as on_progress:
         run.load(on_progress)
     try:

@@ -102,6 +102,16 @@ class ModelRunner:
         if experts is not None and config.experts is not None and config.memory is not None:
             self._keeper = MemoryKeeper(config.memory, shape, config.scheduler, config.experts, experts.slots, self._kv)
 
+    @property
+    def trace(self) -> Trace | None:
+        """What has been taken down so far; None: nothing is."""
+        return self._trace
+
+    @property
+    def device_used_bytes(self) -> int:
+        """What is taken of a device that is smaller than the model; 0: there is none."""
+        return self._model.device.memory.used_bytes if isinstance(self._model, OffloadedModel) else 0
+
     def expert_stats(self) -> ExpertStats:
         """Return what became of experts that come from disk so far."""
         return self._no_expert_stats if self._experts is None else self._experts.stats()
