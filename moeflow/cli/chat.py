@@ -33,7 +33,8 @@ Examples:
   moeflow chat --url http://127.0.0.1:8000      talk to a running server
   echo "What is the capital of France?" | moeflow chat
 
-In the chat, /help lists the commands. Ctrl-C stops an answer; at the prompt, Ctrl-C or Ctrl-D leaves."""
+In the chat, /help lists the commands. Ctrl-C stops an answer; at the prompt, Ctrl-C or Ctrl-D leaves. Where stdin
+is a file or a pipe, every line of it is a question, and nothing but answers is printed."""
 
 
 @click.command(epilog=EPILOG)
