@@ -136,7 +136,7 @@ def pictures(run: list[Record], docs: Path, slug: str) -> str:
 
 def write_batch(records: list[Record], _docs: Path) -> str:
     """Write the newest runs of each job, those of one engine in one table, and interactive requests beside jobs."""
-    engines = group(records, lambda r: (r["model"], r["weight_format"], r["kv_capacity_tokens"], r["measured"]))
+    engines = group(records, lambda r: (r["model"], r["weight_format"], r["measured"], job_cache(r)))
     text = ""
     for found in engines.values():
         jobs = group(found, lambda r: (r["workload"]["name"], r["workload"]["num_new"], r.get("rate"), r.get("system")))
@@ -145,6 +145,11 @@ def write_batch(records: list[Record], _docs: Path) -> str:
         ]
         text += "\n".join(table.to_markdown() for table in batch_tables(chosen)) + origins(chosen)
     return text
+
+
+def job_cache(record: Record) -> int | None:
+    """Return the KV cache's tokens, which decide what padding costs; beside interactive requests there are enough."""
+    return record["kv_capacity_tokens"] if record["measured"] == "job" else None
 
 
 def but_for_seed(record: Record) -> str:

@@ -135,6 +135,7 @@ def beside_record(seed: int, **changes: Any) -> dict[str, Any]:
         "measured": "beside",
         "command": f"moeflow bench batch --beside 0.25 --seed {seed} --out all.jsonl",
         "rate": 0.25,
+        "kv_capacity_tokens": 4096 + 16 * seed,  # what memory was free
         "interactive_alone": alone,
         "interactive_beside_job": {key: [2 * value for value in values] for key, values in alone.items()},
         "job_alone": {"tokens": 2000, "seconds": 10.0},
