@@ -35,6 +35,7 @@ HOST_PREFILL_OVERLAP: Final = 0.6
 
 PROMPT_TOKENS: Final = 512  # whose first token is spoken of
 ANSWER_TOKENS: Final = 128
+GUESS: Final = "faster if its routers choose alike, which `moeflow pack` learns"
 HINT: Final = "how fast this will be is not known yet: `moeflow plan` measures this machine, in some twenty seconds"
 
 
@@ -148,7 +149,9 @@ def what_to_expect(config: EngineConfig, cache_dir: Path | None, *, is_served: b
         together = expected.predict(most, prompt_len, gen_len)
         speeds += f" and {_rounded(most / together.decode_s)} at {most}"
     memory = format_bytes(expected.most_bytes)
-    return f"expect some {speeds}, first token of {prompt_len} after {alone.first_token_s:.2g} s, at most {memory}"
+    said = f"expect some {speeds}, first token of {prompt_len} after {alone.first_token_s:.2g} s, at most {memory}"
+    is_guess = config.experts is not None and not routing.decode
+    return f"{said}; {GUESS}" if is_guess else said
 
 
 def _rounded(number: float) -> str:
