@@ -37,6 +37,13 @@ MICRO_BATCHES: Final = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 NUM_MICRO_BATCHES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 22, 32, 48, 64)
 MOST_SIMULATED: Final = 12
 WORTH_IT: Final = 0.995  # of what fewer micro-batches take: each costs some work that no model counts
+_SHARED: Final = (
+    ("route", DEVICE_COMPUTE),
+    ("offload_routed", FROM_DEVICE),
+    ("host_experts", HOST_COMPUTE),
+    ("load_sums", TO_DEVICE),
+    ("experts", DEVICE_COMPUTE),
+)
 _WEIGHT_OPS: Final = ("weights_to_pinned", "weights_to_device")
 _HALVES: Final = 4  # of a layer's streamed experts: two on the device, two that are staged
 
@@ -213,9 +220,17 @@ class OffloadSearch:
         self, policy: Policy, pipeline: str, number: int, part: Part, num_sampled: float
     ) -> tuple[dict[str, float], float]:
         """Return how long each resource works in a pass of so many micro-batches, and the whole pass at least."""
+        hosted = self.passes.choices_of_hosted(pipeline, policy)
+        found = [self._shared_pass(policy, pipeline, number, part, num_sampled, some) for some in hosted]
+        return min(found, key=lambda one: one[1])
+
+    def _shared_pass(
+        self, policy: Policy, pipeline: str, number: int, part: Part, num_sampled: float, num_hosted: float
+    ) -> tuple[dict[str, float], float]:
+        """Return the same if the host has so many experts of a layer."""
         how, layers = PIPELINES[pipeline], self.model.costs.shape.num_layers
-        costs = self.passes.costs(pipeline, policy, number)
-        times = [(lane, layers * number, costs.of(op, part)) for op, lane in _ops(how)]
+        costs = self.passes.costs(pipeline, policy, number, num_hosted)
+        times = [(lane, layers * number, costs.of(op, part)) for op, lane in _ops(how, is_shared=num_hosted > 0)]
         weights = [(TO_DEVICE, layers * costs.num_pages, costs.of(op, part)) for op in _WEIGHT_OPS]
         busy = dict.fromkeys((DEVICE_COMPUTE, HOST_COMPUTE, TO_DEVICE, FROM_DEVICE), 0.0)
         for lane, count, cost in times + weights:
@@ -246,9 +261,9 @@ class OffloadSearch:
         return PlayedPasses(self.model, real, self.copy_bytes_per_s, self.num_cores)
 
 
-def _ops(pipeline: Pipeline) -> list[tuple[str, str]]:
+def _ops(pipeline: Pipeline, *, is_shared: bool) -> list[tuple[str, str]]:
     """Return what is done with a micro-batch in a layer: (op, the resource that does it)."""
-    ops = [("pre_attention", DEVICE_COMPUTE), ("post_attention", DEVICE_COMPUTE)]
+    ops = [("pre_attention", DEVICE_COMPUTE), *(_SHARED if is_shared else [("post_attention", DEVICE_COMPUTE)])]
     if pipeline.attends_on_host:
         return [
             *ops,

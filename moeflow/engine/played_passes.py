@@ -19,6 +19,7 @@ from moeflow.simulator.time_line import TimeLine
 from moeflow.simulator.virtual_clock import run_virtually
 
 SOME_LAYERS: Final = (4, 8)  # that are timed instead of all: layers are alike
+HOSTED: Final = (0.0, 0.25, 0.5, 1.0)  # of the experts that are streamed: what the host may compute of them
 
 Sequences = Sequence[tuple[int, int]]  # (tokens in the pass, tokens before it)
 
@@ -33,9 +34,27 @@ class PlayedPasses:
     num_cores: int
 
     def time_line(self, pipeline: str, policy: Policy, sequences: Sequences, num_layers: int | None = None) -> TimeLine:
-        """Return a pass of some sequences, up to the last layer; `num_layers`: only so many."""
+        """Return a pass of some sequences, up to the last layer; `num_layers`: only so many.
+
+        Where the host may compute experts it does so with as many as is best: the engine finds that out by itself.
+        """
+        hosted = self.choices_of_hosted(pipeline, policy)
+        lines = [self._time_line(pipeline, policy, sequences, num_layers, some) for some in hosted]
+        return min(lines, key=lambda line: line.seconds)
+
+    def choices_of_hosted(self, pipeline: str, policy: Policy) -> list[float]:
+        """Return how many experts of a layer the host may compute: 0, and some of those that are streamed."""
+        costs = self.model.costs
+        if not costs.num_moe_layers or PIPELINES[pipeline].make_sharing_tasks is None:
+            return [0.0]
+        streamed = costs.layers_bytes * (1 - policy.weights_on_device) / costs.num_moe_layers / costs.expert_bytes
+        return sorted({share * min(round(streamed), costs.shape.num_experts) for share in HOSTED})
+
+    def _time_line(
+        self, pipeline: str, policy: Policy, sequences: Sequences, num_layers: int | None, num_hosted: float
+    ) -> TimeLine:
         parts = [Part.of(part) for part in group_counts(sequences, policy.micro_batch)]
-        costs = self.costs(pipeline, policy, len(parts))
+        costs = self.costs(pipeline, policy, len(parts), num_hosted)
         known: dict[tuple[str, int], PlayedCost] = {}
 
         def cost_of(task: Task) -> PlayedCost:
@@ -46,7 +65,9 @@ class PlayedPasses:
             return known[key]
 
         layers = num_layers or self.model.costs.shape.num_layers
-        tasks = PIPELINES[pipeline].make_tasks(layers, len(parts), is_warm=layers > 1, wraps=layers > 1)
+        how = PIPELINES[pipeline]
+        make_tasks = how.make_sharing_tasks if num_hosted and how.make_sharing_tasks else how.make_tasks
+        tasks = make_tasks(layers, len(parts), is_warm=layers > 1, wraps=layers > 1)
         return TimeLine(run_virtually(tasks, cost_of, timer=SharedProcessor(self.num_cores)))
 
     def seconds(self, pipeline: str, policy: Policy, sequences: Sequences) -> float:
@@ -69,10 +90,11 @@ class PlayedPasses:
         full_s = self.seconds(pipeline, policy, passes[-2]) if len(passes) > 2 else 0.0
         return ends[0] + (len(passes) - 2) * (ends[0] + full_s) / 2 + ends[1] if len(ends) > 1 else ends[0]
 
-    def costs(self, pipeline: str, policy: Policy, num_parts: int) -> PlayedCosts:
-        """Return the costs of the tasks of a pass in so many micro-batches."""
+    def costs(self, pipeline: str, policy: Policy, num_parts: int, num_hosted: float = 0.0) -> PlayedCosts:
+        """Return the costs of the tasks of a pass in so many micro-batches; the host has so many experts of a layer."""
         num_pages = num_parts if PIPELINES[pipeline].is_paged else 1
-        return PlayedCosts(self.model.costs, self.model.machine, self.real, self.copy_bytes_per_s, policy, num_pages)
+        model = self.model
+        return PlayedCosts(model.costs, model.machine, self.real, self.copy_bytes_per_s, policy, num_pages, num_hosted)
 
     def after_s(self, num_sampled: float) -> float:
         """Return what follows the last layer."""

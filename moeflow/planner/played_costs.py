@@ -15,7 +15,7 @@ from typing import Final
 from moeflow.core.hardware import DEVICE, RAM, Machine, MemoryLevel
 from moeflow.core.plan import Policy
 from moeflow.planner.cost_model import BLOCK_TOKENS, ROW_SHARE
-from moeflow.planner.model_costs import ModelCosts, Work
+from moeflow.planner.model_costs import ModelCosts, Work, expected_distinct
 from moeflow.planner.roofline import work_seconds
 from moeflow.planner.task_costs import TaskCost
 
@@ -24,6 +24,8 @@ SEQUENCE_S: Final = 1e-6  # of attention, for each sequence
 # Of what operations on rows take of a layer: rotation and storing K and V, which come with attention; norms, residuals.
 ATTENTION_ROWS: Final = 0.75
 LINEAR_ROWS: Final = 0.4
+ROUTED_BYTES: Final = 12  # of an expert's number and weight
+SUM_BYTES: Final = 4
 KV_COPIES: Final = {"load_kv": 2, "store_kv": 3}  # of what these tasks move: gathered, moved, laid out
 
 
@@ -67,6 +69,7 @@ class PlayedCosts:
     copy_bytes_per_s: float  # of one core
     policy: Policy
     num_pages: int
+    num_hosted: float = 0.0  # experts of a layer that the host computes
 
     def of(self, op: str, part: Part) -> PlayedCost:
         """Return what a task takes. Raises: KeyError for an op of no pipeline that streams weights."""
@@ -89,6 +92,11 @@ class PlayedCosts:
                 RAM, DEVICE, part.num_copied * self.costs.kv_layer_bytes * on_host, KV_COPIES["load_kv"]
             ),
             "store_kv": lambda part: self._store_kv(part, part.num_tokens * kv * on_host),
+            "route": self._route,
+            "offload_routed": self._offload_routed,
+            "host_experts": lambda part: self._share_of_experts(RAM, self._hosted_share, part),
+            "load_sums": self._load_sums,
+            "experts": lambda part: self._share_of_experts(DEVICE, 1 - self._hosted_share, part),
         }
 
     def _pre_attention(self, part: Part) -> PlayedCost:
@@ -115,6 +123,26 @@ class PlayedCosts:
             core_s=moved.core_s + TASK_S,
             kernel_s=self._attention_rows_s(part) if num_bytes else 0.0,
         )
+
+    def _route(self, part: Part) -> PlayedCost:
+        works = [self.costs.output_projection(part.num_tokens), self.costs.router(part.num_tokens)]
+        return self._compute(DEVICE, LINEAR_ROWS * self._rows_s(part), [(1.0, work) for work in works])
+
+    def _offload_routed(self, part: Part) -> PlayedCost:
+        shape = self.costs.shape
+        chosen = shape.top_k * ROUTED_BYTES
+        num_bytes = part.num_tokens * (shape.hidden_size * self.costs.formats.activation_bytes + chosen)
+        return self._move(DEVICE, RAM, num_bytes)
+
+    def _share_of_experts(self, level: str, share: float, part: Part) -> PlayedCost:
+        shape = self.costs.shape
+        used = expected_distinct(shape.num_experts, shape.top_k, part.num_tokens)
+        return self._compute(level, 0.0, [(1.0, self.costs.experts(part.num_tokens * share, used * share))])
+
+    def _load_sums(self, part: Part) -> PlayedCost:
+        shape = self.costs.shape
+        with_sums = part.num_tokens * (1 - (1 - self._hosted_share) ** shape.top_k)
+        return self._move(RAM, DEVICE, with_sums * SUM_BYTES * shape.hidden_size)
 
     def _compute(self, level: str, rows_s: float, works: Sequence[tuple[float, Work]]) -> PlayedCost:
         played = self.machine.level(level)
@@ -146,7 +174,12 @@ class PlayedCosts:
     @property
     def _page_bytes(self) -> float:
         costs = self.costs
-        return costs.layers_bytes * (1 - self.policy.weights_on_device) / costs.shape.num_layers / self.num_pages
+        streamed = costs.layers_bytes * (1 - self.policy.weights_on_device) - self._hosted_share * costs.experts_bytes
+        return max(streamed, 0.0) / costs.shape.num_layers / self.num_pages
+
+    @property
+    def _hosted_share(self) -> float:
+        return self.num_hosted / max(self.costs.shape.num_experts, 1)
 
     def _head_bytes(self, num_heads: int) -> float:
         return num_heads * self.costs.shape.head_dim * self.costs.formats.activation_bytes

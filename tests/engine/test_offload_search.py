@@ -42,7 +42,7 @@ def test_it_keeps_to_the_memories_and_no_choice_takes_less(capacity, speeds):
     assert best.prediction.memory[RAM] <= 10**9
     assert best.policy.batch_size <= 64
     least = min(one.cost("throughput") for one in search._all(Aim(max_sequences=64)))
-    assert least <= best.cost("throughput") <= 1.3 * least  # what the clock adds is where a pipeline waits
+    assert 0.95 * least <= best.cost("throughput") <= 1.8 * least  # what the clock adds is where a pipeline waits
 
 
 def test_a_slower_link_or_less_memory_is_never_better():
