@@ -135,7 +135,6 @@ def plan_offload(wishes: OffloadWishes, costs: ModelCosts, limits: SchedulerConf
         + (kv_layers * limits.num_blocks + NUM_WINDOWS * window_blocks) * block_bytes
     )
     device = wishes.device
-    in_torch = isinstance(device, CudaDeviceConfig) or device.computes_in_torch
     return OffloadConfig(
         emulated=device if isinstance(device, EmulatedDeviceConfig) else None,
         cuda=device if isinstance(device, CudaDeviceConfig) else None,
@@ -144,7 +143,18 @@ def plan_offload(wishes: OffloadWishes, costs: ModelCosts, limits: SchedulerConf
         num_resident_experts=_resident_experts(wishes, costs, fixed_bytes),
         num_resident_kv_layers=kv_layers,
         window_blocks=window_blocks,
-        num_hosted_experts=0 if in_torch else None,  # where host and device round alike, any number gives the same
+        num_hosted_experts=None if _may_share(device) else 0,
+    )
+
+
+def _may_share(device: DeviceConfig) -> bool:
+    """Say whether the host may compute experts, as many as it measures to be best.
+
+    Host and device have to round alike, so that any number gives the same; and to compute beside each other: a device
+    without a pace of its own is the host's processor.
+    """
+    return (
+        isinstance(device, EmulatedDeviceConfig) and not device.computes_in_torch and bool(device.speeds.device_flops)
     )
 
 

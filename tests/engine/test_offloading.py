@@ -107,11 +107,16 @@ def sharing(config, num_hosted) -> EngineConfig:
     return dataclasses.replace(config, offload=dataclasses.replace(config.offload, num_hosted_experts=num_hosted))
 
 
-@pytest.mark.parametrize(("num_hosted", "share"), [(0, 0.0), (1, 0.4), (3, 0.2), (5, 0.0)])
+@pytest.mark.parametrize(("num_hosted", "share"), [(0, 0.0), (1, 0.4), (3, 0.2), (5, 0.0), (None, 0.2)])
 def test_tokens_are_the_same_however_many_experts_the_host_computes(model, num_hosted, share):
     expected = run(config(model))
     for micro_batch in (1, 3, 1000):
         assert run(sharing(offloaded(model, "cgopipe", micro_batch, share), num_hosted)) == expected
+
+
+def test_only_a_device_with_a_pace_of_its_own_shares_experts_unasked(model):
+    for device, expected in ((DEVICE, 0), (f"{DEVICE},torch", 0), (f"{DEVICE},t4,torch", 0), (f"{DEVICE},t4", None)):
+        assert offloaded(model, "cgopipe", 3, device=device).offload.num_hosted_experts == expected
 
 
 @pytest.mark.parametrize("family", FAMILIES)
