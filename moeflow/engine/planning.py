@@ -56,7 +56,7 @@ from moeflow.planner.routing_profile import EVEN_ROUTING, RoutingProfile
 from moeflow.planner.this_machine import this_machine
 
 TIE = 1e-3  # what a second until the first token counts beside what the goal asks for
-OFFLOAD_UNCERTAINTY = 0.3  # lanes and pacing share the processor with what they pace
+OFFLOAD_UNCERTAINTY = 0.5  # lanes and pacing share the processor with what they pace
 MAX_SEQUENCES_ON_HOST = 256  # beyond, a step of a host is bound by arithmetic and answers only come later
 
 

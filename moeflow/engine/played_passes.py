@@ -43,9 +43,13 @@ class PlayedPasses:
         return min(lines, key=lambda line: line.seconds)
 
     def choices_of_hosted(self, pipeline: str, policy: Policy) -> list[float]:
-        """Return how many experts of a layer the host may compute: 0, and some of those that are streamed."""
-        costs = self.model.costs
-        if not costs.num_moe_layers or PIPELINES[pipeline].make_sharing_tasks is None:
+        """Return how many experts of a layer the host may compute: 0, and some of those that are streamed.
+
+        On a device as fast as its host, the engine finds that both compete for the same cores, and leaves it at 0.
+        """
+        costs, played = self.model.costs, self.model.machine.level(DEVICE)
+        is_paced = played.read_bytes_per_s < self.real.read_bytes_per_s
+        if not (is_paced and costs.num_moe_layers and PIPELINES[pipeline].make_sharing_tasks):
             return [0.0]
         streamed = costs.layers_bytes * (1 - policy.weights_on_device) / costs.num_moe_layers / costs.expert_bytes
         return sorted({share * min(round(streamed), costs.shape.num_experts) for share in HOSTED})
