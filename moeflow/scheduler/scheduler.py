@@ -231,6 +231,9 @@ class Scheduler:
         self._continue(plan, running, num_kept=int(is_place_kept))
         if not (plan.has_preempted or self.interactive):
             self._admit_background(plan)
+        if is_place_kept:  # and perhaps not taken: the next prompt may not have found its blocks
+            placed = {entry.request for entry in plan.entries}
+            self._continue(plan, [request for request in running if request not in placed], num_kept=0)
 
     def _room_beside_interactive(self, plan: _Plan, running: list[Request]) -> int:
         """Return how many background tokens may take part.
@@ -290,9 +293,11 @@ class Scheduler:
         """Give a waiting request its blocks; returns False, with nothing changed, if there are not enough.
 
         The whole prompt gets its blocks at once, and every running request that may need another could take it: else
-        a newcomer would be preempted in the very next pass, after its prefill was paid for.
+        a newcomer would be preempted in the very next pass, after its prefill was paid for. Background requests take
+        none from interactive ones.
         """
-        keep_available = 0 if is_alone else sum(map(self._may_grow, self.running))
+        rivals = self.running if request.is_background else self._running(is_background=False)
+        keep_available = 0 if is_alone else sum(map(self._may_grow, rivals))
         wants_every_position = request.sampling.prompt_logprobs is not None
         num_cached = self.blocks.open(request, reuse=not wants_every_position)
         if not self.blocks.reserve(request, request.num_tokens, keep_available=keep_available):

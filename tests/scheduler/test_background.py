@@ -194,3 +194,30 @@ def test_a_job_begins_with_its_longest_prompts():
     for length in (3, 9, 6):
         scheduler.add(background(str(length), [length] * length))
     assert [entry.request.request_id for entry in scheduler.schedule().entries] == ["9", "6", "3"]
+
+
+def test_a_place_that_is_kept_for_a_prompt_that_finds_no_blocks_goes_to_a_decode():
+    """Memory may lend the cache fewer blocks than the condition of algorithm 2 counts on."""
+    scheduler, model = make_scheduler(max_running=1, num_blocks=12), FakeModel(4)
+    scheduler.add(make_request("somebody", [1, 2]))  # from now on prompts are computed ahead
+    run_to_end(scheduler, model, 0.01)
+    scheduler.add(background("decodes", [1, 2, 0], 12))
+    run_pass(scheduler, model, 0.01)
+    scheduler.blocks.limit = 4
+    scheduler.add(background("waits", [0] * 12, 3))
+    for _ in range(5):
+        assert [request.request_id for request in run_pass(scheduler, model, 0.01)] == ["decodes"]
+    scheduler.blocks.limit = 12
+    run_to_end(scheduler, model, 0.01)
+
+
+def test_background_requests_that_may_grow_keep_no_blocks_from_an_interactive_one():
+    scheduler, model = make_scheduler(num_blocks=6, max_model_len=20, max_batch_tokens=16), FakeModel(4)
+    for name in ("a", "b"):
+        scheduler.add(background(name, [1, 2, 0, int(name == "a")], 5))
+    run_pass(scheduler, model, 0.01)
+    scheduler.add(make_request("somebody", [0] * 12, 1))  # three of the four blocks that are left
+    batch = scheduler.schedule()
+    assert {request.request_id for request in scheduler.running} == {"a", "b", "somebody"}
+    finish_pass(scheduler, model, batch, 0.01)
+    run_to_end(scheduler, model, 0.01)
