@@ -58,7 +58,7 @@ class HostShare:
         """How many experts the host has, of all layers together."""
         return sum(self.borders)
 
-    def begin_pass(self, num_tokens: int, num_read: int) -> None:
+    def begin_pass(self, num_tokens: int, num_read: float) -> None:
         """Choose for a pass of so many tokens that attend to so many positions, in each layer."""
         for rate in (self._link, self._attention, *self._experts.values()):
             rate.end_pass()
@@ -68,24 +68,31 @@ class HostShare:
         else:
             self._share_out(min(self._fixed, self._num_streamed) * sum(self._has_experts))
 
-    def uploaded(self, num_bytes: int, seconds: float) -> None:
+    def uploaded(self, num_bytes: float, seconds: float) -> None:
         """Hear of a transfer of weights."""
         self._link.add(num_bytes, seconds)
+
+    def attended(self, num_read: float, seconds: float) -> None:
+        """Hear of attention on the host, to so many positions."""
+        self._attention.add(num_read, seconds)
+
+    def computed(self, num_hosted: float, num_tokens: float, seconds: float) -> None:
+        """Hear of so many of a layer's experts on the host, for a micro-batch."""
+        self._experts.setdefault(self._size, _Rate()).add(num_tokens * num_hosted, seconds)
 
     @contextmanager
     def attending(self, num_read: int) -> Iterator[None]:
         """Time a layer's attention on the host."""
         start = perf_counter()
         yield
-        self._attention.add(num_read, perf_counter() - start)
+        self.attended(num_read, perf_counter() - start)
 
     @contextmanager
     def computing(self, layer: int, num_tokens: int) -> Iterator[None]:
         """Time a layer's experts on the host, for a micro-batch."""
-        rate = self._experts.setdefault(self._size, _Rate())
         start = perf_counter()
         yield
-        rate.add(num_tokens * self.borders[layer], perf_counter() - start)
+        self.computed(self.borders[layer], num_tokens, perf_counter() - start)
 
     def _share_out(self, num_hosted: int) -> None:
         """Have each layer take its share of so many experts, as evenly as it goes."""
@@ -95,7 +102,7 @@ class HostShare:
                 self.borders[layer] = (before + 1) * num_hosted // num_layers - before * num_hosted // num_layers
                 before += 1
 
-    def _best(self, num_tokens: int, num_read: int) -> int:
+    def _best(self, num_tokens: int, num_read: float) -> int:
         """Return how many experts of all layers: where what the host takes meets what the link takes."""
         most, num_layers = self._num_streamed * sum(self._has_experts), sum(self._has_experts)
         if not most or not self._link.seconds_per_unit:

@@ -8,6 +8,7 @@ from typing import Final
 
 from moeflow.core.hardware import DEVICE, MemoryLevel
 from moeflow.core.plan import Policy
+from moeflow.engine.host_share import HostShare
 from moeflow.engine.micro_batches import group_counts
 from moeflow.pipeline.catalog import PIPELINES
 from moeflow.pipeline.task import Task
@@ -19,6 +20,7 @@ from moeflow.simulator.time_line import TimeLine
 from moeflow.simulator.virtual_clock import run_virtually
 
 SOME_LAYERS: Final = (4, 8)  # that are timed instead of all: layers are alike
+LEARNING_PASSES: Final = 3  # until the host's share is found: one of each layer, and two by what it then takes
 HOSTED: Final = (0.0, 0.25, 0.5, 1.0)  # of the experts that are streamed: what the host may compute of them
 
 Sequences = Sequence[tuple[int, int]]  # (tokens in the pass, tokens before it)
@@ -33,14 +35,26 @@ class PlayedPasses:
     copy_bytes_per_s: float
     num_cores: int
 
-    def time_line(self, pipeline: str, policy: Policy, sequences: Sequences, num_layers: int | None = None) -> TimeLine:
-        """Return a pass of some sequences, up to the last layer; `num_layers`: only so many.
+    def time_line(self, pipeline: str, policy: Policy, sequences: Sequences) -> TimeLine:
+        """Return a pass of some sequences, up to the last layer."""
+        parts = [Part.of(part) for part in group_counts(sequences, policy.micro_batch)]
+        num_layers = self.model.costs.shape.num_layers
+        return self._time_line(pipeline, policy, parts, num_layers, self._hosted(pipeline, policy, parts))
 
-        Where the host may compute experts it does so with as many as is best: the engine finds that out by itself.
-        """
-        hosted = self.choices_of_hosted(pipeline, policy)
-        lines = [self._time_line(pipeline, policy, sequences, num_layers, some) for some in hosted]
-        return min(lines, key=lambda line: line.seconds)
+    def _hosted(self, pipeline: str, policy: Policy, parts: Sequence[Part]) -> float:
+        """Return how many experts of a layer the host computes, found as the engine does: by what passes have taken."""
+        most, shape = max(self.choices_of_hosted(pipeline, policy)), self.model.costs.shape
+        if not most:
+            return 0.0
+        num_layers = min(max(SOME_LAYERS), shape.num_layers)
+        has_experts = [layer not in shape.dense_layers for layer in range(shape.num_layers)]
+        share = HostShare(self.model.costs, has_experts, round(most))
+        hosted = 0.0
+        for _ in range(LEARNING_PASSES):
+            _tell(share, self._time_line(pipeline, policy, parts, num_layers, hosted), parts, hosted)
+            share.begin_pass(round(sum(it.num_tokens for it in parts)), sum(it.num_read for it in parts))
+            hosted = share.num_hosted / sum(has_experts)
+        return hosted
 
     def choices_of_hosted(self, pipeline: str, policy: Policy) -> list[float]:
         """Return how many experts of a layer the host may compute: 0, and some of those that are streamed.
@@ -55,9 +69,8 @@ class PlayedPasses:
         return sorted({share * min(round(streamed), costs.shape.num_experts) for share in HOSTED})
 
     def _time_line(
-        self, pipeline: str, policy: Policy, sequences: Sequences, num_layers: int | None, num_hosted: float
+        self, pipeline: str, policy: Policy, parts: Sequence[Part], num_layers: int, num_hosted: float
     ) -> TimeLine:
-        parts = [Part.of(part) for part in group_counts(sequences, policy.micro_batch)]
         costs = self.costs(pipeline, policy, len(parts), num_hosted)
         known: dict[tuple[str, int], PlayedCost] = {}
 
@@ -68,10 +81,9 @@ class PlayedPasses:
                 known[key] = costs.of(task.op, parts[key[1]])
             return known[key]
 
-        layers = num_layers or self.model.costs.shape.num_layers
         how = PIPELINES[pipeline]
         make_tasks = how.make_sharing_tasks if num_hosted and how.make_sharing_tasks else how.make_tasks
-        tasks = make_tasks(layers, len(parts), is_warm=layers > 1, wraps=layers > 1)
+        tasks = make_tasks(num_layers, len(parts), is_warm=num_layers > 1, wraps=num_layers > 1)
         return TimeLine(run_virtually(tasks, cost_of, timer=SharedProcessor(self.num_cores)))
 
     def seconds(self, pipeline: str, policy: Policy, sequences: Sequences) -> float:
@@ -80,7 +92,9 @@ class PlayedPasses:
         layers, after_s = self.model.costs.shape.num_layers, self.after_s(len(sequences))
         if layers <= 2 * many:
             return self.time_line(pipeline, policy, sequences).seconds + after_s
-        short, long = (self.time_line(pipeline, policy, sequences, number).seconds for number in SOME_LAYERS)
+        parts = [Part.of(part) for part in group_counts(sequences, policy.micro_batch)]
+        hosted = self._hosted(pipeline, policy, parts)
+        short, long = (self._time_line(pipeline, policy, parts, number, hosted).seconds for number in SOME_LAYERS)
         return long + (long - short) / (many - few) * (layers - many) + after_s
 
     def decode_s(self, pipeline: str, policy: Policy) -> float:
@@ -105,6 +119,19 @@ class PlayedPasses:
         head, processor = self.model.costs.head(num_sampled), processor_of(self.real)
         head_s = max(work_seconds(self.model.machine.level(DEVICE), head), work_seconds(self.real, head))
         return head_s + processor.pass_s + num_sampled * processor.token_s
+
+
+def _tell(share: HostShare, line: TimeLine, parts: Sequence[Part], num_hosted: float) -> None:
+    """Tell what a pass has taken with so many experts of a layer on the host, as the engine's lanes would."""
+    for one in (one for ones in line.lanes.values() for one in ones):
+        seconds = one.end_s - one.start_s
+        part = parts[one.task.micro_batch or 0]
+        if one.task.op == "weights_to_device":
+            share.uploaded(one.cost.num_bytes, seconds)
+        elif one.task.op == "cpu_attention":
+            share.attended(part.num_read, seconds)
+        elif one.task.op == "host_experts":
+            share.computed(num_hosted, part.num_tokens, seconds)
 
 
 def prompt_passes(num_prompts: int, length: int, most_tokens: int) -> Iterator[Sequences]:

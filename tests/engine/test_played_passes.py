@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeflow.core.hardware import RAM
+from moeflow.core.hardware import DEVICE, RAM
 from moeflow.core.offload_config import EmulatedDeviceConfig, EmulatedSpeeds
 from moeflow.core.plan import Policy, Workload
 from moeflow.engine.played_passes import PlayedPasses, prompt_passes
+from moeflow.pipeline.offloading import HOST
 from moeflow.planner.cost_model import CostModel
 from moeflow.planner.emulated_machine import with_emulated_device
 from moeflow.planner.model_costs import Formats, ModelCosts
@@ -50,6 +51,21 @@ def test_a_faster_link_is_never_slower_and_weights_take_the_link_at_least():
     assert streamed_s < slow.decode_s("fastdecode", POLICY) < 2 * streamed_s
     assert slow.choices_of_hosted("cgopipe", POLICY) == [0.0]  # device and host are the same cores
     assert slow.prompts_s("cgopipe", POLICY, 1) < slow.prompts_s("cgopipe", POLICY, 8)
+
+
+def test_the_host_computes_experts_where_the_link_is_slow_and_the_device_another():
+    slow = passes(1e8)
+    levels = tuple(
+        dataclasses.replace(it, read_bytes_per_s=it.read_bytes_per_s / 2) if it.name == DEVICE else it
+        for it in slow.model.machine.levels
+    )
+    machine_of_two = dataclasses.replace(slow.model.machine, levels=levels)
+    other = dataclasses.replace(slow, model=dataclasses.replace(slow.model, machine=machine_of_two))
+    sequences = [(1, 50)] * POLICY.batch_size
+    alone, shared = (one.time_line("cgopipe", POLICY, sequences) for one in (slow, other))
+    assert not any(one.task.op == "host_experts" for one in alone.lanes[HOST])
+    assert any(one.task.op == "host_experts" for one in shared.lanes[HOST])
+    assert shared.seconds < 0.5 * alone.seconds
 
 
 @pytest.mark.parametrize("pipeline", ["cgopipe", "zero-inference"])
