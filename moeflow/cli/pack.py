@@ -11,7 +11,7 @@ import click
 from moeflow.cli import late
 from moeflow.cli.local_model import built_in_model, progress_bar
 from moeflow.cli.options import cache_dir_option
-from moeflow.core.errors import CapacityError, CheckpointError
+from moeflow.core.errors import MoeflowError
 from moeflow.core.units import format_bytes
 
 EPILOG = """\b
@@ -108,7 +108,7 @@ def learn_routing(
 ) -> int:
     """Learn how a packed model's routers choose, unless it is known; return from how many tokens.
 
-    0: it cannot be learnt, for there is no tokenizer, or too little memory even for a part of the experts.
+    0: it cannot be learnt, and that is said: there is no tokenizer, say, or too little memory.
     """
     settings = late.Settings(
         model=model,
@@ -121,5 +121,6 @@ def learn_routing(
     with progress_bar("Learning its routing") as on_done:
         try:
             return late.ensure_profile(settings, on_done).num_tokens
-        except (CheckpointError, CapacityError):
+        except (MoeflowError, OSError) as error:
+            click.echo(f"Packed. How its routers choose could not be learnt: {error}", err=True)
             return 0

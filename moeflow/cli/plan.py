@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from moeflow.cli.new_file import NEW_PICTURE
 from moeflow.cli.options import byte_count, cache_dir_option
 from moeflow.cli.plan_inputs import routing_of, workload_of
 from moeflow.cli.plan_output import check_json, check_table, plan_tables, policy_table, short_name
-from moeflow.core.errors import CheckpointError, ConfigError
+from moeflow.core.errors import ConfigError, MoeflowError
 from moeflow.core.plan import GOALS, Workload, plan_to_json
 from moeflow.planner.machine_files import machine_names
 
@@ -149,7 +148,7 @@ def plan(
     if check and routing is None and has_to_learn(planned):
         learn(planned, wishes["cache_dir"])
         with steps() as say:
-            planned = late.plan_for(wish, say)
+            planned = late.plan_for(dataclasses.replace(wish, is_fresh=False), say)
     made = planned.plan
     if check:
         checked(planned, wishes["cache_dir"], as_json=as_json)
@@ -173,8 +172,11 @@ def has_to_learn(planned: Planned) -> bool:
 
 def learn(planned: Planned, cache_dir: Path) -> None:
     """Learn how the planned model's routers choose, so that predictions know it."""
-    with progress_bar("Learning its routing") as on_done, contextlib.suppress(CheckpointError):  # it has no tokenizer
-        late.ensure_profile(settings_to_check(planned, cache_dir), on_done)
+    with progress_bar("Learning its routing") as on_done:
+        try:
+            late.ensure_profile(settings_to_check(planned, cache_dir), on_done)
+        except (MoeflowError, OSError) as error:  # no tokenizer, say
+            click.echo(f"How its routers choose could not be learnt, and is taken to be even: {error}", err=True)
 
 
 def settings_to_check(planned: Planned, cache_dir: Path) -> Settings:

@@ -67,9 +67,23 @@ def _learn(settings: Settings, on_done: OnDone) -> RoutingProfile:
     tokens = learning_text(Tokenizer.load(str(settings.model)))[:NUM_TOKENS]
     with tempfile.TemporaryDirectory(prefix="moeflow-") as folder:
         file = Path(folder) / "routing.moe"
-        _record(dataclasses.replace(settings, record_routing=file, prefix_caching=False), tokens, on_done)
+        _record(_to_learn(settings, file), tokens, on_done)
         trace = read_routing_trace(file)
     return study_routing(_in_order(trace), trace.header, on_done)
+
+
+def _to_learn(settings: Settings, file: Path) -> Settings:
+    """Return settings for the same weights that are not limited to some workload, on the processor."""
+    return dataclasses.replace(
+        settings,
+        device="cpu",
+        record_routing=file,
+        prefix_caching=False,
+        max_model_len=None,
+        max_running=None,
+        max_batch_tokens=None,
+        kv_cache_bytes=None,
+    )
 
 
 def _in_order(trace: RoutingTrace) -> ExpertIds:

@@ -31,7 +31,7 @@ class ExpertReads:
 
     def num_read(self, on_disk: float) -> float:
         """Return how many experts a pass reads, in all layers."""
-        return self.num_layers * self.even * self.misses.misses(on_disk)
+        return self.num_layers * min(self.even * self.misses.misses(on_disk), self.distinct)
 
     def wait_s(self, num_read: float) -> float:
         """Return what reading so many costs a pass, in seconds."""

@@ -24,3 +24,14 @@ def test_writes_a_file_and_says_what_is_in_it(tmp_path):
     again = CliRunner().invoke(main, [*arguments, "--out", str(tmp_path / "mine")])
     assert again.stdout.startswith(f"{tmp_path / 'mine'}: 2 layers of 4 experts, ")
     assert ", in int8, " in again.stdout
+
+
+def test_a_model_without_a_tokenizer_is_packed_and_told_that_nothing_was_learnt(tmp_path):
+    model = tmp_path / "model"
+    write_tiny_mixtral(model)
+    (model / "tokenizer.json").unlink()
+    done = CliRunner().invoke(main, ["pack", str(model), "--cache-dir", str(tmp_path), "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["routing_tokens"] == 0
+    assert "How its routers choose could not be learnt" in done.stderr
+    assert "tokenizer.json" in done.stderr

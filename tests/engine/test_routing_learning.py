@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from moeflow.core.errors import CheckpointError
@@ -45,16 +47,32 @@ def test_a_profile_is_learnt_once_and_found_again(model, tmp_path, little, monke
     assert known_routing(model, tmp_path) == EVEN_ROUTING
 
 
-def test_prompts_computed_together_are_in_order(model, tmp_path, little, monkeypatch):
+@pytest.fixture
+def studied(monkeypatch):
+    """Return a list that gets the choices that profiles are learnt from."""
+    found = []
+    monkeypatch.setattr(
+        routing_learning, "study_routing", lambda ids, *rest: found.append(ids) or study_routing(ids, *rest)
+    )
+    return found
+
+
+def test_prompts_computed_together_are_in_order(model, tmp_path, little, studied, monkeypatch):
     """One prompt a pass and many a pass are the same text, so that they must be the same study."""
     monkeypatch.setattr(routing_learning, "SEQUENCE_TOKENS", 30)
-    studied = []
-    monkeypatch.setattr(
-        routing_learning, "study_routing", lambda ids, *rest: studied.append(ids) or study_routing(ids, *rest)
-    )
+    limited = routing_learning._to_learn
     for number, limits in enumerate(({"max_batch_tokens": 64, "max_running": 8}, {"max_running": 1})):
-        ensure_profile(settings(model, tmp_path / str(number), **limits))
+        monkeypatch.setattr(
+            routing_learning, "_to_learn", lambda *asked, limits=limits: dataclasses.replace(limited(*asked), **limits)
+        )
+        ensure_profile(settings(model, tmp_path / str(number)))
     assert studied[0].shape == (2, 200, 2)
+    assert (studied[0] == studied[1]).all()
+
+
+def test_what_is_learnt_does_not_depend_on_the_workload_that_is_planned_for(model, tmp_path, little, studied):
+    ensure_profile(settings(model, tmp_path / "short", max_model_len=24, max_running=1, max_batch_tokens=16))
+    ensure_profile(settings(model, tmp_path / "any"))
     assert (studied[0] == studied[1]).all()
 
 

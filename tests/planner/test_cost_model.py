@@ -59,6 +59,13 @@ def test_what_misses_is_read_from_disk():
     assert dataclasses.replace(model, overlap=1.0).predict(policy).decode_s == pytest.approx(max(busy.values()))
 
 
+def test_no_more_is_read_than_is_used():
+    learnt = routing(decode=(0.1, 0.2, 0.3, 0.4, 0.5), distinct=0.5)
+    model = small_model(machine(ram=10**10), routing=learnt)
+    policy = Policy(batch_size=8, micro_batch=8, attention_on_device=False, ffn_on_device=False, experts_on_disk=1.0)
+    assert model.num_read(policy)[0] == pytest.approx(4 * 0.5 * expected_distinct(8, 2, 8))
+
+
 @given(shares, shares, shares)
 def test_times_and_bytes_are_linear_in_the_shares(weights, kv, disk):
     model = small_model(machine(ram=10**10, device=10**10))
