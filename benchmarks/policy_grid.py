@@ -2,20 +2,24 @@
 
 One job of many requests runs under the plan, and under every point of a grid around it: how many requests together,
 and on a played device by which pipeline and in micro-batches of which size. Points take turns, round after round; each
-starts an engine of its own, whose loading does not count. Prompts are made of random tokens, answers are drawn.
+starts a process of its own, whose loading does not count. Prompts are pieces of text that comes with the package and
+that no plan was made from; answers are drawn.
 
     python benchmarks/policy_grid.py [MODEL] --quantize int8
+    python benchmarks/policy_grid.py [MODEL] --memory 1GiB --requests 16 --gen-len 16 --batch 1 --batch 4 --batch 16
     python benchmarks/policy_grid.py [MODEL] --quantize int8 --device emulated:256MiB,2
 """
 
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import random
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +38,9 @@ from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
 from moeflow.engine.plan_use import settings_from_plan
 from moeflow.engine.planning import PlanWish, plan_for
+from moeflow.engine.routing_learning import other_text
 from moeflow.engine.settings import Settings
+from moeflow.engine.tokenizer import Tokenizer
 
 PIPELINES = ("cgopipe", "flexgen", "zero-inference")
 CHOSEN = "as planned"
@@ -55,22 +61,37 @@ class Job:
 
 
 def run(settings: Settings, job: Job) -> float:
-    """Return generated tokens a second, prompts included in the time. Raises: CapacityError if it does not fit."""
+    """Return generated tokens a second, prompts included in the time, in a process of its own, whose memory is its own.
+
+    Raises: CapacityError if it does not fit.
+    """
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        return process.submit(_run, settings, job).result()
+
+
+def _run(settings: Settings, job: Job) -> float:
     engine = Engine.load(decide(settings))
     try:
-        rng = random.Random(0)
-        sampling = SamplingParams(max_tokens=job.gen_len, temperature=1.0, ignore_eos=True)
-        for index in range(job.num_requests):
-            prompt = [rng.randrange(engine.model.vocab_size) for _ in range(job.prompt_len)]
-            engine.submit(Submission(str(index), prompt, sampling, seed=index))
+        text = other_text(Tokenizer.load(str(settings.model)))
+        _answer(engine, dataclasses.replace(job, gen_len=2), text)  # what is done once is not counted
         start = time.perf_counter()
-        while engine.has_work:
-            for output in engine.step():
-                if output.error is not None:
-                    raise EngineError(output.error)
+        _answer(engine, job, text)
         return job.num_tokens / (time.perf_counter() - start)
     finally:
         engine.close()
+
+
+def _answer(engine: Engine, job: Job, text: Sequence[int]) -> None:
+    rng = random.Random(0)
+    sampling = SamplingParams(max_tokens=job.gen_len, temperature=1.0, ignore_eos=True)
+    for index in range(job.num_requests):
+        start = rng.randrange(len(text) - job.prompt_len)
+        prompt = list(text[start : start + job.prompt_len])
+        engine.submit(Submission(str(index), prompt, sampling, seed=index))
+    while engine.has_work:
+        for output in engine.step():
+            if output.error is not None:
+                raise EngineError(output.error)
 
 
 def points(planned: Settings, batches: Sequence[int], micro_batches: Sequence[int]) -> Iterator[tuple[str, Settings]]:
@@ -119,7 +140,6 @@ def main(model: str | None, rounds: int, as_json: bool, out: Path | None, **give
     plan = plan_for(PlanWish(settings=asked, workload=workload, num_requests=job.num_requests)).plan
     planned = settings_from_plan(plan, Settings(cache_dir=cache_dir, prefix_caching=False))
     grid = list(points(planned, batches, micro_batches))
-    run(planned, dataclasses.replace(job, gen_len=2))  # what a process does once is not counted
     rates: dict[str, list[float]] = {}
     with bar(rounds * len(grid)) as shown:
         for number in range(rounds):
