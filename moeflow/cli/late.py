@@ -6,7 +6,10 @@ Write `late.LLM`, not `from moeflow.cli.late import LLM`. A new heavy name needs
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from moeflow.engine.interrupts import hold_interrupts
 
 if TYPE_CHECKING:  # for the type checker only
     import torch as torch
@@ -144,7 +147,13 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     if name in _WHOLE_MODULES:
-        return importlib.import_module(_WHOLE_MODULES[name])
+        return _import(_WHOLE_MODULES[name])
     if name not in _MODULES:
         raise AttributeError(name)
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    return getattr(_import(_MODULES[name]), name)
+
+
+def _import(module: str) -> ModuleType:
+    """Import a module whole: a Ctrl-C in the midst would be swallowed or printed by some callback of the importer."""
+    with hold_interrupts():
+        return importlib.import_module(module)
