@@ -29,13 +29,13 @@ from moeflow.bench.records import make_record
 from moeflow.bench.tables import Table, spread_text
 from moeflow.cli.bench_output import bar, keep, result_options, show
 from moeflow.cli.options import byte_count, default_cache_dir
-from moeflow.core.errors import CapacityError
+from moeflow.core.errors import CapacityError, EngineError
 from moeflow.core.plan import Workload
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.builtin import ensure_builtin_model
 from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission, unfailed
+from moeflow.engine.messages import Submission
 from moeflow.engine.plan_use import settings_from_plan
 from moeflow.engine.planning import PlanWish, plan_for
 from moeflow.engine.routing_learning import other_text
@@ -89,7 +89,9 @@ def _answer(engine: Engine, job: Job, text: Sequence[int]) -> None:
         prompt = list(text[start : start + job.prompt_len])
         engine.submit(Submission(str(index), prompt, sampling, seed=index))
     while engine.has_work:
-        unfailed(engine.step())
+        for output in engine.step():
+            if output.error is not None:
+                raise EngineError(output.error)
 
 
 def points(planned: Settings, batches: Sequence[int], micro_batches: Sequence[int]) -> Iterator[tuple[str, Settings]]:

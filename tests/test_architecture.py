@@ -54,7 +54,6 @@ TORCH_FREE = (
     "planner/disk_waits.py",
     "planner/figures.py",
     "planner/hit_curve.py",
-    "planner/kept_file.py",
     "planner/machine_files.py",
     "planner/model_costs.py",
     "planner/model_files.py",

@@ -22,7 +22,7 @@ from moeflow.core.hardware import DEVICE, RAM
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission, unfailed
+from moeflow.engine.messages import Submission
 from moeflow.engine.planning import Planned
 from moeflow.engine.runner_loading import load_runner
 from moeflow.engine.settings import Settings
@@ -178,7 +178,11 @@ class DeviceCheck:
 
     def _step(self) -> set[str]:
         """Run a pass; return whose tokens it brought. Raises: EngineError."""
-        return {output.request_id for output in unfailed(self._engine.step())}
+        outputs = self._engine.step()
+        for output in outputs:
+            if output.error is not None:
+                raise EngineError(output.error)
+        return {output.request_id for output in outputs}
 
     def _end(self) -> None:
         self._engine.cancel_all()

@@ -17,7 +17,7 @@ from moeflow.core.errors import EngineError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission, TokenOutput, unfailed
+from moeflow.engine.messages import Submission, TokenOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,4 +156,8 @@ class Stopwatch:
             self._engine.submit(Submission(str(index), prompt, sampling, seed=index))
 
     def _step(self) -> list[TokenOutput]:
-        return unfailed(self._engine.step())
+        outputs = self._engine.step()
+        for output in outputs:
+            if output.error is not None:
+                raise EngineError(output.error)
+        return outputs

@@ -62,7 +62,8 @@ class _Predicted:
     seconds: float  # of what is timed
     timed_compute_s: float  # of that, without what experts on disk cost
     whole_s: float  # with the prefill that a decoding case starts with
-    num_read: float  # experts, for the whole
+    read_s: float  # of the whole
+    read_bytes: float  # likewise
     reads: ExpertReads  # of a pass of what is timed
     expert_bytes: float
 
@@ -200,12 +201,14 @@ class PlanCheck:
         costs = self._expected.costs(workload)
         policy = self._expected.policy(case.batch_size, workload.max_tokens)
         it, (step_reads, prompt_reads) = costs.predict(policy), costs.num_read(policy)
+        num_read = prompt_reads + passes * step_reads
         step, prompts = costs.reads(Choice.of(policy))
         return _Predicted(
             seconds=passes * it.decode_s if passes else it.prefill_s,
             timed_compute_s=passes * it.busy[HOST_COMPUTE] if passes else it.prefill_busy[HOST_COMPUTE],
             whole_s=it.prefill_s + passes * it.decode_s,
-            num_read=prompt_reads + passes * step_reads,
+            read_s=num_read * step.read_s,
+            read_bytes=num_read * costs.costs.expert_bytes,
             reads=step if passes else prompts,
             expert_bytes=costs.costs.expert_bytes,
         )
@@ -231,9 +234,9 @@ class PlanCheck:
     def _kinds(self) -> list[CheckRow]:
         """Return what all runs together took, prefill of decoding ones included, by kinds of work."""
         pairs = [(self._predict(case), measured) for case, measured in self._measured.items()]
-        wait_s = sum(it.num_read * it.reads.read_s * done.num_runs for it, done in pairs)
+        wait_s = sum(it.read_s * done.num_runs for it, done in pairs)
         compute_s = sum(it.whole_s * done.num_runs for it, done in pairs) - wait_s
-        read = sum(it.num_read * it.expert_bytes * done.num_runs for it, done in pairs)
+        read = sum(it.read_bytes * done.num_runs for it, done in pairs)
         really_wait_s = sum(done.wait_s for _, done in pairs)
         really_compute_s = sum(done.whole_s for _, done in pairs) - really_wait_s
         return [

@@ -21,11 +21,11 @@ import torch
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.engine_config import EngineConfig
-from moeflow.core.errors import ConfigError
+from moeflow.core.errors import ConfigError, EngineError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.calibration_text import calibration_text
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission, TokenLogprobs, TokenOutput, unfailed
+from moeflow.engine.messages import Submission, TokenLogprobs, TokenOutput
 from moeflow.engine.perplexity import WINDOW, windows
 from moeflow.engine.settings import Settings
 from moeflow.engine.tokenizer import Tokenizer
@@ -118,7 +118,10 @@ def _run(engine: Engine, prompt: list[int], sampling: SamplingParams) -> list[To
     outputs = []
     while engine.has_work:
         outputs += engine.step()
-    return unfailed(outputs)
+    for output in outputs:
+        if output.error is not None:
+            raise EngineError(output.error)
+    return outputs
 
 
 def compare(reference: Answers, tested: Answers) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from moeflow.cli import late
 from moeflow.cli.planned import settings_of
-from moeflow.core.errors import MoeflowError
 
 if TYPE_CHECKING:
     from moeflow.engine.llm import LLM
@@ -44,19 +43,6 @@ def prepare(wishes: dict[str, Any], **always: Any) -> Settings:
     if wishes["model"] is None and wishes.get("plan_file") is None:
         wishes = {**wishes, "model": str(built_in_model(wishes["cache_dir"]))}
     return dataclasses.replace(settings_of(wishes), **always)
-
-
-def learn_routing(settings: Settings) -> int:
-    """Learn how a model's routers choose, unless it is known; return from how many tokens.
-
-    0: it cannot be learnt, and that is said: there is no tokenizer, say, or too little memory.
-    """
-    with progress_bar("Learning its routing") as on_done:
-        try:
-            return late.ensure_profile(settings, on_done).num_tokens
-        except (MoeflowError, OSError) as error:
-            click.echo(f"How its routers choose could not be learnt, and is taken to be even: {error}", err=True)
-            return 0
 
 
 def load(wishes: dict[str, Any], *, says_expected: bool = False, **always: Any) -> LLM:

@@ -9,8 +9,9 @@ from pathlib import Path
 import click
 
 from moeflow.cli import late
-from moeflow.cli.local_model import built_in_model, learn_routing, progress_bar
+from moeflow.cli.local_model import built_in_model, progress_bar
 from moeflow.cli.options import cache_dir_option
+from moeflow.core.errors import MoeflowError
 from moeflow.core.units import format_bytes
 
 EPILOG = """\b
@@ -77,15 +78,7 @@ def pack(
         )
     routing_tokens = 0
     if index.spec.num_slabs:
-        settings = late.Settings(
-            model=name,
-            slab_file=index.path,
-            cache_dir=cache_dir,
-            num_threads=num_threads,
-            dtype=dtype,
-            quantize=quantize,
-        )
-        routing_tokens = learn_routing(settings)
+        routing_tokens = learn_routing(name, index.path, cache_dir, num_threads, dtype, quantize)
     result = {
         "path": str(index.path),
         "layers": index.spec.num_layers,
@@ -108,3 +101,26 @@ def pack(
     )
     if routing_tokens:
         click.echo(f"How its routers choose is known from {routing_tokens:,} tokens: `moeflow plan` reckons with it.")
+
+
+def learn_routing(
+    model: str, slab_file: Path, cache_dir: Path, num_threads: int | None, dtype: str, quantize: str | None
+) -> int:
+    """Learn how a packed model's routers choose, unless it is known; return from how many tokens.
+
+    0: it cannot be learnt, and that is said: there is no tokenizer, say, or too little memory.
+    """
+    settings = late.Settings(
+        model=model,
+        slab_file=slab_file,
+        cache_dir=cache_dir,
+        num_threads=num_threads,
+        dtype=dtype,
+        quantize=quantize,
+    )
+    with progress_bar("Learning its routing") as on_done:
+        try:
+            return late.ensure_profile(settings, on_done).num_tokens
+        except (MoeflowError, OSError) as error:
+            click.echo(f"Packed. How its routers choose could not be learnt: {error}", err=True)
+            return 0

@@ -14,12 +14,12 @@ from rich.console import Console
 
 from moeflow.cli import late
 from moeflow.cli.bench_output import bar, show
-from moeflow.cli.local_model import built_in_model, learn_routing, progress_bar
+from moeflow.cli.local_model import built_in_model, progress_bar
 from moeflow.cli.new_file import NEW_PICTURE
 from moeflow.cli.options import byte_count, cache_dir_option
 from moeflow.cli.plan_inputs import routing_of, workload_of
 from moeflow.cli.plan_output import check_json, check_table, plan_tables, policy_table, short_name
-from moeflow.core.errors import ConfigError
+from moeflow.core.errors import ConfigError, MoeflowError
 from moeflow.core.plan import GOALS, Workload, plan_to_json
 from moeflow.planner.machine_files import machine_names
 
@@ -146,7 +146,7 @@ def plan(
     with steps() as say:
         planned = late.plan_for(wish, say)
     if check and routing is None and has_to_learn(planned):
-        learn_routing(settings_to_check(planned, wishes["cache_dir"]))
+        learn(planned, wishes["cache_dir"])
         with steps() as say:
             planned = late.plan_for(dataclasses.replace(wish, is_fresh=False), say)
     made = planned.plan
@@ -168,6 +168,15 @@ def plan(
 def has_to_learn(planned: Planned) -> bool:
     """Say whether speeds depend on routers of which nothing is known yet."""
     return planned.plan.policy.experts_on_disk > 0 and not planned.model.routing.decode
+
+
+def learn(planned: Planned, cache_dir: Path) -> None:
+    """Learn how the planned model's routers choose, so that predictions know it."""
+    with progress_bar("Learning its routing") as on_done:
+        try:
+            late.ensure_profile(settings_to_check(planned, cache_dir), on_done)
+        except (MoeflowError, OSError) as error:  # no tokenizer, say
+            click.echo(f"How its routers choose could not be learnt, and is taken to be even: {error}", err=True)
 
 
 def settings_to_check(planned: Planned, cache_dir: Path) -> Settings:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import msgspec
 
-from moeflow.core.errors import EngineError
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
 
@@ -79,14 +78,6 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_id: int | None = None  # the token that ended it, unless it was the model's EOS
     num_cached_tokens: int = 0  # prompt tokens that the prefix tree saved
     error: str | None = None  # with FinishReason.ERROR
-
-
-def unfailed(outputs: list[TokenOutput]) -> list[TokenOutput]:
-    """Return what a pass brought. Raises: EngineError if a request failed."""
-    for output in outputs:
-        if output.error is not None:
-            raise EngineError(output.error)
-    return outputs
 
 
 class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):

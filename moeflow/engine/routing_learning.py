@@ -14,14 +14,14 @@ from typing import Final
 
 import numpy as np
 
-from moeflow.core.errors import CapacityError
+from moeflow.core.errors import CapacityError, EngineError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.calibration_text import calibration_text
 from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
 from moeflow.engine.known_routing import routing_file
 from moeflow.engine.machine import measure_machine
-from moeflow.engine.messages import Submission, unfailed
+from moeflow.engine.messages import Submission
 from moeflow.engine.settings import Settings
 from moeflow.engine.tokenizer import Tokenizer
 from moeflow.planner.routing_profile import RoutingProfile, load_profile, save_profile
@@ -113,7 +113,9 @@ def _record(settings: Settings, tokens: list[int], on_done: OnDone) -> None:
         total = len(tokens) // config.scheduler.max_batch_tokens + 1
         done = 0
         while engine.has_work:
-            unfailed(engine.step())
+            for output in engine.step():
+                if output.error is not None:
+                    raise EngineError(output.error)
             done = min(done + 1, total)
             on_done(done, total)
     finally:

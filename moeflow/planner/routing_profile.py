@@ -7,6 +7,7 @@ cache folder; or assumed, where routers choose evenly and independently.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,6 @@ import msgspec
 import numpy as np
 
 from moeflow.planner.hit_curve import EVEN, HitCurve
-from moeflow.planner.kept_file import keep
 
 VERSION: Final = 1  # to be raised when the numbers mean something else
 SHARES_ON_DISK: Final = (0.1, 0.3, 0.5, 0.7, 0.9)  # of experts, that caches are replayed with
@@ -87,7 +87,13 @@ def load_profile(file: Path) -> RoutingProfile | None:
 
 def save_profile(profile: RoutingProfile, file: Path) -> None:
     """Keep a profile. Raises: OSError."""
-    keep(file, msgspec.json.format(msgspec.json.encode(profile), indent=1))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        new.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1))
+        new.replace(file)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def _between(passes: Sequence[PassReads], num_tokens: float, values: Sequence[float]) -> float:

@@ -15,7 +15,6 @@ from moeflow.core.hardware import RAM, Machine
 from moeflow.core.hardware_json import machine_from_json, machine_to_json
 from moeflow.kernels import cpu
 from moeflow.planner.calibrate import OnStep, is_as_measured, measure_kernels, measure_machine
-from moeflow.planner.kept_file import keep
 from moeflow.planner.kernel_bench import KernelShape
 
 VERSION: Final = 3  # to be raised when what is measured means something else
@@ -59,7 +58,7 @@ def this_machine(
     machine = measure_kernels(machine, shapes, num_threads=num_threads, on_step=on_step)
     machine = replace(machine, identity=machine_identity(num_threads))
     if machine != known:
-        keep(file, machine_to_json(machine).encode())
+        _save(machine, file)
     levels = tuple(replace(it, capacity_bytes=ram_bytes) if it.name == RAM else it for it in machine.levels)
     return replace(machine, levels=levels)
 
@@ -75,3 +74,13 @@ def _load(file: Path) -> Machine | None:
         return machine_from_json(file.read_bytes(), str(file))
     except (OSError, ConfigError):
         return None
+
+
+def _save(machine: Machine, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        new.write_text(machine_to_json(machine))
+        new.replace(file)
+    finally:
+        new.unlink(missing_ok=True)

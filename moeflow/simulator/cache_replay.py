@@ -117,7 +117,7 @@ def replay(passes: Sequence[ReplayedPass], header: TraceHeader, machine: Machine
     prefetcher = _Prefetcher(cache, _make_predictor(case.predictor, passes, header), header.num_layers, case.predictor)
     num_read: list[int] = []
     for one in passes:
-        began_s, num_before = disk.now_s, disk.num_asked
+        began_s = disk.now_s
         cache.begin_pass()
         for layer, needed in enumerate(one.needed):
             layer_s = one.compute_s / header.num_layers
@@ -132,7 +132,7 @@ def replay(passes: Sequence[ReplayedPass], header: TraceHeader, machine: Machine
             if not needed:
                 disk.pass_time(layer_s)
         prefetcher.end_pass(len(one.chosen[0]), disk.now_s - began_s)
-        num_read.append(disk.num_asked - num_before)
+        num_read.append(disk.num_asked - sum(num_read))
     return ReplayResult(
         case=case,
         stats=dataclasses.replace(cache.stats(), stall_s=disk.waited_s),
