@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
+from moeflow.bench.records import Record, make_record
 from moeflow.bench.tables import Table
-from moeflow.cli.bench_output import show
+from moeflow.cli.bench_output import keep, result_options, show
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.builtin import ensure_builtin_model
@@ -97,8 +100,8 @@ class Answers:
         return self.tokens
 
 
-def compare(resident: Engine, cached: Engine, prompts: Sequence[Sequence[int]], num_tokens: int) -> tuple[str, ...]:
-    """Return a row of the table. Raises: AssertionError if tokens differ."""
+def compare(resident: Engine, cached: Engine, prompts: Sequence[Sequence[int]], num_tokens: int) -> dict[str, Any]:
+    """Return what both took. Raises: AssertionError if tokens differ."""
     answers = [Answers(engine, prompts, num_tokens) for engine in (resident, cached)]
     before = cached.stats()
     times: tuple[list[float], list[float]] = ([], [])
@@ -112,16 +115,15 @@ def compare(resident: Engine, cached: Engine, prompts: Sequence[Sequence[int]], 
         getattr(now, f"expert_{name}_total") - getattr(before, f"expert_{name}_total")
         for name in ("hits", "late", "misses", "stall_s")
     )
-    ratio = statistics.median(mine / other for mine, other in zip(ours, plain, strict=True))
-    return (
-        f"{now.expert_slots} of {now.experts_on_disk} in slots, batch {len(prompts)}",
-        f"{statistics.median(plain) * 1e3:.2f}",
-        f"{statistics.median(ours) * 1e3:.2f}",
-        f"{(ratio - 1) * 100:+.1f}%",
-        f"{statistics.mean(ours) * 1e3:.2f}",
-        f"{stall_s / len(ours) * 1e3:.2f}",
-        f"{hits / (hits + late + misses):.3f}",
-    )
+    return {
+        "num_slots": now.expert_slots,
+        "num_experts": now.experts_on_disk,
+        "batch_size": len(prompts),
+        "resident_s": plain,
+        "slots_s": ours,
+        "stall_s": stall_s,
+        "hit_rate": hits / (hits + late + misses),
+    }
 
 
 @click.command()
@@ -133,6 +135,7 @@ def compare(resident: Engine, cached: Engine, prompts: Sequence[Sequence[int]], 
 @click.option("--threads", type=int)
 @click.option("--policy", type=click.Choice(sorted(POLICIES)), default="lfru")
 @click.option("--predictor", type=click.Choice(PREDICTORS), default=PREDICTORS[0])
+@result_options
 def main(
     model: str | None,
     quantize: str | None,
@@ -140,8 +143,9 @@ def main(
     batches: Sequence[int],
     tokens: int,
     threads: int | None,
-    policy: str,
-    predictor: str,
+    as_json: bool,
+    out: Path | None,
+    **chosen: str,
 ) -> None:
     """Load both, decode, compare."""
     folder = model or str(ensure_builtin_model(Path.home() / ".cache" / "moeflow"))
@@ -149,15 +153,50 @@ def main(
     resident = Engine.load(config)
     rows = []
     for percent in percents:
-        cached = Engine.load(over_slots(config, quantize, percent, policy, predictor))
+        cached = Engine.load(over_slots(config, quantize, percent, chosen["policy"], chosen["predictor"]))
         for prompt in prompts[-8:]:  # experts come into memory
             Answers(cached, [prompt], 1).finish()
         rows += [compare(resident, cached, prompts[:batch], tokens) for batch in batches]
         cached.close()
     resident.close()
+    record = make_record(
+        "expert_cache_overhead",
+        ["python", "benchmarks/expert_cache_overhead.py", *sys.argv[1:]],
+        seed=0,
+        threads=config.num_threads,
+        model=Path(folder).name,
+        weight_format=config.weight_format,
+        **chosen,
+        rows=rows,
+    )
+    keep(record, out, as_json=as_json)
+    if not as_json:
+        show(table(record))
+
+
+def ratio(row: dict[str, Any]) -> float:
+    """Return how long a step with a cache takes, as a share of the neighbouring step without."""
+    return statistics.median(mine / other for mine, other in zip(row["slots_s"], row["resident_s"], strict=True))
+
+
+def table(record: Record) -> Table:
+    """Return steps with a cache beside those without."""
+    rows = [
+        (
+            f"{row['num_slots']} of {row['num_experts']} in slots, batch {row['batch_size']}",
+            f"{statistics.median(row['resident_s']) * 1e3:.2f}",
+            f"{statistics.median(row['slots_s']) * 1e3:.2f}",
+            f"{ratio(row) - 1:+.1%}",
+            f"{statistics.mean(row['slots_s']) * 1e3:.2f}",
+            f"{row['stall_s'] / len(row['slots_s']) * 1e3:.2f}",
+            f"{row['hit_rate']:.3f}",
+        )
+        for row in record["rows"]
+    ]
     columns = ("", "resident ms", "slots ms", "more", "mean ms", "of it stall", "hit rate")
-    notes = (f"{folder}, {config.weight_format}, {config.num_threads} threads, {policy}, {predictor}; {tokens} steps",)
-    show(Table("A decode step with and without an expert cache: medians", columns, tuple(rows), notes))
+    title = f"A decode step with and without an expert cache, medians: {record['model']}, {record['weight_format']}"
+    note = f"{record['policy']}, {record['predictor']}; steps in turns, the same tokens."
+    return Table(title, columns, tuple(rows), (note,))
 
 
 if __name__ == "__main__":

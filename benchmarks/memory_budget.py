@@ -9,7 +9,6 @@ root). With --enforce the group's limit is that of moeflow: what needs more is k
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -21,7 +20,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import click
+
+from moeflow.bench.records import Record, make_record
+from moeflow.bench.tables import Table
+from moeflow.cli.bench_output import keep, result_options, show
 from moeflow.core.units import format_bytes, parse_bytes
 
 GROUPS = Path("/sys/fs/cgroup/memory")  # version 1
@@ -164,40 +169,83 @@ def ask(address: str, number: int) -> None:
     urllib.request.urlopen(request).read()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="the built-in model if none is named")
-    parser.add_argument("--limits", default="700MiB,900MiB,1200MiB")
-    parser.add_argument("--formats", default="bfloat16,int8,int4")
-    parser.add_argument("--serve", action="store_true", help="serve instead of generate")
-    parser.add_argument("--enforce", action="store_true", help="kill what goes above the limit")
-    given = parser.parse_args()
-    moeflow = [str(Path(sys.executable).with_name("moeflow"))]
-    is_kept = True
-    print(f"{'format':9} {'limit':>10} {'peak':>10} {'share':>6} {'charged':>10}  at the end")
-    for weight_format in given.formats.split(","):
-        for limit in given.limits.split(","):
-            limit_bytes = parse_bytes(limit)
-            wishes = [given.model] if given.model else []
-            wishes += [f"--memory={limit_bytes}"]
-            wishes += ["--dtype=bfloat16"] if weight_format == "bfloat16" else [f"--quantize={weight_format}"]
-            group = make_group(limit_bytes if given.enforce else None)
-            try:
-                peak, said = (serve if given.serve else generate)(moeflow, wishes, group)
-                most = max(peak.rss_bytes, max(peak.by_process.values(), default=0))
-                charged = "-" if peak.group_bytes is None else format_bytes(peak.group_bytes)
-                share = most / limit_bytes
-                is_kept &= share <= 1
-                print(
-                    f"{weight_format:9} {format_bytes(limit_bytes):>10} {format_bytes(most):>10} {share:6.1%} "
-                    f"{charged:>10}  {said}",
-                    flush=True,
-                )
-            finally:
-                if group is not None:
-                    group.close()
-    return 0 if is_kept else 1
+def run(model: str | None, weight_format: str, limit_bytes: int, is_served: bool, is_enforced: bool) -> dict[str, Any]:
+    """Run one format under one limit; return what was held."""
+    wishes = [*([model] if model else []), f"--memory={limit_bytes}"]
+    wishes += ["--dtype=bfloat16"] if weight_format == "bfloat16" else [f"--quantize={weight_format}"]
+    group = make_group(limit_bytes if is_enforced else None)
+    try:
+        moeflow = [str(Path(sys.executable).with_name("moeflow"))]
+        peak, at_end = (serve if is_served else generate)(moeflow, wishes, group)
+    finally:
+        if group is not None:
+            group.close()
+    return {
+        "weight_format": weight_format,
+        "limit_bytes": limit_bytes,
+        "peak_bytes": max(peak.rss_bytes, max(peak.by_process.values(), default=0)),
+        "charged_bytes": peak.group_bytes,
+        "at_end": at_end,
+    }
+
+
+@click.command(help=__doc__)
+@click.argument("model", required=False)
+@click.option("--limits", default="700MiB,900MiB,1200MiB", show_default=True)
+@click.option("--formats", default="bfloat16,int8,int4", show_default=True)
+@click.option("--serve", "is_served", is_flag=True, help="Serve instead of generate.")
+@click.option("--enforce", "is_enforced", is_flag=True, help="Kill what goes above the limit.")
+@result_options
+def main(
+    model: str | None, limits: str, formats: str, is_served: bool, is_enforced: bool, as_json: bool, out: Path | None
+) -> None:
+    """Run each format under each limit; exit with 1 if one was not kept."""
+    runs = []
+    for weight_format in formats.split(","):
+        for limit in limits.split(","):
+            runs.append(run(model, weight_format, parse_bytes(limit), is_served, is_enforced))
+            click.echo(f"{weight_format}, {limit}: {runs[-1]['at_end']}", err=True)
+    record = make_record(
+        "memory_budget",
+        ["python", "benchmarks/memory_budget.py", *sys.argv[1:]],
+        seed=0,
+        threads=None,
+        model=Path(model).name if model else "built-in",
+        verb="serve" if is_served else "generate",
+        is_enforced=is_enforced,
+        runs=runs,
+    )
+    keep(record, out, as_json=as_json)
+    if not as_json:
+        show(table(record))
+    if max(map(share, runs)) > 1:
+        raise SystemExit(1)
+
+
+def share(run: dict[str, Any]) -> float:
+    """Return the most that a run held as a share of its limit."""
+    return float(run["peak_bytes"] / run["limit_bytes"])
+
+
+def table(record: Record) -> Table:
+    """Return what each run held at most."""
+    rows = [
+        (
+            f"{run['weight_format']}, {format_bytes(run['limit_bytes'])}",
+            format_bytes(run["peak_bytes"]),
+            f"{share(run):.1%}",
+            "" if run["charged_bytes"] is None else format_bytes(run["charged_bytes"]),
+        )
+        for run in record["runs"]
+    ]
+    note = (
+        "Peak: RAM that all processes held, shared parts counted for each. Charged: page cache included, by the system."
+    )
+    if record["is_enforced"]:
+        note += " The system would have killed what went above the limit."
+    title = f"`--memory` from outside: {record['model']}, `moeflow {record['verb']}`"
+    return Table(title, ("format, limit", "peak", "of the limit", "charged"), tuple(rows), (note,))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -258,7 +258,7 @@ def main(  # noqa: PLR0913
     click.echo(f"loading {model}", err=True)
     loaded, smaller = load(config), config.offload.device
     is_gpu, is_rounded = config.offload.cuda is not None, config.offload.computes_in_torch
-    costs = costs_of(loaded.config, config.weight_format, config.embedding_format, config.kv_dtype, config.dtype)
+    costs = costs_of(loaded.config, config)
     if device_share is not None:
         smaller = dataclasses.replace(smaller, capacity_bytes=int(device_share * costs.model_bytes))
     if host_share is not None:

@@ -25,13 +25,16 @@ from typing import Any
 
 import click
 
-from moeflow.bench.records import make_record
+from moeflow.bench.records import Record, make_record
 from moeflow.bench.tables import Table, spread_text
-from moeflow.cli.bench_output import bar, keep, result_options, show
+from moeflow.cli.bench_output import keep, result_options, show
 from moeflow.cli.options import byte_count, default_cache_dir
+from moeflow.cli.plan_output import short_name
+from moeflow.cli.progress import bar
 from moeflow.core.errors import CapacityError, EngineError
 from moeflow.core.plan import Workload
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.units import format_bytes
 from moeflow.engine.builtin import ensure_builtin_model
 from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
@@ -147,30 +150,52 @@ def main(model: str | None, rounds: int, as_json: bool, out: Path | None, **give
                 shown.say(point)
                 rates.setdefault(point, []).append(run(settings, job))
                 shown.advance()
-    medians = {point: statistics.median(found) for point, found in rates.items()}
-    best = max(medians.values())
     record = make_record(
         "policy_grid",
-        [Path(sys.executable).name, "benchmarks/policy_grid.py", *sys.argv[1:]],
+        ["python", "benchmarks/policy_grid.py", *sys.argv[1:]],
         seed=0,
         threads=plan.num_threads,
+        model=short_name(plan.model),
+        weight_format=plan.weight_format,
+        device=asked.device,
+        memory_bytes=asked.memory_bytes,
         job=dataclasses.asdict(job),
         planned={**dataclasses.asdict(plan.policy), "pipeline": planned.pipeline},
         predicted_tokens_per_s=plan.tokens_per_s.value,
         tokens_per_s=rates,
-        share_of_best=medians[CHOSEN] / best,
     )
     keep(record, out, as_json=as_json)
     if not as_json:
-        rows = [
-            (point, f"{medians[point]:.1f}", spread_text(rates[point]), f"{medians[point] / best:.1%}")
-            for point in sorted(medians, key=lambda one: -medians[one])
-        ]
-        how = f"{plan.policy.batch_size} together"
-        if planned.pipeline is not None:
-            how += f", {planned.pipeline}, in {planned.micro_batch}s"
-        note = f"Planned: {how}; expected {plan.tokens_per_s.value:.1f} tokens/s."
-        show(Table("Generated tokens/s", ("", "median", "spread", "of the best"), tuple(rows), (note,), words=(0,)))
+        show(table(record))
+
+
+def share_of_best(record: Record) -> float:
+    """Return the plan's rate as a share of the best point's."""
+    medians = {point: statistics.median(rates) for point, rates in record["tokens_per_s"].items()}
+    return medians[CHOSEN] / max(medians.values())
+
+
+def table(record: Record) -> Table:
+    """Return all points of a grid, best first."""
+    medians = {point: statistics.median(rates) for point, rates in record["tokens_per_s"].items()}
+    best = max(medians.values())
+    rows = [
+        (point, spread_text(record["tokens_per_s"][point]), f"{medians[point] / best:.1%}")
+        for point in sorted(medians, key=lambda one: -medians[one])
+    ]
+    policy, job = record["planned"], record["job"]
+    how = f"{policy['batch_size']} together"
+    if policy["pipeline"] is not None:
+        how += f", {policy['pipeline']}, in {policy['micro_batch']}s"
+    note = f"Planned: {how}; expected {record['predicted_tokens_per_s']:.1f} tokens/s."
+    where = record["device"] if record["device"] != "auto" else "this machine"
+    if record["memory_bytes"]:
+        where += f" within {format_bytes(record['memory_bytes'])}"
+    title = (
+        f"The plan against a grid, generated tokens/s: {record['model']}, {record['weight_format']}, {where}; "
+        f"{job['num_requests']} prompts of {job['prompt_len']}, {job['gen_len']} new"
+    )
+    return Table(title, ("", "median (min-max)", "of the best"), tuple(rows), (note,))
 
 
 if __name__ == "__main__":

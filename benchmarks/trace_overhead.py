@@ -10,16 +10,19 @@ count.
 from __future__ import annotations
 
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import click
 
+from moeflow.bench.records import Record, make_record
 from moeflow.bench.tables import Table
-from moeflow.cli.bench_output import show
+from moeflow.cli.bench_output import keep, result_options, show
 from moeflow.cli.options import byte_count
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.units import format_bytes
 from moeflow.engine.builtin import ensure_builtin_model
 from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
@@ -54,7 +57,8 @@ def measure(engine: Engine, runner: ModelRunner) -> dict[bool, list[float]]:
 @click.command()
 @click.option("--memory", callback=byte_count, default="900MiB", show_default=True, help="Limit.")
 @click.option("--tokens", default=900, show_default=True, help="Tokens to generate.")
-def main(memory: int, tokens: int) -> None:
+@result_options
+def main(memory: int, tokens: int, as_json: bool, out: Path | None) -> None:
     """Compare passes with and without a trace."""
     cache_dir = Path.home() / ".cache" / "moeflow"
     with tempfile.TemporaryDirectory() as folder:
@@ -74,10 +78,33 @@ def main(memory: int, tokens: int) -> None:
         times = measure(engine, runner)
         rate = engine.stats().expert_hit_rate
         engine.close()
-    medians = {is_traced: statistics.median(each) for is_traced, each in times.items()}
-    rows = tuple(("on" if is_traced else "off", f"{1e3 * median:.3f}") for is_traced, median in medians.items())
-    title = f"decode passes, {rate:.1%} of experts in memory: {medians[True] / medians[False] - 1:+.2%} with a trace"
-    show(Table(title, ("trace", "median ms"), rows))
+    record = make_record(
+        "trace_overhead",
+        ["python", "benchmarks/trace_overhead.py", *sys.argv[1:]],
+        seed=0,
+        threads=config.num_threads,
+        model=config.model_name,
+        weight_format=config.weight_format,
+        memory_bytes=memory,
+        hit_rate=rate,
+        traced_s=times[True],
+        plain_s=times[False],
+    )
+    keep(record, out, as_json=as_json)
+    if not as_json:
+        show(table(record))
+
+
+def table(record: Record) -> Table:
+    """Return passes with a trace beside those without."""
+    traced, plain = (statistics.median(record[name]) * 1e3 for name in ("traced_s", "plain_s"))
+    rows = (("traced", f"{traced:.3f}", f"{traced / plain - 1:+.2%}"), ("not traced", f"{plain:.3f}", ""))
+    title = f"Decode passes with `--trace`: {record['model']}, {record['weight_format']}"
+    note = (
+        f"Medians of {len(record['traced_s'])} and {len(record['plain_s'])} passes of one process within "
+        f"{format_bytes(record['memory_bytes'])}, in turns; {record['hit_rate']:.1%} of experts were in memory."
+    )
+    return Table(title, ("", "ms", "more"), rows, (note,))
 
 
 if __name__ == "__main__":

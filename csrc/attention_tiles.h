@@ -15,9 +15,12 @@ constexpr int kScoreVecs = 2, kResultVecs = 2, kMaxRows = 6;
 #else
 constexpr int kScoreVecs = 2, kResultVecs = 2, kMaxRows = 4;
 #endif
-typedef float HalfLanes __attribute__((vector_size(MOEFLOW_LANES * 2)));
+// What is left of a head behind its last whole vector; head_dim is even.
+typedef float EightDims __attribute__((vector_size(32)));
+typedef float FourDims __attribute__((vector_size(16)));
+typedef float TwoDims __attribute__((vector_size(8)));
 constexpr int kTilePositions = 64;  // whose K or V stays in L1 while rows go over it
-constexpr int kDimStep = 8;         // head_dim is a multiple of this
+constexpr int kDimStep = 8;         // dimensions between two looks ahead
 
 template <int kCount>
 struct Narrow {
@@ -140,7 +143,7 @@ void score_tile(const Positions<T>& at, int first_row, int64_t position) {
       if (next[p] != nullptr) prefetch(next[p], at.dim_bytes(d), at.dim_bytes(d + kDimStep));
     }
 #pragma GCC unroll 1
-    for (const int64_t stop = d + kDimStep; d < stop; ++d) {
+    for (const int64_t stop = d + kDimStep < dim ? d + kDimStep : dim; d < stop; ++d) {
       FloatLanes keys[P];
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) keys[p] = widen<FloatLanes>(k[p] + d * step);
@@ -262,6 +265,15 @@ FORCE_INLINE void add_dims(const Positions<T>& at, int first_row, int64_t dim, i
     for (int d = 0; d < D; ++d) store(out + r * range.stride + d * kWidth, acc[r][d]);
 }
 
+// Some dimensions from `dim` on, if the head has as many left.
+template <int R, typename V, typename T>
+FORCE_INLINE void add_rest(const Positions<T>& at, int first_row, int64_t& dim, int64_t begin, int64_t end) {
+  constexpr int64_t kWidth = sizeof(V) / 4;
+  if (dim + kWidth > at.range.cache->head_dim) return;
+  add_dims<R, 1, V>(at, first_row, dim, begin, end);
+  dim += kWidth;
+}
+
 // out += weight * V over positions that all R rows see.
 template <int R, typename T>
 void add_positions(const Positions<T>& at, int first_row, int64_t begin, int64_t end) {
@@ -271,7 +283,9 @@ void add_positions(const Positions<T>& at, int first_row, int64_t begin, int64_t
     add_dims<R, kResultVecs, FloatLanes>(at, first_row, dim, begin, end);
   }
   for (; dim + kLanes <= head_dim; dim += kLanes) add_dims<R, 1, FloatLanes>(at, first_row, dim, begin, end);
-  if (dim < head_dim) add_dims<R, 1, HalfLanes>(at, first_row, dim, begin, end);
+  if constexpr (kLanes > 8) add_rest<R, EightDims>(at, first_row, dim, begin, end);
+  if constexpr (kLanes > 4) add_rest<R, FourDims>(at, first_row, dim, begin, end);
+  add_rest<R, TwoDims>(at, first_row, dim, begin, end);
 }
 
 template <int R, typename T>

@@ -67,9 +67,9 @@ struct PackedExperts {
   ExpertLayer layer;
 };
 
-Matrix make_matrix(int format, int64_t rows, int64_t cols, uintptr_t data) {
+Matrix make_matrix(int format, int64_t rows, int64_t cols, uintptr_t data, bool is_wide) {
   if (data % 64 != 0) throw std::invalid_argument("packed weights must be aligned to 64 bytes");
-  return Matrix{static_cast<Format>(format), rows, cols, at<const uint8_t>(data)};
+  return Matrix{static_cast<Format>(format), rows, cols, at<const uint8_t>(data), is_wide};
 }
 
 void use_isa(const std::string& cap) {
@@ -272,20 +272,20 @@ NB_MODULE(_cpu, m) {
   });
 
   nb::class_<PackedMatrix>(m, "PackedMatrix")
-      .def("__init__", [](PackedMatrix* self, int format, int64_t rows, int64_t cols, uintptr_t data) {
-        new (self) PackedMatrix{make_matrix(format, rows, cols, data)};
+      .def("__init__", [](PackedMatrix* self, int format, int64_t rows, int64_t cols, uintptr_t data, bool is_wide) {
+        new (self) PackedMatrix{make_matrix(format, rows, cols, data, is_wide)};
       });
   nb::class_<PackedExperts>(m, "PackedExperts")
       .def("__init__", [](PackedExperts* self, int format, int64_t hidden, int64_t width,
                           const std::vector<uintptr_t>& up, const std::vector<uintptr_t>& down, int function,
-                          bool is_gated, uintptr_t up_bias, uintptr_t down_bias) {
+                          bool is_gated, uintptr_t up_bias, uintptr_t down_bias, bool is_wide) {
         if (up.empty() || up.size() != down.size()) throw std::invalid_argument("every expert has up and down");
         PackedExperts experts;
         ExpertLayer& layer = experts.layer;
         layer = {nullptr, nullptr, static_cast<int64_t>(up.size()), hidden, width, static_cast<Nonlinearity>(function),
                  is_gated, at<const float>(up_bias), at<const float>(down_bias)};
-        for (uintptr_t data : up) experts.up.push_back(make_matrix(format, layer.num_up_rows(), hidden, data));
-        for (uintptr_t data : down) experts.down.push_back(make_matrix(format, hidden, width, data));
+        for (uintptr_t data : up) experts.up.push_back(make_matrix(format, layer.num_up_rows(), hidden, data, is_wide));
+        for (uintptr_t data : down) experts.down.push_back(make_matrix(format, hidden, width, data, is_wide));
         layer.up = experts.up.data(), layer.down = experts.down.data();  // which stay where they are when moved
         new (self) PackedExperts(std::move(experts));
       });

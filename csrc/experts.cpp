@@ -82,7 +82,7 @@ void for_each_tile(const ExpertsJob& job, const Matrix& weight, int64_t first_ba
     tile.num_rows = static_cast<int>(last - at < kMaxTileRows ? last - at : kMaxTileRows);
     for (int r = 0; r < tile.num_rows; ++r) rows[r] = row_of(at + r);
     tile.fetch = fetch_in(at == first, at + kMaxTileRows >= last);
-    job.isa.tile(weight.format, tile);
+    job.isa.tile(weight, tile);
     use(at, tile.num_rows, tile_out);
   }
 }
@@ -182,7 +182,7 @@ void compute(const Isa& isa, const ExpertsCall& call, bool adds_up) {
   if (call.num_tokens == 0) return;
   const int64_t num_pairs = call.num_tokens * call.top_k;
   const ExpertLayer& layer = call.layer;
-  const Activation x_kind = isa.activation(layer.up[0].format), h_kind = isa.activation(layer.down[0].format);
+  const Activation x_kind = isa.activation(layer.up[0]), h_kind = isa.activation(layer.down[0]);
   WorkspaceLock workspace;
   ExpertsJob job{isa, call, x_kind, h_kind,
                  activation_bytes(x_kind, layer.hidden), activation_bytes(h_kind, layer.width),

@@ -64,12 +64,12 @@ struct Weighing {
 
 struct Isa {
   const char* name;
-  // The form in which activations must come for weights of a format.
-  Activation (*activation)(Format format);
+  // The form in which activations must come for weights.
+  Activation (*activation)(const Matrix& weight);
   // Prepare one row of `cols` floats in that form; fills up with zeros to padded_cols.
   void (*prepare_row)(Activation kind, const float* x, int64_t cols, void* out);
-  // Multiply any number of rows up to kMaxTileRows with up to kMaxTileBands bands.
-  void (*tile)(Format format, const Tile& tile);
+  // Multiply any number of rows up to kMaxTileRows with up to kMaxTileBands bands of a matrix.
+  void (*tile)(const Matrix& weight, const Tile& tile);
   void (*activate)(const HiddenUnits& units);
   void (*attend)(const AttentionRange& range);
   // Operations on one row of `size` floats; `out` may be the row itself.

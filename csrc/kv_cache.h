@@ -6,7 +6,7 @@
 //   V  [S][D]    neighbouring dimensions become the lanes of a result
 //   and for INT8 behind them float scales of K [S] and of V [S]: one a token, value = q * scale
 //
-// Values are F32, BF16 or INT8. With S a multiple of 16 every part of a cell is aligned to 64 bytes.
+// Values are F32, BF16 or INT8. With S a multiple of 16 and D of 2 every cell is aligned to 64 bytes, its V to 32.
 // Included by the instruction sets' units: nothing here may have external linkage.
 #pragma once
 

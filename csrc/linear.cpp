@@ -59,7 +59,7 @@ void multiply(const LinearJob& job, int64_t first_band, int64_t first_row, int64
     tile.num_rows = static_cast<int>(last_row - row < kMaxTileRows ? last_row - row : kMaxTileRows);
     for (int r = 0; r < tile.num_rows; ++r) rows[r] = job.prepared + (row + r) * job.row_bytes;
     tile.fetch = fetch_in(row == first_row, row + kMaxTileRows >= last_row);
-    job.isa.tile(call.weight.format, tile);
+    job.isa.tile(call.weight, tile);
     write_tile(job.isa, call, tile_out, row, tile.num_rows, col, num_cols);
   }
 }
@@ -87,7 +87,7 @@ void run(void* context, Team& team, int thread_idx) {
 
 void linear(const Isa& isa, const LinearCall& call) {
   if (call.num_rows == 0) return;
-  const Activation kind = isa.activation(call.weight.format);
+  const Activation kind = isa.activation(call.weight);
   const int64_t row_bytes = activation_bytes(kind, call.weight.cols);
   const int64_t bytes = band_bytes(call.weight.format, call.weight.cols) * num_bands(call.weight.rows) * call.num_rows;
   const bool is_small = bytes <= kSmallProduct;

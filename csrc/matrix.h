@@ -10,9 +10,10 @@
 //          per 4 k:      16 x (w[k] .. w[k+3]), signed                           64 bytes
 //   INT4   scales likewise, then
 //          per 8 k:      16 x 4 bytes, byte j: w[k+j]+8 in the low half, w[k+4+j]+8 in the high half   64 bytes
+//   INT4_MIN  likewise, but each group has 16 x fp16 scales and 16 x fp16 minima, and bytes hold w without the 8
 //
-// The value of an integer weight is q * scale: GGUF's Q8_0 and Q4_0 blocks fit in without loss.
-// Activations come as rows: floats, bf16, or (for integer weights) int8 with a scale and a sum per group.
+// The value of an integer weight is q * scale (+ minimum): GGUF's Q8_0, Q4_0 and Q4_1 blocks fit in without loss.
+// Activations come as rows: floats, bf16, or (for integer weights) int8 or int16 with a scale and a sum per group.
 //
 // Included by the instruction sets' units, so its functions are static: as shared symbols, the linker might choose
 // a copy with instructions that the processor lacks.
@@ -26,18 +27,29 @@ namespace moeflow {
 constexpr int kBand = 16;   // outputs, one a lane
 constexpr int kGroup = 32;  // k that share a scale; also what k is filled up to
 
-enum class Format : int32_t { kF32 = 0, kBF16 = 1, kINT8 = 2, kINT4 = 3 };
-enum class Activation : int32_t { kF32 = 0, kBF16 = 1, kInt8 = 2 };
+enum class Format : int32_t { kF32 = 0, kBF16 = 1, kINT8 = 2, kINT4 = 3, kINT4Min = 4 };
+enum class Activation : int32_t { kF32 = 0, kBF16 = 1, kInt8 = 2, kInt16 = 3 };
 
 static inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 static inline int64_t padded_cols(int64_t cols) { return round_up(cols, kGroup); }
 static inline int64_t num_bands(int64_t rows) { return (rows + kBand - 1) / kBand; }
 
-// Bytes of a band's scales; what follows is aligned to 64 bytes.
+// How many fp16 numbers a group of one output has: a scale, a scale and a minimum, or none.
+static inline int64_t group_numbers(Format format) {
+  switch (format) {
+    case Format::kF32:
+    case Format::kBF16: return 0;
+    case Format::kINT8:
+    case Format::kINT4: return 1;
+    case Format::kINT4Min: return 2;
+  }
+  return 0;
+}
+
+// Bytes of a band's scales and minima; what follows is aligned to 64 bytes.
 static inline int64_t scale_bytes(Format format, int64_t cols) {
-  if (format != Format::kINT8 && format != Format::kINT4) return 0;
-  return round_up(padded_cols(cols) / kGroup * kBand * 2, 64);
+  return round_up(padded_cols(cols) / kGroup * group_numbers(format) * kBand * 2, 64);
 }
 
 static inline int64_t band_bytes(Format format, int64_t cols) {
@@ -46,7 +58,8 @@ static inline int64_t band_bytes(Format format, int64_t cols) {
     case Format::kF32: return values * 4;
     case Format::kBF16: return values * 2;
     case Format::kINT8: return scale_bytes(format, cols) + values;
-    case Format::kINT4: return scale_bytes(format, cols) + values / 2;
+    case Format::kINT4:
+    case Format::kINT4Min: return scale_bytes(format, cols) + values / 2;
   }
   return 0;
 }
@@ -58,20 +71,22 @@ static inline int64_t matrix_bytes(Format format, int64_t rows, int64_t cols) {
 struct Matrix {
   Format format;
   int64_t rows, cols;
-  const uint8_t* data;  // 64-byte aligned
+  const uint8_t* data;   // 64-byte aligned
+  bool is_wide = false;  // integers meet activations of 16 bits, instead of 8, which are faster
 
   const uint8_t* band(int64_t index) const { return data + index * band_bytes(format, cols); }
 };
 
-// One prepared activation row of `cols` values: [values, filled up to padded_cols] and for int8, behind them,
-// per group a float scale and the int32 sum of the group's int8 values (which undoes the offset of unsigned
-// weights). Always a multiple of 64 bytes.
+// One prepared activation row of `cols` values: [values, filled up to padded_cols] and for integers, behind them,
+// per group a float scale and the int32 sum of the group's values (which undoes the offset of unsigned weights, and
+// meets their minimum). Of int16, each four values lie as 0, 2, 1, 3. Always a multiple of 64 bytes.
 static inline int64_t activation_bytes(Activation kind, int64_t cols) {
   const int64_t k = padded_cols(cols);
   switch (kind) {
     case Activation::kF32: return round_up(k * 4, 64);
     case Activation::kBF16: return round_up(k * 2, 64);
     case Activation::kInt8: return round_up(k + k / kGroup * 8, 64);
+    case Activation::kInt16: return round_up(k * 2 + k / kGroup * 8, 64);
   }
   return 0;
 }

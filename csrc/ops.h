@@ -80,7 +80,7 @@ void write_kv(const WriteKVCall& call);
 
 // Causal attention of every token of a pass over its sequence, K and V of the pass being in the cache already.
 // Scores are scaled by head_dim^-0.5. Query heads that share a KV head are neighbours. block_size must be a multiple
-// of 16, head_dim of 8.
+// of 16, head_dim of 2.
 //
 // A sliding window makes a token see the last `sliding_window` of what it would see, itself included.
 // A tree mask describes the last 64 positions that the sequence has after this pass: bit i of a token's mask is
@@ -246,12 +246,13 @@ struct DrawCall {
 void draw(const Isa& isa, const DrawCall& call);
 
 // What rows of a checkpoint consist of: floats, or GGUF blocks of 32 values.
-enum class SourceType : int32_t { kF32 = 0, kBF16 = 1, kF16 = 2, kQ8_0 = 3, kQ4_0 = 4 };
+enum class SourceType : int32_t { kF32 = 0, kBF16 = 1, kF16 = 2, kQ8_0 = 3, kQ4_0 = 4, kQ4_1 = 5 };
 
 // Pack rows of `cols` values, one behind the other, as the rows numbered `rows` of the matrix at `out`; in the
 // calling thread, so that loaders can call it from several. Lanes that no call brings stay as they are: the
-// memory begins as zeros. Q8_0 goes into INT8, Q4_0 into INT4 and INT8 without changing a value; everything else
-// goes through float, rounded to the nearest step with scale = max|w| / 127 (INT8) or max w / -8 (INT4), in fp16.
+// memory begins as zeros. Q8_0 goes into INT8, Q4_0 into INT4 and INT8, Q4_1 into INT4_MIN without changing a value;
+// everything else goes through float, rounded to the nearest step with scale = max|w| / 127 (INT8), max w / -8 (INT4)
+// or (max w - min w) / 15 (INT4_MIN), in fp16.
 void pack_rows(Format format, SourceType type, const void* source, int64_t cols, const int64_t* rows, int64_t num_rows,
                uint8_t* out);
 

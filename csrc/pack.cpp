@@ -62,7 +62,8 @@ int64_t words_in_group(Format format) {
     case Format::kF32: return kGroup;
     case Format::kBF16: return kGroup / 2;
     case Format::kINT8: return kGroup / 4;
-    case Format::kINT4: return kGroup / 8;
+    case Format::kINT4:
+    case Format::kINT4Min: return kGroup / 8;
   }
   return 0;
 }
@@ -76,19 +77,27 @@ int64_t row_bytes(SourceType type, int64_t cols) {
     case SourceType::kF16: return cols * 2;
     case SourceType::kQ8_0: return cols / kGroup * 34;
     case SourceType::kQ4_0: return cols / kGroup * 18;
+    case SourceType::kQ4_1: return cols / kGroup * 20;
   }
   return 0;
 }
 
-// The integers of a block: an fp16 scale, then 32 int8 or, for Q4_0, 16 bytes of which byte j holds j and j + 16.
+bool is_block(SourceType type) { return type >= SourceType::kQ8_0; }
+
+// Where the integers of a block begin: behind an fp16 scale, and of Q4_1 an fp16 minimum.
+int64_t block_head(SourceType type) { return type == SourceType::kQ4_1 ? 4 : 2; }
+
+// The integers of a block: 32 int8 or, of four bits, 16 bytes of which byte j holds j and j + 16, of Q4_0 8 more.
 void read_block(SourceType type, const uint8_t* block, int8_t* q) {
+  const uint8_t* const bytes = block + block_head(type);
   if (type == SourceType::kQ8_0) {
-    std::memcpy(q, block + 2, kGroup);
+    std::memcpy(q, bytes, kGroup);
     return;
   }
+  const int offset = type == SourceType::kQ4_0 ? 8 : 0;
   for (int j = 0; j < kGroup / 2; ++j) {
-    q[j] = static_cast<int8_t>((block[2 + j] & 15) - 8);
-    q[j + 16] = static_cast<int8_t>((block[2 + j] >> 4) - 8);
+    q[j] = static_cast<int8_t>((bytes[j] & 15) - offset);
+    q[j + 16] = static_cast<int8_t>((bytes[j] >> 4) - offset);
   }
 }
 
@@ -96,13 +105,15 @@ void read_block(SourceType type, const uint8_t* block, int8_t* q) {
 void read_floats(SourceType type, const uint8_t* row, int64_t g, int64_t count, float* w) {
   if (type == SourceType::kF32) {
     std::memcpy(w, row + g * kGroup * 4, count * 4);
-  } else if (type == SourceType::kQ8_0 || type == SourceType::kQ4_0) {
+  } else if (is_block(type)) {
     const uint8_t* block = row + row_bytes(type, kGroup) * g;
     int8_t q[kGroup];
-    uint16_t scale;
+    uint16_t scale, least = 0;
     std::memcpy(&scale, block, 2);
+    if (type == SourceType::kQ4_1) std::memcpy(&least, block + 2, 2);
     read_block(type, block, q);
     for (int i = 0; i < kGroup; ++i) w[i] = half_to_float(scale) * static_cast<float>(q[i]);
+    for (int i = 0; i < kGroup && type == SourceType::kQ4_1; ++i) w[i] += half_to_float(least);
   } else {
     uint16_t halves[kGroup] = {};
     std::memcpy(halves, row + g * kGroup * 2, count * 2);
@@ -118,7 +129,7 @@ void read_floats(SourceType type, const uint8_t* row, int64_t g, int64_t count, 
 // ---- one group of one lane, as it is kept ----
 
 struct Group {
-  uint16_t scale;            // of integer formats, fp16
+  uint16_t scale, least;      // of integer formats, fp16; the minimum of INT4_MIN only
   uint32_t words[kMaxWords];  // what the lane has in each 64-byte line
 };
 
@@ -149,6 +160,15 @@ void quantize_int8(const float* w, Group& group) {
   std::memcpy(group.words, q, sizeof(q));
 }
 
+// Numbers from 0 to 15 as a lane keeps them.
+void join_halves(const int32_t* wide, Group& group) {
+  uint8_t bytes[kGroup / 2];
+  for (int v = 0; v < 4; ++v) {
+    for (int j = 0; j < 4; ++j) bytes[v * 4 + j] = static_cast<uint8_t>(wide[v * 8 + j] | wide[v * 8 + 4 + j] << 4);
+  }
+  std::memcpy(group.words, bytes, sizeof(bytes));
+}
+
 // The largest value, with its sign, becomes -8, so that the wider half of the range is used, as GGUF's Q4_0 does.
 void quantize_int4(const float* w, Group& group) {
   const uint32_t magnitude = to_bits(largest_magnitude(w));  // as bits: NaN would equal nothing
@@ -160,12 +180,23 @@ void quantize_int4(const float* w, Group& group) {
     const float raised = w[i] * inverse + 8.5f, bounded = raised < 15.0f ? raised : 15.0f;
     wide[i] = static_cast<int32_t>(bounded > 0.0f ? bounded : 0.0f);
   }
-  uint8_t bytes[kGroup / 2];
-  for (int v = 0; v < 4; ++v) {
-    for (int j = 0; j < 4; ++j) bytes[v * 4 + j] = static_cast<uint8_t>(wide[v * 8 + j] | wide[v * 8 + 4 + j] << 4);
+  group.scale = float_to_half(scale);
+  join_halves(wide, group);
+}
+
+// From the least value to the largest in 15 steps, as GGUF's Q4_1 does.
+void quantize_int4_min(const float* w, Group& group) {
+  const auto [least, largest] = std::minmax_element(w, w + kGroup);
+  const float size = largest_magnitude(w);  // as bits, so that NaN is seen
+  const float scale = std::isfinite(size) ? (*largest - *least) / 15.0f : size, inverse = scale != 0 ? 1.0f / scale : 0.0f;
+  int32_t wide[kGroup];
+  for (int i = 0; i < kGroup; ++i) {
+    const float raised = (w[i] - *least) * inverse + 0.5f, bounded = raised < 15.0f ? raised : 15.0f;
+    wide[i] = static_cast<int32_t>(bounded > 0.0f ? bounded : 0.0f);
   }
   group.scale = float_to_half(scale);
-  std::memcpy(group.words, bytes, sizeof(bytes));
+  group.least = float_to_half(*least);
+  join_halves(wide, group);
 }
 
 struct PackJob {
@@ -180,19 +211,22 @@ bool copy_group(const PackJob& job, const uint8_t* row, int64_t g, Group& group)
     std::memcpy(group.words, row + g * kGroup * 2, kGroup * 2);
     return true;
   }
-  if (job.type != SourceType::kQ8_0 && job.type != SourceType::kQ4_0) return false;
+  if (!is_block(job.type)) return false;
   const uint8_t* block = row + row_bytes(job.type, kGroup) * g;
   std::memcpy(&group.scale, block, 2);
-  if (job.format == Format::kINT8) {
+  if (job.format == Format::kINT8 && job.type != SourceType::kQ4_1) {
     int8_t q[kGroup];
     read_block(job.type, block, q);
     std::memcpy(group.words, q, sizeof(q));
     return true;
   }
-  if (job.format != Format::kINT4 || job.type != SourceType::kQ4_0) return false;
+  const bool is_kept = job.type == SourceType::kQ4_0 ? job.format == Format::kINT4
+                                                     : job.type == SourceType::kQ4_1 && job.format == Format::kINT4Min;
+  if (!is_kept) return false;
+  if (job.type == SourceType::kQ4_1) std::memcpy(&group.least, block + 2, 2);
   // Byte j of word v holds 8 v + j in its low half and 8 v + 4 + j in its high half; a block's, 4 v + j and 16 above.
   uint32_t stored[4];
-  std::memcpy(stored, block + 2, sizeof(stored));
+  std::memcpy(stored, block + block_head(job.type), sizeof(stored));
   constexpr uint32_t kLow = 0x0f0f0f0f;
   for (int i = 0; i < 2; ++i) {
     const uint32_t a = stored[2 * i], b = stored[2 * i + 1];
@@ -217,6 +251,7 @@ void make_group(const PackJob& job, const uint8_t* row, int64_t g, Group& group)
     }
     case Format::kINT8: quantize_int8(w, group); break;
     case Format::kINT4: quantize_int4(w, group); break;
+    case Format::kINT4Min: quantize_int4_min(w, group); break;
   }
 }
 
@@ -251,15 +286,17 @@ void transpose(const Group* groups, int64_t num_words, uint32_t* lines) {
 // Write the lanes that have a row; the others stay as they are, since another call may have brought them.
 void pack_band(const PackJob& job, const uint8_t* const* rows, uint8_t* band) {
   const int64_t num_words = words_in_group(job.format), num_scales = scale_bytes(job.format, job.cols);
+  const int64_t num_numbers = group_numbers(job.format);
   const bool is_whole = std::find(rows, rows + kBand, nullptr) == rows + kBand;
   Group groups[kBand];
   for (int64_t g = 0; g < padded_cols(job.cols) / kGroup; ++g) {
     uint32_t* lines = reinterpret_cast<uint32_t*>(band + num_scales) + g * num_words * kBand;
-    uint16_t* scales = reinterpret_cast<uint16_t*>(band) + g * kBand;
+    uint16_t* scales = reinterpret_cast<uint16_t*>(band) + g * num_numbers * kBand;
     for (int lane = 0; lane < kBand; ++lane) {
       if (rows[lane] == nullptr) continue;
       make_group(job, rows[lane], g, groups[lane]);
-      if (num_scales != 0) scales[lane] = groups[lane].scale;
+      if (num_numbers >= 1) scales[lane] = groups[lane].scale;
+      if (num_numbers == 2) scales[kBand + lane] = groups[lane].least;
       for (int64_t w = 0; w < num_words && !is_whole; ++w) lines[w * kBand + lane] = groups[lane].words[w];
     }
     if (is_whole) transpose(groups, num_words, lines);
@@ -288,16 +325,18 @@ void read_packed_floats(const Matrix& m, const uint8_t* band, int64_t g, int lan
   if (m.format == Format::kINT8) {
     std::memcpy(q, words, kGroup);
   } else {
+    const int offset = m.format == Format::kINT4 ? 8 : 0;
     for (int v = 0; v < 4; ++v) {
       for (int j = 0; j < 4; ++j) {
         const int byte = static_cast<int>(words[v] >> (8 * j) & 255);
-        q[v * 8 + j] = static_cast<int8_t>((byte & 15) - 8);
-        q[v * 8 + 4 + j] = static_cast<int8_t>((byte >> 4) - 8);
+        q[v * 8 + j] = static_cast<int8_t>((byte & 15) - offset);
+        q[v * 8 + 4 + j] = static_cast<int8_t>((byte >> 4) - offset);
       }
     }
   }
-  const float scale = half_to_float(reinterpret_cast<const uint16_t*>(band)[g * kBand + lane]);
-  for (int i = 0; i < kGroup; ++i) w[i] = scale * static_cast<float>(q[i]);
+  const uint16_t* numbers = reinterpret_cast<const uint16_t*>(band) + g * group_numbers(m.format) * kBand + lane;
+  for (int i = 0; i < kGroup; ++i) w[i] = half_to_float(numbers[0]) * static_cast<float>(q[i]);
+  for (int i = 0; i < kGroup && m.format == Format::kINT4Min; ++i) w[i] += half_to_float(numbers[kBand]);
 }
 
 void unpack_row(const Matrix& m, int64_t row, float* out) {

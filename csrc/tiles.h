@@ -20,6 +20,7 @@ namespace {
 typedef float Vec __attribute__((vector_size(64)));
 typedef int32_t IVec __attribute__((vector_size(64)));
 typedef int8_t Bytes __attribute__((vector_size(16)));
+typedef int16_t Shorts __attribute__((vector_size(32)));
 
 // Vectors as wide as registers, of which a band takes kParts. What is kept over a loop is made of these: wider ones GCC
 // keeps in memory and copies word by word.
@@ -147,12 +148,28 @@ FORCE_INLINE int32_t sum_of_lanes(IVec v) {
 #endif
 }
 
-// Symmetric int8 per group of 32: scale = max|x| / 127, nearest, halves to even. An infinity or a NaN in a group
-// makes its scale NaN, and so everything computed from the row. Below kTiny, where 127 / max|x| overflows, is zero.
+// The integers of a group as they are stored: int16 in the order in which `WidePairs` takes weights apart.
+FORCE_INLINE void store_group(int8_t* out, IVec low, IVec high) {
+  const Bytes bytes[2] = {__builtin_convertvector(low, Bytes), __builtin_convertvector(high, Bytes)};
+  __builtin_memcpy(out, bytes, kGroup);
+}
+FORCE_INLINE void store_group(int16_t* out, IVec low, IVec high) {
+  const Shorts shorts[2] = {__builtin_convertvector(low, Shorts), __builtin_convertvector(high, Shorts)};
+  __builtin_memcpy(out, shorts, kGroup * sizeof(int16_t));
+  for (int i = 1; i < kGroup; i += 4) {
+    const int16_t second = out[i];
+    out[i] = out[i + 1];
+    out[i + 1] = second;
+  }
+}
+
+// Symmetric integers per group of 32: scale = max|x| / kMost, nearest, halves to even. An infinity or a NaN in a group
+// makes its scale NaN, and so everything computed from the row. Below kTiny, where kMost / max|x| overflows, is zero.
+template <typename T, int kMost>
 void quantize_row(const float* x, int64_t cols, void* out) {
-  constexpr float kTiny = 1e-36f;
+  constexpr float kTiny = kMost > 127 ? 1e-33f : 1e-36f;
   const int64_t k = padded_cols(cols), groups = k / kGroup;
-  int8_t* q = static_cast<int8_t*>(out);
+  T* q = static_cast<T*>(out);
   float* scales = reinterpret_cast<float*>(q + k);
   int32_t* sums = reinterpret_cast<int32_t*>(scales + groups);
   for (int64_t g = 0; g < groups; ++g, q += kGroup) {
@@ -166,16 +183,15 @@ void quantize_row(const float* x, int64_t cols, void* out) {
     float largest;
     __builtin_memcpy(&largest, &largest_bits, 4);
     if (!(largest >= kTiny && largest_bits < 0x7f800000)) {
-      __builtin_memset(q, 0, kGroup);
+      __builtin_memset(q, 0, kGroup * sizeof(T));
       scales[g] = largest_bits < 0x7f800000 ? 0.0f : __builtin_nanf("");
       sums[g] = 0;
       continue;
     }
-    const float inverse = 127.0f / largest;
+    const float inverse = static_cast<float>(kMost) / largest;
     const IVec low = to_nearest(values[0] * inverse), high = to_nearest(values[1] * inverse);
-    const Bytes bytes[2] = {__builtin_convertvector(low, Bytes), __builtin_convertvector(high, Bytes)};
-    __builtin_memcpy(q, bytes, kGroup);
-    scales[g] = largest / 127.0f;
+    store_group(q, low, high);
+    scales[g] = largest / static_cast<float>(kMost);
     sums[g] = sum_of_lanes(low + high);
   }
 }
@@ -183,7 +199,9 @@ void quantize_row(const float* x, int64_t cols, void* out) {
 void prepare_row(Activation kind, const float* x, int64_t cols, void* out) {
   const int64_t k = padded_cols(cols);
   if (kind == Activation::kInt8) {
-    quantize_row(x, cols, out);
+    quantize_row<int8_t, 127>(x, cols, out);
+  } else if (kind == Activation::kInt16) {
+    quantize_row<int16_t, 32767>(x, cols, out);
   } else if (kind == Activation::kBF16) {
     uint16_t* values = static_cast<uint16_t*>(out);
     for (int64_t i = 0; i < cols; ++i) values[i] = to_bf16(x[i]);
@@ -368,40 +386,79 @@ FORCE_INLINE IntLanes dot_int8(IntLanes acc, BitLanes w, int32_t x4) {
 }
 #endif
 
-// One prepared int8 row, taken apart.
-struct Int8Row {
-  const Int32InMemory* quads;  // 4 values each
+// acc += w * x over the two 16-bit halves of each lane, both signed; x the same in every lane. Exact.
+FORCE_INLINE IntLanes dot_pairs(IntLanes acc, BitLanes w, int32_t x2) {
+#if defined(MOEFLOW_VNNI)
+  return (IntLanes)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(x2));
+#elif defined(__AVX512BW__)
+  return (IntLanes)_mm512_add_epi32((__m512i)acc, _mm512_madd_epi16((__m512i)w, _mm512_set1_epi32(x2)));
+#elif defined(__AVX2__)
+  return (IntLanes)_mm256_add_epi32((__m256i)acc, _mm256_madd_epi16((__m256i)w, _mm256_set1_epi32(x2)));
+#elif defined(__SSE2__)
+  return (IntLanes)_mm_add_epi32((__m128i)acc, _mm_madd_epi16((__m128i)w, _mm_set1_epi32(x2)));
+#else
+  const IntLanes s = (IntLanes)w;
+  return acc + (s << 16 >> 16) * static_cast<int16_t>(x2 & 0xffff) + (s >> 16) * (x2 >> 16);
+#endif
+}
+
+// A line of weights as pairs of 16 bits: of each four neighbours the first and third, then the second and fourth.
+template <bool kIsFour>
+struct WidePairs {
+  static constexpr int kCount = kIsFour ? 4 : 2;
+  BitLanes pairs[kCount];
+
+  explicit WidePairs(BitLanes w) {
+    if constexpr (kIsFour) {
+      constexpr uint32_t kLow = 0x000f000f;
+      pairs[0] = w & kLow, pairs[1] = (w >> 8) & kLow, pairs[2] = (w >> 4) & kLow, pairs[3] = (w >> 12) & kLow;
+    } else {
+      typedef int16_t ShortLanes __attribute__((vector_size(MOEFLOW_LANES * 4)));
+      const ShortLanes bytes = (ShortLanes)w;
+      pairs[0] = (BitLanes)((bytes << 8) >> 8), pairs[1] = (BitLanes)(bytes >> 8);
+    }
+  }
+};
+
+// One prepared row of integers, taken apart.
+struct IntegerRow {
+  const Int32InMemory* quads;  // four values each, of 16 bits two
   const float* scales;
   const int32_t* sums;
 
-  Int8Row(const void* row, int64_t k)
+  IntegerRow(const void* row, int64_t k, int64_t value_bytes)
       : quads(static_cast<const Int32InMemory*>(row)),
-        scales(reinterpret_cast<const float*>(static_cast<const int8_t*>(row) + k)),
+        scales(reinterpret_cast<const float*>(static_cast<const int8_t*>(row) + k * value_bytes)),
         sums(reinterpret_cast<const int32_t*>(scales + k / kGroup)) {}
-  Int8Row() = default;
+  IntegerRow() = default;
 };
 
-// Both integer formats: exact integer sums within a group, then one multiply-add a group in floats, which are
-// kept in the out tile so that the registers hold a large tile of integer sums.
-template <int R, int B, bool kIsInt4>
+// What is taken off each weight as it is multiplied: the sums of activations put it right.
+template <Format kFormat, bool kIsWide>
+constexpr int32_t kWeightOffset = kFormat == Format::kINT4 ? 8 : kFormat == Format::kINT8 && !kIsWide ? kInt8Offset : 0;
+
+// All integer formats: exact integer sums within a group, then one multiply-add a group in floats (two, where there is
+// a minimum), which are kept in the out tile so that the registers hold a large tile of integer sums.
+template <int R, int B, Format kFormat, bool kIsWide>
 void tile_int(const Tile& t) {
+  constexpr bool kIsFour = kFormat != Format::kINT8, kHasMin = kFormat == Format::kINT4Min;
   const int64_t k = padded_cols(t.cols), groups = k / kGroup;
-  const int64_t head = scale_bytes(kIsInt4 ? Format::kINT4 : Format::kINT8, t.cols);
-  constexpr int kLines = kIsInt4 ? 4 : 8;  // of 64 bytes, in a group
-  constexpr int32_t kOffset = kIsInt4 ? 8 : kInt8Offset;
-  Int8Row rows[R];
-  for (int r = 0; r < R; ++r) rows[r] = Int8Row(t.rows[r], k);
+  const int64_t head = scale_bytes(kFormat, t.cols);
+  constexpr int kLines = kIsFour ? 4 : 8;  // of 64 bytes, in a group
+  constexpr int64_t kNumberBytes = (kHasMin ? 2 : 1) * kBand * 2;
+  IntegerRow rows[R];
+  for (int r = 0; r < R; ++r) rows[r] = IntegerRow(t.rows[r], k, kIsWide ? 2 : 1);
   FloatLanes total[R][B][kParts] = {};
   const Ahead<B> ahead(t, head, groups * kLines);
   for (int64_t g = 0; g < groups; ++g) {
-    if (g % 2 == 0) ahead.fetch_head(g * kBand * 2);
+    if (kHasMin || g % 2 == 0) ahead.fetch_head(g * kNumberBytes);
     IntLanes acc[R][B][kParts];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b)
 #pragma GCC unroll 4
-        for (int p = 0; p < kParts; ++p) acc[r][b][p] = IntLanes{} - kOffset * rows[r].sums[g];
+        for (int p = 0; p < kParts; ++p) acc[r][b][p] = IntLanes{} - kWeightOffset<kFormat, kIsWide> * rows[r].sums[g];
 #pragma GCC unroll 8
     for (int line = 0; line < kLines; ++line) {
       const int64_t at = head + (g * kLines + line) * 64;
@@ -411,19 +468,34 @@ void tile_int(const Tile& t) {
         BitLanes w[B];
 #pragma GCC unroll 4
         for (int b = 0; b < B; ++b) w[b] = load_bits(line_part(t, b, at, p));
+        if constexpr (kIsWide) {
+          constexpr int kCount = WidePairs<kIsFour>::kCount;
+          const int64_t first = (g * kLines + line) * kCount;
+#pragma GCC unroll 4
+          for (int b = 0; b < B; ++b) {
+            const WidePairs<kIsFour> parts(w[b]);
 #pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-          if constexpr (kIsInt4) {
-            const int32_t x0 = rows[r].quads[g * 8 + 2 * line], x1 = rows[r].quads[g * 8 + 2 * line + 1];
+            for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-            for (int b = 0; b < B; ++b) {
-              acc[r][b][p] = dot_unsigned(acc[r][b][p], w[b] & 0x0f0f0f0fu, x0);
-              acc[r][b][p] = dot_unsigned(acc[r][b][p], (w[b] >> 4) & 0x0f0f0f0fu, x1);
+              for (int i = 0; i < kCount; ++i) {
+                acc[r][b][p] = dot_pairs(acc[r][b][p], parts.pairs[i], rows[r].quads[first + i]);
+              }
+          }
+        } else {
+#pragma GCC unroll 16
+          for (int r = 0; r < R; ++r) {
+            if constexpr (kIsFour) {
+              const int32_t x0 = rows[r].quads[g * 8 + 2 * line], x1 = rows[r].quads[g * 8 + 2 * line + 1];
+#pragma GCC unroll 4
+              for (int b = 0; b < B; ++b) {
+                acc[r][b][p] = dot_unsigned(acc[r][b][p], w[b] & 0x0f0f0f0fu, x0);
+                acc[r][b][p] = dot_unsigned(acc[r][b][p], (w[b] >> 4) & 0x0f0f0f0fu, x1);
+              }
+            } else {
+              const int32_t x = rows[r].quads[g * 8 + line];
+#pragma GCC unroll 4
+              for (int b = 0; b < B; ++b) acc[r][b][p] = dot_int8(acc[r][b][p], w[b], x);
             }
-          } else {
-            const int32_t x = rows[r].quads[g * 8 + line];
-#pragma GCC unroll 4
-            for (int b = 0; b < B; ++b) acc[r][b][p] = dot_int8(acc[r][b][p], w[b], x);
           }
         }
       }
@@ -432,12 +504,17 @@ void tile_int(const Tile& t) {
     for (int b = 0; b < B; ++b)
 #pragma GCC unroll 4
       for (int p = 0; p < kParts; ++p) {
-        const uint8_t* const scales = t.bands + b * t.band_stride + (g * kBand + p * kLanes) * 2;
-        const FloatLanes scale = load_halves(reinterpret_cast<const uint16_t*>(scales));
+        const uint8_t* const numbers = t.bands + b * t.band_stride + g * kNumberBytes + p * kLanes * 2;
+        const FloatLanes scale = load_halves(reinterpret_cast<const uint16_t*>(numbers));
+        FloatLanes least = {};
+        if constexpr (kHasMin) least = load_halves(reinterpret_cast<const uint16_t*>(numbers + kBand * 2));
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
           const FloatLanes sum = __builtin_convertvector(acc[r][b][p], FloatLanes);
           total[r][b][p] += sum * (scale * splat_lanes(rows[r].scales[g]));
+          if constexpr (kHasMin) {
+            total[r][b][p] += least * splat_lanes(rows[r].scales[g] * static_cast<float>(rows[r].sums[g]));
+          }
         }
       }
   }
@@ -445,19 +522,22 @@ void tile_int(const Tile& t) {
 }
 
 template <int R, int B>
-void tile_of(Format format, const Tile& t) {
-  switch (format) {
+void tile_of(const Matrix& weight, const Tile& t) {
+  switch (weight.format) {
     case Format::kF32: return tile_f32<R, B>(t);
     case Format::kBF16: return tile_bf16<R, B>(t);
-    case Format::kINT8: return tile_int<R, B, false>(t);
-    case Format::kINT4: return tile_int<R, B, true>(t);
+    case Format::kINT8:
+      return weight.is_wide ? tile_int<R, B, Format::kINT8, true>(t) : tile_int<R, B, Format::kINT8, false>(t);
+    case Format::kINT4:
+      return weight.is_wide ? tile_int<R, B, Format::kINT4, true>(t) : tile_int<R, B, Format::kINT4, false>(t);
+    case Format::kINT4Min: return tile_int<R, B, Format::kINT4Min, true>(t);
   }
 }
 
 // Compute any tile from the sizes that fit this instruction set's registers. More rows than make a tile of usual shape
 // take a tall one of two bands: two tiles, of six rows and of one or two, would take longer and have memory idle while
 // the second reads the bands from the cache.
-void tile(Format format, const Tile& whole) {
+void tile(const Matrix& weight, const Tile& whole) {
   for (int row = 0; row < whole.num_rows;) {
     const int rows_left = whole.num_rows - row;
     const bool is_tall = rows_left > ROW_TILE && ROW_TILE_OF_TWO > ROW_TILE && whole.num_bands % 2 == 0;
@@ -479,7 +559,7 @@ void tile(Format format, const Tile& whole) {
       switch (rows * 8 + bands) {
 #define MOEFLOW_TILE(R, B) \
   case R * 8 + B:          \
-    tile_of<R, B>(format, part); \
+    tile_of<R, B>(weight, part); \
     break;
 #define MOEFLOW_TILES(R) MOEFLOW_TILE(R, 1) MOEFLOW_TILE(R, 2)
         MOEFLOW_TILES(1)
@@ -552,16 +632,19 @@ namespace {
 
 // ---- the table ----------------------------------------------------------------------------------------------
 
-Activation activation(Format format) {
-  switch (format) {
+Activation activation(const Matrix& weight) {
+  switch (weight.format) {
     case Format::kF32: return Activation::kF32;
 #if defined(MOEFLOW_BF16)
     case Format::kBF16: return Activation::kBF16;
 #else
     case Format::kBF16: return Activation::kF32;
 #endif
-    default: return Activation::kInt8;
+    case Format::kINT8:
+    case Format::kINT4: return weight.is_wide ? Activation::kInt16 : Activation::kInt8;
+    case Format::kINT4Min: return Activation::kInt16;  // files have it, and whoever rounds has INT4
   }
+  return Activation::kF32;
 }
 
 constexpr Isa kTable = {ISA_NAME, activation, prepare_row, tile, activate, attend, inverse_rms, scale_row, add_row,

@@ -2,7 +2,8 @@
 
     python scripts/benchmarks_page.py [RESULTS_FOLDER [DOCS_FOLDER]]
 
-The text above the results is benchmarks_page.md beside this file.
+The text above the results is benchmarks_page.md beside this file; the table that opens the page, and the five figures
+in the README beside the folder of documents, are those of benchmarks_summary.py.
 Of records that say the same of the same machine, the newest count.
 """
 
@@ -17,12 +18,19 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.expert_cache_overhead import table as cache_table  # noqa: E402
 from benchmarks.fused_experts import table as experts_table  # noqa: E402
+from benchmarks.memory_budget import table as memory_table  # noqa: E402
 from benchmarks.offload.tables import offload_table  # noqa: E402
+from benchmarks.paper_settings import tables as paper_tables  # noqa: E402
 from benchmarks.peers.tables import pair_table, summary_table  # noqa: E402
 from benchmarks.pipelines import table as pipelines_table  # noqa: E402
+from benchmarks.plan_accuracy import table as accuracy_table  # noqa: E402
+from benchmarks.policy_grid import table as grid_table  # noqa: E402
+from benchmarks.server_under_long_prompts import table as long_prompts_table  # noqa: E402
+from benchmarks.trace_overhead import table as trace_table  # noqa: E402
 from moeflow.bench.plots import plot_latencies, plot_throughput  # noqa: E402
-from moeflow.bench.records import Record, read  # noqa: E402
+from moeflow.bench.records import Record, is_dirty, read  # noqa: E402
 from moeflow.bench.tables import (  # noqa: E402
     Table,
     batch_tables,
@@ -33,6 +41,7 @@ from moeflow.bench.tables import (  # noqa: E402
     versus_table,
 )
 from moeflow.core.errors import ConfigError  # noqa: E402
+from scripts.benchmarks_summary import README_BEGIN, README_END, claims, readme_table, summary  # noqa: E402
 
 NOTHING = """
 ## Results
@@ -44,8 +53,12 @@ There are no records in `docs/results` yet.
 def main(results: Path, docs: Path) -> None:
     """Write the page."""
     records = read(sorted(results.glob("*.jsonl")))
-    parts = [Path(__file__).with_suffix(".md").read_text(encoding="utf-8")]
-    for machine, found in group(records, machine_name).items():
+    intro, explained = Path(__file__).with_suffix(".md").read_text(encoding="utf-8").split("<!-- summary -->\n")
+    machines = group(records, machine_name)
+    found_claims = {machine: claims(found) for machine, found in machines.items()}
+    tables = [f"{summary(machine, made)}\n" for machine, made in found_claims.items() if made]
+    parts = [intro, *tables, explained]
+    for machine, found in machines.items():
         parts.append(f"\n## {machine}\n")
         for kind, (heading, write) in SECTIONS.items():
             chosen = [record for record in found if record["kind"] == kind]
@@ -54,6 +67,18 @@ def main(results: Path, docs: Path) -> None:
     if not records:
         parts.append(NOTHING)
     (docs / "benchmarks.md").write_text("".join(parts), encoding="utf-8")
+    readme = docs.parent / "README.md"
+    if records and readme.exists():
+        write_figures(readme, readme_table(*next(iter(found_claims.items()))))
+
+
+def write_figures(readme: Path, figures: str) -> None:
+    """Put figures between their marks in the README."""
+    before, _, rest = readme.read_text(encoding="utf-8").partition(README_BEGIN)
+    _, _, after = rest.partition(README_END)
+    if not after:
+        raise ConfigError(f"{readme} has no lines {README_BEGIN} and {README_END}; put them where figures belong")
+    readme.write_text(f"{before}{README_BEGIN}\n\n{figures}\n{README_END}{after}", encoding="utf-8")
 
 
 def group(records: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any, list[Record]]:
@@ -101,7 +126,9 @@ def origin(record: Record) -> str:
     with_threads = f", {threads_text(record)}" if record["machine"]["threads"] else ""
     day = record["time"][:10]
     command = re.sub(r"(?<=\s)/\S*/(?=\S)", "", record["command"])  # where a file lay is that machine's business
-    return f"\n`{command}`  \n{day}, commit {record['commit']}{with_threads}, {versions}.\n\n"
+    commit = (record["commit"] or "unknown").rstrip("+")
+    mark = " **with changes that were not committed: to be measured again**" if is_dirty(record) else ""
+    return f"\n`{command}`  \n{day}, commit {commit}{mark}{with_threads}, {versions}.\n\n"
 
 
 def write_engine(records: list[Record], _docs: Path) -> str:
@@ -172,12 +199,6 @@ def write_peers(records: list[Record], _docs: Path) -> str:
     return "\n".join(table.to_markdown() for table in tables) + origins(chosen)
 
 
-def write_offload(records: list[Record], _docs: Path) -> str:
-    """Write each workload's newest measurement."""
-    groups = group(records, lambda r: (r["workload"], r["prompt_len"], r["new_tokens"]))
-    return "".join(offload_table(newest(found)).to_markdown() + origin(newest(found)) for found in groups.values())
-
-
 def write_pipelines(records: list[Record], _docs: Path) -> str:
     """Write a table for each model and device, with each pipeline's newest run in each size of micro-batches."""
     text = ""
@@ -188,28 +209,57 @@ def write_pipelines(records: list[Record], _docs: Path) -> str:
     return text
 
 
-def write_experts(records: list[Record], _docs: Path) -> str:
-    """Write each format's newest comparison of the expert layer."""
-    groups = group(records, lambda r: r["format"])
-    return "".join(experts_table(newest(found)).to_markdown() + origin(newest(found)) for found in groups.values())
+def write_newest(table: Callable[[Record], Table], key: Callable[[Record], Any]) -> Callable[[list[Record], Path], str]:
+    """Return how to write a table of the newest record of each kind that the key tells apart."""
+
+    def write(records: list[Record], _docs: Path) -> str:
+        chosen = [newest(found) for found in group(records, key).values()]
+        return "".join(table(record).to_markdown() + origin(record) for record in chosen)
+
+    return write
 
 
-def write_versus(records: list[Record], _docs: Path) -> str:
-    """Write each model and type's newest comparison."""
-    groups = group(records, lambda r: (r["model"], r["weight_format"]))
-    return "".join(versus_table(newest(found)).to_markdown() + origin(newest(found)) for found in groups.values())
+def write_paper(records: list[Record], _docs: Path) -> str:
+    """Write what was published beside the newest predictions."""
+    record = newest(records)
+    return "\n".join(table.to_markdown() for table in paper_tables(record)) + origin(record)
 
 
 SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
     "engine": ("Engine", write_engine),
     "peers": ("Other engines", write_peers),
-    "offload": ("Models larger than memory", write_offload),
+    "offload": (
+        "Models larger than memory",
+        write_newest(offload_table, lambda r: (r["workload"], r["prompt_len"], r["new_tokens"])),
+    ),
     "pipelines": ("Models larger than a device", write_pipelines),
-    "fused_experts": ("Expert layer", write_experts),
-    "engine_vs_transformers": ("transformers' generate", write_versus),
+    "paper": ("MoE-Lightning's figures, predicted", write_paper),
+    "fused_experts": ("Expert layer", write_newest(experts_table, lambda r: r["format"])),
+    "engine_vs_transformers": (
+        "transformers' generate",
+        write_newest(versus_table, lambda r: (r["model"], r["weight_format"])),
+    ),
     "serve": ("Serving", write_serve),
+    "server_under_long_prompts": (
+        "Serving beside long prompts",
+        write_newest(long_prompts_table, lambda r: r["model"]),
+    ),
     "batch": ("Batch jobs", write_batch),
     "quality": ("Quality", write_quality),
+    "plan_accuracy": ("Plans: predicted and measured", write_newest(accuracy_table, lambda r: r["model"])),
+    "policy_grid": (
+        "Plans against a grid",
+        write_newest(grid_table, lambda r: (r["model"], r["weight_format"], r["device"], r["memory_bytes"])),
+    ),
+    "memory_budget": (
+        "The memory limit",
+        write_newest(memory_table, lambda r: (r["model"], r["verb"], r["is_enforced"])),
+    ),
+    "expert_cache_overhead": (
+        "What an expert cache costs",
+        write_newest(cache_table, lambda r: (r["model"], r["weight_format"], r["policy"], r["predictor"])),
+    ),
+    "trace_overhead": ("What a trace costs", write_newest(trace_table, lambda r: (r["model"], r["memory_bytes"]))),
 }
 
 

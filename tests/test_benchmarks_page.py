@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.bench.examples import beside_record, engine_record, job_record, quality_record, serve_record, versus_record
+from tests.bench.examples import (
+    accuracy_record,
+    beside_record,
+    cache_record,
+    engine_record,
+    grid_record,
+    job_record,
+    memory_record,
+    quality_record,
+    serve_record,
+    trace_record,
+    versus_record,
+)
 
 ROOT = Path(__file__).parent.parent
 
@@ -97,3 +111,117 @@ def test_interactive_requests_of_all_seeds_are_taken_together(tmp_path):
     assert "| per token p50, ms | 10.0 | 20.0 | 2.00 |" in page
     assert "| per token p99, ms | 30.0 | 60.0 | 2.00 |" in page
     assert "| job, tokens/s | 200.0 | 126.7 | 0.63 |" in page
+
+
+def rows_of(page: str, title: str) -> dict[str, list[str]]:
+    """Return the cells of the table under a title, by first cell."""
+    lines = page.split(f"**{title}")[1].split("\n\n")[1].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {first: rest for first, *rest in rows}
+
+
+def test_claims_open_the_page_with_figures_of_their_records(tmp_path):
+    serving = [
+        serve_record(name, rate=4.0, seed=seed, requests_per_s=rate)
+        for seed, rates in enumerate(((3.0, 2.0), (3.0, 1.0)))
+        for name, rate in zip(("continuous", "static"), rates, strict=True)
+    ]
+    records = [
+        engine_record(weight_format="bfloat16", cases=[{**engine_record()["cases"][0], "name": "decode, batch 1"}]),
+        *serving,
+        quality_record(),
+        *(job_record(system, 32) for system in ("variable length", "padded")),
+        beside_record(0),
+        accuracy_record(0.1, -0.3, 0.2),
+        grid_record(as_planned=[45.0, 55.0], **{"8_together": [60.0, 40.0], "2_together": [20.0, 30.0]}),
+        memory_record(0.9, 0.99),
+        cache_record(),
+        trace_record(),
+    ]
+    done = write_page(tmp_path, *records)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "docs" / "benchmarks.md").read_text()
+    assert page.index("**In short: Abacus, 2 cores, 24 GiB**") < page.index("## How it is measured")
+    found = {claim: cells[:3] for claim, cells in rows_of(page, "In short").items()}
+    assert found == {
+        "decode, batch 1, bfloat16: tokens/s beside what memory bandwidth allows (mine)": [
+            "50.0 (40.0-60.0)",
+            "200.0",
+            "0.25 (0.20-0.30)",
+        ],
+        "serving, 4 arrivals/s: tokens/s beside padded batches on the same kernels": [
+            "30.0 (30.0-30.0)",
+            "15.0 (10.0-20.0)",
+            "2.25 (1.50-3.00)",
+        ],
+        "a job of 80 prompts, 32 new: tokens/s beside padded batches": ["300.0", "100.0", "3.00"],
+        "interactive requests beside a batch job: p99 of ms per token, beside alone": ["40.0", "20.0", "2.00"],
+        "perplexity in int8 beside float32 (mine)": ["10.100", "10.000", "1.0100 (± 0.0020)"],
+        "plans: median error of 3 speeds beside what was measured": ["20.0%", "0%", "at most 30.0%"],
+        "the plan beside the best of 3 settings: tokens/s": ["50.0 (45.0-55.0)", "50.0 (45.0-55.0)", "1.00"],
+        "`--memory`: the most that 2 runs held, as a share of the limit": ["99.0%", "100%", "0.945 (0.900-0.990)"],
+        "an expert cache that holds all experts: ms a step beside the resident model": ["11.00", "10.00", "1.100"],
+        "`--trace`: ms a pass beside passes without": ["20.200", "20.000", "1.010"],
+    }
+    headings = {line.lstrip("# ") for line in page.splitlines() if line.startswith("### ")}
+    anchors = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    linked = set(re.findall(r"\]\(#([a-z-]+)\)", page))
+    assert linked
+    assert linked <= anchors
+    assert rows_of(page, "Predicted and measured")["--quantize int8: decode 1"][:3] == [
+        "70 tokens/s",
+        "100 tokens/s",
+        "-30.0%",
+    ]
+    assert rows_of(page, "The plan against a grid")["2 together"] == ["25.0 (20.0-30.0)", "50.0%"]
+    assert rows_of(page, "Decode passes with")["traced"] == ["20.200", "+1.00%"]
+
+
+def test_what_was_measured_with_uncommitted_changes_is_marked(tmp_path):
+    marked = "commit 1a2b3c4 **with changes that were not committed: to be measured again**"
+    for changes, is_marked in (
+        ({"commit": "1a2b3c4+"}, True),
+        ({"is_dirty": True}, True),
+        ({"is_dirty": False}, False),
+    ):
+        write_page(tmp_path, {**quality_record(), **changes})
+        page = (tmp_path / "docs" / "benchmarks.md").read_text()
+        assert (marked in page) == is_marked
+        assert ("[2026-01-31, uncommitted changes](#quality)" in page) == is_marked
+
+
+def test_what_others_disturbed_is_no_claim(tmp_path):
+    def pair(foreign: float) -> dict:
+        rate = {"name": "decode, batch 1", "unit": "tokens/s", "ours": [30.0, 20.0], "peer": [10.0, 10.0]}
+        row = {**rate, "foreign_cpu": {"ours": [foreign], "peer": [0.0]}}
+        about = {"format": "int8", "ours": "moeflow int8", "peer": "llama.cpp q8_0", "peer_versions": {}}
+        sampling = {"ours": "none", "peer": "none"}
+        return {**quality_record(), "kind": "peers", **about, "sampling": sampling, "rows": [row]}
+
+    for foreign, is_there in ((0.05, True), (0.2, False)):
+        done = write_page(tmp_path, pair(foreign))
+        assert done.returncode == 0, done.stderr
+        page = (tmp_path / "docs" / "benchmarks.md").read_text()
+        row = "| decode, batch 1, int8: tokens/s beside llama.cpp on the same file | 25.0 (20.0-30.0) |"
+        assert (row in page) == is_there
+
+
+def test_page_and_readme_are_what_the_records_say(tmp_path):
+    """Whoever adds a record writes the page anew."""
+    (tmp_path / "docs").mkdir()
+    shutil.copyfile(ROOT / "README.md", tmp_path / "README.md")
+    command = [sys.executable, str(ROOT / "scripts" / "benchmarks_page.py"), str(ROOT / "docs" / "results")]
+    subprocess.run([*command, str(tmp_path / "docs")], check=True)
+    for name in ("docs/benchmarks.md", "README.md"):
+        assert (tmp_path / name).read_text() == (ROOT / name).read_text(), f"run scripts/benchmarks_page.py for {name}"
+    figures = rows_of((ROOT / "README.md").read_text(), "Measured on")
+    assert len(figures) == 5
+    assert figures.keys() <= rows_of((ROOT / "docs" / "benchmarks.md").read_text(), "In short").keys()
+
+
+def test_a_readme_without_a_place_for_figures_is_an_error(tmp_path):
+    (tmp_path / "README.md").write_text("# mine")
+    done = write_page(tmp_path, quality_record())
+    assert done.returncode == 1
+    assert "put them where figures belong" in done.stderr
+    assert (tmp_path / "README.md").read_text() == "# mine"

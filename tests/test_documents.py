@@ -105,7 +105,7 @@ def test_verbs_and_options_are_there(file):
 
 @pytest.mark.parametrize("file", NOW, ids=lambda file: file.name)
 def test_scripts_and_tests_are_there(file):
-    names = re.findall(r"\b((?:benchmarks|scripts|tests|examples)/[\w./]+)", file.read_text(encoding="utf-8"))
+    names = re.findall(r"\b((?:benchmarks|scripts|tests|examples)/[\w./-]+)", file.read_text(encoding="utf-8"))
     assert [name for name in names if not (ROOT / name.rstrip(".")).exists()] == []
 
 

@@ -40,10 +40,11 @@ class ServedModel:
 
 
 def check_address(url: str, *, allow_remote: bool) -> str:
-    """Return the address without `/v1`.
+    """Return the address without `/v1`; with http, if it names no scheme.
 
     Raises: ConfigError if it is no http address, or another machine's and that was not allowed.
     """
+    url = url if "://" in url else f"http://{url}"
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:

@@ -7,11 +7,19 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+OUTLIER = 2.0
+
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """Return the smallest value that at least `percent` of all do not exceed (nearest rank, no interpolation)."""
     ordered = sorted(values)
     return ordered[max(math.ceil(len(ordered) * percent / 100) - 1, 0)]
+
+
+def outliers(values: Sequence[float]) -> list[int]:
+    """Return which values lie more than `OUTLIER` times above or below the median: something else ran meanwhile."""
+    median = statistics.median(values)
+    return [index for index, value in enumerate(values) if not median / OUTLIER <= value <= median * OUTLIER]
 
 
 @dataclass(frozen=True, slots=True)

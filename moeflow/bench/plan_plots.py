@@ -4,88 +4,98 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from textwrap import fill
+from typing import Any, Final
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from moeflow.bench.plots import save
 from moeflow.core.plan import Policy
-from moeflow.planner.figures import PolicyMap, RooflineFigure
+from moeflow.planner.policy_map import MapPoint, PolicyMap
+from moeflow.planner.roofline_figures import RooflineFigure
+
+Panel = tuple[str, Callable[[Policy], float]]
 
 NUM_POINTS = 200
-NAMES = {"ram": "memory"}  # of levels, where they store
+EVEN = 0.005  # by which values may differ that are shown as one
+NAMES = {"ram": "memory", "device": "device memory"}  # of levels, where they store
 COMPUTES = {"ram": "processor"}  # and where they compute
+LEGEND_COLUMNS = 95
+STAR: Final[dict[str, Any]] = {"markersize": 14, "markeredgecolor": "black", "linestyle": "none", "zorder": 5}
 LABEL = {"boxstyle": "round,pad=0.15", "facecolor": "white", "alpha": 0.7, "linewidth": 0}
 
 
 def plot_rooflines(figures: Sequence[RooflineFigure], title: str, file: Path) -> None:
     """Draw one picture beside the other."""
-    figure = Figure(figsize=(7.5 * len(figures), 5.5), layout="constrained")
+    figure = Figure(figsize=(7.5 * len(figures), 6.2), layout="constrained")
     for axes, data in zip(np.atleast_1d(figure.subplots(1, len(figures))), figures, strict=True):
-        _draw_roofline(axes, data)
+        draw_roofline(axes, data)
     figure.suptitle(title)
     save(figure, file)
 
 
-def _draw_roofline(axes: Axes, data: RooflineFigure) -> None:
-    near_name, far_name = NAMES.get(data.near, data.near), NAMES.get(data.far, data.far)
-    points = [mark.intensity for mark in data.marks] + [data.operating_intensity]
-    roofs = data.roofs
-    turns = [roofs.peak / roofs.bandwidth, roofs.first_turn, roofs.peak / roofs.link]
-    low, high = min(points) / 4, max(*points, *turns) * 4
-    intensities = np.geomspace(low, high, NUM_POINTS)
-    axes.loglog(
-        intensities,
-        roofs.bandwidth * intensities,
-        color="C0",
-        label=f"{near_name} is read at {_rate(roofs.bandwidth, 'B')}",
-    )
-    axes.loglog(
-        intensities, roofs.link * intensities, color="C1", label=f"{far_name} to {near_name}: {_rate(roofs.link, 'B')}"
-    )
-    axes.axhline(
-        roofs.peak, color="C0", linestyle="--", label=f"{_computes(data.near)} computes {_rate(roofs.peak, 'FLOP')}"
-    )
-    if roofs.far_peak:
-        axes.loglog(
-            intensities,
-            roofs.far_bandwidth * intensities,
-            color="C2",
-            label=f"{far_name} is read at {_rate(roofs.far_bandwidth, 'B')}",
-        )
-        axes.axhline(
-            roofs.far_peak,
-            color="C2",
-            linestyle="--",
-            label=f"{_computes(data.far)} computes {_rate(roofs.far_peak, 'FLOP')}",
-        )
-        if roofs.first_turn:
-            axes.plot(roofs.first_turn, roofs.far_peak, "kv", label=f"P1 at {_number(roofs.first_turn)} FLOP/B")
-    near = data.near_intensity or roofs.peak / roofs.bandwidth
-    reached = roofs.local(near)
-    if data.near_intensity:
-        axes.axhline(reached, color="C3", linestyle=":", label=f"{data.near} at its micro-batch")
-    axes.plot(roofs.turning_point_2(near), reached, "k^", label=f"P2 at {_number(roofs.turning_point_2(near))} FLOP/B")
-    bottom = roofs.link * low
-    for number, mark in enumerate(data.marks):
-        axes.axvline(mark.intensity, color="grey", linewidth=0.7)
-        axes.text(
-            mark.intensity,
-            bottom * 1.3 * 1.5 ** (number % 2),
-            mark.name,
-            rotation=90,
-            fontsize="x-small",
-            va="bottom",
-            ha="center",
-            bbox=LABEL | {"alpha": 1.0},
-        )
-    axes.plot(data.operating_intensity, data.operating_flops_per_s, "r*", markersize=14, label=data.operating_name)
-    axes.set(xlim=(low, high), ylim=(bottom, roofs.peak * 4), title=data.title)
-    axes.set_xlabel(f"operations a byte of what lies in {far_name}" if roofs.far_peak else "operations a byte")
+def draw_roofline(axes: Axes, data: RooflineFigure) -> None:
+    """Draw roofs, turning points and the planned work; the legend says what each of them means."""
+    roofs, at = data.roofs, data.operating
+    points = [mark.intensity for mark in data.marks] + [turn.intensity for turn in data.turns]
+    points += [it for it in (at.near_intensity, at.far_intensity, roofs.peak / roofs.bandwidth) if it is not None]
+    low, high = min(points) / 4, max(points) * 4
+    _draw_roofs(axes, data, np.geomspace(low, high, NUM_POINTS))
+    for turn, marker in zip(data.turns, "v^", strict=False):
+        label = f"{turn.name}, {_number(turn.intensity)} FLOP/B: {turn.meaning}"
+        axes.plot(turn.intensity, turn.flops_per_s, f"k{marker}", label=fill(label, LEGEND_COLUMNS))
+        place: dict[str, Any] = {"xytext": (6, -4), "textcoords": "offset points", "fontsize": "small", "va": "top"}
+        axes.annotate(turn.name, (turn.intensity, turn.flops_per_s), **place)
+    bottom = min(roofs.link * low, at.flops_per_s / 4)
+    _draw_marks(axes, data, bottom)
+    _draw_operating(axes, data)
+    axes.set(xlim=(low, high), ylim=(bottom, max(roofs.peak, roofs.far_peak) * 4), title=data.title)
+    axes.set_xlabel("FLOP a byte that is read from a memory, or comes from one to the other")
     axes.set_ylabel("FLOP/s")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="x-small", loc="lower right")
+    axes.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(0, -0.14))
+
+
+def _draw_roofs(axes: Axes, data: RooflineFigure, intensities: NDArray[np.float64]) -> None:
+    near, far, roofs = NAMES.get(data.near, data.near), NAMES.get(data.far, data.far), data.roofs
+    sloped = [
+        (roofs.bandwidth, "C0", f"{near} is read at {_rate(roofs.bandwidth, 'B')}"),
+        (roofs.link, "C1", f"{far} to {near}: {_rate(roofs.link, 'B')}"),
+    ]
+    flat = [(roofs.peak, "C0", f"{_computes(data.near)} computes {_rate(roofs.peak, 'FLOP')}")]
+    if roofs.far_peak:
+        sloped.append((roofs.far_bandwidth, "C2", f"{far} is read at {_rate(roofs.far_bandwidth, 'B')}"))
+        flat.append((roofs.far_peak, "C2", f"{_computes(data.far)} computes {_rate(roofs.far_peak, 'FLOP')}"))
+    for rate, color, label in sloped:
+        axes.loglog(intensities, rate * intensities, color=color, label=label)
+    for peak, color, label in flat:
+        axes.axhline(peak, color=color, linestyle="--", label=label)
+
+
+def _draw_marks(axes: Axes, data: RooflineFigure, bottom: float) -> None:
+    for number, mark in enumerate(data.marks):
+        axes.axvline(mark.intensity, color="grey", linewidth=0.7)
+        height = bottom * 1.3 * 1.5 ** (number % 2)
+        style: dict[str, Any] = {"rotation": 90, "fontsize": "x-small", "va": "bottom", "ha": "center"}
+        axes.text(mark.intensity, height, mark.name, bbox=LABEL | {"alpha": 1.0}, **style)
+
+
+def _draw_operating(axes: Axes, data: RooflineFigure) -> None:
+    """Draw what is planned at its intensity on each level that brings something: one number, under two roofs."""
+    at, near, far = data.operating, NAMES.get(data.near, data.near), NAMES.get(data.far, data.far)
+    streams = at.near_intensity is not None
+    if at.near_intensity is not None:
+        nothing = "" if at.far_intensity is not None else f"; nothing comes from {far}"
+        label = f"{at.name}: {_number(at.near_intensity)} FLOP a byte read from {near}{nothing}"
+        axes.plot(at.near_intensity, at.flops_per_s, "*", color="C0", **STAR, label=fill(label, LEGEND_COLUMNS))
+    if at.far_intensity is not None:
+        what = f"that comes from {far}" if streams else f"read from {far}"
+        label = f"{at.name}: {_number(at.far_intensity)} FLOP a byte {what}"
+        color = "C1" if streams else "C2"
+        axes.plot(at.far_intensity, at.flops_per_s, "*", color=color, **STAR, label=fill(label, LEGEND_COLUMNS))
 
 
 def _computes(level: str) -> str:
@@ -97,36 +107,54 @@ def _number(value: float) -> str:
 
 
 def plot_policy_map(data: PolicyMap, title: str, file: Path) -> None:
-    """Draw shares as colours over two properties of the machine; red points: attention on the host."""
+    """Draw shares as colours over two properties of the machine; red points: attention on the host.
+
+    What is the same everywhere is a line of text instead of a panel of one colour.
+    """
     if data.has_device:
-        panels: list[tuple[str, Callable[[Policy, float], float]]] = [
-            ("weights that stay on the host, %", lambda policy, _: 100 * (1 - policy.weights_on_device)),
-            ("keys and values on the host, %", lambda policy, _: 100 * _kv_on_host(policy)),
-            ("tokens/s", lambda _, tokens_per_s: tokens_per_s),
+        panels: list[Panel] = [
+            ("weights that stay on the host, %", lambda it: 100 * (1 - it.weights_on_device)),
+            ("keys and values on the host, %", lambda it: 100 * _kv_on_host(it)),
         ]
     else:
         panels = [
-            ("experts on disk, %", lambda policy, _: 100 * policy.experts_on_disk),
-            ("sequences at once", lambda policy, _: policy.batch_size),
-            ("tokens/s", lambda _, tokens_per_s: tokens_per_s),
+            ("experts on disk, %", lambda it: 100 * it.experts_on_disk),
+            ("sequences at once", lambda it: it.batch_size),
         ]
-    figure = Figure(figsize=(5 * len(panels), 4.2), layout="constrained")
-    for axes, (label, value) in zip(figure.subplots(1, len(panels)), panels, strict=True):
-        _draw_map(figure, axes, data, label, value)
+    drawn, notes = panels_and_notes(data, panels)
+    figure = Figure(figsize=(5 * (len(drawn) + 1), 4.4), layout="constrained")
+    every = np.atleast_1d(figure.subplots(1, len(drawn) + 1))
+    for axes, (label, value) in zip(every, drawn, strict=False):
+        _draw_map(figure, axes, data, label, lambda point, value=value: value(point.policy))  # type: ignore[misc]
+    _draw_map(figure, every[-1], data, "tokens/s", lambda point: point.tokens_per_s)
     figure.suptitle(f"{title}: the best policy where the machine were another")
     if data.has_device and any(it.policy is not None and not it.policy.attention_on_device for it in data.points):
-        figure.supxlabel("red: the host attends", fontsize="small", color="red")
+        notes.append("red: the host attends")
+    if notes:
+        figure.supxlabel("; ".join(notes), fontsize="small")
     save(figure, file)
 
 
-def _draw_map(figure: Figure, axes: Axes, data: PolicyMap, label: str, value: Callable[[Policy, float], float]) -> None:
+def panels_and_notes(data: PolicyMap, panels: Sequence[Panel]) -> tuple[list[Panel], list[str]]:
+    """Return the panels whose numbers differ, and what to say of the others."""
+    drawn, notes = [], []
+    for label, value in panels:
+        values = [value(point.policy) for point in data.points if point.policy is not None]
+        if values and max(values) - min(values) <= EVEN * max(abs(it) for it in values):
+            name, _, unit = label.partition(", ")
+            notes.append(f"{name}: {_number(values[0])}{unit} everywhere")
+        else:
+            drawn.append((label, value))
+    return drawn, notes
+
+
+def _draw_map(figure: Figure, axes: Axes, data: PolicyMap, label: str, value: Callable[[MapPoint], float]) -> None:
     xs, ys = sorted({point.x for point in data.points}), sorted({point.y for point in data.points})
     grid = np.full((len(ys), len(xs)), np.nan)
     for point in data.points:
         if point.policy is not None:
-            grid[ys.index(point.y), xs.index(point.x)] = value(point.policy, point.tokens_per_s)
-    low, high = (0, 100) if label.endswith("%") else (None, None)  # shares are to be compared with each other
-    shown = axes.pcolormesh(grid, cmap="viridis", edgecolors="white", linewidth=0.5, vmin=low, vmax=high)
+            grid[ys.index(point.y), xs.index(point.x)] = value(point)
+    shown = axes.pcolormesh(grid, cmap="viridis", edgecolors="white", linewidth=0.5)  # in colours of its own range
     figure.colorbar(shown, ax=axes)
     axes.set_title(label, fontsize="medium")
     for (row, column), number in np.ndenumerate(grid):

@@ -5,17 +5,18 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from moeflow.bench.metrics import percentile
 from moeflow.simulator.time_line import TimeLine, add_steps, kv_buffer, weight_buffer
 
 COLOURS = {"continuous": "tab:blue", "static": "tab:orange"}
 OTHER_COLOUR = "tab:green"
-LINE_STYLES = ("-", "--", ":", "-.")
+IDLE_FACE, IDLE_HATCH = "#f6f6f6", "#dddddd"  # paler than any work
 TASK_COLOURS = {
     "pre_attention": "#a6cee3",
     "post_attention": "#1f78b4",
@@ -24,11 +25,15 @@ TASK_COLOURS = {
     "offload_qkv": "#cab2d6",
     "load_hidden": "#6a3d9a",
     "weights_to_device": "#b2df8a",
-    "weights_to_pinned": "#d9d9d9",
+    "weights_to_pinned": "#8dd3c7",
     "load_kv": "#33a02c",
     "store_kv": "#e78ac3",
 }
-NUM_BINS = 12  # of the curves of averages
+MOST_RANGES = 6  # of lengths, each with its own quantiles
+LEAST_IN_RANGE = 10  # requests: fewer have no 90th percentile to speak of
+Quantiles = Sequence[tuple[int, Literal["-", ":"]]]
+QUANTILES: Quantiles = ((50, "-"), (90, ":"))  # and how they are drawn; of more than two systems, only the first
+REFERENCE = "belady"  # a policy that no cache can have: drawn in every panel
 
 
 def plot_latencies(systems: Mapping[str, Sequence[Mapping[str, Any]]], rate: float, file: Path) -> None:
@@ -44,7 +49,7 @@ def plot_latencies(systems: Mapping[str, Sequence[Mapping[str, Any]]], rate: flo
         ("prompt and answer, tokens", lambda prompt, new: prompt + new),
     )
     for axis, (label, length) in zip(axes, lengths, strict=True):
-        for name, runs in systems.items():
+        for number, (name, runs) in enumerate(systems.items()):
             points = [
                 (length(prompt, new), latency)
                 for run in runs
@@ -52,13 +57,15 @@ def plot_latencies(systems: Mapping[str, Sequence[Mapping[str, Any]]], rate: flo
                 if latency is not None
             ]
             if points:
-                _draw(axis, name, points)
+                quantiles = QUANTILES if len(systems) <= 2 else QUANTILES[:1]
+                _draw(axis, name, COLOURS.get(name, f"C{number}"), points, quantiles)
         axis.set_xlabel(label)
         axis.grid(alpha=0.3)
         axis.set_ylim(bottom=0)
     axes[0].set_ylabel("latency, s")
-    axes[0].legend()
-    figure.suptitle(f"Latency of a request at {rate:g} requests/s")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", markerscale=3)
+    dotted = ", dotted: 90th percentile" if len(systems) <= 2 else ""
+    figure.suptitle(f"Latency of each request at {rate:g} requests/s; bars: median of requests of like length{dotted}")
     save(figure, file)
 
 
@@ -69,7 +76,7 @@ def plot_throughput(systems: Mapping[str, Sequence[Mapping[str, Any]]], file: Pa
     for axis, key, label in zip(
         axes, ("requests_per_s", "tokens_per_s"), ("requests/s", "generated tokens/s"), strict=True
     ):
-        for name, records in systems.items():
+        for number, (name, records) in enumerate(systems.items()):
             values: dict[float, list[float]] = {}
             for record in records:
                 if key in record["summary"]:
@@ -78,7 +85,7 @@ def plot_throughput(systems: Mapping[str, Sequence[Mapping[str, Any]]], file: Pa
             middles = [statistics.median(values[rate]) for rate in rates]
             below = [middle - min(values[rate]) for rate, middle in zip(rates, middles, strict=True)]
             above = [max(values[rate]) - middle for rate, middle in zip(rates, middles, strict=True)]
-            colour = COLOURS.get(name, OTHER_COLOUR)
+            colour = COLOURS.get(name, f"C{number}")
             axis.errorbar(rates, middles, [below, above], marker="o", capsize=3, color=colour, label=name)
         axis.set_xlabel("arrivals/s")
         axis.set_ylabel(label)
@@ -89,35 +96,39 @@ def plot_throughput(systems: Mapping[str, Sequence[Mapping[str, Any]]], file: Pa
 
 
 def plot_cache_replay(
-    lines: Mapping[tuple[str, str], Sequence[tuple[int, float, float]]], num_experts: int, file: Path
+    lines: Mapping[tuple[str, str], Sequence[tuple[int, float, float]]], num_experts: int, title: str, file: Path
 ) -> None:
-    """Draw hit rate and tokens a second against the share of all experts that are resident.
+    """Draw hit rate and tokens a second against the share of all experts that are resident, a column a predictor.
 
-    `lines` maps (policy, predictor) to (slots, hit rate, tokens/s): a colour a policy, a style a predictor.
+    `lines` maps (policy, predictor) to (slots, hit rate, tokens/s). A colour is a policy; `REFERENCE`, which needs no
+    predictor, is a grey line in each column.
     """
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    axes = figure.subplots(1, 2)
-    policies = list(dict.fromkeys(policy for policy, _ in lines))
-    predictors = list(dict.fromkeys(predictor for _, predictor in lines))
-    for (policy, predictor), points in lines.items():
-        ordered = sorted(points)
-        shares = [100 * num_slots / num_experts for num_slots, _, _ in ordered]
-        columns = ([100 * hit_rate for _, hit_rate, _ in ordered], [tokens_per_s for _, _, tokens_per_s in ordered])
-        for axis, column in zip(axes, columns, strict=True):
-            axis.plot(
-                shares,
-                column,
-                label=f"{policy}, {predictor}",
-                color=f"C{policies.index(policy)}",
-                linestyle=LINE_STYLES[predictors.index(predictor) % len(LINE_STYLES)],
-                marker=".",
-            )
-    for axis, label in zip(axes, ("hit rate, %", "predicted tokens/s"), strict=True):
-        axis.set_xlabel("resident experts, % of all")
+    predictors = list(dict.fromkeys(predictor for policy, predictor in lines if policy != REFERENCE))
+    predictors = predictors or list(dict.fromkeys(predictor for _, predictor in lines))
+    policies = [policy for policy in dict.fromkeys(policy for policy, _ in lines) if policy != REFERENCE]
+    figure = Figure(figsize=(2.2 + 3.2 * len(predictors), 6), layout="constrained")
+    axes = figure.subplots(2, len(predictors), sharex=True, sharey="row", squeeze=False)
+    for column, predictor in enumerate(predictors):
+        for (policy, theirs), points in lines.items():
+            if policy != REFERENCE and theirs != predictor:
+                continue
+            colour = "0.6" if policy == REFERENCE else f"C{policies.index(policy)}"
+            style = "--" if policy == REFERENCE else "-"
+            ordered = sorted(points)
+            shares = [100 * num_slots / num_experts for num_slots, _, _ in ordered]
+            figures = ([100 * hit_rate for _, hit_rate, _ in ordered], [tokens_per_s for _, _, tokens_per_s in ordered])
+            for axis, values in zip(axes[:, column], figures, strict=True):
+                label = f"{policy}, no predictor" if policy == REFERENCE else policy
+                axis.plot(shares, values, style, label=label, color=colour, marker=".")
+        axes[0, column].set_title(f"predictor: {predictor}", fontsize="medium")
+        axes[1, column].set_xlabel("resident experts, % of all")
+    for axis, label in zip(axes[:, 0], ("hit rate, %", "predicted tokens/s"), strict=True):
         axis.set_ylabel(label)
+    for axis in axes.flat:
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
-    figure.legend(*axes[1].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right upper", title="policy")
+    figure.suptitle(title)
     save(figure, file)
 
 
@@ -170,7 +181,8 @@ def _draw_lanes(axis: Axes, line: TimeLine, start_s: float, end_s: float, scale_
             if right > left:
                 idle_s += right - left
                 bar = [(1000 * (left - start_s), 1000 * (right - left))]
-                axis.broken_barh(bar, (row - 0.4, 0.8), facecolor="none", edgecolor="tab:red", hatch="///", linewidth=0)
+                height = (row - 0.4, 0.8)
+                axis.broken_barh(bar, height, facecolor=IDLE_FACE, edgecolor=IDLE_HATCH, hatch="//", linewidth=0)
         for one in line.lanes[lane]:
             left, right = max(one.start_s, start_s), min(one.end_s, end_s)
             if right <= left:
@@ -194,17 +206,14 @@ def save(figure: Figure, file: Path) -> None:
     figure.savefig(file, dpi=110, metadata={"Software": None})  # the same picture from the same data
 
 
-def _draw(axis: Axes, name: str, points: Sequence[tuple[int, float]]) -> None:
-    """Draw each request as a dot, and the average of each range of lengths as a line."""
-    colour = COLOURS.get(name, OTHER_COLOUR)
+def _draw(axis: Axes, name: str, colour: str, points: Sequence[tuple[int, float]], quantiles: Quantiles) -> None:
+    """Draw each request as a dot, and quantiles of ranges of lengths, in each of which are as many requests."""
     xs, ys = zip(*points, strict=True)
-    axis.scatter(xs, ys, s=8, alpha=0.35, color=colour, linewidths=0)
-    low, high = min(xs), max(xs)
-    width = max((high - low + 1) / NUM_BINS, 1)
-    bins: dict[int, list[tuple[int, float]]] = {}
-    for x, y in points:
-        bins.setdefault(int((x - low) / width), []).append((x, y))
-    averages = [
-        tuple(sum(column) / len(each) for column in zip(*each, strict=True)) for _, each in sorted(bins.items())
-    ]
-    axis.plot(*zip(*averages, strict=True), color=colour, label=name)
+    axis.scatter(xs, ys, s=8, alpha=0.35, color=colour, linewidths=0, label=name)
+    ordered = sorted(points)
+    num_ranges = max(min(MOST_RANGES, len(ordered) // LEAST_IN_RANGE), 1)
+    for number in range(num_ranges):
+        part = ordered[number * len(ordered) // num_ranges : (number + 1) * len(ordered) // num_ranges]
+        for percent, style in quantiles:
+            height = percentile([latency for _, latency in part], percent)
+            axis.hlines(height, part[0][0], part[-1][0], colors=colour, linestyles=style, linewidth=2)

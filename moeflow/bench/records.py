@@ -3,9 +3,10 @@
 A record is one JSON object:
 
     {"kind": "engine", "time": "2026-01-31T12:00:00+00:00", "command": "moeflow bench engine ...", "seed": 0,
-     "commit": "1a2b3c4", "machine": {...}, "versions": {...}, ...what was measured}
+     "commit": "1a2b3c4", "is_dirty": false, "machine": {...}, "versions": {...}, ...what was measured}
 
-`kind` says who wrote it: engine, serve, batch, quality, peers, offload, engine_vs_transformers, pipelines.
+`kind` names the tool that wrote it, as the sections of `scripts/benchmarks_page.py` do. A dirty record was measured
+with code that no commit has: the page marks it, and it is to be measured again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ import psutil
 from moeflow.core.errors import ConfigError
 
 Record = dict[str, Any]
+ROOT = Path(__file__).parents[2]
+CODE = ("moeflow", "csrc", "benchmarks", "CMakeLists.txt", "pyproject.toml", "constraints.txt")
 PACKAGES = ("moeflow", "torch", "numpy", "transformers")
 
 
@@ -36,6 +39,7 @@ def make_record(kind: str, command: Sequence[str], *, seed: int, threads: int | 
         "command": " ".join(command),
         "seed": seed,
         "commit": commit(),
+        "is_dirty": is_tree_dirty(),
         "machine": {**machine(), "threads": threads},
         "versions": versions(),
         **measured,
@@ -64,20 +68,27 @@ def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """Return the commit of the source tree, with a + if files differ from it; None without a repository."""
-    folder = Path(__file__).parent
+    """Return the commit of the source tree; None without a repository."""
+    return _git("describe", "--always", "--exclude=*") or None
+
+
+def is_tree_dirty() -> bool:
+    """Return whether what is measured differs from the commit; documents and records do not count."""
+    return bool(_git("status", "--porcelain", "--", *CODE))
+
+
+def is_dirty(record: Record) -> bool:
+    """Return whether a record was measured with code that no commit has; older ones end their commit with a + then."""
+    return bool(record.get("is_dirty", (record["commit"] or "").endswith("+")))
+
+
+def _git(*arguments: str) -> str:
+    """Return what git says about the source tree; nothing if it cannot."""
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--exclude=*", "--dirty=+"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=10,
-        )
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
+        return ""
+    return done.stdout.strip()
 
 
 def append(file: Path, record: Record) -> None:

@@ -249,6 +249,11 @@ def engine_table(record: Record) -> Table:
             f"and computes {spread_text([value / 1e9 for value in flops], 0)} GFLOP/s in float32 "
             f"with {threads_text(record)}."
         )
+    notes += [
+        f"Measured again, far from the others: {case['name']}, {spread_text(case['outliers'])} tokens/s."
+        for case in record["cases"]
+        if case.get("outliers")
+    ]
     notes += [f"Not run: {name}: {reason}." for name, reason in record["skipped"].items()]
     if not record["is_complete"]:
         notes.append("Interrupted: not all repetitions were made.")

@@ -13,6 +13,8 @@ from moeflow.core.errors import CheckpointError
 
 DOWNLOAD_AGAIN = "Download or copy the file again"
 
+MAX_TENSORS = 1 << 18  # of a model, each expert's counted: some times what the largest have
+
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -28,6 +30,14 @@ def blame_file(file: Path, tensor: str | None = None) -> Iterator[None]:
             tensor=tensor,
             remedy="Check that the file is there and that you may read it",
         ) from error
+
+
+def check_num_tensors(count: int, path: Path) -> None:
+    """Raise CheckpointError if a model has more tensors than fit into memory by name."""
+    if count > MAX_TENSORS:
+        raise CheckpointError(
+            f"holds {count} tensors, where at most {MAX_TENSORS} are expected", file=path, remedy=DOWNLOAD_AGAIN
+        )
 
 
 def refuse_lfs_pointer(start: bytes, file: Path) -> None:

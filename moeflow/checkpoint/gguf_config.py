@@ -16,6 +16,7 @@ from typing import Any
 from moeflow.checkpoint.gguf_header import GGUFHeader
 from moeflow.checkpoint.gguf_names import MIXTRAL_NAMES, MLP_NAMES, MoeNames
 from moeflow.checkpoint.gguf_rope import scaling_from_factors, scaling_from_metadata
+from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import ConfigReader
 
@@ -97,7 +98,7 @@ def read_architecture(metadata: Mapping[str, Any], file: Path) -> Architecture:
         return _MIXTRAL if reader.get(int, "llama.expert_count", 0) > 0 else _LLAMA
     if name not in _OTHERS:
         raise CheckpointError(
-            f"is of the architecture {name!r}",
+            f"is of the architecture {brief(name)}",
             file=file,
             remedy=f"Supported in GGUF files are llama (dense and Mixtral), {', '.join(_OTHERS)}",
         )
@@ -114,7 +115,7 @@ def translate_config(
     reader = _SectionReader(header.metadata, file)
     for key, neutral in _NEUTRAL_VALUES.items():
         if reader.raw.get(key, neutral[0]) not in neutral:
-            raise reader.error(f"{key!r} is {reader.raw[key]!r}, which is not supported")
+            raise reader.error(f"{key!r} is {brief(reader.raw[key])}, which is not supported")
     embeddings = header.tensors.get("token_embd.weight")
     num_heads = reader.positive("attention.head_count")
     config: dict[str, Any] = {

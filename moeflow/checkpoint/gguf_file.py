@@ -20,7 +20,7 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
-from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN
+from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, check_num_tensors
 from moeflow.checkpoint.gguf_config import (
     ROPE_FACTORS,
     Architecture,
@@ -39,7 +39,11 @@ _UNQUANTIZED = {
     GGMLQuantizationType.F16: torch.float16,
     GGMLQuantizationType.BF16: torch.bfloat16,
 }
-_BLOCKS: dict[GGMLQuantizationType, BlockKind] = {GGMLQuantizationType.Q8_0: "Q8_0", GGMLQuantizationType.Q4_0: "Q4_0"}
+_BLOCKS: dict[GGMLQuantizationType, BlockKind] = {
+    GGMLQuantizationType.Q8_0: "Q8_0",
+    GGMLQuantizationType.Q4_0: "Q4_0",
+    GGMLQuantizationType.Q4_1: "Q4_1",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,7 @@ class GGUFFile:
         self.generation_config: Mapping[str, Any] = translate_token_ids(header.metadata, path)
         self._parts: dict[str, _Part] = {}
         for tensor in header.tensors.values():
+            check_num_tensors(len(self._parts) + tensor.shape[0] * ("_exps" in tensor.name), path)
             if tensor.name != ROPE_FACTORS:
                 self._parts |= _split(tensor, architecture, self.config, path)
         if not self._parts:
@@ -88,7 +93,7 @@ class GGUFFile:
         return self._read_part(name, self._part(name))
 
     def read_rows(self, name: str, start: int, stop: int) -> StoredRows:
-        """Return rows of a matrix, Q8_0 and Q4_0 as blocks, others as floats; raises as `Checkpoint.read` does."""
+        """Return rows of a matrix, quantized ones as blocks, others as floats; raises as `Checkpoint.read` does."""
         part = self._part(name)
         num_rows, num_cols = part.shape
         row_bytes = part.num_bytes // max(num_rows, 1)

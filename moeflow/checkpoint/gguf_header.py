@@ -19,7 +19,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file, refuse_lfs_pointer
+from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file, check_num_tensors, refuse_lfs_pointer
+from moeflow.checkpoint.regular_file import open_stream
+from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 
 QUANTIZATIONS = (
@@ -35,7 +37,10 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_RANK = 4
-_MAX_LENGTH = 1 << 25  # of a string or array; the longest that are known are vocabularies of a few megabytes
+_MAX_NAME = 1 << 16  # bytes of a key, by the specification, or of a tensor's name
+_MAX_STRING = 1 << 24  # bytes; the longest that are known are chat templates
+_MAX_ITEMS = 1 << 20  # of an array; the longest that are known are merges of vocabularies, half as many
+_MAX_ALL_ITEMS = 1 << 22  # of all arrays together
 _PIECE_BYTES = 1 << 20  # smaller than that, so that a string within a piece is never too long
 _LENGTH = struct.Struct("<Q")
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
@@ -67,17 +72,18 @@ def read_gguf_header(file: Path) -> GGUFHeader:
     Raises: CheckpointError if the file is missing, cut or damaged, or holds a tensor of a type that is not
     among `QUANTIZATIONS`.
     """
-    with blame_file(file), file.open("rb") as stream:
+    with open_stream(file) as stream, blame_file(file):
         cursor = _Cursor(stream, file)
         num_tensors, num_keys = _read_preamble(cursor)
         metadata = _read_metadata(cursor, num_keys)
+        check_num_tensors(num_tensors, file)
         tensors = [_read_tensor(cursor) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        raise cursor.damaged(f"general.alignment is {alignment!r}, where a power of two is expected")
+        raise cursor.damaged(f"general.alignment is {brief(alignment)}, where a power of two is expected")
     data_start = -(-cursor.position // alignment) * alignment
     placed = [_place(tensor, data_start, alignment, cursor) for tensor in tensors]
-    _check_layout(placed, cursor)
+    _check_layout(placed, alignment, cursor)
     return GGUFHeader(metadata, {tensor.name: tensor for tensor in placed})
 
 
@@ -90,6 +96,7 @@ class _Cursor:
         self.size = stream.seek(0, 2)
         stream.seek(0)
         self._stream = stream
+        self._items_left = _MAX_ALL_ITEMS
 
     def take(self, num_bytes: int) -> bytes:
         data = self._stream.read(num_bytes) if num_bytes <= self.size - self.position else b""
@@ -101,14 +108,22 @@ class _Cursor:
     def number(self, code: str) -> Any:
         return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
 
-    def length(self) -> int:
+    def length(self, most: int) -> int:
         value: int = self.number("Q")
-        if value > _MAX_LENGTH:
-            raise self.damaged(f"has a string or array of length {value} at byte {self.position - 8}")
+        if value > most:
+            raise self.damaged(f"has a string or array of length {value} at byte {self.position - 8}, beyond {most}")
         return value
 
-    def string(self) -> str:
-        return self._text(self.take(self.length()), self.position)
+    def string(self, most: int = _MAX_STRING) -> str:
+        return self._text(self.take(self.length(most)), self.position)
+
+    def num_items(self) -> int:
+        """Return the length of an array that comes now."""
+        count = self.length(_MAX_ITEMS)
+        self._items_left -= count
+        if self._items_left < 0:
+            raise self.damaged(f"has arrays of more than {_MAX_ALL_ITEMS} items together")
+        return count
 
     def strings(self, count: int) -> list[str]:
         """Return so many strings; a vocabulary has hundreds of thousands, so they are cut from large pieces."""
@@ -163,9 +178,9 @@ def _read_preamble(cursor: _Cursor) -> tuple[int, int]:
 def _read_metadata(cursor: _Cursor, num_keys: int) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     for _ in range(num_keys):
-        key = cursor.string()
+        key = cursor.string(_MAX_NAME)
         if not key or key in metadata:
-            raise cursor.damaged(f"has the metadata key {key!r} twice" if key else "has an empty metadata key")
+            raise cursor.damaged(f"has the metadata key {brief(key)} twice" if key else "has an empty metadata key")
         metadata[key] = _read_value(cursor, cursor.number("I"), key)
     return metadata
 
@@ -175,7 +190,7 @@ def _read_value(cursor: _Cursor, kind: int, key: str) -> Any:
         return cursor.string()
     if kind != _ARRAY:
         return _read_scalars(cursor, kind, 1, key)[0]
-    item_kind, count = cursor.number("I"), cursor.length()
+    item_kind, count = cursor.number("I"), cursor.num_items()
     if item_kind == _STRING:
         return cursor.strings(count)
     return _read_scalars(cursor, item_kind, count, key)
@@ -185,11 +200,11 @@ def _read_scalars(cursor: _Cursor, kind: int, count: int, key: str) -> list[Any]
     if kind == _BOOL:
         flags = cursor.take(count)
         if any(flag > 1 for flag in flags):
-            raise cursor.damaged(f"has a truth value that is neither 0 nor 1 under {key!r}")
+            raise cursor.damaged(f"has a truth value that is neither 0 nor 1 under {brief(key)}")
         return [bool(flag) for flag in flags]
     code = _SCALARS.get(kind)
     if code is None:
-        raise cursor.damaged(f"has a value of the unknown type {kind} under {key!r}")
+        raise cursor.damaged(f"has a value of the unknown type {kind} under {brief(key)}")
     values = struct.unpack(f"<{count}{code}", cursor.take(count * struct.calcsize("<" + code)))
     if code == "f":  # the shortest decimal that is this float32: 1e-05, not 9.999999747378752e-06
         return [float(str(np.float32(value))) for value in values]
@@ -198,7 +213,7 @@ def _read_scalars(cursor: _Cursor, kind: int, count: int, key: str) -> list[Any]
 
 def _read_tensor(cursor: _Cursor) -> GGUFTensor:
     """Read one tensor's entry; `start` counts from the data section's start, which is not known yet."""
-    name = cursor.string()
+    name = cursor.string(_MAX_NAME)
     rank = cursor.number("I")
     if not name or not 1 <= rank <= _MAX_RANK:
         raise cursor.damaged(f"has rank {rank}, where 1 to {_MAX_RANK} is expected" if name else "has no name", name)
@@ -232,8 +247,8 @@ def _place(tensor: GGUFTensor, data_start: int, alignment: int, cursor: _Cursor)
     return GGUFTensor(tensor.name, tensor.shape, tensor.quantization, start, tensor.num_bytes)
 
 
-def _check_layout(tensors: list[GGUFTensor], cursor: _Cursor) -> None:
-    """Check that there are tensors, that names differ and that bytes do not overlap."""
+def _check_layout(tensors: list[GGUFTensor], alignment: int, cursor: _Cursor) -> None:
+    """Check that there are tensors, that names differ, that bytes do not overlap, and that none follow."""
     if not tensors:
         raise cursor.damaged("holds no tensors")
     names: set[str] = set()
@@ -245,3 +260,5 @@ def _check_layout(tensors: list[GGUFTensor], cursor: _Cursor) -> None:
             raise cursor.damaged("overlaps the tensor before it", tensor.name)
         names.add(tensor.name)
         end = tensor.start + tensor.num_bytes
+    if cursor.size > -(-end // alignment) * alignment:
+        raise cursor.damaged(f"goes on for {cursor.size - end} bytes behind its last tensor")

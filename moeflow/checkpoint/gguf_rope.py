@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from moeflow.core.brief import brief
 from moeflow.core.model_config import ConfigReader
 
 # The only settings that Llama 3 models were published with; the factor itself differs and is in the table.
@@ -25,7 +26,7 @@ def scaling_from_metadata(reader: ConfigReader) -> dict[str, Any] | None:
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
     if kind != "yarn":
-        raise reader.error(f"'rope.scaling.type' is {kind!r}, where none, linear or yarn is expected")
+        raise reader.error(f"'rope.scaling.type' is {brief(kind)}, where none, linear or yarn is expected")
     return {
         "rope_type": "yarn",
         "factor": factor,

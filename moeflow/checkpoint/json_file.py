@@ -6,27 +6,40 @@ import json
 from pathlib import Path
 from typing import Any
 
-from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file
+from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN
+from moeflow.checkpoint.regular_file import read_whole
+from moeflow.core.brief import brief, cut
 from moeflow.core.errors import CheckpointError
+from moeflow.core.units import MIB
+
+MAX_CONFIG_BYTES = 8 * MIB  # the longest that are known list every layer of a quantized model
+MAX_INDEX_BYTES = 32 * MIB  # names of a quarter of a million tensors
+_MAX_VALUES = 1_000_000  # a few hundred megabytes once they are Python's
 
 
-def read_json_object(file: Path) -> dict[str, Any]:
+def read_json_object(file: Path, most_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     """Return the object that a JSON file holds.
 
-    Raises: CheckpointError if the file cannot be read, is no JSON, holds something else than an object, or
-    the same key twice.
+    Raises: CheckpointError if the file cannot be read, is no regular one or larger than `most_bytes`, is no JSON, holds
+    something else than an object, or the same key twice.
     """
-    with blame_file(file):
-        data = file.read_bytes()
-    return parse_json_object(data, file)
+    return parse_json_object(read_whole(file, most_bytes), file)
 
 
 def parse_json_object(data: bytes, file: Path) -> dict[str, Any]:
     """Return the object in `data`, which came from `file`; raises as `read_json_object` does."""
+    if sum(data.count(sign) for sign in (b",", b"[", b"{")) > _MAX_VALUES:
+        raise CheckpointError(
+            f"holds more than {_MAX_VALUES} JSON values, which no file of this kind does",
+            file=file,
+            remedy=DOWNLOAD_AGAIN,
+        )
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:  # ValueError: bad UTF-8, bad JSON, twice the same key
-        raise CheckpointError(f"does not hold valid JSON ({error})", file=file, remedy=DOWNLOAD_AGAIN) from error
+        raise CheckpointError(
+            f"does not hold valid JSON ({cut(str(error))})", file=file, remedy=DOWNLOAD_AGAIN
+        ) from error
     if not isinstance(value, dict):
         raise CheckpointError(
             f"holds a JSON {type(value).__name__}, where an object is expected", file=file, remedy=DOWNLOAD_AGAIN
@@ -38,6 +51,6 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value: dict[str, Any] = {}
     for key, item in pairs:
         if key in value:
-            raise ValueError(f"the key {key!r} occurs twice")
+            raise ValueError(f"the key {brief(key)} occurs twice")
         value[key] = item
     return value

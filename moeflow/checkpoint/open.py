@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.file_errors import blame_file
 from moeflow.checkpoint.gguf_file import GGUFFile
+from moeflow.checkpoint.regular_file import open_stream, stat_file
 from moeflow.checkpoint.safetensors_folder import CONVERT_PICKLE, PICKLE_SUFFIXES, SafetensorsFolder
 from moeflow.core.errors import CheckpointError
 
@@ -19,11 +22,13 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     Raises: CheckpointError if there is nothing of the kind, or it is damaged or not supported.
     """
     path = Path(path)
-    if path.is_dir():
+    if "\0" in str(path) or not os.path.lexists(path):
+        raise CheckpointError("does not exist", file=path, remedy=_WHAT_TO_NAME + "; models are not downloaded")
+    mode = stat_file(path).st_mode
+    if stat.S_ISDIR(mode):
         return SafetensorsFolder(path)
-    if not path.is_file():
-        problem = "is no regular file" if path.exists() else "does not exist"
-        raise CheckpointError(problem, file=path, remedy=_WHAT_TO_NAME + "; models are not downloaded")
+    if not stat.S_ISREG(mode):
+        raise CheckpointError("is no regular file", file=path, remedy=_WHAT_TO_NAME + "; models are not downloaded")
     if path.suffix == ".gguf" or _has_gguf_magic(path):
         return GGUFFile(path)
     if path.suffix in PICKLE_SUFFIXES:
@@ -36,5 +41,5 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def _has_gguf_magic(path: Path) -> bool:
-    with blame_file(path), path.open("rb") as stream:
+    with open_stream(path) as stream, blame_file(path):
         return stream.read(4) == b"GGUF"

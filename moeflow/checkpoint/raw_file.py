@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file
+from moeflow.checkpoint.regular_file import open_regular
 from moeflow.core.errors import CheckpointError
 
 _MAX_READ_BYTES = 1 << 30  # Linux moves at most 2 GiB in one call
@@ -23,8 +24,7 @@ class RawFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor = -1
-        with blame_file(path):
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = open_regular(path)
 
     def read(self, start: int, num_bytes: int, tensor: str) -> torch.Tensor:
         """Return bytes [start, start + num_bytes) as a fresh uint8 tensor.

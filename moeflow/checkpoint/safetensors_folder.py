@@ -7,6 +7,7 @@ ignored, pickled weights are refused. Tokenizer and chat template are not looked
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -16,10 +17,11 @@ from typing import Any
 import torch
 
 from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
-from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file
-from moeflow.checkpoint.json_file import read_json_object
+from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file, check_num_tensors
+from moeflow.checkpoint.json_file import MAX_INDEX_BYTES, read_json_object
 from moeflow.checkpoint.raw_file import RawFile
 from moeflow.checkpoint.safetensors_header import SafetensorsEntry, check_num_bytes, read_safetensors_header
+from moeflow.core.brief import brief, cut
 from moeflow.core.errors import CheckpointError
 
 SINGLE_FILE = "model.safetensors"
@@ -54,7 +56,7 @@ class SafetensorsFolder:
         self.config: Mapping[str, Any] = _read_config(self.config_file)
         generation_file = path / "generation_config.json"
         self.generation_config: Mapping[str, Any] = (
-            read_json_object(generation_file) if generation_file.exists() else {}
+            read_json_object(generation_file) if os.path.lexists(generation_file) else {}
         )
         _check_twins(shards)
         if weight_map is not None:
@@ -69,6 +71,7 @@ class SafetensorsFolder:
             check_num_bytes(name, entry, _torch_dtype(name, entry, file).itemsize, file)
         if not self._entries:
             raise CheckpointError("holds no weights", file=next(iter(shards)), remedy=DOWNLOAD_AGAIN)
+        check_num_tensors(len(self._entries), path)
         self.tensors: Mapping[str, TensorInfo] = {
             name: TensorInfo(entry.shape, entry.num_bytes, str(_DTYPES[entry.dtype]).removeprefix("torch."), file)
             for name, (file, entry) in self._entries.items()
@@ -110,14 +113,14 @@ def _find_shards(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
     if single.exists() or single.is_symlink():  # a dangling link is missing data, not a folder of another kind
         return [single], None
-    if not index.exists():
+    if not os.path.lexists(index):
         raise _no_weights(folder)
-    weight_map = read_json_object(index).get("weight_map")
+    weight_map = read_json_object(index, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError("has no weight_map from tensors to shards", file=index, remedy=DOWNLOAD_AGAIN)
     weight_map = {tensor: _shard_name(tensor, value, index) for tensor, value in weight_map.items()}
     names = sorted(set(weight_map.values()))
-    missing = [name for name in names if not (folder / name).is_file()]
+    missing = [name for name in names if _leads_nowhere(folder / name)]
     if missing:
         raise CheckpointError(
             f"names {len(names)} shards, missing of them: {_shorten(missing)}",
@@ -127,11 +130,19 @@ def _find_shards(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
     return [folder / name for name in names], weight_map
 
 
+def _leads_nowhere(file: Path) -> bool:
+    try:
+        file.stat()
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)  # others are said when the file is opened
+    return False
+
+
 def _shard_name(tensor: str, value: Any, index: Path) -> str:
     """Return `value` if it is the plain name of a safetensors file, so that nothing outside is ever opened."""
     if not isinstance(value, str) or not re.fullmatch(r"[^/\\\x00]+\.safetensors", value):
         raise CheckpointError(
-            f"its shard {value!r} is no plain name of a .safetensors file in this folder",
+            f"its shard {brief(value)} is no plain name of a .safetensors file in this folder",
             file=index,
             tensor=tensor,
             remedy=DOWNLOAD_AGAIN,
@@ -162,7 +173,7 @@ def _no_weights(folder: Path) -> CheckpointError:
 
 
 def _read_config(file: Path) -> dict[str, Any]:
-    if not file.exists():
+    if not os.path.lexists(file):
         raise CheckpointError(
             "is missing", file=file, remedy="Download it from where the weights came: it holds the model's shape"
         )
@@ -207,7 +218,7 @@ def _check_index(weight_map: Mapping[str, str], shards: _Shards, folder: Path) -
 def _torch_dtype(name: str, entry: SafetensorsEntry, file: Path) -> torch.dtype:
     if entry.dtype not in _DTYPES:
         raise CheckpointError(
-            f"is stored in {entry.dtype}; supported are {', '.join(_DTYPES)}",
+            f"is stored in {cut(entry.dtype)}; supported are {', '.join(_DTYPES)}",
             file=file,
             tensor=name,
             remedy="Use a version of the model with unquantized weights",

@@ -10,16 +10,19 @@ object, then the tensors' bytes without holes.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file, refuse_lfs_pointer
-from moeflow.checkpoint.json_file import parse_json_object
+from moeflow.checkpoint.json_file import MAX_INDEX_BYTES, parse_json_object
+from moeflow.checkpoint.regular_file import open_stream
+from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 
 _LENGTH_BYTES = 8
-_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_MAX_HEADER_BYTES = MAX_INDEX_BYTES  # the format's own limit, 100 MB, is for more tensors than one can use
 _MAX_RANK = 8
 
 
@@ -39,8 +42,8 @@ def read_safetensors_header(file: Path) -> dict[str, SafetensorsEntry]:
     Raises: CheckpointError if the file is missing, cut, longer than its header says, or its header is
     damaged. Whether a tensor's dtype can be used is left to the caller.
     """
-    with blame_file(file), file.open("rb") as stream:
-        size = file.stat().st_size
+    with open_stream(file) as stream, blame_file(file):
+        size = os.fstat(stream.fileno()).st_size
         prefix = stream.read(_LENGTH_BYTES)
         refuse_lfs_pointer(prefix, file)
         length = _check_length(prefix, size, file)
@@ -58,7 +61,7 @@ def _check_length(prefix: bytes, size: int, file: Path) -> int:
     if len(prefix) < _LENGTH_BYTES:
         problem = f"has {size} bytes, too few for a safetensors file"
     elif not 2 <= length <= _MAX_HEADER_BYTES:
-        problem = f"says its header takes {length} bytes, which no safetensors file has"
+        problem = f"says its header takes {length} bytes, where 2 to {_MAX_HEADER_BYTES} are expected"
     elif _LENGTH_BYTES + length > size:
         problem = f"is cut: its header takes {length} bytes, the file has {size}"
     else:
@@ -72,9 +75,9 @@ def _parse_entry(name: str, value: Any, data_start: int, file: Path) -> Safetens
     if not isinstance(dtype, str):
         problem = "has no dtype"
     elif not _is_counts(shape) or len(shape) > _MAX_RANK:
-        problem = f"has the shape {shape!r}"
+        problem = f"has the shape {brief(shape)}"
     elif not _is_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        problem = f"has the data_offsets {offsets!r}"
+        problem = f"has the data_offsets {brief(offsets)}"
     else:
         return SafetensorsEntry(dtype, tuple(shape), data_start + offsets[0], offsets[1] - offsets[0])
     raise CheckpointError(f"{problem} in a damaged header", file=file, tensor=name, remedy=DOWNLOAD_AGAIN)
@@ -107,7 +110,8 @@ def check_num_bytes(name: str, entry: SafetensorsEntry, itemsize: int, file: Pat
     need = math.prod(entry.shape) * itemsize
     if need != entry.num_bytes or need == 0:
         raise CheckpointError(
-            f"shape {list(entry.shape)} in {entry.dtype} takes {need} bytes, the header gives it {entry.num_bytes}",
+            f"shape {brief(list(entry.shape))} in {entry.dtype} takes {brief(need)} bytes, the header gives it "
+            f"{entry.num_bytes}",
             file=file,
             tensor=name,
             remedy=DOWNLOAD_AGAIN,

@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import json
 import shlex
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from moeflow.cli import late
@@ -23,6 +21,7 @@ from moeflow.cli.bench_output import repeated_command
 from moeflow.cli.local_model import prepare
 from moeflow.cli.new_file import NEW_FILE
 from moeflow.cli.options import engine_options
+from moeflow.cli.progress import PlainLines, drawn, duration_text
 from moeflow.core.errors import EngineError
 
 if TYPE_CHECKING:
@@ -33,17 +32,18 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   moeflow batch requests.jsonl -o answers.jsonl
-  moeflow batch requests.jsonl ~/models/olmoe -o answers.jsonl --max-running 64 --json
+  moeflow batch requests.jsonl ~/models/olmoe -o answers.jsonl \\
+      --max-running 64 --json
 \b
 Each line of the input is one request, in OpenAI's batch format:
   {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
-   "body": {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 64}}
+   "body": {"messages": [{"role": "user", "content": "Hello!"}],
+            "max_tokens": 64}}
 
 Answers are written as they are ready, in no particular order: custom_id says which is whose. A request that the
 model cannot answer becomes a line of the error file. Stopped by Ctrl-C, a kill or a loss of power, the same command
 goes on where it was: no request is lost, none is answered twice. To try failed ones again, delete the error file."""
 
-PLAIN_PROGRESS_S = 30.0  # where no terminal watches: how often a line is printed
 EXIT_INTERRUPTED = 130
 
 
@@ -187,7 +187,7 @@ class View:
         self._total = total
         self._num_before = num_before
         self.started_s: float | None = None  # when the model was loaded
-        self._printed_s = time.monotonic()
+        self._plain = PlainLines()
 
     def loading(self, done: int, total: int) -> None:
         """Show how much of the model is loaded."""
@@ -209,23 +209,15 @@ class View:
             speed=speed + failed,
             left=left,
         )
-        if self._progress.disable and now_s - self._printed_s >= PLAIN_PROGRESS_S:
-            self._printed_s = now_s
-            click.echo(f"{state.num_done}/{self._total} requests{failed}, {speed}, {left}", err=True)
+        if self._progress.disable:
+            figures = (f"{state.num_done}/{self._total} requests{failed}", speed, left)
+            self._plain.show(lambda: ", ".join(filter(None, figures)))
 
     def _left(self, state: JobState, elapsed_s: float) -> str:
         num_new = state.num_done - self._num_before
         if not num_new:
             return ""
         return f"{duration_text(elapsed_s / num_new * (self._total - state.num_done))} left"
-
-
-def duration_text(seconds: float) -> str:
-    """Write a duration as people say it: "40 s", "12 min", "3 h 20 min"."""
-    minutes = round(seconds / 60)
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
 @contextmanager
@@ -239,6 +231,5 @@ def shown(total: int, num_before: int) -> Iterator[View]:
         TextColumn("{task.fields[left]}"),
         TimeElapsedColumn(),
     )
-    console = Console(file=sys.stderr)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with drawn(*columns) as progress:
         yield View(progress, total, num_before)

@@ -12,11 +12,16 @@ from moeflow.cli.bench_serve import serve
 
 EPILOG = """\b
 Examples:
-  moeflow bench engine                       how fast is the built-in model here, and how fast could it be?
-  moeflow bench serve --rate 1 --rate 2      how does it bear requests that come at random?
-  moeflow bench batch --workload reasoning   what does a job of many requests take, and padding cost?
-  moeflow bench quality --dtype bfloat16     what does a smaller format cost in quality?
-  moeflow bench peers measure                how fast are llama.cpp, vLLM and transformers on the same machine?
+  moeflow bench engine
+      how fast is the built-in model here, and how fast could it be?
+  moeflow bench serve --rate 1 --rate 2
+      how does it bear requests that come at random?
+  moeflow bench batch --workload reasoning
+      what does a job of many requests take, and padding cost?
+  moeflow bench quality --dtype bfloat16
+      what does a smaller format cost in quality?
+  moeflow bench peers measure
+      how fast are llama.cpp, vLLM and transformers on the same machine?
 """
 
 

@@ -13,16 +13,18 @@ import click
 from moeflow.bench.records import Record, make_record
 from moeflow.bench.tables import batch_tables
 from moeflow.cli import late
-from moeflow.cli.bench_output import bar, keep, repeated_command, result_options, show
+from moeflow.cli.bench_output import keep, repeated_command, result_options, show
 from moeflow.cli.local_model import prepare
 from moeflow.cli.options import engine_options
+from moeflow.cli.progress import bar
 from moeflow.workload.offline import MTBENCH_NEW, SHAPES, made_up_lengths, read_questions, replicated_lengths
 from moeflow.workload.poisson import WorkloadSpec
 
 EPILOG = """\b
 Examples:
   moeflow bench batch --workload reasoning -n 64
-  moeflow bench batch --questions mt_bench_questions.jsonl --new 32 --new 128 --kv-cache 256MiB
+  moeflow bench batch --questions mt_bench_questions.jsonl --new 32 \\
+      --new 128 --kv-cache 256MiB
   moeflow bench batch --workload reasoning --beside 0.5 --beside-requests 32
 
 Workloads have the lengths that MoE-Lightning measures with: MTBench's questions, from a file of yours with a JSON

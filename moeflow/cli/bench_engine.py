@@ -9,15 +9,18 @@ import click
 from moeflow.bench.records import make_record
 from moeflow.bench.tables import engine_table
 from moeflow.cli import late
-from moeflow.cli.bench_output import bar, keep, repeated_command, result_options, show
-from moeflow.cli.local_model import prepare, progress_bar
+from moeflow.cli.bench_output import keep, repeated_command, result_options, show
+from moeflow.cli.local_model import prepare
 from moeflow.cli.options import engine_options
+from moeflow.cli.progress import bar, progress_bar
 
 EPILOG = """\b
 Examples:
   moeflow bench engine                                    the built-in model
-  moeflow bench engine ~/models/olmoe --dtype bfloat16 --out docs/results/engine.jsonl
-  moeflow bench engine ~/models/olmoe --batch 1 --batch 8 --prefill 512 --repeats 9
+  moeflow bench engine ~/models/olmoe --dtype bfloat16 \\
+      --out docs/results/engine.jsonl
+  moeflow bench engine ~/models/olmoe --batch 1 --batch 8 --prefill 512 \\
+      --repeats 9
 
 Decode is timed in passes of the whole batch once every prompt is computed; prefill is one prompt up to its
 first token. Each row shows what share of the memory bandwidth it used, counting every weight that a pass must

@@ -1,12 +1,11 @@
-"""What the `bench` commands have in common: options for the results, a progress bar, tables, files."""
+"""What the `bench` commands have in common: options for the results, tables, files."""
 
 from __future__ import annotations
 
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -14,7 +13,6 @@ import click
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
 from moeflow.bench.records import Record, append
@@ -92,28 +90,3 @@ def _parts(table: Table, console: Console) -> list[list[int]]:
             parts.append(wider)
         parts[-1] = wider
     return parts
-
-
-class Bar:
-    """How far a long measurement is."""
-
-    def __init__(self, progress: Progress, total: int) -> None:
-        self._progress = progress
-        self._task = progress.add_task("", total=total)
-
-    def say(self, what: str) -> None:
-        """Show what is being done."""
-        self._progress.update(self._task, description=what)
-
-    def advance(self) -> None:
-        """Count one more step as done."""
-        self._progress.advance(self._task)
-
-
-@contextmanager
-def bar(total: int) -> Iterator[Bar]:
-    """Yield a bar of so many steps, on stderr; it is drawn if a terminal watches and vanishes at the end."""
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    console = Console(file=sys.stderr)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield Bar(progress, total)

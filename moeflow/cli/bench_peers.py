@@ -14,7 +14,8 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "peers" / "run.py"
 
 EPILOG = """\b
 Examples:
-  moeflow bench peers setup      install llama.cpp and vLLM, each in its own environment (long, once)
+  moeflow bench peers setup
+      install llama.cpp and vLLM, each in its own environment (long, once)
   moeflow bench peers model      write the model in everyone's format (once)
   moeflow bench peers measure    ours and each peer in turns"""
 

@@ -11,14 +11,17 @@ import click
 from moeflow.bench.records import make_record
 from moeflow.bench.tables import quality_table
 from moeflow.cli import late
-from moeflow.cli.bench_output import bar, keep, repeated_command, result_options, show
+from moeflow.cli.bench_output import keep, repeated_command, result_options, show
 from moeflow.cli.local_model import prepare
 from moeflow.cli.options import engine_options
+from moeflow.cli.progress import bar
 
 EPILOG = """\b
 Examples:
-  moeflow bench quality --dtype bfloat16                 the built-in model in half the memory
-  moeflow bench quality ~/models/olmoe --dtype bfloat16 --text ~/texts/mine.txt --out docs/results/quality.jsonl
+  moeflow bench quality --dtype bfloat16
+      the built-in model in half the memory
+  moeflow bench quality ~/models/olmoe --dtype bfloat16 \\
+      --text ~/texts/mine.txt --out docs/results/quality.jsonl
 
 Perplexity says how surprised the model is by text; the change is given with its standard error. The share of
 likeliest tokens counts the places of the text where both formats hold the same token likeliest; the share of

@@ -13,17 +13,21 @@ import click
 from moeflow.bench.records import Record, make_record
 from moeflow.bench.tables import serve_tables
 from moeflow.cli import late
-from moeflow.cli.bench_output import Bar, bar, keep, repeated_command, result_options, show
+from moeflow.cli.bench_output import keep, repeated_command, result_options, show
 from moeflow.cli.local_model import prepare
 from moeflow.cli.options import engine_options
+from moeflow.cli.progress import Bar, bar
 from moeflow.cli.traffic_options import policies_option, rates_option, workload_options
 from moeflow.workload.poisson import WorkloadSpec
 
 EPILOG = """\b
 Examples:
-  moeflow bench serve --rate 1 --rate 2 --rate 4            the built-in model, both policies
-  moeflow bench serve ~/models/olmoe --rate 8 -n 256 --repeats 3 --out docs/results/serve.jsonl --plots docs/images
-  moeflow bench serve --url http://127.0.0.1:8000 --rate 4  a running server, as its clients see it
+  moeflow bench serve --rate 1 --rate 2 --rate 4
+      the built-in model, both policies
+  moeflow bench serve ~/models/olmoe --rate 8 -n 256 --repeats 3 \\
+      --out docs/results/serve.jsonl --plots docs/images
+  moeflow bench serve --url http://127.0.0.1:8000 --rate 4
+      a running server, as its clients see it
 
 Requests arrive as a Poisson process of the given rate; lengths are uniform between their limits and tokens
 uniform over the vocabulary. "static" is padded batching as in FasterTransformer: a batch waits until it is full

@@ -20,7 +20,7 @@ from moeflow.cli.conversation import HELP, Conversation, Leave
 from moeflow.cli.local_model import load
 from moeflow.cli.options import engine_options, sampling_options
 from moeflow.cli.talker import LocalTalker, RemoteTalker, Talker
-from moeflow.core.errors import RequestError
+from moeflow.core.errors import ChatTemplateError, RequestError
 from moeflow.core.sampling_params import SamplingParams
 
 with contextlib.suppress(ImportError):  # Windows has none; input() then works without history
@@ -71,7 +71,7 @@ def converse(talker: Talker, conversation: Conversation) -> None:
                 answer(talker, conversation, line, show_speed=at_terminal)
         except Leave:
             return
-        except RequestError as error:
+        except (RequestError, ChatTemplateError) as error:
             if not at_terminal:
                 raise
             click.echo(f"error: {error}\n/reset starts over, /set shows what can be changed", err=True)

@@ -8,24 +8,31 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import textwrap
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.markup import escape
 
+from moeflow.cli.bench_output import PAGE_WIDTH
 from moeflow.cli.findings import REINSTALL, Finding, Verdict, examine
 from moeflow.cli.fitting import examine_builtin_model, examine_model, examine_planned_model
 from moeflow.cli.options import engine_options
 
+INDENT = 23  # of what stands beside verdict and topic
+LEAST_WIDTH = 40
 STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.MISSING: "red"}
 
 EPILOG = """\b
 Examples:
-  moeflow doctor                         this machine, and the built-in model
-  moeflow doctor ~/models/olmoe          would this model run here, and with what limits?
+  moeflow doctor
+      this machine, and the built-in model
+  moeflow doctor ~/models/olmoe
+      would this model run here, and with what limits?
   moeflow doctor ~/models/olmoe --kv-cache 8GiB --max-model-len 32768
-  moeflow doctor ~/models/olmoe --quantize int4 --verify      is the packed file undamaged?
+  moeflow doctor ~/models/olmoe --quantize int4 --verify
+      is the packed file undamaged?
   moeflow doctor --json | jq '.[] | select(.verdict != "ok")'
 
 Every line says ok, warn (works, but slower or with less) or missing (needed). The exit code is 1 if
@@ -66,10 +73,20 @@ def look_at(wishes: dict[str, Any], verifies: bool) -> list[Finding]:
 
 
 def show(findings: list[Finding]) -> None:
-    """Print one line a finding, and the remedy under those that need one."""
+    """Print each finding, and the remedy under those that need one, in lines that fit a terminal."""
     console = Console(soft_wrap=True, highlight=False)
+    width = min(console.width, PAGE_WIDTH) if console.is_terminal else PAGE_WIDTH
     for finding in findings:
         mark = f"[{STYLES[finding.verdict]}]{finding.verdict:<8}[/]"
-        console.print(f"{mark}{finding.topic:<15}{escape(finding.found)}")
-        if finding.remedy:
-            console.print(f"{'':<8}{'':<15}[bold]{escape(finding.remedy)}[/]")
+        first, *more = wrapped(finding.found, width) or [""]
+        console.print(f"{mark}{finding.topic:<15}{escape(first)}")
+        for line in more:
+            console.print(f"{'':<{INDENT}}{escape(line)}")
+        for line in wrapped(finding.remedy or "", width):
+            console.print(f"{'':<{INDENT}}[bold]{escape(line)}[/]")
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Cut a text into lines that stand beside the topics; a word that is too long, such as a path, stays whole."""
+    size = max(width - INDENT, LEAST_WIDTH)
+    return textwrap.wrap(text, size, break_long_words=False, break_on_hyphens=False)

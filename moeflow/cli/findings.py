@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moeflow.cli import late
+from moeflow.core.hardware import RAM
 from moeflow.core.units import GIB, format_bytes
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Finding:
 
 def examine(cache_dir: Path, cpu_isa: str) -> list[Finding]:
     """Look at everything that running a model needs. `cpu_isa` caps the instruction set; empty: the best there is."""
-    return [*packages(), *hardware(cpu_isa), disk(cache_dir)]
+    return [*packages(), *hardware(cpu_isa), disk(cache_dir), *calibration(cache_dir)]
 
 
 def packages() -> list[Finding]:
@@ -152,6 +153,23 @@ def accelerator(machine: Machine, driver: Path = Path("/proc/driver/nvidia/versi
         Finding("link to it", Verdict.OK, link),
         Finding("larger models", Verdict.WARN, larger),
     ]
+
+
+def calibration(cache_dir: Path) -> list[Finding]:
+    """Say when this machine's speed was measured, on which plans and expectations rest, and whether calmly."""
+    try:
+        known = late.known_machine(cache_dir, late.measure_machine().num_cores)
+    except ImportError:  # said of the hardware
+        return []
+    if known is None:
+        found = "not measured yet; `moeflow plan` does it when it is first used"
+        return [Finding("its speed", Verdict.OK, found)]
+    speed = f"reads {known.level(RAM).read_bytes_per_s / 1e9:.0f} GB/s"
+    found = f"{late.how_measured(known)}: {speed}"
+    if late.was_disturbed(known):
+        remedy = "Run `moeflow plan --fresh` while nothing else does: what is expected of models is too little"
+        return [Finding("its speed", Verdict.WARN, found, remedy)]
+    return [Finding("its speed", Verdict.OK, f"{found}; `moeflow plan --fresh` measures it again")]
 
 
 def disk(cache_dir: Path) -> Finding:

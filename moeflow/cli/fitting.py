@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from moeflow.cli import late
 from moeflow.cli.findings import Finding, Verdict
-from moeflow.cli.local_model import progress_bar
 from moeflow.cli.planned import read_plan, settings_of
+from moeflow.cli.progress import progress_bar
 from moeflow.core.engine_config import EngineConfig, MemoryPlan
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.model_config import ModelConfig

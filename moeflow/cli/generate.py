@@ -25,11 +25,15 @@ EPILOG = """\b
 Examples:
   moeflow generate -p "The capital of France is" --max-tokens 8
   moeflow generate -p "What is the capital of France?" --chat --stats
-  moeflow generate ~/models/olmoe -p "Once" -p "Twice" --json | jq -r '.results[].text'
+  moeflow generate ~/models/olmoe -p "Once" -p "Twice" --json | jq \\
+      -r '.results[].text'
   moeflow generate --prompt-file - --temperature 0.7 --seed 1 < prompt.txt
 
 A prompt is completed as it stands; --chat puts it into the model's chat template as a user's message.
-All prompts are computed together. Without --temperature the likeliest token is taken each time."""
+All prompts are computed together; of several, each answer stands under its number and prompt. Without
+--temperature the likeliest token is taken each time."""
+
+LABEL_WIDTH = 72  # of a prompt that is repeated above its answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ def generate(
         results = complete(llm, asked, sampling, is_chat)
         timings = Timings(load_s=loaded - started, generate_s=time.monotonic() - loaded)
         name, stats = llm.model.name, llm.stats()
-    show_json(name, asked, results, timings) if as_json else show_text(results)
+    show_json(name, asked, results, timings) if as_json else show_text(asked, results)
     if with_stats:
         click.echo(summary(results, timings), err=True)
         if stats.experts_on_disk:
@@ -95,10 +99,18 @@ def complete(llm: LLM, prompts: list[str], sampling: SamplingParams, is_chat: bo
     return llm.generate(prompts, sampling, progress=watched)
 
 
-def show_text(results: list[RequestOutput]) -> None:
-    """Print each completion, one after the other."""
-    for result in results:
+def show_text(prompts: list[str], results: list[RequestOutput]) -> None:
+    """Print the completion; of several prompts, each under a line that says whose it is."""
+    for number, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
+        if len(prompts) > 1:
+            click.echo(("\n" if number else "") + f"[{number + 1}] {beginning(prompt)}")
         click.echo(result.outputs[0].text)
+
+
+def beginning(prompt: str) -> str:
+    """Return a prompt on one line, cut where it is long."""
+    line = " ".join(prompt.split())
+    return line if len(line) <= LABEL_WIDTH else line[: LABEL_WIDTH - 3] + "..."
 
 
 def show_json(name: str, prompts: list[str], results: list[RequestOutput], timings: Timings) -> None:

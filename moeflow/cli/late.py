@@ -69,9 +69,12 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.models.registry import read_bare_config as read_bare_config
     from moeflow.models.registry import read_model_config as read_model_config
     from moeflow.planner.calibrate_device import measure_device as measure_device
-    from moeflow.planner.figures import num_map_points as num_map_points
-    from moeflow.planner.figures import policy_map as policy_map
-    from moeflow.planner.figures import roofline_figures as roofline_figures
+    from moeflow.planner.policy_map import num_map_points as num_map_points
+    from moeflow.planner.policy_map import policy_map as policy_map
+    from moeflow.planner.roofline_figures import roofline_figures as roofline_figures
+    from moeflow.planner.this_machine import how_measured as how_measured
+    from moeflow.planner.this_machine import known_machine as known_machine
+    from moeflow.planner.this_machine import was_disturbed as was_disturbed
     from moeflow.server.config import ServerConfig as ServerConfig
     from moeflow.server.jobs.journal import Journal as Journal
     from moeflow.server.jobs.local import answer_file as answer_file
@@ -110,6 +113,9 @@ _MODULES = {
     "ensure_builtin_model": "moeflow.engine.builtin",
     "ensure_profile": "moeflow.engine.routing_learning",
     "in_own_precision": "moeflow.bench.quality_run",
+    "how_measured": "moeflow.planner.this_machine",
+    "known_machine": "moeflow.planner.this_machine",
+    "was_disturbed": "moeflow.planner.this_machine",
     "machine_notice": "moeflow.engine.plan_use",
     "make_cases": "moeflow.bench.engine_run",
     "make_task": "moeflow.bench.quality_run",
@@ -121,12 +127,12 @@ _MODULES = {
     "find_damage": "moeflow.engine.slab_files",
     "pack": "moeflow.engine.slab_files",
     "used_slab_file": "moeflow.engine.slab_files",
-    "num_map_points": "moeflow.planner.figures",
+    "num_map_points": "moeflow.planner.policy_map",
     "plan_for": "moeflow.engine.planning",
     "plot_policy_map": "moeflow.bench.plan_plots",
     "plot_rooflines": "moeflow.bench.plan_plots",
-    "policy_map": "moeflow.planner.figures",
-    "roofline_figures": "moeflow.planner.figures",
+    "policy_map": "moeflow.planner.policy_map",
+    "roofline_figures": "moeflow.planner.roofline_figures",
     "plot_cache_replay": "moeflow.bench.plots",
     "plot_latencies": "moeflow.bench.plots",
     "plot_time_lines": "moeflow.bench.plots",

@@ -6,32 +6,18 @@ Shows progress on stderr, so that stdout stays the verb's own.
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from moeflow.cli import late
 from moeflow.cli.planned import settings_of
+from moeflow.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from moeflow.engine.llm import LLM
     from moeflow.engine.settings import Settings
-
-
-@contextmanager
-def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function to call with (done, total); draws a bar if a terminal watches, which vanishes at the end."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    console = Console(file=sys.stderr)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(label, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def prepare(wishes: dict[str, Any], **always: Any) -> Settings:
@@ -59,7 +45,7 @@ def built_in_model(cache_dir: Path) -> Path:
     """Return the folder of the built-in model, making it first if it is not there."""
     folder = late.builtin_folder(cache_dir)
     if not folder.is_dir():
-        click.echo(f"Making the built-in model in {folder}. This takes a minute or two, once.", err=True)
+        click.echo(f"Making the built-in model in {folder}. This happens once.", err=True)
         with progress_bar("Making") as on_progress:
             late.ensure_builtin_model(cache_dir, on_progress)
     return folder

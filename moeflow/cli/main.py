@@ -130,7 +130,8 @@ def fail(message: str, code: int) -> None:
 
 EPILOG = """\b
 Examples:
-  moeflow serve                 serve the built-in model on http://127.0.0.1:8000
+  moeflow serve
+      serve the built-in model on http://127.0.0.1:8000
   moeflow chat                  talk to it here
   moeflow doctor ~/models/mine  will this model run here?"""
 

@@ -15,8 +15,15 @@ import click
 
 from moeflow.cli.new_file import NEW_FILE
 from moeflow.core.errors import ConfigError
-from moeflow.core.sampling_params import SamplingParams
-from moeflow.core.units import parse_bytes
+from moeflow.core.sampling_params import (
+    MAX_REPETITION_PENALTY,
+    MAX_TEMPERATURE,
+    MIN_REPETITION_PENALTY,
+    SamplingParams,
+)
+from moeflow.core.units import MIB, parse_bytes
+
+_LEAST_MIB = 64  # so many of something are more likely mebibytes than gibibytes
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -27,6 +34,17 @@ def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) ->
         return None if value is None else parse_bytes(value)
     except ConfigError as error:
         raise click.BadParameter(str(error), ctx, param) from None
+
+
+def memory_size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Read an amount of memory likewise; a number that would be too few bytes for anything lacks its unit."""
+    num_bytes = byte_count(ctx, param, value)
+    if value is not None and num_bytes is not None and num_bytes < MIB and value.strip().isdecimal():
+        unit = "GiB" if num_bytes < _LEAST_MIB else "MiB"
+        raise click.BadParameter(
+            f"{value!r} has no unit and would be bytes; did you mean {value.strip()}{unit}?", ctx, param
+        )
+    return num_bytes
 
 
 def default_cache_dir() -> Path:
@@ -91,21 +109,21 @@ _ENGINE_OPTIONS = [
         "--kv-cache",
         "kv_cache_bytes",
         metavar="SIZE",
-        callback=byte_count,
+        callback=memory_size,
         help="Memory for keys and values, such as 2GiB.",
     ),
     click.option(
         "--memory",
         "memory_bytes",
         metavar="SIZE",
-        callback=byte_count,
+        callback=memory_size,
         help="Memory for everything, such as 4GiB; experts that do not fit come from disk.",
     ),
     click.option(
         "--device-memory",
         "device_memory_bytes",
         metavar="SIZE",
-        callback=byte_count,
+        callback=memory_size,
         help="Memory of a GPU to use at most, such as 16GiB.  [default: all that is free]",
     ),
     click.option(
@@ -144,7 +162,7 @@ _ENGINE_OPTIONS = [
         "--graph",
         "graph_file",
         type=NEW_FILE,
-        help="Write the tasks of a pass and what they wait for, for GraphViz.",
+        help="Write at the end the tasks of the last pass, as it ran, and what they waited for, for GraphViz.",
     ),
     click.option(
         "--plan",
@@ -202,7 +220,13 @@ _SAMPLING_OPTIONS = [
     click.option(
         "--max-tokens", type=click.IntRange(1), default=512, show_default=True, help="Longest answer, in tokens."
     ),
-    click.option("--temperature", type=float, default=0.0, show_default=True, help="0: always the likeliest token."),
+    click.option(
+        "--temperature",
+        type=click.FloatRange(0, MAX_TEMPERATURE),
+        default=0.0,
+        show_default=True,
+        help="0: always the likeliest token; higher: more varied.",
+    ),
     click.option(
         "--top-p",
         type=float,
@@ -220,7 +244,13 @@ _SAMPLING_OPTIONS = [
         show_default=True,
         help="Leave out tokens less likely than this share of the likeliest.",
     ),
-    click.option("--repetition-penalty", type=float, default=1.0, show_default=True, help="Above 1: repeat less."),
+    click.option(
+        "--repetition-penalty",
+        type=float,
+        default=1.0,
+        show_default=True,
+        help=f"Above 1: repeat less; from {MIN_REPETITION_PENALTY:g} to {MAX_REPETITION_PENALTY:g}.",
+    ),
     click.option("--seed", type=int, help="The same seed gives the same answer.  [default: a new one each time]"),
     click.option("--stop", multiple=True, help="End the answer before this text; may be given several times."),
 ]

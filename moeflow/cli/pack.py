@@ -9,17 +9,21 @@ from pathlib import Path
 import click
 
 from moeflow.cli import late
-from moeflow.cli.local_model import built_in_model, progress_bar
+from moeflow.cli.local_model import built_in_model
 from moeflow.cli.options import cache_dir_option
+from moeflow.cli.progress import progress_bar
 from moeflow.core.errors import MoeflowError
 from moeflow.core.units import format_bytes
 
 EPILOG = """\b
 Examples:
-  moeflow pack                                      the built-in model: starts then take a moment
-  moeflow pack ~/models/olmoe --quantize int4       into the cache folder, where it is found
+  moeflow pack
+      the built-in model: starts then take a moment
+  moeflow pack ~/models/olmoe --quantize int4
+      into the cache folder, where it is found
   moeflow pack ~/models/olmoe --out /fast-disk/olmoe.slabs
-  moeflow generate ~/models/olmoe --memory 4GiB --slabs /fast-disk/olmoe.slabs -p "Once"
+  moeflow generate ~/models/olmoe --memory 4GiB \\
+      --slabs /fast-disk/olmoe.slabs -p "Once"
 
 Without the file, a model's weights are packed at every start. With it, a model that fits into memory computes from
 the file as it lies in the system's cache; one larger than --memory reads from it the experts that it needs, and

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
 from moeflow.cli import late
-from moeflow.cli.bench_output import bar, show
-from moeflow.cli.local_model import built_in_model, progress_bar
+from moeflow.cli.bench_output import show
+from moeflow.cli.local_model import built_in_model
 from moeflow.cli.new_file import NEW_PICTURE
-from moeflow.cli.options import byte_count, cache_dir_option
+from moeflow.cli.options import cache_dir_option, memory_size
 from moeflow.cli.plan_inputs import routing_of, workload_of
 from moeflow.cli.plan_output import check_json, check_table, plan_tables, policy_table, short_name
+from moeflow.cli.progress import bar, progress_bar, steps
 from moeflow.core.errors import ConfigError, MoeflowError
 from moeflow.core.plan import GOALS, Workload, plan_to_json
 from moeflow.planner.machine_files import machine_names
@@ -31,15 +28,23 @@ MOST_SEQUENCES = 1 << 15  # that a plan is made for
 
 EPILOG = f"""\b
 Examples:
-  moeflow plan                                        the built-in model on this machine
-  moeflow plan ~/models/olmoe --memory 4GiB           with experts that come from disk
-  moeflow plan ~/models/olmoe --memory 4GiB --served  the same for `serve` and `batch`, which have two processes
-  moeflow plan ~/models/olmoe --goal latency --rate 2 two requests a second
+  moeflow plan
+      the built-in model on this machine
+  moeflow plan ~/models/olmoe --memory 4GiB
+      with experts that come from disk
+  moeflow plan ~/models/olmoe --memory 4GiB --served
+      the same for `serve` and `batch`, which have two processes
+  moeflow plan ~/models/olmoe --goal latency --rate 2
+      two requests a second
   moeflow plan mixtral-8x7b --machine t4 --prompt-len 418 --gen-len 128
-  moeflow plan config.json --machine l4 --prompts questions.jsonl --roofline roofs.png --policy-map map.png
-  moeflow plan ~/models/olmoe --device emulated:1GiB,2 --json > plan.json   a device that this machine plays
-  moeflow plan ~/models/olmoe --json > plan.json      for programs, and for --plan
-  moeflow plan ~/models/olmoe --check                 and run it: predicted beside measured (with --device, too)
+  moeflow plan config.json --machine l4 --prompts questions.jsonl \\
+      --roofline roofs.png --policy-map map.png
+  moeflow plan ~/models/olmoe --device emulated:1GiB,2 --json > plan.json
+      a device that this machine plays
+  moeflow plan ~/models/olmoe --json > plan.json
+      for programs, and for --plan
+  moeflow plan ~/models/olmoe --check
+      and run it: predicted beside measured (with --device, too)
 
 This machine is measured first, in some twenty seconds, while nothing else should run; again with --fresh, or if a
 glance before a later plan shows that it became slower or faster.
@@ -63,7 +68,9 @@ Only headers of a model are read: the answer does not depend on its size."""
 @click.option(
     "--batch-size", type=click.IntRange(1, MOST_SEQUENCES), help="Sequences that decode together.", show_default="best"
 )
-@click.option("--memory", "memory_bytes", metavar="SIZE", callback=byte_count, help="RAM for everything, such as 4GiB.")
+@click.option(
+    "--memory", "memory_bytes", metavar="SIZE", callback=memory_size, help="RAM for everything, such as 4GiB."
+)
 @click.option(
     "--served", "is_served", is_flag=True, help="For `serve` and `batch`: --memory covers their second process, too."
 )
@@ -143,11 +150,11 @@ def plan(
     )
     if fresh and machine is not None:
         raise ConfigError("--fresh measures this machine; leave --machine away")
-    with steps() as say:
+    with steps("Planning") as say:
         planned = late.plan_for(wish, say)
     if check and routing is None and has_to_learn(planned):
         learn(planned, wishes["cache_dir"])
-        with steps() as say:
+        with steps("Planning") as say:
             planned = late.plan_for(dataclasses.replace(wish, is_fresh=False), say)
     made = planned.plan
     if check:
@@ -162,7 +169,9 @@ def plan(
         late.plot_rooflines(late.roofline_figures(planned.model, made.policy), title, roofline)
     if policy_map is not None:
         with bar(late.num_map_points(planned.model)) as shown:
-            late.plot_policy_map(late.policy_map(planned.model, planned.aim, shown.advance), title, policy_map)
+            late.plot_policy_map(
+                late.policy_map(planned.model, planned.aim, planned.find, shown.advance), title, policy_map
+            )
 
 
 def has_to_learn(planned: Planned) -> bool:
@@ -204,17 +213,6 @@ def checked(planned: Planned, cache_dir: Path, *, as_json: bool) -> None:
     else:
         show(policy_table(planned.plan))
         show(check_table(rows))
-
-
-@contextmanager
-def steps() -> Iterator[Callable[[str], None]]:
-    """Yield a function to call with what is being done; a terminal shows it until the end."""
-    console = Console(file=sys.stderr)
-    if not console.is_terminal:
-        yield lambda _: None
-        return
-    with console.status("Planning") as status:
-        yield lambda what: status.update(f"Planning: {what}")
 
 
 def require_matplotlib() -> None:

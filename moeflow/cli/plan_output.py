@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from moeflow.bench.tables import Table
 from moeflow.core.hardware import DEVICE, DISK, FAR_APART, PINNED, RAM
 from moeflow.core.plan import DIRECT, FROM_DISK, Estimate, Plan, plan_to_json
-from moeflow.core.units import format_bytes
+from moeflow.core.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from moeflow.bench.plan_check import CheckRow
@@ -74,11 +74,11 @@ def _device_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     if policy.attention_on_device and policy.kv_on_device < 1:
         size += "; the rest comes from memory for each micro-batch"
     yield f"keys, values in {plan.kv_dtype} (r_c)", where, size
-    whose = "layers' weights (r_w)" if policy.ffn_on_device else "attention's weights (r_w)"
     stay = f"{policy.weights_on_device:.1%} on device"
-    yield whose, stay, reasons.get("weights_on_device", "") if policy.weights_on_device < 1 else "all stay there"
+    why = reasons.get("weights_on_device", "") if policy.weights_on_device < 1 else "all stay there"
+    yield "layers' weights (r_w)", stay, why
     whose = "experts' computation (F_g)" if plan.expert_places else "feed-forward (F_g)"
-    yield whose, "device" if policy.ffn_on_device else "host", ""
+    yield whose, "device", "always: no pipeline leaves all of it to the host"
     layout = "one device" if policy.num_devices == 1 else f"{policy.num_devices} devices"
     yield "parallel layout", layout, "" if policy.num_devices == 1 else "each has a part of every layer"
 
@@ -87,7 +87,7 @@ def _expert_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     """Yield where experts live; the shares add up to all of them."""
     whys = {DEVICE: "they stay there", DISK: dict(plan.reasons).get("experts_on_disk", "")}
     if _has_device(plan):
-        whys[RAM] = "they go to the device for each pass" if plan.policy.ffn_on_device else "the host computes them"
+        whys[RAM] = "they go to the device for each pass"
     used = [(tier, share) for tier, share in plan.expert_places if share > 0]
     for tier, share in used:
         yield f"experts in {_TIERS[tier]}" if tier != DISK else "experts on disk", f"{share:.1%}", whys.get(tier, "")
@@ -103,8 +103,9 @@ def prediction_table(plan: Plan) -> Table:
         ("generated tokens/s, prefill included", *_numbers(plan.tokens_per_s)),
         ("decode tokens/s, all together", *_numbers(plan.decode_tokens_per_s)),
         ("prefill tokens/s", *_numbers(plan.prefill_tokens_per_s)),
-        ("time to first token, ms", *_numbers(plan.time_to_first_token_s, 1000)),
-        ("time per token of a request, ms", *_numbers(plan.time_per_token_s, 1000)),
+        ("time to first token, alone", *_times(plan.time_to_first_token_s)),
+        *_all_at_once(plan),
+        ("time per token of a request", *_times(plan.time_per_token_s)),
     ]
     each = " of each device" if plan.policy.num_devices > 1 else ""
     for used in plan.memory:
@@ -116,11 +117,21 @@ def prediction_table(plan: Plan) -> Table:
     busy = [f"{_RESOURCES.get(name, f'the {name}')} {share:.0%}" for name, share in plan.busy if share >= LEAST_SHARE]
     if len(busy) > 1:
         notes.append(f"Busy while a step is decoded: {', '.join(busy)} of the time.")
+    measured = dict(plan.reasons).get("machine", "")
+    if measured:
+        notes.append(f"This machine was {measured}; --fresh measures it again.")
     spread = plan.tokens_per_s.high / plan.tokens_per_s.value
     if plan.machine_identity and spread >= 1 + FAR_APART:
         notes.append(f"The machine was busy while it was measured: its figures lay up to {spread:.1f} times apart.")
         notes.append("Measured again while nothing else runs (--fresh), predictions are closer.")
     return Table("Expected", ("", "value", "between"), tuple(rows), tuple(notes))
+
+
+def _all_at_once(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    """Yield what a request waits for its first token that comes with all the others, as batch jobs' do."""
+    number = plan.policy.batch_size
+    if number > 1:
+        yield f"the same, {number} prompts at once", *_times(plan.all_prompts_s)
 
 
 def helps_table(plan: Plan) -> Table:
@@ -163,12 +174,17 @@ def is_speed(row: CheckRow) -> bool:
 
 
 def _measure(value: float, unit: str) -> str:
+    if unit == "ms":
+        return format_seconds(value / 1000)
     return format_bytes(value) if unit == "bytes" else f"{_short(value)} {unit}"
 
 
-def _numbers(estimate: Estimate, factor: float = 1.0) -> tuple[str, str]:
-    value, low, high = (_short(number * factor) for number in (estimate.value, estimate.low, estimate.high))
-    return value, f"{low} to {high}"
+def _numbers(estimate: Estimate) -> tuple[str, str]:
+    return _short(estimate.value), f"{_short(estimate.low)} to {_short(estimate.high)}"
+
+
+def _times(estimate: Estimate) -> tuple[str, str]:
+    return format_seconds(estimate.value), f"{format_seconds(estimate.low)} to {format_seconds(estimate.high)}"
 
 
 def _short(number: float) -> str:

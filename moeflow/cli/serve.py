@@ -16,13 +16,15 @@ from moeflow.cli.options import byte_count, engine_options
 
 EPILOG = """\b
 Examples:
-  moeflow serve                                  the built-in model, made on first use
+  moeflow serve
+      the built-in model, made on first use
   moeflow serve ~/models/olmoe --port 9000       a Hugging Face folder
   moeflow serve ~/models/mixtral.Q4_0.gguf       a GGUF file
   MOEFLOW_API_KEY=secret moeflow serve --host 0.0.0.0
 \b
 Then open the printed address in a browser, or ask from a shell:
-  curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+  curl http://127.0.0.1:8000/v1/chat/completions \\
+    -H 'Content-Type: application/json' \\
     -d '{"messages": [{"role": "user", "content": "Hello!"}], "stream": true}'
 
 Only this machine can connect unless --host says otherwise; then set an API key. Ctrl-C or SIGTERM stops
@@ -83,12 +85,47 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
     help="Largest file to upload.",
 )
 @click.option(
+    "--file-quota",
+    "file_quota_bytes",
+    metavar="SIZE",
+    callback=byte_count,
+    default="10GiB",
+    show_default=True,
+    help="Most that all files may have together, results of jobs included; beyond it uploads are refused.",
+)
+@click.option(
     "--shutdown-deadline",
     "shutdown_deadline_s",
     type=float,
     default=30.0,
     show_default=True,
     help="Seconds that running requests get to finish.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="What is logged to stderr: at info a line for each request, at debug for probes and the page's files, too.",
+)
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Form of the log."
+)
+@click.option("--log-prompts", is_flag=True, help="Log what is asked, too; else no prompt ever is in the log.")
+@click.option(
+    "--max-engine-restarts",
+    type=int,
+    default=100,
+    show_default=True,
+    help="How often an engine that dies is started again within an hour; 0: the server exits with it.",
+)
+@click.option(
+    "--engine-timeout",
+    "engine_timeout_s",
+    type=float,
+    default=300.0,
+    show_default=True,
+    help="Seconds after which an engine that does not answer is started again; 0: never.",
 )
 def serve(
     wishes: dict[str, Any],

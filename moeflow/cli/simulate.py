@@ -10,11 +10,14 @@ from moeflow.cli.simulate_serve import serve
 
 EPILOG = """\b
 Examples:
-  moeflow simulate cache --routing routing.moe        which cache policy suits this traffic, and what memory would bring
-  moeflow simulate pipeline --machine paper-s1 --model mixtral-8x7b --batch-size 936 --micro-batch 36
-                                                      how fast a batch job runs on that machine, by which pipeline
-  moeflow simulate serve --machine h100 --model mixtral-8x7b --weights int8 --rate 8
-                                                      how traffic fares there
+  moeflow simulate cache --routing routing.moe
+      which cache policy suits this traffic, and what memory would bring
+  moeflow simulate pipeline --machine paper-s1 --model mixtral-8x7b \\
+      --batch-size 936 --micro-batch 36
+      how fast a batch job runs on that machine, by which pipeline
+  moeflow simulate serve --machine h100 --model mixtral-8x7b \\
+      --weights int8 --rate 8
+      how traffic fares there
 """
 
 

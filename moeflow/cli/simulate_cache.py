@@ -14,8 +14,9 @@ import click
 
 from moeflow.bench.tables import Table
 from moeflow.cli import late
-from moeflow.cli.bench_output import bar, show
+from moeflow.cli.bench_output import show
 from moeflow.cli.new_file import NEW_PICTURE
+from moeflow.cli.progress import bar
 from moeflow.core.errors import ConfigError
 from moeflow.core.units import format_bytes, parse_bytes
 from moeflow.simulator.cache_replay import (
@@ -34,10 +35,13 @@ from moeflow.workload.routing_trace import RoutingTrace, TraceHeader, read_routi
 
 EPILOG = """\b
 Examples:
-  moeflow generate --record-routing routing.moe < prompts.txt      first, record what routers choose
+  moeflow generate --record-routing routing.moe < prompts.txt
+      first, record what routers choose
   moeflow simulate cache --routing routing.moe
-  moeflow simulate cache --routing routing.moe --slots 25% --slots 400 --policy lfru --predictor perfect
-  moeflow simulate cache --routing routing.moe --disk-bandwidth 7GB --compute-time 30 --plot cache.png
+  moeflow simulate cache --routing routing.moe --slots 25% --slots 400 \\
+      --policy lfru --predictor perfect
+  moeflow simulate cache --routing routing.moe --disk-bandwidth 7GB \\
+      --compute-time 30 --plot cache.png
 
 The cache, policies and predictors are those that serve; disk and clock are virtual, and the cache starts empty.
 "belady" evicts whom the future needs last: no policy reads less. "perfect" knows the next layer's experts: no
@@ -133,7 +137,8 @@ def cache(
         if trace.dropped_bytes:
             click.echo(f"The trace's last {trace.dropped_bytes} bytes are cut or damaged and were left out.")
     if plot is not None:
-        draw(results, trace.header, plot)
+        title = f"{routing.name}: a disk of {format_bytes(machine.disk_bytes_per_s)}/s, predicted"
+        draw(results, trace.header, title, plot)
 
 
 def make_cases(
@@ -191,13 +196,13 @@ def to_json(result: ReplayResult) -> dict[str, Any]:
     return {**dataclasses.asdict(result.case), **rest, **stats}
 
 
-def draw(results: Sequence[ReplayResult], header: TraceHeader, file: Path) -> None:
-    """Write a picture with a line for each policy and predictor."""
+def draw(results: Sequence[ReplayResult], header: TraceHeader, title: str, file: Path) -> None:
+    """Write a picture with a column for each predictor and a line for each policy."""
     lines: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
     for result in results:
         point = (result.case.num_slots, result.stats.hit_rate, result.tokens_per_s)
         lines.setdefault((result.case.policy, result.case.predictor), []).append(point)
-    late.plot_cache_replay(lines, header.num_layers * header.num_experts, file)
+    late.plot_cache_replay(lines, header.num_layers * header.num_experts, title, file)
 
 
 def require_matplotlib() -> None:

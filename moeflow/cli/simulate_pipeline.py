@@ -11,8 +11,9 @@ import click
 
 from moeflow.bench.tables import Table
 from moeflow.cli import late
-from moeflow.cli.bench_output import bar, show
+from moeflow.cli.bench_output import show
 from moeflow.cli.new_file import NEW_FILE, NEW_PICTURE
+from moeflow.cli.progress import bar
 from moeflow.cli.simulated import SHIPPED, check_devices, choose_formats, described_options, read_shape
 from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import DEVICE, RAM, Machine
@@ -39,9 +40,12 @@ TIERS = {RAM: "memory", DEVICE: "device memory"}
 
 EPILOG = f"""\b
 Examples:
-  moeflow simulate pipeline --machine paper-s1 --model mixtral-8x7b --batch-size 936 --micro-batch 36
-  moeflow simulate pipeline --machine l4 --model mixtral-8x7b --batch-size 300 --micro-batch 20 --picture lanes.png
-  moeflow simulate pipeline --machine my.json --model ./config.json --batch-size 64 --micro-batch 8 \\
+  moeflow simulate pipeline --machine paper-s1 --model mixtral-8x7b \\
+      --batch-size 936 --micro-batch 36
+  moeflow simulate pipeline --machine l4 --model mixtral-8x7b \\
+      --batch-size 300 --micro-batch 20 --picture lanes.png
+  moeflow simulate pipeline --machine my.json --model ./config.json \\
+      --batch-size 64 --micro-batch 8 \\
       --prompt-len 512 --gen-len 64 --pipeline cgopipe --trace cgopipe.json
 
 cgopipe streams weights in pages between the hidden states that attention on the host sends back (MoE-Lightning);
@@ -97,6 +101,11 @@ def pipeline(
     names = tuple(dict.fromkeys(names))
     if (trace or graph) and len(names) > 1:
         raise ConfigError("--trace and --graph are of one pipeline; choose it with --pipeline")
+    if micro_batch > batch_size:
+        raise ConfigError(
+            f"--micro-batch {micro_batch} is more than there are sequences (--batch-size {batch_size}): "
+            f"take {batch_size} or fewer"
+        )
     if picture is not None:
         require_matplotlib()
     host, shape = load_machine(machine), read_shape(model)
@@ -130,7 +139,6 @@ def simulate(
     num_devices: int,
 ) -> PipelineRun:
     """Return a job by one pipeline."""
-    micro_batch = min(micro_batch, batch_size)
     policy = make_policy(
         PIPELINES[name],
         machine,

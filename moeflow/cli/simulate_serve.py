@@ -10,7 +10,8 @@ import click
 from moeflow.bench.metrics import Served, summarize
 from moeflow.bench.records import Record
 from moeflow.bench.tables import serve_tables
-from moeflow.cli.bench_output import bar, show
+from moeflow.cli.bench_output import show
+from moeflow.cli.progress import bar
 from moeflow.cli.simulated import SHIPPED, check_devices, choose_formats, described_options, read_shape
 from moeflow.cli.traffic_options import policies_option, rates_option, workload_options
 from moeflow.core.engine_config import SchedulerConfig
@@ -23,8 +24,10 @@ from moeflow.workload.poisson import WorkloadSpec, make_arrivals
 
 EPILOG = f"""\b
 Examples:
-  moeflow simulate serve --machine h100 --model mixtral-8x7b --weights int8 --rate 8
-  moeflow simulate serve --machine a100-80g --devices 2 --model mixtral-8x7b --rate 4 --rate 16 --max-running 128
+  moeflow simulate serve --machine h100 --model mixtral-8x7b \\
+      --weights int8 --rate 8
+  moeflow simulate serve --machine a100-80g --devices 2 \\
+      --model mixtral-8x7b --rate 4 --rate 16 --max-running 128
 
 The scheduler is the one that serves; machine and clock are virtual, and the traffic is that of `moeflow bench serve`
 with the same options, so that both print the same tables. The whole model is resident; what HTTP, text and sampling

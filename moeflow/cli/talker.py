@@ -60,7 +60,7 @@ class RemoteTalker:
     def __init__(self, url: str, api_key: str | None, transport: httpx.BaseTransport | None = None) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)  # an answer may take as long as it takes
-        base = url.rstrip("/").removesuffix("/v1")
+        base = full_url(url).rstrip("/").removesuffix("/v1")
         self._client = httpx.Client(base_url=base, headers=headers, timeout=timeout, transport=transport)
         self._url = base
         self.name = str(self._read_json("/v1/models")["data"][0]["id"])
@@ -108,6 +108,14 @@ class LocalTalker:
     def close(self) -> None:
         """See `Talker`."""
         self._llm.close()
+
+
+def full_url(url: str) -> str:
+    """Return an address with its scheme: http, if none is named. Raises: RequestError if it can be none."""
+    scheme, separator, _ = url.partition("://")
+    if separator and scheme not in ("http", "https"):
+        raise RequestError(f"{url!r} is no address of a server; write it like http://127.0.0.1:8000")
+    return url if separator else f"http://{url}"
 
 
 def to_json(sampling: SamplingParams) -> dict[str, Any]:

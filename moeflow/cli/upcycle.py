@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, Task, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from moeflow.cli import late
+from moeflow.cli.progress import PlainLines, TimeLeftColumn, drawn, plain_line
 from moeflow.core.errors import CapacityError
 from moeflow.core.units import format_bytes
 
@@ -25,8 +28,10 @@ COUNTED_IN_BYTES = ("reading", "writing")
 EPILOG = """\b
 Examples:
   moeflow upcycle ~/models/SmolLM2-135M-Instruct --out ~/models/smol-8x135m
-  moeflow upcycle model.gguf --experts 64 --top-k 6 --out ~/models/smol-64x135m
-  moeflow upcycle ~/models/dense --out ~/models/moe --calibration my-texts.txt --json
+  moeflow upcycle model.gguf --experts 64 --top-k 6 \\
+      --out ~/models/smol-64x135m
+  moeflow upcycle ~/models/dense --out ~/models/moe \\
+      --calibration my-texts.txt --json
 
 The experts start as copies of the dense feed-forward network with a little noise, so the new model speaks as
 the dense one does: it is larger, not better. It is a Hugging Face folder that transformers loads, too."""
@@ -71,7 +76,7 @@ def upcycle(
     began = time.perf_counter()
     recipe = late.UpcycleRecipe(num_experts=num_experts, top_k=top_k, perturbation=perturbation, seed=seed)
     quality, not_measured = None, None
-    with PhaseBars() as bars:
+    with phase_bars() as bars:
         bars.begin("reading")
         late.upcycle(source, out, recipe, calibration=calibration, overwrite=overwrite, on_progress=bars.report)
         bars.begin(MEASURING)
@@ -94,20 +99,28 @@ def upcycle(
         show(result)
 
 
+@contextmanager
+def phase_bars() -> Iterator[PhaseBars]:
+    """Yield one progress bar a phase, on stderr, which stay when all is done."""
+    columns = (
+        TextColumn("{task.description:<12}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[amount]}"),
+        TimeLeftColumn(),
+    )
+    with drawn(*columns, vanishes=False) as progress:
+        yield PhaseBars(progress)
+
+
 class PhaseBars:
-    """One progress bar a phase, on stderr; tells how long each took."""
+    """Shows how far each phase is, and tells how long it took."""
 
-    def __init__(self) -> None:
-        columns = (TextColumn("{task.description:<12}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, TextColumn("{task.fields[amount]}"), console=Console(stderr=True))
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
         self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> PhaseBars:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._plain = PlainLines()
 
     def begin(self, phase: str) -> None:
         """Show that a phase has begun whose extent is not known yet."""
@@ -119,6 +132,15 @@ class PhaseBars:
             self.begin(phase)
         amount = format_bytes(done) if phase in COUNTED_IN_BYTES else f"{done:,} of {total:,}"
         self._progress.update(self._tasks[phase], completed=done, total=total, amount=amount)
+        if self._progress.disable:
+            self._print(self._progress.tasks[self._tasks[phase]], amount)
+
+    def _print(self, task: Task, amount: str) -> None:
+        """Print how far a phase is, where no terminal watches: now and then, and once it is over."""
+        if task.finished:
+            click.echo(f"{task.description}: {amount} in {task.elapsed or 0.0:.1f} s", err=True)
+        else:
+            self._plain.show(lambda: plain_line(task, amount))
 
     def report_measuring(self, done: int, total: int) -> None:
         """Show how far measuring is, in tokens."""

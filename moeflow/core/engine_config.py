@@ -64,9 +64,11 @@ class EngineConfig:
     model_path: str
     model_name: str  # as the API calls it
     dtype: str  # of activations: "float32" or "bfloat16"
-    weight_format: str  # of matrices: "float32", "bfloat16", "int8" or "int4"
+    weight_format: str  # of matrices: "float32", "bfloat16", "int8", "int4" or "int4-min"
     embedding_format: str  # of token embeddings and the output projection: likewise
     cpu_isa: str  # instruction set of the CPU kernels; empty: torch computes, in `dtype`
+    router_format: str = "float32"  # of what chooses experts: "float32" or "bfloat16"
+    is_wide: bool = False  # integer weights meet activations of 16 bits, so that nothing is lost; else of 8
     kv_dtype: str  # of keys and values: "float32", "bfloat16" or "int8"
     device: str  # a torch device: "cpu", "cuda:0"
     num_threads: int  # CPU threads that compute
@@ -78,7 +80,7 @@ class EngineConfig:
     device_memory_bytes: int = 0  # that the user allows on an accelerator; 0: what there is
     memory: MemoryPlan | None = None  # None: the user set no limit
     record_routing: str = ""  # file that gets what routers choose; empty: none
-    graph_file: str = ""  # file that gets a pass's tasks as a graph; empty: none
+    graph_file: str = ""  # file that gets the last pass's tasks as a graph, at the end; empty: none
     trace_file: str = ""  # file that gets what each lane did when, at the end; empty: none
     reasons: tuple[tuple[str, str], ...] = ()  # (setting, why it was decided so), for people
 

@@ -5,7 +5,9 @@ MoeflowError
 ├── CapacityError        it does not fit: says what is needed, what there is, and what to change
 ├── CheckpointError      a model file is damaged, incomplete or of an unknown kind
 ├── RequestError         one request is refused or failed; the engine lives on
+│   ├── ContextLengthError   its prompt cannot fit into the model's context
 │   └── QueueFullError   refused because too many requests wait; worth trying again
+├── ChatTemplateError    the model's chat template is no valid program, or exceeds the limits set for it
 ├── StorageError         the disk fails while a model is in use; the requests that need what it holds fail
 └── EngineError          the engine itself failed or is gone
 
@@ -15,6 +17,8 @@ Bad input from a user always ends in one of these; `assert` only guards what our
 from __future__ import annotations
 
 from pathlib import Path
+
+from moeflow.core.brief import cut
 
 
 class MoeflowError(Exception):
@@ -45,7 +49,7 @@ class CheckpointError(MoeflowError):
         self.tensor = tensor
         self.remedy = remedy
         where = [f"file {self.file}"] if self.file else []
-        where += [f"tensor {tensor}"] if tensor else []
+        where += [f"tensor {cut(tensor)}"] if tensor else []
         prefix = ", ".join(where) + ": " if where else ""
         super().__init__(f"{prefix}{problem}. {remedy}")
 
@@ -58,12 +62,23 @@ class RequestError(MoeflowError):
         self.param = param
 
 
+class ContextLengthError(RequestError):
+    """The prompt is longer than the model's context, which was clear before it was tokenized."""
+
+
 class QueueFullError(RequestError):
     """Too many requests wait already; `retry_after_s` is a fair guess at when to come back."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class ChatTemplateError(MoeflowError):
+    """The chat template that came with a model cannot be compiled, or takes more time or memory than it may.
+
+    No fault of the request: another template is needed, unless the conversation is an unusual one.
+    """
 
 
 class StorageError(MoeflowError):
@@ -81,4 +96,8 @@ class StorageError(MoeflowError):
 
 
 class EngineError(MoeflowError):
-    """The engine failed to start, died, or did not answer in time."""
+    """The engine failed to start, died, or did not answer in time; `is_from_outside`: because somebody ended it."""
+
+    def __init__(self, message: str, *, is_from_outside: bool = False) -> None:
+        super().__init__(message)
+        self.is_from_outside = is_from_outside

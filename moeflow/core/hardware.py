@@ -21,11 +21,12 @@ PINNED: Final = "pinned"  # RAM that a device's copy engine reads without the pr
 DEVICE: Final = "device"
 LEVEL_NAMES: Final = (DISK, RAM, PINNED, DEVICE)  # far to near
 KERNELS: Final = ("linear", "experts", "attention")
-DTYPES: Final = ("float32", "float16", "bfloat16", "int8", "int4")
+DTYPES: Final = ("float32", "float16", "bfloat16", "int8", "int4", "int4-min")
 FAR_APART: Final = 0.5  # an uncertainty from which on figures are rather to be measured again
 
 # What computes a format that has no peak of its own: it is widened to the first of these that has one.
 _WIDER: Final = {
+    "int4-min": ("int4", "int8", "bfloat16", "float16", "float32"),
     "int4": ("int8", "bfloat16", "float16", "float32"),
     "int8": ("bfloat16", "float16", "float32"),
     "bfloat16": ("float16", "float32"),
@@ -63,14 +64,17 @@ class Processor:
         return next(peaks[name] for name in (dtype, *_WIDER[dtype], *peaks) if name in peaks)
 
     def efficiency(self, kernel: str, dtype: str, rows: float, values: int = 0) -> float:
-        """Return the share of the roof at a shape.
+        """Return the share of the roof at a shape; of a format that was not measured, that of the next wider one.
 
         Among the sizes of matrices that were measured, the nearest; between the numbers of rows, linearly in their
         logarithm; beyond them, as at the last.
         """
-        known = [entry for entry in self.efficiencies if entry.kernel == kernel and entry.dtype == dtype]
-        if not known:
+        measured = [entry for entry in self.efficiencies if entry.kernel == kernel]
+        formats = {entry.dtype for entry in measured}
+        nearest_format = next((name for name in (dtype, *_WIDER[dtype]) if name in formats), None)
+        if nearest_format is None:
             return self.default_efficiency
+        known = [entry for entry in measured if entry.dtype == nearest_format]
         sizes = {entry.values for entry in known}
         nearest = min(sizes, key=lambda size: abs(math.log(max(size, 1) / max(values, 1))))
         points = sorted((entry.rows, entry.share) for entry in known if entry.values == nearest)
@@ -141,6 +145,8 @@ class Machine:
     uncertainty: float = 0.25  # of its figures, relative: what predictions are to be taken with
     identity: str = ""  # of the machine that was measured; empty: from data sheets
     sources: tuple[tuple[str, str], ...] = ()  # (field, where its figure is from)
+    measured_at: str = ""  # when, as ISO date and time; empty: from data sheets
+    other_work: float = 0.0  # share of the processor that others had meanwhile
 
     def has(self, name: str) -> bool:
         """Say whether there is such a level."""

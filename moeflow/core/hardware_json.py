@@ -53,6 +53,8 @@ def _machine(fields: Fields) -> Machine:
         uncertainty=fields.number("uncertainty", default=0.25, least=0.0),
         identity=fields.text("identity", default=""),
         sources=tuple((key, str(value)) for key, value in fields.mapping("sources", default={}).items()),
+        measured_at=fields.text("measured_at", default=""),
+        other_work=fields.number("other_work", default=0.0, least=0.0),
     )
     _check_whole(machine, fields)
     return machine

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 
+MOST = 1 << 48  # what any size may be: beyond all memory, and far from where 64 bits overflow
 Number = TypeVar("Number", int, float, bool, str)
 _REQUIRED: Any = object()
 
@@ -104,18 +106,26 @@ class ConfigReader:
                 raise self.error(f"has no {key!r}")
             return cast(Number, default)
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+            value = float(value) if abs(value) < MOST else math.inf
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise self.error(f"{key!r} is {value!r}, where {kind.__name__} is expected")
+            raise self.error(f"{key!r} is {brief(value)}, where {kind.__name__} is expected")
         if isinstance(value, float) and not math.isfinite(value):
             raise self.error(f"{key!r} is {value!r}, which is no finite number")
         return value
 
-    def positive(self, key: str, default: Any = _REQUIRED) -> int:
-        """Return a whole number of at least 1."""
+    def positive(self, key: str, default: Any = _REQUIRED, *, most: int = MOST) -> int:
+        """Return a whole number from 1 to `most`."""
         value = self.get(int, key, default)
-        if value < 1:
-            raise self.error(f"{key!r} is {value}, where at least 1 is expected")
+        return int(self._within(key, value, 1, most))
+
+    def number(self, key: str, default: Any = _REQUIRED, *, least: float, most: float) -> float:
+        """Return a number from `least` to `most`."""
+        return self._within(key, self.get(float, key, default), least, most)
+
+    def _within(self, key: str, value: float, least: float, most: float) -> float:
+        if not least <= value <= most:
+            bound = f"at least {least:g}" if value < least else f"at most {most:g}"
+            raise self.error(f"{key!r} is {brief(value)}, where {bound} is expected")
         return value
 
     def error(self, problem: str) -> CheckpointError:

@@ -83,14 +83,14 @@ class OffloadConfig:
 def t4_like(link_bytes_per_s: float) -> EmulatedSpeeds:
     """Return speeds that relate to a link's as those of a T4 and its host do.
 
-    Source: T4 data sheet (300 GB/s, 65 TFLOP/s in 16 bits); 12 GB/s is what its PCIe 3.0 link moves; a host of 24
-    Xeon cores as in MoE-Lightning's setting S1 (about 100 GB/s, 1.6 TFLOP/s).
+    Source: T4 data sheet (320 GB/s, 65 TFLOP/s in 16 bits), as in `planner/machines/t4.json`; 12 GB/s is what its
+    PCIe 3.0 link moves; a host of 24 Xeon cores as in MoE-Lightning's setting S1 (about 100 GB/s, 1.6 TFLOP/s).
     """
     link = 12e9
     scale = link_bytes_per_s / link
     return EmulatedSpeeds(
         link=link_bytes_per_s,
-        device_bytes=300e9 * scale,
+        device_bytes=320e9 * scale,
         device_flops=65e12 * scale,
         host_bytes=100e9 * scale,
         host_flops=1.6e12 * scale,

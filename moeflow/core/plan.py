@@ -53,7 +53,7 @@ class Policy:
     batch_size: int  # N: sequences that decode together
     micro_batch: int  # mu: of these, computed at once
     attention_on_device: bool  # A_g
-    ffn_on_device: bool  # F_g
+    ffn_on_device: bool  # F_g: wherever there is a device
     weights_on_device: float = 0.0  # r_w: share of the layers' weights that stay there
     kv_on_device: float = 0.0  # r_c: share of keys and values
     experts_on_disk: float = 0.0  # share of experts without a place in memory
@@ -115,7 +115,7 @@ class Plan:
     prefill_tokens_per_s: Estimate
     decode_tokens_per_s: Estimate
     tokens_per_s: Estimate  # generated, over prefill and decode
-    time_to_first_token_s: Estimate  # of a request that finds nobody else
+    time_to_first_token_s: Estimate  # of a request that finds nobody else; all at once wait for `all_prompts_s`
     time_per_token_s: Estimate  # between two tokens of a request, with the whole batch
     memory: tuple[TierUse, ...]
     bottleneck: str
@@ -126,6 +126,12 @@ class Plan:
     num_threads: int = 0  # that compute on a host; 0: as many as the machine has cores
     expert_places: tuple[tuple[str, float], ...] = ()  # (tier, share of experts that live there), together 1
     device: str = ""  # an emulated one, as --device names it; empty: none
+
+    @property
+    def all_prompts_s(self) -> Estimate:
+        """The prefill of the whole batch: what the last of N requests that come together waits for its first token."""
+        num_tokens, rate = self.policy.batch_size * self.workload.prompt_len, self.prefill_tokens_per_s
+        return Estimate(num_tokens / rate.value, num_tokens / rate.high, num_tokens / rate.low)
 
 
 def plan_to_json(plan: Plan) -> str:

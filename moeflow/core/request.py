@@ -40,12 +40,15 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()  # end it: the model's EOS (unless ignored) and the user's
     seed: int = 0  # always concrete, so that a preempted request samples the same tokens again
     is_background: bool = False  # of a batch job: takes what interactive requests leave
+    isolated_until: int = 0  # output tokens: up to there it has passes of its own
 
     status: RequestStatus = RequestStatus.WAITING  # scheduler
     num_computed_tokens: int = 0  # tokens whose K and V are in the cache; scheduler
     num_cached_tokens: int = 0  # prompt tokens found in the prefix tree at first admission; scheduler
     num_preemptions: int = 0  # scheduler
-    output_token_ids: list[int] = field(default_factory=list)  # engine appends what was sampled
+    submitted_s: float = 0.0  # on the engine's clock; engine
+    queued_s: float | None = None  # waited before its first pass; engine
+    output_token_ids: list[int] = field(default_factory=list)  # engine: those of an earlier one, then what was sampled
     finish_reason: FinishReason | None = None  # set once, by whoever ends it
 
     @property

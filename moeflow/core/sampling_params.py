@@ -7,7 +7,6 @@ turns tokens into text watches for stop strings.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -18,6 +17,10 @@ MAX_N = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024  # of one stop string: bounds what looking for it costs each token
 MAX_SEED = 2**63 - 1
+MAX_TEMPERATURE = 2.0  # OpenAI's limit
+MIN_REPETITION_PENALTY = 0.01  # logits are divided by it: nearer to 0 they would overflow
+MAX_REPETITION_PENALTY = 100.0
+_SHOWN_CHARACTERS = 40  # of a refused value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +33,11 @@ class SamplingParams:
     n: int = 1  # completions for one prompt
     max_tokens: int | None = 16  # None: until the context is full
     min_tokens: int = 0  # end-of-sequence and stop tokens are barred before this many
-    temperature: float = 1.0  # 0: greedy
+    temperature: float = 1.0  # 0: greedy, 2 at most
     top_k: int = 0  # 0 (or -1): all tokens
     top_p: float = 1.0
     min_p: float = 0.0  # relative to the likeliest token
-    repetition_penalty: float = 1.0  # over prompt and output; 1: off
+    repetition_penalty: float = 1.0  # over prompt and output; 1: off, from 0.01 to 100
     presence_penalty: float = 0.0  # over output
     frequency_penalty: float = 0.0  # over output, per occurrence
     seed: int | None = None  # None: different on every run
@@ -56,15 +59,13 @@ class SamplingParams:
             raise RequestError(
                 f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})", param="min_tokens"
             )
-        _check_float("temperature", self.temperature, 0.0, 100.0)
+        _check_float("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         _check_int("top_k", self.top_k, -1, 2**31)
         _check_float("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0.0:
             raise RequestError("top_p must be above 0; for greedy decoding set temperature to 0", param="top_p")
         _check_float("min_p", self.min_p, 0.0, 1.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.0, 100.0)
-        if self.repetition_penalty == 0.0:
-            raise RequestError("repetition_penalty must be above 0; 1 turns it off", param="repetition_penalty")
+        _check_float("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None:
@@ -88,13 +89,22 @@ class SamplingParams:
 
 def _check_int(name: str, value: int, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise RequestError(f"{name} must be a whole number from {low} to {high}, not {value!r}", param=name)
+        raise RequestError(f"{name} must be a whole number from {low} to {high}, not {_shown(value)}", param=name)
 
 
 def _check_float(name: str, value: float, low: float, high: float) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not low <= value <= high:
-        raise RequestError(f"{name} must be a number from {low:g} to {high:g}, not {value!r}", param=name)
+    if not is_number or not low <= value <= high:  # NaN is in no range
+        raise RequestError(f"{name} must be a number from {low:g} to {high:g}, not {_shown(value)}", param=name)
+
+
+def _shown(value: object) -> str:
+    """Return a value as an error message shows it, however long it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python prints
+        return "a number of thousands of digits"
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def _check_stop(stops: tuple[str, ...]) -> None:

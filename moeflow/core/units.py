@@ -47,6 +47,14 @@ def parse_bytes(text: str) -> int:
     return size
 
 
+def format_seconds(seconds: float) -> str:
+    """Write a time with three digits in the unit that people would choose: "12.5 ms", "89.9 s", "25.3 min", "3.5 h"."""
+    for limit, factor, unit in ((0.9995, 1000, "ms"), (99.95, 1, "s"), (100 * 60, 1 / 60, "min")):
+        if abs(seconds) < limit:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds / 3600:.3g} h"
+
+
 def format_bytes(num_bytes: float) -> str:
     """Write a byte count in the largest binary unit that keeps it at 1 or above: "1.5 GiB"."""
     for factor, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):

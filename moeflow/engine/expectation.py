@@ -26,7 +26,7 @@ from moeflow.models.registry import read_model_config
 from moeflow.planner.cost_model import BLOCK_TOKENS, CostModel, Prediction
 from moeflow.planner.model_costs import Formats, ModelCosts
 from moeflow.planner.routing_profile import EVEN_ROUTING, RoutingProfile
-from moeflow.planner.this_machine import known_machine
+from moeflow.planner.this_machine import how_measured, known_machine, was_disturbed
 
 # Of reading experts with computing: a step waits for what its own routers chose, while a prefill, which needs all,
 # reads ahead. Measured with `bench engine --memory` on two Zen 5 cores.
@@ -36,6 +36,7 @@ HOST_PREFILL_OVERLAP: Final = 0.6
 PROMPT_TOKENS: Final = 512  # whose first token is spoken of
 ANSWER_TOKENS: Final = 128
 GUESS: Final = "faster if its routers choose alike, which `moeflow pack` learns"
+RENEW: Final = "`moeflow plan --fresh` measures it again, while nothing else runs"
 HINT: Final = "how fast this will be is not known yet: `moeflow plan` measures this machine, in some twenty seconds"
 
 
@@ -103,7 +104,12 @@ class Expectations:
     @property
     def _formats(self) -> Formats:
         config = self.config
-        return Formats(matrices=config.weight_format, embeddings=config.embedding_format, kv=config.kv_dtype)
+        return Formats(
+            matrices=config.weight_format,
+            embeddings=config.embedding_format,
+            kv=config.kv_dtype,
+            routers=config.router_format,
+        )
 
     @property
     def _process_bytes(self) -> int:
@@ -151,7 +157,8 @@ def what_to_expect(config: EngineConfig, cache_dir: Path | None, *, is_served: b
     memory = format_bytes(expected.most_bytes)
     said = f"expect some {speeds}, first token of {prompt_len} after {alone.first_token_s:.2g} s, at most {memory}"
     is_guess = config.experts is not None and not routing.decode
-    return f"{said}; {GUESS}" if is_guess else said
+    how = how_measured(machine) + (f": {RENEW}" if was_disturbed(machine) else "")
+    return "; ".join(part for part in (said, GUESS if is_guess else "", how) if part)
 
 
 def _rounded(number: float) -> str:

@@ -12,7 +12,6 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import format_bytes
 from moeflow.engine.slab_files import slab_file_place
 from moeflow.engine.weight_choice import WeightChoice
-from moeflow.layers.placement import WeightFormats
 from moeflow.memory.eviction import DEFAULT_POLICY, POLICIES
 from moeflow.memory.slab_file import SlabSpec
 from moeflow.memory.slot_arena import arena_bytes, slots_within
@@ -51,7 +50,7 @@ class ExpertPlan:
         policy = DEFAULT_POLICY if policy == "auto" else policy
         if policy not in POLICIES:
             raise ConfigError(f"expert_policy {policy!r} is unknown; use one of auto, {', '.join(POLICIES)}")
-        spec = slab_spec(checkpoint, WeightFormats(weights.matrices, weights.embeddings))
+        spec = slab_spec(checkpoint, weights.formats)
         return cls(
             spec,
             (slab_file or slab_file_place(cache_dir, checkpoint, spec)).absolute(),

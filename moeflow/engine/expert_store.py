@@ -42,6 +42,7 @@ from moeflow.runtime.lane import Lane
 from moeflow.runtime.trace import Label, Row, Trace
 
 T = TypeVar("T")
+COMPUTING = "experts"  # a trace's row of what the pass itself computes and waits for
 logger = logging.getLogger(__name__)
 
 
@@ -55,9 +56,11 @@ class ExpertStore:
         config: ExpertSlotsConfig,
         *,
         memory_bytes: int = 0,
+        is_wide: bool = False,
         trace: Trace | None = None,
     ) -> None:
         """Open the slab file and reserve the slots; `memory_bytes` is what all together may take, 0: not limited.
+        `is_wide` as in `PackedWeight`.
 
         Raises: CheckpointError, CapacityError.
         """
@@ -85,10 +88,10 @@ class ExpertStore:
                 start_loads=DiskReader(self._reader, arena, self._submit, num_threads=depth).start_loads,
             )
             self.slots = ElasticSlots(self.cache, arena)
-            self.pool = ExpertPool(self.cache, _as_experts(arena, shape, spec))
+            self.pool = ExpertPool(self.cache, _as_experts(arena, shape, spec, is_wide=is_wide))
             on_failure.pop_all()
         if trace is not None:
-            self.pool.spanned = traced_on(trace.row("experts"), spec.slab_bytes)
+            self.pool.spanned = traced_on(trace.row(COMPUTING), spec.slab_bytes)
 
     def _submit(self, work: Callable[[], None], is_urgent: bool, expert: int, num_bytes: int) -> ReadFuture:
         label = Label("read" if is_urgent else "prefetch", expert // self._spec.num_experts, num_bytes=num_bytes)
@@ -119,7 +122,7 @@ class ExpertStore:
             for file in {info.file for info in checkpoint.tensors.values()}:
                 drop_cached_file(file)
         shape = read_model_config(checkpoint)
-        return cls(index, shape, config.experts, memory_bytes=config.memory_bytes, trace=trace)
+        return cls(index, shape, config.experts, memory_bytes=config.memory_bytes, is_wide=config.is_wide, trace=trace)
 
     def predict_for(self, model: CausalLM) -> None:
         """Read ahead for a model that was built on the pool, if a predictor is wished."""
@@ -178,13 +181,14 @@ class ExpertStore:
         self._reader.close()
 
 
-def _as_experts(arena: SlotArena, shape: ModelConfig, spec: SlabSpec) -> PackedExperts:
+def _as_experts(arena: SlotArena, shape: ModelConfig, spec: SlabSpec, *, is_wide: bool) -> PackedExperts:
     """Return the memory of slots as kernels see it."""
     return PackedExperts(
         arena.num_slots,
         shape.hidden_size,
         shape.intermediate_size,
         cast(WeightFormat, spec.weight_format),
+        is_wide=is_wide,
         storage=arena.slots,
     )
 

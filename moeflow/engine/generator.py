@@ -16,6 +16,7 @@ from moeflow.engine.client import EngineClient
 from moeflow.engine.merging import merge
 from moeflow.engine.messages import Submission
 from moeflow.engine.text import SequenceText, TextDelta
+from moeflow.engine.text_lanes import TextLanes
 from moeflow.engine.tokenizer import Tokenizer
 
 
@@ -25,20 +26,32 @@ class Generator:
     def __init__(self, client: EngineClient, tokenizer: Tokenizer) -> None:
         self.client = client
         self.tokenizer = tokenizer
+        self.lanes = TextLanes()
 
-    def encode(self, prompt: str | Sequence[int]) -> list[int]:
-        """Return the tokens of a plain prompt, given as text or as token ids.
+    async def encode(self, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
+        """Return the tokens of plain prompts, each given as text or as token ids.
 
-        Raises: RequestError if it is empty or malformed.
+        Raises: RequestError if one is empty, malformed, or a text so long that the context cannot hold it.
         """
-        return encode_prompt(self.tokenizer, prompt)
+        max_tokens = self.client.model.max_model_len
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        def work() -> list[list[int]]:
+            return [encode_prompt(self.tokenizer, prompt, max_tokens=max_tokens) for prompt in prompts]
+
+        return await self.lanes.run(sum(map(len, prompts)), work)
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the prompt that asks for the next message of a conversation.
 
-        Raises: RequestError if the model has no chat template or the messages are malformed.
+        Raises: RequestError if the model has no chat template, the messages are malformed, or their prompt is so long
+        that the context cannot hold it; ChatTemplateError if the template is broken or exceeds its limits.
         """
-        return self.tokenizer.apply_chat_template(messages)
+        max_tokens = self.client.model.max_model_len
+
+        def work() -> list[int]:
+            return self.tokenizer.apply_chat_template(messages, max_tokens=max_tokens)
+
+        return await self.lanes.run(num_chars(messages), work)
 
     def stream(
         self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams, *, is_background: bool = False
@@ -74,3 +87,8 @@ async def _without_numbers(
     async with aclosing(numbered) as deltas:
         async for _, delta in deltas:
             yield delta
+
+
+def num_chars(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Return how long a conversation is, about: what its messages say, and a little for each."""
+    return sum(len(message.get("content") or "") + 16 for message in messages)

@@ -22,6 +22,7 @@ from moeflow.core.cache_dir import cache_folder
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError, EngineError, RequestError
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.setting_values import read_settings
 from moeflow.engine.admission import check_request, encode_prompt, make_submissions
 from moeflow.engine.builtin import ensure_builtin_model
 from moeflow.engine.decision import decide
@@ -42,7 +43,8 @@ class LLM:
     """A model that is ready to generate.
 
     `model` is a Hugging Face folder or a GGUF file; None is the built-in model, which is made at first use.
-    The settings are the fields of `engine.settings.Settings`: dtype, device, max_model_len, ...
+    The settings are the fields of `engine.settings.Settings`: dtype, device, max_model_len, ... Each may be what it
+    would be on the command line, too: memory_bytes="4GiB", num_threads="2", cache_dir="~/models".
     `on_progress(done, total)` is called while the model is made or loaded.
 
     Use it in a `with` block, or close it, to free the memory.
@@ -85,10 +87,7 @@ class LLM:
         Raises: RequestError before anything runs, if one of the prompts can never run.
         """
         items: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
-        results = [
-            RequestOutput(item if isinstance(item, str) else None, encode_prompt(self.tokenizer, item), [])
-            for item in items
-        ]
+        results = [RequestOutput(item if isinstance(item, str) else None, self._encode(item), []) for item in items]
         return self._run(results, sampling_params, progress)
 
     def chat(
@@ -100,11 +99,12 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, a list of {"role": ..., "content": ...}, or a list of conversations.
 
-        Raises: RequestError if the model has no chat template, or as `generate`.
+        Raises: RequestError if the model has no chat template, or as `generate`; ChatTemplateError if the model's
+        template is broken, or takes more time or memory than it may.
         """
         is_one = all(isinstance(message, Mapping) for message in messages)
         conversations: Any = [messages] if is_one else messages
-        prompts = [self.tokenizer.apply_chat_template(conversation) for conversation in conversations]
+        prompts = [self._encode_chat(conversation) for conversation in conversations]
         return self._run([RequestOutput(None, prompt, []) for prompt in prompts], sampling_params, progress)
 
     def stream(
@@ -114,7 +114,7 @@ class LLM:
 
         Raises: RequestError at once, if the request can never run.
         """
-        prompt = self.tokenizer.apply_chat_template(messages)
+        prompt = self._encode_chat(messages)
         params = sampling_params or SamplingParams()
         check_request(self.model, prompt, params)
         return self._stream(prompt, params)
@@ -136,6 +136,12 @@ class LLM:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        return encode_prompt(self.tokenizer, prompt, max_tokens=self.model.max_model_len)
+
+    def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        return self.tokenizer.apply_chat_template(messages, max_tokens=self.model.max_model_len)
 
     def _run(self, results: list[RequestOutput], sampling_params: Params, progress: bool) -> list[RequestOutput]:
         params = _one_for_each(sampling_params, len(results))
@@ -204,17 +210,17 @@ def _submit(engine: Engine, submissions: list[Submission]) -> None:
 def _make_settings(
     model: str | Path | None, settings: dict[str, Any], on_progress: Callable[[int, int], None] | None
 ) -> Settings:
-    """Check the names, and make the built-in model if no other is named."""
+    """Check names and values, and make the built-in model if no other is named."""
     known = [field.name for field in fields(Settings)]
     for name in settings:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
             raise ConfigError(f"there is no setting {name!r}; {hint}")
+    values = read_settings(Settings, {**settings, "model": model})
     if model is None:
-        cache_dir = cache_folder(settings.get("cache_dir"))
-        model = ensure_builtin_model(Path(cache_dir), on_progress)
-    return Settings(**{**settings, "model": str(model)})
+        values["model"] = str(ensure_builtin_model(cache_folder(values.get("cache_dir")), on_progress))
+    return Settings(**values)
 
 
 def _one_for_each(sampling_params: Params, count: int) -> list[SamplingParams]:

@@ -27,20 +27,26 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int
     num_parameters: int
     num_active_parameters: int
-    weight_format: str  # of matrices: "float32", "bfloat16", "int8" or "int4"
+    weight_format: str  # of matrices: "float32", "bfloat16", "int8", "int4" or "int4-min"
     device: str
     kv_capacity_tokens: int
     created: int  # unix seconds at which it was loaded
 
 
 class Submission(msgspec.Struct, frozen=True, tag="submit"):
-    """One sequence to generate. `sampling.n` and `sampling.stop` are the caller's business, not the engine's."""
+    """One sequence to generate. `sampling.n` and `sampling.stop` are the caller's business, not the engine's.
+
+    One whose engine died goes on in another: what was handed out of it is in `generated_token_ids`, and outputs are
+    those that come after.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
     sampling: SamplingParams
     seed: int  # concrete; differs among the n completions of one prompt
     is_background: bool = False  # of a batch job: takes what interactive requests leave
+    generated_token_ids: list[int] = []
+    isolated_until: int = 0  # output tokens: up to there it has passes of its own, since it may have ended an engine
 
 
 class Cancellation(msgspec.Struct, frozen=True, tag="cancel"):
@@ -77,6 +83,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the token that ended it, unless it was the model's EOS
     num_cached_tokens: int = 0  # prompt tokens that the prefix tree saved
+    queued_s: float | None = None  # waited before its first pass; with the first output
     error: str | None = None  # with FinishReason.ERROR
 
 
@@ -124,6 +131,8 @@ class EngineStats(ExpertStats, frozen=True, kw_only=True):
     requests_cancelled_total: int = 0
     preemptions_total: int = 0
     tokens_per_second: float = 0.0  # generated, over the last few seconds
+    engine_restarts_total: int = 0  # by the supervisor, which fills in these two
+    is_engine_stalled: bool = False
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):

@@ -17,7 +17,7 @@ import torch
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.request import Request
-from moeflow.engine.expert_store import ExpertStore
+from moeflow.engine.expert_store import COMPUTING, ExpertStore
 from moeflow.engine.memory_keeper import MemoryKeeper
 from moeflow.engine.messages import ExpertStats, ModelInfo, TokenLogprobs
 from moeflow.engine.offloaded_model import OffloadedModel
@@ -27,9 +27,13 @@ from moeflow.kvcache.block_tables import BlockTables
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.decoder import CausalLM
 from moeflow.memory.kv_storage import KVStorage
+from moeflow.runtime.dot import write_dot
 from moeflow.runtime.perfetto import write_perfetto
 from moeflow.runtime.trace import Label, Trace
+from moeflow.runtime.traced_tasks import tasks_of_last_pass
 from moeflow.workload.routing_trace import RoutingRecorder
+
+PASSES = "passes"  # a trace's row of whole passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +86,8 @@ class ModelRunner:
         self._model = model
         self._experts = experts
         self._recorder = recorder
-        self._trace, self._trace_file = trace, Path(config.trace_file)
-        self._row = None if trace is None else trace.row("passes")
+        self._trace, self._trace_file, self._graph_file = trace, config.trace_file, config.graph_file
+        self._row = None if trace is None else trace.row(PASSES)
         self._no_expert_stats = ExpertStats(memory_limit_bytes=config.memory_bytes)
         self._device = torch.device(config.device)
         self._block_size = config.scheduler.block_size
@@ -117,7 +121,10 @@ class ModelRunner:
         return self._no_expert_stats if self._experts is None else self._experts.stats()
 
     def close(self) -> None:
-        """End what reads experts and what records; the model cannot be run any more. Raises: OSError from the trace."""
+        """End what reads experts and what records; the model cannot be run any more.
+
+        Raises: OSError from the trace or the graph.
+        """
         if self._experts is not None:
             self._experts.close()
         if isinstance(self._model, OffloadedModel):
@@ -125,8 +132,11 @@ class ModelRunner:
         if self._recorder is not None:
             self._recorder.close()
         if self._trace is not None:
-            write_perfetto(self._trace, self._trace_file)
-            self._trace = None
+            trace, self._trace = self._trace, None
+            if self._graph_file:
+                write_dot(tasks_of_last_pass(trace, PASSES, COMPUTING), Path(self._graph_file))
+            if self._trace_file:
+                write_perfetto(trace, Path(self._trace_file))
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> PassResult:

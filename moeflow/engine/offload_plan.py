@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from moeflow.core.engine_config import SchedulerConfig
+from moeflow.core.engine_config import EngineConfig, SchedulerConfig
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.offload_config import (
@@ -48,15 +48,16 @@ SEQUENTIAL: Final = Pipeline(
 OFFLOADING: Final = {SEQUENTIAL.name: SEQUENTIAL, **PIPELINES}
 
 
-def costs_of(shape: ModelConfig, weight_format: str, embedding_format: str, kv_dtype: str, dtype: str) -> ModelCosts:
-    """Return what the stages of a model cost in these formats, with activations of `dtype`."""
+def costs_of(shape: ModelConfig, config: EngineConfig) -> ModelCosts:
+    """Return what the stages of a model cost in an engine's formats."""
     return ModelCosts(
         shape,
         Formats(
-            matrices=weight_format,
-            embeddings=embedding_format,
-            kv=kv_dtype,
-            activation_bytes=2 if dtype == "bfloat16" else 4,
+            matrices=config.weight_format,
+            embeddings=config.embedding_format,
+            kv=config.kv_dtype,
+            activation_bytes=2 if config.dtype == "bfloat16" else 4,
+            routers=config.router_format,
         ),
     )
 

@@ -52,7 +52,7 @@ class OffloadedModel:
         self._config = config.offload
         self._pipeline = OFFLOADING[config.offload.pipeline]
         self.device = make_device(config.offload)
-        costs = costs_of(model.config, config.weight_format, config.embedding_format, config.kv_dtype, config.dtype)
+        costs = costs_of(model.config, config)
         self.device.memory.take(_bytes_outside_experts(model), "weights outside of experts")
         self.device.memory.take(int(costs.activation_bytes(config.scheduler.max_batch_tokens)), "activations")
         self._kv = self._place_kv(config)

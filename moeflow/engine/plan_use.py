@@ -11,10 +11,10 @@ from moeflow.core.hardware import DEVICE, RAM
 from moeflow.core.plan import FROM_DISK, Plan
 from moeflow.engine.machine import measure_machine
 from moeflow.engine.settings import Settings
+from moeflow.engine.weight_choice import DTYPES, QUANTIZED
 from moeflow.planner.model_files import shipped_models
 from moeflow.planner.this_machine import machine_identity
 
-_QUANTIZED: Final = ("int8", "int4")
 _FORMATS: Final = ("dtype", "quantize")  # one says what the other would
 # What decides how many experts a device has room for.
 _ROOM: Final = {
@@ -78,7 +78,7 @@ def _said(settings: Settings) -> set[str]:
 
 
 def _planned(plan: Plan) -> dict[str, Any]:
-    quantize = plan.weight_format if plan.weight_format in _QUANTIZED else None
+    quantize = plan.weight_format if plan.weight_format in QUANTIZED else None
     if plan.device:
         return _planned_for_host(plan, quantize) | _planned_for_device(plan)
     memory_bytes = plan.memory_bytes or None
@@ -91,7 +91,7 @@ def _planned_for_host(plan: Plan, quantize: str | None) -> dict[str, Any]:
     return {
         "model": plan.model,
         "device": "cpu",
-        "dtype": "auto" if quantize else plan.weight_format,
+        "dtype": plan.weight_format if plan.weight_format in DTYPES else "auto",
         "quantize": quantize,
         "kv_dtype": plan.kv_dtype,
         "num_threads": plan.num_threads or None,

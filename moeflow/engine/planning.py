@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -21,8 +21,8 @@ from moeflow.core.errors import CapacityError, CheckpointError, ConfigError, Moe
 from moeflow.core.hardware import DEVICE, DISK, RAM, Machine
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.offload_config import PREFIX, parse_emulated_device
-from moeflow.core.plan import Plan, Workload
-from moeflow.engine.expectation import HOST_OVERLAP, HOST_PREFILL_OVERLAP
+from moeflow.core.plan import Plan, Policy, Workload
+from moeflow.engine.expectation import HOST_OVERLAP, HOST_PREFILL_OVERLAP, RENEW
 from moeflow.engine.expert_plan import least_slots
 from moeflow.engine.known_routing import known_routing
 from moeflow.engine.machine import measure_machine
@@ -43,17 +43,26 @@ from moeflow.kernels.weight_format import WeightFormat
 from moeflow.layers.placement import WeightFormats
 from moeflow.models.registry import read_bare_config, read_model_config
 from moeflow.planner.calibrate_device import measure_copying
-from moeflow.planner.cost_model import CostModel
+from moeflow.planner.cost_model import CostModel, Prediction
 from moeflow.planner.disk_rates import file_link
 from moeflow.planner.emulated_machine import with_emulated_device
 from moeflow.planner.kernel_bench import shapes_of
 from moeflow.planner.machine_files import load_machine
 from moeflow.planner.model_costs import Formats, ModelCosts
 from moeflow.planner.model_files import shipped_models
-from moeflow.planner.plan_maker import Found, bottleneck_by, describe, helps_by, make_plan, why
+from moeflow.planner.plan_maker import (
+    FindPolicy,
+    Found,
+    bottleneck_by,
+    describe,
+    helps_by,
+    make_plan,
+    planned_policy,
+    why,
+)
 from moeflow.planner.policy_search import COARSE, MAX_SEQUENCES, Aim, cost_per_token, search
 from moeflow.planner.routing_profile import EVEN_ROUTING, RoutingProfile
-from moeflow.planner.this_machine import this_machine
+from moeflow.planner.this_machine import how_measured, this_machine, was_disturbed
 
 TIE = 1e-3  # what a second until the first token counts beside what the goal asks for
 OFFLOAD_UNCERTAINTY = 0.5  # lanes and pacing share the processor with what they pace
@@ -82,6 +91,7 @@ class Planned:
     model: CostModel
     aim: Aim
     played: PlayedPasses | None = None  # on a device that this machine plays
+    find: FindPolicy = planned_policy  # what the plan was found by, for other machines
 
 
 def plan_for(wish: PlanWish, on_step: Callable[[str], None] = lambda _: None) -> Planned:
@@ -116,7 +126,8 @@ def plan_for(wish: PlanWish, on_step: Callable[[str], None] = lambda _: None) ->
     model = _cost_model(wish, machine, costs, settings.max_batch_tokens or DEFAULT_MAX_BATCH_TOKENS)
     if settings.max_batch_tokens is None and not has_device and aim.memory_limits:
         model = _with_best_chunk(model, aim, [_cost_model(wish, machine, costs, it) for it in STREAMED_BATCH_TOKENS])
-    plan = make_plan(model, aim, model_name=_name(settings), reasons=(("weight_format", reason),))
+    with _cautious(machine):
+        plan = make_plan(model, aim, model_name=_name(settings), reasons=_reasons(machine, reason))
     if wish.machine is None:
         plan = dataclasses.replace(plan, num_threads=settings.num_threads or measure_machine().num_cores)
     return Planned(plan, model, aim)
@@ -167,7 +178,8 @@ def _plan_offloaded(wish: PlanWish, on_step: Callable[[str], None]) -> Planned:
     model = CostModel(machine, costs, wish.workload, process_bytes=process_bytes)
     num_threads = settings.num_threads or measure_machine().num_cores
     choices = OffloadSearch(model, host, device, measure_copying(), num_threads)
-    best = choices.best(aim)
+    with _cautious(host):
+        best = choices.best(aim)
 
     def cost(changed: CostModel, changed_aim: Aim) -> float:
         coarse = dataclasses.replace(choices, model=changed, is_coarse=True)
@@ -185,10 +197,31 @@ def _plan_offloaded(wish: PlanWish, on_step: Callable[[str], None]) -> Planned:
         bottleneck=bottleneck_by(step_s, model),
         helps=helps_by(cost, model, aim),
     )
-    reasons = (("weight_format", reason), *why(model, aim, best.policy))
+    reasons = (*_reasons(host, reason), *why(model, aim, best.policy))
     plan = describe(model, aim, found, model_name=_name(settings), reasons=reasons)
     planned = dataclasses.replace(plan, num_threads=num_threads, device=settings.device)
-    return Planned(planned, model, aim, choices.passes)
+
+    def find(changed: CostModel, changed_aim: Aim) -> tuple[Policy, Prediction]:
+        other = dataclasses.replace(choices, model=changed).best(changed_aim)
+        return other.policy, other.prediction
+
+    return Planned(planned, model, aim, choices.passes, find)
+
+
+def _reasons(machine: Machine, weight_format: str) -> tuple[tuple[str, str], ...]:
+    how = how_measured(machine)
+    return (("weight_format", weight_format), *([("machine", how)] if how else []))
+
+
+@contextmanager
+def _cautious(machine: Machine) -> Iterator[None]:
+    """Have a refusal name the measurements that it rests on, if they were disturbed."""
+    try:
+        yield
+    except CapacityError as error:
+        if not was_disturbed(machine):
+            raise
+        raise CapacityError(f"{error}. This machine was {how_measured(machine)}: {RENEW}") from error
 
 
 def _name(settings: Settings) -> str:
@@ -231,7 +264,9 @@ def _packed_file(settings: Settings, costs: ModelCosts) -> Path | None:
     """Return the experts' file that is on disk already; None: it has yet to be made, or cannot be used."""
     if not _has_weights(settings):
         return None
-    formats = WeightFormats(cast(WeightFormat, costs.formats.matrices), cast(WeightFormat, costs.formats.embeddings))
+    names = (costs.formats.matrices, costs.formats.embeddings, costs.formats.of_routers)
+    matrices, embeddings, routers = (cast(WeightFormat, name) for name in names)
+    formats = WeightFormats(matrices, embeddings, routers)
     try:
         with closing(open_checkpoint(str(settings.model))) as checkpoint:
             return find_slab_file(checkpoint, formats, settings.slab_file, settings.cache_dir)
@@ -286,14 +321,21 @@ def _look_at(settings: Settings, *, has_device: bool) -> tuple[ModelCosts, str]:
     bare = shipped.get(settings.model) or (Path(settings.model) if settings.model.endswith(".json") else None)
     if bare is not None:
         shape, own = read_bare_config(bare), WeightChoice("bfloat16", "bfloat16", "as such models are published")
+        chosen = _for(choice, own, has_device=has_device)
+        chosen = dataclasses.replace(chosen, routers="bfloat16" if chosen.matrices == "bfloat16" else "float32")
     else:
         with closing(_opened(settings.model)) as checkpoint:
             shape = read_model_config(checkpoint)
-            own = own_precision(checkpoint, shape, lambda _: True)
-    chosen = choice or own
-    if has_device and chosen.matrices == "float32" and choice is None:
-        chosen = WeightChoice("bfloat16", "bfloat16", "devices compute in 16 bits")
+            own = own_precision(checkpoint, lambda _: True)
+            chosen = _for(choice, own, has_device=has_device).with_routers(checkpoint)
     return ModelCosts(shape, _formats(shape, chosen, settings, has_device=has_device)), chosen.reason or "as asked for"
+
+
+def _for(choice: WeightChoice | None, own: WeightChoice, *, has_device: bool) -> WeightChoice:
+    """Return what the user said, or else the model's own formats, as far as a device computes in them."""
+    if has_device and own.matrices == "float32" and choice is None:
+        return WeightChoice("bfloat16", "bfloat16", "devices compute in 16 bits")
+    return choice or own
 
 
 def _opened(model: str) -> Checkpoint:
@@ -330,4 +372,5 @@ def _formats(shape: ModelConfig, chosen: WeightChoice, settings: Settings, *, ha
         embeddings=chosen.embeddings,
         kv=kv_dtype,
         activation_bytes=2 if has_device else 4,
+        routers=chosen.routers,
     )

@@ -1,16 +1,15 @@
 """The engine in a process of its own, so that a slow client, a burst of parsing or a crash of the API never
 stalls a pass, nor the other way round.
 
-Run as `python -m moeflow.engine.process ADDRESS PARENT_PID`; the parent sends an `EngineConfig`, then `ToEngine`
-messages, and gets `FromEngine` messages back over one ZeroMQ pair. The process ends on `Shutdown`, or by
-itself when its parent is gone.
+Run as `python -m moeflow.engine.process ADDRESS PARENT_PID RECORD`; the parent sends an `EngineConfig`, then `ToEngine`
+messages, and gets `FromEngine` messages back over one ZeroMQ pair. RECORD is the descriptor of a `PassRecord`, which
+says what the process was doing should it die. It ends on `Shutdown`, or at once when its parent is gone.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import os
 import signal
 import sys
 import time
@@ -19,10 +18,12 @@ from contextlib import closing
 import msgspec
 import zmq
 
+from moeflow.core.batch import Batch
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import RequestError
 from moeflow.core.request import FinishReason
 from moeflow.engine.engine import Engine
+from moeflow.engine.lifeline import OrphanedError, tie_to_parent
 from moeflow.engine.messages import (
     Cancellation,
     Failed,
@@ -36,18 +37,19 @@ from moeflow.engine.messages import (
     ToEngine,
     TokenOutput,
 )
+from moeflow.engine.pass_record import PassRecord
 
 logger = logging.getLogger(__name__)
 
-IDLE_POLL_MS = 1000  # how often an engine without work looks whether its parent still lives
+IDLE_POLL_MS = 1000  # how often an engine without work looks whether memory can be given back
 
 
 class EngineProcess:
     """Feeds one engine from a socket."""
 
-    def __init__(self, socket: zmq.Socket[bytes], parent_pid: int) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], record: PassRecord) -> None:
         self._socket = socket
-        self._parent_pid = parent_pid
+        self._record = record
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
         self._refused: list[TokenOutput] = []
@@ -56,11 +58,8 @@ class EngineProcess:
     def run(self) -> None:
         """Load, serve until shutdown, say goodbye. Failures are reported before they end the process."""
         try:
-            while not self._socket.poll(IDLE_POLL_MS):
-                if self._is_orphan():
-                    return
             config = msgspec.msgpack.decode(self._socket.recv(), type=EngineConfig)
-            with closing(Engine.load(config, lambda done, total: self._send(Loading(done, total)))) as engine:
+            with closing(Engine.load(config, self._send_progress, self._note_pass)) as engine:
                 self._send(Ready(model=engine.model, stats=engine.stats()))
                 self._serve(engine)
             self._send(Stopped())
@@ -71,8 +70,6 @@ class EngineProcess:
 
     def _serve(self, engine: Engine) -> None:
         while self._deadline is None or engine.has_work:
-            if self._is_orphan():
-                return
             busy = engine.has_work or bool(self._refused)
             held_ms = 0 if self._refused else math.ceil(engine.held_s * 1000)
             self._receive(engine, timeout_ms=held_ms if busy else IDLE_POLL_MS)
@@ -80,6 +77,7 @@ class EngineProcess:
                 engine.cancel_all()
             had_work = engine.has_work
             outputs = engine.step()
+            self._record.end()
             outputs += self._refused
             self._refused = []
             if outputs or had_work:  # a chunk of a prompt brings no output, but fresh statistics
@@ -97,12 +95,12 @@ class EngineProcess:
             elif isinstance(message, Shutdown):
                 self._deadline = time.monotonic() + message.deadline_s
 
-    def _is_orphan(self) -> bool:
-        """Say whether the parent is gone, and with it everybody who could read what is computed."""
-        if os.getppid() == self._parent_pid:
-            return False
-        logger.warning("the parent process is gone; stopping")
-        return True
+    def _send_progress(self, bytes_done: int, bytes_total: int) -> None:
+        self._send(Loading(bytes_done, bytes_total))
+
+    def _note_pass(self, batch: Batch) -> None:
+        requests = (entry.request for entry in batch.entries)
+        self._record.begin({request.request_id: len(request.output_token_ids) for request in requests})
 
     def _submit(self, engine: Engine, submission: Submission) -> None:
         try:
@@ -121,12 +119,18 @@ def main() -> None:
     """Entry point of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    record = PassRecord(int(sys.argv[3]))
+    try:
+        tie_to_parent(int(sys.argv[2]), record)
+    except OrphanedError as error:
+        logger.warning("%s; stopping", error)
+        return
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.PAIR)
     socket.set_hwm(0)  # messages are small and the parent always reads: never block a pass on it
     socket.connect(sys.argv[1])
     try:
-        EngineProcess(socket, int(sys.argv[2])).run()
+        EngineProcess(socket, record).run()
     finally:
         socket.close(linger=2000)  # the last words must get out
         context.term()

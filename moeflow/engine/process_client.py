@@ -1,17 +1,18 @@
-"""An engine in a child process, seen from asyncio: `EngineClient` over ZeroMQ and msgspec.
+"""An engine in a child process, seen from asyncio: `EngineClient` over ZeroMQ and msgspec. One process, one life.
 
-One reader task hands outputs to the streams they belong to, one watcher notices when the process dies.
-Whatever happens to the process, every stream ends.
+One reader task hands outputs to the sinks they belong to, one watcher notices when the process dies, a third when it is
+stuck. Whatever happens to the process, every stream ends; who wants them to go on in another uses a `Supervisor`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
-import signal
 import sys
+import time
 from collections.abc import AsyncGenerator, Callable
 
 import msgspec
@@ -21,6 +22,8 @@ import zmq.asyncio
 from moeflow.core import errors
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError, EngineError, MoeflowError
+from moeflow.engine.client import EngineState
+from moeflow.engine.deaths import Death, OomKills, name_death
 from moeflow.engine.messages import (
     Cancellation,
     EngineStats,
@@ -36,70 +39,74 @@ from moeflow.engine.messages import (
     ToEngine,
     TokenOutput,
 )
+from moeflow.engine.pass_record import PassRecord, make_descriptor
 from moeflow.engine.socket_folder import SocketFolder
+from moeflow.engine.stall import TIMEOUT_S, StallWatch, foreseen_pass_s
 
 logger = logging.getLogger(__name__)
 
+LAST_WORDS_S = 0.1  # what a dead process has sent may still be in the socket, and say more
 EXIT_GRACE_S = 5.0  # how long a process may take to leave after its work is done
-_MEANINGS = {signal.SIGKILL: ", as when memory runs out", signal.SIGBUS: ", as when a file in use is cut"}
+WATCH_S = 1.0  # how often it is looked whether the process is stuck
+MAX_TICK_S = 2.0  # a longer pause is this process's own, or the whole machine's
 
 Progress = Callable[[int, int], None]
+Sink = Callable[[TokenOutput | None], None]  # None: the engine ended before the request did
 
 
 class ProcessEngine:
     """A running engine process. Make one with `start`, end it with `shutdown`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, folder: SocketFolder) -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        socket: zmq.asyncio.Socket,
+        folder: SocketFolder,
+        record: PassRecord,
+        stall: StallWatch,
+    ) -> None:
         self._process = process
         self._socket = socket
         self._folder = folder
+        self._record = record
+        self._stall = stall
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
-        self._streams: dict[str, asyncio.Queue[TokenOutput | None]] = {}
+        self._sinks: dict[str, Sink] = {}
         self._model: ModelInfo | None = None
         self._stats = EngineStats()
         self._failure: MoeflowError | None = None
+        self._death: Death | None = None
+        self._overdue: Death | None = None  # set when it is ended for being stuck
+        self._problem = ""  # why it is taken to be stuck
+        self._oom_kills = OomKills.read()
         self._on_progress: Progress | None = None
         self._on_failure: Callable[[], None] | None = None
         self._ready = asyncio.Event()  # loaded, or failed to
-        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
+        self._tasks = [asyncio.create_task(work) for work in (self._read(), self._watch(), self._watch_for_stalls())]
 
     @classmethod
     async def start(
         cls,
         config: EngineConfig,
         *,
+        timeout_s: float = TIMEOUT_S,
         on_progress: Progress | None = None,
         on_failure: Callable[[], None] | None = None,
     ) -> ProcessEngine:
         """Start a process, load the model, and return once it is ready.
 
-        `on_failure` is called if it fails after that.
+        A process that stops running, or a pass that does not end, is ended after `timeout_s`, or later if passes are
+        that long; 0: never. `on_failure` is called if it fails after the start.
 
         Raises: the error that kept the engine from loading (CheckpointError, CapacityError, ...), or EngineError;
         ConfigError if there is no place for the socket.
         """
-        folder = SocketFolder()
-        socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
-        socket.set_hwm(0)
-        try:
-            socket.bind(folder.address)
-            # A session of its own: Ctrl-C in the terminal reaches this process only, which then ends the engine.
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "moeflow.engine.process", folder.address, str(os.getpid()), start_new_session=True
-            )
-        except BaseException as error:
-            socket.close(linger=0)
-            folder.remove()
-            if isinstance(error, zmq.ZMQError):
-                remedy = "let TMPDIR name a folder of your own with a short path"
-                raise ConfigError(f"cannot make a socket in {folder.path}: {error.strerror}; {remedy}") from None
-            raise
-        engine = cls(process, socket, folder)
+        engine = await cls._launch(StallWatch(timeout_s), config.scheduler.max_running)
         engine._on_progress = on_progress
         engine._on_failure = on_failure
         try:
-            socket.send(msgspec.msgpack.encode(config))  # goes out once the process connects, if it ever does
+            engine._socket.send(msgspec.msgpack.encode(config))  # goes out once the process connects, if it ever does
             await engine._ready.wait()
         except BaseException:
             await engine._kill()
@@ -107,7 +114,33 @@ class ProcessEngine:
         if engine._failure is not None:
             await engine._kill()
             raise engine._failure
+        engine._stall.foreseen_s = foreseen_pass_s(config, engine.model)
         return engine
+
+    @classmethod
+    async def _launch(cls, stall: StallWatch, max_running: int) -> ProcessEngine:
+        """Start a process that has nothing to do yet."""
+        with contextlib.ExitStack() as undo:
+            folder = SocketFolder()
+            undo.callback(folder.remove)
+            descriptor = make_descriptor(max_running)
+            undo.callback(os.close, descriptor)
+            socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
+            undo.callback(socket.close, linger=0)
+            socket.set_hwm(0)
+            try:
+                socket.bind(folder.address)
+            except zmq.ZMQError as error:
+                remedy = "let TMPDIR name a folder of your own with a short path"
+                raise ConfigError(f"cannot make a socket in {folder.path}: {error.strerror}; {remedy}") from None
+            # A session of its own: Ctrl-C in the terminal reaches this process only, which then ends the engine.
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "moeflow.engine.process", folder.address, str(os.getpid()), str(descriptor)),
+                pass_fds=(descriptor,),
+                start_new_session=True,
+            )
+            undo.pop_all()
+        return cls(process, socket, folder, PassRecord(descriptor), stall)
 
     @property
     def model(self) -> ModelInfo:
@@ -120,17 +153,40 @@ class ProcessEngine:
         """Whether the process runs and has not failed."""
         return self._failure is None and self._process.returncode is None
 
+    @property
+    def state(self) -> EngineState:
+        """See `EngineClient.state`."""
+        if not self.is_alive:
+            return EngineState.GONE
+        return EngineState.STALLED if self._problem else EngineState.READY
+
+    @property
+    def back_in_s(self) -> float:
+        """See `EngineClient.back_in_s`: one that has ended does not come back."""
+        return 0.0
+
+    @property
+    def death(self) -> Death:
+        """How it failed."""
+        assert self._death is not None, "asked of an engine that has failed"
+        return self._death
+
     def stats(self) -> EngineStats:
         """Return the newest snapshot the engine has sent."""
-        return self._stats
+        return msgspec.structs.replace(self._stats, is_engine_stalled=True) if self._problem else self._stats
+
+    def submit(self, submission: Submission, sink: Sink) -> None:
+        """Submit a request; `sink` gets its outputs as they arrive, or None if the engine ends before it."""
+        self._sinks[submission.request_id] = sink
+        self._send(submission)
 
     async def stream(self, submission: Submission) -> AsyncGenerator[TokenOutput, None]:
         """Submit and yield outputs; see `EngineClient.stream`."""
         self._check_alive()
-        queue = self._streams[submission.request_id] = asyncio.Queue()
+        queue: asyncio.Queue[TokenOutput | None] = asyncio.Queue()
         finished = False
         try:
-            self._send(submission)
+            self.submit(submission, queue.put_nowait)
             while not finished:
                 output = await queue.get()
                 if output is None:
@@ -140,9 +196,13 @@ class ProcessEngine:
                 finished = output.finish_reason is not None
                 yield output
         finally:
-            del self._streams[submission.request_id]
             if not finished:
-                self.cancel([submission.request_id])
+                self.abandon(submission.request_id)
+
+    def abandon(self, request_id: str) -> None:
+        """End a request whose outputs nobody wants any more."""
+        if self._sinks.pop(request_id, None) is not None:
+            self.cancel([request_id])
 
     def cancel(self, request_ids: list[str]) -> None:
         """Ask the engine to end these requests."""
@@ -171,6 +231,7 @@ class ProcessEngine:
         try:
             while True:
                 message = self._decoder.decode(await self._socket.recv())
+                self._stall.note_message()
                 self._take(message)
         except Exception as error:  # without a reader no stream would ever end
             logger.exception("a message of the engine cannot be taken in")
@@ -180,8 +241,7 @@ class ProcessEngine:
         if isinstance(message, Outputs):
             self._stats = message.stats
             for output in message.outputs:
-                if output.request_id in self._streams:
-                    self._streams[output.request_id].put_nowait(output)
+                self._hand_out(output)
         elif isinstance(message, Loading):
             if self._on_progress is not None:
                 self._on_progress(message.bytes_done, message.bytes_total)
@@ -193,25 +253,59 @@ class ProcessEngine:
         elif isinstance(message, Stopped):
             self._end_streams()
 
+    def _hand_out(self, output: TokenOutput) -> None:
+        sink = self._sinks.get(output.request_id)  # None: abandoned, and the engine did not know yet
+        if sink is not None:
+            if output.finish_reason is not None:
+                del self._sinks[output.request_id]
+            sink(output)
+
     async def _watch(self) -> None:
         code = await self._process.wait()
         if (code != 0 or not self._ready.is_set()) and self._failure is None:
-            await asyncio.sleep(0.1)  # its last words may still be in the socket, and say more
-            self._fail(EngineError(f"the engine process died ({_cause(code)})"))
+            await asyncio.sleep(LAST_WORDS_S)
+            death = self._overdue or name_death(code, self._oom_kills, OomKills.read())
+            message = f"the engine process died ({death.reason})"
+            self._fail(EngineError(message, is_from_outside=death.is_from_outside), death)
         self._end_streams()
 
-    def _fail(self, error: MoeflowError) -> None:
+    async def _watch_for_stalls(self) -> None:
+        last_s = time.monotonic()
+        while True:
+            await asyncio.sleep(WATCH_S)
+            now_s = time.monotonic()
+            self._stall.tick(min(now_s - last_s, MAX_TICK_S), self._record.beat, has_work=bool(self._sinks))
+            last_s = now_s
+            self._note_problem(self._stall.problem)
+            if self._process.returncode is None:
+                self._oom_kills = OomKills.read()  # close to its death, so that others' deaths are not taken for it
+            if self._stall.is_overdue and self._process.returncode is None:
+                self._overdue = Death(f"ended because it did not answer: {self._stall.problem}")
+                self._process.kill()
+                return
+
+    def _note_problem(self, problem: str) -> None:
+        if bool(problem) is not bool(self._problem):
+            if problem:
+                logger.error("engine stalled: %s", problem)
+            else:
+                logger.warning("engine no longer stalled")
+        self._problem = problem
+
+    def _fail(self, error: MoeflowError, death: Death | None = None) -> None:
         if self._failure is None:
             logger.error("engine failure: %s", error)
             self._failure = error
+            self._death = dataclasses.replace(death or Death(str(error)), in_pass=self._record.in_pass())
             if self._ready.is_set() and self._on_failure is not None:
                 self._on_failure()
         self._ready.set()
         self._end_streams()
 
     def _end_streams(self) -> None:
-        for queue in self._streams.values():
-            queue.put_nowait(None)
+        sinks, self._sinks = self._sinks, {}
+        for sink in sinks.values():
+            sink(None)
 
     async def _kill(self) -> None:
         """Leave nothing behind: no process, no task, no socket, no folder."""
@@ -225,14 +319,7 @@ class ProcessEngine:
         self._end_streams()
         self._socket.close(linger=0)
         self._folder.remove()
-
-
-def _cause(code: int) -> str:
-    """Say what a process's exit code means."""
-    if code >= 0:
-        return f"exit code {code}"
-    number = signal.Signals(-code)
-    return number.name + _MEANINGS.get(number, "")
+        self._record.close()
 
 
 def _rebuild(message: Failed) -> MoeflowError:

@@ -21,6 +21,7 @@ TOKEN_BYTES = KIB  # of a tokenizer, for each entry of its vocabulary
 ENGINE_BYTES = 240 * MIB  # a fresh engine process: Python, torch and moeflow
 HTTP_BYTES = 32 * MIB  # connections, requests and answers of the process that speaks HTTP
 MARGIN_BYTES = 4 * MIB  # what measuring may miss: the system counts pages in batches for each core
+TEMPLATE_BYTES = 24 * MIB  # the process that renders chat templates, which is not measured: it comes and goes
 SERVED_MARGIN_BYTES = 16 * MIB  # what the process that speaks HTTP may take during a pass
 
 
@@ -40,7 +41,7 @@ def planned_bytes(held_bytes: int, shape: ModelConfig, *, is_served: bool) -> in
 
 def margin_bytes(*, is_served: bool) -> int:
     """Return how much of a memory limit is left free."""
-    return SERVED_MARGIN_BYTES if is_served else MARGIN_BYTES
+    return TEMPLATE_BYTES + (SERVED_MARGIN_BYTES if is_served else MARGIN_BYTES)
 
 
 def _resident_bytes(process_id: int) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Final, cast
+from typing import cast
 
 import torch
 
@@ -14,30 +14,24 @@ from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.identity import checkpoint_identity
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.engine_config import EngineConfig
-from moeflow.core.model_config import ConfigReader, ModelConfig
+from moeflow.core.model_config import ModelConfig
 from moeflow.engine.compute_setup import device_of_layers, set_up
 from moeflow.engine.expert_store import ExpertStore
 from moeflow.engine.messages import ModelInfo
 from moeflow.engine.model_runner import ModelRunner
-from moeflow.engine.offload_plan import OFFLOADING
 from moeflow.engine.offloaded_model import OffloadedModel
 from moeflow.engine.slab_files import formats_of, map_packed
 from moeflow.kernels.packed_weights import expert_bytes
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.layers.decoder import CausalLM
-from moeflow.layers.moe import MoE
 from moeflow.layers.placement import Placement
 from moeflow.memory.resident_reader import read_resident
 from moeflow.memory.weight_memory import FreshMemory, WeightMemory
 from moeflow.models.loading import load_model
+from moeflow.models.plausibility import read_eos_token_ids
 from moeflow.models.registry import read_model_config
-from moeflow.pipeline.streaming import streaming
-from moeflow.pipeline.task import Task, TaskMaker
-from moeflow.runtime.dot import write_dot
 from moeflow.runtime.trace import Trace
 from moeflow.workload.routing_trace import RoutingRecorder, TraceHeader
-
-DRAWN_MICRO_BATCHES: Final = 4  # of a pipeline's graph, where each pass has as many as it needs
 
 
 def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> ModelRunner:
@@ -45,7 +39,7 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
     set_up(config)
     with closing(open_checkpoint(config.model_path)) as checkpoint, ExitStack() as on_failure:
         experts = recorder = None
-        trace = Trace() if config.trace_file else None
+        trace = Trace() if config.trace_file or config.graph_file else None
         if config.record_routing:
             recorder = RoutingRecorder(Path(config.record_routing), _trace_header(checkpoint, config))
             on_failure.callback(recorder.close)
@@ -57,8 +51,6 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
         model = load_model(checkpoint, place, num_threads=config.num_threads, progress=progress)
         if experts is not None:
             experts.predict_for(model)
-        if config.graph_file:
-            write_dot(_tasks(model, config), Path(config.graph_file))
         served: CausalLM | OffloadedModel = model
         if config.offload is not None:
             served = OffloadedModel(model, config, trace)
@@ -92,6 +84,7 @@ def placement(
         device_of_layers(config),
         formats_of(config) if config.cpu_isa else None,
         memory,
+        router_dtype=getattr(torch, config.router_format),
         has_slabs=config.offload is not None and not config.cpu_isa,
         pool=None if experts is None else experts.pool,
         on_route=None if recorder is None else lambda topk_ids: recorder.add_layer(topk_ids.cpu().numpy()),
@@ -110,15 +103,6 @@ def _trace_header(checkpoint: Checkpoint, config: EngineConfig) -> TraceHeader:
     )
 
 
-def _tasks(model: CausalLM, config: EngineConfig) -> Iterator[Task]:
-    """Yield the tasks of a pass; one in which nothing can overlap is a single task."""
-    if config.offload is not None:
-        return OFFLOADING[config.offload.pipeline].make_tasks(len(model.layers), DRAWN_MICRO_BATCHES)
-    if config.experts is None:
-        return iter([TaskMaker()("forward")])
-    return streaming([isinstance(layer.mlp, MoE) for layer in model.layers])
-
-
 def _describe(shape: ModelConfig, checkpoint: Checkpoint, config: EngineConfig) -> ModelInfo:
     return ModelInfo(
         name=config.model_name,
@@ -127,7 +111,7 @@ def _describe(shape: ModelConfig, checkpoint: Checkpoint, config: EngineConfig) 
         vocab_size=shape.vocab_size,
         max_model_len=config.scheduler.max_model_len,
         max_running=config.scheduler.max_running,
-        eos_token_ids=_eos_token_ids(checkpoint),
+        eos_token_ids=read_eos_token_ids(checkpoint),
         num_layers=shape.num_layers,
         num_experts=shape.num_experts,
         top_k=shape.top_k,
@@ -138,15 +122,3 @@ def _describe(shape: ModelConfig, checkpoint: Checkpoint, config: EngineConfig) 
         kv_capacity_tokens=config.scheduler.num_blocks * config.scheduler.block_size,
         created=int(time.time()),
     )
-
-
-def _eos_token_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """Return what ends a text: `generation_config.json` knows better than `config.json`, which may say null."""
-    for source in (checkpoint.generation_config, checkpoint.config):
-        value = source.get("eos_token_id")
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(isinstance(token_id, int) and token_id >= 0 for token_id in ids):
-            raise ConfigReader(source, checkpoint.config_file).error(f"'eos_token_id' is {value!r}, no token id")
-        if ids:
-            return tuple(ids)
-    return ()

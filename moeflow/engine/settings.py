@@ -42,7 +42,7 @@ class Settings:
     expert_policy: str = "auto"  # which expert leaves memory for another
     predictor: str = "auto"  # what experts are read ahead by
     record_routing: Path | None = None  # file that gets what routers choose
-    graph_file: Path | None = None  # file that gets a pass's tasks as a graph, for GraphViz
+    graph_file: Path | None = None  # file that gets the last pass's tasks as a graph, for GraphViz
     trace_file: Path | None = None  # file that gets what each lane did when, for Perfetto
     cpu_isa: str = ""  # the best instruction set that the CPU kernels may use; empty: the best there is
     cache_dir: Path | None = None  # where the built-in model and packed experts are kept

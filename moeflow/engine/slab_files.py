@@ -28,7 +28,6 @@ from moeflow.memory.slab_reader import damaged_parts, verify_slab_file
 from moeflow.memory.slab_writer import OnBytes
 from moeflow.memory.weight_memory import WeightMemory
 from moeflow.models.packing import names_in_part, pack_model, slab_spec
-from moeflow.models.registry import read_model_config
 
 
 def slab_file_place(cache_dir: Path | None, checkpoint: Checkpoint, spec: SlabSpec) -> Path:
@@ -121,7 +120,9 @@ def _cause(error: StorageError) -> str:
 
 def formats_of(config: EngineConfig) -> WeightFormats:
     """Return the formats in which an engine's weights are packed."""
-    return WeightFormats(cast(WeightFormat, config.weight_format), cast(WeightFormat, config.embedding_format))
+    names = (config.weight_format, config.embedding_format, config.router_format)
+    matrices, embeddings, routers = (cast(WeightFormat, name) for name in names)
+    return WeightFormats(matrices, embeddings, routers, is_wide=config.is_wide)
 
 
 def pack(
@@ -143,9 +144,8 @@ def pack(
     if not cpu.is_available():
         raise ConfigError(f"weights are packed for the CPU kernels, which are not there: {cpu.why_not()}")
     with closing(open_checkpoint(model)) as checkpoint:
-        shape = read_model_config(checkpoint)
-        choice = wished(dtype, quantize, can_pack=True) or own_precision(checkpoint, shape, lambda _: True)
-        formats = WeightFormats(choice.matrices, choice.embeddings)
+        choice = wished(dtype, quantize, can_pack=True) or own_precision(checkpoint, lambda _: True)
+        formats = choice.with_routers(checkpoint).formats
         spec = slab_spec(checkpoint, formats)
         file = out or slab_file_place(cache_dir, checkpoint, spec)
         if not file.exists() or not _is_right(file, spec, on_bytes):

@@ -68,7 +68,7 @@ def settings_of_host(settings: Settings, wishes: OffloadWishes) -> Settings:
 
 def with_pipeline(config: EngineConfig, wishes: OffloadWishes, shape: ModelConfig) -> EngineConfig:
     """Return a configuration whose passes go through a pipeline. Raises: ConfigError, CapacityError."""
-    costs = costs_of(shape, config.weight_format, config.embedding_format, config.kv_dtype, config.dtype)
+    costs = costs_of(shape, config)
     offload = plan_offload(wishes, costs, config.scheduler)
     if not config.cpu_isa and not offload.computes_in_torch:
         raise ConfigError(

@@ -42,11 +42,11 @@ def _byte_level_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-_ALPHABET = _byte_level_alphabet()
+BYTE_LEVEL_ALPHABET = _byte_level_alphabet()
 
 
 def _byte_level(token: str) -> bytes:
-    spelled = [_ALPHABET.get(character) for character in token]
+    spelled = [BYTE_LEVEL_ALPHABET.get(character) for character in token]
     # added tokens are written as plain text: one character outside the alphabet gives them away
     return token.encode() if None in spelled else bytes(byte for byte in spelled if byte is not None)
 

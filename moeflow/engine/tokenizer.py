@@ -1,12 +1,17 @@
 """Text to token ids and back, and conversations to prompts, as the checkpoint's own files say.
 
 The only file that knows transformers. Loads no torch, so that the process that speaks HTTP starts fast, and
-never runs code that a checkpoint brings along.
+never runs code that a checkpoint brings along: its chat template runs in a process of its own.
+
+Encoding and decoding call the functions for batches also for one text, as only those release the interpreter's lock:
+other threads go on while a long text is encoded, which takes about a second for each million characters.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +19,26 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from moeflow.checkpoint.gguf_header import read_gguf_header
-from moeflow.core.errors import CheckpointError, RequestError
+from moeflow.checkpoint.json_file import MAX_CONFIG_BYTES
+from moeflow.checkpoint.regular_file import read_whole
+from moeflow.core.brief import cut
+from moeflow.core.errors import ChatTemplateError, CheckpointError, ContextLengthError, RequestError
+from moeflow.core.units import MIB
+from moeflow.engine.chat_template import ChatTemplate
 from moeflow.engine.gguf_tokenizer import build_tokenizer
 from moeflow.engine.token_bytes import byte_rule
+from moeflow.engine.token_length import TokenLength, token_length
+
+_SMALL_FILES = (  # that transformers opens beside tokenizer.json
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.json",
+    "chat_template.jinja",
+    "config.json",
+)
+_MAX_TOKENIZER_BYTES = 64 * MIB  # vocabularies of a quarter of a million tokens take half as much
+_MAX_TOKENIZER_VALUES = 4_000_000  # likewise
 
 
 class Tokenizer:
@@ -57,18 +79,21 @@ class Tokenizer:
     @classmethod
     def _load_folder(cls, folder: Path) -> Tokenizer:
         file = folder / "tokenizer.json"
-        if not file.is_file():
+        if not os.path.lexists(file):
             raise CheckpointError(
                 "is missing, so text cannot be turned into tokens",
                 file=file,
                 remedy="Copy it from the original model, or write it with transformers' "
                 "AutoTokenizer.from_pretrained(...).save_pretrained(...)",
             )
+        _check_files(folder)
         try:
             backend = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # tokenizers raises bare exceptions, transformers many kinds
             raise CheckpointError(
-                f"cannot be read as a tokenizer: {error}", file=file, remedy="Download the tokenizer's files again"
+                f"cannot be read as a tokenizer: {cut(str(error))}",
+                file=file,
+                remedy="Download the tokenizer's files again",
             ) from error
         if not backend.chat_template:
             backend.chat_template = _read_chat_template(folder / "chat_template.json")
@@ -96,24 +121,43 @@ class Tokenizer:
         config["tokenizer_class"] = "PreTrainedTokenizerFast"  # the name that older versions know, too
         file.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
         """Return the tokens of a text; with special tokens as the model expects a prompt to begin.
 
-        Raises: RequestError if the text is no Unicode (a lone surrogate from a JSON escape).
+        Raises: RequestError if the text is no Unicode (a lone surrogate from a JSON escape); ContextLengthError if
+        it is so long that it must have more than `max_tokens` tokens.
         """
         try:
-            text.encode()
+            utf8 = text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(
                 f"the text is not valid Unicode at character {error.start}: {error.reason}", param="prompt"
             ) from error
-        ids: list[int] = self._core.encode(text, add_special_tokens=add_special_tokens).ids
+        self._check_length(utf8, max_tokens)
+        (encoding,) = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of tokens; incomplete characters become U+FFFD."""
-        text: str = self._core.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        text: str
+        (text,) = self._core.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
         return text
+
+    def _check_length(self, utf8: bytes, max_tokens: int | None) -> None:
+        if max_tokens is None or self._token_length is None:
+            return
+        fewest = self._token_length.fewest_tokens(utf8)
+        if fewest > max_tokens:
+            raise ContextLengthError(
+                f"the prompt has {len(utf8)} bytes, which are at least {fewest} tokens; the context holds "
+                f"{max_tokens}. Shorten the prompt, or serve the model with a longer context if it has one",
+                param="prompt",
+            )
+
+    @functools.cached_property
+    def _token_length(self) -> TokenLength | None:
+        return token_length(self._core)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token adds to a text; none for ids that only the model has rows for."""
@@ -128,12 +172,23 @@ class Tokenizer:
         """Whether the model says how a conversation becomes a prompt."""
         return bool(self._backend.chat_template)
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def warm_up(self) -> None:
+        """Do now what the first prompts would wait for: start the process that renders, learn how long tokens are.
+
+        Raises: ChatTemplateError if no process can be started.
+        """
+        _ = self._token_length
+        if self.has_chat_template:
+            self._chat_template.warm_up()
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int | None = None) -> list[int]:
         """Return the prompt that asks the model for the next message of a conversation.
 
         A message's content is a string, or a list of {"type": "text", "text": ...} parts, which are joined.
 
-        Raises: RequestError if the model has no template, or it refuses the messages.
+        Raises: RequestError if the model has no template, or it refuses the messages; ContextLengthError if the
+        prompt must have more than `max_tokens` tokens; ChatTemplateError if the template is broken, or takes more
+        time or memory than it may.
         """
         if not self.has_chat_template:
             raise RequestError(
@@ -143,11 +198,32 @@ class Tokenizer:
         conversation = [_plain_message(message, i) for i, message in enumerate(messages)]
         if not conversation:
             raise RequestError("messages is empty", param="messages")
+        text = self._chat_template.render(conversation)
+        return self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
+
+    @functools.cached_property
+    def _chat_template(self) -> ChatTemplate:
         try:
-            text = self._backend.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # a template is a program: it may raise anything
-            raise RequestError(f"the model's chat template refuses the messages: {error}", param="messages") from error
-        return self.encode(text, add_special_tokens=False)
+            source: str = self._backend.get_chat_template()
+        except ValueError as error:  # several templates, none of which is the default
+            raise ChatTemplateError(f"the model's chat templates cannot be used: {error}") from None
+        return ChatTemplate(source, self._backend.special_tokens_map)
+
+
+def _check_files(folder: Path) -> None:
+    """Raise CheckpointError if one of the files that transformers opens would make it wait, or is far too large."""
+    files = [folder / name for name in _SMALL_FILES] + sorted(folder.glob("additional_chat_templates/*"))
+    for file in files:
+        if os.path.lexists(file):
+            read_whole(file, MAX_CONFIG_BYTES)
+    file = folder / "tokenizer.json"
+    data = read_whole(file, _MAX_TOKENIZER_BYTES)
+    if sum(data.count(sign) for sign in (b",", b"[", b"{")) > _MAX_TOKENIZER_VALUES:
+        raise CheckpointError(
+            f"holds more than {_MAX_TOKENIZER_VALUES} values, which no tokenizer does",
+            file=file,
+            remedy="Download the tokenizer's files again",
+        )
 
 
 def _read_chat_template(file: Path) -> str | None:

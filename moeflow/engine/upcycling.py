@@ -6,7 +6,7 @@ here the dense model runs over calibration text, so that each router is fitted o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from enum import StrEnum
 from functools import partial
@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from moeflow.checkpoint.atomic_folder import build_folder
+from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.safetensors_writer import weight_bytes
 from moeflow.checkpoint.upcycle import UpcycleRecipe, check_source, mixtral_shapes, write_mixtral
@@ -49,12 +50,14 @@ def upcycle(
     recipe: UpcycleRecipe,
     *,
     calibration: Path | None = None,
+    routers: Sequence[torch.Tensor] | None = None,
     overwrite: bool = False,
     on_progress: OnProgress | None = None,
 ) -> None:
     """Make a Mixtral-architecture model in folder `out` from a dense Llama-architecture one.
 
-    Whatever goes wrong, `out` is afterwards what it was before. The same arguments give the same bytes.
+    Whatever goes wrong, `out` is afterwards what it was before. The same arguments give the same bytes. `routers`, one
+    [E, H] a layer, are taken instead of being fitted to calibration text; there is only a phase of writing then.
 
     Raises: CheckpointError if the source is damaged or of another kind, ConfigError if `out` is taken or the
     calibration text unusable, CapacityError if disk or memory do not suffice.
@@ -69,17 +72,30 @@ def upcycle(
         with build_folder(out, need_bytes=need_bytes, overwrite=overwrite) as folder:
             tokenizer = Tokenizer.load(source)
             tokenizer.save(folder)
-            texts = calibration_text(tokenizer.encode, calibration).fitting
-            model = load_bare_model(checkpoint, partial(report, Phase.READING))
-            routers = _fit_routers(model, texts, recipe, report)
-            del model
+            if routers is None:
+                texts = calibration_text(tokenizer.encode, calibration).fitting
+                routers = fit_routers(checkpoint, texts, recipe, report)
             write_mixtral(checkpoint, shape, routers, recipe, folder, on_bytes=partial(report, Phase.WRITING))
 
 
-def _fit_routers(
-    model: CausalLM, texts: list[list[int]], recipe: UpcycleRecipe, report: OnProgress
+def fit_routers(
+    checkpoint: Checkpoint, texts: list[list[int]], recipe: UpcycleRecipe, report: OnProgress
 ) -> list[torch.Tensor]:
-    """Return one router a layer, [E, H]."""
+    """Return one router a layer, [E, H], fitted to what the dense model's layers see of the texts, token ids each.
+
+    Raises: CapacityError if memory does not hold the model, CheckpointError.
+    """
+    heard = listen(load_bare_model(checkpoint, partial(report, Phase.READING)), texts, report)
+    routers = []
+    for layer, inputs in enumerate(heard):
+        routers.append(fit_router(torch.cat(inputs), recipe.num_experts, recipe.seed + layer))
+        inputs.clear()
+        report(Phase.FITTING, layer + 1, len(heard))
+    return routers
+
+
+def listen(model: CausalLM, texts: list[list[int]], report: OnProgress) -> list[list[torch.Tensor]]:
+    """Return what each layer's feed-forward block gets, a window at a time, [T, H]."""
     total = sum(map(len, texts))
     done = 0
     with ffn_inputs(model) as heard:
@@ -87,9 +103,4 @@ def _fit_routers(
             run_sequence(model, token_ids)
             done += len(token_ids)
             report(Phase.CALIBRATING, done, total)
-    routers = []
-    for layer, inputs in enumerate(heard):
-        routers.append(fit_router(torch.cat(inputs), recipe.num_experts, recipe.seed + layer))
-        inputs.clear()
-        report(Phase.FITTING, layer + 1, len(heard))
-    return routers
+    return heard

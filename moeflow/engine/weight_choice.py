@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from moeflow.checkpoint.checkpoint import Checkpoint, TensorInfo
 from moeflow.core.errors import ConfigError
-from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.weight_format import BITS_PER_VALUE, WeightFormat
+from moeflow.layers.placement import WeightFormats
+from moeflow.models.loading import router_names
 
 DTYPES: tuple[WeightFormat, ...] = ("float32", "bfloat16")
 QUANTIZED: tuple[WeightFormat, ...] = ("int8", "int4")
 _EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
 _KEEPERS: tuple[tuple[WeightFormat, frozenset[str]], ...] = (  # what each format keeps without loss, smallest first
     ("int4", frozenset({"Q4_0"})),
+    ("int4-min", frozenset({"Q4_1"})),
     ("int8", frozenset({"Q4_0", "Q8_0"})),
     ("bfloat16", frozenset({"bfloat16"})),
 )
@@ -25,11 +27,26 @@ _KEEPERS: tuple[tuple[WeightFormat, frozenset[str]], ...] = (  # what each forma
 
 @dataclass(frozen=True, slots=True)
 class WeightChoice:
-    """The formats of matrices and of embeddings (with the output projection), and why these."""
+    """The formats of matrices, of embeddings (with the output projection) and of routers, and why these."""
 
     matrices: WeightFormat
     embeddings: WeightFormat
     reason: str = ""  # empty if the user said so
+    is_exact: bool = False  # nothing is rounded that the file does not round: neither weights nor what they meet
+    routers: WeightFormat = "float32"
+    router_names: frozenset[str] = field(default=frozenset(), repr=False)
+
+    @property
+    def formats(self) -> WeightFormats:
+        """How weights are packed."""
+        return WeightFormats(self.matrices, self.embeddings, self.routers, is_wide=self.is_exact)
+
+    def with_routers(self, checkpoint: Checkpoint) -> WeightChoice:
+        """Return the same with routers as a checkpoint has them: bfloat16 if they and all else are, else float32."""
+        names = router_names(checkpoint)
+        has_narrow = all(checkpoint.tensors[name].stored_as == "bfloat16" for name in names)
+        routers: WeightFormat = "bfloat16" if has_narrow and self.matrices == "bfloat16" else "float32"
+        return replace(self, routers=routers, router_names=names)
 
     def num_bytes(self, checkpoint: Checkpoint) -> int:
         """Return what the weights of a checkpoint take."""
@@ -41,6 +58,8 @@ class WeightChoice:
     def _bits_per_value(self, name: str, info: TensorInfo) -> float:
         if len(info.shape) < 2:
             return 32
+        if name in self.router_names:
+            return BITS_PER_VALUE[self.routers]
         return BITS_PER_VALUE[self.embeddings if name in _EMBEDDINGS else self.matrices]
 
 
@@ -66,11 +85,11 @@ def wished(dtype: str, quantize: str | None, *, can_pack: bool) -> WeightChoice 
     return WeightChoice(_format(quantize), "int8")
 
 
-def own_precision(checkpoint: Checkpoint, shape: ModelConfig, fits: Callable[[WeightChoice], bool]) -> WeightChoice:
+def own_precision(checkpoint: Checkpoint, fits: Callable[[WeightChoice], bool]) -> WeightChoice:
     """Return the smallest formats that keep every weight as it is, or bfloat16 if that is needed and does not fit."""
     embeddings = {info.stored_as for name, info in checkpoint.tensors.items() if name in _EMBEDDINGS}
-    matrices = {info.stored_as for info in _matrices(checkpoint, shape)}
-    choice = WeightChoice(_keeper(matrices), _keeper(embeddings), "the checkpoint's own precision")
+    matrices = {info.stored_as for info in _matrices(checkpoint, router_names(checkpoint))}
+    choice = WeightChoice(_keeper(matrices), _keeper(embeddings), "the checkpoint's own precision", is_exact=True)
     if choice.matrices == "float32" and not fits(choice):
         return WeightChoice("bfloat16", "bfloat16", "the checkpoint's float32 would not fit into the free memory")
     return choice
@@ -87,11 +106,10 @@ def for_torch(checkpoint: Checkpoint, fits_well: Callable[[WeightChoice], bool],
     return WeightChoice("bfloat16", "bfloat16", "float32 would take more than half of the free memory")
 
 
-def _matrices(checkpoint: Checkpoint, shape: ModelConfig) -> Iterator[TensorInfo]:
+def _matrices(checkpoint: Checkpoint, routers: Collection[str]) -> Iterator[TensorInfo]:
     """Yield what is packed in the format of matrices: neither embeddings nor routers, which are kept apart."""
     for name, info in checkpoint.tensors.items():
-        is_matrix = len(info.shape) == 2 and name not in _EMBEDDINGS
-        if is_matrix and not 0 < info.shape[0] == shape.num_experts:
+        if len(info.shape) == 2 and name not in _EMBEDDINGS and name not in routers:
             yield info
 
 

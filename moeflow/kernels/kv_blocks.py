@@ -20,7 +20,7 @@ except ImportError:
 KV_DTYPES: Final = (torch.float32, torch.bfloat16, torch.int8)
 _FORMAT_CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _LANES = 16  # positions that the kernels take together: they want whole blocks of them
-_DIM_STEP = 8  # dimensions likewise
+_DIM_STEP = 2  # dimensions likewise, as rotary positions do
 _TINY = 1e-30  # keys and values below this become zero as int8
 
 

@@ -16,48 +16,59 @@ from torch import Tensor
 from moeflow.kernels.activation import NONLINEARITIES, Nonlinearity
 from moeflow.kernels.cpu_arguments import address, describe
 from moeflow.kernels.lazy_memory import allocate_lazily
-from moeflow.kernels.weight_format import BLOCK_BYTES, GROUP_SIZE, WEIGHT_FORMATS, BlockKind, WeightFormat
+from moeflow.kernels.weight_format import BLOCK_BYTES, GROUP_SIZE, BlockKind, WeightFormat
 
 with suppress(ImportError):  # without it nothing here works; `cpu.why_not` says why
     import moeflow.kernels._cpu as _cpu
 
-_FORMAT_CODES: Final = {name: code for code, name in enumerate(WEIGHT_FORMATS)}
+_FORMAT_CODES: Final[dict[WeightFormat, int]] = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3, "int4-min": 4}
 _SOURCE_CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_BLOCK_CODES: Final = {"Q8_0": 3, "Q4_0": 4}
+_BLOCK_CODES: Final[dict[BlockKind, int]] = {"Q8_0": 3, "Q4_0": 4, "Q4_1": 5}
 _BAND = 16  # output rows that lie together
 
 
 class PackedWeight:
-    """A weight matrix [rows, cols] in one of the formats."""
+    """A weight matrix [rows, cols] in one of the formats.
 
-    __slots__ = ("cols", "format", "handle", "rows", "storage")
+    Integer weights meet activations that are rounded to int8, or to 16 bits if it `is_wide`: that is next to exact, as
+    fast where memory is what takes the time, and up to half as fast where VNNI would have multiplied bytes. "int4-min"
+    always is.
+    """
 
-    def __init__(self, storage: Tensor, weight_format: WeightFormat, rows: int, cols: int) -> None:
+    __slots__ = ("cols", "format", "handle", "is_wide", "rows", "storage")
+
+    def __init__(
+        self, storage: Tensor, weight_format: WeightFormat, rows: int, cols: int, *, is_wide: bool = False
+    ) -> None:
         """Take `storage`, which holds the packed matrix or zeros."""
         self.storage = storage
         self.format = weight_format
         self.rows = rows
         self.cols = cols
-        self.handle: Any = _cpu.PackedMatrix(_FORMAT_CODES[weight_format], rows, cols, storage.data_ptr())
+        self.is_wide = is_wide
+        self.handle: Any = _cpu.PackedMatrix(_FORMAT_CODES[weight_format], rows, cols, storage.data_ptr(), is_wide)
 
     @classmethod
-    def allocate(cls, rows: int, cols: int, weight_format: WeightFormat) -> PackedWeight:
+    def allocate(cls, rows: int, cols: int, weight_format: WeightFormat, *, is_wide: bool = False) -> PackedWeight:
         """Return zeros, to be filled. Raises: MemoryError."""
-        return cls(allocate_lazily(matrix_bytes(weight_format, rows, cols)), weight_format, rows, cols)
+        storage = allocate_lazily(matrix_bytes(weight_format, rows, cols))
+        return cls(storage, weight_format, rows, cols, is_wide=is_wide)
 
     @classmethod
-    def pack(cls, weight: Tensor, weight_format: WeightFormat, order: Tensor | None = None) -> PackedWeight:
+    def pack(
+        cls, weight: Tensor, weight_format: WeightFormat, order: Tensor | None = None, *, is_wide: bool = False
+    ) -> PackedWeight:
         """Pack a matrix [N, cols] of floats; row i of the result is row `order[i]` of `weight`, None: row i."""
         weight = weight if order is None else weight.index_select(0, order)
-        packed = cls.allocate(weight.shape[0], weight.shape[1], weight_format)
+        packed = cls.allocate(weight.shape[0], weight.shape[1], weight_format, is_wide=is_wide)
         packed.fill(weight, torch.arange(packed.rows))
         return packed
 
     def fill(self, source: Tensor, rows: Tensor, kind: BlockKind | None = None) -> None:
         """Pack `source` as the rows numbered `rows`, in the calling thread; several threads may fill at once.
 
-        Q8_0 blocks keep their values in "int8", Q4_0 blocks in "int4" and "int8", bfloat16 in "bfloat16" and
-        "float32", float16 in "float32"; all else is rounded to the nearest step.
+        Q8_0 blocks keep their values in "int8", Q4_0 blocks in "int4" and "int8", Q4_1 blocks in "int4-min", bfloat16
+        in "bfloat16" and "float32", float16 in "float32"; all else is rounded to the nearest step.
 
         Shapes: source [n, cols] float32, bfloat16 or float16, or with `kind` [n, bytes of a row] uint8;
         rows [n] int64.
@@ -114,6 +125,15 @@ class PackedRows:
         return unpack_rows(self.weight, self.numbers)
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertKind:
+    """What experts compute, beside their matrices."""
+
+    function: Nonlinearity = "silu"
+    is_gated: bool = True
+    has_bias: bool = False
+
+
 class PackedExperts:
     """The experts of a layer, each one's gate, up and down matrices side by side in memory.
 
@@ -129,6 +149,8 @@ class PackedExperts:
         "handle",
         "hidden",
         "is_gated",
+        "is_wide",
+        "kind",
         "storage",
         "up_bias",
         "width",
@@ -141,22 +163,24 @@ class PackedExperts:
         width: int,
         weight_format: WeightFormat,
         *,
-        function: Nonlinearity = "silu",
-        is_gated: bool = True,
-        has_bias: bool = False,
+        kind: ExpertKind = ExpertKind(),
+        is_wide: bool = False,
         storage: Tensor | Sequence[Tensor] | None = None,
     ) -> None:
         """Take `storage` [E, `expert_bytes` or more] uint8, whose rows hold an expert each, or allocate zeros.
 
-        Rows may lie anywhere. Zeros are to be filled through `parts` and `set_biases`. Raises: MemoryError.
+        Rows may lie anywhere. Zeros are to be filled through `parts` and `set_biases`. `is_wide` as in `PackedWeight`.
+        Raises: MemoryError.
         """
         self.format = weight_format
+        self.is_wide = is_wide
         self.hidden = hidden
         self.width = width
-        self.function = function
-        self.is_gated = is_gated
+        self.kind = kind
+        self.function = kind.function
+        self.is_gated = kind.is_gated
         # With a gate, bands in turn: gate 0..15, up 0..15, gate 16..31, ...
-        up_rows = (2 if is_gated else 1) * _whole_bands(width)
+        up_rows = (2 if kind.is_gated else 1) * _whole_bands(width)
         up_bytes = matrix_bytes(weight_format, up_rows, hidden)
         down_bytes = matrix_bytes(weight_format, hidden, width)
         num_bytes = up_bytes + down_bytes
@@ -166,20 +190,25 @@ class PackedExperts:
             rows = ", ".join(describe(row) for row in storage[:1])
             raise ValueError(f"{num_experts} experts of {num_bytes} bytes do not fit into {len(storage)} rows: {rows}")
         self.storage = storage
-        self.gate_up = [PackedWeight(row[:up_bytes], weight_format, up_rows, hidden) for row in storage]
-        self.down = [PackedWeight(row[up_bytes:num_bytes], weight_format, hidden, width) for row in storage]
+        self.gate_up = [
+            PackedWeight(row[:up_bytes], weight_format, up_rows, hidden, is_wide=is_wide) for row in storage
+        ]
+        self.down = [
+            PackedWeight(row[up_bytes:num_bytes], weight_format, hidden, width, is_wide=is_wide) for row in storage
+        ]
         addresses = ([w.storage.data_ptr() for w in weights] for weights in (self.gate_up, self.down))
-        self.up_bias = torch.zeros(num_experts, up_rows) if has_bias else None  # in the order of gate_up's rows
-        self.down_bias = torch.zeros(num_experts, hidden) if has_bias else None
+        self.up_bias = torch.zeros(num_experts, up_rows) if kind.has_bias else None  # in the order of gate_up's rows
+        self.down_bias = torch.zeros(num_experts, hidden) if kind.has_bias else None
         self.handle: Any = _cpu.PackedExperts(
             _FORMAT_CODES[weight_format],
             hidden,
             width,
             *addresses,
-            NONLINEARITIES.index(function),
-            is_gated,
+            NONLINEARITIES.index(kind.function),
+            kind.is_gated,
             address(self.up_bias),
             address(self.down_bias),
+            is_wide,
         )
 
     @classmethod
@@ -191,6 +220,7 @@ class PackedExperts:
         *,
         function: Nonlinearity = "silu",
         biases: tuple[Tensor, Tensor] | None = None,
+        is_wide: bool = False,
     ) -> PackedExperts:
         """Pack all experts of a layer.
 
@@ -201,8 +231,8 @@ class PackedExperts:
         is_gated = gate_up.shape[1] != width
         if gate_up.shape != (num_experts, (2 if is_gated else 1) * width, hidden):
             raise ValueError(f"experts do not fit together: {describe(gate_up)} and {describe(down)}")
-        has_bias = biases is not None
-        packed = cls(num_experts, hidden, width, weight_format, function=function, is_gated=is_gated, has_bias=has_bias)
+        kind = ExpertKind(function, is_gated, has_bias=biases is not None)
+        packed = cls(num_experts, hidden, width, weight_format, kind=kind, is_wide=is_wide)
         if biases is not None:
             packed.set_biases(*biases)
         for parts, up, back in zip(packed._all_parts(), gate_up, down, strict=True):
@@ -228,9 +258,8 @@ class PackedExperts:
             self.hidden,
             self.width,
             self.format,
-            function=self.function,
-            is_gated=self.is_gated,
-            has_bias=self.up_bias is not None,
+            kind=self.kind,
+            is_wide=self.is_wide,
             storage=rows,
         )
         for mine, theirs in ((self.up_bias, moved.up_bias), (self.down_bias, moved.down_bias)):

@@ -12,6 +12,7 @@ from moeflow.kernels.embedding import embedding
 from moeflow.kernels.linear import linear
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.decoder_layer import DecoderLayer
+from moeflow.layers.moe import MoE
 from moeflow.layers.norm import RMSNorm
 from moeflow.layers.packed_layers import PackedLayers
 from moeflow.layers.placement import Destination, Placement, whole
@@ -53,6 +54,12 @@ class CausalLM:
     def logits(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [S, H] from a pass -> [S, V] float32."""
         return linear(hidden, self.lm_head).float()
+
+    def router_names(self) -> Iterator[str]:
+        """Yield the checkpoint names of the matrices that choose experts."""
+        for layer_idx, layer in enumerate(self.layers):
+            if isinstance(layer.mlp, MoE):
+                yield layer.mlp.router_name(f"model.layers.{layer_idx}")
 
     def named_weights(self) -> Iterator[tuple[str, Destination]]:
         """Yield every (checkpoint name, where its tensor goes)."""

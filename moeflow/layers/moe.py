@@ -60,6 +60,8 @@ class MoE:
 
     def route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return topk_ids [T, K] int64 and topk_weights [T, K] float32. Shapes: hidden [T, H]."""
+        if isinstance(self.router, Tensor):
+            hidden = hidden.to(self.router.dtype)  # a router may be kept more precisely than all else
         return self.choose(linear(hidden, self.router))
 
     def experts(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -94,13 +96,16 @@ class MoE:
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination); experts that are kept elsewhere are left out."""
-        block = f"{prefix}.{self.names.block}"
-        yield f"{block}.gate.weight", whole(self.router)
+        yield self.router_name(prefix), whole(self.router)
         if isinstance(self.weights, CachedExperts | AbsentExperts):
             return
         experts: Sequence[tuple[Destination, Destination, Destination]] = self.weights.parts()
         for expert, parts in enumerate(experts):
             yield from zip(self.expert_names(prefix, expert), parts, strict=True)
+
+    def router_name(self, prefix: str) -> str:
+        """Return the checkpoint name of the router's matrix."""
+        return f"{prefix}.{self.names.block}.gate.weight"
 
     def expert_names(self, prefix: str, expert: int) -> tuple[str, str, str]:
         """Return the checkpoint names of an expert's gate, up and down matrices."""

@@ -29,11 +29,8 @@ class WeightFormats:
 
     matrices: WeightFormat
     embeddings: WeightFormat  # and the output projection
-
-    @property
-    def router(self) -> WeightFormat:
-        """Routers are small, and rounding them changes which experts are asked: never in integers."""
-        return "bfloat16" if self.matrices == "bfloat16" else "float32"
+    routers: WeightFormat = "float32"  # small, and rounding them changes which experts are asked: never in integers
+    is_wide: bool = False  # whether integers meet activations of 16 bits, see `PackedWeight`
 
 
 class ExpertTensors:
@@ -63,6 +60,7 @@ class Placement:
     packed: WeightFormats | None = None  # None: nothing is
     memory: WeightMemory = field(default_factory=FreshMemory)  # where what is packed lies, and what stays beside it
     pool: ExpertPool | None = None  # experts come from there; None: all are resident
+    router_dtype: torch.dtype | None = None  # of routers that are not packed; None: as all else
     has_slabs: bool = False  # experts that are not packed lie in `memory` as slabs, wherever the device is
     on_route: Callable[[Tensor], None] | None = None  # told of each layer's choice, topk_ids [T, K], in order
 
@@ -71,10 +69,10 @@ class Placement:
         """Of nearly all weights."""
         return BITS_PER_VALUE[self.packed.matrices] if self.packed else self.dtype.itemsize * 8
 
-    def empty(self, *shape: int) -> nn.Parameter:
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
         """Return a weight that stays a tensor, to be filled. Raises: as `matrix` does."""
         if self.packed is None:
-            weight = torch.empty(shape, dtype=self.dtype, device=self.device)
+            weight = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
         else:
             weight = self.memory.block(math.prod(shape) * self.dtype.itemsize).view(self.dtype).view(shape)
         return nn.Parameter(weight, requires_grad=False)
@@ -89,7 +87,9 @@ class Placement:
 
     def router(self, num_experts: int, hidden_size: int) -> Weight:
         """Do the same for what chooses experts."""
-        return self._matrix(num_experts, hidden_size, self.packed.router if self.packed else None)
+        if self.packed is None:
+            return self.empty(num_experts, hidden_size, dtype=self.router_dtype)
+        return self._matrix(num_experts, hidden_size, self.packed.routers)
 
     def experts(
         self, num_experts: int, hidden_size: int, intermediate_size: int
@@ -102,7 +102,14 @@ class Placement:
             storage = self.memory.experts(num_experts, num_bytes)
             if storage is None:
                 return AbsentExperts()
-            return PackedExperts(num_experts, hidden_size, intermediate_size, self.packed.matrices, storage=storage)
+            return PackedExperts(
+                num_experts,
+                hidden_size,
+                intermediate_size,
+                self.packed.matrices,
+                is_wide=self.packed.is_wide,
+                storage=storage,
+            )
         if self.has_slabs:
             return self._slabs(num_experts, hidden_size, intermediate_size)
         return ExpertTensors(
@@ -114,9 +121,9 @@ class Placement:
         """Return a dense network as the one expert of a layer, to be filled likewise; None: it is one of tensors."""
         if self.packed is None:
             return self._slabs(1, hidden_size, intermediate_size) if self.has_slabs else None
-        matrices = self.packed.matrices
-        storage = self.memory.block(expert_bytes(hidden_size, intermediate_size, matrices))
-        return PackedExperts(1, hidden_size, intermediate_size, matrices, storage=storage.view(1, -1))
+        matrices, is_wide = self.packed.matrices, self.packed.is_wide
+        storage = self.memory.block(expert_bytes(hidden_size, intermediate_size, matrices)).view(1, -1)
+        return PackedExperts(1, hidden_size, intermediate_size, matrices, is_wide=is_wide, storage=storage)
 
     def _slabs(self, num_experts: int, hidden_size: int, intermediate_size: int) -> ExpertSlabs:
         num_bytes = num_experts * slab_bytes(hidden_size, intermediate_size, self.dtype)
@@ -124,10 +131,10 @@ class Placement:
         return ExpertSlabs(hidden_size, intermediate_size, self.dtype, storage)
 
     def _matrix(self, rows: int, cols: int, weight_format: WeightFormat | None) -> Weight:
-        if weight_format is None:
+        if weight_format is None or self.packed is None:
             return self.empty(rows, cols)
         storage = self.memory.block(matrix_bytes(weight_format, rows, cols))
-        return PackedWeight(storage, weight_format, rows, cols)
+        return PackedWeight(storage, weight_format, rows, cols, is_wide=self.packed.is_wide)
 
 
 def rows_of(weight: Weight, sizes: Sequence[int]) -> Sequence[Destination]:

@@ -9,9 +9,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from moeflow.core.brief import brief
 from moeflow.core.model_config import ConfigReader, ModelConfig, RopeConfig
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+_MSCALES = ("mscale", "mscale_all_dim")
+# Far beyond what models have, and far from where positions or norms would stop being numbers.
+_MOST_LAYERS = 1 << 17
+_LEAST_EPS = 1e-30
+_MOST_THETA = 1e15
+_MOST_FACTOR = 1e6
 
 
 def read_decoder_config(
@@ -36,13 +43,13 @@ def read_decoder_config(
         "model_type": model_type,
         "vocab_size": reader.positive("vocab_size"),
         "hidden_size": hidden_size,
-        "num_layers": reader.positive("num_hidden_layers"),
+        "num_layers": read_num_layers(reader),
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
         "intermediate_size": reader.positive("intermediate_size"),
         "max_position": max_position,
-        "rms_norm_eps": reader.get(float, "rms_norm_eps"),
+        "rms_norm_eps": reader.number("rms_norm_eps", least=_LEAST_EPS, most=1.0),
         "rope": _read_rope(reader, default_theta, max_position),
         "tie_word_embeddings": reader.get(bool, "tie_word_embeddings", False),
         "hidden_act": _read_activation(reader),
@@ -51,6 +58,11 @@ def read_decoder_config(
     if config.top_k > config.num_experts:
         raise reader.error(f"'num_experts_per_tok' is {config.top_k}, of {config.num_experts} experts")
     return config
+
+
+def read_num_layers(reader: ConfigReader) -> int:
+    """Return the number of layers, which whoever reads a config may count up to."""
+    return reader.positive("num_hidden_layers", most=_MOST_LAYERS)
 
 
 def read_num_experts(reader: ConfigReader) -> int:
@@ -62,7 +74,7 @@ def read_num_experts(reader: ConfigReader) -> int:
 def _read_activation(reader: ConfigReader) -> str:
     activation = reader.get(str, "hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise reader.error(f"'hidden_act' is {activation!r}, where only 'silu' is supported")
+        raise reader.error(f"'hidden_act' is {brief(activation)}, where only 'silu' is supported")
     return "silu"
 
 
@@ -70,18 +82,18 @@ def _read_rope(reader: ConfigReader, default_theta: float, max_position: int) ->
     """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
     raw = reader.raw.get("rope_parameters") or reader.raw.get("rope_scaling") or {}
     if not isinstance(raw, Mapping):
-        raise reader.error(f"the rotary settings are {raw!r}, where an object is expected")
+        raise reader.error(f"the rotary settings are {brief(raw)}, where an object is expected")
     rope = ConfigReader(raw, reader.file)
     kind = rope.get(str, "rope_type", rope.get(str, "type", "default"))
     if kind not in ROPE_KINDS:
-        raise reader.error(f"rotary positions are of the kind {kind!r}; supported are {', '.join(ROPE_KINDS)}")
+        raise reader.error(f"rotary positions are of the kind {brief(kind)}; supported are {', '.join(ROPE_KINDS)}")
     _refuse_variants(reader, rope)
     theta = rope.get(float, "rope_theta", reader.get(float, "rope_theta", default_theta))
-    if theta <= 1:
-        raise reader.error(f"'rope_theta' is {theta}, where a number above 1 is expected")
+    if not 1 < theta <= _MOST_THETA:
+        raise reader.error(f"'rope_theta' is {theta}, where a number above 1, up to {_MOST_THETA:g}, is expected")
     if kind == "default":
         return RopeConfig(theta=theta)
-    factor = _positive(rope, "factor")
+    factor = rope.number("factor", least=1.0, most=_MOST_FACTOR)
     if kind == "linear":
         return RopeConfig(theta=theta, kind=kind, factor=factor)
     original = reader.positive(
@@ -92,7 +104,7 @@ def _read_rope(reader: ConfigReader, default_theta: float, max_position: int) ->
 
 
 def _read_llama3_bands(rope: ConfigReader) -> dict[str, Any]:
-    low, high = rope.get(float, "low_freq_factor"), rope.get(float, "high_freq_factor")
+    low, high = _factor(rope, "low_freq_factor"), _factor(rope, "high_freq_factor")
     if not low < high:
         raise rope.error(f"'low_freq_factor' is {low}, where less than 'high_freq_factor', {high}, is expected")
     return {"low_freq_factor": low, "high_freq_factor": high}
@@ -100,17 +112,14 @@ def _read_llama3_bands(rope: ConfigReader) -> dict[str, Any]:
 
 def _read_yarn_bands(rope: ConfigReader, factor: float) -> dict[str, Any]:
     return {
-        "beta_fast": _positive(rope, "beta_fast", 32.0),
-        "beta_slow": _positive(rope, "beta_slow", 1.0),
+        "beta_fast": _factor(rope, "beta_fast", 32.0),
+        "beta_slow": _factor(rope, "beta_slow", 1.0),
         "attention_factor": _yarn_attention_factor(rope, factor),
     }
 
 
-def _positive(rope: ConfigReader, key: str, *default: float) -> float:
-    value = rope.get(float, key, *default)
-    if value <= 0:
-        raise rope.error(f"the rotary {key!r} is {value}, where a positive number is expected")
-    return value
+def _factor(rope: ConfigReader, key: str, *default: float) -> float:
+    return rope.number(key, *default, least=1 / _MOST_FACTOR, most=_MOST_FACTOR)
 
 
 def _refuse_variants(reader: ConfigReader, rope: ConfigReader) -> None:
@@ -123,8 +132,10 @@ def _refuse_variants(reader: ConfigReader, rope: ConfigReader) -> None:
 
 def _yarn_attention_factor(rope: ConfigReader, factor: float) -> float | None:
     """Return the stated factor, or the one that DeepSeek's two mscale keys give; None: yarn's default."""
-    mscale, mscale_all_dim = rope.get(float, "mscale", 0.0), rope.get(float, "mscale_all_dim", 0.0)
-    if "attention_factor" in rope.raw or not (mscale and mscale_all_dim) or factor <= 1:
-        return rope.get(float, "attention_factor", None)
+    mscale, mscale_all_dim = (rope.number(key, 0.0, least=0.0, most=_MOST_FACTOR) for key in _MSCALES)
+    if rope.raw.get("attention_factor") is not None:
+        return _factor(rope, "attention_factor")
+    if not (mscale and mscale_all_dim) or factor <= 1:
+        return None
     growth = 0.1 * math.log(factor)
     return (growth * mscale + 1) / (growth * mscale_all_dim + 1)

@@ -63,6 +63,20 @@ def outline(checkpoint: Checkpoint) -> CausalLM:
     return model
 
 
+def router_names(checkpoint: Checkpoint) -> frozenset[str]:
+    """Return the names of the tensors by which a model chooses experts, as its family knows them.
+
+    Raises: CheckpointError if one of them is missing.
+    """
+    place = Placement(checkpoint.dtype, torch.device("meta"))
+    model = find_family(checkpoint).build(read_model_config(checkpoint), place)
+    names = frozenset(model.router_names())
+    missing = sorted(names - checkpoint.tensors.keys())
+    if missing:
+        raise _blame(checkpoint.path, missing, "missing")
+    return names
+
+
 def _check_tensors(checkpoint: Checkpoint, model: CausalLM) -> None:
     needed = {name: tuple(view.shape) for name, view in model.named_weights()}
     missing = [name for name in needed if name not in checkpoint.tensors]

@@ -139,7 +139,7 @@ def names_in_part(checkpoint: Checkpoint, formats: WeightFormats, spec: SlabSpec
     first = spec.offset(number) - spec.resident_start
     last = first + spec.part_bytes(number) - 1
     blocks = range(bisect_right(starts, first) - 1, bisect_right(starts, last))
-    return [name for name, block, _, _ in _places(model, memory) if block in blocks]
+    return [name for name, block, *_ in _places(model, memory) if block in blocks]
 
 
 def _layout(model: CausalLM, memory: NotedMemory) -> str:
@@ -147,8 +147,8 @@ def _layout(model: CausalLM, memory: NotedMemory) -> str:
     return hashlib.sha256(repr(_places(model, memory)).encode()).hexdigest()[:16]
 
 
-def _places(model: CausalLM, memory: NotedMemory) -> list[tuple[str, int, int, int]]:
-    """Return for each weight its block, where in it, and the first row's number."""
+def _places(model: CausalLM, memory: NotedMemory) -> list[tuple[str, int, int, int, str]]:
+    """Return for each weight its block, where in it, the first row's number, and in which format."""
     numbers = sorted(range(len(memory.blocks)), key=lambda number: memory.blocks[number].data_ptr())
     starts = [memory.blocks[number].data_ptr() for number in numbers]
 
@@ -160,7 +160,11 @@ def _places(model: CausalLM, memory: NotedMemory) -> list[tuple[str, int, int, i
         at = bisect_right(starts, address) - 1
         return numbers[at], address - starts[at], first_row
 
-    return [(name, *place(destination)) for name, destination in model.named_weights()]
+    return [(name, *place(destination), _form(destination)) for name, destination in model.named_weights()]
+
+
+def _form(destination: Destination) -> str:
+    return str(destination.dtype) if isinstance(destination, Tensor) else destination.weight.format
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from moeflow.core.brief import brief
 from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.kernels.routing import SoftmaxTopK
 from moeflow.layers.attention import Attention
@@ -10,7 +11,7 @@ from moeflow.layers.decoder_layer import DecoderLayer
 from moeflow.layers.mlp import dense_mlp
 from moeflow.layers.moe import ExpertNames, MoE
 from moeflow.layers.placement import Placement
-from moeflow.models.config_keys import read_decoder_config, read_num_experts
+from moeflow.models.config_keys import read_decoder_config, read_num_experts, read_num_layers
 
 NAMES = ExpertNames()
 
@@ -35,12 +36,10 @@ def _dense_layers(reader: ConfigReader) -> tuple[int, ...]:
     """Return the layers without experts: those listed, and all but every `decoder_sparse_step`-th."""
     listed = reader.raw.get("mlp_only_layers") or []
     if not isinstance(listed, list) or not all(isinstance(layer_idx, int) for layer_idx in listed):
-        raise reader.error(f"'mlp_only_layers' is {listed!r}, where a list of layer numbers is expected")
-    step = reader.positive("decoder_sparse_step", 1)
+        raise reader.error(f"'mlp_only_layers' is {brief(listed)}, where a list of layer numbers is expected")
+    step, dense = reader.positive("decoder_sparse_step", 1), set(listed)
     return tuple(
-        layer_idx
-        for layer_idx in range(reader.positive("num_hidden_layers"))
-        if layer_idx in listed or (layer_idx + 1) % step
+        layer_idx for layer_idx in range(read_num_layers(reader)) if layer_idx in dense or (layer_idx + 1) % step
     )
 
 

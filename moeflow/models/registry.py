@@ -13,10 +13,12 @@ from typing import Any, Protocol, cast
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.json_file import read_json_object
+from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.layers.decoder import CausalLM
 from moeflow.layers.placement import Placement
+from moeflow.models.plausibility import check_sizes, read_eos_token_ids
 
 
 class Family(Protocol):
@@ -58,9 +60,13 @@ def find_family(checkpoint: Checkpoint) -> Family:
 def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
     """Return the model's shape.
 
-    Raises: CheckpointError if the family is not supported or its config is incomplete or contradictory.
+    Raises: CheckpointError if the family is not supported, its config is incomplete or contradictory, or describes a
+    model of quite another size than the weights are.
     """
-    return find_family(checkpoint).read_config(ConfigReader(checkpoint.config, checkpoint.config_file))
+    config = find_family(checkpoint).read_config(ConfigReader(checkpoint.config, checkpoint.config_file))
+    check_sizes(config, checkpoint)
+    read_eos_token_ids(checkpoint)
+    return config
 
 
 def read_bare_config(file: Path) -> ModelConfig:
@@ -80,9 +86,9 @@ def _family(config: Mapping[str, Any], file: Path) -> Family:
         raise _without_type(architectures, file)
     row = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if row is None:
-        raise _unsupported(file, f"is a model of the type {model_type!r}, which is not supported")
+        raise _unsupported(file, f"is a model of the type {brief(model_type)}, which is not supported")
     if architectures and not (isinstance(architectures, list) and row.architecture in architectures):
-        raise _unsupported(file, f"is for {architectures!r}, which is not supported")
+        raise _unsupported(file, f"is for {brief(architectures)}, which is not supported")
     if config.get("quantization_config"):
         raise CheckpointError(
             "says that the weights are quantized, which is not supported in this format",

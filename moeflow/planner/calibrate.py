@@ -2,7 +2,8 @@
 
 In rounds, over some fifteen seconds: a machine that others share is now faster and now slower, for seconds on end.
 Every round sets its kernels against its own roofs; medians over the rounds count, and how far the roofs lay apart is
-what predictions are to be trusted to.
+what predictions are to be trusted to. A round beside other work is repeated a few times; of all, the calmest count, and
+what others took of the processor meanwhile is kept with the figures.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -21,11 +23,14 @@ from moeflow.kernels.weight_format import WEIGHT_FORMATS
 from moeflow.planner.disk_rates import disk_bench
 from moeflow.planner.kernel_bench import KernelBench, KernelShape, Roofs
 from moeflow.planner.model_costs import Work
+from moeflow.planner.other_work import DISTURBING, OtherWork
 from moeflow.planner.roofline import processor_of, work_seconds
 
 OnStep = Callable[[str], None]  # told what is being measured
 
 NUM_ROUNDS: Final = 3
+MOST_ROUNDS: Final = 6  # where others are at work,
+LONGEST_S: Final = 40.0  # and no more once they took so long
 NUM_GLANCES: Final = 10  # samples of the roofs by which a machine is known again
 GLANCE_S: Final = 0.1  # between them
 LIKENESS: Final = 1.25  # ratio of speeds that pass for the same
@@ -54,15 +59,16 @@ def measure_machine(
 ) -> Machine:
     """Measure a machine without a device: memory, processor, disk, and kernels on shapes of the middle and on `shapes`.
 
-    `folder` is on the disk that counts. Blocks: for some 15 seconds. Raises: OSError if nothing can be written there.
+    `folder` is on the disk that counts. Blocks: for some 15 seconds, twice that beside others.
+    Raises: OSError if nothing can be written there.
     """
     rounds = _Rounds(num_threads)
     wanted = list(dict.fromkeys((*GENERAL, *shapes)))
     with disk_bench(folder) as disk:
-        for number in range(NUM_ROUNDS):
-            on_step(f"disk, {number + 1} of {NUM_ROUNDS}")
+        for round_name in rounds.until_calm():
+            on_step(f"disk, {round_name}")
             disk.sample()
-            rounds.run(wanted, lambda what, number=number: on_step(f"{what}, {number + 1} of {NUM_ROUNDS}"))  # type: ignore[misc]
+            rounds.run(wanted, lambda what, name=round_name: on_step(f"{what}, {name}"))  # type: ignore[misc]
     free, link = os.statvfs(folder), disk.link()
     levels = (
         MemoryLevel(
@@ -71,7 +77,15 @@ def measure_machine(
         rounds.level(ram_bytes),
     )
     how = f"measured by moeflow: {num_threads} threads, {cpu.isa_name() if cpu.is_available() else 'torch'}"
-    machine = Machine(name=name, levels=levels, links=(link,), uncertainty=rounds.uncertainty, sources=(("all", how),))
+    machine = Machine(
+        name=name,
+        levels=levels,
+        links=(link,),
+        uncertainty=rounds.uncertainty,
+        sources=(("all", how),),
+        measured_at=datetime.now(UTC).isoformat(timespec="minutes"),
+        other_work=rounds.other_work,
+    )
     return _with_efficiencies(machine, rounds.efficiencies())
 
 
@@ -84,8 +98,9 @@ def measure_kernels(
     if not missing or not cpu.is_available():
         return machine
     rounds = _Rounds(num_threads)
-    for _ in range(NUM_ROUNDS):
+    for _ in rounds.until_calm():
         rounds.run(missing, on_step)
+    machine = replace(machine, other_work=max(machine.other_work, rounds.other_work))
     return _with_efficiencies(machine, rounds.efficiencies())
 
 
@@ -104,34 +119,62 @@ def is_as_measured(machine: Machine, num_threads: int) -> bool:
     return all(max(pair) <= LIKENESS * min(pair) for pair in pairs)
 
 
+@dataclass(frozen=True, slots=True)
+class _Round:
+    roofs: Roofs  # the median of its samples
+    shares: tuple[tuple[Work, float], ...]  # of these roofs
+    other_work: float
+
+
 class _Rounds:
-    """Measurements of the same things at several times."""
+    """Measurements of the same things at several times, of which the calmest count."""
 
     def __init__(self, num_threads: int) -> None:
         self._bench = KernelBench(num_threads)
-        self._roofs: list[Roofs] = []  # a round's median
-        self._shares: dict[Work, list[float]] = {}  # of the roof of their round
+        self._all: list[_Round] = []
+
+    def until_calm(self) -> Iterator[str]:
+        """Yield the name of a round to run, until enough were calm or too many were not."""
+        began_s = time.monotonic()
+        for number in range(1, MOST_ROUNDS + 1):
+            yield f"{number} of {max(number, NUM_ROUNDS)}"
+            is_calm = sum(it.other_work < DISTURBING for it in self._all) >= NUM_ROUNDS
+            if is_calm or (number >= NUM_ROUNDS and time.monotonic() - began_s > LONGEST_S):
+                return
+
+    @property
+    def _kept(self) -> list[_Round]:
+        return sorted(self._all, key=lambda it: it.other_work)[:NUM_ROUNDS]
+
+    @property
+    def other_work(self) -> float:
+        """Share of the processor that others had in the rounds that count."""
+        return round(statistics.median(it.other_work for it in self._kept), 3)
 
     def run(self, shapes: Iterable[KernelShape], on_step: OnStep) -> None:
         """Measure everything once more."""
         on_step("memory and arithmetic")
+        others = OtherWork()
         with self._bench.threads():
             samples, found = [self._bench.roofs()], []
             for shape in shapes if cpu.is_available() else ():
                 on_step(f"{shape.kernel} in {shape.dtype}")
                 found += self._bench.measure(shape)
                 samples.append(self._bench.roofs())
-        self._roofs.append(_median(samples))
-        level = _level(self._roofs[-1], ram_bytes=1)
-        for work, seconds in found:
-            self._shares.setdefault(work, []).append(work_seconds(level, work) / seconds)
+        roofs = _median(samples)
+        level = _level(roofs, ram_bytes=1)
+        shares = tuple((work, work_seconds(level, work) / seconds) for work, seconds in found)
+        self._all.append(_Round(roofs, shares, others.share))
 
     def level(self, ram_bytes: int) -> MemoryLevel:
-        """Return memory and processor, by the median of all rounds."""
-        return _level(_median(self._roofs), ram_bytes)
+        """Return memory and processor, by the median of the rounds."""
+        return _level(_median([it.roofs for it in self._kept]), ram_bytes)
 
     def efficiencies(self) -> list[KernelEfficiency]:
-        """Return what share of the roofs each kernel reached, by the median of all rounds."""
+        """Return what share of the roofs each kernel reached, by the median of the rounds."""
+        found: dict[Work, list[float]] = {}
+        for work, share in (pair for one in self._kept for pair in one.shares):
+            found.setdefault(work, []).append(share)
         return [
             KernelEfficiency(
                 kernel=work.kernel,
@@ -140,7 +183,7 @@ class _Rounds:
                 share=statistics.median(shares),
                 values=work.values,
             )
-            for work, shares in self._shares.items()
+            for work, shares in found.items()
         ]
 
     @property
@@ -149,8 +192,9 @@ class _Rounds:
 
         Not less than what is seen within a round.
         """
-        series = [[it.read for it in self._roofs]]
-        series += [[it.peaks[dtype] for it in self._roofs] for dtype in self._roofs[0].peaks]
+        roofs = [it.roofs for it in self._kept]
+        series = [[it.read for it in roofs]]
+        series += [[it.peaks[dtype] for it in roofs] for dtype in roofs[0].peaks]
         return max(LEAST_UNCERTAINTY, *(max(values) / min(values) - 1 for values in series))
 
 

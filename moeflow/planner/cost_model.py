@@ -1,7 +1,7 @@
 """How long passes take and what memory they need under a policy. Source: MoE-Lightning 4.2, equations 12 to 14.
 
-For a choice of the whole numbers (micro-batch, number of micro-batches, where attention and experts run), the time of
-every resource and the bytes in every tier are linear in the shares (weights and KV on the device, experts on disk,
+For a choice of the whole numbers (micro-batch, number of micro-batches, where attention runs), the time of every
+resource and the bytes in every tier are linear in the shares (weights and KV on the device, experts on disk,
 misses of the expert cache). The same `Linear` serves the prediction for a policy and the search for the best one.
 
 Beyond the paper: prefill; a disk under RAM, behind an expert cache; tensor parallelism; hosts without a device, which
@@ -74,7 +74,6 @@ class Choice:
     micro_batch: int  # mu
     num_micro_batches: int  # N / mu
     attention_on_device: bool  # A_g
-    ffn_on_device: bool  # F_g
 
     @property
     def batch_size(self) -> int:
@@ -84,7 +83,7 @@ class Choice:
     @classmethod
     def of(cls, policy: Policy) -> Choice:
         """Return those of a policy."""
-        return cls(policy.micro_batch, policy.num_micro_batches, policy.attention_on_device, policy.ffn_on_device)
+        return cls(policy.micro_batch, policy.num_micro_batches, policy.attention_on_device)
 
 
 Resources = Mapping[str, Linear]  # seconds of each in a step, or bytes of each tier
@@ -123,11 +122,6 @@ class CostModel:
         """Say whether there is a device; otherwise the host computes everything."""
         return self.machine.has(DEVICE)
 
-    @cached_property
-    def device_path_bytes(self) -> Mapping[bool, float]:
-        """Return the layers' weights that are computed with on the device, by F_g: r_w is a share of them."""
-        return {True: self.costs.layers_bytes, False: self.costs.layers_bytes - self.costs.experts_bytes}
-
     def decode(self, choice: Choice) -> Resources:
         """Return the seconds of each resource in one step of the whole batch."""
         if not self.has_device:
@@ -140,17 +134,10 @@ class CostModel:
         costs, layers, mu = self.costs, self.costs.shape.num_layers, choice.micro_batch
         device = layers * self._device_s(costs.pre_attention(mu), costs.output_projection(mu))
         device += self._device_s(costs.head(mu))
-        host = 0.0
         attention = costs.decode_attention(*self._decoding(mu))
-        if choice.attention_on_device:
-            device += layers * self._device_s(attention)
-        else:
-            host += layers * self._host_s(attention)
-        for count, work in costs.feed_forward(mu):
-            if choice.ffn_on_device:
-                device += count * self._device_s(work)
-            else:
-                host += count * self._host_s(work)
+        host = 0.0 if choice.attention_on_device else layers * self._host_s(attention)
+        device += layers * self._device_s(attention) if choice.attention_on_device else 0.0
+        device += sum(count * self._device_s(work) for count, work in costs.feed_forward(mu))
         times = choice.num_micro_batches
         return {
             DEVICE_COMPUTE: Linear(device * times),
@@ -170,7 +157,7 @@ class CostModel:
         layer += self._device_s(costs.prefill_attention(mu, length))
         device = costs.shape.num_layers * layer + self._device_s(costs.head(mu))
         device += sum(count * self._device_s(work) for count, work in costs.feed_forward(tokens))
-        weights = Linear(costs.layers_bytes, weights=-self.device_path_bytes[choice.ffn_on_device])
+        weights = Linear(costs.layers_bytes, weights=-costs.layers_bytes)
         all_kv = num_prompts * length * costs.kv_bytes
         kv = Linear(all_kv, kv=-all_kv if choice.attention_on_device else 0.0)
         return {
@@ -190,10 +177,10 @@ class CostModel:
             ram = Linear(self.process_bytes + costs.model_bytes + all_kv, disk=-costs.experts_bytes)
             return {RAM: ram, DISK: on_disk}
         layers, mu = costs.shape.num_layers, choice.micro_batch
-        path = self.device_path_bytes[choice.ffn_on_device]
-        buffers = Linear(2 * path / layers, weights=-2 * path / layers)
-        device = Linear(costs.embedding_bytes, weights=path) + buffers
-        ram = Linear(self.process_bytes + costs.layers_bytes, weights=-path, disk=-costs.experts_bytes)
+        all_layers = costs.layers_bytes
+        buffers = Linear(2 * all_layers / layers, weights=-2 * all_layers / layers)
+        device = Linear(costs.embedding_bytes, weights=all_layers) + buffers
+        ram = Linear(self.process_bytes + all_layers, weights=-all_layers, disk=-costs.experts_bytes)
         if choice.attention_on_device:
             window = 2 * mu * workload.max_tokens * costs.kv_layer_bytes  # one micro-batch's while the next arrives
             device += Linear(window, kv=all_kv - window)
@@ -211,11 +198,12 @@ class CostModel:
 
     def predict(self, policy: Policy) -> Prediction:
         """Return what a policy brings."""
+        assert policy.ffn_on_device == self.has_device, "feed-forward networks run where the device is, if there is one"
         choice = Choice.of(policy)
         shares = self._shares(policy, choice)
         decode, busy = self._step(self.decode(choice), shares, self.overlap)
         prefill, prefill_busy = self._step(self.prefill(choice), shares, self.prefill_overlap)
-        alone = Choice(1, 1, policy.attention_on_device, policy.ffn_on_device)
+        alone = Choice(1, 1, policy.attention_on_device)
         first, _ = self._step(self.prefill(alone), self._shares(policy, alone), self.prefill_overlap)
         gen_len = self.workload.gen_len
         seconds = prefill + (gen_len - 1) * decode  # the prefill brings the first token
@@ -291,9 +279,8 @@ class CostModel:
     def _decode_transfers(self, choice: Choice) -> dict[str, Linear]:
         costs, batch = self.costs, choice.batch_size
         shape, size = costs.shape, costs.formats.activation_bytes
-        path = self.device_path_bytes[choice.ffn_on_device]
-        page = path / shape.num_layers / choice.num_micro_batches
-        to_device = Linear(path, weights=-path) * self._link_s(self.weight_link, page)
+        page = costs.layers_bytes / shape.num_layers / choice.num_micro_batches
+        to_device = Linear(costs.layers_bytes, weights=-costs.layers_bytes) * self._link_s(self.weight_link, page)
         small, back = self.machine.link(RAM, DEVICE), self.machine.link(DEVICE, RAM)
         one = choice.micro_batch * shape.hidden_size * size  # bytes of a micro-batch's hidden states
         up = down = 0.0  # bytes of activations in all layers
@@ -303,14 +290,11 @@ class CostModel:
             window = choice.micro_batch * self.workload.mean_context * costs.kv_layer_bytes
             to_device += Linear(context, kv=-context) * self._link_s(small, window)
             new = batch * costs.kv_bytes
-            from_device = Linear(new, kv=-new) * self._link_s(back, new / shape.num_layers)
+            from_device = Linear(new, kv=-new) * self._link_s(back, choice.micro_batch * costs.kv_layer_bytes)
         else:
             up += per_layer * shape.num_heads * shape.head_dim
             down += per_layer * (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
             from_device = Linear()
-        if not choice.ffn_on_device:
-            up += per_layer * shape.hidden_size
-            down += per_layer * shape.hidden_size
         summed = 2 * per_layer * shape.hidden_size * (1 - 1 / self.num_devices)  # two all-reduces a layer
         return {
             TO_DEVICE: to_device + Linear((up + summed) * self._link_s(small, one)),

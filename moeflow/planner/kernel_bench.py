@@ -69,7 +69,7 @@ def shapes_of(costs: ModelCosts) -> list[KernelShape]:
     if shape.num_experts:
         sizes = (shape.num_experts, shape.top_k, shape.hidden_size, shape.intermediate_size)
         found += [KernelShape("experts", formats.matrices, sizes)]
-        found += [KernelShape("linear", formats.matrices, (shape.num_experts, shape.hidden_size))]
+        found += [KernelShape("linear", formats.of_routers, (shape.num_experts, shape.hidden_size))]
     if costs.num_dense_layers:
         width = costs.dense_values // (3 * shape.hidden_size)
         found += [KernelShape("experts", formats.matrices, (1, 1, shape.hidden_size, width))]

@@ -42,6 +42,12 @@ class Formats:
     embeddings: str
     kv: str
     activation_bytes: int = 4  # of one value between operations
+    routers: str | None = None  # None: as matrices
+
+    @property
+    def of_routers(self) -> str:
+        """The format of what chooses experts."""
+        return self.routers or self.matrices
 
     @property
     def weight_bytes(self) -> float:
@@ -118,8 +124,9 @@ class ModelCosts:
     def layers_bytes(self) -> float:
         """All layers, experts included."""
         outside = self.shape.num_layers * (self.qkv_values + self.output_values)
-        outside += self.num_moe_layers * self.router_values + self.num_dense_layers * self.dense_values
-        return outside * self.formats.weight_bytes + self.experts_bytes
+        outside += self.num_dense_layers * self.dense_values
+        routers = self.num_moe_layers * self.router_values * bits_per_value(self.formats.of_routers) / 8
+        return outside * self.formats.weight_bytes + routers + self.experts_bytes
 
     @property
     def embedding_bytes(self) -> float:
@@ -175,7 +182,7 @@ class ModelCosts:
         """Return one layer's attention of whole prompts, each in chunks of so many tokens; None: in one."""
         chunk = min(chunk or length, length)
         window = self._window(length)
-        seen = num_prompts * (length * (length + 1) / 2 if window == length else length * window)
+        seen = num_prompts * (window * (window + 1) / 2 + (length - window) * window)  # fewer until a window is full
         read = num_prompts * (length / chunk + 1) / 2 * length
         return self.attention(num_prompts * length, seen, min(read, seen))
 
@@ -185,7 +192,7 @@ class ModelCosts:
 
     def router(self, num_tokens: float) -> Work:
         """Return one layer's choice of experts."""
-        return self._linear(self.router_values, num_tokens, self.formats.matrices)
+        return self._linear(self.router_values, num_tokens, self.formats.of_routers)
 
     def experts(self, num_tokens: float, distinct: float | None = None) -> Work:
         """Return one layer's experts; `distinct` is how many are used, None: as many as on average."""

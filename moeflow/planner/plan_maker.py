@@ -6,8 +6,9 @@ What would help is found by planning anew with each resource doubled, on a coars
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from math import ceil
 from typing import Final
 
@@ -16,12 +17,15 @@ from moeflow.core.hardware import DEVICE, DISK, PINNED, RAM, Link, LinkRate, Mac
 from moeflow.core.plan import DIRECT, FROM_DISK, Estimate, Help, Plan, Policy, TierUse
 from moeflow.kernels.weight_format import BITS_PER_VALUE
 from moeflow.planner.cost_model import BLOCK_TOKENS, Choice, CostModel, Prediction
-from moeflow.planner.policy_search import COARSE, Aim, cost_per_token, search
+from moeflow.planner.policy_search import COARSE, FINE, Aim, cost_per_token, search
 
 DISK_UNCERTAINTY: Final = 0.3  # what hits the expert cache depends on the text
 MEMORY_UNCERTAINTY: Final = 0.05
 MORE_MEMORY: Final = "twice the memory"
 LEAST_HELP: Final = 1.02  # that is worth mentioning
+
+
+FindPolicy = Callable[[CostModel, Aim], tuple[Policy, Prediction]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class Found:
 
 def make_plan(model: CostModel, aim: Aim, *, model_name: str, reasons: tuple[tuple[str, str], ...] = ()) -> Plan:
     """Return the plan for a goal. Raises: CapacityError if nothing fits, or the rate cannot be reached."""
-    model, policy = _best(model, aim)
+    model, policy = best_policy(model, aim)
     uncertainty = model.machine.uncertainty
     if policy.experts_on_disk:
         uncertainty = max(uncertainty, DISK_UNCERTAINTY)
@@ -115,7 +119,7 @@ def expert_places(model: CostModel, policy: Policy) -> tuple[tuple[str, float], 
     if not costs.experts_bytes:
         return ()
     on_device = 0.0
-    if model.has_device and policy.ffn_on_device:
+    if model.has_device:
         others = costs.layers_bytes - costs.experts_bytes
         on_device = max(policy.weights_on_device * costs.layers_bytes - others, 0.0) / costs.experts_bytes
         on_device = min(on_device, 1 - policy.experts_on_disk)
@@ -138,21 +142,39 @@ def pipeline_of(model: CostModel, policy: Policy) -> str:
         return "cgopipe"
     if policy.kv_on_device < 1:
         return "flexgen"  # S4: keys and values are fetched for each micro-batch
-    return DIRECT if policy.weights_on_device == 1 and policy.ffn_on_device else "zero-inference"
+    return DIRECT if policy.weights_on_device == 1 else "zero-inference"
 
 
 def bottleneck(model: CostModel, policy: Policy) -> str:
-    """Return the resource of which twice as much would make this very policy's steps shortest."""
+    """Return the resource of which twice as much would make this very policy's steps shortest, or those together."""
     return bottleneck_by(lambda it: it.predict(policy).decode_s, model)
 
 
 def bottleneck_by(step_s: Callable[[CostModel], float], model: CostModel) -> str:
-    """Return the same, where `step_s` says how long a step is with other costs."""
+    """Return the same, where `step_s` says how long a step is with other costs.
+
+    Several are named where each is as busy as the others, so that none of them alone would help.
+    """
     before = step_s(model)
     timed = [knob for knob in _knobs(model) if knob.bottleneck]
-    gains = {knob.bottleneck: before / step_s(_turned(model, knob)) for knob in timed}
-    best = max(gains, key=lambda name: gains[name])
-    return best if gains[best] > LEAST_HELP else "the time between kernels"
+
+    def gain(knobs: Sequence[_Knob]) -> float:
+        return before / step_s(reduce(_turned, knobs, model))
+
+    best = max(timed, key=lambda knob: gain([knob]))
+    if gain([best]) > LEAST_HELP:
+        return best.bottleneck
+    needed = timed
+    if gain(needed) <= LEAST_HELP:
+        return "the time between kernels"
+    for knob in sorted(timed, key=lambda it: gain([it])):
+        others = [it for it in needed if it is not knob]
+        needed = others if gain(others) > LEAST_HELP else needed
+    return f"{_listed([knob.bottleneck for knob in needed])} together"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def helps(model: CostModel, aim: Aim) -> tuple[Help, ...]:
@@ -182,17 +204,20 @@ def helps_by(cost: Callable[[CostModel, Aim], float], model: CostModel, aim: Aim
 
 def _cost(model: CostModel, aim: Aim) -> float:
     timed = replace(aim, goal="throughput") if aim.goal == "memory" else aim
-    return cost_per_token(model, search(model, timed, COARSE), timed.goal)
+    return cost_per_token(*best_policy(model, timed, COARSE), timed.goal)
 
 
-def _best(model: CostModel, aim: Aim) -> tuple[CostModel, Policy]:
-    """Return the best policy with one device, or with all of them, and the costs that it was found with."""
+def best_policy(model: CostModel, aim: Aim, ratio: float = FINE) -> tuple[CostModel, Policy]:
+    """Return the best policy with one device, or with all of them, and the costs that it was found with.
+
+    `ratio` is that of `search`. Raises: CapacityError if nothing fits, or the rate cannot be reached.
+    """
     found: list[tuple[float, CostModel, Policy]] = []
     missing: CapacityError | None = None
     for num_devices in sorted({1, max(model.machine.num_devices, 1)}):
         shared = replace(model, num_devices=num_devices)
         try:
-            policy = _for_rate(shared, aim)
+            policy = _for_rate(shared, aim, ratio)
         except CapacityError as error:
             missing = error
             continue
@@ -203,16 +228,22 @@ def _best(model: CostModel, aim: Aim) -> tuple[CostModel, Policy]:
     return min(found, key=lambda one: one[0])[1:]
 
 
-def _for_rate(model: CostModel, aim: Aim) -> Policy:
+def planned_policy(model: CostModel, aim: Aim) -> tuple[Policy, Prediction]:
+    """Return the policy that `make_plan` plans, and what it brings. Raises: CapacityError as `best_policy`."""
+    model, policy = best_policy(model, aim)
+    return policy, model.predict(policy)
+
+
+def _for_rate(model: CostModel, aim: Aim, ratio: float) -> Policy:
     """Return the best policy; for latency under a rate of arrivals, with the fewest sequences that keep up with it."""
     rate = model.workload.rate
     if aim.goal != "latency" or not rate or aim.num_sequences is not None:
         only_one = aim.goal == "latency" and aim.num_sequences is None
-        return search(model, replace(aim, num_sequences=1) if only_one else aim)
+        return search(model, replace(aim, num_sequences=1) if only_one else aim, ratio)
     num_sequences, best = 1, 0.0
     while num_sequences <= aim.max_sequences:
         try:
-            policy = search(model, replace(aim, num_sequences=num_sequences))
+            policy = search(model, replace(aim, num_sequences=num_sequences), ratio)
         except CapacityError:
             if not best:
                 raise

@@ -9,7 +9,6 @@ Source: MoE-Lightning 4.2 and appendix B.2.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -35,7 +34,7 @@ _FINER: Final = ((1.03, 1.5), (1.005, 1.04))  # ratio of a finer grid, and up to
 _MOST_MOVES: Final = 4  # of the finer grid, after a best that lies at its edge
 _FEWER: Final = 1.1  # from one point to the next where less memory is looked for,
 _FAR: Final = 4.0  # up to so many times smaller
-_SLACK: Final = 1e-6  # of a constraint, relative: what the solver may be off by
+_SLACK: Final = 1e-5  # of a constraint, relative: what the solver may be off by, and shares rounded to six places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +92,7 @@ def _choices(model: CostModel, aim: Aim, ratio: float, around: Choice | None, ti
     sizes = _grid(max(low, 1), min(high, most), ratio)
     if aim.num_sequences is not None and not model.has_device:
         sizes = [most]  # which a host computes together
-    places = list(itertools.product((False, True), repeat=2)) if model.has_device else [(False, False)]
+    places = (False, True) if model.has_device else (False,)  # of attention; experts run on the device if there is one
     found = []
     for mu in sizes:
         if aim.num_sequences is not None:
@@ -103,7 +102,7 @@ def _choices(model: CostModel, aim: Aim, ratio: float, around: Choice | None, ti
         else:
             near = (1, most // mu) if around is None else _about(around.num_micro_batches, times)
             counts = _grid(max(near[0], 1), min(near[1], most // mu), ratio)
-        found += [Choice(mu, count, *place) for count in counts for place in places]
+        found += [Choice(mu, count, place) for count in counts for place in places]
     return found
 
 
@@ -118,15 +117,12 @@ def _grid(low: int, high: int, ratio: float) -> list[int]:
 
 def _beside(model: CostModel, aim: Aim, around: Choice, ratio: float, times: float) -> list[Choice]:
     """Return a grid of choices up to so many times larger and smaller, which run in the same places."""
-    return [choice for choice in _choices(model, aim, ratio, around, times) if _is_near(choice, around)]
+    choices = _choices(model, aim, ratio, around, times)
+    return [choice for choice in choices if choice.attention_on_device == around.attention_on_device]
 
 
 def _about(number: int, times: float) -> tuple[int, int]:
     return int(number / times), ceil(number * times)
-
-
-def _is_near(choice: Choice, best: Choice) -> bool:
-    return choice.attention_on_device == best.attention_on_device and choice.ffn_on_device == best.ffn_on_device
 
 
 def _is_at_edge(choice: Choice, around: Choice, times: float) -> bool:
@@ -243,7 +239,7 @@ class _Programme:
             batch_size=min(choice.batch_size, self._most),
             micro_batch=choice.micro_batch,
             attention_on_device=choice.attention_on_device,
-            ffn_on_device=choice.ffn_on_device,
+            ffn_on_device=self._model.has_device,
             weights_on_device=weights,
             kv_on_device=kv,
             experts_on_disk=disk,
@@ -263,7 +259,7 @@ class _Programme:
             self._at_most({share: 1.0})
         if self._model.least_experts:
             self._at_most({shares["disk"]: 1.0, z: self._model.least_experts - 1.0})
-        if self._model.has_device and choice.ffn_on_device and self._model.costs.layers_bytes:
+        if self._model.has_device and self._model.costs.layers_bytes:
             experts = self._model.costs.experts_bytes / self._model.costs.layers_bytes
             self._at_most({shares["weights"]: 1.0, shares["disk"]: experts, z: -1.0})
 

@@ -70,8 +70,8 @@ class _Setting:
     def page_bytes(self) -> float:
         """Return a page of the weights that a layer streams."""
         costs = self.shape.costs
-        streamed = costs.layers_bytes - (0.0 if self.policy.ffn_on_device else costs.experts_bytes)
-        return streamed * (1 - self.policy.weights_on_device) / costs.shape.num_layers / self.shape.num_pages
+        streamed = costs.layers_bytes * (1 - self.policy.weights_on_device)
+        return streamed / costs.shape.num_layers / self.shape.num_pages
 
     @property
     def kv_bytes(self) -> float:
@@ -90,14 +90,7 @@ def _attention(at: _Setting, level: str) -> TaskCost:
 
 def _post_attention(at: _Setting) -> TaskCost:
     projected = at.shape.costs.output_projection(at.shape.num_sequences)
-    if at.policy.ffn_on_device:
-        return at.compute(DEVICE, projected, *at.feed_forward)
-    on_device, on_host = at.compute(DEVICE, projected), at.compute(RAM, *at.feed_forward)
-    return TaskCost(
-        on_device.num_bytes + on_host.num_bytes,
-        on_device.num_flops + on_host.num_flops,
-        on_device.seconds + on_host.seconds,
-    )
+    return at.compute(DEVICE, projected, *at.feed_forward)
 
 
 def _offload_qkv(at: _Setting) -> TaskCost:

@@ -16,8 +16,9 @@ from moeflow.core.hardware_json import machine_from_json, machine_to_json
 from moeflow.kernels import cpu
 from moeflow.planner.calibrate import OnStep, is_as_measured, measure_kernels, measure_machine
 from moeflow.planner.kernel_bench import KernelShape
+from moeflow.planner.other_work import DISTURBING, OtherWork
 
-VERSION: Final = 3  # to be raised when what is measured means something else
+VERSION: Final = 4  # to be raised when what is measured means something else
 
 
 def machine_identity(num_threads: int) -> str:
@@ -43,18 +44,25 @@ def this_machine(
 ) -> Machine:
     """Return this machine with `ram_bytes` of memory to use; what is not known yet is measured.
 
-    All of it if `is_fresh`, and if a glance shows that the machine is not as fast as it was, or is faster.
+    All of it if `is_fresh`, and if a glance, while nobody else is at work, shows that the machine is not as fast as it
+    was, or is faster, or it was measured beside other work. What was measured calmly stays while others are at work.
     Blocks: for some 15 seconds when all is measured, otherwise a second, and some more for each new model.
     Raises: OSError.
     """
     file = machine_file(cache_dir, num_threads)
     known = None if is_fresh else _load(file)
-    if known is not None:
-        on_step("whether it is as fast as it was")
-        known = known if is_as_measured(known, num_threads) else None
-    machine = known or measure_machine(
-        "this machine", num_threads=num_threads, ram_bytes=ram_bytes, folder=cache_dir, shapes=shapes, on_step=on_step
-    )
+    machine = known if known is not None and _holds(known, num_threads, on_step) else None
+    if machine is None:
+        machine = measure_machine(
+            "this machine",
+            num_threads=num_threads,
+            ram_bytes=ram_bytes,
+            folder=cache_dir,
+            shapes=shapes,
+            on_step=on_step,
+        )
+        if known is not None and was_disturbed(machine) and not was_disturbed(known):
+            machine = known
     machine = measure_kernels(machine, shapes, num_threads=num_threads, on_step=on_step)
     machine = replace(machine, identity=machine_identity(num_threads))
     if machine != known:
@@ -66,6 +74,27 @@ def this_machine(
 def known_machine(cache_dir: Path, num_threads: int) -> Machine | None:
     """Return this machine as it was measured before, None if it never was."""
     return _load(machine_file(cache_dir, num_threads))
+
+
+def how_measured(machine: Machine) -> str:
+    """Return when a machine was measured, and beside what: "measured 2026-01-31 ..."; empty for data sheets."""
+    if not machine.measured_at:
+        return ""
+    day = f"measured {machine.measured_at[:10]}"
+    return f"{day} while other work had {machine.other_work:.0%} of the processor" if was_disturbed(machine) else day
+
+
+def was_disturbed(machine: Machine) -> bool:
+    """Say whether a machine was measured beside other work, so that its figures may be too low."""
+    return machine.other_work >= DISTURBING
+
+
+def _holds(known: Machine, num_threads: int, on_step: OnStep) -> bool:
+    """Say, by a glance, whether a description is to be kept: beside other work nothing better is to be had."""
+    on_step("whether it is as fast as it was")
+    others = OtherWork()
+    is_as_fast = is_as_measured(known, num_threads)
+    return others.share >= DISTURBING or (is_as_fast and not was_disturbed(known))
 
 
 def _load(file: Path) -> Machine | None:

@@ -70,6 +70,7 @@ def _slice(row_number: int, span: Span, origin_ns: int) -> Event:
         "tid": row_number,
         "name": f"{label.name}{place}" + ("" if label.micro_batch is None else f".{label.micro_batch}"),
         "cat": "blocked" if span.is_blocked else "work",
+        **({"cname": "grey"} if span.is_blocked else {}),
         "ts": _us(span.start_ns - origin_ns),
         "dur": _us(span.end_ns - span.start_ns),
         "args": {key: value for key, value in facts.items() if value is not None},

@@ -11,7 +11,8 @@ their blocks first, and while interactive requests run a budget says in which pa
 (`latency_budget.py`). One that sits a pass out keeps its blocks. A load that leaves nothing makes them wait for ever.
 
 A pass that failed for something that only some of its requests need is undone: they are computed again one by one,
-each in passes of its own until it has its next token, so that those concerned fail alone.
+each in passes of its own until it has its next token, so that those concerned fail alone. Likewise requests that come
+from an engine that died of one of them: each until it is past where that happened.
 
 Knows no tensors, no text and no clock. Whoever runs the pass reports back through `complete`, `fail` or `undo`.
 """
@@ -54,7 +55,7 @@ class Scheduler:
         self.interactive: deque[Request] = deque()  # waiting
         self.background = BackgroundQueue(config.max_running, config.num_blocks * config.block_size)
         self.running: list[Request] = []  # in order of admission: the last of a kind is its first to be preempted
-        self._alone: list[Request] = []  # waiting or running: each is to have passes of its own, up to its next token
+        self._alone: list[Request] = []  # waiting or running: each is to have passes of its own for a while
         self.num_preemptions = 0
         self.blocks = BlockTables(
             num_blocks=config.num_blocks,
@@ -82,6 +83,8 @@ class Scheduler:
             self.background.add(request)
         else:
             self.interactive.append(request)
+        if request.isolated_until > len(request.output_token_ids):
+            self._alone.append(request)
 
     def schedule(self) -> Batch:
         """Plan the next pass. Not empty as long as there is work."""
@@ -101,7 +104,7 @@ class Scheduler:
         for entry in batch.entries:
             entry.request.num_computed_tokens = entry.stop
             num_background += entry.num_tokens if entry.request.is_background else 0
-            if entry.samples and entry.request in self._alone:
+            if entry.samples and entry.request in self._alone and self._is_cleared(entry.request):
                 self._alone.remove(entry.request)
         self.blocks.confirm_pass()
         if elapsed_s:
@@ -156,6 +159,10 @@ class Scheduler:
         assert len(self._running(is_background=True)) <= self._max_background
         assert self.running or self.blocks.num_used == 0, "blocks leaked: nobody runs, yet some are in use"
         self.blocks.check_integrity()
+
+    def _is_cleared(self, request: Request) -> bool:
+        """Whether a request that has its next token may be computed with others again."""
+        return len(request.output_token_ids) + 1 >= request.isolated_until
 
     def _running(self, *, is_background: bool) -> list[Request]:
         return [request for request in self.running if request.is_background is is_background]

@@ -82,6 +82,7 @@ class StaticBatching:
         """Queue a request. It must fit the pool on its own: at most `max_model_len` tokens in the end."""
         assert request.status is RequestStatus.WAITING
         assert len(request.prompt_token_ids) + request.max_tokens <= self.config.max_model_len
+        assert not request.output_token_ids, "benchmarks run this policy, under no supervisor"
         self.waiting.append(request)
         self._waits_since[request] = self._clock()
 

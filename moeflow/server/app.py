@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from fastapi import FastAPI, Security
 from fastapi.security import HTTPBearer
+from starlette.types import ASGIApp
 
 from moeflow.engine.generator import Generator
 from moeflow.server.api import batches, chat, completions, files, models, status, tokenize
 from moeflow.server.api.chat_schema import ChatChunk
 from moeflow.server.api.completion_schema import CompletionChunk
-from moeflow.server.api.openapi import ERRORS, add_chunk_schemas
+from moeflow.server.api.openapi import ERRORS, complete_document
 from moeflow.server.config import ServerConfig
 from moeflow.server.errors import add_error_handlers
 from moeflow.server.guard.auth import ApiKeyGuard
 from moeflow.server.guard.hosts import HostGuard
+from moeflow.server.guard.origins import OriginGuard
 from moeflow.server.jobs.data_folder import Jobs
 from moeflow.server.page import add_page
+from moeflow.server.request_log import RequestLog
 from moeflow.server.service import Service
+
+
+class Application(FastAPI):
+    """FastAPI with the request log around everything, so that answers to failures have an id and a line, too."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Put the log around what FastAPI builds."""
+        return RequestLog(super().build_middleware_stack())
 
 
 def create_app(generator: Generator | None, config: ServerConfig) -> FastAPI:
@@ -26,7 +37,7 @@ def create_app(generator: Generator | None, config: ServerConfig) -> FastAPI:
     be attached, which need a data folder.
     """
     # The pages that FastAPI makes for documents load scripts from elsewhere; the document itself stays.
-    app = FastAPI(title="moeflow", version="1", docs_url=None, redoc_url=None, responses=ERRORS)
+    app = Application(title="moeflow", version="1", docs_url=None, redoc_url=None, responses=ERRORS)
     service = app.state.service = Service(config)
     jobs: Jobs | None = None
     app.state.jobs = jobs
@@ -35,11 +46,12 @@ def create_app(generator: Generator | None, config: ServerConfig) -> FastAPI:
     key_in_document = [] if config.api_key is None else [Security(HTTPBearer(auto_error=False))]
     for part in (models, completions, chat, files, batches, tokenize, status):
         app.include_router(part.router, dependencies=key_in_document)
-    add_chunk_schemas(app, CompletionChunk, ChatChunk)
+    complete_document(app, service, CompletionChunk, ChatChunk)
     add_error_handlers(app)
     add_page(app)
     if config.api_key is not None:
         app.add_middleware(ApiKeyGuard, api_key=config.api_key, metrics=service.metrics)
+    app.add_middleware(OriginGuard, config=config, metrics=service.metrics)
     if config.is_loopback or config.allowed_hosts:
         app.add_middleware(HostGuard, config=config, metrics=service.metrics)
     return app

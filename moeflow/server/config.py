@@ -5,9 +5,11 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 from moeflow.core.errors import ConfigError
-from moeflow.core.units import MIB
+from moeflow.core.units import GIB, MIB
+from moeflow.server.logs import LogFormat, LogLevel
 
 _MIN_BODY_BYTES = 1024
 
@@ -27,7 +29,13 @@ class ServerConfig:
     max_body_bytes: int = 4 * MIB
     data_dir: Path | None = None  # where uploaded files and batch jobs are kept; None: there are none
     max_file_bytes: int = 200 * MIB  # of an upload; OpenAI's limit
+    file_quota_bytes: int = 10 * GIB  # of all files together, results of jobs included
     shutdown_deadline_s: float = 30.0  # after SIGTERM: how long running requests may still take
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "text"
+    log_prompts: bool = False  # whether requests' log lines hold their prompts
+    max_engine_restarts: int = 100  # within an hour; one more death of the engine ends the server
+    engine_timeout_s: float = 300.0  # an engine that does not answer for so long is started anew; 0: never
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -40,8 +48,18 @@ class ServerConfig:
             raise ConfigError(f"max_body_bytes must be {_MIN_BODY_BYTES} or more, not {self.max_body_bytes}")
         if self.max_file_bytes < _MIN_BODY_BYTES:
             raise ConfigError(f"max_file_bytes must be {_MIN_BODY_BYTES} or more, not {self.max_file_bytes}")
+        if self.file_quota_bytes < _MIN_BODY_BYTES:
+            raise ConfigError(f"file_quota_bytes must be {_MIN_BODY_BYTES} or more, not {self.file_quota_bytes}")
+        if self.log_level not in get_args(LogLevel):
+            raise ConfigError(f"log_level must be one of {', '.join(get_args(LogLevel))}, not {self.log_level!r}")
+        if self.log_format not in get_args(LogFormat):
+            raise ConfigError(f"log_format must be one of {', '.join(get_args(LogFormat))}, not {self.log_format!r}")
         if not 0 <= self.shutdown_deadline_s < float("inf"):
             raise ConfigError(f"shutdown_deadline_s must be 0 or more seconds, not {self.shutdown_deadline_s}")
+        if self.max_engine_restarts < 0:
+            raise ConfigError(f"max_engine_restarts must be 0 or more, not {self.max_engine_restarts}")
+        if not 0 <= self.engine_timeout_s < float("inf"):
+            raise ConfigError(f"engine_timeout_s must be 0 or more seconds, not {self.engine_timeout_s}")
 
     @property
     def is_loopback(self) -> bool:

@@ -6,6 +6,7 @@ like to a client. A message never repeats the client's input at length.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,14 +16,18 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 
-from moeflow.core.errors import EngineError, QueueFullError, RequestError
+from moeflow.core.errors import ChatTemplateError, ContextLengthError, EngineError, QueueFullError, RequestError
 from moeflow.server.disconnect import ClientDisconnected
+from moeflow.server.request_log import CLIENT_CLOSED_REQUEST, record_of
+
+logger = logging.getLogger(__name__)
 
 _MAX_MESSAGE = 500  # characters
 _MAX_PARAM = 80
-_CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -82,6 +87,10 @@ def as_api_error(error: Exception) -> ApiError:
         case QueueFullError():
             retry_after = {"Retry-After": str(max(1, round(error.retry_after_s)))}
             return ApiError(429, "queue_full", str(error), headers=retry_after)
+        case ContextLengthError():
+            return ApiError(400, "context_length_exceeded", str(error), param=error.param)
+        case ChatTemplateError():
+            return ApiError(500, "chat_template_failed", str(error))
         case RequestError():
             return ApiError(400, "invalid_value", str(error), param=error.param)
         case EngineError():
@@ -115,24 +124,36 @@ def _path(location: tuple[int | str, ...]) -> str:
     return text
 
 
+def allowed_methods(request: Request) -> list[str]:
+    """Return all methods of a request's path; the router names only those of one route of several."""
+    routes = request.app.router.routes
+    scopes = [{**request.scope, "method": method} for method in _METHODS]
+    return [scope["method"] for scope in scopes if any(route.matches(scope)[0] is Match.FULL for route in routes)]
+
+
 def add_error_handlers(app: FastAPI) -> None:
     """Make the application answer every failure with an error object."""
 
     async def answer(request: Request, error: Exception) -> Response:
         api_error = as_api_error(error)
+        if isinstance(error, ChatTemplateError):
+            logger.error("%s", error)  # whoever runs the server can do something about it
         request.app.state.service.metrics.count_refusal(api_error)
+        record_of(request.scope).error_code = api_error.code
         return api_error.response()
 
     async def no_such_route(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = f"{error.detail}: {request.method} {request.url.path[:80]}"
         code = _HTTP_CODES.get(error.status_code, "http_error")
-        return ApiError(error.status_code, code, message, headers=error.headers).response()
+        record_of(request.scope).error_code = code
+        headers = {"Allow": ", ".join(allowed_methods(request))} if error.status_code == 405 else error.headers
+        return ApiError(error.status_code, code, message, headers=headers).response()
 
     async def nobody_listens(request: Request, error: Exception) -> Response:
-        return Response(status_code=_CLIENT_CLOSED_REQUEST)
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
 
-    for kind in (ApiError, RequestError, EngineError, RequestValidationError, Exception):
+    for kind in (ApiError, RequestError, ChatTemplateError, EngineError, RequestValidationError, Exception):
         app.add_exception_handler(kind, answer)
     app.add_exception_handler(HTTPException, no_such_route)
     for gone in (ClientDisconnected, ClientDisconnect):  # while it waited; while it sent

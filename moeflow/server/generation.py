@@ -5,10 +5,10 @@ Counts tokens and times on the way, and sees to it that nothing is left running.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from moeflow.core.errors import EngineError
 from moeflow.core.request import FinishReason
@@ -24,7 +24,7 @@ from moeflow.server.service import Service
 async def start_generation(
     service: Service,
     request_id: str,
-    encode: Callable[[Generator], list[list[int]]],
+    encode: Callable[[Generator], Awaitable[list[list[int]]]],
     num_prompts: int,
     sampling: SamplingParams,
     *,
@@ -34,18 +34,24 @@ async def start_generation(
 
     One in the background, of a batch job, takes no place in the queue and no part in the latencies that are reported.
 
-    Blocks: on tokenizing, in a thread, so that a long prompt holds nobody up.
-    Raises: ApiError, RequestError.
+    Blocks: on tokenizing, in threads of the generator's, so that a long prompt holds nobody up.
+    Raises: ApiError, RequestError, ChatTemplateError.
     """
-    generator = service.require_generator()
+    generator = service.require_generator(is_background=is_background)
     ticket = service.admission.admit(
         num_prompts * sampling.n, max_running=generator.client.model.max_running, is_background=is_background
     )
     try:
-        prompts = await asyncio.to_thread(encode, generator)
-        check_lengths(prompts, sampling, generator.client.model.max_model_len)
+        prompts = await encode(generator)
+        max_model_len = generator.client.model.max_model_len
+        check_lengths(prompts, max_model_len)
         streams = [
-            generator.stream(f"{request_id}-{number}", prompt, sampling, is_background=is_background)
+            generator.stream(
+                f"{request_id}-{number}",
+                prompt,
+                within(sampling, max_model_len - len(prompt)),
+                is_background=is_background,
+            )
             for number, prompt in enumerate(prompts)
         ]
     except BaseException:
@@ -54,21 +60,27 @@ async def start_generation(
     return Generation(generator, streams, prompts, sampling.n, ticket, service)
 
 
-def check_lengths(prompts: Sequence[Sequence[int]], sampling: SamplingParams, max_model_len: int) -> None:
-    """Refuse requests that the context cannot hold.
+def check_lengths(prompts: Sequence[Sequence[int]], max_model_len: int) -> None:
+    """Refuse prompts that leave no room in the context for a token of an answer.
 
     Raises: ApiError 400 `context_length_exceeded`.
     """
     num_prompt = max(map(len, prompts))
-    num_answer = max(sampling.max_tokens or 1, 1)
-    if num_prompt + num_answer > max_model_len:
+    if num_prompt >= max_model_len:
         raise ApiError(
             400,
             "context_length_exceeded",
-            f"This model's context holds {max_model_len} tokens, but {num_prompt + num_answer} are asked for: "
-            f"{num_prompt} in the prompt and {num_answer} for the answer. Shorten the prompt or lower max_tokens.",
-            param="max_tokens" if num_prompt < max_model_len else "prompt",
+            f"This model's context holds {max_model_len} tokens, prompt and answer together, but the prompt alone has "
+            f"{num_prompt}. Shorten it.",
+            param="prompt",
         )
+
+
+def within(sampling: SamplingParams, room: int) -> SamplingParams:
+    """Return parameters that ask for no more tokens than the context has room for: its end is a limit, too."""
+    if sampling.max_tokens is None or sampling.max_tokens <= room:
+        return sampling
+    return replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
 
 
 class Generation:
@@ -92,12 +104,20 @@ class Generation:
         self.num_prompt_tokens = sum(map(len, prompts))
         self.num_completion_tokens = 0
         self.num_cached_tokens = 0
+        self.queued_s: float | None = None  # in the engine's queue, until the first sequence's first pass
+        self.failure: str | None = None  # the error's code, if a stream ended with one
+        self.finish_reasons: list[str] = []  # each once
         self._streams = streams
         self._ticket = ticket
         self._service = service
         self._metrics = service.metrics
         self._first_token_s: dict[int, float] = {}
         self._num_tokens: dict[int, int] = {}
+
+    @property
+    def first_token_at_s(self) -> float | None:
+        """When the first token came, on the clock of time.monotonic."""
+        return min(self._first_token_s.values(), default=None)
 
     async def deltas(self) -> AsyncGenerator[tuple[int, TextDelta], None]:
         """Yield (choice, delta) as they come; choice = prompt number * n + completion number.
@@ -116,7 +136,7 @@ class Generation:
         except Exception as error:
             self._metrics.failed.inc()
             if isinstance(error, EngineError):
-                self._service.require_generator()  # knows better whether the engine ended or died
+                self._service.require_engine()  # knows better whether the engine ended or died
             raise
         finally:
             self.close()
@@ -129,6 +149,7 @@ class Generation:
         now_s = time.monotonic()
         if choice not in self._num_tokens:
             self._num_tokens[choice] = 0
+            self.queued_s = delta.queued_s if self.queued_s is None else self.queued_s
             self.num_cached_tokens += delta.num_cached_tokens if delta.index == 0 else 0
         if delta.token_ids:
             if choice not in self._first_token_s:
@@ -139,6 +160,8 @@ class Generation:
             self.num_completion_tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
             self._ticket.finish_one()
+            if delta.finish_reason not in self.finish_reasons:
+                self.finish_reasons.append(delta.finish_reason)
             self._check_end(delta)
             if self._num_tokens[choice] > 1 and not self._ticket.is_background:
                 mean_s = (now_s - self._first_token_s[choice]) / (self._num_tokens[choice] - 1)
@@ -147,7 +170,7 @@ class Generation:
     def _check_end(self, delta: TextDelta) -> None:
         if delta.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             return
-        self._service.require_generator()  # likewise: it ends what is left when the server shuts down
+        self._service.require_engine()  # likewise: it ends what is left when the server shuts down
         if delta.finish_reason is FinishReason.CANCELLED:
             raise ApiError(503, "cancelled", "the request was cancelled in the engine")
         raise ApiError(500, "generation_failed", delta.error or "the engine failed on this request")

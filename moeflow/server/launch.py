@@ -1,8 +1,8 @@
 """Starts everything in the right order and ends it in the right order: socket, model, HTTP, engine process; signals.
 
 HTTP answers from the start ("loading"), so that probes and the page can see how far it is. The first SIGTERM
-or Ctrl-C lets running requests finish within the deadline, the second ends at once. When the engine dies, so does
-the server, for whatever watches it to start it again.
+or Ctrl-C lets running requests finish within the deadline, the second ends at once. When the engine dies for good, so
+does the server, for whatever watches it to start it again.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import logging
+import functools
+import gc
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
@@ -27,17 +29,20 @@ from moeflow.core.errors import ConfigError, MoeflowError
 from moeflow.engine.decision import decide
 from moeflow.engine.expectation import HINT, what_to_expect
 from moeflow.engine.generator import Generator
-from moeflow.engine.process_client import ProcessEngine
 from moeflow.engine.settings import Settings
+from moeflow.engine.supervisor import Supervisor
 from moeflow.engine.tokenizer import Tokenizer
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
+from moeflow.server.connection import PATIENCE, Connection, Patience
 from moeflow.server.jobs.data_folder import Jobs
 from moeflow.server.listener import listen, url
+from moeflow.server.logs import configure_logs
 from moeflow.server.service import Service
 
 Result = TypeVar("Result")
 
+_LOOK_TICKS = 3  # of uvicorn, each a tenth of a second
 _FLUSH_S = 5  # how long slow clients may take to read what is already written
 _BROKEN = 0  # among signals: the engine or HTTP has failed
 _FORCED = 128  # shells' way to say "ended by signal": 128 + its number
@@ -51,7 +56,7 @@ def serve(prepare: Callable[[], Settings], config: ServerConfig) -> int:
     Blocks: until then.
     Raises: ConfigError for host or port; whatever keeps the model from loading.
     """
-    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of clients that leave while they are written to
+    configure_logs(config.log_level, config.log_format)
     with listen(config) as listener:
         settings = dataclasses.replace(prepare(), is_served=True)
         engine_config = decide(settings)
@@ -74,9 +79,11 @@ async def _serve(listener: socket.socket, engine_config: EngineConfig, config: S
     try:
         with _received_signals() as signals:
             answering.add_done_callback(lambda _: signals.put_nowait(_BROKEN))  # raises below what HTTP failed of
-            generator = await _unless(signals, _load(engine_config, on_failure=lambda: signals.put_nowait(_BROKEN)))
+            loading = _load(engine_config, config, on_failure=lambda: signals.put_nowait(_BROKEN))
+            generator = await _unless(signals, loading)
             if isinstance(generator, int):
                 return 1 if generator == _BROKEN else 0  # told to end before there was anything to finish
+            gc.freeze()  # what is loaded stays: going through it for garbage would stop everybody for 100 ms
             service.attach(generator)
             if jobs is not None:
                 jobs.worker.wake()  # goes on with what an earlier server left
@@ -110,27 +117,35 @@ def _open_jobs(config: ServerConfig, service: Service) -> Jobs | None:
         return None
 
 
-async def _load(config: EngineConfig, *, on_failure: Callable[[], None]) -> Generator:
+async def _load(config: EngineConfig, server_config: ServerConfig, *, on_failure: Callable[[], None]) -> Generator:
     """Load model and tokenizer side by side; if one fails, nothing is left of the other."""
     columns = (TextColumn(f"loading {config.model_name}"), BarColumn(), DownloadColumn(binary_units=True))
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("load", total=None)
         starting = asyncio.create_task(
-            ProcessEngine.start(
+            Supervisor.start(
                 config,
+                max_restarts=server_config.max_engine_restarts,
+                timeout_s=server_config.engine_timeout_s,
                 on_progress=lambda done, total: progress.update(bar, completed=done, total=total),
                 on_failure=on_failure,
             )
         )
         try:
-            tokenizer = await asyncio.to_thread(Tokenizer.load, config.model_path)
+            tokenizer = await asyncio.to_thread(_load_tokenizer, config)
             return Generator(await starting, tokenizer)
         except BaseException:
             starting.cancel()  # cleans up by itself, unless it had just succeeded
             with contextlib.suppress(asyncio.CancelledError, MoeflowError):
                 await (await starting).shutdown(0)
             raise
+
+
+def _load_tokenizer(config: EngineConfig) -> Tokenizer:
+    tokenizer = Tokenizer.load(config.model_path)
+    tokenizer.warm_up()
+    return tokenizer
 
 
 async def _unless(signals: asyncio.Queue[int], work: Coroutine[Any, Any, Result]) -> Result | int:
@@ -163,21 +178,33 @@ def _received_signals() -> Iterator[asyncio.Queue[int]]:
 class HttpServer(uvicorn.Server):
     """uvicorn without its own signal handling, and with nothing that depends on what else is installed."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: FastAPI, patience: Patience = PATIENCE) -> None:
+        connection = functools.partial(
+            Connection, patience=patience, on_refusal=app.state.service.metrics.count_refusal
+        )
         super().__init__(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=connection,  # type: ignore[arg-type]  # it is called, and nothing else is done with it
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                log_level="warning",
+                log_level="error",  # what it warns of are clients' mistakes, which have their own lines
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
                 timeout_graceful_shutdown=_FLUSH_S,
             )
         )
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look after slow connections; uvicorn calls this ten times a second."""
+        if counter % _LOOK_TICKS == 0:
+            now_s = time.monotonic()
+            for connection in tuple(self.server_state.connections):
+                if isinstance(connection, Connection):
+                    connection.end_if_slow(now_s)
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

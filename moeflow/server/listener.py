@@ -26,10 +26,14 @@ def listen(config: ServerConfig) -> socket.socket:
         raise ConfigError(f"host {config.host!r} is unknown; give an address of this machine with --host") from None
     family, *_, address = min(found, key=lambda info: info[0] != socket.AF_INET)  # localhost means 127.0.0.1 first
     try:
-        return socket.create_server(address[:2], family=family)
+        listener = socket.create_server(address[:2], family=family)
     except OSError as error:
         remedy = _REMEDIES.get(error.errno or 0, str(error))
         raise ConfigError(f"cannot listen on {config.host} port {config.port}: {remedy}") from None
+    # Connections inherit it. asyncio sets it on sockets that name their protocol, which these do not; without it an
+    # answer's second packet, as every token of a stream is one, waits 40 ms for the client to acknowledge the first.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def url(listener: socket.socket) -> str:

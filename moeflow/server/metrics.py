@@ -30,9 +30,19 @@ _GAUGES: tuple[tuple[str, str, str], ...] = (  # (name, help, field of EngineSta
     ("moeflow_memory_limit_bytes", "Memory that the user allows for everything; 0: no limit", "memory_limit_bytes"),
     ("moeflow_expert_slots", "Room in memory for experts that come from disk; 0: all are resident", "expert_slots"),
     ("moeflow_experts_in_slots", "Experts from disk that are in memory", "experts_in_slots"),
+    (
+        "moeflow_engine_stalled",
+        "1 if the engine's process does not run, or a pass of it does not end",
+        "is_engine_stalled",
+    ),
     ("moeflow_expert_prefetching", "1 if experts are read ahead now", "is_prefetching"),
 )
 _COUNTERS: tuple[tuple[str, str, str], ...] = (  # prometheus_client appends _total
+    (
+        "moeflow_engine_restarts",
+        "Times that an engine was started in the place of one that died",
+        "engine_restarts_total",
+    ),
     ("moeflow_generated_tokens", "Tokens generated", "generated_tokens_total"),
     ("moeflow_prompt_tokens", "Prompt tokens computed", "prompt_tokens_total"),
     ("moeflow_prefix_hit_tokens", "Prompt tokens that the prefix tree saved", "prefix_hit_tokens_total"),

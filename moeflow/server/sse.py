@@ -5,18 +5,16 @@ Encoding is msgspec on plain dicts: this runs for every token of every stream.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
 import msgspec
 from starlette.responses import StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from moeflow.server.disconnect import ClientDisconnected, while_connected
 
-STALL_S = 60.0  # a client that takes nothing for so long is as good as gone
 DONE = b"data: [DONE]\n\n"
 _encoder = msgspec.json.Encoder()
 
@@ -41,21 +39,8 @@ class EventStream(StreamingResponse):
         """Send until the source ends; a client that goes away is not an error here."""
         try:
             async with aclosing(self._events):
-                await while_connected(receive, self.stream_response(_with_deadline(send)))
+                await while_connected(receive, self.stream_response(send))
         except ClientDisconnected:
             return
         finally:
             self._on_end()
-
-
-def _with_deadline(send: Send) -> Send:
-    """Treat a client that has stopped reading as one that has gone: it would hold its place in the queue."""
-
-    async def send_in_time(message: Message) -> None:
-        try:
-            async with asyncio.timeout(STALL_S):
-                await send(message)
-        except TimeoutError:
-            raise ClientDisconnected from None
-
-    return send_in_time

@@ -142,3 +142,70 @@ def beside_record(seed: int, **changes: Any) -> dict[str, Any]:
         "job_beside_interactive": {"tokens": 500 + 900 * seed, "seconds": 5.0 + 5.0 * seed},
         **changes,
     }
+
+
+def accuracy_record(*errors: float) -> dict[str, Any]:
+    """A speed for each error, of which 100 were measured."""
+    rows = [
+        {
+            "name": f"decode {number}",
+            "unit": "tokens/s",
+            "predicted": 100 * (1 + it),
+            "measured": 100.0,
+            "informed": None,
+        }
+        for number, it in enumerate(errors)
+    ]
+    memory = {"name": "peak memory", "unit": "bytes", "predicted": 2**30, "measured": 2**30, "informed": None}
+    return {**HEAD, "kind": "plan_accuracy", "model": "mine", "cases": {"--quantize int8": [*rows, memory]}}
+
+
+def grid_record(**rates: list[float]) -> dict[str, Any]:
+    return {
+        **HEAD,
+        "kind": "policy_grid",
+        "model": "mine",
+        "weight_format": "int8",
+        "device": "auto",
+        "memory_bytes": 2**30,
+        "job": {"num_requests": 8, "prompt_len": 16, "gen_len": 4},
+        "planned": {"batch_size": 4, "micro_batch": 4, "pipeline": None},
+        "predicted_tokens_per_s": 55.0,
+        "tokens_per_s": {name.replace("_", " "): values for name, values in rates.items()},
+    }
+
+
+def memory_record(*shares: float) -> dict[str, Any]:
+    runs = [
+        {
+            "weight_format": "int8",
+            "limit_bytes": 2**30,
+            "peak_bytes": int(share * 2**30),
+            "charged_bytes": None,
+            "at_end": "",
+        }
+        for share in shares
+    ]
+    about = {"model": "mine", "verb": "serve", "is_enforced": False}
+    return {**HEAD, "kind": "memory_budget", **about, "runs": runs}
+
+
+def cache_record() -> dict[str, Any]:
+    """Steps of 10 and 11 ms in turns."""
+    row = {
+        "num_slots": 8,
+        "num_experts": 8,
+        "batch_size": 1,
+        "resident_s": [0.01, 0.01],
+        "slots_s": [0.011, 0.011],
+        "stall_s": 0.002,
+        "hit_rate": 1.0,
+    }
+    about = {"model": "mine", "weight_format": "int8", "policy": "lfru", "predictor": "none"}
+    return {**HEAD, "kind": "expert_cache_overhead", **about, "rows": [row]}
+
+
+def trace_record() -> dict[str, Any]:
+    times = {"traced_s": [0.0202, 0.0202], "plain_s": [0.02, 0.02]}
+    about = {"model": "mine", "weight_format": "int8", "memory_bytes": 2**30, "hit_rate": 0.5}
+    return {**HEAD, "kind": "trace_overhead", **about, **times}

@@ -31,7 +31,7 @@ def checked(tmp_path, monkeypatch, *options):
     shell = ["plan", str(tmp_path / "model"), "--check", "--cache-dir", str(tmp_path), *lengths, *options]
     done = CliRunner().invoke(main, shell)
     assert done.exit_code == 0, done.output
-    return done.output
+    return done.stdout
 
 
 def test_the_job_and_each_kind_of_task_are_measured(tmp_path, monkeypatch):

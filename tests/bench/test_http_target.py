@@ -151,7 +151,13 @@ def test_other_machines_need_to_be_insisted_on(url):
     assert check_address(url, allow_remote=True) == url
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://", "nonsense", "http://[::1"])
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1", "http://", "http://[::1"])
 def test_no_address_is_an_error(url):
     with pytest.raises(MoeflowError, match="address"):
         check_address(url, allow_remote=True)
+
+
+def test_http_is_assumed_where_no_scheme_is_named():
+    assert check_address("127.0.0.1:8000/v1", allow_remote=False) == "http://127.0.0.1:8000"
+    with pytest.raises(ConfigError, match="--allow-remote"):
+        check_address("a.example:8000", allow_remote=False)

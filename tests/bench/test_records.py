@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 
-from moeflow.bench.records import append, commit, make_record, read, versions
+from moeflow.bench import records
+from moeflow.bench.records import append, commit, is_dirty, is_tree_dirty, make_record, read, versions
 from moeflow.core.errors import ConfigError
 
 
@@ -28,7 +30,26 @@ def test_versions_of_what_is_not_installed_are_left_out():
 
 def test_the_commit_is_one_or_none():
     found = commit()
-    assert found is None or len(found.rstrip("+")) >= 7
+    assert found is None or (len(found) >= 7 and set(found) <= set("0123456789abcdef"))
+
+
+def test_a_tree_is_dirty_by_its_code_alone(tmp_path, monkeypatch):
+    """Records are appended to documents while others are being measured: that changes nothing of what is measured."""
+    monkeypatch.setattr(records, "ROOT", tmp_path)
+    assert (commit(), is_tree_dirty()) == (None, False)
+    for name in ("moeflow/a.py", "docs/results/r.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("old")
+    for command in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "c"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    (tmp_path / "docs" / "results" / "r.jsonl").write_text("new")
+    record = make_record("x", ["x"], seed=0, threads=1)
+    assert (record["commit"], is_dirty(record)) == (commit(), False)
+    (tmp_path / "moeflow" / "b.py").write_text("untracked")
+    assert is_dirty(make_record("x", ["x"], seed=0, threads=1))
+    (tmp_path / "moeflow" / "b.py").unlink()
+    (tmp_path / "moeflow" / "a.py").write_text("new")
+    assert is_dirty(make_record("x", ["x"], seed=0, threads=1))
 
 
 def test_a_number_that_is_none_is_never_written(tmp_path):

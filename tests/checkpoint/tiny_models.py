@@ -174,9 +174,16 @@ def finish(writer: gguf.GGUFWriter) -> None:
 
 
 def write_gguf(
-    file: Path, family: str, tensors: dict[str, torch.Tensor], kind: GGMLQuantizationType = GGMLQuantizationType.F32
+    file: Path,
+    family: str,
+    tensors: dict[str, torch.Tensor],
+    kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+    routers: GGMLQuantizationType | None = None,
 ) -> Path:
-    """Write the model as llama.cpp's conversion does: gguf's names, stacked experts, q and k in pairs."""
+    """Write the model as llama.cpp's conversion does: gguf's names, stacked experts, q and k in pairs.
+
+    Routers are of the same kind as other matrices unless another is named.
+    """
     writer = gguf_writer(file, family)
     architecture = next(item for item, name in gguf.MODEL_ARCH_NAMES.items() if name == GGUF_NAMES[family])
     names = gguf.get_tensor_name_map(architecture, LAYERS)
@@ -187,7 +194,8 @@ def write_gguf(
             tensor = _permute(tensor, KV_HEADS)
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
-        add_gguf_tensor(writer, gguf_name, tensor, GGMLQuantizationType.F32 if tensor.ndim == 1 else kind)
+        own = routers if routers is not None and "ffn_gate_inp" in gguf_name else kind
+        add_gguf_tensor(writer, gguf_name, tensor, GGMLQuantizationType.F32 if tensor.ndim == 1 else own)
     finish(writer)
     return file
 

@@ -79,6 +79,18 @@ def test_engine_as_json_prints_nothing_else(folder, quick_ceilings):
     assert json.loads(done.stdout)["cases"][0]["batch_size"] == 2
 
 
+def test_an_outlier_is_measured_again_and_said(folder, tmp_path, quick_ceilings, monkeypatch):
+    """The second of two rates lies far off, and so does what replaces it at first; the first one is the warm-up."""
+    rates = iter([1.0, 100.0, 100.0, 30.0, 20.0, 90.0])
+    monkeypatch.setattr(Stopwatch, "measure", lambda self, case, repetition: next(rates))
+    out = tmp_path / "results.jsonl"
+    done = run("engine", folder, "--threads", "1", "--repeats", "3", "--batch", "1", "--out", str(out))
+    assert done.exit_code == 0, done.output
+    (case,) = json.loads(out.read_text())["cases"]
+    assert (case["tokens_per_s"], case["outliers"]) == ([100.0, 100.0, 90.0], [30.0, 20.0])
+    assert "Measured again, far from the others: decode, batch 1, 25.0 (20.0-30.0) tokens/s." in done.stdout
+
+
 def test_an_interrupted_engine_run_keeps_what_there_is(folder, tmp_path, quick_ceilings, monkeypatch):
     measure = Stopwatch.measure
 

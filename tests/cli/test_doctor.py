@@ -223,3 +223,18 @@ def test_no_more_than_ten_damaged_parts_are_named(packed, tmp_path, monkeypatch)
 def test_without_a_packed_file_there_is_nothing_to_verify(packed, tmp_path):
     code, (finding,) = verify(packed[0], tmp_path / "none", tmp_path)
     assert (code, finding["verdict"], finding["found"]) == (0, "warn", "there is none to verify")
+
+
+def test_lines_fit_a_page_and_long_words_stay_whole(examined):
+    path = "/a" * 60
+    table = "     308.4 MiB  the process; a server takes some 300 MiB more"
+    examined(
+        Finding("speed", Verdict.OK, "how fast this will be is not known yet " * 5, "measure this machine first " * 6),
+        Finding("experts", Verdict.OK, f"the others come from {path}, which will be there"),
+        Finding("", Verdict.OK, table),
+    )
+    lines = CliRunner().invoke(main, ["doctor"]).stdout.splitlines()
+    assert all(len(line) <= 100 for line in lines if path not in line)
+    assert sum(path in line for line in lines) == 1
+    assert lines[1].startswith(" " * 23 + "how") or lines[1].startswith(" " * 23)
+    assert lines[-1].endswith(table)

@@ -8,6 +8,7 @@ import pytest
 from moeflow.cli import findings, late
 from moeflow.cli.findings import Finding, Verdict
 from moeflow.core.hardware import DEVICE, RAM, Link, LinkRate, MemoryLevel, Processor
+from moeflow.core.hardware import Machine as Described
 from moeflow.core.units import GIB
 from moeflow.engine.machine import Machine
 
@@ -162,3 +163,29 @@ def test_without_kernels_it_is_said_how_to_get_them(monkeypatch, compiler, remed
 def test_this_machine_can_be_examined():
     topics = [finding.topic for finding in findings.examine(Path.home(), "")]
     assert {"python", "torch", "processor", "memory", "disk"} <= set(topics)
+
+
+@pytest.mark.parametrize(
+    ("other_work", "verdict", "found", "remedy"),
+    [
+        (0.02, Verdict.OK, "measured 2026-01-31: reads 43 GB/s; `moeflow plan --fresh` measures it again", None),
+        (
+            0.4,
+            Verdict.WARN,
+            "measured 2026-01-31 while other work had 40% of the processor: reads 43 GB/s",
+            "Run `moeflow plan --fresh` while nothing else does: what is expected of models is too little",
+        ),
+    ],
+)
+def test_when_and_beside_what_this_machine_was_measured_is_told(monkeypatch, other_work, verdict, found, remedy):
+    ram = MemoryLevel(name=RAM, capacity_bytes=1, read_bytes_per_s=43e9)
+    known = Described(name="x", levels=(ram,), links=(), measured_at="2026-01-31T10:00+00:00", other_work=other_work)
+    monkeypatch.setitem(vars(late), "known_machine", lambda *_: known)
+    (finding,) = findings.calibration(Path("/nowhere"))
+    assert (finding.verdict, finding.found, finding.remedy) == (verdict, found, remedy)
+
+
+def test_a_machine_that_was_never_measured_is_told_how(tmp_path):
+    (finding,) = findings.calibration(tmp_path)
+    assert finding.verdict is Verdict.OK
+    assert finding.found == "not measured yet; `moeflow plan` does it when it is first used"

@@ -61,14 +61,25 @@ def run(*args: str, stdin: str | None = None):
 
 def test_completions_go_to_stdout_and_nothing_else_does(llm):
     result = run("-p", "a", "-p", "b", "--max-tokens", "7", "--temperature", "0.5")
-    assert (result.exit_code, result.stdout, result.stderr) == (0, "A\nB\n", "")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "[1] a\nA\n\n[2] b\nB\n", "")
     assert llm.calls == [("generate", ["a", "b"], SamplingParams(max_tokens=7, temperature=0.5))]
     assert llm.is_closed
 
 
 def test_chat_asks_each_prompt_as_a_users_message(llm):
-    assert run("-p", "a", "-p", "b", "--chat").stdout == "A\nB\n"
+    assert run("-p", "a", "-p", "b", "--chat").stdout == "[1] a\nA\n\n[2] b\nB\n"
     assert llm.calls[0][:2] == ("chat", [[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]])
+
+
+def test_a_single_answer_stands_alone(llm):
+    assert run("-p", "a").stdout == "A\n"
+
+
+def test_a_long_prompt_is_cut_in_the_line_above_its_answer(llm):
+    first, *_ = run("-p", "many\nwords " * 40, "-p", "b").stdout.splitlines()
+    assert first.startswith("[1] many words many")
+    assert first.endswith("...")
+    assert len(first) <= 80
 
 
 def test_prompts_come_from_files_and_stdin_too(llm, tmp_path):

@@ -51,6 +51,28 @@ def test_every_verbs_help_has_an_example_and_imports_no_torch(verb):
     assert not {"torch", "transformers", "fastapi"} & set(done.stdout.splitlines()[-1].split())
 
 
+def all_commands(command=main, path=()):
+    yield path
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            yield from all_commands(command.get_command(context, name), (*path, name))
+
+
+def test_every_help_fits_80_columns():
+    for path in all_commands():
+        shown = CliRunner().invoke(main, [*path, "--help"], prog_name="moeflow", terminal_width=80).stdout
+        assert shown
+        assert [line for line in shown.splitlines() if len(line) > 80] == [], path
+
+
+def test_the_package_runs_as_a_module():
+    command = [sys.executable, "-m", "moeflow", "doctor", "--jsn"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.endswith("Try 'moeflow doctor --help'.\n")
+
+
 def test_no_verb_shows_the_help():
     result = CliRunner().invoke(main, [])
     assert result.exit_code == 2

@@ -111,3 +111,24 @@ def test_a_wish_that_makes_no_sense_is_refused(verb, args, complaint):
 
 def test_sampling_out_of_range_is_the_cores_own_error(verb):
     assert isinstance(CliRunner().invoke(verb, ["--top-p", "2"]).exception, RequestError)
+
+
+@pytest.mark.parametrize(
+    ("size", "meant"), [("4", "4GiB"), ("512", "512MiB"), (" 16 ", "16GiB"), ("4096", "4096MiB"), ("63", "63GiB")]
+)
+@pytest.mark.parametrize("option", ["--memory", "--kv-cache", "--device-memory"])
+def test_memory_without_a_unit_is_asked_about(verb, option, size, meant):
+    result = CliRunner().invoke(verb, [option, size])
+    assert result.exit_code == 2
+    assert f"did you mean {meant}?" in result.stderr
+
+
+@pytest.mark.parametrize(("size", "num_bytes"), [("2147483648", 2**31), ("512k", 2**19), ("4096B", 4096)])
+def test_memory_in_bytes_is_taken_where_it_can_be_meant(verb, seen, size, num_bytes):
+    assert CliRunner().invoke(verb, ["--memory", size]).exit_code == 0
+    assert seen["wishes"]["memory_bytes"] == num_bytes
+
+
+@pytest.mark.parametrize(("temperature", "code"), [("0", 0), ("2", 0), ("2.1", 2), ("100", 2), ("-1", 2)])
+def test_the_temperature_ends_at_2_as_in_the_api(verb, temperature, code):
+    assert CliRunner().invoke(verb, ["--temperature", temperature]).exit_code == code

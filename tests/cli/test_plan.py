@@ -61,7 +61,7 @@ def test_all_that_is_printed_fits_a_terminal(columns, machine, places, monkeypat
 def test_json_is_a_plan(places):
     config, host = places
     done = run(config, "--machine", host, "--json", "--goal", "latency")
-    assert plan_from_json(done.output, "out").policy.batch_size == 1
+    assert plan_from_json(done.stdout, "out").policy.batch_size == 1
 
 
 def test_lengths_come_from_prompts(places, tmp_path):
@@ -71,7 +71,7 @@ def test_lengths_come_from_prompts(places, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(lines))
     done = run(config, "--machine", host, "--json", "--prompts", str(prompts), "--gen-len", "4")
-    made = plan_from_json(done.output, "out")
+    made = plan_from_json(done.stdout, "out")
     assert made.workload.max_prompt_len == 5
     assert made.workload.gen_len == 6
     assert made.policy.batch_size <= 4

@@ -13,7 +13,8 @@ from moeflow.server.config import ServerConfig
 
 EVERY_OPTION = """
     --host 0.0.0.0 --port 9 --api-key k --allowed-host a --allowed-host b --max-queue 5 --max-body 1MiB
-    --shutdown-deadline 2.5 --data-dir my/jobs --max-file 1GiB
+    --shutdown-deadline 2.5 --data-dir my/jobs --max-file 1GiB --file-quota 2GiB
+    --max-engine-restarts 7 --engine-timeout 45 --log-level debug --log-format json --log-prompts
     --model-name m --max-batch-tokens 64 --no-prefix-caching --max-running 4
     --dtype bfloat16 --kv-dtype int8 --device cpu --threads 3 --max-model-len 100 --kv-cache 1GiB
 """
@@ -68,7 +69,13 @@ def test_every_wish_arrives(served, tmp_path):
         max_body_bytes=1024**2,
         data_dir=Path("my/jobs"),
         max_file_bytes=1024**3,
+        file_quota_bytes=2 * 1024**3,
         shutdown_deadline_s=2.5,
+        log_level="debug",
+        log_format="json",
+        log_prompts=True,
+        max_engine_restarts=7,
+        engine_timeout_s=45.0,
     )
     assert served == [(settings, config)]
 

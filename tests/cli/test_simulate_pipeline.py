@@ -92,6 +92,12 @@ def test_a_wrong_name_is_an_error_that_says_what_there_is(model, machine, model_
 
 
 @pytest.mark.slow  # importing matplotlib
+def test_a_micro_batch_of_more_than_there_are_is_refused(model):
+    done = run(model, "--batch-size", "504", "--micro-batch", "1000")
+    assert done.exit_code == 2
+    assert "--micro-batch 1000 is more than there are sequences (--batch-size 504)" in done.stderr
+
+
 def test_more_micro_batches_than_memory_holds_are_refused(model):
     done = run(model, "--batch-size", "1000000000", "--micro-batch", "1")
     assert done.exit_code == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -43,8 +44,10 @@ def begin(*args: str | Path, **options) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Return the exit code, and what stderr says but for how far work is, which slow machines are told of."""
     _, errors = process.communicate(timeout=120)
-    return process.returncode, errors
+    lines = errors.splitlines(keepends=True)
+    return process.returncode, "".join(line for line in lines if not re.match(r"[A-Z][a-z ]+: \d+%", line))
 
 
 def refuse_large_files() -> None:

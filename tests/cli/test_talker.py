@@ -3,7 +3,7 @@ import json
 import httpx
 import pytest
 
-from moeflow.cli.talker import Piece, RemoteTalker
+from moeflow.cli.talker import Piece, RemoteTalker, full_url
 from moeflow.core.errors import EngineError, RequestError
 from moeflow.core.sampling_params import SamplingParams
 
@@ -97,3 +97,21 @@ def test_no_server_says_what_to_do():
         EngineError, match=r"no server answers at http://server:1: refused. Start one with `moeflow serve`"
     ):
         RemoteTalker("http://server:1", None, httpx.MockTransport(refuse))
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("127.0.0.1:8471", "http://127.0.0.1:8471"),
+        ("localhost", "http://localhost"),
+        ("https://a.example", "https://a.example"),
+        ("http://a.example/v1", "http://a.example/v1"),
+    ],
+)
+def test_http_is_assumed_where_no_scheme_is_named(said, meant):
+    assert full_url(said) == meant
+
+
+def test_another_scheme_is_refused():
+    with pytest.raises(RequestError, match="write it like http://"):
+        full_url("ftp://a.example")

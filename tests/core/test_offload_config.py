@@ -6,6 +6,7 @@ import pytest
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.offload_config import EmulatedSpeeds, parse_cuda_device, parse_emulated_device, t4_like
+from moeflow.planner.machine_files import load_machine
 
 
 def test_memory_and_link_are_read():
@@ -17,8 +18,7 @@ def test_memory_and_link_are_read():
 def test_a_t4_keeps_its_ratios():
     speeds = parse_emulated_device("emulated:1GiB,0.12,t4").speeds
     assert speeds == t4_like(0.12e9)
-    assert speeds.device_bytes == pytest.approx(3e9)
-    assert speeds.device_flops / speeds.host_flops == pytest.approx(65 / 1.6)
+    assert speeds.device_bytes == pytest.approx(3.2e9)
 
 
 def test_an_emulated_device_may_compute_in_torch():
@@ -67,3 +67,13 @@ def test_what_is_no_gpu_is_explained(text):
 def test_what_cannot_be_read_is_explained(text, complaint):
     with pytest.raises(ConfigError, match=complaint):
         parse_emulated_device(text)
+
+
+@pytest.mark.parametrize("name", ["t4", "paper-s1", "paper-s6", "paper-s9"])
+def test_a_t4_is_the_same_wherever_it_is_described(name):
+    speeds, machine = t4_like(12e9), load_machine(name)
+    device = machine.level("device")
+    assert speeds.device_bytes == device.read_bytes_per_s == 320e9
+    assert speeds.device_flops == device.processor.peak("float16") == 65e12
+    assert speeds.link == machine.link("ram", "device").peak_bytes_per_s
+    assert speeds.device_flops / speeds.host_flops == pytest.approx(65 / 1.6)

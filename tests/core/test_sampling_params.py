@@ -21,7 +21,12 @@ from moeflow.core.sampling_params import SamplingParams
         ("top_p", 0.0),
         ("top_p", 1.01),
         ("min_p", float("inf")),
+        ("temperature", 2.01),
+        ("temperature", 10**400),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-38),
+        ("repetition_penalty", 0.0099),
+        ("repetition_penalty", 100.1),
         ("presence_penalty", 2.5),
         ("frequency_penalty", -2.5),
         ("seed", 2**63),
@@ -29,6 +34,8 @@ from moeflow.core.sampling_params import SamplingParams
         ("prompt_logprobs", -1),
         ("logit_bias", {-1: 0.0}),
         ("logit_bias", {3: 101.0}),
+        ("logit_bias", {3: 10**400}),
+        pytest.param("seed", 10**5000, id="seed of 5000 digits"),
         ("stop", ("",)),
         ("stop", ("x",) * 17),
         ("stop_token_ids", (-1,)),
@@ -38,11 +45,14 @@ def test_a_value_out_of_range_is_refused_by_name(name, value):
     with pytest.raises(RequestError, match=name) as caught:
         SamplingParams(**{name: value})
     assert caught.value.param == name
+    assert len(str(caught.value)) < 200
 
 
 def test_edges_are_accepted():
     params = SamplingParams(
         max_tokens=0, temperature=0, top_k=-1, top_p=1, min_p=0, seed=-(2**63), logprobs=0, presence_penalty=-2
     )
+    SamplingParams(temperature=2, repetition_penalty=0.01)
+    SamplingParams(repetition_penalty=100)
     assert params.is_greedy
     assert not SamplingParams().is_greedy

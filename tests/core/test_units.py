@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeflow.core.errors import ConfigError
-from moeflow.core.units import format_bytes, parse_bytes
+from moeflow.core.units import format_bytes, format_seconds, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,19 @@ def test_written_sizes_read_back_within_rounding(num_bytes):
 @pytest.mark.parametrize("num_bytes", [1024**3 - 1, 1024**3, 1024**3 - 40 * 1024])
 def test_what_rounds_to_the_next_unit_is_written_in_it(num_bytes):
     assert format_bytes(num_bytes) == "1.0 GiB"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0125, "12.5 ms"),
+        (0.9996, "1 s"),
+        (1.25, "1.25 s"),
+        (89.855, "89.9 s"),
+        (99.96, "1.67 min"),
+        (1515, "25.2 min"),
+        (12_600, "3.5 h"),
+    ],
+)
+def test_times_are_written_as_people_read_them(seconds, text):
+    assert format_seconds(seconds) == text

@@ -64,14 +64,16 @@ void expect_close(const float* got, const std::vector<double>& want, double tole
 }
 
 const char* name_of(Format format) {
-  const char* names[] = {"float32", "bfloat16", "int8", "int4"};
+  const char* names[] = {"float32", "bfloat16", "int8", "int4", "int4 with a minimum"};
   return names[static_cast<int>(format)];
 }
 
-constexpr Format kFormats[] = {Format::kF32, Format::kBF16, Format::kINT8, Format::kINT4};
+constexpr Format kFormats[] = {Format::kF32, Format::kBF16, Format::kINT8, Format::kINT4, Format::kINT4Min};
 
-// How far results may be off: activations are rounded as weights are.
-double tolerance_of(Format format) { return format == Format::kF32 ? 1e-5 : 1.5e-2; }
+// How far results may be off: activations are rounded as weights are, or to 16 bits.
+double tolerance_of(Format format, bool is_wide = false) {
+  return format == Format::kF32 ? 1e-5 : is_wide || format == Format::kINT4Min ? 1e-4 : 1.5e-2;
+}
 
 struct Free {
   void operator()(uint8_t* memory) const { std::free(memory); }
@@ -151,7 +153,7 @@ void check_packing() {
         const Weight weight(format, source, rows, cols, places);
         std::vector<double> want(rows * cols);
         for (int64_t i = 0; i < rows * cols; ++i) want[places[i / cols] * cols + i % cols] = source[i];
-        const double tolerance = format == Format::kF32 ? 0 : format == Format::kINT4 ? 0.15 : 0.01;
+        const double tolerance = format == Format::kF32 ? 0 : format >= Format::kINT4 ? 0.15 : 0.01;
         expect_close(weight.values.data(), want, tolerance, std::string("packing as ") + name_of(format));
       }
     }
@@ -171,11 +173,12 @@ void check_packing() {
 
 // ---- dense layers ----
 
-void check_linear(const Isa& isa) {
+void check_linear(const Isa& isa, bool is_wide) {
   const std::pair<int64_t, int64_t> sizes[] = {{1, 1}, {15, 31}, {17, 33}, {64, 32}, {130, 70}};
   for (const Format format : kFormats) {
     for (const auto& [outputs, inputs] : sizes) {
-      const Weight weight = random_weight(format, outputs, inputs);
+      Weight weight = random_weight(format, outputs, inputs);
+      weight.matrix.is_wide = is_wide && format >= Format::kINT8;
       const Floats bias = random_floats(outputs);
       for (const int64_t rows : {0, 1, 2, 7, 13, 97}) {
         const int64_t stride = inputs + 3;
@@ -190,7 +193,8 @@ void check_linear(const Isa& isa) {
                        residual.data() + row * outputs, alone.data()});
           expect(std::memcmp(alone.data(), out.data() + row * outputs, outputs * 4) == 0, "a row beside others");
         }
-        expect_close(out.data(), want, tolerance_of(format), std::string("linear in ") + name_of(format));
+        const double tolerance = tolerance_of(format, weight.matrix.is_wide);
+        expect_close(out.data(), want, tolerance, std::string("linear in ") + name_of(format));
       }
     }
   }
@@ -402,7 +406,7 @@ void check_attention(const Isa& isa, Format format, int64_t start, int64_t dim, 
 void check_attention(const Isa& isa) {
   for (const Format format : {Format::kF32, Format::kBF16, Format::kINT8}) {
     for (const int64_t start : {0, 1, 100, 1500}) {
-      for (const int64_t dim : {8, 24, 64}) {
+      for (const int64_t dim : {8, 24, 30, 64}) {
         check_attention(isa, format, start, dim, 0, false);
         check_attention(isa, format, start, dim, 20, false);
         check_attention(isa, format, start, dim, 0, true);
@@ -491,7 +495,8 @@ void check_draw(const Isa& isa, int64_t rows, int64_t size, int64_t top_k, doubl
     std::vector<double> weights(size);
     double all = 0, total = 0, before = 0;
     for (int64_t i = 0; i < size; ++i) order[i] = i;
-    if (top_k > 0 || top_p < 1) std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return own[a] > own[b]; });
+    const auto is_likelier = [&](int64_t a, int64_t b) { return own[a] > own[b] || (own[a] == own[b] && a < b); };
+    if (top_k > 0 || top_p < 1) std::sort(order.begin(), order.end(), is_likelier);
     for (int64_t i = 0; i < size; ++i) {
       weights[i] = top_k > 0 && i >= top_k ? 0 : std::exp((own[order[i]] - draws[row].largest) / 0.7);
       all += weights[i];
@@ -723,7 +728,7 @@ void check_fork(const Isa& isa) {
   set_num_threads(3);
   check_rms_norm(isa, 200, 500);
   const pid_t child = fork();
-  check_linear(isa);
+  check_linear(isa, false);
   if (child == 0) {
     expect(num_threads() == 3, "the number of threads after a fork");
     _exit(0);
@@ -747,7 +752,8 @@ int main() {
     isa = best;
     for (const int count : {1, 2, 5}) {
       set_num_threads(count);
-      check_linear(*isa);
+      check_linear(*isa, false);
+      check_linear(*isa, true);
       check_norm_before_linear(*isa);
       check_experts(*isa);
       check_moe_stage(*isa);

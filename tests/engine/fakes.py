@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from moeflow.core.errors import EngineError
 from moeflow.core.request import FinishReason
+from moeflow.engine.client import EngineState
 from moeflow.engine.messages import EngineStats, ModelInfo, Submission, TokenLogprobs, TokenOutput
 from moeflow.engine.tokenizer import Tokenizer
 from tests.shapes import INFO
@@ -56,7 +57,8 @@ class FakeEngine:
         error_after: int | None = None,
     ) -> None:
         self.model = info or INFO
-        self.is_alive = True
+        self.state = EngineState.READY
+        self.back_in_s = 0.0
         self.rule = rule
         self.delay_s = delay_s
         self.fail_after = fail_after
@@ -120,7 +122,7 @@ class FakeEngine:
         return EngineStats(num_running=len(self.running), generated_tokens_total=self.num_tokens)
 
     async def shutdown(self, deadline_s: float) -> None:
-        self.is_alive = False
+        self.state = EngineState.GONE
 
 
 def fake_logprobs(token_id: int, num_top: int) -> TokenLogprobs:

@@ -24,6 +24,7 @@ MODEL = msgspec.structs.replace(INFO, vocab_size=100, max_model_len=10)
         ([1] * 4, {"max_tokens": 7}, "max_tokens", "max_tokens may be at most 6"),
         ([1], {"max_tokens": 1, "logit_bias": {100: 1.0}}, "logit_bias", "token id 100"),
         ([1], {"max_tokens": 1, "stop_token_ids": (5, 100)}, "stop_token_ids", "token id 100"),
+        ([1], {"max_tokens": 1, "min_tokens": 1, "stop_token_ids": tuple(range(100))}, "stop_token_ids", "every token"),
     ],
 )
 def test_requests_that_can_never_run(prompt, params, param, message):

@@ -13,11 +13,22 @@ from transformers import AutoTokenizer, MixtralForCausalLM
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.upcycle import UpcycleRecipe
 from moeflow.core.errors import ConfigError
-from moeflow.engine import builtin
+from moeflow.engine import builtin, upcycling
 from moeflow.engine.bare_model import load_bare_model, run_sequence
-from moeflow.engine.builtin import BUILTIN_NAME, BUILTIN_RECIPE, builtin_folder, builtin_source, ensure_builtin_model
+from moeflow.engine.builtin import (
+    BUILTIN_NAME,
+    BUILTIN_RECIPE,
+    builtin_folder,
+    builtin_source,
+    ensure_builtin_model,
+    fingerprint,
+)
+from moeflow.engine.builtin_routers import ROUTERS_FILE, read_routers, write_routers
+from moeflow.engine.calibration_text import calibration_text
 from moeflow.engine.perplexity import perplexity
+from moeflow.engine.router_fitting import fit_router
 from moeflow.engine.tokenizer import Tokenizer
+from moeflow.engine.upcycling import fit_routers
 from moeflow.engine.upcycling_quality import measure_quality
 from tests.tiny_llama import write_tiny_llama
 
@@ -126,6 +137,64 @@ def test_of_two_processes_one_builds_and_the_other_waits(tmp_path, tiny_source):
         assert process.exitcode == 0
     assert {folder for folder, _ in results} == {builtin_folder(tmp_path)}
     assert sorted(has_built for _, has_built in results) == [False, True]
+
+
+def contents(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+@pytest.mark.slow
+def test_known_routers_are_not_fitted_again_and_give_the_same_model(tmp_path, tiny_source, monkeypatch):
+    fitted = ensure_builtin_model(tmp_path / "fitted")
+    texts = calibration_text(Tokenizer.load(tiny_source).encode).fitting
+    routers = fit_routers(open_checkpoint(tiny_source), texts, BUILTIN_RECIPE, lambda *_: None)
+    monkeypatch.setattr(builtin, "ROUTERS_FILE", tmp_path / "routers")
+    write_routers(tmp_path / "routers", fingerprint(tiny_source), routers)
+    monkeypatch.setattr(upcycling, "load_bare_model", None)  # may not be called
+    seen = []
+    taken = ensure_builtin_model(tmp_path / "taken", lambda done, total: seen.append(done / total))
+    assert contents(taken) == contents(fitted)
+    assert seen == sorted(seen)
+    assert seen[0] < 0.5  # writing alone is the whole now
+    assert seen[-1] == 1
+
+
+def test_routers_of_another_recipe_text_or_source_are_not_taken(tmp_path, tiny_source, monkeypatch):
+    write_routers(tmp_path / "routers", fingerprint(tiny_source), [torch.randn(8, 16)])
+    assert read_routers(tmp_path / "routers", fingerprint(tiny_source)) is not None
+    assert read_routers(tmp_path / "nowhere", fingerprint(tiny_source)) is None
+    others = [fingerprint(next(file for file in tiny_source.iterdir() if file.suffix == ".safetensors"))]
+    with monkeypatch.context() as changed:
+        changed.setattr(builtin, "BUILTIN_RECIPE", UpcycleRecipe(num_experts=8, top_k=2, seed=1))
+        others.append(fingerprint(tiny_source))
+    shutil.copytree(builtin.CALIBRATION_FOLDER, tmp_path / "text")
+    (tmp_path / "text" / "chat.txt").write_text("changed")
+    monkeypatch.setattr(builtin, "CALIBRATION_FOLDER", tmp_path / "text")
+    others.append(fingerprint(tiny_source))
+    assert [read_routers(tmp_path / "routers", other) for other in others] == [None] * 3
+
+
+@pytest.mark.weights
+def test_the_routers_that_come_along_belong_to_the_built_in_model():
+    """If this fails: `python scripts/fit_builtin_routers.py`."""
+    routers = read_routers(ROUTERS_FILE, fingerprint(builtin_source()))
+    assert routers is not None
+    assert len(routers) == 30
+    assert {tuple(router.shape) for router in routers} == {(BUILTIN_RECIPE.num_experts, 576)}
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+def test_the_routers_that_come_along_are_what_fitting_gives():
+    """For the first layer, which needs no other; processors round differently, so not to the bit."""
+    source = builtin_source()
+    texts = calibration_text(Tokenizer.load(source).encode).fitting
+    model = load_bare_model(open_checkpoint(source))
+    model.layers = model.layers[:1]
+    heard = upcycling.listen(model, texts, lambda *_: None)
+    fitted = fit_router(torch.cat(heard[0]), BUILTIN_RECIPE.num_experts, BUILTIN_RECIPE.seed)
+    (first, *_) = read_routers(ROUTERS_FILE, fingerprint(source))
+    assert torch.cosine_similarity(first.float(), fitted).min() > 0.999
 
 
 @pytest.fixture(scope="module")

@@ -256,3 +256,20 @@ def test_a_memory_limit_below_the_least_is_refused(wide_model, tmp_path, overhea
         limited(wide_model, tmp_path, overhead_bytes + MIB, expert_policy="best")
     with pytest.raises(CapacityError, match="come from disk"):
         decide(Settings(model=wide_model), machine(free=PROCESS_BYTES))
+
+
+@needs_extension
+@pytest.mark.parametrize(
+    ("settings", "smaller"),
+    [
+        ({"dtype": "float32"}, "--dtype bfloat16 or a smaller model"),
+        ({"dtype": "bfloat16"}, "--quantize int8 or a smaller model"),
+        ({"quantize": "int4"}, "a smaller model"),
+    ],
+)
+def test_remedies_for_too_little_memory_are_whole_sentences(wide_model, tmp_path, overhead_bytes, settings, smaller):
+    with pytest.raises(CapacityError) as refused:
+        limited(wide_model, tmp_path, overhead_bytes + MIB // 2, **settings)
+    assert str(refused.value).endswith(f"raise the memory limit (--memory), or use {smaller}")
+    with pytest.raises(CapacityError, match=f"use {smaller}, or free memory"):
+        decide(Settings(model=wide_model, **settings), machine(free=PROCESS_BYTES // 2))

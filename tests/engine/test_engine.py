@@ -268,3 +268,18 @@ def test_a_job_leaves_the_next_pass_to_an_arrival_and_is_counted_apart():
     assert "chat" in [entry.request.request_id for entry in runner.batches[-1].entries]
     assert engine.stats().num_running == engine.stats().num_background_running + 1
     engine.check_integrity()
+
+
+def test_the_first_output_says_how_long_a_request_waited_for_its_first_pass():
+    now_s = 100.0
+    engine, runner = make_engine(max_running=1)
+    engine = Engine(engine.config, runner, clock=lambda: now_s)
+    engine.submit(submission("a", [1], max_tokens=2))
+    now_s = 101.0
+    engine.submit(submission("b", [2], max_tokens=2))
+    waits = {}
+    while engine.has_work:
+        now_s += 10.0
+        for output in engine.step():
+            waits.setdefault(output.request_id, []).append(output.queued_s)
+    assert waits == {"a": [11.0, None], "b": [30.0, None]}

@@ -46,9 +46,9 @@ def test_a_prompt_is_answered_piece_by_piece():
 
 def test_prompts_are_encoded():
     generator, _ = make_generator()
-    assert generator.encode("the fox") == generator.tokenizer.encode("the fox")
+    assert asyncio.run(generator.encode(["the fox", [5, 6]])) == [generator.tokenizer.encode("the fox"), [5, 6]]
     messages = [{"role": "user", "content": "hi"}]
-    assert generator.encode_chat(messages) == generator.tokenizer.apply_chat_template(messages)
+    assert asyncio.run(generator.encode_chat(messages)) == generator.tokenizer.apply_chat_template(messages)
 
 
 def test_bad_requests_are_refused_before_anything_is_submitted():

@@ -215,3 +215,17 @@ def test_without_a_model_the_built_in_one_is_made(folder, tmp_path, monkeypatch)
     with LLM(cache_dir=tmp_path, num_threads=1, kv_cache_bytes=2**20) as llm:
         assert llm.model.path == str(folder)
     assert asked == [tmp_path]
+
+
+def test_settings_may_be_written_as_on_the_command_line(folder, tmp_path):
+    settings = {"num_threads": "1", "kv_cache_bytes": "1MiB", "cache_dir": str(tmp_path), "max_running": "3"}
+    with LLM(str(folder), **settings) as llm:
+        (result,) = llm.generate(["the quick"], GREEDY, progress=False)
+    assert len(result.outputs[0].token_ids) == 8
+
+
+@pytest.mark.parametrize("setting", [{"num_threads": "two"}, {"memory_bytes": "much"}, {"cache_dir": 3}])
+def test_settings_that_cannot_be_meant_are_refused(folder, setting):
+    (name,) = setting
+    with pytest.raises(ConfigError, match=name):
+        LLM(folder, **setting)

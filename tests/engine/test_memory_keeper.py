@@ -15,7 +15,7 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.units import MIB
 from moeflow.engine import memory_keeper
 from moeflow.engine.memory_keeper import MemoryKeeper
-from moeflow.engine.process_memory import MARGIN_BYTES
+from moeflow.engine.process_memory import margin_bytes
 from moeflow.engine.work_space import kept_bytes, work_bytes
 from moeflow.kvcache.block_tables import BlockTables
 from moeflow.memory.budget import MemoryBudget
@@ -85,7 +85,7 @@ def test_requests_are_given_no_more_blocks_than_there_is_room_for(room, wishes, 
     """
     reused = min(kept, kept_bytes(TINY, num_tokens=MAX_TOKENS))
     least_bytes = arena_bytes(EXPERTS.least_slots, EXPERTS.slab_bytes) + WORK_BYTES
-    limit_bytes = FIXED_BYTES + least_bytes - reused + room * BLOCK_BYTES + MARGIN_BYTES
+    limit_bytes = FIXED_BYTES + least_bytes - reused + room * BLOCK_BYTES + margin_bytes(is_served=False)
     plan = MemoryPlan(limit_bytes=limit_bytes, process_bytes=0, weight_bytes=0, work_bytes=WORK_BYTES)
     scheduler = SchedulerConfig(
         num_blocks=NUM_BLOCKS, max_model_len=LEAST_BLOCKS * BLOCK_SIZE, max_batch_tokens=MAX_TOKENS

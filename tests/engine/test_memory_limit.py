@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.units import MIB
-from moeflow.engine.process_memory import own_processes, planned_bytes, resident_bytes
+from moeflow.engine.process_memory import TEMPLATE_BYTES, own_processes, planned_bytes, resident_bytes
 from moeflow.engine.work_space import kept_bytes, work_bytes
 from moeflow.kernels import cpu
 from moeflow.models.registry import read_model_config
@@ -68,7 +68,7 @@ def test_a_run_stays_within_its_limit_and_uses_it(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
     seen = json.loads(done.stdout.splitlines()[-1])
     assert not seen["errors"]
-    assert 0.92 <= seen["peak"] / seen["limit"] <= 1
+    assert 0.92 <= seen["peak"] / (seen["limit"] - TEMPLATE_BYTES) <= 1  # no chat template was rendered
     assert len(seen["slots"]) > 1, "prompts take from experts, and give back"
     with closing(open_checkpoint(model)) as checkpoint:
         at_least = kept_bytes(read_model_config(checkpoint), num_tokens=seen["most_tokens"])

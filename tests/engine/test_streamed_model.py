@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -209,10 +210,19 @@ def test_a_trace_shows_passes_experts_and_reads(model, tmp_path):
     assert {"pass of 5 tokens", "pass of 1 tokens", "experts 2", "waits for experts 0", "read 1"} <= spans
 
 
-def test_a_graph_shows_what_a_pass_waits_for(model, tmp_path):
-    file = tmp_path / "pass.dot"
-    run(streamed_config(model, tmp_path / "slabs", 5, graph_file=file), PROMPTS[:1])
-    assert file.read_text().count('label="load_experts\\nlayer') == 3
+def test_a_graph_shows_what_ran_in_the_last_pass(model, tmp_path):
+    file, trace = tmp_path / "pass.dot", tmp_path / "trace.json"
+    run(streamed_config(model, tmp_path / "slabs", 5, graph_file=file, trace_file=trace), PROMPTS[:1])
+    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    last = max((event for event in events if event["name"].startswith("pass of")), key=lambda event: event["ts"])
+    ran = [
+        re.sub(r" (\d+)$", r"\\nlayer \1", event["name"])
+        for event in events
+        if last["ts"] <= event["ts"] < last["ts"] + last["dur"] and event["cat"] == "work" and event is not last
+    ]
+    drawn = re.findall(r'^  t\d+ \[label="([^"]*)"', file.read_text(), re.MULTILINE)
+    assert sorted(drawn) == sorted(ran)
+    assert any(name.startswith("read") for name in drawn)
     run(resident_config(model, graph_file=file), PROMPTS[:1])
     assert file.read_text().count("label=") == 3  # one task, the lanes and their only one
 

@@ -1,7 +1,9 @@
 """What the CPU kernels promise, in float64: how activations are prepared, and how far a result may be off.
 
-Weights stand for exact values (`unpack`), int8 activations for exact values too once they are quantized. What is
+Weights stand for exact values (`unpack`), integer activations for exact values too once they are quantized. What is
 left is rounding: each of the n operations of a sum errs by at most 2**-24 of the sum of magnitudes |w| |x|.
+
+A *form* is a format, and for integers whether they meet activations of 16 bits: "int8 wide".
 """
 
 import torch
@@ -9,15 +11,31 @@ from torch.nn import functional as F
 
 from moeflow.kernels import cpu
 from moeflow.kernels.activation import apply
+from moeflow.kernels.packed_weights import PackedExperts, PackedWeight
 
-FORMATS = ("float32", "bfloat16", "int8", "int4")
+FORMATS = ("float32", "bfloat16", "int8", "int4", "int8 wide", "int4 wide", "int4-min")
 GROUP = 32
 UNIT = 2.0**-24  # relative error of one float32 operation
 TINY = 1e-30  # results this small may be rounded to zero
 
 
-def is_integer(weight_format):
-    return weight_format in ("int8", "int4")
+def pack_weight(weight, form, order=None):
+    """Return a matrix of floats packed in a form."""
+    weight_format, *wide = form.split()
+    return PackedWeight.pack(weight, weight_format, order, is_wide=bool(wide))
+
+
+def pack_experts(gate_up, down, form, **kind):
+    """Return a layer's experts packed in a form."""
+    weight_format, *wide = form.split()
+    return PackedExperts.pack(gate_up, down, weight_format, is_wide=bool(wide), **kind)
+
+
+def most_of(packed):
+    """Return the largest integer that activations become beside a weight; None: they stay floats."""
+    if packed.format == "int4-min":
+        return 32767
+    return (32767 if packed.is_wide else 127) if packed.format in ("int8", "int4") else None
 
 
 def groups(x):
@@ -25,44 +43,52 @@ def groups(x):
     return F.pad(x, (0, -x.shape[-1] % GROUP)).unflatten(-1, (-1, GROUP))
 
 
-def prepared(x, weight_format, isa, slack=0.0):
+def prepared(x, packed, isa, slack=0.0):
     """Return (the values [T, K] that a kernel computes with, by how much they may differ), both float64.
 
     They may differ only if x is known to a relative error `slack`, and then mostly where it rounds either way.
     """
-    if is_integer(weight_format):
-        values, unsure = (part.flatten(-2)[..., : x.shape[-1]] for part in _quantized(groups(x.float()), slack))
+    most = most_of(packed)
+    if most is not None:
+        values, unsure = (part.flatten(-2)[..., : x.shape[-1]] for part in _quantized(groups(x.float()), most, slack))
         return values, unsure
-    if weight_format == "bfloat16" and isa == "avx512_bf16":
+    if packed.format == "bfloat16" and isa == "avx512_bf16":
         low, high = ((x.double() * (1 + side)).float().bfloat16().double() for side in (-slack, slack))
         return x.float().bfloat16().double(), (high - low).abs()
     return x.double(), x.double().abs() * slack
 
 
-def _quantized(x, slack):
+def _quantized(x, most, slack):
     largest = x.abs().amax(-1, keepdim=True)
-    inverse = torch.where(largest >= 1e-36, torch.full_like(largest, 127) / largest, 0.0)  # `127 / x` rounds twice
+    tiny = 1e-36 if most == 127 else 1e-33
+    inverse = torch.where(largest >= tiny, torch.full_like(largest, most) / largest, 0.0)  # `127 / x` rounds twice
     scaled = x * inverse
-    q, scale = scaled.round().double(), (largest / 127).double()
-    may_flip = ((scaled.double() % 1 - 0.5).abs() <= 4 * 127 * slack) & (slack > 0)
+    q, scale = scaled.round().double(), (largest / most).double()
+    may_flip = ((scaled.double() % 1 - 0.5).abs() <= 4 * most * slack) & (slack > 0)
     return q * scale, q.abs() * scale * 2 * slack + may_flip * scale
 
 
-def num_roundings(weight_format, cols):
+def num_roundings(packed):
     """How often a kernel rounds on the way to one result."""
-    return -(-cols // GROUP) + 3 if is_integer(weight_format) else cols + 2
+    num_groups = -(-packed.cols // GROUP)
+    if packed.format == "int4-min":
+        return 2 * num_groups + 5  # twice a group, and once or twice where sums of integers become floats
+    return packed.cols + 2 if most_of(packed) is None else num_groups + 4
 
 
-def product(values, unsure, weight, weight_format):
+def product(values, unsure, packed):
     """Return (values @ weight.T, by how much a kernel's result may differ)."""
-    weight = weight.double()
-    error = num_roundings(weight_format, weight.shape[1]) * UNIT
-    return values @ weight.T, values.abs() @ weight.T.abs() * error + unsure @ weight.T.abs() + TINY
+    weight = packed.unpack().double()
+    sizes = weight.abs()
+    if packed.format == "int4-min":  # steps above the minimum and the minimum are multiplied each for itself
+        sizes = (3 * groups(sizes).amax(-1, keepdim=True)).expand(-1, -1, GROUP).flatten(1)[:, : packed.cols]
+    error = num_roundings(packed) * UNIT
+    return values @ weight.T, values.abs() @ sizes.T * error + unsure @ weight.T.abs() + TINY
 
 
 def linear(x, weight, isa):
     """Return (x @ weight.T, by how much a kernel's result may differ), for a PackedWeight."""
-    return product(*prepared(x, weight.format, isa), weight.unpack(), weight.format)
+    return product(*prepared(x, weight, isa), weight)
 
 
 def experts(x, packed, topk_ids, topk_weights, isa):
@@ -84,8 +110,8 @@ def experts(x, packed, topk_ids, topk_weights, isa):
         units = apply(packed.function, next(parts))
         for up in parts:
             units = units * up
-        values, unsure = prepared(units, packed.format, isa, slack=8 * UNIT)
-        result, off = product(values, unsure, downs[expert].unpack(), packed.format)
+        values, unsure = prepared(units, downs[expert], isa, slack=8 * UNIT)
+        result, off = product(values, unsure, downs[expert])
         if packed.down_bias is not None:
             result = result + packed.down_bias[expert]
         weights = topk_weights[tokens, slots].double().unsqueeze(1)

@@ -21,7 +21,7 @@ from moeflow.kernels.routing import SoftmaxTopK
 
 HIDDEN, WIDTH, DIM, EXPERTS, LAYERS = 48, 33, 16, 5, 4
 ABSENT, LOADING = -1, -2
-FORMATS = ("float32", "bfloat16", "int8", "int4")
+FORMATS = ("float32", "bfloat16", "int8", "int4", "int4-min")
 
 
 def pack(rows, cols, weight_format):

@@ -1,5 +1,6 @@
 """Dense layers of the CPU extension, under every instruction set and in every format, against float64."""
 
+import gguf
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from moeflow.kernels import cpu
 from moeflow.kernels.packed_weights import PackedWeight, unpack_rows
 from tests.kernels import cpu_reference as reference
-from tests.kernels.cpu_reference import FORMATS, assert_within
+from tests.kernels.cpu_reference import FORMATS, assert_within, pack_weight
 
 ROWS = (0, 1, 2, 3, 5, 6, 7, 8, 9, 12, 13)  # tiles hold 2 or 6 rows
 SIZES = (  # outputs, inputs: on, just below and just above bands of 16, groups of 32, tiles of 64
@@ -26,7 +27,7 @@ SIZES = (  # outputs, inputs: on, just below and just above bands of 16, groups 
 def make(rows, outputs, inputs, weight_format, seed=0):
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(outputs, inputs, generator=generator) * 0.1
-    return torch.randn(rows, inputs, generator=generator), PackedWeight.pack(weight, weight_format)
+    return torch.randn(rows, inputs, generator=generator), pack_weight(weight, weight_format)
 
 
 def check(x, weight, isa):
@@ -145,7 +146,7 @@ class TestValues:
 
     def test_the_largest_magnitudes_do_not_overflow(self, isa, weight_format):
         signs = torch.randint(0, 2, (40, 64), generator=torch.Generator().manual_seed(0)) * 2.0 - 1
-        weight = PackedWeight.pack(torch.cat([signs, torch.ones(1, 64), -torch.ones(1, 64)]), weight_format)
+        weight = pack_weight(torch.cat([signs, torch.ones(1, 64), -torch.ones(1, 64)]), weight_format)
         x = torch.cat([signs[:6], torch.ones(1, 64), -torch.ones(1, 64)])
         check(x, weight, isa)
 
@@ -167,9 +168,35 @@ def test_weights_that_are_not_finite_show(needs_kernels, weight_format, value):
     for place in (0, 20, 31, 33):
         weight = torch.ones(3, 40)
         weight[1, place] = value
-        packed = PackedWeight.pack(weight, weight_format)
+        packed = pack_weight(weight, weight_format)
         assert packed.unpack().isfinite().all(1).tolist() == [True, False, True]
         assert cpu.linear(torch.ones(1, 40), packed).isfinite().tolist() == [[True, False, True]]
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_blocks_with_a_minimum(isa, is_wide):
+    """Q4_1 blocks go in as they are, and come out as gguf's own reader says."""
+    generator = torch.Generator().manual_seed(5)
+    source = torch.randn(37, 96, generator=generator) + torch.randn(37, 1, generator=generator)
+    blocks = torch.from_numpy(gguf.quants.quantize(source.numpy(), gguf.GGMLQuantizationType.Q4_1))
+    values = torch.from_numpy(gguf.quants.dequantize(blocks.numpy(), gguf.GGMLQuantizationType.Q4_1))
+    weight = PackedWeight.allocate(37, 96, "int4-min", is_wide=is_wide)
+    order = torch.randperm(37, generator=generator)
+    weight.fill(blocks, order, "Q4_1")
+    assert torch.equal(weight.unpack()[order], values)
+    assert torch.equal(pack_weight(source, "int4-min").unpack(), values)  # floats are rounded as gguf rounds them
+    check(torch.randn(9, 96, generator=generator), weight, isa)
+
+
+@pytest.mark.parametrize("weight_format", ["int8", "int4"])
+def test_wide_activations_are_next_to_exact(isa, weight_format):
+    x, weight = make(7, 40, 320, f"{weight_format} wide")
+    want = x.double() @ weight.unpack().double().T
+    error = ((cpu.linear(x, weight) - want).norm() / want.norm()).item()
+    assert error < 5e-5
+    narrow = make(7, 40, 320, weight_format)[1]
+    assert torch.equal(narrow.unpack(), weight.unpack())
+    assert error < ((cpu.linear(x, narrow) - want).norm() / want.norm()).item() / 100
 
 
 def test_rows_that_lie_far_apart_are_packed_alone(needs_kernels):

@@ -7,7 +7,7 @@ from moeflow.kernels import cpu, cpu_small_ops, cpu_stages
 from moeflow.kernels.packed_weights import PackedExperts, PackedWeight
 from moeflow.kernels.routing import SoftmaxTopK
 
-FORMATS = ("float32", "bfloat16", "int8", "int4")
+FORMATS = ("float32", "bfloat16", "int8", "int4", "int4-min")
 EPS = 1e-5
 
 

@@ -133,3 +133,12 @@ def test_importing_the_device_asks_nothing_of_cuda():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_between_passes_the_host_waits_for_everything():
+    device = WatchedDevice()
+    buffers(device)
+    waits = ("a thread", "waits for", "everything")
+    before = device.cuda.log.count(waits)
+    device.synchronize()
+    assert device.cuda.log.count(waits) == before + 1

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
+from moeflow.core.model_config import ConfigReader
+from moeflow.models.registry import find_family
 
 
 class FakeCheckpoint:
@@ -33,3 +35,9 @@ class FakeCheckpoint:
 
     def close(self):
         pass
+
+
+def shape_of(config):
+    """Return what the config's family reads from it, weights or not."""
+    checkpoint = FakeCheckpoint(config, {})
+    return find_family(checkpoint).read_config(ConfigReader(config, checkpoint.config_file))

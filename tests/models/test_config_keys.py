@@ -5,8 +5,7 @@ from transformers import LlamaConfig, MixtralConfig, OlmoeConfig, Qwen3MoeConfig
 
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import RopeConfig
-from moeflow.models.registry import read_model_config
-from tests.models.fake_checkpoint import FakeCheckpoint
+from tests.models.fake_checkpoint import shape_of
 
 ARCHITECTURES = {
     LlamaConfig: "LlamaForCausalLM",
@@ -23,7 +22,7 @@ def raw(kind=LlamaConfig, **changes):
 
 
 def read(kind=LlamaConfig, **changes):
-    return read_model_config(FakeCheckpoint(raw(kind, **changes), {}))
+    return shape_of(raw(kind, **changes))
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
@@ -51,7 +50,7 @@ def test_without_any_rotary_key_the_familys_own_base_holds(kind):
 @pytest.mark.parametrize("key", ["num_experts", "num_local_experts"])
 def test_both_names_of_the_number_of_experts_are_read(kind, key):
     config = raw(kind, num_experts=..., num_local_experts=...) | {key: 24}
-    assert read_model_config(FakeCheckpoint(config, {})).num_experts == 24
+    assert shape_of(config).num_experts == 24
 
 
 def test_old_rotary_keys_mean_what_the_new_ones_mean():

@@ -106,7 +106,7 @@ def test_packed_weights_are_the_same_values(checkpoint, num_threads, monkeypatch
 
 
 @needs_extension
-@pytest.mark.parametrize(("formats", "router"), [(("int4", "int8"), "float32"), (("bfloat16", "bfloat16"), "bfloat16")])
+@pytest.mark.parametrize(("formats", "router"), [(("int4", "int8"), "float32"), (("bfloat16",) * 3, "bfloat16")])
 def test_each_kind_of_matrix_has_its_format(checkpoint, formats, router):
     model = load(checkpoint, packed=WeightFormats(*formats))
     moe = model.layers[0].mlp

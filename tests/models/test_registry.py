@@ -5,14 +5,14 @@ import pytest
 import transformers
 
 from moeflow.core.errors import CheckpointError
-from moeflow.models.registry import FAMILIES, read_bare_config, read_model_config
+from moeflow.models.registry import FAMILIES, read_bare_config
 from moeflow.planner.model_files import shipped_models
-from tests.models.fake_checkpoint import FakeCheckpoint
+from tests.models.fake_checkpoint import shape_of
 from tests.models.test_loading import CONFIG
 
 
 def read(**changes):
-    return read_model_config(FakeCheckpoint(CONFIG | changes, {}))
+    return shape_of(CONFIG | changes)
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)

@@ -90,3 +90,7 @@ def test_a_layer_is_routed_while_its_weights_arrive():
     for micro_batch in range(4):
         assert not stream.is_before(last_page, stream.at("host_experts", 1, micro_batch))
         assert stream.is_before(last_page, stream.at("experts", 1, micro_batch))
+
+
+def test_a_pass_is_cold_and_the_last_one_unless_said():
+    assert list(cgopipe_sharing(3, 2)) == list(cgopipe_sharing(3, 2, is_warm=False, wraps=False))

@@ -177,3 +177,9 @@ def test_a_prefill_also_stores_keys_and_values(sizes):
     assert ops == [(task.op, task.layer, task.micro_batch) for task in plain]
     stores = [task for task in full if task.op == "store_kv"]
     assert [full[task.after[0]].op for task in stores] == ["pre_attention"] * num_layers * num_micro_batches
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pass_is_cold_and_the_last_one_unless_said(name):
+    make = PIPELINES[name].make_tasks
+    assert list(make(3, 2)) == list(make(3, 2, is_warm=False, wraps=False))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import cycle
+import dataclasses
+from itertools import chain, cycle, repeat
 
 import pytest
 
-from moeflow.core.hardware import DISK, RAM
+from moeflow.core.hardware import DISK, RAM, Machine
+from moeflow.core.hardware_json import machine_from_json, machine_to_json
 from moeflow.kernels import cpu
 from moeflow.planner import calibrate, disk_rates, kernel_bench, this_machine
 from moeflow.planner.calibrate import is_as_measured, measure_kernels, measure_machine
@@ -23,6 +25,18 @@ SHAPES = (
 )
 
 
+def others_take(monkeypatch, *shares):
+    """Have others take these shares of the processor in the rounds that follow, the last one from then on."""
+    coming = chain(shares, repeat(shares[-1]))
+
+    class Others:
+        def __init__(self):
+            self.share = next(coming)
+
+    monkeypatch.setattr(calibrate, "OtherWork", Others)
+    monkeypatch.setattr(this_machine, "OtherWork", Others)
+
+
 @pytest.fixture
 def little(monkeypatch):
     monkeypatch.setattr(kernel_bench, "BUFFER_BYTES", 2**20)
@@ -33,6 +47,7 @@ def little(monkeypatch):
     monkeypatch.setattr(disk_rates, "LEAST_S", 0.001)
     monkeypatch.setattr(disk_rates, "FILE_BYTES", 2**22)
     monkeypatch.setattr(this_machine, "is_as_measured", lambda *_: True)  # so little is measured badly
+    others_take(monkeypatch, 0.0)
 
 
 def test_disk_is_measured_by_size_and_depth_and_nothing_is_left(little, tmp_path):
@@ -141,3 +156,65 @@ def test_kernels_are_set_against_the_roofs_of_their_own_round(little, tmp_path, 
     assert machine.uncertainty == 3.0
     (entry,) = machine.level(RAM).processor.efficiencies
     assert entry.share == pytest.approx(0.5)
+
+
+@pytest.fixture
+def fake_rounds(little, monkeypatch):
+    """Have rounds read ever faster, 1 GB/s, 2 GB/s, ..., and measure nothing else."""
+    speeds = iter(range(1, 100))
+    monkeypatch.setattr(calibrate, "GENERAL", ())
+    monkeypatch.setattr(kernel_bench.KernelBench, "roofs", lambda _: Roofs(next(speeds) * 1e9, {"int8": 1e12}))
+
+
+@pytest.mark.parametrize(
+    ("others", "num_rounds", "read", "other_work"),
+    [
+        ((0.0,), 3, 2e9, 0.0),
+        ((0.5, 0.0), 4, 3e9, 0.0),  # the first is run again, and does not count
+        ((0.4, 0.3, 0.2, 0.05, 0.9, 0.6), 6, 3e9, 0.2),  # never calm: rounds 2, 3 and 4 are the calmest
+    ],
+)
+def test_rounds_beside_other_work_are_repeated_and_the_calmest_count(
+    fake_rounds, tmp_path, monkeypatch, others, num_rounds, read, other_work
+):
+    others_take(monkeypatch, *others)
+    steps: list[str] = []
+    machine = measure_machine("x", num_threads=1, ram_bytes=10**9, folder=tmp_path, on_step=steps.append)
+    assert sum(step.startswith("disk, ") for step in steps) == num_rounds
+    assert machine.level(RAM).read_bytes_per_s == read
+    assert machine.other_work == other_work
+    assert this_machine.was_disturbed(machine) == (other_work > 0)
+    assert machine_from_json(machine_to_json(machine), "x") == machine
+
+
+def test_a_calm_measurement_stays_and_a_disturbed_one_is_made_again_once_it_is_calm(fake_rounds, tmp_path, monkeypatch):
+    def now(others, *, is_fast=True, is_fresh=False):
+        others_take(monkeypatch, others)
+        monkeypatch.setattr(this_machine, "is_as_measured", lambda *_: is_fast)
+        found = this_machine.this_machine(tmp_path, num_threads=1, ram_bytes=10**9, is_fresh=is_fresh)
+        return found.level(RAM).read_bytes_per_s / 1e9, this_machine.was_disturbed(found)
+
+    assert now(0.5) == (2, True)  # the first time: all six rounds are disturbed, and the earliest count
+    assert now(0.5, is_fast=False) == (2, True)  # beside others nothing better is to be had
+    assert now(0.0) == (8, False)
+    assert now(0.5, is_fast=False) == (8, False)  # slower, for others are at work
+    assert now(0.0) == (8, False)
+    assert now(0.0, is_fast=False) == (11, False)  # slower or faster by itself
+    assert now(0.5, is_fresh=True)[1]  # as the user says
+
+
+def test_how_a_machine_was_measured_is_said_with_its_date():
+    machine = Machine(name="x", levels=(), links=(), measured_at="2026-01-31T10:00+00:00", other_work=0.04)
+    assert this_machine.how_measured(machine) == "measured 2026-01-31"
+    disturbed = dataclasses.replace(machine, other_work=0.31)
+    assert this_machine.how_measured(disturbed) == "measured 2026-01-31 while other work had 31% of the processor"
+    assert this_machine.how_measured(dataclasses.replace(machine, measured_at="")) == ""
+
+
+def test_rounds_that_take_long_are_not_repeated(fake_rounds, tmp_path, monkeypatch):
+    others_take(monkeypatch, 0.5)
+    monkeypatch.setattr(calibrate, "LONGEST_S", 0.0)
+    steps: list[str] = []
+    machine = measure_machine("x", num_threads=1, ram_bytes=10**9, folder=tmp_path, on_step=steps.append)
+    assert sum(step.startswith("disk, ") for step in steps) == calibrate.NUM_ROUNDS
+    assert this_machine.was_disturbed(machine)

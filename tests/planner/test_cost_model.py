@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import pytest
 from hypothesis import given
@@ -69,12 +68,11 @@ def test_no_more_is_read_than_is_used():
 @given(shares, shares, shares)
 def test_times_and_bytes_are_linear_in_the_shares(weights, kv, disk):
     model = small_model(machine(ram=10**10, device=10**10))
-    for places in itertools.product((False, True), repeat=2):
-        choice = Choice(4, 2, *places)
+    for attends_there in (False, True):
+        choice = Choice(4, 2, attends_there)
         policy = dataclasses.replace(
             POLICY,
-            attention_on_device=places[0],
-            ffn_on_device=places[1],
+            attention_on_device=attends_there,
             weights_on_device=weights,
             kv_on_device=kv,
             experts_on_disk=disk,
@@ -84,9 +82,8 @@ def test_times_and_bytes_are_linear_in_the_shares(weights, kv, disk):
             expected = linear.at(weights, kv, disk, disk, disk)
             assert prediction.busy[name] == pytest.approx(max(expected, 0), abs=1e-12)
         kv_bytes = 8 * 160 * model.costs.kv_bytes  # 148 tokens, in blocks of 16
-        on_host = kv_bytes * (1 - kv if places[0] else 1)
-        path = model.device_path_bytes[places[1]]
-        host = model.costs.layers_bytes - weights * path - disk * model.costs.experts_bytes
+        on_host = kv_bytes * (1 - kv if attends_there else 1)
+        host = model.costs.layers_bytes * (1 - weights) - disk * model.costs.experts_bytes
         assert prediction.memory["ram"] == pytest.approx(on_host + host, abs=1)
 
 

@@ -21,20 +21,20 @@ MB = 10**6
 
 
 def grid(model, max_sequences):
-    places = list(itertools.product((False, True), repeat=2)) if model.has_device else [(False, False)]
+    places = (False, True) if model.has_device else (False,)
     for mu, count in itertools.product([1, 2, 3, 5, 8, 16], [1, 2, 3, 4, 8]):
         if mu * count > max_sequences or (count > 1 and not model.has_device):
             continue
-        for (attention, ffn), weights, kv, disk in itertools.product(places, SHARES, SHARES, SHARES):
+        for attention, weights, kv, disk in itertools.product(places, SHARES, SHARES, SHARES):
             if (not model.has_device and (weights or kv)) or (kv and not attention):
                 continue
-            if ffn and weights + disk * model.costs.experts_bytes / model.costs.layers_bytes > 1:
+            if model.has_device and weights + disk * model.costs.experts_bytes / model.costs.layers_bytes > 1:
                 continue
             yield Policy(
                 batch_size=mu * count,
                 micro_batch=mu,
                 attention_on_device=attention,
-                ffn_on_device=ffn,
+                ffn_on_device=model.has_device,
                 weights_on_device=weights,
                 kv_on_device=kv,
                 experts_on_disk=disk,

@@ -56,3 +56,11 @@ def test_what_cannot_be_read_counts_as_unknown(tmp_path, content):
     file = tmp_path / "x.json"
     file.write_bytes(content)
     assert load_profile(file) is None
+
+
+def test_what_could_not_be_kept_leaves_nothing_behind(tmp_path):
+    file = profile_file(tmp_path, "abc")
+    file.mkdir(parents=True)  # in the way
+    with pytest.raises(OSError, match="abc"):
+        save_profile(PROFILE, file)
+    assert list(file.parent.iterdir()) == [file]

@@ -12,6 +12,7 @@ import msgspec
 
 from moeflow.core.errors import EngineError
 from moeflow.core.request import FinishReason
+from moeflow.engine.client import EngineState
 from moeflow.engine.messages import EngineStats, Submission, TokenLogprobs, TokenOutput
 from moeflow.engine.tokenizer import Tokenizer
 from tests.shapes import INFO
@@ -40,7 +41,8 @@ class FakeClient:
         self.pause_after: int | None = None  # tokens of each sequence; None: never pause
         self.fail_after: int | None = None  # tokens, then FinishReason.ERROR
         self.cancel_all = False  # end every sequence with FinishReason.CANCELLED
-        self.is_alive = True
+        self.state = EngineState.READY
+        self.back_in_s = 0.0
         self.num_cached_tokens = 0
         self.snapshot = EngineStats()
 
@@ -48,7 +50,7 @@ class FakeClient:
         return self.snapshot
 
     def die(self) -> None:
-        self.is_alive = False
+        self.state = EngineState.GONE
 
     def cancel(self, request_ids: list[str]) -> None:
         raise AssertionError("streams are cancelled by closing them")
@@ -79,7 +81,7 @@ class FakeClient:
                 self.cancelled.append(submission.request_id)
 
     def _check_alive(self) -> None:
-        if not self.is_alive:
+        if self.state is EngineState.GONE:
             raise EngineError("the engine process died (exit code -9)")
 
     def _output(self, submission: Submission, position: int) -> TokenOutput:
@@ -106,6 +108,7 @@ class FakeClient:
             else None,
             finish_reason=reason,
             num_cached_tokens=self.num_cached_tokens,
+            queued_s=0.25 if position == 0 else None,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,15 +12,16 @@ from collections.abc import Callable, Iterator
 from fastapi import FastAPI
 
 from moeflow.server.config import ServerConfig
+from moeflow.server.connection import PATIENCE, Patience
 from moeflow.server.launch import HttpServer
 from moeflow.server.listener import listen, url
 
 
 @contextlib.contextmanager
-def serve_in_thread(app: FastAPI) -> Iterator[str]:
+def serve_in_thread(app: FastAPI, patience: Patience = PATIENCE) -> Iterator[str]:
     """Yield the server's address."""
     listener = listen(ServerConfig(port=0))
-    server = HttpServer(app)
+    server = HttpServer(app, patience)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
     try:
@@ -41,5 +43,9 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
 
 
 def complaints(log: str) -> str:
-    """Return what a server wrote to stderr, without what it says of its speed where the machine was measured."""
-    return "".join(line for line in log.splitlines(keepends=True) if not line.startswith("expect some "))
+    """Return what a server wrote to stderr but the lines of requests and what it says of its speed where the machine
+    was measured; of log lines without time, level and logger.
+    """
+    lines = log.splitlines(keepends=True)
+    wanted = (line for line in lines if not line.startswith("expect some ") and ".request_log: request " not in line)
+    return "".join(re.sub(r"^\d{4}-\S+ [A-Z]+ moeflow[\w.]*: ", "", line) for line in wanted)

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from moeflow.engine.client import EngineState
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
 from tests.server.conftest import connect
@@ -68,6 +69,50 @@ async def test_a_dead_engine_is_no_health(http, engine):
         assert response.json()["error"]["code"] == "engine_unavailable"
     assert (await http.post(COMPLETIONS, json=BODY)).status_code == 503
     assert (await http.get("/stats")).json()["status"] == "failed"
+
+
+async def test_while_the_engine_is_started_anew_requests_wait(http, engine):
+    engine.pause_after = 2
+    running = asyncio.create_task(http.post(COMPLETIONS, json=BODY))
+    await under_way(engine)
+    engine.state, engine.back_in_s = EngineState.RESTARTING, 2.5
+    assert (await http.get("/health")).status_code == 200
+    answer = await http.get("/ready")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_restarting")
+    assert answer.headers["retry-after"] == "3"
+    new = asyncio.create_task(http.post(COMPLETIONS, json=BODY))
+    await under_way(engine, 2)
+    assert (await http.get("/stats")).json()["status"] == "restarting"
+    engine.state, engine.back_in_s, engine.pause_after = EngineState.READY, 0.0, None
+    assert (await running).status_code == (await new).status_code == 200
+    assert (await http.get("/ready")).status_code == 200
+
+
+async def test_who_would_wait_too_long_for_the_engine_is_sent_away(http, engine):
+    engine.state, engine.back_in_s = EngineState.RESTARTING, 89.2
+    answer = await http.post(COMPLETIONS, json=BODY)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_restarting")
+    assert answer.headers["retry-after"] == "90"
+    assert not engine.submissions
+
+
+async def test_a_request_that_fails_while_the_engine_is_started_anew_learns_why(http, engine):
+    engine.state, engine.fail_after = EngineState.RESTARTING, 2
+    response = await http.post(COMPLETIONS, json=BODY)
+    assert response.status_code == 500
+    assert response.json()["error"]["message"] == "out of memory"
+
+
+async def test_an_engine_that_does_not_answer_is_no_health(http, engine):
+    engine.pause_after = 2
+    running = asyncio.create_task(http.post(COMPLETIONS, json=BODY))
+    await under_way(engine)
+    engine.state = EngineState.STALLED
+    for answer in (await http.get("/health"), await http.get("/ready"), await http.post(COMPLETIONS, json=BODY)):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_stalled")
+    engine.state, engine.pause_after = EngineState.READY, None
+    assert (await running).status_code == 200
+    assert (await http.get("/health")).status_code == 200
 
 
 async def test_an_engine_that_ends_while_draining_is_no_death(http, engine, app):

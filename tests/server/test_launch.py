@@ -29,7 +29,9 @@ from moeflow.server.config import ServerConfig
 from moeflow.server.launch import serve
 sys.exit(serve(
     lambda: Settings(model=sys.argv[1], num_threads=1, kv_cache_bytes=2**24, cache_dir=Path(sys.argv[1])),
-    ServerConfig(port=int(sys.argv[2]), shutdown_deadline_s=float(sys.argv[3])),
+    ServerConfig(
+        port=int(sys.argv[2]), shutdown_deadline_s=float(sys.argv[3]), max_engine_restarts=int(sys.argv[4])
+    ),
 ))
 """
 LONG = {"prompt": [5, 6, 7], "max_tokens": 2000, "temperature": 0, "ignore_eos": True}  # takes seconds
@@ -45,8 +47,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Server:
     """One server process."""
 
-    def __init__(self, model: Path, *, port: int = 0, deadline_s: float = 30.0) -> None:
-        command = [sys.executable, "-c", START, str(model), str(port), str(deadline_s)]
+    def __init__(self, model: Path, *, port: int = 0, deadline_s: float = 30.0, max_restarts: int = 9) -> None:
+        command = [sys.executable, "-c", START, str(model), str(port), str(deadline_s), str(max_restarts)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.url = ""
         self.num_begun = 0
@@ -59,8 +61,13 @@ class Server:
         return self
 
     def engine(self) -> psutil.Process:
-        (engine,) = psutil.Process(self.process.pid).children()
+        (engine,) = self.engines()
         return engine
+
+    def engines(self) -> list[psutil.Process]:
+        """Return the processes of engines; another renders chat templates."""
+        children = psutil.Process(self.process.pid).children()
+        return [child for child in children if "moeflow.engine.process" in child.cmdline()]
 
     def post(self, **changes) -> httpx.Response:
         return httpx.post(f"{self.url}/v1/completions", json=LONG | changes, timeout=60)
@@ -103,11 +110,11 @@ def hasty_server(model: Path) -> Iterator[Server]:
 def running(server: Server) -> Iterator[Server]:
     try:
         server.wait_until_ready()
-        engine = server.engine()
         yield server
+        engine = server.engine() if server.process.poll() is None else None
         server.process.send_signal(signal.SIGTERM)
         server.end()
-        assert not engine.is_running(), "the engine outlived its server"
+        assert engine is None or not engine.is_running(), "the engine outlived its server"
     finally:
         server.process.kill()
         server.process.communicate()
@@ -163,17 +170,63 @@ def test_a_second_signal_ends_at_once(server):
         thread.join()
 
 
-def test_a_killed_engine_ends_its_requests_and_the_server(server):
-    thread, responses = server.in_background()
-    stream_thread, streams = server.in_background(stream=True)
-    server.engine().kill()
+@pytest.fixture
+def mortal_server(model: Path) -> Iterator[Server]:
+    """One that does not start its engine again."""
+    yield from running(Server(model, max_restarts=0))
+
+
+def test_an_engine_that_may_not_start_again_ends_its_requests_and_the_server(mortal_server):
+    thread, responses = mortal_server.in_background()
+    stream_thread, streams = mortal_server.in_background(stream=True)
+    mortal_server.engine().kill()
     thread.join(5)
     stream_thread.join(5)
     assert responses[0].status_code == 503
     assert "died" in responses[0].json()["error"]["message"]
     assert '"code":"engine_unavailable"' in streams[0].text
-    assert server.end() == 1
-    assert server.said() == ("engine failure: the engine process died (SIGKILL, as when memory runs out)\n")
+    assert mortal_server.end() == 1
+    reason = "SIGKILL, not for lack of memory: another process sent it"
+    assert mortal_server.said() == (
+        f"engine failure: the engine process died ({reason})\n"
+        f"the engine has died for good ({reason}): 0 restarts within an hour are all that it may have\n"
+    )
+
+
+def test_a_killed_engine_is_started_anew_and_goes_on_with_its_requests(server):
+    bodies = [{"temperature": 0.8, "seed": 3}, {"stream": True}, {"stream": True, "n": 2, "seed": 4, "temperature": 1}]
+    calm = [server.post(**body) for body in bodies]
+    disturbed = [server.in_background(**body) for body in bodies]
+    first = server.engine()
+    first.kill()
+    assert eventually(lambda: server.status("/ready") == 503, 5)
+    assert server.status("/health") == 200
+    waiting = threading.Thread(target=lambda: disturbed.append((waiting, [server.post(max_tokens=5)])))
+    waiting.start()
+    for thread, _ in disturbed:
+        thread.join(60)
+    waiting.join(60)
+    for before, (_, (after,)) in zip(calm, disturbed, strict=False):
+        assert after.status_code == 200
+        assert content(after) == content(before)
+    assert disturbed[-1][1][0].json()["usage"]["completion_tokens"] == 5
+    assert server.engine().pid != first.pid
+    assert server.status("/ready") == 200
+    stats = httpx.get(f"{server.url}/stats").json()
+    assert (stats["engine_restarts_total"], stats["num_running"], stats["kv_blocks_used"]) == (1, 0, 0)
+    assert "moeflow_engine_restarts_total 1.0" in httpx.get(f"{server.url}/metrics").text
+
+
+def content(response: httpx.Response) -> list[object]:
+    """What an answer says, apart from when and under which id; of a stream, each completion for itself."""
+    if "data: " not in response.text:
+        return [response.json()["choices"], response.json()["usage"]]
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
+    choices = [choice for line in lines for choice in json.loads(line)["choices"]]
+    return sorted(
+        (choice["index"], number, choice["text"], choice["finish_reason"])
+        for number, choice in enumerate(sorted(choices, key=lambda choice: choice["index"]))
+    )
 
 
 def test_an_engine_whose_server_is_killed_goes_too(server):
@@ -185,7 +238,7 @@ def test_an_engine_whose_server_is_killed_goes_too(server):
 def test_a_signal_while_loading_ends_in_order(model):
     server = Server(model)
     try:
-        assert eventually(lambda: bool(psutil.Process(server.process.pid).children()), 30)
+        assert eventually(lambda: bool(server.engines()), 30)
         engine = server.engine()
         server.process.send_signal(signal.SIGTERM)
         assert server.end() == 0

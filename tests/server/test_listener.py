@@ -68,3 +68,11 @@ def test_settings_that_make_no_sense(fields, name):
 
 def test_the_key_is_not_shown():
     assert "secret" not in repr(ServerConfig(api_key="secret"))
+
+
+def test_small_packets_are_sent_at_once():
+    with listen(ServerConfig(port=0)) as listener:
+        client = socket.create_connection(listener.getsockname(), timeout=2)
+        accepted, _ = listener.accept()
+        with client, accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 
+import jsonschema_rs
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from moeflow.server.api.chat_schema import ChatChunk, ChatResponse
-from moeflow.server.api.completion_schema import CompletionChunk, CompletionResponse
+from moeflow.server.api.chat_schema import ChatChunk, ChatRequest, ChatResponse
+from moeflow.server.api.completion_schema import CompletionChunk, CompletionRequest, CompletionResponse
+from moeflow.server.api.model_limits import pattern_below
+from moeflow.server.api.tokenize import TokenizeRequest
+from moeflow.server.app import create_app
+from moeflow.server.config import ServerConfig
+from tests.server.conftest import connect
 from tests.server.events import read_events
-
-pytestmark = pytest.mark.anyio
 
 
 def references(document: object) -> set[str]:
@@ -20,6 +28,7 @@ def references(document: object) -> set[str]:
     return set().union(*map(references, document)) if isinstance(document, list) else set()
 
 
+@pytest.mark.anyio
 async def test_every_reference_leads_somewhere(http):
     document = (await http.get("/openapi.json")).json()
     found = references(document)
@@ -30,15 +39,17 @@ async def test_every_reference_leads_somewhere(http):
             target = target[step]
 
 
+@pytest.mark.anyio
 async def test_every_endpoint_names_its_answer_and_its_errors(http):
     document = (await http.get("/openapi.json")).json()
     for path, methods in document["paths"].items():
         for operation in methods.values():
             assert set(operation["responses"]) == {"200", "4XX", "5XX"}, path
             for content in operation["responses"]["200"]["content"].values():
-                assert content.get("schema") or path == "/metrics", path
+                assert content.get("schema") or content.get("itemSchema") or path == "/metrics", path
 
 
+@pytest.mark.anyio
 async def test_request_models_name_every_field_and_no_other(http):
     document = (await http.get("/openapi.json")).json()
     schema = document["components"]["schemas"]["ChatRequest"]
@@ -59,9 +70,96 @@ async def test_request_models_name_every_field_and_no_other(http):
         ),
     ],
 )
+@pytest.mark.anyio
 async def test_chunks_fit_their_models(http, path, body, whole, chunk):
     answer = (await http.post(path, json=body)).json()
     assert json.loads(whole.model_validate(answer, strict=True).model_dump_json()) == answer
     response = await http.post(path, json={**body, "stream": True, "stream_options": {"include_usage": True}})
     for event in read_events(response.text):
         assert chunk.model_validate(event, strict=True, extra="forbid")
+
+
+SOME = st.sampled_from([None, True, False, 0, 1, 2, 1.5, "", "a", [], ["a"], [3], {}])
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("model", "required", "names"),
+    [
+        (CompletionRequest, {"prompt": "Hi"}, ("stream", "stream_options", "echo", "logprobs", "n", "best_of", "stop")),
+        (
+            ChatRequest,
+            {"messages": MESSAGES},
+            ("stream", "stream_options", "logprobs", "top_logprobs", "max_tokens", "max_completion_tokens"),
+        ),
+        (TokenizeRequest, {}, ("prompt", "messages", "add_special_tokens", "model")),
+    ],
+    ids=["completions", "chat", "tokenize"],
+)
+def test_the_document_allows_what_the_server_takes_and_nothing_else(model, required, names):
+    """Rules about fields together, too: another implementation of JSON Schema is the judge."""
+    schema = jsonschema_rs.validator_for(model.model_json_schema())
+    seen = set()
+
+    @settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+    @given(st.fixed_dictionaries({}, optional=dict.fromkeys(names, SOME)))
+    def compare(fields):
+        body = {**required, **fields}
+        if body.get("messages") == ["a"]:  # not of the kind that the test is about
+            body["messages"] = MESSAGES
+        try:
+            model.model_validate(body)
+            is_taken = True
+        except ValidationError:
+            is_taken = False
+        seen.add(is_taken)
+        assert schema.is_valid(body) is is_taken, body
+
+    compare()
+    assert seen == {True, False}
+
+
+@pytest.mark.anyio
+async def test_a_loaded_models_limits_are_in_the_document(make_app):
+    """The fake engine's model has 258 token ids and computes 4 sequences together."""
+    async with connect(make_app(max_queue=3)) as http:
+        document = (await http.get("/openapi.json")).json()
+        schemas = document["components"]["schemas"]
+        assert schemas["DetokenizeRequest"]["properties"]["tokens"]["items"]["exclusiveMaximum"] == 258
+        body = schemas["CompletionRequest"]["properties"]
+        text, ids, texts, lists = body["prompt"]["anyOf"]
+        assert (text["minLength"], ids["items"]["exclusiveMaximum"], texts["maxItems"], lists["maxItems"]) == (
+            1,
+            258,
+            7,
+            7,
+        )
+        assert body["n"]["anyOf"][0]["maximum"] == 7
+        assert list(body["logit_bias"]["anyOf"][0]["patternProperties"]) == [pattern_below(258)]
+        for name, value, status in (
+            ("n", 7, 200),
+            ("n", 8, 400),
+            ("logit_bias", {"257": 1}, 200),
+            ("logit_bias", {"258": 1}, 400),
+        ):
+            answer = await http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, name: value})
+            assert answer.status_code == status, name
+        assert "x-model-limit" not in json.dumps(document)
+
+
+@pytest.mark.anyio
+async def test_before_a_model_is_loaded_its_limits_are_not_in_the_document():
+    async with connect(create_app(None, ServerConfig())) as http:
+        document = (await http.get("/openapi.json")).json()
+    assert (
+        document["components"]["schemas"]["DetokenizeRequest"]["properties"]["tokens"]["items"]["exclusiveMaximum"]
+        == 2**31
+    )
+    assert "x-model-limit" not in json.dumps(document)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 9, 10, 11, 99, 100, 101, 258, 1000, 32000, 49152])
+def test_the_pattern_of_token_ids_is_exact(limit):
+    pattern = re.compile(pattern_below(limit))
+    assert [number for number in range(2 * limit + 200) if pattern.search(str(number))] == list(range(limit))
+    assert not any(map(pattern.search, ("00", "01", "", "-1", "1.0", "a1")))

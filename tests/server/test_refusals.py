@@ -35,7 +35,7 @@ def error_of(response: httpx.Response, status: int) -> dict:
         ({"prompt": ["a", 1]}, "prompt", "must be a string"),
         ({"prompt": [1, "a"]}, "prompt", "must be a string"),
         ({"prompt": [True]}, "prompt", "must be a string"),
-        ({"prompt": [1.0]}, "prompt", "must be a string"),
+        ({"prompt": [1.5]}, "prompt", "must be a string"),
         ({"prompt": [-1]}, "prompt", "must be a string"),
         ({"prompt": [258]}, "prompt", "258"),
         ({"prompt": {}}, "prompt", "must be a string"),
@@ -48,7 +48,13 @@ def error_of(response: httpx.Response, status: int) -> dict:
         ({"prompt": "a", "max_tokens": 2.5}, "max_tokens", "valid integer"),
         ({"prompt": "a", "max_tokens": 10**400}, "max_tokens", "less than"),
         ({"prompt": "a", "temperature": 10**400}, "temperature", ""),
-        ({"prompt": "a", "max_tokens": 3, "min_tokens": 4}, "min_tokens", "above max_tokens"),
+        ({"prompt": "a", "temperature": 2.1}, "temperature", "less than or equal to 2"),
+        ({"prompt": "a", "repetition_penalty": 1e-38}, "repetition_penalty", "greater than or equal to 0.01"),
+        ({"prompt": "a", "repetition_penalty": 0.0099}, "repetition_penalty", "greater than or equal to 0.01"),
+        ({"prompt": "a", "repetition_penalty": 101}, "repetition_penalty", "less than or equal to 100"),
+        ({"prompt": "a", "stop_token_ids": [*range(258)], "min_tokens": 1}, "stop_token_ids", "every token"),
+        ({"prompt": "a", "stop": "x" * 1025}, "stop", "1024 characters"),
+        ({"prompt": "a", "logit_bias": {"05": 1}}, "logit_bias.05.[key]", "pattern"),
         ({"prompt": "a", "logprobs": 21}, "logprobs", "20"),
         ({"prompt": "a", "logprobs": True}, "logprobs", "valid integer"),
         ({"prompt": "a", "stop": ""}, "stop", "none of them empty"),
@@ -57,7 +63,8 @@ def error_of(response: httpx.Response, status: int) -> dict:
         ({"prompt": "a", "logit_bias": {"x": 1}}, None, "pattern"),
         ({"prompt": "a", "logit_bias": {"999": 1}}, "logit_bias", "999"),
         ({"prompt": "a", "logit_bias": {"5": 101}}, "logit_bias.5", "100"),
-        ({"prompt": "a", "best_of": 2}, "best_of", "must equal n (1)"),
+        ({"prompt": "a", "best_of": True}, "best_of", "must be 1"),
+        ({"prompt": "a", "best_of": 2}, "best_of", "must be 1"),
         ({"prompt": "a", "suffix": "x"}, "suffix", "not supported"),
         ({"prompt": "a", "stream_options": {}}, "stream_options", "stream: true"),
         ({"prompt": "a", "stream": True, "stream_options": {"usage": True}}, "stream_options.usage", "include_usage"),
@@ -81,7 +88,7 @@ async def test_a_completion_that_makes_no_sense(http, engine, body, param, reaso
         ({"messages": "Hello"}, "messages"),
         ({"messages": HELLO, "top_logprobs": 2}, "top_logprobs"),
         ({"messages": HELLO, "logprobs": 1}, "logprobs"),
-        ({"messages": HELLO, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
+        ({"messages": HELLO, "max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
         ({"messages": HELLO, "prompt": "x"}, "prompt"),
     ],
 )
@@ -152,12 +159,13 @@ async def test_a_prompt_longer_than_the_context(http, engine, prompt):
     assert not engine.submissions
 
 
-async def test_a_wish_longer_than_the_context(http):
-    ok = await http.post("/v1/completions", json={"prompt": "x" * 200, "max_tokens": 56})
-    assert ok.status_code == 200
-    error = error_of(await http.post("/v1/completions", json={"prompt": "x" * 200, "max_tokens": 57}), 400)
-    assert error["code"] == "context_length_exceeded"
-    assert error["param"] == "max_tokens"
+@pytest.mark.parametrize("more", [{}, {"max_tokens": 17}, {"max_tokens": 2**31, "min_tokens": 2**31}])
+async def test_an_answer_ends_with_the_context(http, more):
+    body = {"prompt": ["x" * 246, "x"], "ignore_eos": True, **more}
+    response = await http.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    long, _ = response.json()["choices"]
+    assert (len(long["text"].encode()), long["finish_reason"]) == (10, "length")
 
 
 async def test_paths_and_methods_that_do_not_exist(http):
@@ -166,6 +174,25 @@ async def test_paths_and_methods_that_do_not_exist(http):
     assert error_of(await http.get(CHAT), 405)["code"] == "method_not_allowed"
     assert error_of(await http.post("/v1/models", json={}), 405)["code"] == "method_not_allowed"
     assert error_of(await http.get("/docs"), 404)
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/files", "GET, POST"),
+        ("/v1/batches", "GET, POST"),
+        ("/v1/files/file-x", "GET, DELETE"),
+        ("/v1/models/x", "GET"),
+        ("/health", "GET, HEAD"),
+        ("/app.js", "GET, HEAD"),
+        (CHAT, "POST"),
+    ],
+)
+@pytest.mark.parametrize("method", ["OPTIONS", "PATCH", "BREW"])
+async def test_a_method_that_is_not_allowed_names_all_that_are(http, method, path, methods):
+    response = await http.request(method, path)
+    assert error_of(response, 405)["code"] == "method_not_allowed"
+    assert response.headers["allow"] == methods
 
 
 async def test_a_fault_of_ours_tells_nothing_of_its_inside(http, app, monkeypatch):

@@ -24,6 +24,8 @@ STATS = EngineStats(
     requests_cancelled_total=2,
     preemptions_total=5,
     tokens_per_second=42.5,
+    engine_restarts_total=3,
+    is_engine_stalled=True,
 )
 
 
@@ -63,6 +65,8 @@ async def test_what_the_engine_counts_is_passed_on(http, engine):
         "moeflow_preemptions_total": 5,
         "moeflow_passes_total": 12,
         "moeflow_failed_passes_total": 1,
+        "moeflow_engine_restarts_total": 3,
+        "moeflow_engine_stalled": 1,
     }
     assert {name: values[name] for name in expected} == expected
 

@@ -141,7 +141,10 @@ def test_a_mapped_file_that_is_cut_ends_the_engine_and_with_it_the_server(slab_f
     assert server.first_token(9)[0] == 503
     assert server.end() == 1
     log = complaints(server.process.stderr.read())
-    assert log == "engine failure: the engine process died (SIGBUS, as when a file in use is cut)\n"
+    death, *_, end = log.splitlines()
+    assert death == "engine failure: the engine process died (SIGBUS, as when a file in use is cut)"
+    assert "it was cut or is another file. Pack the model again" in log, "why no other engine could be started"
+    assert end.startswith("the engine has died for good")
     assert not list(server.folder.iterdir())
 
 

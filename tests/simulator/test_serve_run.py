@@ -97,7 +97,7 @@ def test_a_pass_of_a_host_takes_what_the_planner_says():
     """With what passes through operations on rows, which a host does one after another."""
     host = machine(ram=2**34)
     seconds = pass_seconds_of(host, COSTS)(batch(*[(110, 111)] * 8))
-    step = CostModel(host, COSTS, replace(SHORT, gen_len=21)).decode(Choice(8, 1, False, False))
+    step = CostModel(host, COSTS, replace(SHORT, gen_len=21)).decode(Choice(8, 1, False))
     assert seconds == pytest.approx(step[HOST_COMPUTE].const)
 
 

@@ -133,4 +133,5 @@ async def _events(answer: Answer, *, with_usage: bool) -> AsyncGenerator[bytes, 
         api_error = as_api_error(error)
         if api_error.code == "internal_error":
             logger.exception("a stream failed")
+        generation.failure = api_error.code
         yield event(api_error.body)

@@ -83,7 +83,7 @@ class BatchObject(BaseModel):
 
     id: str
     object: Literal["batch"]
-    endpoint: Endpoint
+    endpoint: str  # "unknown" of a batch whose record was damaged
     model: str
     input_file_id: str
     completion_window: Literal["24h"]

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Query
 
 from moeflow.server.api.batch_schema import BatchList, BatchObject, BatchRequest
 from moeflow.server.api.files import require_file
-from moeflow.server.api.paging import page
+from moeflow.server.api.paging import After, page
 from moeflow.server.errors import ApiError
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.jobs.batch_store import FINAL, StoredBatch
@@ -47,11 +47,11 @@ async def create_batch(
 @router.get("/v1/batches", response_model=BatchList)
 async def list_batches(
     jobs: Annotated[Jobs, Depends(get_jobs)],
-    after: str | None = None,
+    after: After = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> Any:
     """List the jobs, newest first."""
-    return page(jobs.batches.all(), after, limit)
+    return page(jobs.batches.all(), after, limit, kind="batch")
 
 
 @router.get("/v1/batches/{batch_id}", response_model=BatchObject)

@@ -17,6 +17,7 @@ from moeflow.server.api.models import served_model
 from moeflow.server.api.openapi import stream_of
 from moeflow.server.generation import start_generation
 from moeflow.server.guard.body import JsonRoute
+from moeflow.server.request_log import record_of
 from moeflow.server.service import Service, get_service
 
 router = APIRouter(route_class=JsonRoute)
@@ -27,7 +28,10 @@ async def create_chat_completion(
     body: ChatRequest, request: Request, service: Annotated[Service, Depends(get_service)]
 ) -> Response | dict[str, Any]:
     """Answer in a conversation."""
+    record = record_of(request.scope)
+    record.prompt = body.plain_messages() if service.config.log_prompts else None
     answer = await start_chat(service, body)
+    record.work = answer.generation
     if body.stream:
         return streamed_answer(answer, with_usage=body.wants_usage)
     return await whole_answer(request, answer)
@@ -41,8 +45,8 @@ async def start_chat(service: Service, body: ChatRequest, *, is_background: bool
     model = served_model(service, body.model)
     messages = body.plain_messages()
 
-    def encode(generator: Generator) -> list[list[int]]:
-        return [generator.encode_chat(messages)]
+    async def encode(generator: Generator) -> list[list[int]]:
+        return [await generator.encode_chat(messages)]
 
     envelope = Envelope(
         f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model.name, "chat.completion", "chat.completion.chunk"

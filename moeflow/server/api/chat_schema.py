@@ -6,10 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from moeflow.core.errors import RequestError
 from moeflow.core.sampling_params import MAX_LOGPROBS, SamplingParams
+from moeflow.server.api.field_rules import NeedsTrue, NotAll, Rule
 from moeflow.server.api.logprobs import ChatLogprobs
-from moeflow.server.api.sampling_fields import SamplingFields
+from moeflow.server.api.sampling_fields import MaxTokens, SamplingFields
 from moeflow.server.api.strict_model import StrictModel, Unsupported, one_of, refusal
 from moeflow.server.api.usage import Usage
 
@@ -75,9 +75,18 @@ class ChatRequest(SamplingFields):
         "verbosity": Unsupported("say in a message how long the answer should be", ("medium",)),
         "web_search_options": Unsupported("this server does not search the web"),
     }
+    rules: ClassVar[tuple[Rule, ...]] = (
+        *SamplingFields.rules,
+        NeedsTrue("top_logprobs", "logprobs"),
+        NotAll(
+            "max_tokens",
+            "give max_tokens or max_completion_tokens, not both",
+            {"max_tokens": (None,), "max_completion_tokens": (None,)},
+        ),
+    )
 
     messages: list[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=0, le=2**31, description="The newer name of max_tokens.")
+    max_completion_tokens: MaxTokens = Field(None, description="The newer name of max_tokens.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
@@ -99,13 +108,8 @@ class ChatRequest(SamplingFields):
 
         Raises: RequestError, naming the field.
         """
-        if self.top_logprobs is not None and not self.logprobs:
-            raise RequestError("top_logprobs is only allowed together with logprobs: true", param="top_logprobs")
-        limits = {limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None}
-        if len(limits) > 1:
-            raise RequestError("max_tokens and max_completion_tokens differ; give one", param="max_tokens")
         return self.sampling_params(
-            max_tokens=limits.pop() if limits else None,
+            max_tokens=self.max_completion_tokens if self.max_tokens is None else self.max_tokens,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
         )
 

@@ -6,18 +6,21 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from moeflow.core.errors import RequestError
 from moeflow.core.sampling_params import MAX_LOGPROBS, SamplingParams
+from moeflow.server.api.field_rules import NotAll, Rule
 from moeflow.server.api.logprobs import CompletionLogprobs
+from moeflow.server.api.model_limits import PROMPTS
 from moeflow.server.api.sampling_fields import SamplingFields, TokenIds
 from moeflow.server.api.strict_model import Unsupported, one_of
 from moeflow.server.api.usage import Usage
 
+Text = Annotated[str, Field(min_length=1)]
+SomeTokenIds = Annotated[TokenIds, Field(min_length=1)]
 Prompt = Annotated[
-    str
-    | Annotated[TokenIds, Field(min_length=1)]
-    | Annotated[list[str], Field(min_length=1, fail_fast=True)]
-    | Annotated[list[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1, fail_fast=True)],
+    Text
+    | SomeTokenIds
+    | Annotated[list[Text], Field(min_length=1, fail_fast=True, json_schema_extra=PROMPTS)]
+    | Annotated[list[SomeTokenIds], Field(min_length=1, fail_fast=True, json_schema_extra=PROMPTS)],
     one_of("a string, a list of strings, a list of token ids or a list of such lists, none of them empty"),
 ]
 
@@ -28,11 +31,19 @@ class CompletionRequest(SamplingFields):
     unsupported: ClassVar[dict[str, Unsupported]] = {
         "suffix": Unsupported("the models here continue text, they do not fill gaps", ("",)),
     }
+    rules: ClassVar[tuple[Rule, ...]] = (
+        *SamplingFields.rules,
+        NotAll(
+            "n",
+            "a stream that echoes log-probabilities can have one completion only",
+            {"stream": (None, False), "echo": (None, False), "logprobs": (None,), "n": (None, 1)},
+        ),
+    )
 
     prompt: Prompt
     echo: bool | None = Field(None, description="Begin each choice with its prompt.")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    best_of: int | None = Field(None, ge=1, description="Must equal n: every completion is returned.")
+    best_of: Annotated[Annotated[int, Field(ge=1, le=1)], one_of("1: completions are not ranked")] | None = None
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts, each a text or token ids."""
@@ -47,19 +58,10 @@ class CompletionRequest(SamplingFields):
 
         Raises: RequestError, naming the field.
         """
-        n = self.n or 1
-        if self.best_of is not None and self.best_of != n:
-            raise RequestError(
-                f"best_of ({self.best_of}) must equal n ({n}): completions are not ranked, all are returned",
-                param="best_of",
-            )
-        prompt_logprobs = self.logprobs if self.echo else None
-        if self.stream and prompt_logprobs is not None and n > 1:
-            raise RequestError("a stream that echoes log-probabilities can have one completion only", param="n")
         return self.sampling_params(
             max_tokens=16 if self.max_tokens is None else self.max_tokens,
             logprobs=self.logprobs,
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=self.logprobs if self.echo else None,
         )
 
 

@@ -18,6 +18,7 @@ from moeflow.server.api.models import served_model
 from moeflow.server.api.openapi import stream_of
 from moeflow.server.generation import Generation, start_generation
 from moeflow.server.guard.body import JsonRoute
+from moeflow.server.request_log import record_of
 from moeflow.server.service import Service, get_service
 
 router = APIRouter(route_class=JsonRoute)
@@ -30,7 +31,10 @@ async def create_completion(
     body: CompletionRequest, request: Request, service: Annotated[Service, Depends(get_service)]
 ) -> Response | dict[str, Any]:
     """Continue one or several prompts."""
+    record = record_of(request.scope)
+    record.prompt = body.prompt if service.config.log_prompts else None
     answer = await start_completion(service, body)
+    record.work = answer.generation
     if body.stream:
         return streamed_answer(answer, with_usage=body.wants_usage)
     return await whole_answer(request, answer)
@@ -44,8 +48,8 @@ async def start_completion(service: Service, body: CompletionRequest, *, is_back
     model = served_model(service, body.model)
     prompts = body.prompts()
 
-    def encode(generator: Generator) -> list[list[int]]:
-        return [generator.encode(prompt) for prompt in prompts]
+    async def encode(generator: Generator) -> list[list[int]]:
+        return await generator.encode(prompts)
 
     envelope = Envelope(f"cmpl-{uuid.uuid4().hex}", int(time.time()), model.name, "text_completion", "text_completion")
     generation = await start_generation(

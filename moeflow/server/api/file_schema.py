@@ -1,33 +1,34 @@
-"""What `/v1/files` gives, in OpenAI's words."""
+"""What `/v1/files` takes and gives, in OpenAI's words."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, WithJsonSchema
+
+from moeflow.server.api.field_rules import Rule, Together
+from moeflow.server.api.strict_model import StrictModel
 
 LEAST_LIFETIME_S = 3600
 MOST_LIFETIME_S = 30 * 24 * 3600
-UPLOAD_FORM: dict[str, Any] = {  # for the document: the endpoint reads the form itself
+
+
+class UploadForm(StrictModel):
+    """A file and what it is for, as the fields of a form: their values are text."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (Together("expires_after[anchor]", "expires_after[seconds]"),)
+
+    file: Annotated[Any, WithJsonSchema({"type": "string", "format": "binary"})]
+    purpose: Literal["batch"]
+    anchor: Literal["created_at"] = Field("created_at", alias="expires_after[anchor]")
+    lifetime_s: int = Field(
+        MOST_LIFETIME_S, ge=LEAST_LIFETIME_S, le=MOST_LIFETIME_S, strict=False, alias="expires_after[seconds]"
+    )
+
+
+UPLOAD_BODY: dict[str, Any] = {  # for the document: the endpoint reads the form itself
     "required": True,
-    "content": {
-        "multipart/form-data": {
-            "schema": {
-                "type": "object",
-                "required": ["file", "purpose"],
-                "properties": {
-                    "file": {"type": "string", "contentMediaType": "application/octet-stream"},
-                    "purpose": {"type": "string", "enum": ["batch"]},
-                    "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
-                    "expires_after[seconds]": {
-                        "type": "integer",
-                        "minimum": LEAST_LIFETIME_S,
-                        "maximum": MOST_LIFETIME_S,
-                    },
-                },
-            }
-        }
-    },
+    "content": {"multipart/form-data": {"schema": UploadForm.model_json_schema()}},
 }
 
 

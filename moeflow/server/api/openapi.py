@@ -1,4 +1,6 @@
-"""What the OpenAPI document says beyond FastAPI's own: errors of every endpoint, events of the streams."""
+"""What the OpenAPI document says beyond FastAPI's own: errors of every endpoint, events of the streams, the model's
+limits.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from moeflow.server.api.model_limits import state_limits
 from moeflow.server.errors import ErrorResponse
+from moeflow.server.service import Service
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorResponse, "description": "The request is refused; the message says why."},
@@ -19,24 +23,32 @@ _REF = "#/components/schemas/{model}"
 
 def stream_of(chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """Return FastAPI's `responses` for an endpoint that can also stream such chunks."""
-    schema = {
-        "type": "string",
-        "description": "Server-sent events: each `data:` is one chunk; the last is `[DONE]`.",
-        "contentMediaType": "application/json",
-        "contentSchema": {"$ref": _REF.format(model=chunk.__name__)},
+    payloads = [{"$ref": _REF.format(model=model.__name__)} for model in (chunk, ErrorResponse)]
+    data = {
+        "description": "A chunk; an error, if the stream fails; `[DONE]` at the end.",
+        "anyOf": [
+            {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": payloads}},
+            {"const": "[DONE]"},
+        ],
     }
+    # Of each event, as OpenAPI 3.2 has it and FastAPI writes it, too: no JSON Schema could describe the whole stream.
+    events = {"itemSchema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}
     description = "The whole answer, or with `stream: true` its chunks as events."
-    return {200: {"description": description, "content": {"text/event-stream": {"schema": schema}}}}
+    return {200: {"description": description, "content": {"text/event-stream": events}}}
 
 
-def add_chunk_schemas(app: FastAPI, *chunks: type[BaseModel]) -> None:
-    """Put the models that `stream_of` refers to into the document; FastAPI cannot see them by itself."""
+def complete_document(app: FastAPI, service: Service, *unseen: type[BaseModel]) -> None:
+    """Have the document name what FastAPI cannot see: the models that `stream_of` refers to, and what a request may
+    ask of the model that is served, as soon as it is loaded.
+    """
     write = app.openapi
 
     def openapi() -> dict[str, Any]:
         document = write()
-        _, schemas = models_json_schema([(chunk, "serialization") for chunk in chunks], ref_template=_REF)
+        _, schemas = models_json_schema([(model, "serialization") for model in unseen], ref_template=_REF)
         document["components"]["schemas"] |= schemas["$defs"]
-        return document
+        model = None if service.loaded is None else service.loaded.client.model
+        stated: dict[str, Any] = state_limits(document, model, service.config.max_queue)
+        return stated
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way

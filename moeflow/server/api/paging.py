@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
+from fastapi import Query
 
 from moeflow.server.errors import ApiError
 
@@ -14,16 +15,20 @@ class _HasId(Protocol):
     id: str
 
 
-def page(items: Sequence[_HasId], after: str | None, limit: int) -> dict[str, Any]:
+After = Annotated[str | None, Query(min_length=1, description="The id of the last one on the page before.")]
+
+
+def page(items: Sequence[_HasId], after: str | None, limit: int, *, kind: str) -> dict[str, Any]:
     """Return one page of a list.
 
-    Raises: ApiError 400 if there is no such item to go on after.
+    Raises: ApiError 404 `KIND_not_found` if there is no such item to go on after.
     """
     start = 0
     if after is not None:
         ids = [item.id for item in items]
         if after not in ids:
-            raise ApiError(400, "invalid_value", f"after: there is no {after[:80]!r} in the list", param="after")
+            message = f"after: there is no {after[:80]!r} in the list"
+            raise ApiError(404, f"{kind}_not_found", message, param="after")
         start = ids.index(after) + 1
     shown = items[start : start + limit]
     return {

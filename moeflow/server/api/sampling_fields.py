@@ -5,22 +5,34 @@ Ranges stand here for the OpenAPI document; `SamplingParams` has the last word.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from moeflow.core.errors import RequestError
-from moeflow.core.sampling_params import MAX_N, MAX_SEED, MAX_STOP_STRINGS, SamplingParams
+from moeflow.core.sampling_params import (
+    MAX_REPETITION_PENALTY,
+    MAX_SEED,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_STRINGS,
+    MAX_TEMPERATURE,
+    MIN_REPETITION_PENALTY,
+    SamplingParams,
+)
+from moeflow.server.api.field_rules import NeedsTrue, Rule
+from moeflow.server.api.model_limits import LogitBias, NumSequences, TokenId
 from moeflow.server.api.strict_model import StrictModel, one_of
 
 _IGNORED = "Accepted; changes nothing."
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+MaxTokens = Annotated[int, Field(ge=0, le=2**31)] | None
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Stop = Annotated[
-    Annotated[str, Field(min_length=1)]
-    | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)],
-    one_of(f"a string, or a list of at most {MAX_STOP_STRINGS} strings, none of them empty"),
+    StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)],
+    one_of(
+        f"a string, or a list of at most {MAX_STOP_STRINGS} strings, "
+        f"none of them empty or longer than {MAX_STOP_CHARACTERS} characters"
+    ),
 ]
-LogitBias = dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]]
 
 
 class StreamOptions(StrictModel):
@@ -33,12 +45,14 @@ class StreamOptions(StrictModel):
 class SamplingFields(StrictModel):
     """Sampling, stopping and delivery: OpenAI's fields and those that vLLM added."""
 
+    rules: ClassVar[tuple[Rule, ...]] = (NeedsTrue("stream_options", "stream"),)
+
     model: str | None = Field(None, description="The served model's name; may be left out.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = Field(None, ge=1, le=MAX_N)
-    max_tokens: int | None = Field(None, ge=0, le=2**31)
-    temperature: float | None = Field(None, ge=0, le=100)
+    n: NumSequences | None = None
+    max_tokens: MaxTokens = Field(None, description="The context's end is a limit, too.")
+    temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
     top_p: float | None = Field(None, gt=0, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
@@ -48,8 +62,10 @@ class SamplingFields(StrictModel):
 
     top_k: int | None = Field(None, ge=-1, le=2**31, description="0 or -1: all tokens.")
     min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0, le=100)
-    min_tokens: int | None = Field(None, ge=0, le=2**31)
+    repetition_penalty: float | None = Field(
+        None, ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY, description="1: off; above 1: repeat less."
+    )
+    min_tokens: int | None = Field(None, ge=0, le=2**31, description="max_tokens goes before.")
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -63,9 +79,9 @@ class SamplingFields(StrictModel):
 
         Raises: RequestError, naming the field.
         """
-        if self.stream_options is not None and not self.stream:
-            raise RequestError("stream_options is only allowed together with stream: true", param="stream_options")
         given = {name: getattr(self, name) for name in _PLAIN_FIELDS} | fields
+        if given["min_tokens"] is not None and given["max_tokens"] is not None:
+            given["min_tokens"] = min(given["min_tokens"], given["max_tokens"])
         return SamplingParams(
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             stop_token_ids=tuple(self.stop_token_ids or ()),

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel, create_model
 
 from moeflow.engine.messages import EngineStats, ModelInfo
-from moeflow.server.errors import ApiError
 from moeflow.server.service import Service, Status, get_service
 
 router = APIRouter(tags=["status"])
@@ -43,8 +42,12 @@ StatsResponse: Any = create_model(
 @router.get("/health", response_model=StatusResponse)
 @router.head("/health", include_in_schema=False)
 async def health(service: Annotated[Service, Depends(get_service)]) -> Any:
-    """Answer 200 as long as the server need not be restarted, else 503."""
-    if service.status == "failed":
+    """Answer 200 as long as the server need not be restarted, else 503.
+
+    It need not while it starts its engine anew. An engine that does not answer is one reason; the server ends it after
+    a while by itself, so whoever watches should be patient.
+    """
+    if service.status in ("failed", "stalled"):
         return _unavailable(service)
     return StatusResponse(status=service.status)
 
@@ -58,11 +61,7 @@ async def ready(service: Annotated[Service, Depends(get_service)]) -> Any:
 
 def _unavailable(service: Service) -> Response:
     """Answer as a refused request would be; a probe is none, so it is not counted."""
-    try:
-        service.require_generator()
-    except ApiError as error:
-        return error.response()
-    raise AssertionError("only called while requests are refused")
+    return service.refusal().response()
 
 
 @router.get("/stats", response_model=StatsResponse)

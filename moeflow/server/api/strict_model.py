@@ -1,4 +1,5 @@
-"""Base of request models: exact types, no unknown field, and a reason for every known one we do not support.
+"""Base of request models: exact types, no unknown field, rules about several fields, and a reason for every known
+field that we do not support.
 
 A field that would change the answer is never ignored in silence.
 """
@@ -6,17 +7,21 @@ A field that would change the answer is never ignored in silence.
 from __future__ import annotations
 
 import difflib
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    GetJsonSchemaHandler,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
+
+from moeflow.server.api.field_rules import Rule
 
 
 class Unsupported(NamedTuple):
@@ -31,15 +36,19 @@ class StrictModel(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
     unsupported: ClassVar[dict[str, Unsupported]] = {}
+    rules: ClassVar[tuple[Rule, ...]] = ()
 
     @model_validator(mode="before")
     @classmethod
     def _check_names(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        names = cls._names()
+        if data.keys() <= names:
+            return data  # as nearly always: a conversation has thousands of messages
         known = {}
         for name, value in data.items():
-            if name in cls.model_fields:
+            if name in names:
                 known[name] = value
             elif name not in cls.unsupported:
                 raise refusal(name, cls._unknown(name))
@@ -47,9 +56,35 @@ class StrictModel(BaseModel):
                 raise refusal(name, f"{name} is not supported: {cls.unsupported[name].reason}")
         return known
 
+    @model_validator(mode="after")
+    def _check_rules(self) -> Self:
+        if not self.rules:
+            return self
+        given = self.model_fields_set
+        fields = {
+            field.alias or name: getattr(self, name) if name in given else None
+            for name, field in type(self).model_fields.items()
+        }
+        for rule in self.rules:
+            if not rule.holds(fields):
+                raise refusal(rule.field, rule.message)
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        schema = handler(core_schema)
+        if cls.rules:
+            handler.resolve_ref_schema(schema)["allOf"] = [rule.schema() for rule in cls.rules]
+        return schema
+
+    @classmethod
+    def _names(cls) -> set[str]:
+        """Return the fields as requests name them."""
+        return {field.alias or name for name, field in cls.model_fields.items()}
+
     @classmethod
     def _unknown(cls, name: str) -> str:
-        near = difflib.get_close_matches(name[:80], cls.model_fields, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(name[:80], cls._names(), n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else "leave it out"
         return f"unknown field {name[:80]!r}: {hint}"
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Annotated
+from functools import partial
+from typing import Annotated, ClassVar
 
-from fastapi import APIRouter, Depends
+import msgspec
+from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel, Field
 
 from moeflow.core.errors import RequestError
+from moeflow.engine.generator import num_chars
 from moeflow.server.api.chat_schema import ChatMessage
+from moeflow.server.api.field_rules import ExactlyOne, Rule
 from moeflow.server.api.models import served_model
 from moeflow.server.api.sampling_fields import TokenIds
 from moeflow.server.api.strict_model import StrictModel
@@ -21,6 +24,8 @@ router = APIRouter(route_class=JsonRoute)
 
 class TokenizeRequest(StrictModel):
     """A text, or a conversation as the chat endpoint would put it to the model."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (ExactlyOne("prompt", "messages"),)
 
     model: str | None = None
     prompt: str | None = None
@@ -49,28 +54,31 @@ class DetokenizeResponse(BaseModel):
     prompt: str
 
 
-@router.post("/tokenize", tags=["tokens"])
-async def tokenize(body: TokenizeRequest, service: Annotated[Service, Depends(get_service)]) -> TokenizeResponse:
+@router.post("/tokenize", response_model=TokenizeResponse, tags=["tokens"])
+async def tokenize(body: TokenizeRequest, service: Annotated[Service, Depends(get_service)]) -> Response:
     """Turn a text or a conversation into token ids."""
     model = served_model(service, body.model)
-    tokenizer = service.require_generator().tokenizer
-    if (body.prompt is None) == (body.messages is None):
-        raise RequestError("give either prompt or messages", param="prompt")
+    generator = service.require_generator()
     if body.messages is not None:
         messages = [message.plain() for message in body.messages]
-        tokens = await asyncio.to_thread(tokenizer.apply_chat_template, messages)
+        size, encode = num_chars(messages), partial(generator.tokenizer.apply_chat_template, messages)
     else:
-        special = body.add_special_tokens is not False
-        tokens = await asyncio.to_thread(tokenizer.encode, body.prompt or "", add_special_tokens=special)
-    return TokenizeResponse(tokens=tokens, count=len(tokens), max_model_len=model.max_model_len)
+        text, special = body.prompt or "", body.add_special_tokens is not False
+        size, encode = len(text), partial(generator.tokenizer.encode, text, add_special_tokens=special)
+
+    def work() -> bytes:  # all of it, as a million numbers take long to write, too
+        tokens = encode()
+        return msgspec.json.encode({"tokens": tokens, "count": len(tokens), "max_model_len": model.max_model_len})
+
+    return Response(await generator.lanes.run(size, work), media_type="application/json")
 
 
 @router.post("/detokenize", tags=["tokens"])
 async def detokenize(body: DetokenizeRequest, service: Annotated[Service, Depends(get_service)]) -> DetokenizeResponse:
     """Turn token ids into text, special tokens included."""
     model = served_model(service, body.model)
-    tokenizer = service.require_generator().tokenizer
+    generator = service.require_generator()
     if any(token_id >= model.vocab_size for token_id in body.tokens):
         raise RequestError(f"token ids must be below {model.vocab_size}, the size of the vocabulary", param="tokens")
-    text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
-    return DetokenizeResponse(prompt=text)
+    decode = partial(generator.tokenizer.decode, body.tokens, skip_special_tokens=False)
+    return DetokenizeResponse(prompt=await generator.lanes.run(len(body.tokens), decode))

@@ -8,6 +8,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moeflow.server.errors import ApiError
+from moeflow.server.guard.refusal import refuse
 from moeflow.server.metrics import Metrics
 
 _GUARDED = frozenset(("/tokenize", "/detokenize", "/stats", "/metrics"))  # and all below /v1/
@@ -30,8 +31,7 @@ class ApiKeyGuard:
                 "A valid API key is needed: send the header `Authorization: Bearer KEY`",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-            self._metrics.count_refusal(error)
-            await error.response()(scope, receive, send)
+            await refuse(error, self._metrics, scope, receive, send)
             return
         await self._app(scope, receive, send)
 

@@ -1,20 +1,28 @@
-"""Reads request bodies: only JSON, only so many bytes (also when no length is announced), parsed strictly."""
+"""Reads request bodies: only JSON, only so many bytes (also when no length is announced), parsed strictly.
+
+Large ones are parsed one at a time and in a thread, and are held in memory only so many together.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
+from moeflow.core.errors import QueueFullError
 from moeflow.core.units import format_bytes
-from moeflow.server.errors import ApiError
+from moeflow.server.errors import ApiError, as_api_error
 from moeflow.server.guard import strict_json
+from moeflow.server.guard.large_bodies import LARGE_BYTES, LargeBodies
 
 
 class JsonRequest(Request):
     """A request whose body, if it is read, must be JSON within the server's limit."""
+
+    num_reserved = 0  # bytes of what large bodies may take
 
     async def body(self) -> bytes:
         """Read the body once.
@@ -32,11 +40,26 @@ class JsonRequest(Request):
         Raises: ApiError 400 with the reason.
         """
         if not hasattr(self, "_json"):
+            body = await self.body()
             try:
-                self._json = strict_json.parse(await self.body())
+                if len(body) <= LARGE_BYTES:
+                    self._json = strict_json.parse(body)
+                else:
+                    async with self._large.turn:
+                        self._json = await asyncio.to_thread(strict_json.parse, body)
             except strict_json.JsonError as error:
                 raise ApiError(400, "invalid_json", str(error)) from None
         return self._json
+
+    def release(self) -> None:
+        """Give back what was reserved for a large body."""
+        self._large.release(self.num_reserved)
+        self.num_reserved = 0
+
+    @property
+    def _large(self) -> LargeBodies:
+        large: LargeBodies = self.app.state.service.large_bodies
+        return large
 
     @property
     def _limit(self) -> int:
@@ -50,6 +73,15 @@ class JsonRequest(Request):
         length = self.headers.get("content-length", "")
         if length.isdecimal() and int(length[:20]) > self._limit:
             raise self._too_large()
+        if length.isdecimal() and int(length[:20]) > LARGE_BYTES:
+            self._reserve(int(length))
+
+    def _reserve(self, num_bytes: int) -> None:
+        try:
+            self._large.reserve(num_bytes)
+        except QueueFullError as error:  # FastAPI makes a plain 400 of what is no HTTP error
+            raise as_api_error(error) from None
+        self.num_reserved = num_bytes
 
     async def _read(self) -> bytes:
         body = bytearray()
@@ -57,6 +89,8 @@ class JsonRequest(Request):
             body += chunk
             if len(body) > self._limit:
                 raise self._too_large()
+            if len(body) > LARGE_BYTES and not self.num_reserved:
+                self._reserve(self._limit)  # its length was not announced
         if not body:
             raise ApiError(400, "invalid_json", "the body is empty; send a JSON object")
         return bytes(body)
@@ -75,6 +109,10 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def handle_json(request: Request) -> Response:
-            return await handle(JsonRequest(request.scope, request.receive))
+            json_request = JsonRequest(request.scope, request.receive)
+            try:
+                return await handle(json_request)
+            finally:
+                json_request.release()
 
         return handle_json

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moeflow.server.config import ServerConfig, is_loopback_name
 from moeflow.server.errors import ApiError
+from moeflow.server.guard.refusal import refuse
 from moeflow.server.metrics import Metrics
 
 
@@ -31,8 +32,7 @@ class HostGuard:
                     "host_not_allowed",
                     f"This server does not answer for the host {name[:80]!r}; if it should, list it in allowed_hosts",
                 )
-                self._metrics.count_refusal(error)
-                await error.response()(scope, receive, send)
+                await refuse(error, self._metrics, scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -1,16 +1,22 @@
 """JSON as its standard has it, and no more: what lenient parsers let through breaks things later.
 
-Refused: bytes that are not UTF-8, NaN and infinities, numbers too large for a double, duplicate keys, NUL
-characters, halves of surrogate pairs, deep nesting.
+Refused: bytes that are not UTF-8, NaN and infinities, numbers too large for a double, duplicate keys, halves of
+surrogate pairs, deep nesting, and more values, lists and objects than any sensible request has: Python takes seconds
+to build and to check a few megabytes of those, where it takes milliseconds for as much text. JSON has one kind of
+number, so 1.0 and 1e0 are read as the integer that they are.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 MAX_DEPTH = 32  # the deepest sensible request nests five levels
+MAX_VALUES = 200_000  # as many token ids may be in a request
+MAX_CONTAINERS = 4096  # lists and objects: messages, parts of messages, prompts
 
 
 class JsonError(ValueError):
@@ -22,6 +28,7 @@ def parse(body: bytes) -> Any:
 
     Raises: JsonError.
     """
+    _check_size(body)
     try:
         document = _decoder.decode(body.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -40,28 +47,55 @@ def parse(body: bytes) -> Any:
     return document
 
 
+def _check_size(body: bytes) -> None:
+    """Count what a document holds, without building it. What is no JSON may be counted wrongly."""
+    if _is_small(body):
+        return  # even if all of its text were structure
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # quotes that are left begin or end a string
+    if plain.count(b'"') > 4 * MAX_VALUES:  # two for a key and two for its value
+        raise _too_many()
+    if not _is_small(b"".join(plain.split(b'"')[::2])):
+        raise _too_many()
+
+
+def _is_small(text: bytes) -> bool:
+    """Whether commas and brackets make no more values than allowed."""
+    num_containers = text.count(b"[") + text.count(b"{")
+    return num_containers <= MAX_CONTAINERS and num_containers + text.count(b",") <= MAX_VALUES
+
+
+def _too_many() -> JsonError:
+    return JsonError(
+        f"the body holds more than {MAX_VALUES} values, or more than {MAX_CONTAINERS} lists and objects; "
+        "send several requests"
+    )
+
+
 def _check(document: Any, *, may_escape: bool) -> None:
     """Walk the containers; strings need a look only where `\\u` escapes can hide odd characters."""
-    level = [document]
-    for _ in range(MAX_DEPTH):
+    level: list[Any] = [[document]]
+    for _ in range(MAX_DEPTH + 1):
         inner: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                inner += item.values()
-                inner += item.keys() if may_escape else ()
-            elif isinstance(item, list):
-                inner += item
-            elif may_escape and isinstance(item, str):
-                _check_text(item)
+        for container in level:
+            values = container.values() if isinstance(container, dict) else container
+            inner += [value for value in values if isinstance(value, dict | list)]
+            if may_escape:
+                _check_texts(values)
+            if may_escape and isinstance(container, dict):
+                _check_texts(container)
         if not inner:
             return
         level = inner
     raise JsonError(f"the body nests deeper than {MAX_DEPTH} levels")
 
 
+def _check_texts(values: Iterable[Any]) -> None:
+    for value in values:
+        if isinstance(value, str):
+            _check_text(value)
+
+
 def _check_text(text: str) -> None:
-    if "\0" in text:
-        raise JsonError("the body holds a NUL character (\\u0000) in a string")
     if not text.isascii():
         try:
             text.encode("utf-8")
@@ -72,17 +106,17 @@ def _check_text(text: str) -> None:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
         raise JsonError(f"the body has the key {json.dumps(twice[:80])} twice in one object")
     return members
 
 
-def _number(text: str) -> float:
+def _number(text: str) -> float | int:
     number = float(text)
     if not math.isfinite(number):
         raise JsonError("the body holds a number too large for a double")
-    return number
+    return int(number) if number.is_integer() else number
 
 
 def _refuse_constant(name: str) -> NoReturn:

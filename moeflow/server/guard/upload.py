@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -18,10 +18,22 @@ _AROUND_BYTES = 64 * KIB  # of the form, beside the file
 _MAX_FIELDS = 8
 
 
+class Target(Protocol):
+    """Where the file goes."""
+
+    path: Path
+
+    def check_room(self, num_bytes: int) -> None:
+        """Say before anything is read whether so many bytes may come. Raises: ApiError."""
+
+    def count(self, num_bytes: int) -> None:
+        """Count bytes before they are written. Raises: ApiError if there may be no more."""
+
+
 class _ToDisk(MultiPartParser):
     """Has a form's file written to where it is to stay, as it comes; starlette's own place, /tmp, may be memory."""
 
-    def __init__(self, headers: Headers, stream: AsyncGenerator[bytes, None], target: Path) -> None:
+    def __init__(self, headers: Headers, stream: AsyncGenerator[bytes, None], target: Target) -> None:
         super().__init__(headers, stream, max_files=1, max_fields=_MAX_FIELDS, max_part_size=KIB)
         self._target = target
 
@@ -31,8 +43,14 @@ class _ToDisk(MultiPartParser):
         upload = self._current_part.file
         if upload is not None:
             upload.file.close()
-            upload.file = self._target.open("wb")
+            upload.file = self._target.path.open("wb")
             self._files_to_close_on_error.append(upload.file)  # type: ignore[arg-type]
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        """Take in a piece of a part."""
+        if self._current_part.file is not None:
+            self._target.count(end - start)
+        super().on_part_data(data, start, end)
 
 
 class UploadRequest(Request):
@@ -50,8 +68,8 @@ class UploadRequest(Request):
                 raise self._too_large()
             yield chunk
 
-    async def upload(self, target: Path) -> tuple[str, FormData]:
-        """Write the field `file` to a path, and return its name and the whole form.
+    async def upload(self, target: Target) -> tuple[str, FormData]:
+        """Write the field `file` to where it is to go, and return its name and the whole form.
 
         If it fails, part of the file may be there.
 
@@ -60,8 +78,11 @@ class UploadRequest(Request):
         if self.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
             raise ApiError(415, "unsupported_media_type", "Content-Type must be multipart/form-data")
         length = self.headers.get("content-length", "")
-        if length.isdecimal() and int(length[:20]) > self._limit + _AROUND_BYTES:
-            raise self._too_large()
+        if length.isdecimal():
+            least_bytes = int(length[:20]) - _AROUND_BYTES
+            if least_bytes > self._limit:
+                raise self._too_large()
+            target.check_room(least_bytes)
         try:
             form = await _ToDisk(self.headers, self.stream(), target).parse()
         except MultiPartException as error:

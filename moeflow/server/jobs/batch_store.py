@@ -1,7 +1,7 @@
 """The jobs behind `/v1/batches`: one description each, in OpenAI's words, on disk at every change of state.
 
 A job whose results are complete is *settled*: nothing is added to them any more, whatever happens; what is left is
-to hand them out and to say how it ended.
+to hand them out and to say how it ended. A job whose description was damaged is settled as failed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from moeflow.server.jobs.atomic_file import new_id, read_all, write_json
+from moeflow.server.jobs.atomic_file import made_at, new_id, read_all, write_json
 from moeflow.server.jobs.journal import Totals
 from moeflow.server.jobs.lines import LineProblem
 
@@ -33,7 +33,7 @@ class Counts(msgspec.Struct):
 class Errors(msgspec.Struct, kw_only=True):
     """Why a batch failed before it began."""
 
-    object: str = "list"
+    object: Literal["list"] = "list"
     data: list[LineProblem]
 
 
@@ -63,11 +63,11 @@ class StoredBatch(msgspec.Struct, kw_only=True):
     """A job's description."""
 
     id: str
-    object: str = "batch"
+    object: Literal["batch"] = "batch"
     endpoint: str
     model: str  # by which it is answered; another one leaves it alone
     input_file_id: str
-    completion_window: str = "24h"
+    completion_window: Literal["24h"] = "24h"
     status: Status = "validating"
     errors: Errors | None = None
     output_file_id: str | None = None
@@ -115,8 +115,10 @@ class BatchStore:
         """
         self._folder = folder
         self._clock = clock
-        folder.mkdir(parents=True, exist_ok=True)
-        self._saved = {saved.batch.id: saved for saved in read_all(folder, _Saved)}
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._saved, damaged = read_all(folder, _Saved, lambda saved: saved.batch.id)
+        for batch_id in damaged:
+            self._saved[batch_id] = _Saved(batch=_damaged(batch_id), outcome="failed")
 
     @property
     def now(self) -> int:
@@ -140,6 +142,11 @@ class BatchStore:
     def needs(self, file_id: str) -> bool:
         """Whether an unfinished job reads this file, or is handing it out."""
         return any(file_id in (batch.input_file_id, *result_file_ids(batch)) for batch in self.unfinished())
+
+    def result_bytes(self) -> int:
+        """Return how much the results of unfinished jobs take so far."""
+        journals = (path for batch in self.unfinished() for path in self.journal_paths(batch))
+        return sum(path.stat().st_size for path in journals if path.exists())
 
     def create(
         self,
@@ -201,3 +208,18 @@ def result_file_ids(batch: StoredBatch) -> tuple[str, str]:
     """Return the ids under which a job's answers and errors are handed out."""
     name = batch.id.removeprefix("batch_")
     return f"file-{name}-output", f"file-{name}-errors"
+
+
+def _damaged(batch_id: str) -> StoredBatch:
+    """Return what there is to say of a job whose description is damaged."""
+    message = "the server's description of this batch is damaged: fetch what results there are, and create it again"
+    return StoredBatch(
+        id=batch_id,
+        endpoint="unknown",
+        model="unknown",
+        input_file_id="unknown",
+        status="in_progress",
+        errors=Errors(data=[LineProblem(None, "description_damaged", message)]),
+        created_at=made_at(batch_id),
+        expires_at=made_at(batch_id) + WINDOW_S,
+    )

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 from fastapi import Request
 
 from moeflow.core.errors import ConfigError
@@ -31,21 +30,28 @@ class Jobs:
         Raises: ConfigError if another server uses it or it cannot be used.
         """
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(folder)
             self._lock = (folder / "lock").open("wb")
         except OSError as error:
             raise ConfigError(f"data folder {folder}: {error.strerror}; name another with --data-dir") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.batches = BatchStore(folder / "batches", clock)
-            self.files = FileStore(folder / "files", clock, self.batches.needs)
+            self.files = FileStore(
+                folder / "files",
+                clock,
+                is_needed=self.batches.needs,
+                result_bytes=self.batches.result_bytes,
+                quota_bytes=service.config.file_quota_bytes,
+            )
         except BlockingIOError:
             self._lock.close()
             raise ConfigError(f"another server uses the data folder {folder}; name another with --data-dir") from None
-        except (OSError, msgspec.DecodeError) as error:
+        except OSError as error:
             self._lock.close()
-            raise ConfigError(f"data folder {folder} cannot be read: {error}; move it away") from None
+            raise ConfigError(f"data folder {folder} cannot be used: {error}; name another with --data-dir") from None
         self.worker = BatchWorker(service, self.batches, self.files)
+        self.worker.finish_settled()
 
     async def close(self) -> None:
         """Leave the running job where it is, and the folder to others."""
@@ -60,7 +66,7 @@ def get_jobs(request: Request) -> Jobs:
     """
     jobs: Jobs | None = request.app.state.jobs
     if jobs is None:
-        message = "This server keeps no files: it was started without a data folder, or another server uses it"
+        message = "This server keeps no files: it has no data folder, or cannot use it; its log says why"
         raise ApiError(503, "no_data_folder", message)
     return jobs
 
@@ -77,3 +83,13 @@ def writing() -> Iterator[None]:
         logger.warning("the data folder takes nothing: %s", error)
         message = f"The server cannot write to its data folder: {error.strerror}; make room there, then try again"
         raise ApiError(507, "insufficient_storage", message) from None
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, for this user only; one that is there stays as it is.
+
+    Raises: OSError.
+    """
+    if not folder.parent.exists():
+        make_private(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)

@@ -1,37 +1,75 @@
 """The files behind `/v1/files`: contents beside a description each, in a folder that outlives the server.
 
 A file exists once its description is there, so that an upload that was cut off leaves nothing but a content that
-the next start removes. Files that are needed it leaves alone: a job was about to describe them.
+the next start removes. Files that are needed it leaves alone: a job was about to describe them. If a description is
+damaged, the contents are kept under a new one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from moeflow.core.durable import sync
-from moeflow.server.jobs.atomic_file import new_id, read_all, write_json
+from moeflow.core.units import format_bytes
+from moeflow.server.errors import ApiError
+from moeflow.server.jobs.atomic_file import DAMAGED, new_id, read_all, write_json
+
+Purpose = Literal["batch", "batch_output"]
 
 
 class StoredFile(msgspec.Struct, kw_only=True):
     """A file's description, in OpenAI's words."""
 
     id: str
-    object: str = "file"
+    object: Literal["file"] = "file"
     bytes: int
     created_at: int
     expires_at: int | None
     filename: str
-    purpose: str
-    status: str = "processed"
+    purpose: Purpose
+    status: Literal["processed"] = "processed"
+
+
+class IncomingFile:
+    """An upload: where to write it, and whom to ask before each piece is written."""
+
+    def __init__(self, store: FileStore, path: Path) -> None:
+        self.path = path
+        self.num_bytes = 0
+        self._store = store
+
+    def check_room(self, num_bytes: int) -> None:
+        """Look ahead. Raises: ApiError 413 if there is no room for so many more bytes."""
+        self._store.check_room(self, num_bytes)
+
+    def count(self, num_bytes: int) -> None:
+        """Count a piece. Raises: ApiError 413 if there is no room for it."""
+        self._store.check_room(self, num_bytes)
+        self.num_bytes += num_bytes
 
 
 class FileStore:
-    """All files of one data folder, by id. `clock` gives unix seconds; one that `is_needed` is not removed."""
+    """All files of one data folder, by id. `clock` gives unix seconds; one that `is_needed` is not removed.
 
-    def __init__(self, folder: Path, clock: Callable[[], float], is_needed: Callable[[str], bool]) -> None:
+    Uploads are refused once all files would have more than `quota_bytes` together, other uploads on their way and the
+    `result_bytes` of unfinished jobs included. Results are counted but never refused: the work is done. Uploads are
+    counted piece by piece in the event loop, so that no two can take the same room.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        clock: Callable[[], float],
+        *,
+        is_needed: Callable[[str], bool],
+        result_bytes: Callable[[], int],
+        quota_bytes: int,
+    ) -> None:
         """Take in what is there.
 
         Raises: OSError.
@@ -39,10 +77,17 @@ class FileStore:
         self._folder = folder
         self._clock = clock
         self._is_needed = is_needed
-        folder.mkdir(parents=True, exist_ok=True)
-        self._files = {file.id: file for file in read_all(folder, StoredFile)}
+        self._result_bytes = result_bytes
+        self._quota_bytes = quota_bytes
+        self._incoming: set[IncomingFile] = set()
+        self._kept_bytes = 0  # of all other files, when an upload last began or ended
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._files, damaged = read_all(folder, StoredFile, lambda file: file.id)
+        for file_id in damaged:
+            if self.path(file_id).exists():
+                self._describe(file_id, file_id, "batch_output" if file_id.count("-") > 1 else "batch", None)
         for path in folder.iterdir():
-            if path.suffix != ".json" and path.name not in self._files and not is_needed(path.name):
+            if path.suffix not in (".json", DAMAGED) and path.name not in self._files and not is_needed(path.name):
                 path.unlink()
 
     def path(self, file_id: str) -> Path:
@@ -59,25 +104,45 @@ class FileStore:
         self._expire()
         return sorted(self._files.values(), key=lambda file: (file.created_at, file.id), reverse=True)
 
-    def place(self) -> Path:
-        """Return where to write the contents of a file to be; `add` it then, or remove it."""
-        return self.path(new_id("file-", self._clock()))
+    @contextlib.contextmanager
+    def incoming(self) -> Iterator[IncomingFile]:
+        """Begin an upload: write it to its path, then `add` it. What is not added by the end of the block is removed.
 
-    def add(self, path: Path, filename: str, purpose: str, lifetime_s: int | None) -> StoredFile:
-        """Take in contents that were written to a `place`; if that fails, they are removed.
+        Raises: OSError.
+        """
+        file = IncomingFile(self, self.path(new_id("file-", self._clock())))
+        self._kept_bytes = self._count_kept()
+        self._incoming.add(file)
+        try:
+            yield file
+        finally:
+            self._incoming.remove(file)
+            self._kept_bytes = self._count_kept()
+            if file.path.name not in self._files:
+                file.path.with_suffix(".json").unlink(missing_ok=True)
+                file.path.unlink(missing_ok=True)
+
+    def check_room(self, upload: IncomingFile, num_bytes: int) -> None:
+        """See whether so many more bytes of an upload may come.
+
+        Raises: ApiError 413.
+        """
+        taken = self._kept_bytes + sum(file.num_bytes for file in self._incoming if file is not upload)
+        if taken + upload.num_bytes + num_bytes > self._quota_bytes:
+            quota, have = format_bytes(self._quota_bytes), format_bytes(taken)
+            message = f"all files together may have {quota} here, and have {have}: delete files that are not needed"
+            raise ApiError(413, "file_quota_exceeded", message)
+
+    def add(self, file: IncomingFile, filename: str, purpose: Purpose, lifetime_s: int | None) -> StoredFile:
+        """Take in an upload that is complete.
 
         Blocks: on the disk.
         Raises: OSError.
         """
-        try:
-            sync(path)
-            return self._describe(path.name, filename, purpose, lifetime_s)
-        except BaseException:
-            path.with_suffix(".json").unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
-            raise
+        sync(file.path)
+        return self._describe(file.path.name, filename, purpose, lifetime_s)
 
-    def adopt(self, source: Path, file_id: str, filename: str, purpose: str, lifetime_s: int | None) -> StoredFile:
+    def adopt(self, source: Path, file_id: str, filename: str, purpose: Purpose, lifetime_s: int | None) -> StoredFile:
         """Move a finished file in under a given id. Again, after a crash in between, is harmless.
 
         Blocks: on the disk.
@@ -94,10 +159,10 @@ class FileStore:
         Raises: OSError.
         """
         del self._files[file_id]
-        self.path(file_id).with_suffix(".json").unlink(missing_ok=True)
-        self.path(file_id).unlink(missing_ok=True)
+        for suffix in (".json", DAMAGED, ""):
+            self.path(file_id).with_suffix(suffix).unlink(missing_ok=True)
 
-    def _describe(self, file_id: str, filename: str, purpose: str, lifetime_s: int | None) -> StoredFile:
+    def _describe(self, file_id: str, filename: str, purpose: Purpose, lifetime_s: int | None) -> StoredFile:
         now = int(self._clock())
         file = StoredFile(
             id=file_id,
@@ -116,3 +181,8 @@ class FileStore:
         for file in list(self._files.values()):
             if file.expires_at is not None and file.expires_at <= now and not self._is_needed(file.id):
                 self.delete(file.id)
+
+    def _count_kept(self) -> int:
+        """Return the bytes of all files but uploads on their way."""
+        kept_bytes: int = sum(file.bytes for file in list(self._files.values()))
+        return kept_bytes + self._result_bytes()

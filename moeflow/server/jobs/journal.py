@@ -66,6 +66,15 @@ class Totals:
     completion_tokens: int = 0
 
 
+class JournalError(ConfigError):
+    """A file of results cannot be added to. `problem` names no path; `totals` counts the results that can be read."""
+
+    def __init__(self, path: Path, problem: str, totals: Totals | None = None) -> None:
+        super().__init__(f"{path}: {problem}; {_REMEDY}")
+        self.problem = problem
+        self.totals = totals or Totals()
+
+
 class Journal:
     """Writes results, and knows which requests are done. Use it in a `with` block, or close it."""
 
@@ -74,7 +83,8 @@ class Journal:
 
         `model` None: the input cannot be read any more, so any results are taken for its own.
 
-        Raises: ConfigError if a file is in use, or holds anything but results of this input by this model; OSError.
+        Raises: JournalError if a file is in use, or holds anything but results of this input by this model; what is
+        there is left alone then. OSError.
         """
         self.done: set[str] = set()
         self.totals = Totals()
@@ -83,12 +93,16 @@ class Journal:
         self._errors_path = errors
         self._output = _open_alone(output)
         self._errors: FileIO | None = None
+        self._problems: list[tuple[Path, str]] = []
         self._is_dirty = False
         try:
-            self._read(output, has_failed=False)
+            ends = {output: self._read(output, has_failed=False)}
             if errors.exists():
                 self._errors = _open_alone(errors)
-                self._read(errors, has_failed=True)
+                ends[errors] = self._read(errors, has_failed=True)
+            self._check_problems()
+            for path, end in ends.items():
+                os.truncate(path, end)
         except BaseException:
             self.close()
             raise
@@ -156,53 +170,72 @@ class Journal:
             self._errors = _open_alone(self._errors_path)
         return self._errors
 
-    def _read(self, path: Path, *, has_failed: bool) -> None:
-        """Take in what an earlier run has written."""
-        end = 0  # of the last whole line
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    if not (line.startswith(_BEGINNING) or _BEGINNING.startswith(line) or not line.strip(b"\0")):
-                        raise ConfigError(f"{path} ends in something that is no result of a batch job; {_REMEDY}")
-                    os.truncate(path, end)
-                    break
-                self._check(path, number, line, has_failed=has_failed)
-                end += len(line)
+    def _read(self, path: Path, *, has_failed: bool) -> int:
+        """Take in what an earlier run has written; return where the last whole line ends."""
+        end = 0
+        try:
+            with path.open("rb") as file:
+                for number, line in enumerate(file, 1):
+                    if line.endswith(b"\n"):
+                        self._take_in(path, number, line, has_failed=has_failed)
+                        end += len(line)
+                    elif not (line.startswith(_BEGINNING) or _BEGINNING.startswith(line) or not line.strip(b"\0")):
+                        self._problems.append((path, "it ends in something that is no result of a batch job"))
+        except OSError as error:
+            self._problems.append((path, f"it cannot be read: {error.strerror}"))
+        return end
 
-    def _check(self, path: Path, number: int, line: bytes, *, has_failed: bool) -> None:
-        where = f"{path}, line {number}"
+    def _take_in(self, path: Path, number: int, line: bytes, *, has_failed: bool) -> None:
         try:
             record = msgspec.json.decode(line, type=_Record)
-        except msgspec.DecodeError:
-            raise ConfigError(f"{where} is no result of a batch job; {_REMEDY}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self._problems.append((path, f"line {number} is no result of a batch job"))
+            return
+        problem = self._problem_of(record)
+        if problem is not None:
+            self._problems.append((path, f"line {number} {problem}"))
+        if record.custom_id not in self.done:
+            self._count(record, has_failed=has_failed)
+
+    def _problem_of(self, record: _Record) -> str | None:
+        """Say why a record is no result of this job that is still to come."""
         name = record.custom_id[:80]
         if record.custom_id in self.done:
-            raise ConfigError(f"{where} answers {name!r} for the second time; {_REMEDY}")
-        if self._model is not None:
-            self._check_asked(where, record, self._model)
-        self._count(record, has_failed=has_failed)
-
-    def _check_asked(self, where: str, record: _Record, model: str) -> None:
-        name = record.custom_id[:80]
+            return f"answers {name!r} for the second time"
+        if self._model is None:
+            return None
         if record.custom_id not in self.result_ids:
-            raise ConfigError(f"{where} answers {name!r}, which the input does not ask: another job's; {_REMEDY}")
+            return f"answers {name!r}, which the input does not ask: another job's"
         if record.id != self.result_ids[record.custom_id]:
-            raise ConfigError(f"{where} answers another request {name!r} than the input has now; {_REMEDY}")
+            return f"answers another request {name!r} than the input has now"
         answered_by = record.response.body.model if record.response is not None else None
-        if answered_by not in (None, model):
-            raise ConfigError(f"{where} was answered by {answered_by!r}, but the model is {model!r} now; {_REMEDY}")
+        if answered_by not in (None, self._model):
+            return f"was answered by {answered_by!r}, but the model is {self._model!r} now"
+        return None
+
+    def _check_problems(self) -> None:
+        """Raise JournalError if there is a problem."""
+        if self._problems:
+            path, problem = self._problems[0]
+            raise JournalError(path, problem, self.totals)
 
 
 def _open_alone(path: Path) -> FileIO:
-    """Open a file to append to. Raises: ConfigError if another job has it open, or it cannot be read again; OSError."""
+    """Open a file to append to.
+
+    Raises: JournalError if another job has it open, or it cannot be read again; OSError.
+    """
     if path.exists() and not path.is_file():
-        raise ConfigError(f"{path} is no regular file, so results could not be read again; name another")
-    file = path.open("ab", buffering=0)
+        raise JournalError(path, "it is no regular file, so results could not be read again")
+    try:
+        file = path.open("ab", buffering=0)
+    except PermissionError:
+        raise JournalError(path, "it may not be written to") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise ConfigError(f"another job is writing to {path}; {_REMEDY}") from None
+        raise JournalError(path, "another job is writing to it") from None
     return file
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError
 from moeflow.engine.generator import Generator
-from moeflow.engine.process_client import ProcessEngine
+from moeflow.engine.supervisor import Supervisor
 from moeflow.engine.tokenizer import Tokenizer
 from moeflow.server.config import ServerConfig
 from moeflow.server.jobs.journal import Journal
@@ -59,8 +59,8 @@ async def answer_file(
 ) -> JobState:
     """Load the model and answer all requests that are not done. SIGTERM cancels it as Ctrl-C does.
 
-    Raises: what loading raises; EngineError if the engine dies; OSError if results cannot be written. The journal
-    is good to go on with in each case.
+    Raises: what loading raises; EngineError if the engine dies for good; OSError if results cannot be written. The
+    journal is good to go on with in each case.
     """
     task = asyncio.current_task()
     assert task is not None, "called as a coroutine"
@@ -68,7 +68,7 @@ async def answer_file(
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
     try:
         tokenizer = await asyncio.to_thread(Tokenizer.load, config.model_path)
-        engine = await ProcessEngine.start(config, on_progress=on_loading)
+        engine = await Supervisor.start(config, on_progress=on_loading)
         try:
             service = Service(ServerConfig())
             service.attach(Generator(engine, tokenizer))
@@ -84,13 +84,13 @@ async def answer_file(
         loop.remove_signal_handler(signal.SIGTERM)
 
 
-async def _watch(engine: ProcessEngine, journal: Journal, total: int, on_state: Callable[[JobState], None]) -> None:
+async def _watch(engine: Supervisor, journal: Journal, total: int, on_state: Callable[[JobState], None]) -> None:
     while True:
         on_state(_state(engine, journal, total))
         await asyncio.sleep(WATCH_S)
 
 
-def _state(engine: ProcessEngine, journal: Journal, total: int) -> JobState:
+def _state(engine: Supervisor, journal: Journal, total: int) -> JobState:
     stats = engine.stats()
     return JobState(
         len(journal.done), journal.totals.failed, total, stats.generated_tokens_total, stats.tokens_per_second

@@ -2,7 +2,8 @@
 
 What it needs to go on is on disk at every moment: after a kill the next start finds the unfinished jobs, their
 journals say which requests are done, and each step of finishing may happen twice. While no model is served, or
-another than a job is for, the job waits; its time runs all the same. It waits, too, while the disk is full.
+another than a job is for, the job waits; its time runs all the same. It waits, too, while the disk is full. What is
+damaged on disk ends the job that it belongs to, and no other.
 
 validating -> failed, if the input is none
 validating -> in_progress -> finalizing -> completed
@@ -20,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from moeflow.core.errors import EngineError
-from moeflow.server.jobs.batch_store import FINAL, BatchStore, Counts, Errors, StoredBatch, result_file_ids
+from moeflow.server.jobs.batch_store import FINAL, BatchStore, Counts, Errors, Outcome, StoredBatch, result_file_ids
 from moeflow.server.jobs.file_store import FileStore
-from moeflow.server.jobs.journal import EXPIRED, Journal
+from moeflow.server.jobs.journal import EXPIRED, Journal, JournalError
 from moeflow.server.jobs.lines import Input, LineProblem, scan
 from moeflow.server.jobs.runner import run_job
 from moeflow.server.service import Service
@@ -53,6 +54,13 @@ class BatchWorker:
         self._news.set()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._work())
+
+    def finish_settled(self) -> None:
+        """Hand out results that an earlier server was about to, without waiting for a model."""
+        for batch in self._batches.unfinished():
+            if self._batches.outcome(batch) is not None:
+                with contextlib.suppress(OSError):  # once there is room, `wake` tries again
+                    self._finish(batch)
 
     async def stop(self) -> None:
         """Leave the running job as it is; the next start goes on with it."""
@@ -103,7 +111,7 @@ class BatchWorker:
 
     def _is_served(self, batch: StoredBatch) -> bool:
         loaded = self._service.loaded
-        return self._service.status == "ready" and loaded is not None and loaded.client.model.name == batch.model
+        return self._service.is_lasting and loaded is not None and loaded.client.model.name == batch.model
 
     def _left_s(self, batch: StoredBatch) -> float:
         return batch.expires_at - self._batches.now
@@ -119,17 +127,26 @@ class BatchWorker:
                 await self._to_its_end(batch)
             except (EngineError, OSError):
                 raise
-            except Exception as error:
+            except JournalError as error:
+                logger.error("batch %s ends: %s", batch.id, error)
+                batch.count(error.totals)
+                self._fail(batch, "results_damaged", f"results on the server's disk are damaged: {error.problem}")
+            except Exception:
                 logger.exception("batch %s failed", batch.id)
-                problem = LineProblem(None, "internal_error", f"the server failed on this batch: {error}")
-                self._batches.change(batch, outcome="failed", errors=Errors(data=[problem]))
-                self._finish(batch)
+                self._fail(batch, "internal_error", "the server failed on this batch; its log has the details")
         except EngineError as error:  # not the job's fault: a later start goes on
             logger.warning("batch %s waits: %s", batch.id, error)
             await asyncio.sleep(ENGINE_RETRY_S)
         except OSError as error:
             logger.warning("batch %s waits, its results cannot be written: %s", batch.id, error)
             await asyncio.sleep(DISK_RETRY_S)
+
+    def _fail(self, batch: StoredBatch, code: str, message: str) -> None:
+        """End a job whose results cannot be completed; one that is being cancelled ends as that."""
+        if self._batches.outcome(batch) is None:
+            outcome: Outcome = "cancelled" if batch.status == "cancelling" else "failed"
+            self._batches.change(batch, outcome=outcome, errors=Errors(data=[LineProblem(None, code, message)]))
+        self._finish(batch)
 
     async def _to_its_end(self, batch: StoredBatch) -> None:
         if self._batches.outcome(batch) is None:

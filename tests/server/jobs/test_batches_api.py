@@ -260,7 +260,8 @@ def test_refusals(client):
         (openai.BadRequestError, lambda: _create(client, file.id, endpoint="/v1/embeddings")),
         (openai.BadRequestError, lambda: _create(client, file.id, completion_window="1h")),
         (openai.BadRequestError, lambda: _create(client, file.id, metadata={"a": "b" * 513})),
-        (openai.BadRequestError, lambda: client.batches.list(after="batch_none")),
+        (openai.NotFoundError, lambda: client.batches.list(after="batch_none")),
+        (openai.NotFoundError, lambda: client.files.list(after="file-none")),
     ):
         with pytest.raises(error) as caught:
             request()
@@ -321,13 +322,11 @@ def test_uploads_lie_in_the_data_folder_while_they_come(serve, data, monkeypatch
 
 @pytest.mark.parametrize("num_bytes", [1, 3_000_000])
 def test_an_upload_that_the_disk_does_not_take_leaves_nothing(serve, data, monkeypatch, num_bytes):
-    place = data / "files" / "file-full"
+    def full(prefix: str, _now_s: float) -> str:
+        (data / "files" / f"{prefix}full").symlink_to("/dev/full")
+        return f"{prefix}full"
 
-    def full(_store: file_store.FileStore) -> Path:
-        place.symlink_to("/dev/full")
-        return place
-
-    monkeypatch.setattr(file_store.FileStore, "place", full)
+    monkeypatch.setattr(file_store, "new_id", full)
     with serve() as client:
         with pytest.raises(openai.InternalServerError, match="No space left on device; make room there") as caught:
             client.files.create(file=b"x" * num_bytes, purpose="batch")
@@ -399,6 +398,9 @@ async def test_forms_that_are_none(make_app, data):
         assert (await http.post("/v1/files", content=b"--b\r\nnonsense", headers=form)).status_code == 400
         answer = await http.post("/v1/files", data={"purpose": "batch"}, files={"other": b"x"})
         assert "a file is needed" in answer.json()["error"]["message"]
+        for name, value in (("expires_after[anchor]", "created_at"), ("expires_after[seconds]", "3600")):
+            answer = await http.post("/v1/files", data={"purpose": "batch", name: value}, files={"file": b"x"})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "expires_after[anchor]")
         answer = await http.post("/v1/files", data={"purpose": "batch", "ttl": "1"}, files={"file": b"x"})
         assert "unknown field 'ttl'" in answer.json()["error"]["message"]
     await jobs.close()

@@ -140,7 +140,7 @@ def test_a_write_that_fails_in_the_middle_leaves_no_half_line(tmp_path):
 def test_two_jobs_share_no_error_file(tmp_path):
     with open_journal(tmp_path) as journal:
         write(journal, "b")
-        with pytest.raises(ConfigError, match=r"another job is writing to .*err\.jsonl"):
+        with pytest.raises(ConfigError, match=r"err\.jsonl: another job is writing to it"):
             Journal(tmp_path / "other.jsonl", tmp_path / "err.jsonl", IDS, MODEL)
 
 

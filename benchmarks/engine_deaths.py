@@ -1,0 +1,324 @@
+"""What clients notice of an engine that dies, and what it leaves behind.
+
+    python benchmarks/engine_deaths.py kills [MODEL] --out FILE      streams while the engine is killed again and again
+    python benchmarks/engine_deaths.py aborts [MODEL] --out FILE     clients that hang up, then kills
+
+`kills` streams requests of many kinds from a server, once undisturbed and once while its engine is killed (SIGKILL) at
+random moments; it compares every token and reports the longest pause of a stream beside the time in which the engine
+was ready again. `aborts` reports memory, descriptors and threads of both processes after every tenth of the aborts, and
+after the kills. All of it runs on this machine, bounded in count and time. Exits with 1 if a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from moeflow.bench.records import make_record
+
+OPTIONS = {
+    "kills": ["--max-running", "32"],
+    "aborts": ["--max-running", "32", "--kv-cache", "256MiB"],  # all of it is in use after the first tenth
+}
+PAUSE_LIMIT_S = 3.0  # beyond the time in which the engine is ready again
+GROWTH_LIMIT_BYTES = 32 * 2**20  # from the first tenth of the aborts to their end, and over all restarts
+MAX_WAIT_S = 600.0  # for a line of a stream: some wait for a place while the engine is killed again and again
+WORDS = ("the", "river", "stone", "quick", "light", "under", "seven", "green", "morning", "window", "engine", "answer")
+
+
+@dataclass
+class Stream:
+    """What one client has got, and when."""
+
+    events: list[Any] = field(default_factory=list)  # choice index, text, log-probabilities, reason of the end
+    times_s: list[float] = field(default_factory=list)
+    error: str | None = None
+
+    def pause_at(self, moment_s: float) -> float:
+        """Return how long the pause was in which this moment lies; 0: the stream had not begun, or was over."""
+        before = [time_s for time_s in self.times_s if time_s <= moment_s]
+        after = [time_s for time_s in self.times_s if time_s > moment_s]
+        return after[0] - before[-1] if before and after else 0.0
+
+
+class Server:
+    """`moeflow serve` as a user starts it."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        """Wait until it says where it listens."""
+        self.process = process
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        address = re.search(r"http://\S+", line)
+        if address is None:
+            raise SystemExit(f"the server did not start: {line}")
+        self.url = address[0]
+
+    @property
+    def engine(self) -> psutil.Process:
+        """The engine's process that runs now."""
+        return next(child for child in psutil.Process(self.process.pid).children() if _is_engine(child))
+
+
+def _is_engine(process: psutil.Process) -> bool:
+    """Whether this is an engine that has not ended: another process of the server renders chat templates."""
+    return process.status() != psutil.STATUS_ZOMBIE and "moeflow.engine.process" in process.cmdline()
+
+
+@contextlib.contextmanager
+def serving(model: str, options: list[str]) -> Iterator[Server]:
+    """Run a server; it has to end in order."""
+    arguments = ["serve", *([model] if model else []), "--port", "0", *options]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moeflow.cli.main", *arguments], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield Server(process)
+        process.send_signal(signal.SIGTERM)
+        if process.wait(60):
+            raise SystemExit(f"the server ended with {process.returncode}")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def make_bodies(number: int, num_tokens: int) -> list[dict[str, Any]]:
+    """Make requests of all kinds: greedy, sampled, penalties, log-probabilities, several completions, stop strings."""
+    rng = random.Random(7)
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 0.9, "seed": 5},
+        {"temperature": 0, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+        {"temperature": 1.0, "seed": 9, "top_p": 0.9, "top_k": 40, "logprobs": 3},
+        {"temperature": 0.8, "seed": 2, "n": 2},
+        {"temperature": 0.7, "seed": 3, "stop": ["zzqq"], "min_tokens": num_tokens // 2},
+    ]
+    bodies = []
+    for index in range(number):
+        prompt = " ".join(rng.choice(WORDS) for _ in range(rng.randrange(4, 60)))
+        kind = kinds[index % len(kinds)]
+        bodies.append({"prompt": prompt, "max_tokens": num_tokens // kind.get("n", 1), "ignore_eos": True, **kind})
+    return bodies
+
+
+async def read_stream(client: httpx.AsyncClient, body: dict[str, Any], found: Stream) -> None:
+    """Send a request and read its stream to the end."""
+    async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            found.times_s.append(time.monotonic())
+            if "error" in event:
+                found.error = event["error"]["message"]
+                return
+            found.events += [(c["index"], c["text"], c["logprobs"], c["finish_reason"]) for c in event["choices"]]
+
+
+def by_choice(found: Stream) -> dict[int, list[Any]]:
+    """Return a stream's events apart for each completion: their order among each other is chance."""
+    indices = {index for index, *_ in found.events}
+    return {index: [rest for i, *rest in found.events if i == index] for index in indices}
+
+
+async def stream_all(client: httpx.AsyncClient, bodies: list[dict[str, Any]], streams: list[Stream]) -> None:
+    """Run all requests at once."""
+    await asyncio.gather(*(read_stream(client, *each) for each in zip(bodies, streams, strict=True)))
+
+
+async def until_ready(client: httpx.AsyncClient) -> None:
+    """Wait until the server takes requests."""
+    last_s = time.monotonic() + MAX_WAIT_S
+    while (await client.get("/ready")).status_code != 200:
+        if time.monotonic() > last_s:
+            raise SystemExit("the server did not come back")
+        await asyncio.sleep(0.02)
+
+
+async def kill(server: Server, client: httpx.AsyncClient) -> tuple[float, float]:
+    """Kill the engine; return when, and how long it took until another was ready."""
+    moment_s = time.monotonic()
+    server.engine.kill()
+    while (await client.get("/ready")).status_code == 200:
+        await asyncio.sleep(0.005)
+    await until_ready(client)
+    return moment_s, time.monotonic() - moment_s
+
+
+async def kill_often(
+    server: Server, client: httpx.AsyncClient, streams: list[Stream], num_kills: int
+) -> list[tuple[float, float]]:
+    """Kill the engine so often, each time after a random number of events has come; return what `kill` does."""
+    rng = random.Random(1)
+    kills = []
+    for _ in range(num_kills):
+        goal = sum(len(stream.times_s) for stream in streams) + rng.randrange(1, 4 * len(streams))
+        while sum(len(stream.times_s) for stream in streams) < goal:
+            await asyncio.sleep(0.01)
+        kills.append(await kill(server, client))
+    return kills
+
+
+async def run_kills(server: Server, num_streams: int, num_tokens: int, num_kills: int) -> dict[str, Any]:
+    """Compare disturbed streams with undisturbed ones."""
+    bodies = make_bodies(num_streams, num_tokens)
+    async with connect(server) as client:
+        calm = [Stream() for _ in bodies]
+        await stream_all(client, bodies, calm)
+        disturbed = [Stream() for _ in bodies]
+        streaming = asyncio.create_task(stream_all(client, bodies, disturbed))
+        killing = asyncio.create_task(kill_often(server, client, disturbed, num_kills))
+        await asyncio.wait((streaming, killing), return_when=asyncio.FIRST_COMPLETED)
+        if not killing.done():
+            raise SystemExit("the streams were over before the last kill: raise --tokens")
+        await streaming
+        stats = (await client.get("/stats")).json()
+    pauses = [
+        {"ready_again_s": ready_s, "longest_pause_s": max(stream.pause_at(moment_s) for stream in disturbed)}
+        for moment_s, ready_s in killing.result()
+    ]
+    return {
+        "num_streams": num_streams,
+        "num_kills": num_kills,
+        "num_restarts": stats["engine_restarts_total"],
+        "num_errors": sum(stream.error is not None for stream in disturbed),
+        "errors": sorted({stream.error for stream in disturbed if stream.error is not None})[:3],
+        "num_equal": sum(by_choice(a) == by_choice(b) for a, b in zip(calm, disturbed, strict=True)),
+        "pauses": pauses,
+        "worst_pause_beyond_ready_s": max(each["longest_pause_s"] - each["ready_again_s"] for each in pauses),
+    }
+
+
+def connect(server: Server) -> httpx.AsyncClient:
+    """Return a client with room for all connections."""
+    limits = httpx.Limits(max_connections=200)
+    return httpx.AsyncClient(base_url=server.url, timeout=MAX_WAIT_S, limits=limits)
+
+
+def measure(server: Server) -> dict[str, Any]:
+    """Return what both processes hold now."""
+    http, engine = psutil.Process(server.process.pid), server.engine
+    return {
+        name: {
+            "rss_bytes": process.memory_info().rss,
+            "descriptors": process.num_fds(),
+            "threads": process.num_threads(),
+        }
+        for name, process in (("http", http), ("engine", engine))
+    }
+
+
+async def abort(client: httpx.AsyncClient, body: dict[str, Any], num_events: int) -> None:
+    """Send a request and hang up after so many events; 0: before the answer begins."""
+    with contextlib.suppress(TimeoutError, httpx.TransportError):
+        async with asyncio.timeout(0.05 if not num_events else MAX_WAIT_S):
+            async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
+                async for line in response.aiter_lines():
+                    num_events -= line.startswith("data: {")
+                    if num_events <= 0:
+                        return
+
+
+async def until_idle(client: httpx.AsyncClient) -> dict[str, Any]:
+    """Wait until nothing runs any more; return the statistics."""
+    last_s = time.monotonic() + MAX_WAIT_S
+    while True:
+        stats: dict[str, Any] = (await client.get("/stats")).json()
+        if not (stats["num_unfinished"] or stats["num_running"] or stats["num_waiting"] or stats["kv_blocks_used"]):
+            return stats
+        if time.monotonic() > last_s:
+            raise SystemExit(f"requests or blocks are left: {stats}")
+        await asyncio.sleep(0.05)
+
+
+async def run_aborts(server: Server, num_clients: int, num_aborts: int, num_kills: int) -> dict[str, Any]:
+    """Hang up so often, then kill the engine so often."""
+    rng = random.Random(3)
+    bodies = make_bodies(6 * num_clients, 64)
+    samples = []
+    async with connect(server) as client:
+        for _ in range(10):
+            for _ in range(max(num_aborts // 10 // num_clients, 1)):
+                chosen = [rng.choice(bodies) for _ in range(num_clients)]
+                await asyncio.gather(*(abort(client, body, rng.randrange(0, 4)) for body in chosen))
+            await until_idle(client)
+            samples.append(measure(server))
+        after_kills = []
+        for _ in range(num_kills):
+            aborts = [asyncio.create_task(abort(client, rng.choice(bodies), 3)) for _ in range(num_clients)]
+            await kill(server, client)
+            await asyncio.gather(*aborts)
+            await until_idle(client)
+            after_kills.append(measure(server))
+        stats = await until_idle(client)
+    grown = [samples[-1][name]["rss_bytes"] - samples[0][name]["rss_bytes"] for name in ("http", "engine")]
+    return {
+        "num_aborts": 10 * num_clients * max(num_aborts // 10 // num_clients, 1),
+        "num_kills": num_kills,
+        "num_restarts": stats["engine_restarts_total"],
+        "requests_cancelled_total": stats["requests_cancelled_total"],
+        "during_aborts": samples,
+        "after_kills": after_kills,
+        "http_grown_bytes": grown[0],
+        "engine_grown_bytes": grown[1],
+        "http_grown_over_kills_bytes": after_kills[-1]["http"]["rss_bytes"] - samples[-1]["http"]["rss_bytes"],
+        "http_descriptors_grown": after_kills[-1]["http"]["descriptors"] - samples[0]["http"]["descriptors"],
+        "http_threads_grown": after_kills[-1]["http"]["threads"] - samples[0]["http"]["threads"],
+    }
+
+
+def is_good(found: dict[str, Any]) -> bool:
+    """Whether the bars are reached."""
+    if "num_equal" in found:
+        is_fast = found["worst_pause_beyond_ready_s"] < PAUSE_LIMIT_S
+        return is_fast and not found["num_errors"] and found["num_equal"] == found["num_streams"]
+    growths = (found["http_grown_bytes"], found["engine_grown_bytes"], found["http_grown_over_kills_bytes"])
+    is_flat = max(growths) < GROWTH_LIMIT_BYTES
+    return is_flat and found["http_descriptors_grown"] <= 2 and found["http_threads_grown"] <= 1
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description="What clients notice of an engine that dies.")
+    parser.add_argument("what", choices=("kills", "aborts"))
+    parser.add_argument("model", nargs="?", default="", help="a model; without one, the built-in")
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=96, help="of each stream")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--aborts", type=int, default=10_000)
+    parser.add_argument("--out", type=Path, help="file that gets the record as JSON")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run it."""
+    args = parse()
+    with serving(args.model, OPTIONS[args.what]) as server:
+        if args.what == "kills":
+            found = asyncio.run(run_kills(server, args.clients, args.tokens, args.kills))
+        else:
+            found = asyncio.run(run_aborts(server, args.clients, args.aborts, args.kills))
+    record = make_record(f"engine_{args.what}", ["python", *sys.argv], seed=7, threads=None, **found)
+    print(json.dumps(found, indent=1))
+    if args.out is not None:
+        args.out.write_text(json.dumps(record) + "\n")
+    return 0 if is_good(found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

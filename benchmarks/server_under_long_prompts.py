@@ -1,0 +1,281 @@
+"""Claim: clients that send long prompts do not freeze the others: `/health` answers within 100 ms in 99 of 100 cases.
+
+Starts `moeflow serve`, keeps a few streams running, asks `/health` fifty times a second, and has several clients
+send one kind of large body after another, each as large as the server takes. Latencies count from when a probe was
+due, not from when it could be sent, so a freeze of seconds is not one bad sample among many good ones.
+
+    python benchmarks/server_under_long_prompts.py [MODEL] --out results.jsonl
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import click
+import psutil
+
+from moeflow.bench.records import Record, make_record
+from moeflow.bench.tables import Table
+from moeflow.cli.bench_output import keep, show
+
+PROBE_S = 0.02
+BODY_BYTES = 4 * 2**20 - 4096  # just below the server's default limit
+CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
+PATIENCE_S = 300.0  # for an answer
+SENTENCE = "The quick brown fox jumps over the lazy dog. "
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One kind of large request."""
+
+    name: str
+    path: str
+    body: bytes
+
+
+@dataclass
+class Phase:
+    """What was seen while one attack, or none, was under way."""
+
+    name: str
+    health_s: list[float] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list)  # between the events of a stream
+    answers: Counter[str] = field(default_factory=Counter)  # to the attackers, by status
+    peak_bytes: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def attacks() -> list[Attack]:
+    """Return the large requests: what a model could be given, and what it never could."""
+    text = SENTENCE * (BODY_BYTES // len(SENTENCE))
+    short = {"role": "user", "content": "a"}
+    chat = json.dumps({"max_tokens": 1, "messages": [{"role": "user", "content": text}]})
+    turns = json.dumps({"max_tokens": 1, "messages": [short] * (BODY_BYTES // len(json.dumps(short) + ", "))})
+    ids = "[" + ",".join(["7"] * (BODY_BYTES // 2)) + "]"
+    lists = "[" + ",".join(["[]"] * (BODY_BYTES // 3)) + "]"
+    return [
+        Attack("text", COMPLETIONS, json.dumps({"max_tokens": 1, "prompt": text}).encode()),
+        Attack("chat", CHAT, chat.encode()),
+        Attack("many messages", CHAT, turns.encode()),
+        Attack("token ids", COMPLETIONS, f'{{"max_tokens": 1, "prompt": {ids}}}'.encode()),
+        Attack("empty lists", COMPLETIONS, f'{{"max_tokens": 1, "prompt": {lists}}}'.encode()),
+        Attack("tokenize", TOKENIZE, json.dumps({"prompt": text}).encode()),
+    ]
+
+
+class Client:
+    """One connection at a time to the server."""
+
+    def __init__(self, address: str) -> None:
+        parts = urlsplit(address)
+        self._connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=PATIENCE_S)
+
+    def get(self, path: str) -> int:
+        """Ask, and return the status."""
+        self._connection.request("GET", path)
+        response = self._connection.getresponse()
+        response.read()
+        return response.status
+
+    def post(self, path: str, body: bytes) -> http.client.HTTPResponse:
+        """Send JSON and return the answer, not yet read."""
+        self._connection.request("POST", path, body, {"Content-Type": "application/json"})
+        return self._connection.getresponse()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+
+@contextlib.contextmanager
+def serving(model: str | None) -> Iterator[tuple[str, psutil.Process]]:
+    """Yield a fresh server's address and process."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "moeflow.cli.main", "serve", *([model] if model else [])]
+        command += ["--port", "0", "--data-dir", folder]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            try:
+                line = server.stdout.readline()
+                if not line:
+                    raise click.ClickException(f"the server ended with {server.wait()} before it was ready")
+                yield line.split()[-1], psutil.Process(server.pid)
+            finally:
+                server.terminate()
+
+
+def probe(address: str, phase: Phase, until: float) -> None:
+    """Ask for /health at fixed times and keep how late each answer was."""
+    client = Client(address)
+    due = time.monotonic()
+    while due < until:
+        time.sleep(max(0.0, due - time.monotonic()))
+        status = client.get("/health")
+        phase.health_s.append(time.monotonic() - due)
+        if status != 200:
+            phase.problems.append(f"/health said {status}")
+        due += PROBE_S
+    client.close()
+
+
+def stream(address: str, phase: Phase, until: float) -> None:
+    """Read answers event by event and keep the time between them."""
+    body = {"messages": [{"role": "user", "content": "Count from 1 to 1000."}], "stream": True, "ignore_eos": True}
+    while time.monotonic() < until:
+        client = Client(address)
+        response = client.post(CHAT, json.dumps({**body, "max_tokens": 400}).encode())
+        before: float | None = None
+        while time.monotonic() < until and (line := response.readline()):
+            if not line.startswith(b"data: {"):
+                continue
+            if b'"error"' in line[:20]:
+                phase.problems.append(f"a stream failed: {line[:200]!r}")
+            now = time.monotonic()
+            if before is not None:
+                phase.gaps_s.append(now - before)
+            before = now
+        client.close()
+
+
+def attack(address: str, phase: Phase, until: float, kind: Attack) -> None:
+    """Send the large body again and again."""
+    while time.monotonic() < until:
+        client = Client(address)
+        try:
+            response = client.post(kind.path, kind.body)
+            response.read()
+            phase.answers[str(response.status)] += 1
+        except OSError as error:  # refused before the whole body was sent
+            phase.answers[type(error).__name__] += 1
+        client.close()
+
+
+def watch_memory(process: psutil.Process, phase: Phase, until: float) -> None:
+    """Keep the most memory that the process that speaks HTTP held."""
+    while time.monotonic() < until:
+        phase.peak_bytes = max(phase.peak_bytes, process.memory_info().rss)
+        time.sleep(PROBE_S)
+
+
+def run_phase(
+    address: str, process: psutil.Process, kind: Attack | None, clients: Sequence[int], seconds: float
+) -> Phase:
+    """Run probes, streams and perhaps an attack side by side."""
+    phase = Phase(kind.name if kind else "quiet")
+    until = time.monotonic() + seconds
+    num_attackers, num_streams = clients
+    jobs = [(probe, (address, phase, until)), (watch_memory, (process, phase, until))]
+    jobs += [(stream, (address, phase, until))] * num_streams
+    jobs += [(attack, (address, phase, until, kind))] * (num_attackers if kind else 0)
+    threads = [threading.Thread(target=target, args=args) for target, args in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return phase
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return a quantile in milliseconds; 0 of nothing."""
+    ordered = sorted(values)
+    return round(ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1000, 2) if ordered else 0.0
+
+
+def summary(phase: Phase) -> Record:
+    """Return a phase's figures."""
+    times = {
+        f"{name}_ms": {
+            "count": len(values),
+            "p50": quantile(values, 0.5),
+            "p99": quantile(values, 0.99),
+            "max": quantile(values, 1),
+        }
+        for name, values in (("health", phase.health_s), ("token_gap", phase.gaps_s))
+    }
+    return {
+        "name": phase.name,
+        **times,
+        "answers": dict(phase.answers),
+        "peak_mib": phase.peak_bytes // 2**20,
+        "problems": sorted(set(phase.problems)),
+    }
+
+
+def table(record: Record) -> Table:
+    """Return the figures for people."""
+    rows = [
+        (
+            phase["name"],
+            *(f"{phase[kind][name]:.0f}" for kind in ("health_ms", "token_gap_ms") for name in ("p50", "p99", "max")),
+            ", ".join(f"{count} x {status}" for status, count in phase["answers"].items()),
+            str(phase["peak_mib"]),
+        )
+        for phase in record["phases"]
+    ]
+    columns = (
+        "attack",
+        "/health p50 ms",
+        "p99",
+        "max",
+        "token gap p50 ms",
+        "p99",
+        "max",
+        "answers to attackers",
+        "peak MiB",
+    )
+    title = f"{record['attackers']} clients send bodies of 4 MiB, {record['streams']} streams run beside them"
+    return Table(title, columns, tuple(rows))
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--attackers", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--streams", type=click.IntRange(0), default=2, show_default=True)
+@click.option("--seconds", type=click.FloatRange(1.0), default=10.0, show_default=True, help="For each attack.")
+@click.option("--attack", "names", multiple=True, help="Run only this attack; may be given several times.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Append the record to this file.")
+def main(
+    model: str | None, attackers: int, streams: int, seconds: float, names: tuple[str, ...], out: Path | None
+) -> None:
+    """Attack a server of MODEL (default: the built-in one) and measure what others feel."""
+    chosen = [kind for kind in attacks() if not names or kind.name in names]
+    phases = []
+    for kind in (None, *chosen):
+        with serving(model) as (address, process):  # a fresh one, so that peaks of memory are the attack's own
+            phase = run_phase(address, process, kind, (attackers, streams), seconds)
+        phases.append(summary(phase))
+        click.echo(json.dumps(phases[-1]), err=True)
+    record = make_record(
+        "server_under_long_prompts",
+        ["python", *sys.argv],
+        seed=0,
+        threads=None,
+        model=Path(model).name if model else "built-in",
+        attackers=attackers,
+        streams=streams,
+        seconds=seconds,
+        body_bytes=BODY_BYTES,
+        worst_health_p99_ms=max(phase["health_ms"]["p99"] for phase in phases),
+        median_token_gap_ms=statistics.median(phase["token_gap_ms"]["p50"] for phase in phases),
+        phases=phases,
+    )
+    keep(record, out, as_json=False)
+    show(table(record))
+
+
+if __name__ == "__main__":
+    main()

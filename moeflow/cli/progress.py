@@ -1,0 +1,156 @@
+"""How far long work is, on stderr: a bar with the time left on a terminal, a plain line now and then elsewhere.
+
+Bars vanish at the end. Work that is over before the first line is due prints nothing where no terminal watches.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
+
+PLAIN_PROGRESS_S = 10.0  # where no terminal watches: how often a line is printed
+PLAIN_FIRST_S = 2.0  # and after how long the first
+_LEAST_ELAPSED_S = 2.0  # before that the rate says little of the time left
+
+
+class TimeLeftColumn(ProgressColumn):
+    """The time left as people say it; nothing until it can be estimated."""
+
+    def render(self, task: Task) -> Text:
+        """See `ProgressColumn`."""
+        return Text("" if task.finished else time_left(task.elapsed or 0.0, task.completed, task.total or 0.0))
+
+
+class PlainLines:
+    """Prints how far work is: a line after `PLAIN_FIRST_S`, then at most one in `PLAIN_PROGRESS_S`."""
+
+    def __init__(self) -> None:
+        self._due_s = time.monotonic() + PLAIN_FIRST_S
+
+    def show(self, make_line: Callable[[], str]) -> None:
+        """Print the line that `make_line` returns if one is due."""
+        now_s = time.monotonic()
+        if now_s >= self._due_s:
+            self._due_s = now_s + PLAIN_PROGRESS_S
+            click.echo(make_line(), err=True)
+
+
+class Bar:
+    """Work of a known number of steps."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress = progress
+        self._task = progress.add_task("", total=total)
+        self._plain = PlainLines()
+
+    def say(self, what: str) -> None:
+        """Show what is being done."""
+        self._progress.update(self._task, description=what)
+        self._show()
+
+    def advance(self) -> None:
+        """Count one more step as done."""
+        self._progress.advance(self._task)
+        self._show()
+
+    def _show(self) -> None:
+        if self._progress.disable:
+            (task,) = self._progress.tasks
+            self._plain.show(lambda: plain_line(task, f"{task.completed:.0f} of {task.total:.0f}"))
+
+
+@contextmanager
+def bar(total: int) -> Iterator[Bar]:
+    """Yield a bar of so many steps."""
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeLeftColumn(),
+        TextColumn("{task.description}"),
+    )
+    with drawn(*columns) as progress:
+        yield Bar(progress, total)
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function to call with (done, total), in whatever unit."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeLeftColumn(),
+    )
+    plain = PlainLines()
+    with drawn(*columns) as progress:
+        task_id = progress.add_task(label, total=None)
+
+        def report(done: int, total: int) -> None:
+            progress.update(task_id, completed=done, total=total)
+            if progress.disable:
+                (task,) = progress.tasks
+                plain.show(lambda: plain_line(task, f"{done / max(total, 1):.0%}"))
+
+        yield report
+
+
+@contextmanager
+def drawn(*columns: ProgressColumn, vanishes: bool = True) -> Iterator[Progress]:
+    """Yield rich's progress on stderr; it is disabled where no terminal watches, and its tasks count all the same."""
+    console = Console(file=sys.stderr)
+    is_hidden = not console.is_terminal
+    with Progress(
+        *columns, console=console, transient=vanishes, disable=is_hidden, get_time=time.monotonic
+    ) as progress:
+        yield progress
+
+
+@contextmanager
+def steps(label: str) -> Iterator[Callable[[str], None]]:
+    """Yield a function to call with what is being done now: a spinner on a terminal."""
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        plain = PlainLines()
+        yield lambda what: plain.show(lambda: f"{label}: {what}")
+        return
+    with console.status(label) as status:
+        yield lambda what: status.update(f"{label}: {what}")
+
+
+def plain_line(task: Task, amount: str) -> str:
+    """Write how far a task is: what it does, how much of it is done, and the time left."""
+    left = time_left(task.elapsed or 0.0, task.completed, task.total or 0.0)
+    return (f"{task.description}: " if task.description else "") + ", ".join(filter(None, (amount, left)))
+
+
+def time_left(elapsed_s: float, done: float, total: float) -> str:
+    """Write the time left if work goes on at its mean rate: "about 40 s left"; nothing as long as that is unknown."""
+    if elapsed_s < _LEAST_ELAPSED_S or not 0 < done < total:
+        return ""
+    return f"about {duration_text(elapsed_s / done * (total - done))} left"
+
+
+def duration_text(seconds: float) -> str:
+    """Write a duration in whole numbers: "40 s", "12 min", "3 h 20 min"."""
+    minutes = round(seconds / 60)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"

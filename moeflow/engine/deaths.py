@@ -1,0 +1,88 @@
+"""How an engine's process ended, in words, and whether what it computed may be the reason.
+
+The kernel counts the processes that it kills for lack of memory, so a SIGKILL of its own can be told from one that
+somebody sent. Knows nothing of requests but their ids.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_MEANINGS = {signal.SIGBUS: ", as when a file in use is cut"}
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """The end of an engine's process."""
+
+    reason: str
+    is_from_outside: bool = False  # somebody ended it: no request is to blame
+    in_pass: Mapping[str, int] = field(default_factory=dict)  # requests of the last pass, output tokens they had
+
+
+@dataclass(frozen=True, slots=True)
+class OomKills:
+    """How many processes the kernel has killed for lack of memory so far; None where it does not tell."""
+
+    of_group: int | None  # in this process's control group, whichever limit was reached
+    of_system: int | None
+
+    @classmethod
+    def read(cls, root: Path = Path("/")) -> OomKills:
+        """Read the kernel's counters. A few small files; nothing to wait for."""
+        counts = (_counter(path) for path in _group_files(root))
+        return cls(next((count for count in counts if count is not None), None), _counter(root / "proc/vmstat"))
+
+
+def name_death(code: int, before: OomKills, after: OomKills) -> Death:
+    """Say how a process with this exit code ended. `before` and `after` are counts from either side of its end."""
+    if code >= 0:
+        return Death(f"exit code {code}")
+    number = signal.Signals(-code)
+    if number is not signal.SIGKILL:
+        return Death(number.name + _MEANINGS.get(number, ""), is_from_outside=number in _FROM_OUTSIDE)
+    if _has_risen(before.of_group, after.of_group):
+        return Death("SIGKILL: the kernel ended it for lack of memory")
+    if _has_risen(before.of_system, after.of_system):
+        return Death("SIGKILL: probably for lack of memory, for which the kernel has just killed a process")
+    if after.of_group is None and after.of_system is None:
+        return Death("SIGKILL: possibly for lack of memory; this system does not tell")
+    return Death("SIGKILL, not for lack of memory: another process sent it", is_from_outside=True)
+
+
+def _has_risen(before: int | None, after: int | None) -> bool:
+    return before is not None and after is not None and after > before
+
+
+def _group_files(root: Path) -> list[Path]:
+    """Return where the counter of this process's control group may be: of version 2, then of version 1."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    files = []
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if not controllers:
+            folder, name = root / "sys/fs/cgroup", "memory.events"
+        elif "memory" in controllers.split(","):
+            folder, name = root / "sys/fs/cgroup/memory", "memory.oom_control"
+        else:
+            continue
+        # In a container the group may be mounted as the root.
+        files += [folder / group.lstrip("/") / name, folder / name]
+    return files
+
+
+def _counter(path: Path) -> int | None:
+    """Return the number after `oom_kill` in a file of names and numbers."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    fields = (line.split() for line in lines)
+    return next((int(words[1]) for words in fields if len(words) == 2 and words[0] == "oom_kill"), None)

@@ -1,0 +1,112 @@
+"""A chat template as Hugging Face models carry them: Jinja, in a sandbox, with the names that transformers offers.
+
+Imports jinja2 alone, so that the process that renders is small and starts fast. What it renders is what transformers'
+`apply_chat_template` renders; the tests hold it to that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field; templates read the first
+
+
+class JinjaTemplate:
+    """A compiled template. Raises: TemplateSyntaxError, and whatever evaluating its constants does."""
+
+    def __init__(self, source: str, variables: Mapping[str, str]) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, "jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals.update(
+            raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace
+        )
+        self._template = environment.from_string(source)
+        self._variables = dict(variables)
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Return the prompt that asks for the next message. Raises: anything, as a template is a program."""
+        conversation = [_as_templates_expect(message) for message in messages]
+        return self._template.render(
+            messages=conversation, tools=None, documents=None, add_generation_prompt=True, **self._variables
+        )
+
+
+class _GenerationBlocks(Extension):
+    """`{% generation %}` marks what training learns from; here it is the text inside."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_show"), [], [], body).set_lineno(line)
+
+    def _show(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class _Dict:
+    """`dict` without the attributes of Python's type."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Namespace(Namespace):
+    """Jinja's namespace, which takes no names that begin with an underscore."""
+
+    def __init__(self, /, *args: Any, **kwargs: Any) -> None:
+        values = dict(*args, **kwargs)
+        for name in values:
+            _check_name(name)
+        super().__init__(values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace takes no attribute that begins with an underscore: {name!r}")
+
+
+def _as_templates_expect(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what is null, and offer a message's reasoning under the names that templates know."""
+    plain = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((plain[name] for name in _REASONING if name in plain), None)
+    return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter of that name escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,65 @@
+"""What a config says of a model, held against the headers of its weights before anything is built from it.
+
+Cheap, so that it can come first: sizes that no weights stand behind would take minutes and gigabytes to find out one
+by one. Whether each tensor is there and has its shape is for whoever loads them.
+"""
+
+from __future__ import annotations
+
+import math
+
+from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.core.brief import brief
+from moeflow.core.errors import CheckpointError
+from moeflow.core.model_config import MOST, ConfigReader, ModelConfig
+
+_LEAST_IN_LAYER = 5  # tensors: two norms, attention's input and output, a feed-forward network
+_IN_EXPERT = 3
+_SLACK = 4  # times the weights: near enough for a loader to say which tensor is wrong
+
+
+def check_sizes(config: ModelConfig, checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError if a config describes a model far larger than the weights are."""
+    num_moe_layers = config.num_layers - len(config.dense_layers)
+    num_tensors = _LEAST_IN_LAYER * config.num_layers + _IN_EXPERT * num_moe_layers * config.num_experts
+    num_values = sum(math.prod(info.shape) for info in checkpoint.tensors.values())
+    if num_tensors > _SLACK * len(checkpoint.tensors) + _LEAST_IN_LAYER * _SLACK:
+        experts = f" of {config.num_experts} experts each" if config.num_experts else ""
+        raise _too_large(
+            f"describes {config.num_layers} layers{experts}, where the weights are {len(checkpoint.tensors)} tensors",
+            checkpoint,
+        )
+    if config.num_parameters > _SLACK * num_values:
+        raise _too_large(
+            f"describes a model of {config.num_parameters} parameters, where the weights are {num_values} numbers",
+            checkpoint,
+        )
+
+
+def _too_large(problem: str, checkpoint: Checkpoint) -> CheckpointError:
+    return CheckpointError(
+        problem,
+        file=checkpoint.config_file,
+        remedy="Check that it belongs to these weights, or download the model again",
+    )
+
+
+def read_eos_token_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """Return what ends a text: `generation_config.json` knows better than `config.json`, which may say null.
+
+    Raises: CheckpointError if one of the two says something else than token ids.
+    """
+    config_file = checkpoint.config_file
+    is_folder = config_file.name == "config.json"
+    generation_file = config_file.with_name("generation_config.json") if is_folder else config_file
+    generation = _token_ids(ConfigReader(checkpoint.generation_config, generation_file))
+    model = _token_ids(ConfigReader(checkpoint.config, config_file))
+    return generation or model
+
+
+def _token_ids(reader: ConfigReader) -> tuple[int, ...]:
+    value = reader.raw.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(token_id) is int and 0 <= token_id <= MOST for token_id in ids):
+        raise reader.error(f"'eos_token_id' is {brief(value)}, no token id")
+    return tuple(ids)

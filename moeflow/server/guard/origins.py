@@ -1,0 +1,80 @@
+"""Keeps web pages elsewhere from changing anything here: a browser sends their forms and body-less requests to any
+server, loopback's too, without asking it first.
+
+Browsers say where a request comes from, and no page can change what they say: `Sec-Fetch-Site` (on HTTPS and to
+loopback), else `Origin`. Programs send neither. Safe methods pass: no page elsewhere can read an answer, since the
+server sends no CORS headers.
+
+Source: the Fetch Metadata and Fetch standards; Go's net/http.CrossOriginProtection decides in the same order.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from moeflow.server.config import ServerConfig
+from moeflow.server.errors import ApiError
+from moeflow.server.guard.refusal import refuse
+from moeflow.server.metrics import Metrics
+
+_SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
+_OUR_SITES = frozenset(("same-origin", "none"))  # our page; the user in person (an address typed in, an extension)
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+Place = tuple[str, int | None]  # host name and port
+
+
+class OriginGuard:
+    """ASGI middleware: answers 403 to unsafe requests that a page of another origin has sent."""
+
+    def __init__(self, app: ASGIApp, config: ServerConfig, metrics: Metrics) -> None:
+        self._app = app
+        self._allowed_names = {name.lower() for name in config.allowed_hosts}
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 403 or hand on."""
+        if scope["type"] == "http" and scope["method"] not in _SAFE_METHODS and not self._is_ours(Headers(scope=scope)):
+            message = (
+                "A web page of another origin may not do this. If the page is this server's own, behind a proxy, "
+                "start the server with --allowed-host and the page's host name"
+            )
+            error = ApiError(403, "origin_not_allowed", message)
+            await refuse(error, self._metrics, scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _is_ours(self, headers: Headers) -> bool:
+        sites = headers.getlist("sec-fetch-site")
+        if sites:
+            return all(site.strip().lower() in _OUR_SITES for site in sites)
+        host = headers.get("host", "")
+        return all(self._is_our_origin(origin, host) for origin in headers.getlist("origin"))
+
+    def _is_our_origin(self, origin: str, host: str) -> bool:
+        """Whether an origin is the place that the request was sent to, or an allowed name.
+
+        The scheme is not compared: a proxy may speak TLS for us.
+        """
+        scheme = origin.partition("://")[0].lower()
+        default_port = _DEFAULT_PORTS.get(scheme)
+        place, target = _place(origin, default_port), _place(f"{scheme}://{host}", default_port)
+        if default_port is None or place is None or target is None:
+            return False  # also "null", of pages without an origin
+        name, port = place
+        return place == target or (name in self._allowed_names and port in (target[1], default_port))
+
+
+def _place(url: str, default_port: int | None) -> Place | None:
+    """Return host name and port of a URL without a path; None if it is not one."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return None
+    if not parts.hostname or parts.path or parts.query or parts.fragment or "@" in parts.netloc:
+        return None
+    return parts.hostname.rstrip("."), port or default_port

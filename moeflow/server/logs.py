@@ -1,0 +1,71 @@
+"""Where log lines go and what they look like: stderr, as text or as one JSON object a line.
+
+Fields of a line, such as those of a request, are names with values in either form.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import sys
+from typing import Any, Literal
+
+import msgspec
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
+
+
+def configure_logs(level: LogLevel, form: LogFormat) -> None:
+    """Send what this process logs to stderr; libraries' lines only from "warning" on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    own = logging.getLogger("moeflow")
+    own.setLevel(level.upper())
+    root.setLevel(max(own.level, logging.WARNING))
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of clients that leave while they are written to
+
+
+class TextLines(logging.Formatter):
+    """`TIME LEVEL name: message name=value name=value`, and a traceback below if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        words = [f"{_time(record)} {record.levelname} {record.name}: {record.getMessage()}"]
+        words += [f"{name}={_value(value)}" for name, value in _fields(record).items()]
+        lines = [" ".join(words)]
+        if record.exc_info:
+            lines.append(self.formatException(record.exc_info))
+        return "\n".join(lines)
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, the fields, and a traceback if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line = {"time": _time(record), "level": record.levelname.lower(), "logger": record.name}
+        line |= {"message": record.getMessage()} | _fields(record)
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds")
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    fields: dict[str, Any] = getattr(record, "fields", {})
+    return fields
+
+
+def _value(value: Any) -> str:
+    """Return a value without line breaks: plain if it has no spaces, else as JSON."""
+    if isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, str) and value.isprintable() and not {" ", '"', "="} & set(value):
+        return value
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,159 @@
+"""One log line a request, written at its end: its id, what was asked, what came of it, tokens and times.
+
+Also gives each request its id, which every answer carries as `x-request-id`. A prompt is in the line only where the
+server was told so. Knows no OpenAI object.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+logger = logging.getLogger(__name__)
+
+CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
+_GIVEN_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_PATH_CHARACTERS = 200  # that are logged
+_PROBES = frozenset(("/health", "/ready", "/metrics", "/stats"))
+_KEY = "moeflow.request_record"  # in the scope
+
+
+class Work(Protocol):
+    """What was generated for a request. Times are on the clock of time.monotonic."""
+
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    num_cached_tokens: int
+    queued_s: float | None  # in the engine's queue, until the first sequence's first pass
+    failure: str | None  # an error's code, if a stream ended with it
+
+    @property
+    def first_token_at_s(self) -> float | None:
+        """When the first token came."""
+        ...
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Why sequences ended, each reason once."""
+        ...
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What is known of one request so far."""
+
+    request_id: str
+    method: str = "-"
+    path: str = "-"
+    client: str | None = None
+    started_s: float = field(default_factory=time.monotonic)
+    status: int | None = None  # None: no answer was begun
+    is_complete: bool = False  # whether the whole answer was handed to the connection
+    error_code: str | None = None
+    work: Work | None = None
+    prompt: Any = None  # only where prompts are logged
+
+    @property
+    def end(self) -> str:
+        """Why the request ended: an error's code, `disconnected`, the reasons of its sequences, or `completed`."""
+        if self.error_code is not None:
+            return self.error_code
+        if not self.is_complete or self.status == CLIENT_CLOSED_REQUEST:
+            return "disconnected"
+        if self.work is None:
+            return "completed"
+        return self.work.failure or ",".join(self.work.finish_reasons)
+
+    @property
+    def level(self) -> int:
+        """How much the line matters: probes and the page's files least."""
+        is_read = self.method in ("GET", "HEAD") and not self.path.startswith("/v1/")
+        if self.path in _PROBES or (is_read and (self.status or 0) < 400):
+            return logging.DEBUG
+        return logging.WARNING if (self.status or 0) >= 500 or (self.work and self.work.failure) else logging.INFO
+
+    def fields(self) -> dict[str, Any]:
+        """Return what is to be logged; what does not apply is left out."""
+        now_s, work = time.monotonic(), self.work
+        fields: dict[str, Any] = {
+            "id": self.request_id,
+            "method": self.method,
+            "path": self.path,
+            "status": self.status or CLIENT_CLOSED_REQUEST,
+            "end": self.end,
+        }
+        if work is not None:
+            first_s = work.first_token_at_s
+            fields |= {
+                "prompt_tokens": work.num_prompt_tokens,
+                "cached_tokens": work.num_cached_tokens,
+                "completion_tokens": work.num_completion_tokens,
+                "queue_s": None if work.queued_s is None else round(work.queued_s, 4),
+                "first_token_s": None if first_s is None else round(first_s - self.started_s, 4),
+            }
+        fields |= {"total_s": round(now_s - self.started_s, 4), "client": self.client, "prompt": self.prompt}
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def log(self) -> None:
+        """Write the line."""
+        if logger.isEnabledFor(self.level):
+            logger.log(self.level, "request", extra={"fields": self.fields()})
+
+
+class RequestLog:
+    """ASGI application around all others: gives a request its id and writes its line when it is over."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = scope[_KEY] = _begin(scope)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                if record.status is None:  # else the connection has answered already
+                    record.status = message["status"]
+                message = {**message, "headers": [*message["headers"], (b"x-request-id", record.request_id.encode())]}
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                record.is_complete = True
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            record.log()
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    """Return the record of the request with this scope; one that nobody will see if none is kept."""
+    record = scope.get(_KEY)
+    return record if isinstance(record, RequestRecord) else RequestRecord("-")
+
+
+def new_request_id() -> str:
+    """Return an id that no other request has."""
+    return f"req_{uuid.uuid4().hex}"
+
+
+def _begin(scope: Scope) -> RequestRecord:
+    """Start a record. A client's own id is kept if it is one that cannot disturb a log."""
+    given = Headers(scope=scope).get("x-request-id", "")
+    client = scope.get("client")
+    path = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
+    return RequestRecord(
+        given if _GIVEN_ID.fullmatch(given) else new_request_id(),
+        method=scope["method"],
+        path=path.decode("ascii", "backslashreplace")[:_PATH_CHARACTERS],
+        client=client[0] if client else None,
+    )

@@ -1,0 +1,36 @@
+"""Fits the routers of the built-in model and writes them to where the package keeps them.
+
+    python scripts/fit_builtin_routers.py
+
+To be run after a change of the built-in model's recipe, its calibration text or its source: until then the model is
+made with routers fitted on the user's machine, which takes minutes instead of seconds.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from moeflow.checkpoint.open import open_checkpoint
+from moeflow.engine.builtin import BUILTIN_RECIPE, builtin_source, fingerprint
+from moeflow.engine.builtin_routers import ROUTERS_FILE, write_routers
+from moeflow.engine.calibration_text import calibration_text
+from moeflow.engine.tokenizer import Tokenizer
+from moeflow.engine.upcycling import Phase, fit_routers
+
+
+def main() -> None:
+    """Fit and write."""
+    source = builtin_source()
+    texts = calibration_text(Tokenizer.load(source).encode).fitting
+    with closing(open_checkpoint(source)) as checkpoint:
+        routers = fit_routers(checkpoint, texts, BUILTIN_RECIPE, _report)
+    write_routers(ROUTERS_FILE, fingerprint(source), routers)
+    print(f"\nwrote {ROUTERS_FILE}")
+
+
+def _report(phase: Phase, done: int, total: int) -> None:
+    print(f"\r{phase}: {done / total:.0%} ", end="", flush=True)
+
+
+if __name__ == "__main__":
+    main()

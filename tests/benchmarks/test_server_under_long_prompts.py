@@ -1,0 +1,50 @@
+"""The attack on a server, short and on a tiny model, and the figures made of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.server_under_long_prompts import BODY_BYTES, Phase, attacks, main, quantile, summary, table
+from moeflow.server.config import ServerConfig
+from tests.tiny_mixtral import write_tiny_mixtral
+
+
+def test_bodies_are_as_large_as_the_server_takes():
+    for attack in attacks():
+        assert BODY_BYTES * 0.98 < len(attack.body) <= ServerConfig().max_body_bytes
+        json.loads(attack.body)
+
+
+def test_quantiles_are_in_milliseconds():
+    values = [0.001 * i for i in range(1, 101)]
+    assert (quantile(values, 0.5), quantile(values, 0.99), quantile(values, 1)) == (51, 100, 100)
+    assert quantile([], 0.5) == 0
+
+
+def test_the_table_shows_what_was_seen():
+    phase = Phase("text", health_s=[0.001] * 99 + [0.5], gaps_s=[0.02], peak_bytes=3 * 2**20)
+    phase.answers["400"] = 7
+    row = table({"attackers": 5, "streams": 1, "phases": [summary(phase)]}).rows[0]
+    assert row == ("text", "1", "500", "500", "20", "20", "20", "7 x 400", "3")
+
+
+@pytest.mark.slow
+def test_a_short_attack(tmp_path):
+    model, out = tmp_path / "model", tmp_path / "out.jsonl"
+    model.mkdir()
+    write_tiny_mixtral(model)
+    limits = ["--attack", "text", "--attackers", "2", "--streams", "1", "--seconds", "1.5"]
+    done = CliRunner().invoke(main, [str(model), *limits, "--out", str(out)], catch_exceptions=False)
+    assert done.exit_code == 0
+    (record,) = map(json.loads, out.read_text().splitlines())
+    quiet, text = record["phases"]
+    assert quiet["answers"] == {}
+    assert set(text["answers"]) == {"400"}
+    for phase in (quiet, text):
+        assert phase["health_ms"]["count"] >= 75
+        assert phase["token_gap_ms"]["count"] > 0
+        assert phase["peak_mib"] > 50
+        assert phase["problems"] == []

@@ -1,0 +1,138 @@
+"""What the search finds can be carried out, costs what its pipeline's tasks cost, and is named by what is full."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+
+import pytest
+
+from moeflow.core.plan import DIRECT, Workload
+from moeflow.pipeline.catalog import PIPELINES
+from moeflow.pipeline.offloading import DEVICE_TO_HOST, HOST, HOST_TO_DEVICE
+from moeflow.pipeline.task import COMPUTE
+from moeflow.planner import policy_map
+from moeflow.planner.cost_model import DEVICE_COMPUTE, FROM_DEVICE, HOST_COMPUTE, TO_DEVICE, CostModel
+from moeflow.planner.machine_files import load_machine
+from moeflow.planner.model_costs import ModelCosts
+from moeflow.planner.plan_maker import LEAST_HELP, bottleneck, bottleneck_by, make_plan, pipeline_of
+from moeflow.planner.policy_search import Aim, search
+from moeflow.planner.task_costs import TaskShape, task_cost
+from tests.planner.examples import HALF, SHORT, machine, small_model
+from tests.shapes import MIXTRAL
+
+MB = 10**6
+LANES = {DEVICE_COMPUTE: COMPUTE, HOST_COMPUTE: HOST, TO_DEVICE: HOST_TO_DEVICE, FROM_DEVICE: DEVICE_TO_HOST}
+MACHINES = {
+    "a slow link": machine(ram=200 * MB, device=838 * MB, link=1e8),
+    "a link": machine(ram=200 * MB, device=840 * MB),
+    "a fast link": machine(ram=200 * MB, device=870 * MB, link=1e10),
+    "no room in memory": machine(ram=30 * MB, device=870 * MB),
+    "two devices": machine(ram=100 * MB, device=830 * MB, link=1e8, num_devices=2),
+}
+
+
+def lanes_of(model, policy, name):
+    """Return the seconds of each lane in a step, from the tasks of the pipeline that carries a policy out."""
+    layers, number = model.costs.shape.num_layers, policy.num_micro_batches
+    how, context = PIPELINES[name], model.workload.mean_context
+    pages = number if how.is_paged else 1
+    shape = TaskShape(costs=model.costs, num_sequences=policy.micro_batch, context=context, num_pages=pages)
+    lanes = defaultdict(float)
+    for task in how.make_tasks(layers, number, is_warm=True, wraps=True):
+        lanes[task.lane] += task_cost(task.op, model.machine, shape, policy).seconds
+    return lanes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("goal", ["throughput", "latency"])
+def test_a_policy_is_charged_with_the_tasks_of_a_pipeline_that_exists(name, goal):
+    where = MACHINES[name]
+    model = small_model(where, num_devices=where.num_devices)
+    policy = search(model, Aim(goal=goal, max_sequences=32))
+    pipeline = pipeline_of(model, policy)
+    assert policy.ffn_on_device  # no pipeline has the host compute all experts
+    if pipeline == DIRECT:
+        return
+    busy, lanes = model.predict(policy).busy, lanes_of(model, policy, pipeline)
+    head = policy.num_micro_batches * 2 * policy.micro_batch * 512 * 1000  # operations; nothing else is a step's own
+    head_s = max(head / 1e13, policy.num_micro_batches * 2 * 512 * 1000 / 1e11) / where.num_devices
+    lanes[COMPUTE] += head_s
+    summed = {TO_DEVICE, FROM_DEVICE} if where.num_devices > 1 else set()  # all-reduces are no task of theirs
+    for resource, lane in LANES.items():
+        if resource not in summed:
+            assert busy[resource] == pytest.approx(lanes[lane], rel=1e-3), resource
+
+
+@pytest.mark.slow
+def test_a_t4_that_has_too_little_memory_for_mixtral_still_computes_its_experts():
+    model = CostModel(
+        load_machine("t4"), ModelCosts(MIXTRAL, HALF), Workload(prompt_len=418, gen_len=128, max_prompt_len=418)
+    )
+    assert search(model, Aim(), 2.0).ffn_on_device
+
+
+def link_and_disk(changed):
+    """Return a step that moves 8 GB over the link while 4 GB come from disk: 8 s each on the round machine."""
+    link, disk = changed.machine.link("ram", "device"), changed.machine.link("disk", "ram")
+    return max(8e9 / link.peak_bytes_per_s, 4e9 / disk.peak_bytes_per_s)
+
+
+def test_resources_that_are_full_together_are_named_together():
+    model = small_model(machine(ram=10**9, device=10**9))
+    assert bottleneck_by(link_and_disk, model) == "reading from disk and the link to the device together"
+    longer = bottleneck_by(
+        lambda it: max(link_and_disk(it), 9e9 / it.machine.link("ram", "device").peak_bytes_per_s), model
+    )
+    assert longer == "the link to the device"
+    assert bottleneck_by(lambda it: 3.0 + 1e-3 * link_and_disk(it), model) == "the time between kernels"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["l4", "h100", "h200", "paper-s1"])
+def test_every_resource_named_is_full_and_nothing_full_is_left_out(name):
+    workload = Workload(prompt_len=418, gen_len=128, max_prompt_len=418)
+    model = CostModel(load_machine(name), ModelCosts(MIXTRAL, HALF), workload)
+    policy = search(model, Aim(), 1.5)
+    prediction, named = model.predict(policy), bottleneck(model, policy)
+    names = {
+        "host": ("reading from RAM", "arithmetic"),
+        "device": ("reading from device memory", "arithmetic on the device"),
+        "link to device": ("the link to the device",),
+        "disk": ("reading from disk",),
+    }
+    words = set(named.removesuffix(" together").replace(" and ", ", ").split(", "))
+    for resource, its in names.items():
+        share = prediction.busy[resource] / prediction.decode_s
+        assert bool(words & set(its)) == (share > 1 / LEAST_HELP), (resource, share, named)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("where", "aim"),
+    [
+        (machine(ram=10**9, device=850 * MB), Aim(max_sequences=64)),
+        (machine(ram=10**9, device=850 * MB), Aim(goal="latency", max_sequences=16)),
+        (machine(ram=10**9, device=830 * MB, num_devices=2), Aim(max_sequences=16)),
+        (machine(ram=10**9, device=850 * MB), Aim(max_sequences=16, memory_limits={"ram": 45 * MB})),
+    ],
+)
+def test_the_map_of_policies_has_the_plan_itself_at_its_centre(where, aim, monkeypatch):
+    monkeypatch.setattr(policy_map, "FACTORS", (1.0, 2.0))
+    model = small_model(where, workload=dataclasses.replace(SHORT, gen_len=30))
+    planned = make_plan(model, aim, model_name="small")
+    made = policy_map.policy_map(model, aim)
+    centre = next(point for point in made.points if point.x == point.y == 1.0)
+    assert centre.policy == planned.policy
+    assert centre.tokens_per_s == planned.tokens_per_s.value
+
+
+@pytest.mark.slow
+def test_the_time_to_the_first_token_of_all_at_once_is_that_of_all_prompts():
+    model = small_model(machine(ram=10**9, device=850 * MB))
+    made = make_plan(model, Aim(max_sequences=64), model_name="small")
+    prediction = model.predict(made.policy)
+    assert made.all_prompts_s.value == pytest.approx(prediction.prefill_s)
+    assert made.all_prompts_s.low == pytest.approx(prediction.prefill_s / (1 + model.machine.uncertainty))
+    assert made.time_to_first_token_s.value == prediction.first_token_s < prediction.prefill_s

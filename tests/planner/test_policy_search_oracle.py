@@ -1,0 +1,211 @@
+"""The search against brute force: every whole number of sequences, and for each the shares by a programme of its own.
+
+What a policy costs is asked of `CostModel.predict` alone. Seconds and bytes are straight in the shares where a device
+streams weights; on a host there is one share, and the more of the experts is on disk, the slower it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+
+from moeflow.core.errors import CapacityError
+from moeflow.core.hardware import RAM
+from moeflow.core.plan import Policy
+from moeflow.planner.policy_search import KEPT_SPEED, Aim, cost_per_token, fits, search
+from tests.planner.examples import machine, routing, small_model
+
+MB = 10**6
+SHARES = ("weights_on_device", "kv_on_device", "experts_on_disk")
+LEARNT = routing(decode=(0.03, 0.15, 0.3, 0.6, 0.9), prefill=(0.1, 0.25, 0.4, 0.6, 0.8))
+
+
+def slow_host(where):
+    """Where the host's processor is too slow for experts, the device computes them."""
+    levels = []
+    for level in where.levels:
+        if level.name == RAM:
+            processor = dataclasses.replace(level.processor, peak_flops_per_s=(("float32", 2e9),))
+            levels.append(dataclasses.replace(level, processor=processor))
+        else:
+            levels.append(level)
+    return dataclasses.replace(where, levels=tuple(levels))
+
+
+HOSTS = [machine(ram=200 * MB), machine(ram=43 * MB), machine(ram=25 * MB)]
+DEVICES = [
+    slow_host(machine(ram=200 * MB, device=840 * MB)),
+    slow_host(machine(ram=100 * MB, device=838 * MB, link=1e8)),
+    slow_host(machine(ram=30 * MB, device=870 * MB, link=3e9)),
+    slow_host(machine(ram=25 * MB, device=850 * MB, link=1e8)),
+]
+
+
+def policy(mu, count, attention=False, ffn=False, **shares):
+    return Policy(batch_size=mu * count, micro_batch=mu, attention_on_device=attention, ffn_on_device=ffn, **shares)
+
+
+def on_host(batch, on_disk):
+    return Policy(
+        batch_size=batch, micro_batch=batch, attention_on_device=False, ffn_on_device=False, experts_on_disk=on_disk
+    )
+
+
+def of_host(model, sizes, goal):
+    """Return the least cost of the batches, each with the fewest experts on disk that there is no room for."""
+    costs = []
+    for batch in sizes:
+        needed = model.predict(on_host(batch, 0.0)).memory["ram"] - model.machine.level(RAM).capacity_bytes
+        least = max(needed / model.costs.experts_bytes, 0.0)
+        shares = [share for share in (least, *(number / 10 for number in range(11))) if least <= share <= 1]
+        costs += [cost_per_token(model, on_host(batch, share), goal) for share in shares]
+    return min(costs)
+
+
+def least_memory(model, batch, limit):
+    """Return the least bytes with which a batch costs no more than a limit, by halving."""
+    low, high = 0.0, 1.0
+    if cost_per_token(model, on_host(batch, 0.0), "throughput") > limit:
+        return None
+    for _ in range(14):
+        middle = (low + high) / 2
+        is_fast = cost_per_token(model, on_host(batch, middle), "throughput") <= limit
+        low, high = (middle, high) if is_fast else (low, middle)
+    return model.predict(on_host(batch, low)).memory["ram"]
+
+
+def best_shares(model, plan, goal):
+    """Return the least cost over the shares of a device's policy, None if nothing fits."""
+    zero = model.predict(plan)
+    at = [model.predict(dataclasses.replace(plan, **{name: 1.0})) for name in SHARES]
+
+    def line(of):
+        """What is straight in the shares, as its value without any and its slopes."""
+        return np.array([of(it) - of(zero) for it in at]), of(zero)
+
+    rows, bounds = [], []
+
+    def at_most(slopes, bound, step=0.0, prefill=0.0):
+        rows.append([*slopes, step, prefill])
+        bounds.append(bound)
+
+    for tier in zero.memory:
+        slopes, least = line(lambda it, tier=tier: it.memory[tier] / 1e9)
+        at_most(slopes, model.machine.level(tier).capacity_bytes / 1e9 - least)
+    costs = model.costs
+    at_most([1.0, 0.0, costs.experts_bytes / costs.layers_bytes], 1.0)  # each weight in one place
+    if not plan.attention_on_device:
+        at_most([0.0, 1.0, 0.0], 0.0)
+    gen_len, objective, const = model.workload.gen_len, np.zeros(5), 0.0
+    times = 1.0 if goal == "latency" else gen_len - 1
+    phases = [("busy", times, model.overlap, 3), ("prefill_busy", float(goal != "latency"), model.prefill_overlap, 4)]
+    for field, weight, overlap, column in phases:
+        objective[column] = weight * overlap
+        for name in getattr(zero, field):
+            slopes, least = line(lambda it, field=field, name=name: getattr(it, field)[name])
+            at_most(slopes, -least, *(-1.0 if column == each else 0.0 for each in (3, 4)))
+            objective[:3] += weight * (1 - overlap) * slopes
+            const += weight * (1 - overlap) * least
+    done = linprog(objective, A_ub=np.array(rows), b_ub=bounds, bounds=[(0, 1)] * 3 + [(None, None)] * 2)
+    if not done.success:
+        return None
+    return (done.fun + const) / (1 if goal == "latency" else plan.batch_size * gen_len)
+
+
+def of_device(model, sizes, goal):
+    found = [
+        best_shares(model, policy(mu, count, attention, True), goal)
+        for mu, count in sizes
+        for attention in (False, True)
+    ]
+    return min((cost for cost in found if cost is not None), default=None)
+
+
+@pytest.mark.parametrize("where", HOSTS)
+@pytest.mark.parametrize("goal", ["throughput", "latency"])
+@pytest.mark.parametrize("overlap", [1.0, 0.3])
+def test_a_hosts_policy_is_the_best_of_all(where, goal, overlap):
+    model = small_model(where, routing=LEARNT, overlap=overlap, prefill_overlap=1 - overlap)
+    found = search(model, Aim(goal=goal, max_sequences=5))
+    assert fits(model, found, {})
+    assert cost_per_token(model, found, goal) == pytest.approx(of_host(model, range(1, 6), goal), rel=2e-4)
+
+
+@pytest.mark.parametrize("where", DEVICES)
+@pytest.mark.parametrize(("goal", "overlap"), [("throughput", 1.0), ("throughput", 0.3), ("latency", 0.3)])
+def test_a_devices_policy_is_the_best_of_all(where, goal, overlap):
+    model = small_model(where, overlap=overlap, prefill_overlap=1 - overlap)
+    found = search(model, Aim(goal=goal, max_sequences=5))
+    sizes = [(mu, count) for mu in range(1, 6) for count in range(1, 5 // mu + 1)]
+    assert fits(model, found, {})
+    assert cost_per_token(model, found, goal) <= of_device(model, sizes, goal) * (1 + 2e-4)
+
+
+@pytest.mark.parametrize("where", DEVICES[:2])
+def test_a_number_of_sequences_is_cut_as_is_best(where):
+    model = small_model(where)
+    found = search(model, Aim(num_sequences=7))
+    assert found.batch_size == 7
+    assert fits(model, found, {})
+
+    def cost(mu, attention):
+        count = -(-7 // mu)
+        whole = best_shares(model, policy(mu, count, attention, True), "throughput")
+        return whole and whole * mu * count / 7  # the last micro-batch is as long as the others, and brings less
+
+    every = [cost(mu, attention) for mu in range(1, 8) for attention in (False, True)]
+    assert cost_per_token(model, found, "throughput") <= min(filter(None, every)) * (1 + 2e-4)
+
+
+@pytest.mark.parametrize("where", HOSTS)
+def test_the_least_memory_at_nearly_the_best_speed(where):
+    model = small_model(where, routing=LEARNT)
+    found = search(model, Aim(goal="memory", max_sequences=4))
+    fast = search(model, Aim(max_sequences=4))
+    limit = cost_per_token(model, fast, "throughput") / KEPT_SPEED
+    assert cost_per_token(model, found, "throughput") <= limit * (1 + 1e-4)
+    least = min(filter(None, (least_memory(model, batch, limit) for batch in range(1, 5))))
+    assert model.predict(found).memory["ram"] == pytest.approx(least, abs=1e-3 * model.costs.experts_bytes)
+
+
+def test_memory_that_is_allowed_is_what_counts():
+    model = small_model(machine(ram=200 * MB))
+    limited = search(model, Aim(max_sequences=4, memory_limits={"ram": 43 * MB}))
+    assert model.predict(limited).memory["ram"] <= 43 * MB * (1 + 1e-6)
+    assert limited == search(small_model(HOSTS[1]), Aim(max_sequences=4))
+    assert not fits(model, search(model, Aim(max_sequences=4)), {"ram": 40 * MB})
+    unlimited = search(small_model(HOSTS[1]), Aim(max_sequences=4, memory_limits={"ram": 10**12}))
+    assert unlimited == limited  # no more than there is
+
+
+def test_as_many_experts_stay_in_memory_as_must():
+    free = small_model(machine(ram=25 * MB))
+    bound = dataclasses.replace(free, least_experts=0.9)
+    assert search(free, Aim(max_sequences=2)).experts_on_disk > 0.3
+    with pytest.raises(CapacityError):
+        search(bound, Aim(max_sequences=2))
+    roomy = dataclasses.replace(small_model(machine(ram=60 * MB)), least_experts=0.9)
+    assert search(roomy, Aim(goal="memory", max_sequences=2)).experts_on_disk <= 0.1 + 1e-6
+
+
+def test_without_a_disk_all_experts_stay_in_memory():
+    levels = tuple(level for level in machine(ram=10**9).levels if level.name != "disk")
+    where = dataclasses.replace(machine(ram=10**9), levels=levels)
+    assert search(small_model(where), Aim(goal="memory", max_sequences=2)).experts_on_disk == 0
+    short = tuple(dataclasses.replace(it, capacity_bytes=25 * MB) for it in levels)
+    with pytest.raises(CapacityError, match="of memory"):
+        search(small_model(dataclasses.replace(where, levels=short)), Aim(max_sequences=2))
+
+
+def test_a_finer_grid_finds_the_batch_that_just_fits():
+    """All experts are to stay, and each sequence takes its blocks: as many decode together as there is room for."""
+    free = small_model(machine(ram=10**10))
+    room = free.costs.model_bytes + 333.5 * 160 * free.costs.kv_bytes  # 148 tokens, in blocks of 16
+    model = dataclasses.replace(small_model(machine(ram=int(room))), least_experts=1.0)
+    found = search(model, Aim(max_sequences=2000))
+    best = min(cost_per_token(model, on_host(batch, 0.0), "throughput") for batch in range(1, 334))
+    assert found.batch_size <= 333
+    assert cost_per_token(model, found, "throughput") <= best * 1.001
