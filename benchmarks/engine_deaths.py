@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,12 @@ class Stream:
     events: list[Any] = field(default_factory=list)  # choice index, text, log-probabilities, reason of the end
     times_s: list[float] = field(default_factory=list)
     error: str | None = None
+    is_over: bool = False
 
-    def pause_at(self, moment_s: float) -> float:
-        """Return how long the pause was in which this moment lies; 0: the stream had not begun, or was over."""
-        before = [time_s for time_s in self.times_s if time_s <= moment_s]
-        after = [time_s for time_s in self.times_s if time_s > moment_s]
-        return after[0] - before[-1] if before and after else 0.0
+    def longest_pause(self, begin_s: float, end_s: float) -> float:
+        """Return the longest time between two events of which some lies here; 0: it had not begun, or was over."""
+        pairs = pairwise(self.times_s)
+        return max((after - before for before, after in pairs if before < end_s and after > begin_s), default=0.0)
 
 
 class Server:
@@ -126,8 +127,9 @@ async def read_stream(client: httpx.AsyncClient, body: dict[str, Any], found: St
             found.times_s.append(time.monotonic())
             if "error" in event:
                 found.error = event["error"]["message"]
-                return
+                break
             found.events += [(c["index"], c["text"], c["logprobs"], c["finish_reason"]) for c in event["choices"]]
+    found.is_over = True
 
 
 def by_choice(found: Stream) -> dict[int, list[Any]]:
@@ -163,10 +165,17 @@ async def kill(server: Server, client: httpx.AsyncClient) -> tuple[float, float]
 async def kill_often(
     server: Server, client: httpx.AsyncClient, streams: list[Stream], num_kills: int
 ) -> list[tuple[float, float]]:
-    """Kill the engine so often, each time after a random number of events has come; return what `kill` does."""
+    """Kill the engine so often; return what `kill` does.
+
+    Each time every stream that had begun has gone on, and a random number of events more has come.
+    """
     rng = random.Random(1)
-    kills = []
+    kills: list[tuple[float, float]] = []
     for _ in range(num_kills):
+        waiting = [stream for stream in streams if stream.times_s and not stream.is_over]
+        since_s = sum(kills[-1]) if kills else 0.0  # when an engine was ready again
+        while any(stream.times_s[-1] <= since_s and not stream.is_over for stream in waiting):
+            await asyncio.sleep(0.01)
         goal = sum(len(stream.times_s) for stream in streams) + rng.randrange(1, 4 * len(streams))
         while sum(len(stream.times_s) for stream in streams) < goal:
             await asyncio.sleep(0.01)
@@ -189,7 +198,10 @@ async def run_kills(server: Server, num_streams: int, num_tokens: int, num_kills
         await streaming
         stats = (await client.get("/stats")).json()
     pauses = [
-        {"ready_again_s": ready_s, "longest_pause_s": max(stream.pause_at(moment_s) for stream in disturbed)}
+        {
+            "ready_again_s": ready_s,
+            "longest_pause_s": max(stream.longest_pause(moment_s, moment_s + ready_s) for stream in disturbed),
+        }
         for moment_s, ready_s in killing.result()
     ]
     return {

@@ -7,6 +7,7 @@ random numbers, penalties and limits count from the first token. Knows no proces
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 
 import msgspec
@@ -28,10 +29,18 @@ class Continuation:
         self.submission = submission
         self.outputs: asyncio.Queue[TokenOutput | None] = asyncio.Queue()
         self.is_finished = False
+        self._waits_since_s = time.monotonic()  # for its next tokens
         self._token_ids: list[int] = []
         self._num_cached_tokens: int | None = None  # as its first engine said
         self._suspicion = 0.0  # of deaths in whose pass it was, with no token since
         self._died_at = -1  # output tokens that it had in the last of these
+
+    @property
+    def place(self) -> tuple[bool, bool, float]:
+        """Where it stands among those that a new engine goes on with: answers that somebody waits for come first, then
+        those that have begun, which keep their places in the engine; of these, who has waited longest for a token.
+        """
+        return self.submission.is_background, not self._token_ids, self._waits_since_s
 
     def rest(self) -> Submission:
         """Return what an engine that knows nothing of it is to be asked."""
@@ -47,6 +56,8 @@ class Continuation:
             self._num_cached_tokens = output.num_cached_tokens
         elif output.num_cached_tokens != self._num_cached_tokens:
             output = msgspec.structs.replace(output, num_cached_tokens=self._num_cached_tokens)
+        if output.token_ids:
+            self._waits_since_s = time.monotonic()
         self._token_ids += output.token_ids
         if len(self._token_ids) > self._died_at:
             self._suspicion = 0.0

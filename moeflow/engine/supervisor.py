@@ -112,17 +112,23 @@ class Supervisor:
 
     @property
     def state(self) -> EngineState:
-        """See `EngineClient.state`."""
+        """See `EngineClient.state`. An engine that is gone has died a moment ago: we hear of it only once its last
+        messages have been read.
+        """
         if self._end:
             return EngineState.GONE
-        return EngineState.RESTARTING if self._restarting is not None else self._engine.state
+        if self._restarting is not None:
+            return EngineState.RESTARTING
+        state = self._engine.state
+        return EngineState.RESTARTING if state is EngineState.GONE and not self._is_closing else state
 
     @property
     def back_in_s(self) -> float:
         """See `EngineClient.back_in_s`: as long as the last start took, less what has passed."""
         if self.state is not EngineState.RESTARTING:
             return 0.0
-        return max(self._load_s - (time.monotonic() - self._restarting_since_s), 0.0)
+        passed_s = 0.0 if self._restarting is None else time.monotonic() - self._restarting_since_s
+        return max(self._load_s - passed_s, 0.0)
 
     def stats(self) -> EngineStats:
         """Return the newest snapshot; totals are those of all engines together."""
@@ -219,8 +225,7 @@ class Supervisor:
         self._load_s = time.monotonic() - begun_s
         self._engine = engine
         self._restarting = None
-        # Answers that somebody waits for come first, also among those that are computed alone.
-        for request in sorted(self._requests.values(), key=lambda request: request.submission.is_background):
+        for request in sorted(self._requests.values(), key=lambda request: request.place):
             self._submit(request)
         took_s = time.monotonic() - self._restarting_since_s
         logger.warning("the engine is back after %.1f s and goes on with %d requests", took_s, len(self._requests))

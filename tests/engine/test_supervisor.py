@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import aclosing
 
@@ -202,6 +203,17 @@ def test_nobody_is_guilty_in_company():
     assert judge(Death("SIGSEGV", in_pass={"b": 0}), requests) is requests["b"]
 
 
+def test_who_goes_on_first():
+    """Of answers that somebody waits for, those that have begun; of these, who has waited longest for a token."""
+    names = ("first", "background", "not begun", "second", "third")
+    requests = {name: Continuation(submission(name, [1], is_background=name == "background")) for name in names}
+    for name in ("third", "first", "second", "background", "third"):
+        requests[name].receive(TokenOutput(request_id=name, token_ids=[4]))
+        time.sleep(0.001)
+    order = sorted(requests, key=lambda name: requests[name].place)
+    assert order == ["first", "second", "third", "not begun", "background"]
+
+
 def test_who_is_killed_from_outside_is_under_no_suspicion():
     async def body() -> None:
         world = World({0: Loss.IN_PASS, 1: Loss.IN_PASS, 2: Loss.IN_PASS})
@@ -291,6 +303,21 @@ def test_between_two_engines_it_says_so_and_requests_may_leave():
         assert supervisor.stats().num_waiting == supervisor.stats().num_running == 0
         assert not world.engine._engine.has_work
         await supervisor.shutdown(1)
+        assert supervisor.state is EngineState.GONE
+
+    run(body)
+
+
+def test_an_engine_of_whose_death_we_have_not_heard_yet_is_on_its_way_back():
+    """A process may be gone while its last messages are still read: at no moment has the server failed."""
+
+    async def body() -> None:
+        world = World()
+        supervisor = await supervise(world)
+        world.engine.state = EngineState.GONE
+        assert supervisor.state is EngineState.RESTARTING
+        assert supervisor.back_in_s >= 0
+        await supervisor.shutdown(0)
         assert supervisor.state is EngineState.GONE
 
     run(body)
