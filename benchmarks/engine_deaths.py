@@ -30,7 +30,8 @@ from typing import Any
 import httpx
 import psutil
 
-from moeflow.bench.records import make_record
+from moeflow.bench.records import Record, append, make_record
+from moeflow.bench.tables import Table, spread_text
 
 OPTIONS = {
     "kills": ["--max-running", "32"],
@@ -304,6 +305,41 @@ def is_good(found: dict[str, Any]) -> bool:
     return is_flat and found["http_descriptors_grown"] <= 2 and found["http_threads_grown"] <= 1
 
 
+def kills_table(record: Record) -> Table:
+    """Return what streams felt of the kills."""
+    pauses = record["pauses"]
+    ready, longest = ([pause[name] for pause in pauses] for name in ("ready_again_s", "longest_pause_s"))
+    beyond = [pause - again for pause, again in zip(longest, ready, strict=True)]
+    rows = (
+        ("streams with the tokens of an undisturbed run", f"{record['num_equal']} of {record['num_streams']}"),
+        ("streams that ended with an error", str(record["num_errors"])),
+        ("engine ready again after, s", spread_text(ready, 1)),
+        ("longest pause of a stream, s", spread_text(longest, 1)),
+        ("of that beyond the time to be ready, s", spread_text(beyond, 1)),
+    )
+    return Table(f"{record['num_kills']} kills under {record['num_streams']} streams: median (range)", ("", ""), rows)
+
+
+def aborts_table(record: Record) -> Table:
+    """Return what both processes hold, in the course of it."""
+    during, after = record["during_aborts"], record["after_kills"]
+    samples = {
+        f"{record['num_aborts'] // 10} aborts": during[0],
+        f"{record['num_aborts']} aborts": during[-1],
+        f"{record['num_kills']} kills more": after[-1],
+    }
+    rows = tuple(
+        (
+            name,
+            *(f"{sample[process]['rss_bytes'] / 2**20:.0f}" for process in ("http", "engine")),
+            *(str(sample["http"][what]) for what in ("descriptors", "threads")),
+        )
+        for name, sample in samples.items()
+    )
+    columns = ("after", "server MiB", "engine MiB", "server's descriptors", "threads")
+    return Table("Clients that hang up", columns, rows)
+
+
 def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="What clients notice of an engine that dies.")
@@ -313,7 +349,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=96, help="of each stream")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--aborts", type=int, default=10_000)
-    parser.add_argument("--out", type=Path, help="file that gets the record as JSON")
+    parser.add_argument("--out", type=Path, help="file to append the record to")
     return parser.parse_args()
 
 
@@ -326,9 +362,9 @@ def main() -> int:
         else:
             found = asyncio.run(run_aborts(server, args.clients, args.aborts, args.kills))
     record = make_record(f"engine_{args.what}", ["python", *sys.argv], seed=7, threads=None, **found)
-    print(json.dumps(found, indent=1))
+    print((kills_table if args.what == "kills" else aborts_table)(record).to_markdown())
     if args.out is not None:
-        args.out.write_text(json.dumps(record) + "\n")
+        append(args.out, record)
     return 0 if is_good(found) else 1
 
 

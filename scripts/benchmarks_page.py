@@ -18,6 +18,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.engine_deaths import aborts_table, kills_table  # noqa: E402
 from benchmarks.expert_cache_overhead import table as cache_table  # noqa: E402
 from benchmarks.fused_experts import table as experts_table  # noqa: E402
 from benchmarks.memory_budget import table as memory_table  # noqa: E402
@@ -244,6 +245,8 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
         "Serving beside long prompts",
         write_newest(long_prompts_table, lambda r: r["model"]),
     ),
+    "engine_kills": ("Engines that are killed", write_newest(kills_table, lambda r: r["num_streams"])),
+    "engine_aborts": ("Clients that hang up", write_newest(aborts_table, lambda r: r["num_aborts"])),
     "batch": ("Batch jobs", write_batch),
     "quality": ("Quality", write_quality),
     "plan_accuracy": ("Plans: predicted and measured", write_newest(accuracy_table, lambda r: r["model"])),
