@@ -2,7 +2,9 @@
 
 Starts `moeflow serve`, keeps a few streams running, asks `/health` fifty times a second, and has several clients
 send one kind of large body after another, each as large as the server takes. Latencies count from when a probe was
-due, not from when it could be sent, so a freeze of seconds is not one bad sample among many good ones.
+due, not from when it could be sent, so a freeze of seconds is not one bad sample among many good ones. Probes take
+turns on several connections, so that none waits for the answer to the one before; attackers have processes of their
+own, so that what is measured is the server's delay and not theirs.
 
     python benchmarks/server_under_long_prompts.py [MODEL] --out results.jsonl
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import multiprocessing
 import statistics
 import subprocess
 import sys
@@ -20,6 +23,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -32,6 +36,7 @@ from moeflow.bench.tables import Table
 from moeflow.cli.bench_output import keep, show
 
 PROBE_S = 0.02
+NUM_PROBES = 5  # connections that take turns
 BODY_BYTES = 4 * 2**20 - 4096  # just below the server's default limit
 CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
 PATIENCE_S = 300.0  # for an answer
@@ -118,17 +123,17 @@ def serving(model: str | None) -> Iterator[tuple[str, psutil.Process]]:
                 server.terminate()
 
 
-def probe(address: str, phase: Phase, until: float) -> None:
-    """Ask for /health at fixed times and keep how late each answer was."""
+def probe(address: str, phase: Phase, until: float, number: int) -> None:
+    """Ask for /health at fixed times and keep how late each answer was; `number` is whose turn it is."""
     client = Client(address)
-    due = time.monotonic()
+    due = time.monotonic() + number * PROBE_S
     while due < until:
         time.sleep(max(0.0, due - time.monotonic()))
         status = client.get("/health")
         phase.health_s.append(time.monotonic() - due)
         if status != 200:
             phase.problems.append(f"/health said {status}")
-        due += PROBE_S
+        due += NUM_PROBES * PROBE_S
     client.close()
 
 
@@ -151,17 +156,19 @@ def stream(address: str, phase: Phase, until: float) -> None:
         client.close()
 
 
-def attack(address: str, phase: Phase, until: float, kind: Attack) -> None:
-    """Send the large body again and again."""
+def attack(address: str, until: float, kind: Attack) -> Counter[str]:
+    """Send the large body again and again; return what was answered."""
+    answers: Counter[str] = Counter()
     while time.monotonic() < until:
         client = Client(address)
         try:
             response = client.post(kind.path, kind.body)
             response.read()
-            phase.answers[str(response.status)] += 1
+            answers[str(response.status)] += 1
         except OSError as error:  # refused before the whole body was sent
-            phase.answers[type(error).__name__] += 1
+            answers[type(error).__name__] += 1
         client.close()
+    return answers
 
 
 def watch_memory(process: psutil.Process, phase: Phase, until: float) -> None:
@@ -171,22 +178,39 @@ def watch_memory(process: psutil.Process, phase: Phase, until: float) -> None:
         time.sleep(PROBE_S)
 
 
-def run_phase(
-    address: str, process: psutil.Process, kind: Attack | None, clients: Sequence[int], seconds: float
-) -> Phase:
+@dataclass(frozen=True)
+class Load:
+    """Who takes part, and for how long."""
+
+    num_attackers: int
+    num_streams: int
+    seconds: float
+    attackers: ProcessPoolExecutor
+
+
+def run_phase(address: str, process: psutil.Process, kind: Attack | None, load: Load) -> Phase:
     """Run probes, streams and perhaps an attack side by side."""
     phase = Phase(kind.name if kind else "quiet")
-    until = time.monotonic() + seconds
-    num_attackers, num_streams = clients
-    jobs = [(probe, (address, phase, until)), (watch_memory, (process, phase, until))]
-    jobs += [(stream, (address, phase, until))] * num_streams
-    jobs += [(attack, (address, phase, until, kind))] * (num_attackers if kind else 0)
+    until = time.monotonic() + load.seconds
+    attacks = [load.attackers.submit(attack, address, until, kind) for _ in range(load.num_attackers)] if kind else []
+    jobs = [(watch_memory, (process, phase, until)), *[(stream, (address, phase, until))] * load.num_streams]
+    jobs += [(probe, (address, phase, until, number)) for number in range(NUM_PROBES)]
     threads = [threading.Thread(target=target, args=args) for target, args in jobs]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    for answers in attacks:
+        phase.answers += answers.result()
     return phase
+
+
+@contextlib.contextmanager
+def processes(number: int) -> Iterator[ProcessPoolExecutor]:
+    """Yield so many processes, which have started."""
+    with ProcessPoolExecutor(number, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(time.sleep, [1.0] * number))
+        yield pool
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -254,11 +278,13 @@ def main(
     """Attack a server of MODEL (default: the built-in one) and measure what others feel."""
     chosen = [kind for kind in attacks() if not names or kind.name in names]
     phases = []
-    for kind in (None, *chosen):
-        with serving(model) as (address, process):  # a fresh one, so that peaks of memory are the attack's own
-            phase = run_phase(address, process, kind, (attackers, streams), seconds)
-        phases.append(summary(phase))
-        click.echo(json.dumps(phases[-1]), err=True)
+    with processes(attackers) as pool:
+        load = Load(attackers, streams, seconds, pool)
+        for kind in (None, *chosen):
+            with serving(model) as (address, process):  # a fresh one, so that peaks of memory are the attack's own
+                phase = run_phase(address, process, kind, load)
+            phases.append(summary(phase))
+            click.echo(json.dumps(phases[-1]), err=True)
     record = make_record(
         "server_under_long_prompts",
         ["python", *sys.argv],
