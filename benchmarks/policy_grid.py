@@ -1,13 +1,11 @@
 """Claim: what `moeflow plan` chooses is within 10% of the best that a grid of real runs finds.
 
-One job of many requests runs under the plan, and under every point of a grid around it: how many requests together,
-and on a played device by which pipeline and in micro-batches of which size. Points take turns, round after round; each
-starts a process of its own, whose loading does not count. Prompts are pieces of text that comes with the package and
-that no plan was made from; answers are drawn.
+One job of many requests runs under the plan, and with every other number of requests together. Points take turns,
+round after round; each starts a process of its own, whose loading does not count. Prompts are pieces of text that comes
+with the package and that no plan was made from; answers are drawn.
 
     python benchmarks/policy_grid.py [MODEL] --quantize int8
     python benchmarks/policy_grid.py [MODEL] --memory 1GiB --requests 16 --gen-len 16 --batch 1 --batch 4 --batch 16
-    python benchmarks/policy_grid.py [MODEL] --quantize int8 --device emulated:256MiB,2
 """
 
 from __future__ import annotations
@@ -45,7 +43,6 @@ from moeflow.engine.routing_learning import other_text
 from moeflow.engine.settings import Settings
 from moeflow.engine.tokenizer import Tokenizer
 
-PIPELINES = ("cgopipe", "flexgen", "zero-inference")
 CHOSEN = "as planned"
 
 
@@ -97,52 +94,42 @@ def _answer(engine: Engine, job: Job, text: Sequence[int]) -> None:
                 raise EngineError(output.error)
 
 
-def points(planned: Settings, batches: Sequence[int], micro_batches: Sequence[int]) -> Iterator[tuple[str, Settings]]:
+def points(planned: Settings, batches: Sequence[int]) -> Iterator[tuple[str, Settings]]:
     """Yield each point of the grid, the plan among them: (name, settings)."""
     yield CHOSEN, planned
     chosen, tokens = decide(planned), planned.max_batch_tokens or 512
     for size in batches:
-        free = dataclasses.replace(
-            planned, max_running=size, kv_cache_bytes=None, resident_experts=None, max_batch_tokens=max(tokens, size)
+        name = f"{size} together"
+        settings = dataclasses.replace(
+            planned, max_running=size, kv_cache_bytes=None, max_batch_tokens=max(tokens, size)
         )
-        ways = [(f"{size} together", free)]
-        if planned.pipeline is not None:
-            ways = [
-                (f"{pipeline}, {size} in {each}s", dataclasses.replace(free, pipeline=pipeline, micro_batch=each))
-                for pipeline in PIPELINES
-                for each in micro_batches
-                if each <= size
-            ]
-        for name, settings in ways:
-            try:
-                if decide(settings) != chosen:
-                    yield name, settings
-            except CapacityError as error:
-                print(f"{name}: {error}", file=sys.stderr)
+        try:
+            if decide(settings) != chosen:
+                yield name, settings
+        except CapacityError as error:
+            print(f"{name}: {error}", file=sys.stderr)
 
 
 @click.command()
 @click.argument("model", required=False)
 @click.option("--quantize", type=click.Choice(["int8", "int4"]))
-@click.option("--device", default="auto", help="emulated:MEMORY,GB_PER_S: a played device.")
 @click.option("--memory", "memory_bytes", callback=byte_count, help="Limit of RAM.")
 @click.option("--requests", default=64, show_default=True)
 @click.option("--prompt-len", default=96, show_default=True)
 @click.option("--gen-len", default=32, show_default=True)
 @click.option("--batch", "batches", multiple=True, type=int, default=(1, 4, 8, 16, 32, 64), show_default=True)
-@click.option("--micro-batch", "micro_batches", multiple=True, type=int, default=(8, 32), show_default=True)
 @click.option("--rounds", default=2, show_default=True)
 @result_options
 def main(model: str | None, rounds: int, as_json: bool, out: Path | None, **given: Any) -> None:
-    """Run a job as planned and in every other way."""
+    """Run a job as planned and with other numbers of requests together."""
     job = Job(given.pop("requests"), given.pop("prompt_len"), given.pop("gen_len"))
-    batches, micro_batches = given.pop("batches"), given.pop("micro_batches")
+    batches = given.pop("batches")
     cache_dir = default_cache_dir()
     asked = Settings(model=model or str(ensure_builtin_model(cache_dir)), cache_dir=cache_dir, **given)
     workload = Workload(prompt_len=job.prompt_len, gen_len=job.gen_len, max_prompt_len=job.prompt_len)
     plan = plan_for(PlanWish(settings=asked, workload=workload, num_requests=job.num_requests)).plan
     planned = settings_from_plan(plan, Settings(cache_dir=cache_dir, prefix_caching=False))
-    grid = list(points(planned, batches, micro_batches))
+    grid = list(points(planned, batches))
     rates: dict[str, list[float]] = {}
     with bar(rounds * len(grid)) as shown:
         for number in range(rounds):
@@ -157,10 +144,9 @@ def main(model: str | None, rounds: int, as_json: bool, out: Path | None, **give
         threads=plan.num_threads,
         model=short_name(plan.model),
         weight_format=plan.weight_format,
-        device=asked.device,
         memory_bytes=asked.memory_bytes,
         job=dataclasses.asdict(job),
-        planned={**dataclasses.asdict(plan.policy), "pipeline": planned.pipeline},
+        planned=dataclasses.asdict(plan.policy),
         predicted_tokens_per_s=plan.tokens_per_s.value,
         tokens_per_s=rates,
     )
@@ -183,16 +169,11 @@ def table(record: Record) -> Table:
         (point, spread_text(record["tokens_per_s"][point]), f"{medians[point] / best:.1%}")
         for point in sorted(medians, key=lambda one: -medians[one])
     ]
-    policy, job = record["planned"], record["job"]
-    how = f"{policy['batch_size']} together"
-    if policy["pipeline"] is not None:
-        how += f", {policy['pipeline']}, in {policy['micro_batch']}s"
-    note = f"Planned: {how}; expected {record['predicted_tokens_per_s']:.1f} tokens/s."
-    where = record["device"] if record["device"] != "auto" else "this machine"
-    if record["memory_bytes"]:
-        where += f" within {format_bytes(record['memory_bytes'])}"
+    num_together, job = record["planned"]["batch_size"], record["job"]
+    note = f"Planned: {num_together} together; expected {record['predicted_tokens_per_s']:.1f} tokens/s."
+    within = f" within {format_bytes(record['memory_bytes'])}" if record["memory_bytes"] else ""
     title = (
-        f"The plan against a grid, generated tokens/s: {record['model']}, {record['weight_format']}, {where}; "
+        f"The plan against a grid, generated tokens/s: {record['model']}, {record['weight_format']}{within}; "
         f"{job['num_requests']} prompts of {job['prompt_len']}, {job['gen_len']} new"
     )
     return Table(title, ("", "median (min-max)", "of the best"), tuple(rows), (note,))

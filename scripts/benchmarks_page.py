@@ -252,7 +252,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
     "plan_accuracy": ("Plans: predicted and measured", write_newest(accuracy_table, lambda r: r["model"])),
     "policy_grid": (
         "Plans against a grid",
-        write_newest(grid_table, lambda r: (r["model"], r["weight_format"], r["device"], r["memory_bytes"])),
+        write_newest(grid_table, lambda r: (r["model"], r["weight_format"], r["memory_bytes"])),
     ),
     "memory_budget": (
         "The memory limit",

@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.bench.batch_run import question_lengths as question_lengths
     from moeflow.bench.batch_run import run_batch_job as run_batch_job
     from moeflow.bench.batch_run import run_beside as run_beside
-    from moeflow.bench.device_check import DeviceCheck as DeviceCheck
     from moeflow.bench.engine_run import BATCH_SIZES as BATCH_SIZES
     from moeflow.bench.engine_run import PREFILL_LENS as PREFILL_LENS
     from moeflow.bench.engine_run import EngineRun as EngineRun
@@ -86,7 +85,6 @@ _MODULES = {
     "BATCH_SIZES": "moeflow.bench.engine_run",
     "BatchJob": "moeflow.bench.batch_run",
     "BatchProgress": "moeflow.bench.batch_run",
-    "DeviceCheck": "moeflow.bench.device_check",
     "EngineRun": "moeflow.bench.engine_run",
     "HttpTarget": "moeflow.bench.http_target",
     "Journal": "moeflow.server.jobs.journal",

@@ -39,12 +39,10 @@ Examples:
   moeflow plan mixtral-8x7b --machine t4 --prompt-len 418 --gen-len 128
   moeflow plan config.json --machine l4 --prompts questions.jsonl \\
       --roofline roofs.png --policy-map map.png
-  moeflow plan ~/models/olmoe --device emulated:1GiB,2 --json > plan.json
-      a device that this machine plays
   moeflow plan ~/models/olmoe --json > plan.json
       for programs, and for --plan
   moeflow plan ~/models/olmoe --check
-      and run it: predicted beside measured (with --device, too)
+      and run it: predicted beside measured
 
 This machine is measured first, in some twenty seconds, while nothing else should run; again with --fresh, or if a
 glance before a later plan shows that it became slower or faster.
@@ -78,12 +76,6 @@ Only headers of a model are read: the answer does not depend on its size."""
 @click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Round the weights.")
 @click.option(
     "--kv-dtype", type=click.Choice(["auto", "float32", "bfloat16", "int8"]), default="auto", help="Keys and values."
-)
-@click.option(
-    "--device",
-    default="auto",
-    help="emulated:MEMORY,GB_PER_S[,t4]: plan for a device that this machine plays, see `moeflow generate --help`.",
-    show_default="none",
 )
 @click.option("--threads", "num_threads", type=click.IntRange(1), help="CPU threads.", show_default="all cores")
 @click.option(
@@ -169,9 +161,7 @@ def plan(
         late.plot_rooflines(late.roofline_figures(planned.model, made.policy), title, roofline)
     if policy_map is not None:
         with bar(late.num_map_points(planned.model)) as shown:
-            late.plot_policy_map(
-                late.policy_map(planned.model, planned.aim, planned.find, shown.advance), title, policy_map
-            )
+            late.plot_policy_map(late.policy_map(planned.model, planned.aim, shown.advance), title, policy_map)
 
 
 def has_to_learn(planned: Planned) -> bool:
@@ -198,8 +188,7 @@ def settings_to_check(planned: Planned, cache_dir: Path) -> Settings:
 
 def checked(planned: Planned, cache_dir: Path, *, as_json: bool) -> None:
     """Run what was planned and print it beside what was predicted."""
-    how = late.PlanCheck if planned.played is None else late.DeviceCheck
-    run = how(planned, settings_to_check(planned, cache_dir))
+    run = late.PlanCheck(planned, settings_to_check(planned, cache_dir))
     with progress_bar("Loading") as on_progress:
         run.load(on_progress)
     try:

@@ -125,7 +125,6 @@ class Plan:
     machine_identity: str = ""  # of the machine that was measured for it; empty: from data sheets
     num_threads: int = 0  # that compute on a host; 0: as many as the machine has cores
     expert_places: tuple[tuple[str, float], ...] = ()  # (tier, share of experts that live there), together 1
-    device: str = ""  # an emulated one, as --device names it; empty: none
 
     @property
     def all_prompts_s(self) -> Estimate:
@@ -180,7 +179,6 @@ def _plan(fields: Fields) -> Plan:
         machine_identity=fields.text("machine_identity", default=""),
         num_threads=fields.count("num_threads", default=0, least=0),
         expert_places=_numbers(fields, "expert_places", default={}),
-        device=fields.text("device", default=""),
     )
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,8 +14,6 @@ from moeflow.layers.rotary import RotaryEmbedding, RotaryTable
 from moeflow.layers.shared_experts import Routed
 from moeflow.memory.offloaded_kv import window_numbers
 from moeflow.scheduler.offline_batching import form_micro_batches
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,22 +110,13 @@ def cut_pass(
 
 def group(spans: Sequence[Span], max_tokens: int) -> list[list[Span]]:
     """Share out sequences: each micro-batch gets about as many tokens as any other, a long sequence one of its own."""
-    return _group(spans, lambda span: span.num_tokens, max_tokens)
-
-
-def group_counts(sequences: Sequence[tuple[int, int]], max_tokens: int) -> list[list[tuple[int, int]]]:
-    """Do so with sequences that are only planned: (tokens in the pass, tokens before it)."""
-    return _group(sequences, lambda sequence: sequence[0], max_tokens)
-
-
-def _group(items: Sequence[Item], num_tokens: Callable[[Item], int], max_tokens: int) -> list[list[Item]]:
-    counts = [num_tokens(item) for item in items]
+    counts = [span.num_tokens for span in spans]
     short = [count for count in counts if count < max_tokens]
     groups, waiting = form_micro_batches(
-        items,
-        num_tokens,
+        spans,
+        lambda span: span.num_tokens,
         num_micro_batches=len(counts) - len(short) + -(-sum(short) // max_tokens),
-        max_requests=len(items) + 1,
+        max_requests=len(spans) + 1,
         gen_len=0,
         cache_size=sum(counts),
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from moeflow.core.errors import ConfigError
-from moeflow.core.hardware import DEVICE, RAM
+from moeflow.core.hardware import RAM
 from moeflow.core.plan import FROM_DISK, Plan
 from moeflow.engine.machine import measure_machine
 from moeflow.engine.settings import Settings
@@ -16,30 +16,17 @@ from moeflow.planner.model_files import shipped_models
 from moeflow.planner.this_machine import machine_identity
 
 _FORMATS: Final = ("dtype", "quantize")  # one says what the other would
-# What decides how many experts a device has room for.
-_ROOM: Final = {
-    "pipeline",
-    "micro_batch",
-    "max_model_len",
-    "max_running",
-    "max_batch_tokens",
-    "kv_cache_bytes",
-    "dtype",
-}
 _DEFAULTS: Final = Settings()
 
 
 def settings_from_plan(plan: Plan, settings: Settings) -> Settings:
     """Return settings that make the engine do what a plan says; what the user said himself stays.
 
-    Raises: ConfigError if the plan is for a machine with a device that is not played here, for another model, or for
-    one without weights.
+    Raises: ConfigError if the plan is for a machine with a device, for another model, or for one without weights.
     """
     _check_device(plan, settings)
     _check_model(plan, settings)
     said, planned = _said(settings), _planned(plan)
-    if said & _ROOM:
-        planned.pop("resident_experts", None)  # other limits leave room for others
     return dataclasses.replace(settings, **{name: value for name, value in planned.items() if name not in said})
 
 
@@ -79,15 +66,9 @@ def _said(settings: Settings) -> set[str]:
 
 def _planned(plan: Plan) -> dict[str, Any]:
     quantize = plan.weight_format if plan.weight_format in QUANTIZED else None
-    if plan.device:
-        return _planned_for_host(plan, quantize) | _planned_for_device(plan)
     memory_bytes = plan.memory_bytes or None
     if memory_bytes is None and plan.pipeline == FROM_DISK:
         memory_bytes = next(used.capacity_bytes for used in plan.memory if used.tier == RAM)
-    return _planned_for_host(plan, quantize) | {"memory_bytes": memory_bytes}
-
-
-def _planned_for_host(plan: Plan, quantize: str | None) -> dict[str, Any]:
     return {
         "model": plan.model,
         "device": "cpu",
@@ -99,26 +80,11 @@ def _planned_for_host(plan: Plan, quantize: str | None) -> dict[str, Any]:
         "max_running": plan.policy.batch_size,
         "max_batch_tokens": max(plan.policy.chunk_tokens, plan.policy.batch_size),
         "kv_cache_bytes": plan.kv_cache_bytes,
-    }
-
-
-def _planned_for_device(plan: Plan) -> dict[str, Any]:
-    return {
-        "device": plan.device,
-        "pipeline": plan.pipeline,
-        "micro_batch": plan.policy.micro_batch,
-        "resident_experts": dict(plan.expert_places).get(DEVICE),
+        "memory_bytes": memory_bytes,
     }
 
 
 def _check_device(plan: Plan, settings: Settings) -> None:
-    if plan.device:
-        if settings.device not in ("auto", plan.device):
-            raise ConfigError(
-                f"the plan is for --device {plan.device}, but --device says {settings.device}: leave one of them away, "
-                f"or make another plan, `moeflow plan --device {settings.device} --json`"
-            )
-        return
     if plan.policy.attention_on_device or plan.policy.ffn_on_device:
         raise ConfigError(
             f"the plan is for {plan.machine}, which has a device: make one for this machine with `moeflow plan --json`"

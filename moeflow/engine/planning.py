@@ -20,19 +20,15 @@ from moeflow.core.cache_dir import cache_folder
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError, MoeflowError
 from moeflow.core.hardware import DEVICE, DISK, RAM, Machine
 from moeflow.core.model_config import ModelConfig
-from moeflow.core.offload_config import PREFIX, parse_emulated_device
-from moeflow.core.plan import Plan, Policy, Workload
+from moeflow.core.plan import Plan, Workload
 from moeflow.engine.expectation import HOST_OVERLAP, HOST_PREFILL_OVERLAP, RENEW
 from moeflow.engine.expert_plan import least_slots
 from moeflow.engine.known_routing import known_routing
 from moeflow.engine.machine import measure_machine
-from moeflow.engine.offload_search import OffloadSearch
-from moeflow.engine.played_passes import PlayedPasses
 from moeflow.engine.process_memory import ENGINE_BYTES, margin_bytes, planned_bytes
 from moeflow.engine.settings import (
     DEFAULT_MAX_BATCH_TOKENS,
     DEFAULT_MAX_RUNNING,
-    OFFLOADED_BATCH_TOKENS,
     STREAMED_BATCH_TOKENS,
     Settings,
 )
@@ -42,30 +38,18 @@ from moeflow.engine.work_space import work_bytes
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.layers.placement import WeightFormats
 from moeflow.models.registry import read_bare_config, read_model_config
-from moeflow.planner.calibrate_device import measure_copying
-from moeflow.planner.cost_model import CostModel, Prediction
+from moeflow.planner.cost_model import CostModel
 from moeflow.planner.disk_rates import file_link
-from moeflow.planner.emulated_machine import with_emulated_device
 from moeflow.planner.kernel_bench import shapes_of
 from moeflow.planner.machine_files import load_machine
 from moeflow.planner.model_costs import Formats, ModelCosts
 from moeflow.planner.model_files import shipped_models
-from moeflow.planner.plan_maker import (
-    FindPolicy,
-    Found,
-    bottleneck_by,
-    describe,
-    helps_by,
-    make_plan,
-    planned_policy,
-    why,
-)
+from moeflow.planner.plan_maker import make_plan
 from moeflow.planner.policy_search import COARSE, MAX_SEQUENCES, Aim, cost_per_token, search
 from moeflow.planner.routing_profile import EVEN_ROUTING, RoutingProfile
 from moeflow.planner.this_machine import how_measured, this_machine, was_disturbed
 
 TIE = 1e-3  # what a second until the first token counts beside what the goal asks for
-OFFLOAD_UNCERTAINTY = 0.5  # lanes and pacing share the processor with what they pace
 MAX_SEQUENCES_ON_HOST = 256  # beyond, a step of a host is bound by arithmetic and answers only come later
 
 
@@ -90,8 +74,6 @@ class Planned:
     plan: Plan
     model: CostModel
     aim: Aim
-    played: PlayedPasses | None = None  # on a device that this machine plays
-    find: FindPolicy = planned_policy  # what the plan was found by, for other machines
 
 
 def plan_for(wish: PlanWish, on_step: Callable[[str], None] = lambda _: None) -> Planned:
@@ -105,8 +87,6 @@ def plan_for(wish: PlanWish, on_step: Callable[[str], None] = lambda _: None) ->
         raise ConfigError("no model is named")
     _check_device(wish)
     _check_threads(settings, measure_machine().num_cores)
-    if settings.device.startswith(f"{PREFIX}:"):
-        return _plan_offloaded(wish, on_step)
     machine = None if wish.machine is None else load_machine(wish.machine)
     costs, reason = _look_at(settings, has_device=machine is not None and machine.has(DEVICE))
     _check_lengths(wish, costs.shape)
@@ -161,51 +141,6 @@ def _with_best_chunk(model: CostModel, aim: Aim, others: Sequence[CostModel]) ->
             continue
         found.append((cost_per_token(one, policy, aim.goal) + one.predict(policy).first_token_s * TIE, one))
     return min(found, key=lambda pair: pair[0])[1] if found else model
-
-
-def _plan_offloaded(wish: PlanWish, on_step: Callable[[str], None]) -> Planned:
-    """Return the best plan for this machine and a device that it plays."""
-    settings = wish.settings
-    device = parse_emulated_device(settings.device)
-    costs, reason = _look_at(settings, has_device=False)
-    _check_lengths(wish, costs.shape)
-    host = _measured_here(wish, costs, on_step)
-    on_step("the best policy")
-    most = wish.num_requests or wish.num_sequences or MAX_SEQUENCES
-    aim = Aim(goal=wish.goal, num_sequences=wish.num_sequences, max_sequences=most)
-    process_bytes = _process_bytes(costs.shape, settings, OFFLOADED_BATCH_TOKENS)
-    machine = with_emulated_device(host, device)
-    model = CostModel(machine, costs, wish.workload, process_bytes=process_bytes)
-    num_threads = settings.num_threads or measure_machine().num_cores
-    choices = OffloadSearch(model, host, device, measure_copying(), num_threads)
-    with _cautious(host):
-        best = choices.best(aim)
-
-    def cost(changed: CostModel, changed_aim: Aim) -> float:
-        coarse = dataclasses.replace(choices, model=changed, is_coarse=True)
-        return coarse.best(changed_aim).cost(aim.goal)
-
-    def step_s(changed: CostModel) -> float:
-        return dataclasses.replace(choices, model=changed).predict(best.policy, best.config).decode_s
-
-    on_step("what would help")
-    found = Found(
-        policy=best.policy,
-        prediction=best.prediction,
-        pipeline=best.config.pipeline,
-        uncertainty=max(machine.uncertainty, OFFLOAD_UNCERTAINTY),
-        bottleneck=bottleneck_by(step_s, model),
-        helps=helps_by(cost, model, aim),
-    )
-    reasons = (*_reasons(host, reason), *why(model, aim, best.policy))
-    plan = describe(model, aim, found, model_name=_name(settings), reasons=reasons)
-    planned = dataclasses.replace(plan, num_threads=num_threads, device=settings.device)
-
-    def find(changed: CostModel, changed_aim: Aim) -> tuple[Policy, Prediction]:
-        other = dataclasses.replace(choices, model=changed).best(changed_aim)
-        return other.policy, other.prediction
-
-    return Planned(planned, model, aim, choices.passes, find)
 
 
 def _reasons(machine: Machine, weight_format: str) -> tuple[tuple[str, str], ...]:
@@ -275,22 +210,12 @@ def _packed_file(settings: Settings, costs: ModelCosts) -> Path | None:
 
 
 def _check_device(wish: PlanWish) -> None:
-    """Raises: ConfigError for a device that cannot be planned for, or not with what else is asked for."""
-    device = wish.settings.device
-    if device in ("auto", "cpu"):
-        return
-    if not device.startswith(f"{PREFIX}:"):
+    """Raises: ConfigError for a device that cannot be planned for."""
+    if wish.settings.device not in ("auto", "cpu"):
         raise ConfigError(
-            f"--device {device} cannot be planned for: GPUs are not measured yet. Plan for a described one (--machine "
-            f"t4, or a file), or for one that this machine plays (--device {PREFIX}:16GiB,12)"
+            f"--device {wish.settings.device} cannot be planned for: this machine's processor and disk are measured, a "
+            "device of it is not. Plan for a described one (--machine t4, or a file)"
         )
-    if parse_emulated_device(device).computes_in_torch:
-        raise ConfigError(
-            f"--device {device} cannot be planned for: how fast torch computes here is not measured. Leave ',torch' off"
-        )
-    for option, said in (("--machine", wish.machine), ("--memory", wish.settings.memory_bytes)):
-        if said is not None:
-            raise ConfigError(f"{option} does not go with a device that this machine plays: leave one of them away")
 
 
 def _check_lengths(wish: PlanWish, shape: ModelConfig) -> None:

@@ -1,12 +1,10 @@
 """Measures a torch device and its link: what it reads and computes a second, and how fast copies are, by size.
 
-For a GPU, on which it has not been tried yet; a processor can be measured likewise, as if it lay across a link. And how
-fast the copies are that play a link.
+For a GPU, on which it has not been tried yet; a processor can be measured likewise, as if it lay across a link.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from typing import Final
@@ -19,9 +17,8 @@ from moeflow.core.units import KIB, MIB
 
 BUFFER_BYTES: Final = 512 * MIB  # more than a GPU's cache
 MATRIX_SIZE: Final = 4096
-COPY_BUFFER_BYTES: Final = 48 * MIB
 COPY_BYTES: Final = (256 * KIB, 4 * MIB, 64 * MIB)
-TRIES: Final = 5  # the best counts, but for copies that play a link: whatever disturbs one only slows it down
+TRIES: Final = 5  # the best counts: whatever disturbs one only slows it down
 _DTYPES: Final = (torch.float32, torch.bfloat16)
 
 
@@ -55,20 +52,6 @@ def measure_device(
     )
 
 
-def measure_copying(buffer_bytes: int = COPY_BUFFER_BYTES) -> float:
-    """Return bytes a second that one core copies within main memory: so a link to a played device really works.
-
-    Blocks: for some hundredths of a second.
-    """
-    source, target = (torch.ones(buffer_bytes, dtype=torch.uint8) for _ in range(2))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return buffer_bytes / _best(torch.device("cpu"), lambda: target.copy_(source), statistics.median)
-    finally:
-        torch.set_num_threads(before)
-
-
 def _flops(device: torch.device, dtype: torch.dtype, size: int) -> float:
     """Return FLOP/s of a product of two square matrices."""
     left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
@@ -80,7 +63,7 @@ def _rate(device: torch.device, target: Tensor, source: Tensor) -> LinkRate:
     return LinkRate(transfer_bytes=source.nbytes, bytes_per_s=source.nbytes / seconds)
 
 
-def _best(device: torch.device, run: Callable[[], object], of: Callable[[list[float]], float] = min) -> float:
+def _best(device: torch.device, run: Callable[[], object]) -> float:
     """Return the seconds of a call, until what it launched is done; the first one, which warms up, does not count."""
     times = []
     for _ in range(TRIES + 1):
@@ -89,7 +72,7 @@ def _best(device: torch.device, run: Callable[[], object], of: Callable[[list[fl
         run()
         _wait(device)
         times.append(time.perf_counter() - start)
-    return of(times[1:])
+    return min(times[1:])
 
 
 def _wait(device: torch.device) -> None:

@@ -25,9 +25,6 @@ MORE_MEMORY: Final = "twice the memory"
 LEAST_HELP: Final = 1.02  # that is worth mentioning
 
 
-FindPolicy = Callable[[CostModel, Aim], tuple[Policy, Prediction]]
-
-
 @dataclass(frozen=True, slots=True)
 class _Knob:
     """A resource that there could be more of."""

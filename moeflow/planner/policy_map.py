@@ -10,7 +10,7 @@ from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import DISK, RAM, Link, LinkRate, Machine
 from moeflow.core.plan import Policy
 from moeflow.planner.cost_model import CostModel
-from moeflow.planner.plan_maker import FindPolicy, planned_policy
+from moeflow.planner.plan_maker import planned_policy
 from moeflow.planner.policy_search import Aim
 
 FACTORS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)  # of what the machine has
@@ -39,20 +39,18 @@ class PolicyMap:
     has_device: bool
 
 
-def policy_map(
-    model: CostModel, aim: Aim, find: FindPolicy = planned_policy, on_point: Callable[[], None] = lambda: None
-) -> PolicyMap:
+def policy_map(model: CostModel, aim: Aim, on_point: Callable[[], None] = lambda: None) -> PolicyMap:
     """Return how the best policy changes: with link and host (figure 10), or without a device with memory and disk.
 
-    `find` is what the plan was found by, so that the machine itself, where it is one of the map's, has the plan's
-    policy. Blocks: for a minute or two where there is a device, otherwise for some seconds.
+    Policies are found as the plan's is, so that the machine itself, where it is one of the map's, has that.
+    Blocks: for a minute or two where there is a device, otherwise for some seconds.
     """
     xs, ys = _axes(model)
     change = _other_device if model.has_device else _other_host
     points = []
     for y in ys:
         for x in xs:
-            points.append(_point(find, *change(model, aim, x, y), x, y))
+            points.append(_point(*change(model, aim, x, y), x, y))
             on_point()
     if model.has_device:
         return PolicyMap(
@@ -72,9 +70,9 @@ def _axes(model: CostModel) -> tuple[Sequence[float], Sequence[float]]:
     return (FACTORS if model.has_device else MEMORY_SHARES), FACTORS
 
 
-def _point(find: FindPolicy, model: CostModel, aim: Aim, x: float, y: float) -> MapPoint:
+def _point(model: CostModel, aim: Aim, x: float, y: float) -> MapPoint:
     try:
-        policy, prediction = find(model, aim)
+        policy, prediction = planned_policy(model, aim)
     except CapacityError:
         return MapPoint(x, y, None, 0.0)
     return MapPoint(x, y, policy, prediction.tokens_per_s)

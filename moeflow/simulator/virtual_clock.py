@@ -3,7 +3,7 @@
 The rules are the executor's (`runtime/executor.py`), down to how far it reads ahead (`runtime/window.py`) and in which
 order it starts what becomes free, so that a prediction differs from the real thing in its durations only. Whoever calls
 the executor is the lane "compute"; the others begin the most urgent of what waits for them, and among equals what has
-waited longest. When what is under way ends is for a `Timer` to say: lanes may disturb each other.
+waited longest.
 """
 
 from __future__ import annotations
@@ -12,41 +12,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from moeflow.pipeline.task import COMPUTE, Task
 from moeflow.planner.task_costs import TaskCost
 from moeflow.runtime.window import WINDOW, Window
 
 CostOf = Callable[[Task], TaskCost]
-
-
-class Timer(Protocol):
-    """Knows how long what is under way takes."""
-
-    def begin(self, number: int, task: Task, cost: TaskCost, now_s: float, *, is_last: bool) -> None:
-        """Hear of a task that begins, under a number of its own; `is_last`: of those that end together."""
-        ...
-
-    def next_end(self) -> tuple[float, int]:
-        """Return when the next of those under way ends, and its number."""
-        ...
-
-
-class OwnPace:
-    """Each task takes as long as its cost says, whatever else is under way."""
-
-    def __init__(self) -> None:
-        self._ends: list[tuple[float, bool, int]] = []  # a heap
-
-    def begin(self, number: int, task: Task, cost: TaskCost, now_s: float, *, is_last: bool) -> None:
-        """See `Timer`."""
-        heappush(self._ends, (now_s + cost.seconds, is_last, number))
-
-    def next_end(self) -> tuple[float, int]:
-        """See `Timer`."""
-        end_s, _, number = heappop(self._ends)
-        return end_s, number
 
 
 class TimedTask(NamedTuple):
@@ -66,13 +38,12 @@ def run_virtually(
     own_lane: str = COMPUTE,
     num_threads: Mapping[str, int] | None = None,
     window: int = WINDOW,
-    timer: Timer | None = None,
 ) -> list[TimedTask]:
     """Return when each task runs, in the order in which they end; a lane has one thread if nothing else is said.
 
-    `timer`: None: each task takes what it costs. Raises: ValueError if the stream is none.
+    Raises: ValueError if the stream is none.
     """
-    return _Run(tasks, cost_of, own_lane, num_threads or {}, window, timer or OwnPace()).go()
+    return _Run(tasks, cost_of, own_lane, num_threads or {}, window).go()
 
 
 class _Entry:
@@ -107,12 +78,10 @@ class _Run:
         own_lane: str,
         num_threads: Mapping[str, int],
         window: int,
-        timer: Timer,
     ) -> None:
         self.cost_of = cost_of
         self.own_lane = own_lane
         self.window = Window(tasks, window)
-        self.timer = timer
         self.now_s = 0.0
         self.numbers = count()
         self.unfinished: dict[int, _Entry] = {}
@@ -120,6 +89,7 @@ class _Run:
         self.lanes = defaultdict[str, _Lane](lambda: _Lane(1))
         self.lanes.update({name: _Lane(number) for name, number in num_threads.items()})
         self.running: dict[int, _Running] = {}  # by number
+        self.ends: list[tuple[float, bool, int]] = []  # a heap: of those that end together, the caller's own comes last
         self.done: list[TimedTask] = []
 
     def go(self) -> list[TimedTask]:
@@ -167,7 +137,7 @@ class _Run:
     def _begin(self, entry: _Entry, lane: _Lane | None, thread: int) -> None:
         number, cost = next(self.numbers), self.cost_of(entry.task)
         self.running[number] = _Running(entry, cost, self.now_s, lane, thread)
-        self.timer.begin(number, entry.task, cost, self.now_s, is_last=lane is None)
+        heappush(self.ends, (self.now_s + cost.seconds, lane is None, number))
 
     def _do_here(self, entry: _Entry) -> None:
         """Let time go by until the caller has done a task; other lanes work meanwhile."""
@@ -177,7 +147,7 @@ class _Run:
 
     def _end_next(self) -> None:
         """Let time go by until a task ends; its thread starts what that frees, then takes another."""
-        self.now_s, number = self.timer.next_end()
+        self.now_s, _, number = heappop(self.ends)
         ended = self.running.pop(number)
         task = ended.entry.task
         del self.unfinished[task.id]

@@ -12,9 +12,7 @@ from moeflow.cli.main import main
 from moeflow.cli.planned import read_plan, settings_of
 from moeflow.core.errors import ConfigError
 from moeflow.core.hardware_json import machine_to_json
-from moeflow.core.offload_config import parse_emulated_device
 from moeflow.core.plan import plan_to_json
-from moeflow.engine.decision import decide
 from moeflow.kernels import cpu
 from tests.engine.test_plan_use import PLAN
 from tests.planner.examples import machine
@@ -81,26 +79,3 @@ def test_generate_does_what_was_planned(tmp_path):
     too_long = CliRunner().invoke(main, [*shell, "--max-tokens", "40"])
     assert too_long.exit_code != 0
     assert "28" in too_long.stderr  # the longest request that was planned for
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
-def test_a_played_device_runs_as_it_was_planned(tmp_path, monkeypatch):
-    model, file = tmp_path / "model", tmp_path / "plan.json"
-    write_tiny_mixtral(model)
-    monkeypatch.setattr("moeflow.engine.planning.this_machine", lambda *_, **__: machine(ram=2 * 10**9))
-    shell = ["plan", str(model), "--device", "emulated:1.2MiB,0.1,t4", "--cache-dir", str(tmp_path), "--json"]
-    planned = CliRunner().invoke(main, [*shell, "--prompt-len", "20", "--gen-len", "8", "--batch-size", "6"])
-    assert planned.exit_code == 0, planned.output
-    file.write_text(planned.stdout)
-    plan = read_plan(file)
-    settings = settings_of({"model": None, "plan_file": file})
-    config = decide(settings)
-    assert config.offload is not None
-    assert config.offload.emulated == parse_emulated_device("emulated:1.2MiB,0.1,t4")
-    assert (config.offload.pipeline, config.offload.micro_batch_tokens) == (plan.pipeline, plan.policy.micro_batch)
-    resident = config.offload.num_resident_experts / 4
-    assert resident == pytest.approx(dict(plan.expert_places)["device"], abs=1e-6)
-    assert (config.scheduler.max_running, config.scheduler.max_batch_tokens) == (6, plan.policy.chunk_tokens)
-    done = CliRunner().invoke(main, ["generate", "--plan", str(file), "-p", "abc", "--max-tokens", "4", "--json"])
-    assert done.exit_code == 0, done.output

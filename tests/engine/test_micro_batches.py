@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeflow.core.model_config import RopeConfig
-from moeflow.engine.micro_batches import Side, cut_pass, group_counts
-from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.engine.micro_batches import Side, cut_pass, group
+from moeflow.kernels.attention_metadata import AttentionMetadata, Span
 from moeflow.layers.context import ForwardContext
 from moeflow.layers.rotary import RotaryEmbedding
 from moeflow.memory.kv_storage import KVStorage
@@ -42,9 +42,10 @@ def test_every_token_is_in_one_micro_batch(sequences, max_tokens):
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 40))
 def test_long_sequences_make_no_more_micro_batches_for_the_others(counts, max_tokens):
-    parts = group_counts([(count, 0) for count in counts], max_tokens)
+    spans = [Span(first_token=0, num_tokens=count, start=0, block_ids=[]) for count in counts]
+    parts = group(spans, max_tokens)
     short = [count for count in counts if count < max_tokens]
-    assert sorted(count for part in parts for count, _ in part) == sorted(counts)
+    assert sorted(span.num_tokens for part in parts for span in part) == sorted(counts)
     assert len(parts) <= len(counts) - len(short) + -(-sum(short) // max_tokens)
 
 

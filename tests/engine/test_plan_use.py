@@ -60,28 +60,6 @@ def test_what_the_user_said_stays_and_is_told():
     assert overruled(PLAN, said) == [("max_running", 2, 6)]
 
 
-PLAYED = dataclasses.replace(
-    PLAN,
-    device="emulated:1GiB,1",
-    pipeline="flexgen",
-    policy=dataclasses.replace(PLAN.policy, batch_size=6, micro_batch=2, ffn_on_device=True),
-    expert_places=(("device", 0.25), ("ram", 0.75)),
-)
-
-
-def test_a_plan_for_a_played_device_becomes_its_settings():
-    settings = settings_from_plan(PLAYED, Settings())
-    assert (settings.device, settings.pipeline, settings.micro_batch) == ("emulated:1GiB,1", "flexgen", 2)
-    assert (settings.resident_experts, settings.max_running, settings.memory_bytes) == (0.25, 6, None)
-    assert settings_from_plan(PLAYED, Settings(device="emulated:1GiB,1")) == settings
-    assert settings_from_plan(PLAYED, Settings(pipeline="cgopipe")).resident_experts is None  # it has other room
-
-
-def test_another_device_than_the_planned_one_is_refused():
-    with pytest.raises(ConfigError, match="for --device emulated:1GiB,1, but --device says cpu: leave one of them"):
-        settings_from_plan(PLAYED, Settings(device="cpu"))
-
-
 @pytest.mark.parametrize("said", [{"dtype": "bfloat16"}, {"quantize": "int4"}])
 def test_formats_are_said_by_one_of_them(said):
     settings = settings_from_plan(PLAN, Settings(**said))

@@ -10,7 +10,7 @@ import torch
 from moeflow.core.hardware import DEVICE, RAM
 from moeflow.core.units import KIB, MIB
 from moeflow.planner import calibrate_device
-from moeflow.planner.calibrate_device import measure_copying, measure_device
+from moeflow.planner.calibrate_device import measure_device
 
 CPU = torch.device("cpu")
 
@@ -35,12 +35,6 @@ def test_a_device_and_both_ways_are_measured(two_seconds):
 def test_a_small_buffer_is_copied_whole():
     _, there, _ = measure_device(CPU, 2**30, buffer_bytes=64 * KIB, matrix_size=16)
     assert [rate.transfer_bytes for rate in there.rates] == [64 * KIB]
-
-
-def test_copies_on_one_core_leave_the_threads_as_they_were(two_seconds):
-    before = torch.get_num_threads()
-    assert measure_copying(4 * MIB) == 4 * MIB / 2
-    assert torch.get_num_threads() == before
 
 
 def test_what_is_launched_is_waited_for(monkeypatch):
