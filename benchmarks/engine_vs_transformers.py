@@ -25,12 +25,12 @@ import transformers
 from moeflow.bench.ceilings import torch_threads
 from moeflow.bench.records import make_record
 from moeflow.bench.tables import versus_table
-from moeflow.cli.bench_output import keep, show
+from moeflow.cli.bench.output import keep, show
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
-from moeflow.engine.settings import Settings
+from moeflow.planner.resolve import decide
+from moeflow.planner.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -21,19 +21,19 @@ import click
 
 from moeflow.bench.records import Record, make_record
 from moeflow.bench.tables import Table
-from moeflow.cli.bench_output import keep, result_options, show
+from moeflow.cli.bench.output import keep, result_options, show
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.engine.builtin import ensure_builtin_model
-from moeflow.engine.calibration_text import calibration_text
-from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
-from moeflow.engine.expert_plan import PREDICTORS
 from moeflow.engine.messages import Submission
-from moeflow.engine.settings import Settings
-from moeflow.engine.slab_files import pack
-from moeflow.engine.tokenizer import Tokenizer
-from moeflow.memory.eviction import POLICIES
+from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.experts.cache.eviction import POLICIES
+from moeflow.planner.choices.expert_plan import PREDICTORS
+from moeflow.planner.choices.packed_files import pack
+from moeflow.planner.resolve import decide
+from moeflow.planner.settings import Settings
+from moeflow.train.builtin import ensure_builtin_model
+from moeflow.train.calibration_text import calibration_text
 
 PROMPT_TOKENS = 200
 

@@ -27,12 +27,12 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from moeflow.bench.records import Record, append, make_record
 from moeflow.bench.tables import Table, spread_text
-from moeflow.cli.bench_output import show
+from moeflow.cli.bench.output import show
 from moeflow.core.errors import ConfigError
-from moeflow.engine.machine import measure_machine
-from moeflow.kernels import cpu
-from moeflow.kernels.packed_weights import PackedExperts
+from moeflow.kernels.cpu import extension
+from moeflow.kernels.cpu.packed_weights import PackedExperts
 from moeflow.kernels.weight_format import WeightFormat
+from moeflow.planner.hardware.host import measure_machine
 
 NUM_EXPERTS, HIDDEN, WIDTH, TOP_K = 32, 1024, 768, 4
 NUM_LAYERS = 4  # in float32 300 MB each, and as much for our form of it
@@ -83,7 +83,7 @@ def our_layer(packed: PackedExperts) -> Layer:
     """Return our layer; its activations are float32 whatever the weights are."""
 
     def run(x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
-        return cpu.experts(x, packed, topk_ids, topk_weights)
+        return extension.experts(x, packed, topk_ids, topk_weights)
 
     return run
 
@@ -185,11 +185,11 @@ def main(
     out: Path | None,
 ) -> None:
     """Measure the expert layer alone against transformers'."""
-    if not cpu.is_available():
-        raise click.ClickException(cpu.why_not())
+    if not extension.is_available():
+        raise click.ClickException(extension.why_not())
     threads = threads or measure_machine().num_cores
     torch.set_num_threads(threads)
-    cpu.set_num_threads(threads)
+    extension.set_num_threads(threads)
     for weights in formats or MAX_ERROR:
         torch.manual_seed(seed)
         layers = make_layers(weights)
@@ -201,7 +201,7 @@ def main(
             seed=seed,
             threads=threads,
             format=weights,
-            instruction_set=cpu.isa_name(),
+            instruction_set=extension.isa_name(),
             rows=rows,
         )
         if out is not None:

@@ -31,17 +31,17 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from moeflow import LLM, SamplingParams
 from moeflow.bench import records
 from moeflow.checkpoint.open import open_checkpoint
+from moeflow.checkpoint.packed.weight_memory import FreshMemory
 from moeflow.core.engine_config import EngineConfig
-from moeflow.engine.bare_model import run_sequence
-from moeflow.engine.builtin import builtin_source
-from moeflow.engine.calibration_text import calibration_text
 from moeflow.engine.compute_setup import set_up
-from moeflow.engine.decision import decide
 from moeflow.engine.runner_loading import placement
-from moeflow.engine.settings import Settings
-from moeflow.engine.tokenizer import Tokenizer
-from moeflow.memory.weight_memory import FreshMemory
+from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.models.loading import load_model
+from moeflow.planner.resolve import decide
+from moeflow.planner.settings import Settings
+from moeflow.train.bare_model import run_sequence
+from moeflow.train.builtin import builtin_source
+from moeflow.train.calibration_text import calibration_text
 
 KINDS = {kind.name: kind for kind in (Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1)}
 AS_IT_IS = "as it is"

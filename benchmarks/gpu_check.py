@@ -44,18 +44,18 @@ from moeflow.core.engine_config import EngineConfig  # noqa: E402
 from moeflow.core.offload_config import EmulatedDeviceConfig, OffloadConfig  # noqa: E402
 from moeflow.core.sampling_params import SamplingParams  # noqa: E402
 from moeflow.core.units import GIB, MIB, parse_bytes  # noqa: E402
-from moeflow.engine import offloaded_model  # noqa: E402
-from moeflow.engine.decision import decide  # noqa: E402
 from moeflow.engine.engine import Engine  # noqa: E402
-from moeflow.engine.machine import measure_machine  # noqa: E402
 from moeflow.engine.messages import Submission  # noqa: E402
-from moeflow.engine.offload_plan import OFFLOADING  # noqa: E402
-from moeflow.engine.settings import Settings  # noqa: E402
-from moeflow.memory.cuda_device import CudaDevice  # noqa: E402
-from moeflow.memory.emulated_device import EmulatedDevice  # noqa: E402
+from moeflow.engine.offload import offloaded_model  # noqa: E402
 from moeflow.models.registry import read_bare_config  # noqa: E402
-from moeflow.planner.calibrate_device import measure_device  # noqa: E402
+from moeflow.pipeline.devices.cuda_device import CudaDevice  # noqa: E402
+from moeflow.pipeline.devices.emulated_device import EmulatedDevice  # noqa: E402
+from moeflow.planner.choices.offload_plan import OFFLOADING  # noqa: E402
+from moeflow.planner.hardware.calibrate_device import measure_device  # noqa: E402
+from moeflow.planner.hardware.host import measure_machine  # noqa: E402
 from moeflow.planner.model_files import shipped_models  # noqa: E402
+from moeflow.planner.resolve import decide  # noqa: E402
+from moeflow.planner.settings import Settings  # noqa: E402
 
 SMALL = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 512}
 MIDDLE = {"hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 4, "vocab_size": 512}

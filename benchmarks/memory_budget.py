@@ -26,7 +26,7 @@ import click
 
 from moeflow.bench.records import Record, make_record
 from moeflow.bench.tables import Table
-from moeflow.cli.bench_output import keep, result_options, show
+from moeflow.cli.bench.output import keep, result_options, show
 from moeflow.core.units import format_bytes, parse_bytes
 
 GROUPS = Path("/sys/fs/cgroup/memory")  # version 1

@@ -20,9 +20,9 @@ from moeflow.bench.tables import Table
 from moeflow.core.hardware import DEVICE, DISK, RAM, Link, LinkRate, Machine, MemoryLevel, Processor
 from moeflow.core.plan import Policy, Workload
 from moeflow.models.registry import read_bare_config
-from moeflow.planner.cost_model import DEVICE_COMPUTE, Choice, CostModel, Linear, Resources
-from moeflow.planner.machine_files import load_machine
-from moeflow.planner.model_costs import Formats, ModelCosts
+from moeflow.planner.costs.cost_model import DEVICE_COMPUTE, Choice, CostModel, Linear, Resources
+from moeflow.planner.costs.model_costs import Formats, ModelCosts
+from moeflow.planner.hardware.machine_files import load_machine
 from moeflow.planner.model_files import shipped_models
 from moeflow.planner.policy_search import FINE, Aim, search
 

@@ -41,15 +41,15 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.paper_devices import FORMATS, case_study, case_table, scaling, scaling_table
 from moeflow.bench.records import Record, append, make_record
 from moeflow.bench.tables import Table
-from moeflow.cli.bench_output import show
+from moeflow.cli.bench.output import show
 from moeflow.core.hardware import DEVICE, LinkRate, Machine
 from moeflow.core.plan import Workload
 from moeflow.models.registry import read_bare_config
 from moeflow.pipeline.catalog import PIPELINES
-from moeflow.planner.machine_files import load_machine
-from moeflow.planner.model_costs import ModelCosts
+from moeflow.planner.costs.model_costs import ModelCosts
+from moeflow.planner.hardware.machine_files import load_machine
 from moeflow.planner.model_files import shipped_models
-from moeflow.simulator.pipeline_run import PipelineRun, make_policy
+from moeflow.planner.simulator.pipeline_run import PipelineRun, make_policy
 
 BAR, AIM = 0.35, 0.20
 ORDER_NAMES: Final = {"described": "as described (of those that count)", "data_sheets": "from data sheets"}

@@ -47,27 +47,27 @@ import torch
 from moeflow.bench.records import Record, make_record
 from moeflow.bench.tables import Table, spread_text
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.cli.bench_output import keep, result_options, show
+from moeflow.checkpoint.packed.weight_memory import FreshMemory
+from moeflow.cli.bench.output import keep, result_options, show
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CapacityError
 from moeflow.core.offload_config import DeviceConfig
 from moeflow.engine.compute_setup import set_up
-from moeflow.engine.decision import decide
-from moeflow.engine.offload_plan import OffloadWishes, costs_of, plan_offload
-from moeflow.engine.offloaded_model import OffloadedModel
+from moeflow.engine.offload.offloaded_model import OffloadedModel
 from moeflow.engine.runner_loading import placement
-from moeflow.engine.settings import Settings
 from moeflow.kernels.attention_metadata import AttentionMetadata
-from moeflow.layers.context import ForwardContext
-from moeflow.layers.decoder import CausalLM
-from moeflow.memory.emulated_device import EmulatedDevice
-from moeflow.memory.kv_storage import KVStorage
-from moeflow.memory.weight_memory import FreshMemory
+from moeflow.kv.storage import KVStorage
+from moeflow.models.layers.context import ForwardContext
+from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.loading import load_model
+from moeflow.pipeline.devices.emulated_device import EmulatedDevice
 from moeflow.pipeline.offloading import HOST_TO_DEVICE
+from moeflow.pipeline.runtime.trace import Trace
 from moeflow.pipeline.task import COMPUTE
-from moeflow.planner.model_costs import ModelCosts
-from moeflow.runtime.trace import Trace
+from moeflow.planner.choices.offload_plan import OffloadWishes, costs_of, plan_offload
+from moeflow.planner.costs.model_costs import ModelCosts
+from moeflow.planner.resolve import decide
+from moeflow.planner.settings import Settings
 
 SHARING = "cgopipe+host"
 PIPELINES = (SHARING, "cgopipe", "fastdecode", "flexgen-c", "flexgen", "zero-inference")

@@ -20,8 +20,8 @@ import click
 from moeflow.bench.plan_check import CheckRow
 from moeflow.bench.records import Record, make_record
 from moeflow.bench.tables import Table
-from moeflow.cli.bench_output import keep, result_options, show
-from moeflow.cli.plan_output import is_speed
+from moeflow.cli.bench.output import keep, result_options, show
+from moeflow.cli.plan.output import is_speed
 from moeflow.cli.progress import bar
 from moeflow.core.units import format_bytes
 

@@ -25,23 +25,23 @@ import click
 
 from moeflow.bench.records import Record, make_record
 from moeflow.bench.tables import Table, spread_text
-from moeflow.cli.bench_output import keep, result_options, show
+from moeflow.cli.bench.output import keep, result_options, show
 from moeflow.cli.options import byte_count, default_cache_dir
-from moeflow.cli.plan_output import short_name
+from moeflow.cli.plan.output import short_name
 from moeflow.cli.progress import bar
 from moeflow.core.errors import CapacityError, EngineError
 from moeflow.core.plan import Workload
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.units import format_bytes
-from moeflow.engine.builtin import ensure_builtin_model
-from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
-from moeflow.engine.plan_use import settings_from_plan
-from moeflow.engine.planning import PlanWish, plan_for
-from moeflow.engine.routing_learning import other_text
-from moeflow.engine.settings import Settings
-from moeflow.engine.tokenizer import Tokenizer
+from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.planner.apply_plan import settings_from_plan
+from moeflow.planner.planning import PlanWish, plan_for
+from moeflow.planner.resolve import decide
+from moeflow.planner.settings import Settings
+from moeflow.train.builtin import ensure_builtin_model
+from moeflow.train.routing_learning import other_text
 
 CHOSEN = "as planned"
 

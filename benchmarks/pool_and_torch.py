@@ -19,8 +19,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from moeflow.kernels import cpu
-from moeflow.kernels.packed_weights import PackedWeight
+from moeflow.kernels.cpu import extension
+from moeflow.kernels.cpu.packed_weights import PackedWeight
 
 TURNS = 200  # of a round, some milliseconds
 
@@ -57,11 +57,11 @@ def describe(times: list[float]) -> str:
 def main(num_threads: int, torch_threads: int, rounds: int) -> None:
     """Measure and print."""
     torch.set_num_threads(torch_threads)
-    cpu.set_num_threads(num_threads)
+    extension.set_num_threads(num_threads)
     table = Table("rows", "torch operation", "pool alone", "torch alone", "in turns", "price of a turn")
     weight = PackedWeight.pack(torch.randn(1024, 1024), "bfloat16")
     for rows in (1, 32):
-        pool_call = partial(cpu.linear, torch.randn(rows, 1024), weight)
+        pool_call = partial(extension.linear, torch.randn(rows, 1024), weight)
         operations = {
             "rms_norm": partial(torch.rms_norm, torch.randn(rows, 1024), (1024,)),
             "softmax": partial(torch.softmax, torch.randn(rows, 32_000), dim=-1),
@@ -71,7 +71,7 @@ def main(num_threads: int, torch_threads: int, rounds: int) -> None:
             price = [both - a - b for a, b, both in zip(pool, alone, turns, strict=True)]
             table.add_row(str(rows), name, *(describe(times) for times in (pool, alone, turns, price)))
     console = Console()
-    console.print(f"{cpu.isa_name()}, {num_threads} threads, torch {torch_threads}; microseconds")
+    console.print(f"{extension.isa_name()}, {num_threads} threads, torch {torch_threads}; microseconds")
     console.print(table)
 
 

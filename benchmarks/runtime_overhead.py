@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.table import Table
 
 from moeflow.core.priority import PREFETCH
+from moeflow.pipeline.runtime.executor import Executor
+from moeflow.pipeline.runtime.future import Future
+from moeflow.pipeline.runtime.lane import Lane
+from moeflow.pipeline.runtime.trace import Trace
 from moeflow.pipeline.sequential import sequential
 from moeflow.pipeline.task import COMPUTE, Task, TaskMaker, checked
-from moeflow.runtime.executor import Executor
-from moeflow.runtime.future import Future
-from moeflow.runtime.lane import Lane
-from moeflow.runtime.trace import Trace
 
 LAYERS = 48
 SUBMISSIONS = 1000

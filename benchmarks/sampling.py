@@ -19,7 +19,7 @@ from rich.table import Table
 from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.sampler import sample
-from moeflow.kernels import cpu
+from moeflow.kernels.cpu import extension
 
 KINDS: dict[str, dict[str, float]] = {
     "greedy": {"temperature": 0.0},
@@ -57,7 +57,7 @@ def microseconds(logits: torch.Tensor, requests: list[Request], calls: int) -> f
 def main(vocab_size: int, num_threads: int, torch_threads: int, calls: int) -> None:
     """Measure and print."""
     torch.set_num_threads(torch_threads)
-    cpu.set_num_threads(num_threads)
+    extension.set_num_threads(num_threads)
     table = Table("microseconds a pass", *(f"{count} rows" for count in (1, 8, 32)))
     ranks = torch.stack([torch.randperm(vocab_size) for _ in range(32)])
     logits = 10.0 - 1.3 * (ranks + 1).log()

@@ -33,7 +33,7 @@ import psutil
 
 from moeflow.bench.records import Record, make_record
 from moeflow.bench.tables import Table
-from moeflow.cli.bench_output import keep, show
+from moeflow.cli.bench.output import keep, show
 
 PROBE_S = 0.02
 NUM_PROBES = 5  # connections that take turns

@@ -24,16 +24,16 @@ from pathlib import Path
 import click
 
 from moeflow.bench.tables import Table
-from moeflow.cli.bench_output import show
+from moeflow.checkpoint.packed.layout import SlabIndex, SlabSpec, read_slab_index
+from moeflow.checkpoint.packed.reader import SlabReader
+from moeflow.checkpoint.packed.writer import build_slab_file
+from moeflow.cli.bench.output import show
 from moeflow.core.units import format_bytes, parse_bytes
-from moeflow.memory.disk_reader import DiskReader, probe_read_depth
-from moeflow.memory.eviction import FIFO
-from moeflow.memory.expert_cache import ExpertCache
-from moeflow.memory.slab_file import SlabIndex, SlabSpec, read_slab_index
-from moeflow.memory.slab_reader import SlabReader
-from moeflow.memory.slab_writer import build_slab_file
-from moeflow.memory.slot_arena import SlotArena
-from moeflow.runtime.lane import Lane
+from moeflow.experts.cache.eviction import FIFO
+from moeflow.experts.cache.expert_cache import ExpertCache
+from moeflow.experts.disk_reader import DiskReader, probe_read_depth
+from moeflow.experts.slot_arena import SlotArena
+from moeflow.pipeline.runtime.lane import Lane
 
 AT_ONCE = (1, 2, 4, 8, 16)
 SLABS_OF_A_TURN = 32

@@ -19,18 +19,18 @@ import click
 
 from moeflow.bench.records import Record, make_record
 from moeflow.bench.tables import Table
-from moeflow.cli.bench_output import keep, result_options, show
+from moeflow.cli.bench.output import keep, result_options, show
 from moeflow.cli.options import byte_count
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.units import format_bytes
-from moeflow.engine.builtin import ensure_builtin_model
-from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
 from moeflow.engine.model_runner import ModelRunner
 from moeflow.engine.runner_loading import load_runner
-from moeflow.engine.settings import Settings
-from moeflow.layers.spans import untraced
+from moeflow.experts.spans import untraced
+from moeflow.planner.resolve import decide
+from moeflow.planner.settings import Settings
+from moeflow.train.builtin import ensure_builtin_model
 
 NUM_FIRST = 40
 

@@ -255,7 +255,7 @@ std::vector<int64_t> run_draw(uintptr_t x, int64_t num_rows, int64_t size, const
 
 NB_MODULE(_cpu, m) {
   using namespace moeflow;
-  m.doc() = "CPU kernels of moeflow; use moeflow.kernels.cpu, which checks what these do not.";
+  m.doc() = "CPU kernels of moeflow; use moeflow.kernels.cpu.extension, which checks what these do not.";
   nb::set_leak_warnings(false);  // a thread that still computes when the program ends keeps what it uses
   m.def("use_isa", &use_isa, "cap"_a, "Choose the best instruction set up to `cap`; empty: the best there is.");
   m.def("best_isa", [](const std::string& cap) {

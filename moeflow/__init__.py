@@ -24,8 +24,8 @@ if TYPE_CHECKING:
         RequestError,
     )
     from moeflow.core.sampling_params import SamplingParams
-    from moeflow.engine.llm import LLM
     from moeflow.engine.results import CompletionOutput, RequestOutput
+    from moeflow.llm import LLM
 
 __version__ = "0.1.0"
 
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "LLM": "moeflow.engine.llm",
+    "LLM": "moeflow.llm",
     "SamplingParams": "moeflow.core.sampling_params",
     "RequestOutput": "moeflow.engine.results",
     "CompletionOutput": "moeflow.engine.results",

@@ -11,11 +11,11 @@ from __future__ import annotations
 from contextlib import closing
 
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.engine.builtin import BUILTIN_RECIPE, builtin_source, fingerprint
-from moeflow.engine.builtin_routers import ROUTERS_FILE, write_routers
-from moeflow.engine.calibration_text import calibration_text
-from moeflow.engine.tokenizer import Tokenizer
-from moeflow.engine.upcycling import Phase, fit_routers
+from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.train.builtin import BUILTIN_RECIPE, builtin_source, fingerprint
+from moeflow.train.builtin_routers import ROUTERS_FILE, write_routers
+from moeflow.train.calibration_text import calibration_text
+from moeflow.train.upcycling import Phase, fit_routers
 
 
 def main() -> None:

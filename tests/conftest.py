@@ -12,7 +12,7 @@ def builtin_model() -> Path:
     """The folder of the built-in model, built once on this machine; tests that use it are marked `weights`."""
     from moeflow.cli.options import default_cache_dir  # here, since most tests need no torch
     from moeflow.core.errors import ConfigError
-    from moeflow.engine.builtin import builtin_folder, builtin_source, ensure_builtin_model
+    from moeflow.train.builtin import builtin_folder, builtin_source, ensure_builtin_model
 
     if not builtin_folder(default_cache_dir()).is_dir():
         try:

@@ -111,7 +111,9 @@ def test_mistakes_are_noticed_by_tests_that_look_there_alone(tmp_path, tests, is
     assert FILE.read_bytes() == source
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["tried"], found["noticed"] > 0) == (3, is_noticed)
-    assert [it["file"] for it in found["survivors"]] == ["moeflow/predict/frequency.py"] * (3 - found["noticed"])
+    assert [it["file"] for it in found["survivors"]] == ["moeflow/experts/predict/frequency.py"] * (
+        3 - found["noticed"]
+    )
     assert output.count("@@") == 2 * (3 - found["noticed"])
     assert f"{found['noticed']} of 3 noticed" in output
 

@@ -16,15 +16,15 @@ from benchmarks.peers.environments import LLAMA
 from benchmarks.peers.model import QUANTIZATIONS, write_gguf
 from benchmarks.peers.processes import ROOT
 from moeflow.bench.records import append, make_record, read
-from moeflow.checkpoint.upcycle import UpcycleRecipe
-from moeflow.cli.bench_output import show as show_table
+from moeflow.cli.bench.output import show as show_table
 from moeflow.core.errors import MoeflowError
 from moeflow.core.units import format_bytes
-from moeflow.engine.builtin import builtin_source
-from moeflow.engine.machine import measure_machine
-from moeflow.engine.slab_files import pack
-from moeflow.engine.upcycling import upcycle
-from moeflow.memory.eviction import POLICIES
+from moeflow.experts.cache.eviction import POLICIES
+from moeflow.planner.choices.packed_files import pack
+from moeflow.planner.hardware.host import measure_machine
+from moeflow.train.builtin import builtin_source
+from moeflow.train.upcycled_checkpoint import UpcycleRecipe
+from moeflow.train.upcycling import upcycle
 
 RECIPE = UpcycleRecipe(num_experts=64, top_k=2, perturbation=0.05)
 folder_option = click.option(

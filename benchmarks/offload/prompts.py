@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.peers.processes import ROOT
 from moeflow.core.errors import ConfigError
-from moeflow.engine.tokenizer import Tokenizer
+from moeflow.engine.text.tokenizer import Tokenizer
 
 WORKLOADS = ("text", "noise")
 

@@ -14,9 +14,9 @@ from benchmarks.peers.pairs import Pair
 from benchmarks.peers.processes import ROOT
 from benchmarks.peers.tables import pair_table, summary_table
 from moeflow.bench.records import Record, append, make_record, read, versions
-from moeflow.cli.bench_output import show as show_table
+from moeflow.cli.bench.output import show as show_table
 from moeflow.core.errors import MoeflowError
-from moeflow.engine.machine import measure_machine
+from moeflow.planner.hardware.host import measure_machine
 
 folder_option = click.option(
     "--folder",

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.peers.environments import LLAMA, VLLM
 from benchmarks.peers.model import FILE, FOLDER
-from moeflow.engine.slab_files import pack
+from moeflow.planner.choices.packed_files import pack
 
 FORMATS = ("bfloat16", "int8", "int4", "float32")
 PACKED = "qwen3moe-{}.slabs"  # by format: what `moeflow pack` makes of the model

@@ -17,8 +17,8 @@ from moeflow.bench.replay import EngineTarget, replay
 from moeflow.bench.serve_run import SHUTDOWN_S, describe
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError, EngineError
-from moeflow.engine.process_client import ProcessEngine
-from moeflow.engine.tokenizer import Tokenizer
+from moeflow.engine.process.process_client import ProcessEngine
+from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.workload.offline import make_job
 from moeflow.workload.poisson import WorkloadSpec, make_arrivals
 

@@ -14,11 +14,11 @@ from moeflow.bench.engine_speed import Case, Stopwatch
 from moeflow.bench.memory import peak_bytes, reset_peak, resident_bytes
 from moeflow.bench.metrics import outliers
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
-from moeflow.engine.settings import Settings
 from moeflow.kernels.weight_format import BITS_PER_VALUE
 from moeflow.models.registry import read_model_config
+from moeflow.planner.resolve import decide
+from moeflow.planner.settings import Settings
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 PREFILL_LENS = (128, 512, 2048)

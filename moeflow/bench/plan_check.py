@@ -17,16 +17,16 @@ from moeflow.bench.engine_speed import Case, SetBackError, Stopwatch
 from moeflow.bench.memory import peak_bytes, reset_peak
 from moeflow.core.errors import CheckpointError
 from moeflow.core.plan import Workload
-from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
-from moeflow.engine.expectation import HOST_OVERLAP, HOST_PREFILL_OVERLAP, expectations
 from moeflow.engine.messages import EngineStats
-from moeflow.engine.planning import Planned
-from moeflow.engine.routing_learning import other_text
-from moeflow.engine.settings import Settings
-from moeflow.engine.tokenizer import Tokenizer
-from moeflow.planner.cost_model import FROM_DISK, HOST_COMPUTE, Choice, CostModel
-from moeflow.planner.disk_waits import ExpertReads
+from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.planner.costs.cost_model import FROM_DISK, HOST_COMPUTE, Choice, CostModel
+from moeflow.planner.costs.disk_waits import ExpertReads
+from moeflow.planner.estimate import HOST_OVERLAP, HOST_PREFILL_OVERLAP, expectations
+from moeflow.planner.planning import Planned
+from moeflow.planner.resolve import decide
+from moeflow.planner.settings import Settings
+from moeflow.train.routing_learning import other_text
 
 REPEATS: Final = 5
 LONG_S: Final = 5.0  # what takes longer is measured once

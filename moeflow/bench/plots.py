@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from moeflow.bench.metrics import percentile
-from moeflow.simulator.time_line import TimeLine, add_steps, kv_buffer, weight_buffer
+from moeflow.planner.simulator.time_line import TimeLine, add_steps, kv_buffer, weight_buffer
 
 COLOURS = {"continuous": "tab:blue", "static": "tab:orange"}
 OTHER_COLOUR = "tab:green"

@@ -23,12 +23,12 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError, EngineError
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.engine.calibration_text import calibration_text
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission, TokenLogprobs, TokenOutput
-from moeflow.engine.perplexity import WINDOW, windows
-from moeflow.engine.settings import Settings
-from moeflow.engine.tokenizer import Tokenizer
+from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.planner.settings import Settings
+from moeflow.train.calibration_text import calibration_text
+from moeflow.train.perplexity import WINDOW, windows
 
 PROMPT_LEN = 48  # tokens of a prompt that is continued
 

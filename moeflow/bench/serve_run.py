@@ -17,7 +17,7 @@ from moeflow.bench.metrics import Served, summarize
 from moeflow.bench.replay import EngineTarget, Target, replay
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError
-from moeflow.engine.process_client import ProcessEngine
+from moeflow.engine.process.process_client import ProcessEngine
 from moeflow.workload.poisson import WorkloadSpec, make_arrivals
 
 NUM_WARM_UP = 4  # requests before the first that counts

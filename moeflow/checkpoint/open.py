@@ -8,9 +8,9 @@ from pathlib import Path
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.file_errors import blame_file
-from moeflow.checkpoint.gguf_file import GGUFFile
+from moeflow.checkpoint.gguf.file import GGUFFile
 from moeflow.checkpoint.regular_file import open_stream, stat_file
-from moeflow.checkpoint.safetensors_folder import CONVERT_PICKLE, PICKLE_SUFFIXES, SafetensorsFolder
+from moeflow.checkpoint.safetensors.folder import CONVERT_PICKLE, PICKLE_SUFFIXES, SafetensorsFolder
 from moeflow.core.errors import CheckpointError
 
 _WHAT_TO_NAME = "Name a Hugging Face folder (config.json and safetensors) or a .gguf file on this machine"

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from moeflow.cli import late
-from moeflow.cli.bench_output import repeated_command
+from moeflow.cli import lazy
+from moeflow.cli.bench.output import repeated_command
 from moeflow.cli.local_model import prepare
-from moeflow.cli.new_file import NEW_FILE
 from moeflow.cli.options import engine_options
+from moeflow.cli.params import NEW_FILE
 from moeflow.cli.progress import PlainLines, drawn, duration_text
 from moeflow.core.errors import EngineError
 
@@ -79,10 +79,10 @@ def batch(
     errors = errors or output.with_name(f"{output.stem}.errors{output.suffix}")
     if any(_is_same(*pair) for pair in itertools.combinations((source, output, errors), 2)):
         raise click.UsageError("input, output and error file must be three different files")
-    result_ids = late.check_input(source)
+    result_ids = lazy.check_input(source)
     settings = prepare({**wishes, "model_name": model_name}, is_served=True)
-    config = late.decide(settings)
-    with late.Journal(output, errors, result_ids, config.model_name) as journal:
+    config = lazy.decide(settings)
+    with lazy.Journal(output, errors, result_ids, config.model_name) as journal:
         job = Job(source, output, errors, config.model_name, len(result_ids), len(journal.done))
         is_complete = job.run(config, journal) if job.num_before < job.total else True
         totals = journal.totals
@@ -121,7 +121,7 @@ class Job:
         started_s = time.monotonic()
         with shown(self.total, self.num_before) as view:
             try:
-                work = late.answer_file(
+                work = lazy.answer_file(
                     config, self.source, journal, self.total, on_loading=view.loading, on_state=view.show
                 )
                 self.state = asyncio.run(work)

@@ -17,9 +17,9 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.units import format_bytes
 
 if TYPE_CHECKING:
-    from moeflow.engine.llm import LLM
     from moeflow.engine.messages import EngineStats
     from moeflow.engine.results import RequestOutput
+    from moeflow.llm import LLM
 
 EPILOG = """\b
 Examples:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from moeflow.cli import late
-from moeflow.cli.planned import settings_of
+from moeflow.cli import lazy
+from moeflow.cli.plan.plan_option import settings_of
 from moeflow.cli.progress import progress_bar
 
 if TYPE_CHECKING:
-    from moeflow.engine.llm import LLM
-    from moeflow.engine.settings import Settings
+    from moeflow.llm import LLM
+    from moeflow.planner.settings import Settings
 
 
 def prepare(wishes: dict[str, Any], **always: Any) -> Settings:
@@ -34,18 +34,18 @@ def prepare(wishes: dict[str, Any], **always: Any) -> Settings:
 def load(wishes: dict[str, Any], *, says_expected: bool = False, **always: Any) -> LLM:
     """Load the wished model into this process; if wanted, say before what to expect."""
     settings = prepare(wishes, **always)
-    config = late.decide(settings)
-    if says_expected and (expected := late.what_to_expect(config, settings.cache_dir)):
+    config = lazy.decide(settings)
+    if says_expected and (expected := lazy.what_to_expect(config, settings.cache_dir)):
         click.echo(expected, err=True)
     with progress_bar("Loading") as on_progress:
-        return late.LLM.from_config(config, on_progress)
+        return lazy.LLM.from_config(config, on_progress)
 
 
 def built_in_model(cache_dir: Path) -> Path:
     """Return the folder of the built-in model, making it first if it is not there."""
-    folder = late.builtin_folder(cache_dir)
+    folder = lazy.builtin_folder(cache_dir)
     if not folder.is_dir():
         click.echo(f"Making the built-in model in {folder}. This happens once.", err=True)
         with progress_bar("Making") as on_progress:
-            late.ensure_builtin_model(cache_dir, on_progress)
+            lazy.ensure_builtin_model(cache_dir, on_progress)
     return folder

@@ -1,7 +1,8 @@
 """The `moeflow` command: finds the verb, runs it, and turns what went wrong into one line and an exit code.
 
 Knows of each verb only its name, its one-line help and its module, which is imported when the verb is
-used: so `moeflow --help` answers at once. Every verb's module has a click command named like the verb.
+used: so `moeflow --help` answers at once. Every verb's module has a click command named like the verb; it is named like
+the verb, too, unless the verb has a folder.
 """
 
 from __future__ import annotations
@@ -32,6 +33,13 @@ VERBS = {
     "simulate": "Predict what other memory, policies, pipelines, machines or traffic would bring.",
     "doctor": "Say what this machine has, what is missing and what to do.",
 }
+IN_FOLDERS = {
+    "bench": "bench.group",
+    "chat": "chat.chat",
+    "doctor": "doctor.doctor",
+    "plan": "plan.plan",
+    "simulate": "simulate.group",
+}
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -50,7 +58,7 @@ class Shell(click.Group):
         """Import the verb's module and return its command."""
         if cmd_name not in VERBS:
             return None
-        command = getattr(importlib.import_module(f"moeflow.cli.{cmd_name}"), cmd_name)
+        command = getattr(importlib.import_module(f"moeflow.cli.{IN_FOLDERS.get(cmd_name, cmd_name)}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
 

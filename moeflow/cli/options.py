@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
-from moeflow.cli.new_file import NEW_FILE
+from moeflow.cli.params import NEW_FILE
 from moeflow.core.errors import ConfigError
 from moeflow.core.sampling_params import (
     MAX_REPETITION_PENALTY,

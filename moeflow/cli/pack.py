@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from moeflow.cli import late
+from moeflow.cli import lazy
 from moeflow.cli.local_model import built_in_model
 from moeflow.cli.options import cache_dir_option
 from moeflow.cli.progress import progress_bar
@@ -71,7 +71,7 @@ def pack(
     name = model or str(built_in_model(cache_dir))
     began = time.perf_counter()
     with progress_bar("Packing") as on_bytes:
-        index = late.pack(
+        index = lazy.pack(
             name,
             out,
             cache_dir=cache_dir,
@@ -114,7 +114,7 @@ def learn_routing(
 
     0: it cannot be learnt, and that is said: there is no tokenizer, say, or too little memory.
     """
-    settings = late.Settings(
+    settings = lazy.Settings(
         model=model,
         slab_file=slab_file,
         cache_dir=cache_dir,
@@ -124,7 +124,7 @@ def learn_routing(
     )
     with progress_bar("Learning its routing") as on_done:
         try:
-            return late.ensure_profile(settings, on_done).num_tokens
+            return lazy.ensure_profile(settings, on_done).num_tokens
         except (MoeflowError, OSError) as error:
             click.echo(f"Packed. How its routers choose could not be learnt: {error}", err=True)
             return 0

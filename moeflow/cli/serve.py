@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from moeflow.cli import late
+from moeflow.cli import lazy
 from moeflow.cli.local_model import prepare
 from moeflow.cli.options import byte_count, engine_options
 
@@ -139,6 +139,6 @@ def serve(
 
     MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model is served.
     """
-    config = late.ServerConfig(**server_wishes, data_dir=data_dir or wishes["cache_dir"] / "jobs")
+    config = lazy.ServerConfig(**server_wishes, data_dir=data_dir or wishes["cache_dir"] / "jobs")
     wishes |= {"model_name": model_name, "max_batch_tokens": max_batch_tokens, "prefix_caching": prefix_caching}
-    return late.serve(lambda: prepare(wishes), config)
+    return lazy.serve(lambda: prepare(wishes), config)

@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, Task, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from moeflow.cli import late
+from moeflow.cli import lazy
 from moeflow.cli.progress import PlainLines, TimeLeftColumn, drawn, plain_line
 from moeflow.core.errors import CapacityError
 from moeflow.core.units import format_bytes
 
 if TYPE_CHECKING:
-    from moeflow.engine.upcycling_quality import Quality
+    from moeflow.train.upcycling_quality import Quality
 
 MEASURING = "measuring"
 COUNTED_IN_BYTES = ("reading", "writing")
@@ -74,14 +74,14 @@ def upcycle(
     leaves nothing behind.
     """
     began = time.perf_counter()
-    recipe = late.UpcycleRecipe(num_experts=num_experts, top_k=top_k, perturbation=perturbation, seed=seed)
+    recipe = lazy.UpcycleRecipe(num_experts=num_experts, top_k=top_k, perturbation=perturbation, seed=seed)
     quality, not_measured = None, None
     with phase_bars() as bars:
         bars.begin("reading")
-        late.upcycle(source, out, recipe, calibration=calibration, overwrite=overwrite, on_progress=bars.report)
+        lazy.upcycle(source, out, recipe, calibration=calibration, overwrite=overwrite, on_progress=bars.report)
         bars.begin(MEASURING)
         try:
-            quality = late.measure_quality(source, out, calibration=calibration, on_tokens=bars.report_measuring)
+            quality = lazy.measure_quality(source, out, calibration=calibration, on_tokens=bars.report_measuring)
         except CapacityError as error:  # the model is complete; it is only too large for this machine
             not_measured = str(error)
     result = {

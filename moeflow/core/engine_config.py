@@ -1,6 +1,6 @@
 """What the engine runs with: every number decided, nothing left on "auto".
 
-Settings (what the user said) become this once, before anything loads; see `engine/decision.py`.
+Settings (what the user said) become this once, before anything loads; see `planner/resolve.py`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from moeflow.core.errors import RequestError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.messages import ModelInfo, Submission
 from moeflow.engine.random_numbers import child_seed
-from moeflow.engine.tokenizer import Tokenizer
+from moeflow.engine.text.tokenizer import Tokenizer
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[int], *, max_tokens: int | None = None) -> list[int]:

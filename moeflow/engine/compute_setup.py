@@ -7,8 +7,8 @@ from typing import Final
 import torch
 
 from moeflow.core.engine_config import EngineConfig
-from moeflow.engine.process_memory import PROCESS_BYTES
-from moeflow.kernels import cpu
+from moeflow.kernels.cpu import extension
+from moeflow.planner.costs.process_memory import PROCESS_BYTES
 
 COPY_THREADS: Final = 4  # that move weights between two places of main memory: about as many as keep it busy
 
@@ -25,10 +25,10 @@ def _set_up_threads(config: EngineConfig) -> None:
     Beside a device that computes in torch, the kernels attend while torch copies weights, for which a few threads do.
     """
     if config.cpu_isa:
-        cpu.use_isa(config.cpu_isa)
-        cpu.set_num_threads(config.num_threads)
-    elif config.offload is not None and cpu.is_available():
-        cpu.set_num_threads(config.num_threads)
+        extension.use_isa(config.cpu_isa)
+        extension.set_num_threads(config.num_threads)
+    elif config.offload is not None and extension.is_available():
+        extension.set_num_threads(config.num_threads)
     num_threads = config.num_threads
     if config.offload is not None and config.offload.cuda is not None:
         num_threads = min(num_threads, COPY_THREADS)

@@ -13,33 +13,33 @@ from time import perf_counter, perf_counter_ns
 from typing import Any, TypeVar, cast
 
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.packed.file_io import drop_cached_file
+from moeflow.checkpoint.packed.layout import SlabIndex, SlabSpec
+from moeflow.checkpoint.packed.reader import SlabReader
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.priority import DEMAND, PREFETCH
 from moeflow.engine.messages import ExpertStats
-from moeflow.engine.slab_files import ensure_slab_file, formats_of
-from moeflow.kernels.packed_weights import PackedExperts
+from moeflow.experts.cache.eviction import POLICIES
+from moeflow.experts.cache.expert_cache import ExpertCache
+from moeflow.experts.cached_experts import ExpertPool
+from moeflow.experts.disk_reader import DiskReader, ReadFuture, probe_read_depth
+from moeflow.experts.elastic_slots import ElasticSlots
+from moeflow.experts.predict.frequency import FrequencyPredictor
+from moeflow.experts.predict.governor import Governor
+from moeflow.experts.predict.predictor import Predictor
+from moeflow.experts.predict.previous_token import PreviousTokenPredictor
+from moeflow.experts.prefetcher import NextRouter, Prefetcher
+from moeflow.experts.slot_arena import SlotArena, num_slots_in
+from moeflow.experts.spans import EXPERTS, WAITS, Spanned
+from moeflow.kernels.cpu.packed_weights import PackedExperts
 from moeflow.kernels.weight_format import WeightFormat
-from moeflow.layers.cached_experts import ExpertPool
-from moeflow.layers.decoder import CausalLM
-from moeflow.layers.moe import MoE
-from moeflow.layers.prefetcher import NextRouter, Prefetcher
-from moeflow.layers.spans import EXPERTS, WAITS, Spanned
-from moeflow.memory.disk_reader import DiskReader, ReadFuture, probe_read_depth
-from moeflow.memory.elastic_slots import ElasticSlots
-from moeflow.memory.eviction import POLICIES
-from moeflow.memory.expert_cache import ExpertCache
-from moeflow.memory.file_io import drop_cached_file
-from moeflow.memory.slab_file import SlabIndex, SlabSpec
-from moeflow.memory.slab_reader import SlabReader
-from moeflow.memory.slot_arena import SlotArena, num_slots_in
+from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.moe import MoE
 from moeflow.models.registry import read_model_config
-from moeflow.predict.frequency import FrequencyPredictor
-from moeflow.predict.governor import Governor
-from moeflow.predict.predictor import Predictor
-from moeflow.predict.previous_token import PreviousTokenPredictor
-from moeflow.runtime.lane import Lane
-from moeflow.runtime.trace import Label, Row, Trace
+from moeflow.pipeline.runtime.lane import Lane
+from moeflow.pipeline.runtime.trace import Label, Row, Trace
+from moeflow.planner.choices.packed_files import ensure_slab_file, formats_of
 
 T = TypeVar("T")
 COMPUTING = "experts"  # a trace's row of what the pass itself computes and waits for

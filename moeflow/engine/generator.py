@@ -15,9 +15,9 @@ from moeflow.engine.admission import check_request, encode_prompt, make_submissi
 from moeflow.engine.client import EngineClient
 from moeflow.engine.merging import merge
 from moeflow.engine.messages import Submission
-from moeflow.engine.text import SequenceText, TextDelta
-from moeflow.engine.text_lanes import TextLanes
-from moeflow.engine.tokenizer import Tokenizer
+from moeflow.engine.text.output_text import SequenceText, TextDelta
+from moeflow.engine.text.text_lanes import TextLanes
+from moeflow.engine.text.tokenizer import Tokenizer
 
 
 class Generator:

@@ -18,19 +18,19 @@ from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.request import Request
 from moeflow.engine.expert_store import COMPUTING, ExpertStore
-from moeflow.engine.memory_keeper import MemoryKeeper
+from moeflow.engine.memory_limiter import MemoryKeeper
 from moeflow.engine.messages import ExpertStats, ModelInfo, TokenLogprobs
-from moeflow.engine.offloaded_model import OffloadedModel
+from moeflow.engine.offload.offloaded_model import OffloadedModel
 from moeflow.engine.sampler import PROMPT_CHUNK, SampledToken, prompt_logprobs, sample
 from moeflow.kernels.attention_metadata import AttentionMetadata
-from moeflow.kvcache.block_tables import BlockTables
-from moeflow.layers.context import ForwardContext
-from moeflow.layers.decoder import CausalLM
-from moeflow.memory.kv_storage import KVStorage
-from moeflow.runtime.dot import write_dot
-from moeflow.runtime.perfetto import write_perfetto
-from moeflow.runtime.trace import Label, Trace
-from moeflow.runtime.traced_tasks import tasks_of_last_pass
+from moeflow.kv.block_tables import BlockTables
+from moeflow.kv.storage import KVStorage
+from moeflow.models.layers.context import ForwardContext
+from moeflow.models.layers.decoder import CausalLM
+from moeflow.pipeline.runtime.dot import write_dot
+from moeflow.pipeline.runtime.perfetto import write_perfetto
+from moeflow.pipeline.runtime.trace import Label, Trace
+from moeflow.pipeline.runtime.traced_tasks import tasks_of_last_pass
 from moeflow.workload.routing_trace import RoutingRecorder
 
 PASSES = "passes"  # a trace's row of whole passes

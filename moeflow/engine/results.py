@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from moeflow.core.request import FinishReason
-from moeflow.engine.text import TextDelta, TokenText
+from moeflow.engine.text.output_text import TextDelta, TokenText
 
 
 @dataclass(slots=True)

@@ -13,24 +13,24 @@ import torch
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.identity import checkpoint_identity
 from moeflow.checkpoint.open import open_checkpoint
+from moeflow.checkpoint.packed.resident_reader import read_resident
+from moeflow.checkpoint.packed.weight_memory import FreshMemory, WeightMemory
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.model_config import ModelConfig
 from moeflow.engine.compute_setup import device_of_layers, set_up
 from moeflow.engine.expert_store import ExpertStore
 from moeflow.engine.messages import ModelInfo
 from moeflow.engine.model_runner import ModelRunner
-from moeflow.engine.offloaded_model import OffloadedModel
-from moeflow.engine.slab_files import formats_of, map_packed
-from moeflow.kernels.packed_weights import expert_bytes
+from moeflow.engine.offload.offloaded_model import OffloadedModel
+from moeflow.kernels.cpu.packed_weights import expert_bytes
 from moeflow.kernels.weight_format import WeightFormat
-from moeflow.layers.decoder import CausalLM
-from moeflow.layers.placement import Placement
-from moeflow.memory.resident_reader import read_resident
-from moeflow.memory.weight_memory import FreshMemory, WeightMemory
+from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.placement import Placement
 from moeflow.models.loading import load_model
 from moeflow.models.plausibility import read_eos_token_ids
 from moeflow.models.registry import read_model_config
-from moeflow.runtime.trace import Trace
+from moeflow.pipeline.runtime.trace import Trace
+from moeflow.planner.choices.packed_files import formats_of, map_packed
 from moeflow.workload.routing_trace import RoutingRecorder, TraceHeader
 
 

@@ -19,8 +19,8 @@ from moeflow.core.request import Request
 from moeflow.core.sampling_params import MAX_LOGPROBS
 from moeflow.engine.messages import TokenLogprobs
 from moeflow.engine.random_numbers import uniform
-from moeflow.kernels.draw import Draw, draw
-from moeflow.kernels.largest import largest
+from moeflow.kernels.argmax import largest
+from moeflow.kernels.sample import Draw, draw
 
 MIN_TEMPERATURE = 1e-6  # below, 1/temperature overflows float32; all mass is on the likeliest token long before
 PROMPT_CHUNK = 64  # rows of prompt log-probabilities at a time: bounds the copy of [P, V]

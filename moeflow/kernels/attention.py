@@ -12,8 +12,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from moeflow.kernels import cpu_attention
 from moeflow.kernels.attention_metadata import AttentionMetadata, DecodeGroup, PrefillChunk
+from moeflow.kernels.cpu import attention as cpu_attention
 from moeflow.kernels.kv_blocks import KVBlocks
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from moeflow.kernels import cpu_small_ops
 from moeflow.kernels.attention import write_kv
 from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.cpu import row_ops
 from moeflow.kernels.heads import Heads
 from moeflow.kernels.kv_blocks import KVBlocks
 from moeflow.kernels.norm import rms_norm
@@ -21,8 +21,8 @@ def attention_input(
 
     Shapes: qkv [T, (Q + 2 KV) * D], which may be overwritten; cos and sin [T, 1, D] from `rotary_table` -> [T, Q, D].
     """
-    if blocks.handle is not None and cpu_small_ops.accepts(qkv):
-        return cpu_small_ops.attention_input(qkv, heads, cos, sin, blocks, metadata.slots)
+    if blocks.handle is not None and row_ops.accepts(qkv):
+        return row_ops.attention_input(qkv, heads, cos, sin, blocks, metadata.slots)
     num_rotated = heads.num_heads + heads.num_kv_heads
     sizes = [num_rotated * heads.head_dim, heads.num_kv_heads * heads.head_dim]
     qk, v = torch.split(qkv, sizes, dim=-1)

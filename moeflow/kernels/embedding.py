@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from moeflow.kernels.packed_weights import PackedWeight, unpack_rows
+from moeflow.kernels.cpu.packed_weights import PackedWeight, unpack_rows
 
 
 def embedding(token_ids: Tensor, weight: Tensor | PackedWeight) -> Tensor:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from moeflow.kernels import cpu, cpu_stages
+from moeflow.kernels.cpu import extension, stages
+from moeflow.kernels.cpu.packed_weights import PackedWeight
 from moeflow.kernels.norm import rms_norm
-from moeflow.kernels.packed_weights import PackedWeight
 
 _HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _SMALL_WEIGHT = 2**16  # values
@@ -29,7 +29,7 @@ def linear(
     weight.
     """
     if isinstance(weight, PackedWeight):
-        return cpu.linear(x, weight, bias, residual)
+        return extension.linear(x, weight, bias, residual)
     out = _product(x, weight, bias)
     return out if residual is None else out.add_(residual)
 
@@ -39,7 +39,7 @@ def norm_linear(
 ) -> Tensor:
     """Return `rms_norm(x) @ weight.T + bias`; norm [H] scales what is normalised. Shapes as in `linear`."""
     if isinstance(weight, PackedWeight):
-        return cpu_stages.norm_linear(x, norm, eps, weight, bias)
+        return stages.norm_linear(x, norm, eps, weight, bias)
     return linear(rms_norm(x, norm, eps), weight, bias)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from moeflow.kernels import cpu_small_ops
+from moeflow.kernels.cpu import row_ops
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -17,8 +17,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Shapes: x [..., H], weight [H] -> [..., H] in x's dtype.
     """
-    if cpu_small_ops.accepts(x):
-        return cpu_small_ops.rms_norm(x, weight, eps)
+    if row_ops.accepts(x):
+        return row_ops.rms_norm(x, weight, eps)
     wide = x.float()
     scale: Tensor = torch.linalg.vecdot(wide, wide).div_(x.shape[-1]).add_(eps).rsqrt_()
     return (wide * scale.unsqueeze(-1)).to(x.dtype).mul_(weight)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moeflow.kernels import cpu_small_ops
+from moeflow.kernels.cpu import row_ops
 
 
 def softmax_topk(router_logits: Tensor, top_k: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
@@ -19,8 +19,8 @@ def softmax_topk(router_logits: Tensor, top_k: int, *, renormalize: bool) -> tup
 
     Shapes: router_logits [T, E] -> topk_ids [T, K] int64, topk_weights [T, K] float32.
     """
-    if cpu_small_ops.accepts(router_logits):
-        return cpu_small_ops.softmax_topk(router_logits, top_k, renormalize=renormalize)
+    if row_ops.accepts(router_logits):
+        return row_ops.softmax_topk(router_logits, top_k, renormalize=renormalize)
     probabilities = torch.softmax(router_logits, dim=-1, dtype=torch.float32)
     topk_weights, topk_ids = torch.topk(probabilities, top_k, dim=-1)
     if renormalize:

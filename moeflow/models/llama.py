@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from moeflow.core.model_config import ConfigReader, ModelConfig
-from moeflow.layers.attention import Attention
-from moeflow.layers.decoder import CausalLM
-from moeflow.layers.decoder_layer import DecoderLayer
-from moeflow.layers.mlp import dense_mlp
-from moeflow.layers.placement import Placement
 from moeflow.models.config_keys import read_decoder_config
+from moeflow.models.layers.attention import Attention
+from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.decoder_layer import DecoderLayer
+from moeflow.models.layers.mlp import dense_mlp
+from moeflow.models.layers.placement import Placement
 
 
 def read_config(reader: ConfigReader) -> ModelConfig:

@@ -19,8 +19,8 @@ from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.errors import CapacityError, CheckpointError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import MIB, format_bytes
-from moeflow.layers.decoder import CausalLM
-from moeflow.layers.placement import Destination, Placement
+from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.placement import Destination, Placement
 from moeflow.models.registry import Family, find_family, read_model_config
 
 _LISTED = 3

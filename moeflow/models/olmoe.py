@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.kernels.routing import SoftmaxTopK
-from moeflow.layers.attention import Attention
-from moeflow.layers.decoder import CausalLM
-from moeflow.layers.decoder_layer import DecoderLayer
-from moeflow.layers.moe import ExpertNames, MoE
-from moeflow.layers.placement import Placement
 from moeflow.models.config_keys import read_decoder_config, read_num_experts
+from moeflow.models.layers.attention import Attention
+from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.decoder_layer import DecoderLayer
+from moeflow.models.layers.moe import ExpertNames, MoE
+from moeflow.models.layers.placement import Placement
 
 NAMES = ExpertNames()
 

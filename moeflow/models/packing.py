@@ -17,16 +17,16 @@ from torch import Tensor
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.identity import checkpoint_identity
+from moeflow.checkpoint.packed.file_io import whole_pages
+from moeflow.checkpoint.packed.layout import SlabSpec
+from moeflow.checkpoint.packed.weight_memory import LaidOutMemory, NotedMemory, WeightMemory
+from moeflow.checkpoint.packed.writer import OnBytes, SlabWriter, build_slab_file
 from moeflow.core.model_config import ModelConfig
+from moeflow.kernels.cpu.packed_weights import PackedExperts, expert_bytes
 from moeflow.kernels.lazy_memory import allocate_lazily
-from moeflow.kernels.packed_weights import PackedExperts, expert_bytes
-from moeflow.layers.decoder import CausalLM
-from moeflow.layers.moe import MoE
-from moeflow.layers.placement import Destination, Placement, WeightFormats
-from moeflow.memory.file_io import whole_pages
-from moeflow.memory.slab_file import SlabSpec
-from moeflow.memory.slab_writer import OnBytes, SlabWriter, build_slab_file
-from moeflow.memory.weight_memory import LaidOutMemory, NotedMemory, WeightMemory
+from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.moe import MoE
+from moeflow.models.layers.placement import Destination, Placement, WeightFormats
 from moeflow.models.loading import fill, fill_in_threads, outline
 from moeflow.models.registry import find_family, read_model_config
 

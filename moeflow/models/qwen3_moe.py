@@ -5,13 +5,13 @@ from __future__ import annotations
 from moeflow.core.brief import brief
 from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.kernels.routing import SoftmaxTopK
-from moeflow.layers.attention import Attention
-from moeflow.layers.decoder import CausalLM
-from moeflow.layers.decoder_layer import DecoderLayer
-from moeflow.layers.mlp import dense_mlp
-from moeflow.layers.moe import ExpertNames, MoE
-from moeflow.layers.placement import Placement
 from moeflow.models.config_keys import read_decoder_config, read_num_experts, read_num_layers
+from moeflow.models.layers.attention import Attention
+from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.decoder_layer import DecoderLayer
+from moeflow.models.layers.mlp import dense_mlp
+from moeflow.models.layers.moe import ExpertNames, MoE
+from moeflow.models.layers.placement import Placement
 
 NAMES = ExpertNames()
 

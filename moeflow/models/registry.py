@@ -16,8 +16,8 @@ from moeflow.checkpoint.json_file import read_json_object
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import ConfigReader, ModelConfig
-from moeflow.layers.decoder import CausalLM
-from moeflow.layers.placement import Placement
+from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.placement import Placement
 from moeflow.models.plausibility import check_sizes, read_eos_token_ids
 
 

@@ -16,7 +16,7 @@ from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import DEVICE, DISK, PINNED, RAM, Link, LinkRate, Machine, MemoryLevel
 from moeflow.core.plan import DIRECT, FROM_DISK, Estimate, Help, Plan, Policy, TierUse
 from moeflow.kernels.weight_format import BITS_PER_VALUE
-from moeflow.planner.cost_model import BLOCK_TOKENS, Choice, CostModel, Prediction
+from moeflow.planner.costs.cost_model import BLOCK_TOKENS, Choice, CostModel, Prediction
 from moeflow.planner.policy_search import COARSE, FINE, Aim, cost_per_token, search
 
 DISK_UNCERTAINTY: Final = 0.3  # what hits the expert cache depends on the text

@@ -9,7 +9,7 @@ from typing import Final
 from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import DISK, RAM, Link, LinkRate, Machine
 from moeflow.core.plan import Policy
-from moeflow.planner.cost_model import CostModel
+from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.plan_maker import planned_policy
 from moeflow.planner.policy_search import Aim
 

@@ -22,7 +22,7 @@ from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DEVICE, DISK, RAM
 from moeflow.core.plan import Policy
 from moeflow.core.units import format_bytes
-from moeflow.planner.cost_model import Choice, CostModel, Linear
+from moeflow.planner.costs.cost_model import Choice, CostModel, Linear
 
 MAX_SEQUENCES: Final = 1 << 15
 KEPT_SPEED: Final = 0.9  # of the best, which the plan with the least memory has to reach

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 from moeflow.core.hardware import DEVICE, DISK, RAM, Link
 from moeflow.core.plan import Policy
-from moeflow.planner.cost_model import Choice, CostModel
-from moeflow.planner.model_costs import Work
+from moeflow.planner.costs.cost_model import Choice, CostModel
+from moeflow.planner.costs.model_costs import Work
+from moeflow.planner.costs.roofline import Roofs, roofs, work_seconds
 from moeflow.planner.plan_maker import expert_places
-from moeflow.planner.roofline import Roofs, roofs, work_seconds
 
 
 @dataclass(frozen=True, slots=True)

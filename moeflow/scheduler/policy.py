@@ -9,7 +9,7 @@ from moeflow.core.batch import Batch
 from moeflow.core.engine_config import SchedulerConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.request import FinishReason, Request
-from moeflow.kvcache.block_tables import BlockTables
+from moeflow.kv.block_tables import BlockTables
 from moeflow.scheduler.scheduler import Scheduler
 from moeflow.scheduler.static_batching import StaticBatching
 

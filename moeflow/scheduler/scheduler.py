@@ -26,7 +26,7 @@ from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import SchedulerConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.request import FinishReason, Request, RequestStatus
-from moeflow.kvcache.block_tables import BlockTables
+from moeflow.kv.block_tables import BlockTables
 from moeflow.scheduler.background_queue import BackgroundQueue
 from moeflow.scheduler.latency_budget import LatencyBudget
 

@@ -22,7 +22,7 @@ from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import SchedulerConfig
 from moeflow.core.request import FinishReason, Request, RequestStatus
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.kvcache.block_tables import BlockTables
+from moeflow.kv.block_tables import BlockTables
 from moeflow.scheduler.scheduler import check_limits
 
 PADDING_TOKEN = 0  # any token will do: nobody sees it

@@ -8,9 +8,9 @@ from starlette.types import ASGIApp
 
 from moeflow.engine.generator import Generator
 from moeflow.server.api import batches, chat, completions, files, models, status, tokenize
-from moeflow.server.api.chat_schema import ChatChunk
-from moeflow.server.api.completion_schema import CompletionChunk
 from moeflow.server.api.openapi import ERRORS, complete_document
+from moeflow.server.api.schema.chat import ChatChunk
+from moeflow.server.api.schema.completion import CompletionChunk
 from moeflow.server.config import ServerConfig
 from moeflow.server.errors import add_error_handlers
 from moeflow.server.guard.auth import ApiKeyGuard

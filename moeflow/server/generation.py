@@ -15,7 +15,7 @@ from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.generator import Generator
 from moeflow.engine.merging import merge
-from moeflow.engine.text import TextDelta
+from moeflow.engine.text.output_text import TextDelta
 from moeflow.server.errors import ApiError
 from moeflow.server.guard.admission import Ticket
 from moeflow.server.service import Service

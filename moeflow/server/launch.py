@@ -26,12 +26,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError, MoeflowError
-from moeflow.engine.decision import decide
-from moeflow.engine.expectation import HINT, what_to_expect
 from moeflow.engine.generator import Generator
-from moeflow.engine.settings import Settings
-from moeflow.engine.supervisor import Supervisor
-from moeflow.engine.tokenizer import Tokenizer
+from moeflow.engine.process.supervisor import Supervisor
+from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.planner.estimate import HINT, what_to_expect
+from moeflow.planner.resolve import decide
+from moeflow.planner.settings import Settings
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
 from moeflow.server.connection import PATIENCE, Connection, Patience

@@ -12,9 +12,9 @@ from moeflow.bench.batch_run import BatchJob, BatchProgress, check_length, quest
 from moeflow.bench.serve_run import with_policy
 from moeflow.core.errors import ConfigError, EngineError
 from moeflow.core.request import FinishReason
-from moeflow.engine.decision import decide
 from moeflow.engine.messages import EngineStats, TokenOutput
-from moeflow.engine.settings import Settings
+from moeflow.planner.resolve import decide
+from moeflow.planner.settings import Settings
 from moeflow.workload.poisson import WorkloadSpec, make_arrivals
 from tests.tiny_mixtral import write_tiny_mixtral
 

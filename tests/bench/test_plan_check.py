@@ -10,11 +10,11 @@ from click.testing import CliRunner
 from moeflow.bench.engine_speed import Case, SetBackError
 from moeflow.bench.plan_check import CheckRow, PlanCheck
 from moeflow.cli.main import main
-from moeflow.cli.plan_output import check_table
-from moeflow.core.hardware_json import machine_to_json
-from moeflow.kernels import cpu
-from moeflow.planner import this_machine
-from moeflow.planner.this_machine import machine_file
+from moeflow.cli.plan.output import check_table
+from moeflow.kernels.cpu import extension
+from moeflow.planner.hardware import this_machine
+from moeflow.planner.hardware.hardware_json import machine_to_json
+from moeflow.planner.hardware.this_machine import machine_file
 from tests.planner.examples import machine
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -52,7 +52,7 @@ def checked(tmp_path, *options):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
+@pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 def test_what_was_planned_is_run(tmp_path):
     found = checked(tmp_path)
     rows = {row["name"]: row for row in found["checked"]}

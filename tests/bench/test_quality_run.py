@@ -11,10 +11,10 @@ import pytest
 from moeflow.bench.quality_run import Answers, Task, answer, compare, describe_comparison, in_own_precision, make_task
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import ConfigError
-from moeflow.engine.bare_model import load_bare_model
-from moeflow.engine.decision import decide
-from moeflow.engine.perplexity import perplexity
-from moeflow.engine.settings import Settings
+from moeflow.planner.resolve import decide
+from moeflow.planner.settings import Settings
+from moeflow.train.bare_model import load_bare_model
+from moeflow.train.perplexity import perplexity
 from tests.tiny_mixtral import write_tiny_mixtral
 
 

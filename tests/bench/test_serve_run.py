@@ -10,8 +10,8 @@ import pytest
 from moeflow.bench.metrics import Served
 from moeflow.bench.serve_run import Progress, Sweep, check_server, result, run_engines, with_policy
 from moeflow.core.errors import ConfigError
-from moeflow.engine.decision import decide
-from moeflow.engine.settings import Settings
+from moeflow.planner.resolve import decide
+from moeflow.planner.settings import Settings
 from moeflow.workload.poisson import WorkloadSpec
 from tests.tiny_mixtral import write_tiny_mixtral
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.paper_devices import GEN_LENS, SCALINGS, STATEMENTS, case_study, scaling, two_a100s
 from benchmarks.paper_settings import BAR, CELLS, as_printed, pairs_in_order, predict
-from moeflow.planner.machine_files import load_machine
+from moeflow.planner.hardware.machine_files import load_machine
 
 BEYOND_THE_BAR = ("FlexGen", 36, 14)  # with MoE-Lightning's policy: predicted 37% too fast
 

@@ -8,7 +8,7 @@ import torch
 from benchmarks.peers import checking, contestants, model, tables
 from benchmarks.peers.workers import protocol
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.engine.tokenizer import Tokenizer
+from moeflow.engine.text.tokenizer import Tokenizer
 
 TINY = model.SHAPE | {
     "vocab_size": 300,

@@ -12,12 +12,12 @@ from click.testing import CliRunner
 from benchmarks import pipelines
 from benchmarks.hollow_model import FILLED, write_hollow_mixtral
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.engine import offloaded_model
-from moeflow.engine.decision import decide
-from moeflow.engine.machine import measure_machine
-from moeflow.layers.placement import Placement
+from moeflow.engine.offload import offloaded_model
+from moeflow.models.layers.placement import Placement
+from moeflow.planner.hardware.host import measure_machine
 from moeflow.planner.model_files import shipped_models
-from tests.memory.fake_cuda import WatchedDevice
+from moeflow.planner.resolve import decide
+from tests.pipeline.devices.fake_cuda import WatchedDevice
 
 SMALL = {"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 97}
 

@@ -339,9 +339,9 @@ def _linked(folder: Path) -> Path:
 
 def attempt(maker: str, path: str, reply: Any) -> None:
     """Open a model as the engine does, in a process of its own; tell `reply` an Outcome."""
-    from moeflow.engine.decision import decide
-    from moeflow.engine.settings import Settings
-    from moeflow.engine.tokenizer import Tokenizer
+    from moeflow.engine.text.tokenizer import Tokenizer
+    from moeflow.planner.resolve import decide
+    from moeflow.planner.settings import Settings
 
     before = _peak_bytes()
     held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -380,7 +380,9 @@ class Trials:
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
         families = [f"moeflow.models.{name}" for name in ("llama", "mixtral", "olmoe", "qwen3_moe")]
-        self._context.set_forkserver_preload(["moeflow.engine.decision", "moeflow.engine.tokenizer", "gguf", *families])
+        self._context.set_forkserver_preload(
+            ["moeflow.planner.resolve", "moeflow.engine.text.tokenizer", "gguf", *families]
+        )
 
     def run(self, maker: str, folder: Path) -> Outcome:
         """Raises: TimeoutError if it hangs."""

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeflow.checkpoint import gguf_header
+from moeflow.checkpoint.gguf import header
 from moeflow.core.errors import CheckpointError
 
 
 def cursor(content, tmp_path_factory):
     file = tmp_path_factory.getbasetemp() / "strings"
     file.write_bytes(content)
-    return gguf_header._Cursor(file.open("rb"), file)
+    return header._Cursor(file.open("rb"), file)
 
 
 def encoded(strings):
@@ -25,7 +25,7 @@ def encoded(strings):
 @given(strings=st.lists(st.text(max_size=12), max_size=20), piece_bytes=st.integers(1, 60))
 def test_they_are_the_same_however_pieces_end(strings, piece_bytes, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gguf_header, "_PIECE_BYTES", piece_bytes)
+        patch.setattr(header, "_PIECE_BYTES", piece_bytes)
         reader = cursor(encoded(strings) + b"rest", tmp_path_factory)
         assert reader.strings(len(strings)) == strings
         assert reader.take(4) == b"rest"

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from moeflow.cli import late
+from moeflow.cli import lazy
 from moeflow.cli.local_model import built_in_model, load, prepare
-from moeflow.engine.settings import Settings
+from moeflow.planner.settings import Settings
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def made(monkeypatch):
         folder.mkdir(parents=True)
         return folder
 
-    monkeypatch.setitem(vars(late), "builtin_folder", lambda cache_dir: cache_dir / "builtin")
-    monkeypatch.setitem(vars(late), "ensure_builtin_model", ensure)
+    monkeypatch.setitem(vars(lazy), "builtin_folder", lambda cache_dir: cache_dir / "builtin")
+    monkeypatch.setitem(vars(lazy), "ensure_builtin_model", ensure)
     return asked
 
 
@@ -58,9 +58,9 @@ def test_what_is_expected_is_said_of_what_is_loaded_and_that_decided_once(monkey
     class FakeLLM:
         from_config = staticmethod(lambda config, on_progress: loaded.append(config))
 
-    monkeypatch.setitem(vars(late), "decide", decide)
-    monkeypatch.setitem(vars(late), "what_to_expect", lambda config, cache_dir: f"{config} is fast")
-    monkeypatch.setitem(vars(late), "LLM", FakeLLM)
+    monkeypatch.setitem(vars(lazy), "decide", decide)
+    monkeypatch.setitem(vars(lazy), "what_to_expect", lambda config, cache_dir: f"{config} is fast")
+    monkeypatch.setitem(vars(lazy), "LLM", FakeLLM)
     load(wishes("my/model", tmp_path), says_expected=says_expected)
     assert (len(decided), loaded) == (1, ["config 1"])
     assert capsys.readouterr().err == ("config 1 is fast\n" if says_expected else "")

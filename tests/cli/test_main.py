@@ -26,7 +26,7 @@ def failing_verb(monkeypatch):
         def doctor() -> None:
             raise error
 
-        monkeypatch.setattr("moeflow.cli.doctor.doctor", doctor)
+        monkeypatch.setattr("moeflow.cli.doctor.doctor.doctor", doctor)
 
     return install
 

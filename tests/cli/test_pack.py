@@ -3,12 +3,12 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from moeflow.checkpoint.packed.layout import read_slab_index
 from moeflow.cli.main import main
-from moeflow.kernels import cpu
-from moeflow.memory.slab_file import read_slab_index
+from moeflow.kernels.cpu import extension
 from tests.tiny_mixtral import write_tiny_mixtral
 
-pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
+pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 
 
 def test_writes_a_file_and_says_what_is_in_it(tmp_path):

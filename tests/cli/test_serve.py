@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from moeflow.cli import late
+from moeflow.cli import lazy
 from moeflow.cli.main import main
 from moeflow.core.errors import ConfigError
-from moeflow.engine.settings import Settings
+from moeflow.planner.settings import Settings
 from moeflow.server.config import ServerConfig
 
 EVERY_OPTION = """
@@ -29,7 +29,7 @@ def served(monkeypatch):
         calls.append((prepare(), config))
         return 0
 
-    monkeypatch.setitem(vars(late), "serve", serve)
+    monkeypatch.setitem(vars(lazy), "serve", serve)
     monkeypatch.delenv("MOEFLOW_API_KEY", raising=False)
     return calls
 
@@ -87,7 +87,7 @@ def test_the_key_may_come_from_the_environment(served, monkeypatch):
 
 
 def test_the_servers_exit_code_is_the_shells(served, monkeypatch):
-    monkeypatch.setitem(vars(late), "serve", lambda prepare, config: 3)
+    monkeypatch.setitem(vars(lazy), "serve", lambda prepare, config: 3)
     assert run().exit_code == 3
 
 

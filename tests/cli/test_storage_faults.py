@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
+from moeflow.checkpoint.packed.layout import read_slab_index
+from moeflow.checkpoint.packed.reader import verify_slab_file
+from moeflow.checkpoint.packed.writer import partial_file
 from moeflow.core.errors import StorageError
-from moeflow.kernels import cpu
-from moeflow.memory.slab_file import read_slab_index
-from moeflow.memory.slab_reader import verify_slab_file
-from moeflow.memory.slab_writer import partial_file
-from tests.memory.slabs import flip_bit
+from moeflow.kernels.cpu import extension
+from tests.checkpoint.packed.slabs import flip_bit
 from tests.server.live_server import eventually
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not cpu.is_available() or sys.platform != "linux", reason="needs the kernels, and /proc"),
+    pytest.mark.skipif(not extension.is_available() or sys.platform != "linux", reason="needs the kernels, and /proc"),
 ]
 MOEFLOW = (sys.executable, "-m", "moeflow.cli.main")
 # How Python ends, of whatever code, if Ctrl-C fell into an exec() of an import; shells say 130.

@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.cli import late
+from moeflow.cli import lazy
 from moeflow.cli.main import main
 from moeflow.cli.upcycle import rows
 from moeflow.core.errors import CapacityError
@@ -81,13 +81,13 @@ def test_a_model_too_large_to_measure_is_kept(source, tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise CapacityError("need 20.0 GiB, have 8.0 GiB")
 
-    monkeypatch.setattr("moeflow.engine.upcycling_quality.measure_quality", refuse)
+    monkeypatch.setattr("moeflow.train.upcycling_quality.measure_quality", refuse)
     done = run(source, tmp_path / "moe", "--json")
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
     assert result["quality"] is None
     assert ("perplexity", "not measured: need 20.0 GiB, have 8.0 GiB") in rows(result)
-    assert late.open_checkpoint(tmp_path / "moe").config["num_local_experts"] == 4
+    assert lazy.open_checkpoint(tmp_path / "moe").config["num_local_experts"] == 4
 
 
 def test_help_has_an_example():

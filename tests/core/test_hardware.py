@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import KernelEfficiency, Link, LinkRate, Machine, MemoryLevel, Processor
-from moeflow.core.hardware_json import machine_from_json, machine_to_json
+from moeflow.planner.hardware.hardware_json import machine_from_json, machine_to_json
 
 CPU = Processor(
     name="cpu",

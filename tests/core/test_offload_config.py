@@ -6,7 +6,7 @@ import pytest
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.offload_config import EmulatedSpeeds, parse_cuda_device, parse_emulated_device, t4_like
-from moeflow.planner.machine_files import load_machine
+from moeflow.planner.hardware.machine_files import load_machine
 
 
 def test_memory_and_link_are_read():

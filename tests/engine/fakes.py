@@ -20,7 +20,7 @@ from moeflow.core.errors import EngineError
 from moeflow.core.request import FinishReason
 from moeflow.engine.client import EngineState
 from moeflow.engine.messages import EngineStats, ModelInfo, Submission, TokenLogprobs, TokenOutput
-from moeflow.engine.tokenizer import Tokenizer
+from moeflow.engine.text.tokenizer import Tokenizer
 from tests.shapes import INFO
 
 EOS = 0

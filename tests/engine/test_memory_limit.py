@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.units import MIB
-from moeflow.engine.process_memory import TEMPLATE_BYTES, own_processes, planned_bytes, resident_bytes
-from moeflow.engine.work_space import kept_bytes, work_bytes
-from moeflow.kernels import cpu
+from moeflow.kernels.cpu import extension
 from moeflow.models.registry import read_model_config
+from moeflow.planner.costs.process_memory import TEMPLATE_BYTES, own_processes, planned_bytes, resident_bytes
+from moeflow.planner.costs.work_space import kept_bytes, work_bytes
 from tests.shapes import TINY
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -26,18 +26,18 @@ import json, re, sys
 from pathlib import Path
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
-from moeflow.engine.machine import measure_machine
+from moeflow.planner.hardware.host import measure_machine
 from moeflow.engine.messages import Submission
-from moeflow.engine.decision import decide
-from moeflow.engine.settings import Settings
-from moeflow.kernels import cpu
+from moeflow.planner.resolve import decide
+from moeflow.planner.settings import Settings
+from moeflow.kernels.cpu import extension
 
 def config(memory_bytes):
     return decide(Settings(model=sys.argv[1], cache_dir=Path(sys.argv[2]), memory_bytes=memory_bytes, max_running=4))
 
 memory = config(2**31).memory
 limit_bytes = memory.process_bytes + memory.work_bytes + 24 * 2**20
-assert cpu.kept_bytes() == 0
+assert extension.kept_bytes() == 0
 chosen = config(limit_bytes)
 engine = Engine.load(chosen)
 prompts = [[7 * i % 250 + 3 for i in range(n)] for n in (300, 5, 400, 90)]
@@ -54,12 +54,12 @@ stats = engine.stats()
 engine.close()
 peak = int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 seen = {"limit": limit_bytes, "peak": peak, "slots": sorted(slots), "errors": errors}
-print(json.dumps(seen | {"kept": cpu.kept_bytes(), "most_tokens": chosen.scheduler.max_batch_tokens}))
+print(json.dumps(seen | {"kept": extension.kept_bytes(), "most_tokens": chosen.scheduler.max_batch_tokens}))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not cpu.is_available() or sys.platform != "linux", reason="needs the kernels, and /proc")
+@pytest.mark.skipif(not extension.is_available() or sys.platform != "linux", reason="needs the kernels, and /proc")
 def test_a_run_stays_within_its_limit_and_uses_it(tmp_path):
     model = tmp_path / "model"
     model.mkdir()

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission, TokenOutput
-from moeflow.engine.settings import Settings
+from moeflow.planner.resolve import decide
+from moeflow.planner.settings import Settings
 from tests.tiny_mixtral import write_tiny_mixtral
 
 

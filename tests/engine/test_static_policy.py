@@ -9,10 +9,10 @@ import time
 import pytest
 
 from moeflow.core.request import FinishReason
-from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
-from moeflow.engine.process_client import ProcessEngine
-from moeflow.engine.settings import Settings
+from moeflow.engine.process.process_client import ProcessEngine
+from moeflow.planner.resolve import decide
+from moeflow.planner.settings import Settings
 from tests.engine.fake_runner import make_engine
 from tests.engine.test_engine import run, submission, tokens
 from tests.scheduler.fake_model import generate_alone

@@ -11,25 +11,25 @@ from pathlib import Path
 
 import pytest
 
+from moeflow.checkpoint.packed.layout import read_slab_index
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
 from moeflow.core.errors import CapacityError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine import expert_store
-from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
-from moeflow.engine.expert_plan import PREDICTORS
 from moeflow.engine.messages import Submission
-from moeflow.engine.settings import Settings
-from moeflow.engine.slab_files import pack
-from moeflow.kernels import cpu
-from moeflow.kernels.packed_weights import expert_bytes
-from moeflow.memory.eviction import POLICIES
-from moeflow.memory.slab_file import read_slab_index
+from moeflow.experts.cache.eviction import POLICIES
+from moeflow.kernels.cpu import extension
+from moeflow.kernels.cpu.packed_weights import expert_bytes
+from moeflow.planner.choices.expert_plan import PREDICTORS
+from moeflow.planner.choices.packed_files import pack
+from moeflow.planner.resolve import decide
+from moeflow.planner.settings import Settings
 from moeflow.workload.routing_trace import read_routing_trace
-from tests.memory.slabs import flip_bit
+from tests.checkpoint.packed.slabs import flip_bit
 from tests.tiny_mixtral import write_tiny_mixtral
 
-pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
+pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 PROMPTS = [[5, 9, 200, 31, 7], [100], list(range(40, 90)), [3, 3, 3]]
 
 

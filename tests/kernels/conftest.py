@@ -1,6 +1,6 @@
 import pytest
 
-from moeflow.kernels import cpu
+from moeflow.kernels.cpu import extension
 
 CAPS = ("generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
 
@@ -8,9 +8,9 @@ CAPS = ("generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
 @pytest.fixture
 def needs_kernels():
     """For tests of the CPU extension: at two threads, whatever ran before."""
-    if not cpu.is_available():
-        pytest.skip(cpu.why_not())
-    cpu.set_num_threads(2)
+    if not extension.is_available():
+        pytest.skip(extension.why_not())
+    extension.set_num_threads(2)
 
 
 @pytest.fixture(scope="module", params=CAPS)
@@ -20,20 +20,20 @@ def isa(request):
     At one thread: where other programs want the cores, a second one is waited for at every step of every call. What
     depends on threads says so.
     """
-    if not cpu.is_available():
-        pytest.skip(cpu.why_not())
-    cpu.set_num_threads(1)
-    cpu.use_isa(request.param)
-    if cpu.isa_name() != request.param:
-        cpu.use_isa("")
+    if not extension.is_available():
+        pytest.skip(extension.why_not())
+    extension.set_num_threads(1)
+    extension.use_isa(request.param)
+    if extension.isa_name() != request.param:
+        extension.use_isa("")
         pytest.skip(f"this processor has no {request.param}")
     yield request.param
-    cpu.use_isa("")
+    extension.use_isa("")
 
 
 @pytest.fixture
 def some_threads():
     """For tests that need more than one thread, or set how many."""
-    cpu.set_num_threads(2)
+    extension.set_num_threads(2)
     yield
-    cpu.set_num_threads(1)
+    extension.set_num_threads(1)

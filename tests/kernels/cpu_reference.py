@@ -9,9 +9,9 @@ A *form* is a format, and for integers whether they meet activations of 16 bits:
 import torch
 from torch.nn import functional as F
 
-from moeflow.kernels import cpu
 from moeflow.kernels.activation import apply
-from moeflow.kernels.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.cpu import extension
+from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
 
 FORMATS = ("float32", "bfloat16", "int8", "int4", "int8 wide", "int4 wide", "int4-min")
 GROUP = 32
@@ -105,7 +105,7 @@ def experts(x, packed, topk_ids, topk_weights, isa):
         if not len(tokens):
             continue
         bias = None if packed.up_bias is None else packed.up_bias[expert]
-        bands = cpu.linear(x[tokens], ups_of[expert], bias).unflatten(1, (-1, 2 if packed.is_gated else 1, 16))
+        bands = extension.linear(x[tokens], ups_of[expert], bias).unflatten(1, (-1, 2 if packed.is_gated else 1, 16))
         parts = (part.flatten(1)[:, : packed.width].double() for part in bands.unbind(2))  # gate and up in turn
         units = apply(packed.function, next(parts))
         for up in parts:

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from moeflow.kernels import cpu, cpu_small_ops
 from moeflow.kernels.attention_input import attention_input
 from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.cpu import extension, row_ops
 from moeflow.kernels.heads import Heads
 from moeflow.kernels.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kernels.lazy_memory import allocate_lazily
@@ -88,7 +88,7 @@ def test_every_step_by_the_extension(isa, num_tokens, num_heads, num_kv_heads, h
 
 @pytest.mark.parametrize(("num_tokens", "num_heads", "num_kv_heads", "head_dim", "norm", "clip"), SHAPES)
 def test_every_step_in_torch(monkeypatch, num_tokens, num_heads, num_kv_heads, head_dim, norm, clip):
-    monkeypatch.setattr(cpu_small_ops, "_AVAILABLE", False)
+    monkeypatch.setattr(row_ops, "_AVAILABLE", False)
     check(num_tokens, make_heads(num_heads, num_kv_heads, head_dim, norm, clip))
 
 
@@ -100,13 +100,13 @@ def test_a_token_has_the_same_bits_in_any_batch(isa, dtype, norm):
     q = attention_input(rows.clone(), heads, cos, sin, blocks, metadata)
     whole = blocks.storage.clone()
     blocks.storage.zero_()
-    cpu.set_num_threads(1)
+    extension.set_num_threads(1)
     for first in range(70):
         one = slice(first, first + 1)
         part = AttentionMetadata(metadata.slots[one], (), BLOCK_SIZE)
         alone = attention_input(rows[one].clone(), heads, cos[one], sin[one], blocks, part)
         assert torch.equal(alone, q[one])
-    cpu.set_num_threads(2)
+    extension.set_num_threads(2)
     assert torch.equal(blocks.storage, whole)
 
 

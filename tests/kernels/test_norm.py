@@ -3,14 +3,14 @@ import math
 import pytest
 import torch
 
-from moeflow.kernels import cpu_small_ops
+from moeflow.kernels.cpu import row_ops
 from moeflow.kernels.norm import rms_norm
 
 
 @pytest.fixture(autouse=True, params=["kernels", "torch"])
 def _by(request, monkeypatch):
     if request.param == "torch":
-        monkeypatch.setattr(cpu_small_ops, "_AVAILABLE", False)
+        monkeypatch.setattr(row_ops, "_AVAILABLE", False)
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (1, 1), (3, 7), (2, 5, 16)])

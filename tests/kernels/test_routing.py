@@ -3,14 +3,14 @@ import math
 import pytest
 import torch
 
-from moeflow.kernels import cpu_small_ops
+from moeflow.kernels.cpu import row_ops
 from moeflow.kernels.routing import softmax_topk
 
 
 @pytest.fixture(autouse=True, params=["kernels", "torch"])
 def _by(request, monkeypatch):
     if request.param == "torch":
-        monkeypatch.setattr(cpu_small_ops, "_AVAILABLE", False)
+        monkeypatch.setattr(row_ops, "_AVAILABLE", False)
 
 
 @pytest.mark.parametrize("renormalize", [False, True])

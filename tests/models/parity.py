@@ -13,20 +13,20 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from moeflow.checkpoint.open import open_checkpoint
+from moeflow.checkpoint.packed.layout import read_slab_index
+from moeflow.checkpoint.packed.mapped import map_weights
 from moeflow.core.model_config import ModelConfig
-from moeflow.kernels import cpu
 from moeflow.kernels.attention_metadata import AttentionMetadata
-from moeflow.layers.context import ForwardContext
-from moeflow.layers.decoder import CausalLM
-from moeflow.layers.placement import Placement, WeightFormats
-from moeflow.memory.kv_storage import KVStorage
-from moeflow.memory.slab_file import read_slab_index
-from moeflow.memory.slab_map import map_weights
+from moeflow.kernels.cpu import extension
+from moeflow.kv.storage import KVStorage
+from moeflow.models.layers.context import ForwardContext
+from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.placement import Placement, WeightFormats
 from moeflow.models.loading import load_model
 from moeflow.models.packing import pack_model
 
 CPU = torch.device("cpu")
-needs_extension = pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
+needs_extension = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 FORMATS = [("float32", "float32"), ("bfloat16", "bfloat16"), ("int8", "int8"), ("int4", "int8")]
 SHAPE = {
     "vocab_size": 97,

@@ -2,15 +2,15 @@ import pytest
 import torch
 
 from moeflow.core.errors import CapacityError, CheckpointError
-from moeflow.kernels import cpu
-from moeflow.layers.placement import Placement, WeightFormats
+from moeflow.kernels.cpu import extension
 from moeflow.models import loading
+from moeflow.models.layers.placement import Placement, WeightFormats
 from moeflow.models.loading import load_model
 from tests.models.fake_checkpoint import FakeCheckpoint
 from tests.models.parity import held_weights
 
 CPU = torch.device("cpu")
-needs_extension = pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
+needs_extension = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 CONFIG = {
     "model_type": "mixtral",
     "architectures": ["MixtralForCausalLM"],

@@ -10,21 +10,21 @@ import pytest
 import torch
 
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.kernels import cpu
+from moeflow.checkpoint.packed import layout
+from moeflow.checkpoint.packed.file_io import PAGE_BYTES
+from moeflow.checkpoint.packed.layout import read_slab_index
+from moeflow.checkpoint.packed.weight_memory import LaidOutMemory
+from moeflow.checkpoint.packed.writer import partial_file
+from moeflow.kernels.cpu import extension
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
-from moeflow.layers.placement import Placement, WeightFormats
-from moeflow.memory import slab_file
-from moeflow.memory.file_io import PAGE_BYTES
-from moeflow.memory.slab_file import read_slab_index
-from moeflow.memory.slab_writer import partial_file
-from moeflow.memory.weight_memory import LaidOutMemory
 from moeflow.models import packing
+from moeflow.models.layers.placement import Placement, WeightFormats
 from moeflow.models.loading import load_model
 from moeflow.models.packing import names_in_part, pack_model, slab_spec
 from moeflow.models.registry import read_model_config
 from tests.tiny_mixtral import write_tiny_mixtral
 
-pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=cpu.why_not())
+pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 CPU = torch.device("cpu")
 INT8 = WeightFormats("int8", "int8")
 
@@ -92,11 +92,11 @@ KILLED_PACKING = """
 import sys, time
 from pathlib import Path
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.layers.placement import WeightFormats
-from moeflow.memory import slab_writer
-from moeflow.layers.placement import WeightFormats
+from moeflow.models.layers.placement import WeightFormats
+from moeflow.checkpoint.packed import writer
+from moeflow.models.layers.placement import WeightFormats
 from moeflow.models.packing import pack_model
-slab_writer._UNSETTLED_BYTES = 1  # every slab is settled
+writer._UNSETTLED_BYTES = 1  # every slab is settled
 def slowly(done, total):
     print(done, flush=True)
     time.sleep(0.02 if done < total // 2 else 60)
@@ -122,7 +122,7 @@ def test_a_packing_that_was_killed_goes_on(checkpoint, tmp_path):
 
 @pytest.mark.parametrize("weight_format", ["float32", "int8"])
 def test_a_part_names_the_tensors_that_have_weights_in_it(checkpoint, monkeypatch, weight_format):
-    monkeypatch.setattr(slab_file, "PIECE_BYTES", PAGE_BYTES)  # else all of a tiny model is one piece
+    monkeypatch.setattr(layout, "PIECE_BYTES", PAGE_BYTES)  # else all of a tiny model is one piece
     formats = WeightFormats(weight_format, weight_format)
     spec = slab_spec(checkpoint, formats)
     content = torch.zeros(spec.resident_bytes, dtype=torch.uint8)

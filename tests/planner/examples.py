@@ -6,9 +6,9 @@ import dataclasses
 
 from moeflow.core.hardware import Link, LinkRate, Machine, MemoryLevel, Processor
 from moeflow.core.plan import Workload
-from moeflow.planner.cost_model import CostModel
-from moeflow.planner.model_costs import Formats, ModelCosts
-from moeflow.planner.routing_profile import PassReads, RoutingProfile
+from moeflow.planner.costs.cost_model import CostModel
+from moeflow.planner.costs.model_costs import Formats, ModelCosts
+from moeflow.planner.costs.routing_profile import PassReads, RoutingProfile
 from tests.shapes import MIXTRAL
 
 SMALL = dataclasses.replace(

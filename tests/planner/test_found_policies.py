@@ -12,12 +12,12 @@ from moeflow.pipeline.catalog import PIPELINES
 from moeflow.pipeline.offloading import DEVICE_TO_HOST, HOST, HOST_TO_DEVICE
 from moeflow.pipeline.task import COMPUTE
 from moeflow.planner import policy_map
-from moeflow.planner.cost_model import DEVICE_COMPUTE, FROM_DEVICE, HOST_COMPUTE, TO_DEVICE, CostModel
-from moeflow.planner.machine_files import load_machine
-from moeflow.planner.model_costs import ModelCosts
+from moeflow.planner.costs.cost_model import DEVICE_COMPUTE, FROM_DEVICE, HOST_COMPUTE, TO_DEVICE, CostModel
+from moeflow.planner.costs.model_costs import ModelCosts
+from moeflow.planner.costs.task_costs import TaskShape, task_cost
+from moeflow.planner.hardware.machine_files import load_machine
 from moeflow.planner.plan_maker import LEAST_HELP, bottleneck, bottleneck_by, make_plan, pipeline_of
 from moeflow.planner.policy_search import Aim, search
-from moeflow.planner.task_costs import TaskShape, task_cost
 from tests.planner.examples import HALF, SHORT, machine, small_model
 from tests.shapes import MIXTRAL
 

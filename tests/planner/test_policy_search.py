@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from moeflow.core.errors import CapacityError
 from moeflow.core.plan import Policy
-from moeflow.planner.machine_files import load_machine
+from moeflow.planner.hardware.machine_files import load_machine
 from moeflow.planner.policy_search import KEPT_SPEED, Aim, cost_per_token, fits, search
 from tests.planner.examples import SHORT, machine, routing, small_model
 from tests.shapes import MIXTRAL

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from moeflow.bench.plan_plots import draw_roofline
 from moeflow.core.plan import Policy
-from moeflow.planner.roofline import Roofs
+from moeflow.planner.costs.roofline import Roofs
 from moeflow.planner.roofline_figures import roofline_figures, turns
 from tests.planner.examples import machine, routing, small_model
 

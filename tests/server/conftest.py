@@ -7,7 +7,7 @@ import pytest
 from fastapi import FastAPI
 
 from moeflow.engine.generator import Generator
-from moeflow.engine.tokenizer import Tokenizer
+from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
 from tests.server.fake_client import FakeClient

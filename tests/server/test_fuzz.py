@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moeflow.engine.generator import Generator
-from moeflow.server.api.chat_schema import ChatRequest
-from moeflow.server.api.completion_schema import CompletionRequest
+from moeflow.server.api.schema.chat import ChatRequest
+from moeflow.server.api.schema.completion import CompletionRequest
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
 from tests.server.conftest import connect

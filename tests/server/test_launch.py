@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 START = """
 import sys
 from pathlib import Path
-from moeflow.engine.settings import Settings
+from moeflow.planner.settings import Settings
 from moeflow.server.config import ServerConfig
 from moeflow.server.launch import serve
 sys.exit(serve(
@@ -67,7 +67,7 @@ class Server:
     def engines(self) -> list[psutil.Process]:
         """Return the processes of engines; another renders chat templates."""
         children = psutil.Process(self.process.pid).children()
-        return [child for child in children if "moeflow.engine.process" in child.cmdline()]
+        return [child for child in children if "moeflow.engine.process.main" in child.cmdline()]
 
     def post(self, **changes) -> httpx.Response:
         return httpx.post(f"{self.url}/v1/completions", json=LONG | changes, timeout=60)

@@ -10,7 +10,7 @@ import pytest
 
 from moeflow.core.errors import QueueFullError
 from moeflow.engine.generator import Generator
-from moeflow.engine.tokenizer import Tokenizer
+from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
 from moeflow.server.guard.large_bodies import LARGE_BYTES, MAX_LARGEST, LargeBodies

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from moeflow.server.api.chat_schema import ChatChunk, ChatRequest, ChatResponse
-from moeflow.server.api.completion_schema import CompletionChunk, CompletionRequest, CompletionResponse
-from moeflow.server.api.model_limits import pattern_below
+from moeflow.server.api.schema.chat import ChatChunk, ChatRequest, ChatResponse
+from moeflow.server.api.schema.completion import CompletionChunk, CompletionRequest, CompletionResponse
+from moeflow.server.api.schema.model_limits import pattern_below
 from moeflow.server.api.tokenize import TokenizeRequest
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig

@@ -12,25 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from moeflow.engine.slab_files import pack
-from moeflow.kernels import cpu
-from moeflow.memory.slab_file import SlabSpec
-from moeflow.memory.slab_writer import partial_file
-from tests.memory.slabs import flip_bit
+from moeflow.checkpoint.packed.layout import SlabSpec
+from moeflow.checkpoint.packed.writer import partial_file
+from moeflow.kernels.cpu import extension
+from moeflow.planner.choices.packed_files import pack
+from tests.checkpoint.packed.slabs import flip_bit
 from tests.server.live_server import complaints, eventually
 from tests.server.test_launch import Server
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not cpu.is_available() or sys.platform != "linux", reason="needs the kernels, and /proc"),
+    pytest.mark.skipif(not extension.is_available() or sys.platform != "linux", reason="needs the kernels, and /proc"),
 ]
 
 START = """
 import dataclasses, sys
 from pathlib import Path
-from moeflow.engine.decision import decide
-from moeflow.engine.settings import Settings
+from moeflow.planner.resolve import decide
+from moeflow.planner.settings import Settings
 from moeflow.server.config import ServerConfig
 from moeflow.server.launch import serve
 

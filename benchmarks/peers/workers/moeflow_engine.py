@@ -13,10 +13,10 @@ from typing import Any
 
 from benchmarks.peers.workers.protocol import serve
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.engine.decision import decide
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission, TokenOutput
-from moeflow.engine.settings import Settings
+from moeflow.planner.resolve import decide
+from moeflow.planner.settings import Settings
 
 KV_TOKENS = 4096  # what the largest case needs, doubled
 

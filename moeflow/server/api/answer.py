@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from fastapi import Request, Response
 
 from moeflow.core.request import FinishReason
-from moeflow.engine.text import TextDelta, TokenText
+from moeflow.engine.text.output_text import TextDelta, TokenText
 from moeflow.server.api.usage import usage
 from moeflow.server.disconnect import while_connected
 from moeflow.server.errors import as_api_error

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Depends, Query
 
-from moeflow.server.api.batch_schema import BatchList, BatchObject, BatchRequest
 from moeflow.server.api.files import require_file
 from moeflow.server.api.paging import After, page
+from moeflow.server.api.schema.batch import BatchList, BatchObject, BatchRequest
 from moeflow.server.errors import ApiError
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.jobs.batch_store import FINAL, StoredBatch

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 
 from moeflow.engine.generator import Generator
-from moeflow.engine.text import TextDelta
+from moeflow.engine.text.output_text import TextDelta
 from moeflow.server.api.answer import Answer, Choice, Envelope, streamed_answer, whole_answer
-from moeflow.server.api.chat_schema import ChatChunk, ChatRequest, ChatResponse
 from moeflow.server.api.logprobs import chat_logprobs
 from moeflow.server.api.models import served_model
 from moeflow.server.api.openapi import stream_of
+from moeflow.server.api.schema.chat import ChatChunk, ChatRequest, ChatResponse
 from moeflow.server.generation import start_generation
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.request_log import record_of

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 
 from moeflow.engine.generator import Generator
-from moeflow.engine.text import TextDelta, TokenText
+from moeflow.engine.text.output_text import TextDelta, TokenText
 from moeflow.server.api.answer import Answer, Choice, Envelope, streamed_answer, whole_answer
-from moeflow.server.api.completion_schema import CompletionChunk, CompletionRequest, CompletionResponse
 from moeflow.server.api.logprobs import CompletionLogprobsWriter
 from moeflow.server.api.models import served_model
 from moeflow.server.api.openapi import stream_of
+from moeflow.server.api.schema.completion import CompletionChunk, CompletionRequest, CompletionResponse
 from moeflow.server.generation import Generation, start_generation
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.request_log import record_of

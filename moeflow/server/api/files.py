@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from starlette.datastructures import FormData
 from starlette.responses import FileResponse
 
-from moeflow.server.api.file_schema import UPLOAD_BODY, FileDeleted, FileList, FileObject, UploadForm
 from moeflow.server.api.paging import After, page
+from moeflow.server.api.schema.file import UPLOAD_BODY, FileDeleted, FileList, FileObject, UploadForm
 from moeflow.server.errors import ApiError, from_pydantic
 from moeflow.server.guard.upload import UploadRequest, UploadRoute
 from moeflow.server.jobs.data_folder import Jobs, get_jobs, writing

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from moeflow.engine.text import TokenText, TopToken
+from moeflow.engine.text.output_text import TokenText, TopToken
 
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI sends this for "never"
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from moeflow.server.api.model_limits import state_limits
+from moeflow.server.api.schema.model_limits import state_limits
 from moeflow.server.errors import ErrorResponse
 from moeflow.server.service import Service
 

@@ -11,11 +11,11 @@ from pydantic import BaseModel, Field
 
 from moeflow.core.errors import RequestError
 from moeflow.engine.generator import num_chars
-from moeflow.server.api.chat_schema import ChatMessage
-from moeflow.server.api.field_rules import ExactlyOne, Rule
 from moeflow.server.api.models import served_model
-from moeflow.server.api.sampling_fields import TokenIds
-from moeflow.server.api.strict_model import StrictModel
+from moeflow.server.api.schema.chat import ChatMessage
+from moeflow.server.api.schema.field_rules import ExactlyOne, Rule
+from moeflow.server.api.schema.sampling_fields import TokenIds
+from moeflow.server.api.schema.strict_model import StrictModel
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.service import Service, get_service
 

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Literal
 from pydantic import Field, ValidationError
 
 from moeflow.core.units import format_bytes
-from moeflow.server.api.strict_model import StrictModel
+from moeflow.server.api.schema.strict_model import StrictModel
 from moeflow.server.errors import from_pydantic
 from moeflow.server.guard import strict_json
 

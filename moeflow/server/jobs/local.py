@@ -11,8 +11,8 @@ from pathlib import Path
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError
 from moeflow.engine.generator import Generator
-from moeflow.engine.supervisor import Supervisor
-from moeflow.engine.tokenizer import Tokenizer
+from moeflow.engine.process.supervisor import Supervisor
+from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.server.config import ServerConfig
 from moeflow.server.jobs.journal import Journal
 from moeflow.server.jobs.lines import MAX_PROBLEMS, scan

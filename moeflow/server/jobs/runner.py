@@ -17,10 +17,10 @@ from pydantic import ValidationError
 from moeflow.core.errors import EngineError, MoeflowError, RequestError
 from moeflow.server.api.answer import Answer, gather
 from moeflow.server.api.chat import start_chat
-from moeflow.server.api.chat_schema import ChatRequest
-from moeflow.server.api.completion_schema import CompletionRequest
 from moeflow.server.api.completions import start_completion
-from moeflow.server.api.sampling_fields import SamplingFields
+from moeflow.server.api.schema.chat import ChatRequest
+from moeflow.server.api.schema.completion import CompletionRequest
+from moeflow.server.api.schema.sampling_fields import SamplingFields
 from moeflow.server.errors import ApiError, as_api_error, from_pydantic
 from moeflow.server.jobs.journal import Journal
 from moeflow.server.jobs.lines import BatchLine, parse_line, read_lines

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeflow.server.api.batch_schema import BatchList
-from moeflow.server.api.file_schema import FileList
 from moeflow.server.api.paging import page
+from moeflow.server.api.schema.batch import BatchList
+from moeflow.server.api.schema.file import FileList
 from moeflow.server.jobs import worker
 from moeflow.server.jobs.batch_store import StoredBatch, result_file_ids
 from tests.server.jobs.job_server import Clock, Server

@@ -1,0 +1,1 @@
+"""GGUF files, seen as the Hugging Face checkpoints of the same models."""

@@ -1,0 +1,194 @@
+"""A GGUF file, seen as the Hugging Face checkpoint of the same model.
+
+Names, config and the order of q and k rows are Hugging Face's; quantized weights are widened to float32 when
+they are read, one tensor (of a stack of experts: one expert) at a time. The tokenizer inside is not looked
+at, but for the ids of special tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
+from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, check_num_tensors
+from moeflow.checkpoint.gguf.config import (
+    ROPE_FACTORS,
+    Architecture,
+    read_architecture,
+    translate_config,
+    translate_token_ids,
+)
+from moeflow.checkpoint.gguf.header import GGUFTensor, read_gguf_header
+from moeflow.checkpoint.gguf.names import heads_in_pairs, huggingface_name
+from moeflow.checkpoint.raw_file import RawFile
+from moeflow.core.errors import CheckpointError
+from moeflow.kernels.weight_format import BlockKind
+
+_UNQUANTIZED = {
+    GGMLQuantizationType.F32: torch.float32,
+    GGMLQuantizationType.F16: torch.float16,
+    GGMLQuantizationType.BF16: torch.bfloat16,
+}
+_BLOCKS: dict[GGMLQuantizationType, BlockKind] = {
+    GGMLQuantizationType.Q8_0: "Q8_0",
+    GGMLQuantizationType.Q4_0: "Q4_0",
+    GGMLQuantizationType.Q4_1: "Q4_1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Where a Hugging Face tensor lies: a whole GGUF tensor or one expert's slice of it."""
+
+    shape: tuple[int, ...]
+    quantization: GGMLQuantizationType
+    start: int  # byte in the file
+    num_bytes: int
+    pair_heads: int = 0  # heads whose rows are stored in pairs; 0: none
+
+
+class GGUFFile:
+    """A `Checkpoint` in a GGUF file."""
+
+    def __init__(self, path: Path) -> None:
+        """Read and translate the header.
+
+        Raises: CheckpointError, naming file, tensor and remedy, for a file that is damaged, of an
+        unsupported architecture, or holds a tensor that is unknown or of an unsupported type.
+        """
+        self.path = path
+        self.config_file = path
+        header = read_gguf_header(path)
+        architecture = read_architecture(header.metadata, path)
+        self._file = RawFile(path)
+        self.config: Mapping[str, Any] = translate_config(
+            header, architecture, lambda: self._read_rope_factors(header.tensors[ROPE_FACTORS]), path
+        )
+        self.generation_config: Mapping[str, Any] = translate_token_ids(header.metadata, path)
+        self._parts: dict[str, _Part] = {}
+        for tensor in header.tensors.values():
+            check_num_tensors(len(self._parts) + tensor.shape[0] * ("_exps" in tensor.name), path)
+            if tensor.name != ROPE_FACTORS:
+                self._parts |= _split(tensor, architecture, self.config, path)
+        if not self._parts:
+            raise CheckpointError("holds no weights", file=path, remedy=DOWNLOAD_AGAIN)
+        self.tensors: Mapping[str, TensorInfo] = {
+            name: TensorInfo(part.shape, part.num_bytes, _stored_as(part.quantization), path)
+            for name, part in self._parts.items()
+        }
+        self.dtype: torch.dtype = _commonest_dtype(self._parts)
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a tensor on the CPU, quantized ones as float32; raises as `Checkpoint.read` does."""
+        return self._read_part(name, self._part(name))
+
+    def read_rows(self, name: str, start: int, stop: int) -> StoredRows:
+        """Return rows of a matrix, quantized ones as blocks, others as floats; raises as `Checkpoint.read` does."""
+        part = self._part(name)
+        num_rows, num_cols = part.shape
+        row_bytes = part.num_bytes // max(num_rows, 1)
+        data = self._file.read(part.start + start * row_bytes, (stop - start) * row_bytes, name)
+        numbers = _numbers_of_rows(part, start, stop)
+        kind = _BLOCKS.get(part.quantization)
+        if kind is not None:
+            return StoredRows(data.view(stop - start, row_bytes), numbers, kind)
+        return StoredRows(_widen(data, part.quantization, (stop - start, num_cols)), numbers)
+
+    def close(self) -> None:
+        """Release the file."""
+        self._file.close()
+
+    def _read_rope_factors(self, table: GGUFTensor) -> list[float]:
+        factors: list[float] = self._read_part(table.name, _whole(table)).tolist()
+        return factors
+
+    def _read_part(self, name: str, part: _Part) -> torch.Tensor:
+        data = self._file.read(part.start, part.num_bytes, name)
+        weights = _widen(data, part.quantization, part.shape)
+        return _pairs_to_halves(weights, part.pair_heads) if part.pair_heads else weights
+
+    def _part(self, name: str) -> _Part:
+        if name not in self._parts:
+            raise CheckpointError("is not in the checkpoint", file=self.path, tensor=name, remedy=DOWNLOAD_AGAIN)
+        return self._parts[name]
+
+
+def _whole(tensor: GGUFTensor) -> _Part:
+    return _Part(tensor.shape, tensor.quantization, tensor.start, tensor.num_bytes)
+
+
+def _split(tensor: GGUFTensor, architecture: Architecture, config: Mapping[str, Any], file: Path) -> dict[str, _Part]:
+    """Return what a GGUF tensor holds under Hugging Face names: itself, or a stack's experts."""
+    names = architecture.moe_names
+    name = huggingface_name(tensor.name, names)
+    if name is None:
+        raise _misfit(f"is no part of a {architecture.model_type} model as it is known here", tensor, file)
+    if names is None or "{}" not in name:
+        return {name: replace(_whole(tensor), pair_heads=_pair_heads(tensor, architecture, config, file))}
+    num_experts = config[names.count]
+    if len(tensor.shape) < 2 or tensor.shape[0] != num_experts:
+        raise _misfit(f"has the shape {list(tensor.shape)}, where {num_experts} experts are expected", tensor, file)
+    num_bytes = tensor.num_bytes // num_experts
+    return {
+        name.format(expert): _Part(tensor.shape[1:], tensor.quantization, tensor.start + expert * num_bytes, num_bytes)
+        for expert in range(num_experts)
+    }
+
+
+def _pair_heads(tensor: GGUFTensor, architecture: Architecture, config: Mapping[str, Any], file: Path) -> int:
+    if not architecture.stores_pairs:
+        return 0
+    heads = heads_in_pairs(tensor.name, config["num_attention_heads"], config["num_key_value_heads"])
+    if heads and tensor.shape[0] % (2 * heads):
+        raise _misfit(f"has {tensor.shape[0]} rows, which are no pairs for {heads} heads", tensor, file)
+    return heads
+
+
+def _misfit(problem: str, tensor: GGUFTensor, file: Path) -> CheckpointError:
+    return CheckpointError(problem, file=file, tensor=tensor.name, remedy="Convert or download the model again")
+
+
+def _widen(data: torch.Tensor, quantization: GGMLQuantizationType, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return what some bytes mean: in their own dtype, quantized ones as float32."""
+    dtype = _UNQUANTIZED.get(quantization)
+    if dtype is not None:
+        return data.view(dtype).reshape(shape)
+    rows = data.numpy().reshape(math.prod(shape[:-1]), -1)
+    with np.errstate(all="ignore"):  # a scale of infinity is the model's own business
+        return torch.from_numpy(dequantize(rows, quantization)).reshape(shape)
+
+
+def _pairs_to_halves(weights: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Reorder the rows of q or k from pairs (2i, 2i+1) to halves (i, i + D/2), head by head."""
+    pairs = weights.reshape(num_heads, -1, 2, *weights.shape[1:])
+    return pairs.transpose(1, 2).reshape(weights.shape)
+
+
+def _stored_as(quantization: GGMLQuantizationType) -> str:
+    dtype = _UNQUANTIZED.get(quantization)
+    return quantization.name if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def _numbers_of_rows(part: _Part, start: int, stop: int) -> torch.Tensor:
+    """Return which rows of Hugging Face's matrix the rows [start, stop) of the file are."""
+    if not part.pair_heads:
+        return torch.arange(start, stop)
+    return _pairs_to_halves(torch.arange(part.shape[0]), part.pair_heads).argsort()[start:stop]
+
+
+def _commonest_dtype(parts: Mapping[str, _Part]) -> torch.dtype:
+    """Return the dtype most bytes are stored in; float32 for quantized ones."""
+    num_bytes: Counter[torch.dtype] = Counter()
+    for part in parts.values():
+        num_bytes[_UNQUANTIZED.get(part.quantization, torch.float32)] += part.num_bytes
+    return num_bytes.most_common(1)[0][0]

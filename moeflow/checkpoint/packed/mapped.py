@@ -1,0 +1,86 @@
+"""A slab file as memory: mapped, so that a model computes from the system's page cache and nothing is copied.
+
+The file is brought into the cache, if it is not there, and into this process's page tables before anything computes,
+so that a disk that fails is an error here. Once that is done, whoever cuts the file short ends the process by a
+signal; the files that `moeflow pack` writes are never changed in place.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from moeflow.checkpoint.packed.layout import PACK_AGAIN, SlabIndex
+from moeflow.checkpoint.packed.weight_memory import LaidOutMemory
+from moeflow.core.errors import CapacityError, CheckpointError
+from moeflow.core.units import MIB, format_bytes
+from moeflow.kernels.lazy_memory import advise_huge_pages
+
+_POPULATE_READ: Final = 22  # MADV_POPULATE_READ, which Python does not name: Linux 5.14 and later
+_STEP_BYTES: Final = 128 * MIB  # between two reports, and two chances for Ctrl-C
+
+OnBytes = Callable[[int, int], None]  # bytes done, bytes total
+
+
+def map_weights(index: SlabIndex, on_bytes: OnBytes | None = None) -> LaidOutMemory:
+    """Return a model's weights as they lie in its file.
+
+    Raises: CheckpointError if the file is not what the index says any more, or cannot be read; CapacityError if the
+    system refuses the addresses.
+    """
+    spec = index.spec
+    content = _map(index)
+    _bring_in(content, index, on_bytes or _ignore)
+    whole = torch.frombuffer(content, dtype=torch.uint8)
+    first = spec.offset(0)
+    slabs = whole[first : spec.resident_start].view(spec.num_layers, spec.num_experts, spec.stride_bytes)
+    return LaidOutMemory(whole[spec.resident_start :], slabs if spec.num_slabs else None, is_filled=True)
+
+
+def _map(index: SlabIndex) -> mmap.mmap:
+    """Map the whole file. What is written to it here, nothing as a rule, would be this process's own."""
+    try:
+        descriptor = os.open(index.path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        remedy = "Check that the file is there and that you may read it"
+        raise CheckpointError(f"cannot be opened ({error.strerror})", file=index.path, remedy=remedy) from error
+    try:
+        size = os.fstat(descriptor).st_size
+        if size != index.spec.file_bytes:  # a page past the end would end the process
+            problem = f"is {size} bytes long instead of {index.spec.file_bytes}: it was cut"
+            raise CheckpointError(problem, file=index.path, remedy=PACK_AGAIN)
+        flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
+        content = mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    except (OSError, OverflowError) as error:
+        raise CapacityError(
+            f"{index.path} cannot be mapped: {format_bytes(index.spec.file_bytes)} of addresses are refused ({error}). "
+            "Raise the limit (ulimit -v), or delete the file: weights are then packed at the start"
+        ) from error
+    finally:
+        os.close(descriptor)
+    advise_huge_pages(content, 0, size)  # where the file system caches in large pages, they are mapped as such
+    return content
+
+
+def _bring_in(content: mmap.mmap, index: SlabIndex, on_bytes: OnBytes) -> None:
+    size = len(content)
+    for start in range(0, size, _STEP_BYTES):
+        length = min(_STEP_BYTES, size - start)
+        try:
+            content.madvise(_POPULATE_READ, start, length)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                remedy = f"Check the disk. {PACK_AGAIN}"
+                raise CheckpointError(f"cannot be read ({error.strerror})", file=index.path, remedy=remedy) from error
+            content.madvise(mmap.MADV_WILLNEED)  # an older system: pages come in as they are touched
+            return
+        on_bytes(start + length, size)
+
+
+def _ignore(bytes_done: int, bytes_total: int) -> None:
+    """Progress that nobody watches."""

@@ -1,0 +1,100 @@
+"""The memory that a model's weights lie in, handed out while the model is built: fresh, or filled from a slab file.
+
+A model that is built in the same way asks for the same blocks in the same order, so that a file needs no names.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from moeflow.checkpoint.packed.file_io import whole_pages
+from moeflow.kernels.lazy_memory import ALIGNMENT, allocate_lazily
+
+
+class WeightMemory(Protocol):
+    """Where a model takes the memory of its packed weights, and of what lies beside these."""
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether the weights are in it."""
+        ...
+
+    def block(self, num_bytes: int) -> Tensor:
+        """Return the memory of a weight: [num_bytes] uint8, aligned as kernels want it. Raises: MemoryError."""
+        ...
+
+    def experts(self, num_experts: int, expert_bytes: int) -> Tensor | None:
+        """Return that of a layer's experts, a row for each: [E, expert_bytes or more] uint8; None: kept elsewhere."""
+        ...
+
+
+class FreshMemory:
+    """Zeros, to be filled by a loader."""
+
+    is_filled = False
+
+    def block(self, num_bytes: int) -> Tensor:
+        """See `WeightMemory.block`."""
+        return allocate_lazily(num_bytes)
+
+    def experts(self, num_experts: int, expert_bytes: int) -> Tensor | None:
+        """See `WeightMemory.experts`."""
+        return allocate_lazily(num_experts * expert_bytes).view(num_experts, expert_bytes)
+
+
+class NotedMemory:
+    """Notes which blocks are asked for, and touches none of them; experts are kept elsewhere."""
+
+    is_filled = False
+
+    def __init__(self) -> None:
+        self.blocks: list[Tensor] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """What `LaidOutMemory` needs for the same blocks."""
+        return sum(whole_pages(block.nbytes) for block in self.blocks)
+
+    def block(self, num_bytes: int) -> Tensor:
+        """See `WeightMemory.block`."""
+        buffer = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
+        start = -buffer.data_ptr() % ALIGNMENT
+        self.blocks.append(buffer[start : start + num_bytes])
+        return self.blocks[-1]
+
+    def experts(self, num_experts: int, expert_bytes: int) -> Tensor | None:
+        """See `WeightMemory.experts`."""
+        return None
+
+
+class LaidOutMemory:
+    """Memory laid out as in a slab file: each block from the start of a page, a layer's experts slab by slab."""
+
+    def __init__(self, resident: Tensor, slabs: Tensor | None = None, *, is_filled: bool) -> None:
+        """Take resident [bytes] uint8 for the blocks, slabs [L, E, stride] uint8; None: experts are kept elsewhere."""
+        self.is_filled = is_filled
+        self._resident = resident
+        self._slabs = slabs
+        self._position = 0
+        self._layer = 0
+
+    def block(self, num_bytes: int) -> Tensor:
+        """See `WeightMemory.block`. Raises: ValueError if more is asked for than there is."""
+        start = self._position
+        self._position += whole_pages(num_bytes)
+        if self._position > self._resident.nbytes:
+            raise ValueError(f"a model asks for more than the {self._resident.nbytes} bytes that are laid out for it")
+        return self._resident[start : start + num_bytes]
+
+    def experts(self, num_experts: int, expert_bytes: int) -> Tensor | None:
+        """See `WeightMemory.experts`. Raises: ValueError if they are not what is there."""
+        if self._slabs is None:
+            return None
+        num_layers, have_experts, stride_bytes = self._slabs.shape
+        if self._layer == num_layers or num_experts != have_experts or expert_bytes > stride_bytes:
+            raise ValueError(f"{num_experts} experts of {expert_bytes} bytes are not layer {self._layer} of the slabs")
+        self._layer += 1
+        return self._slabs[self._layer - 1]

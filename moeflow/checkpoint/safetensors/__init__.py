@@ -1,0 +1,1 @@
+"""Hugging Face folders: safetensors, one or sharded."""

@@ -1,0 +1,239 @@
+"""A Hugging Face folder: config.json and safetensors files, one or sharded with an index.
+
+Opening reads every shard's header and holds index and shards against each other; weights are read tensor by
+tensor. Nothing in the folder is ever executed: `auto_map` and other pointers to code in config.json are
+ignored, pickled weights are refused. Tokenizer and chat template are not looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
+from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file, check_num_tensors
+from moeflow.checkpoint.json_file import MAX_INDEX_BYTES, read_json_object
+from moeflow.checkpoint.raw_file import RawFile
+from moeflow.checkpoint.safetensors.header import SafetensorsEntry, check_num_bytes, read_safetensors_header
+from moeflow.core.brief import brief, cut
+from moeflow.core.errors import CheckpointError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
+CONVERT_PICKLE = (
+    "Pickle can run code, so it is not read. Convert it where you trust it: transformers' "
+    "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) writes safetensors"
+)
+
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# Tables that old checkpoints carry and every implementation computes itself; in whatever dtype.
+_COMPUTED_TABLE = re.compile(r"(^|\.)(rotary_emb\.inv_freq|position_ids)$")
+_NAMES_SHOWN = 5
+
+_Shards = dict[Path, dict[str, SafetensorsEntry]]
+
+
+class SafetensorsFolder:
+    """A `Checkpoint` in a Hugging Face folder."""
+
+    def __init__(self, path: Path) -> None:
+        """Read config and headers.
+
+        Raises: CheckpointError, naming file, tensor and remedy, for anything missing, damaged,
+        contradictory, quantized or of an unsupported dtype.
+        """
+        self.path = path
+        self.config_file = path / "config.json"
+        files, weight_map = _find_shards(path)
+        shards = {file: read_safetensors_header(file) for file in files}
+        self.config: Mapping[str, Any] = _read_config(self.config_file)
+        generation_file = path / "generation_config.json"
+        self.generation_config: Mapping[str, Any] = (
+            read_json_object(generation_file) if os.path.lexists(generation_file) else {}
+        )
+        _check_twins(shards)
+        if weight_map is not None:
+            _check_index(weight_map, shards, path)
+        self._entries = {
+            name: (file, entry)
+            for file, entries in shards.items()
+            for name, entry in entries.items()
+            if not _COMPUTED_TABLE.search(name)
+        }
+        for name, (file, entry) in self._entries.items():
+            check_num_bytes(name, entry, _torch_dtype(name, entry, file).itemsize, file)
+        if not self._entries:
+            raise CheckpointError("holds no weights", file=next(iter(shards)), remedy=DOWNLOAD_AGAIN)
+        check_num_tensors(len(self._entries), path)
+        self.tensors: Mapping[str, TensorInfo] = {
+            name: TensorInfo(entry.shape, entry.num_bytes, str(_DTYPES[entry.dtype]).removeprefix("torch."), file)
+            for name, (file, entry) in self._entries.items()
+        }
+        self.dtype: torch.dtype = _commonest_dtype(entry for _, entry in self._entries.values())
+        self._files = {file: RawFile(file) for file in shards}
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a tensor on the CPU in the dtype it is stored in; raises as `Checkpoint.read` does."""
+        file, entry = self._entry(name)
+        data = self._files[file].read(entry.start, entry.num_bytes, name)
+        return data.view(_DTYPES[entry.dtype]).reshape(entry.shape)
+
+    def read_rows(self, name: str, start: int, stop: int) -> StoredRows:
+        """Return rows of a matrix in the dtype it is stored in; raises as `Checkpoint.read` does."""
+        file, entry = self._entry(name)
+        num_rows, num_cols = entry.shape
+        row_bytes = entry.num_bytes // max(num_rows, 1)
+        data = self._files[file].read(entry.start + start * row_bytes, (stop - start) * row_bytes, name)
+        values = data.view(_DTYPES[entry.dtype]).reshape(stop - start, num_cols)
+        return StoredRows(values, torch.arange(start, stop))
+
+    def _entry(self, name: str) -> tuple[Path, SafetensorsEntry]:
+        if name not in self._entries:
+            raise CheckpointError("is not in the checkpoint", file=self.path, tensor=name, remedy=DOWNLOAD_AGAIN)
+        return self._entries[name]
+
+    def close(self) -> None:
+        """Release the files."""
+        for file in self._files.values():
+            file.close()
+
+
+def _find_shards(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
+    """Return the files with weights and the index's map from tensors to them, None for a single file.
+
+    A single file goes before an index, as in transformers.
+    """
+    single, index = folder / SINGLE_FILE, folder / INDEX_FILE
+    if single.exists() or single.is_symlink():  # a dangling link is missing data, not a folder of another kind
+        return [single], None
+    if not os.path.lexists(index):
+        raise _no_weights(folder)
+    weight_map = read_json_object(index, MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError("has no weight_map from tensors to shards", file=index, remedy=DOWNLOAD_AGAIN)
+    weight_map = {tensor: _shard_name(tensor, value, index) for tensor, value in weight_map.items()}
+    names = sorted(set(weight_map.values()))
+    missing = [name for name in names if _leads_nowhere(folder / name)]
+    if missing:
+        raise CheckpointError(
+            f"names {len(names)} shards, missing of them: {_shorten(missing)}",
+            file=index,
+            remedy="Download the missing shards into the same folder",
+        )
+    return [folder / name for name in names], weight_map
+
+
+def _leads_nowhere(file: Path) -> bool:
+    try:
+        file.stat()
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)  # others are said when the file is opened
+    return False
+
+
+def _shard_name(tensor: str, value: Any, index: Path) -> str:
+    """Return `value` if it is the plain name of a safetensors file, so that nothing outside is ever opened."""
+    if not isinstance(value, str) or not re.fullmatch(r"[^/\\\x00]+\.safetensors", value):
+        raise CheckpointError(
+            f"its shard {brief(value)} is no plain name of a .safetensors file in this folder",
+            file=index,
+            tensor=tensor,
+            remedy=DOWNLOAD_AGAIN,
+        )
+    return value
+
+
+def _no_weights(folder: Path) -> CheckpointError:
+    """Make the error that says what the folder holds instead, and what to do about that."""
+    with blame_file(folder):
+        names = sorted(entry.name for entry in folder.iterdir())
+    by_suffix = {
+        suffix: [name for name in names if name.endswith(suffix)] for suffix in (".gguf", ".safetensors", ".index.json")
+    }
+    pickled = [name for name in names if Path(name).suffix in PICKLE_SUFFIXES]
+    if by_suffix[".safetensors"]:
+        problem = f"holds {_shorten(by_suffix['.safetensors'])}, but neither {SINGLE_FILE} nor {INDEX_FILE}"
+        remedy = f"Download {INDEX_FILE} too, or the model in Hugging Face form"
+    elif by_suffix[".gguf"]:
+        problem = f"holds GGUF files: {_shorten(by_suffix['.gguf'])}"
+        remedy = "Name one of these files instead of the folder"
+    elif pickled:
+        problem, remedy = f"holds pickled weights only: {_shorten(pickled)}", CONVERT_PICKLE
+    else:
+        problem = f"holds no {SINGLE_FILE}; " + (f"it holds {_shorten(names)}" if names else "it is empty")
+        remedy = "Name a folder with config.json and safetensors weights, or a .gguf file"
+    return CheckpointError(problem, file=folder, remedy=remedy)
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    if not os.path.lexists(file):
+        raise CheckpointError(
+            "is missing", file=file, remedy="Download it from where the weights came: it holds the model's shape"
+        )
+    config = read_json_object(file)
+    for key in ("quantization_config", "compression_config"):
+        if config.get(key) is not None:
+            method = config[key].get("quant_method") if isinstance(config[key], dict) else None
+            raise CheckpointError(
+                f"{key} says that the weights are quantized ({method or 'method not named'}), which is not supported",
+                file=file,
+                remedy="Use the unquantized model, or a GGUF file in Q8_0, Q4_0 or Q4_1",
+            )
+    return config
+
+
+def _check_twins(shards: _Shards) -> None:
+    """Check that no tensor is in two shards."""
+    found: dict[str, Path] = {}
+    for file, entries in shards.items():
+        for name in entries:
+            first = found.setdefault(name, file)
+            if first != file:
+                raise CheckpointError(
+                    f"is also in {first.name}; one of the two is wrong", file=file, tensor=name, remedy=DOWNLOAD_AGAIN
+                )
+
+
+def _check_index(weight_map: Mapping[str, str], shards: _Shards, folder: Path) -> None:
+    """Check that index and shards name the same tensors."""
+    found = {name: file.name for file, entries in shards.items() for name in entries}
+    for name in sorted(weight_map.keys() | found.keys()):
+        said, is_in = weight_map.get(name), found.get(name)
+        if said != is_in:
+            raise CheckpointError(
+                f"the index says it is in {said or 'no shard'}, it is in {is_in or 'none'}",
+                file=folder / (said or is_in or INDEX_FILE),
+                tensor=name,
+                remedy="Index and shards are not of one model: download all of them again",
+            )
+
+
+def _torch_dtype(name: str, entry: SafetensorsEntry, file: Path) -> torch.dtype:
+    if entry.dtype not in _DTYPES:
+        raise CheckpointError(
+            f"is stored in {cut(entry.dtype)}; supported are {', '.join(_DTYPES)}",
+            file=file,
+            tensor=name,
+            remedy="Use a version of the model with unquantized weights",
+        )
+    return _DTYPES[entry.dtype]
+
+
+def _commonest_dtype(entries: Iterable[SafetensorsEntry]) -> torch.dtype:
+    """Return the dtype most bytes are stored in."""
+    num_bytes: Counter[str] = Counter()
+    for entry in entries:
+        num_bytes[entry.dtype] += entry.num_bytes
+    return _DTYPES[num_bytes.most_common(1)[0][0]]
+
+
+def _shorten(names: list[str]) -> str:
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

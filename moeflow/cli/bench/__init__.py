@@ -1,0 +1,1 @@
+"""`moeflow bench`, one file a measurement."""

@@ -1,0 +1,168 @@
+"""`moeflow bench batch`: jobs of many requests, with the paper's lengths: padded and not, alone and beside others."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import click
+
+from moeflow.bench.records import Record, make_record
+from moeflow.bench.tables import batch_tables
+from moeflow.cli import lazy
+from moeflow.cli.bench.output import keep, repeated_command, result_options, show
+from moeflow.cli.local_model import prepare
+from moeflow.cli.options import engine_options
+from moeflow.cli.progress import bar
+from moeflow.workload.offline import MTBENCH_NEW, SHAPES, made_up_lengths, read_questions, replicated_lengths
+from moeflow.workload.poisson import WorkloadSpec
+
+EPILOG = """\b
+Examples:
+  moeflow bench batch --workload reasoning -n 64
+  moeflow bench batch --questions mt_bench_questions.jsonl --new 32 \\
+      --new 128 --kv-cache 256MiB
+  moeflow bench batch --workload reasoning --beside 0.5 --beside-requests 32
+
+Workloads have the lengths that MoE-Lightning measures with: MTBench's questions, from a file of yours with a JSON
+object {"turns": ["question", ...]} a line, are taken again and again; "reasoning" (242 tokens on average, 256 at most)
+and "summarization" (1693, 1984) are made up. "padded" is static batching, each batch padded to its longest prompt.
+With --beside, interactive requests arrive at random while a job runs, and are compared with the same ones alone."""
+
+
+@click.command(epilog=EPILOG, context_settings={"show_default": True})
+@engine_options
+@click.option(
+    "--workload", "names", type=click.Choice([*SHAPES, "mtbench"]), multiple=True, help="What to run; may be repeated."
+)
+@click.option(
+    "--questions",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="MTBench's questions, for --workload mtbench.",
+)
+@click.option("-n", "--num-requests", type=click.IntRange(1, 1_000_000), default=64, help="Requests of a job.")
+@click.option(
+    "--new",
+    "num_new",
+    type=click.IntRange(1),
+    multiple=True,
+    help="Tokens of an answer; may be repeated.  [default: the paper's 50 and 64, 128 for MTBench]",
+)
+@click.option(
+    "--policy",
+    "policies",
+    type=click.Choice(["continuous", "static"]),
+    multiple=True,
+    default=("continuous", "static"),
+    help="Batches of different lengths, or padded ones; may be given twice.",
+)
+@click.option("--beside", type=float, help="Interactive requests/s to send while a job runs.")
+@click.option("--beside-requests", type=click.IntRange(1), default=32, help="So many of them.")
+@click.option("--repeats", type=click.IntRange(1), default=1, help="Measurements of each.")
+@click.option("--seed", type=int, default=0, help="The same seed makes the same requests.")
+@result_options
+def batch(
+    wishes: dict[str, Any],
+    names: tuple[str, ...],
+    questions: Path | None,
+    num_requests: int,
+    num_new: tuple[int, ...],
+    policies: tuple[str, ...],
+    beside: float | None,
+    beside_requests: int,
+    repeats: int,
+    seed: int,
+    as_json: bool,
+    out: Path | None,
+) -> int:
+    """Measure jobs of many requests: tokens a second, the cost of padding, and what interactive requests feel.
+
+    MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model is measured.
+    """
+    names = tuple(dict.fromkeys(names)) or (("mtbench",) if questions else ("reasoning",))
+    if ("mtbench" in names) != (questions is not None):
+        raise click.UsageError("--workload mtbench and --questions belong together")
+    asked = read_questions(questions) if questions else []
+    if beside is not None:
+        WorkloadSpec(rate=beside, num_requests=beside_requests, vocab_size=1)
+    run = Run(policies, repeats, seed, beside, beside_requests, out, as_json)
+    try:
+        asyncio.run(run.all(wishes, names, asked, num_requests, num_new))
+        interrupted = False
+    except KeyboardInterrupt:
+        interrupted = True
+    if run.records and not as_json:
+        for table in batch_tables(run.records):
+            show(table)
+    return 130 if interrupted else 0
+
+
+@dataclasses.dataclass(slots=True)
+class Run:
+    """One invocation; keeps each record as soon as there is one."""
+
+    policies: tuple[str, ...]
+    repeats: int
+    seed: int
+    beside: float | None
+    beside_requests: int
+    out: Path | None
+    as_json: bool
+    records: list[Record] = dataclasses.field(default_factory=list)
+
+    async def all(
+        self,
+        wishes: dict[str, Any],
+        names: tuple[str, ...],
+        questions: list[str],
+        num_requests: int,
+        num_new: tuple[int, ...],
+    ) -> None:
+        """Measure every workload."""
+        config = lazy.decide(dataclasses.replace(prepare(wishes), prefix_caching=False))
+        with closing(lazy.open_checkpoint(config.model_path)) as checkpoint:
+            vocab_size = lazy.read_model_config(checkpoint).vocab_size
+        jobs = []
+        for name in names:
+            if name == "mtbench":
+                lengths = replicated_lengths(lazy.question_lengths(config, questions), num_requests, self.seed)
+            else:
+                lengths = made_up_lengths(SHAPES[name], num_requests, self.seed)
+            usual = MTBENCH_NEW if name == "mtbench" else SHAPES[name].num_new
+            jobs += [lazy.BatchJob(name, lengths, new, self.seed) for new in num_new or (usual,)]
+        for job in jobs:
+            for repetition in range(self.repeats):
+                await self._measure(config, job, vocab_size, repetition)
+
+    async def _measure(self, config: Any, job: Any, vocab_size: int, repetition: int) -> None:
+        policies = tuple(dict.fromkeys(self.policies))
+        with bar(1 if self.beside else len(policies)) as shown:
+
+            def on_result(fields: dict[str, Any]) -> None:
+                record = make_record("batch", repeated_command(), seed=self.seed, threads=config.num_threads, **fields)
+                self.records.append(record)
+                keep(record, self.out, as_json=self.as_json)
+                shown.advance()
+
+            progress = lazy.BatchProgress(
+                on_bytes=lambda done, total: shown.say(f"loading, {done / total:.0%}"),
+                on_run=shown.say,
+                on_result=on_result,
+            )
+            if self.beside is not None:
+                traffic = WorkloadSpec(
+                    rate=self.beside,
+                    num_requests=self.beside_requests,
+                    min_new=32,
+                    vocab_size=vocab_size,
+                    seed=self.seed + repetition,
+                )
+                await lazy.run_beside(config, job, traffic, repetition, progress)
+                return
+            for policy in policies:
+                longest = max(job.prompt_lengths)
+                system = lazy.with_policy(config, policy, max_prompt=longest, batch_timeout_s=0.05)
+                await lazy.run_batch_job(system, job, vocab_size, repetition, progress)

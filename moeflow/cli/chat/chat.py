@@ -1,0 +1,141 @@
+"""`moeflow chat`: a conversation in the terminal.
+
+Without a terminal on stdin, every line is a question and stdout holds the answers alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from types import FrameType
+from typing import Any
+
+import click
+
+from moeflow.cli.chat.chat_backend import LocalTalker, RemoteTalker, Talker
+from moeflow.cli.chat.conversation import HELP, Conversation, Leave
+from moeflow.cli.local_model import load
+from moeflow.cli.options import engine_options, sampling_options
+from moeflow.core.errors import ChatTemplateError, RequestError
+from moeflow.core.sampling_params import SamplingParams
+
+with contextlib.suppress(ImportError):  # Windows has none; input() then works without history
+    import readline  # noqa: F401  (importing it gives input() editing and history)
+
+EPILOG = """\b
+Examples:
+  moeflow chat                                  talk to the built-in model
+  moeflow chat ~/models/olmoe --temperature 0.7 --system "Answer in French."
+  moeflow chat --url http://127.0.0.1:8000      talk to a running server
+  echo "What is the capital of France?" | moeflow chat
+
+In the chat, /help lists the commands. Ctrl-C stops an answer; at the prompt, Ctrl-C or Ctrl-D leaves. Where stdin
+is a file or a pipe, every line of it is a question, and nothing but answers is printed."""
+
+
+@click.command(epilog=EPILOG)
+@engine_options
+@sampling_options
+@click.option("--system", help="A system prompt: who the model is, how it shall answer.")
+@click.option("--url", help="Talk to this server instead of loading a model here.")
+@click.option("--api-key", envvar="MOEFLOW_API_KEY", show_envvar=True, help="The server's key, with --url.")
+def chat(
+    wishes: dict[str, Any], sampling: SamplingParams, system: str | None, url: str | None, api_key: str | None
+) -> None:
+    """Talk to a model in the terminal; answers appear as they are made.
+
+    MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model answers.
+    """
+    if url and wishes["model"]:
+        raise click.UsageError("MODEL and --url exclude each other: the server has its own model")
+    # One conversation needs no more than one place in a pass.
+    talker = RemoteTalker(url, api_key) if url else LocalTalker(load(wishes, max_running=1))
+    with closing(talker):
+        converse(talker, Conversation(sampling, system))
+
+
+def converse(talker: Talker, conversation: Conversation) -> None:
+    """Read, answer, show, until the user leaves or the input ends."""
+    at_terminal = sys.stdin.isatty()
+    if at_terminal:
+        click.echo(f"{talker.name}. {HELP.splitlines()[-1]} /help for more.")
+    for line in questions(at_terminal):
+        try:
+            if at_terminal and line.startswith("/"):
+                click.echo(conversation.command(line))
+            else:
+                answer(talker, conversation, line, show_speed=at_terminal)
+        except Leave:
+            return
+        except (RequestError, ChatTemplateError) as error:
+            if not at_terminal:
+                raise
+            click.echo(f"error: {error}\n/reset starts over, /set shows what can be changed", err=True)
+
+
+def questions(at_terminal: bool) -> Iterator[str]:
+    """Yield the user's lines; ends with the input, or with Ctrl-C or Ctrl-D at the prompt."""
+    while True:
+        try:
+            line = input("> " if at_terminal else "").strip()
+        except EOFError:
+            break
+        except KeyboardInterrupt:
+            if not at_terminal:
+                raise
+            break
+        if line:
+            yield line
+    if at_terminal:
+        click.echo()
+
+
+def answer(talker: Talker, conversation: Conversation, question: str, *, show_speed: bool) -> None:
+    """Print the answer as it comes and remember it."""
+    started = time.monotonic()
+    first = None
+    num_tokens = 0
+    text = ""
+    with (
+        stoppable() as is_stopped,
+        closing(talker.answer(conversation.messages(question), conversation.sampling)) as pieces,
+    ):
+        for piece in pieces:
+            first = first or time.monotonic()
+            num_tokens += piece.num_tokens
+            text += piece.text
+            click.echo(piece.text, nl=False)
+            if is_stopped():
+                break
+    click.echo()
+    conversation.add(question, text)
+    if show_speed and first:
+        click.secho(speed(num_tokens, first - started, time.monotonic() - first), dim=True)
+
+
+def speed(num_tokens: int, first_s: float, rest_s: float) -> str:
+    """Write how fast an answer came. The first token's time is the prompt's, so the rate leaves it out."""
+    rate = f", {(num_tokens - 1) / rest_s:.1f} tokens/s" if num_tokens > 1 and rest_s > 0 else ""
+    return f"[{num_tokens} tokens{rate}, first after {first_s:.2f} s]"
+
+
+@contextmanager
+def stoppable() -> Iterator[Callable[[], bool]]:
+    """Make the first Ctrl-C a wish to stop, so that the pass under way ends in order; a second one interrupts."""
+    wished = False
+
+    def on_interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal wished
+        if wished:
+            raise KeyboardInterrupt
+        wished = True
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield lambda: wished
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,150 @@
+"""Who answers in a chat: the model in this process, or a running server. The chat cannot tell them apart.
+
+Both take the whole conversation and give the answer piece by piece.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import httpx
+
+from moeflow.core.errors import EngineError, RequestError
+from moeflow.core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from moeflow.llm import LLM
+
+Messages = list[dict[str, Any]]
+CONNECT_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What the next moment brought of an answer."""
+
+    text: str
+    num_tokens: int  # in this piece; a server's pieces count one each
+    finish_reason: str | None = None
+
+
+Answer = Generator[Piece, None, None]
+
+
+class Talker(Protocol):
+    """Something that answers."""
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        ...
+
+    def answer(self, messages: Messages, sampling: SamplingParams) -> Answer:
+        """Yield the answer as it comes; closing the iterator stops it.
+
+        Raises: RequestError if the conversation is refused, EngineError if nobody is there any more.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of model or connection."""
+        ...
+
+
+class RemoteTalker:
+    """A running server, spoken to as any OpenAI client would."""
+
+    def __init__(self, url: str, api_key: str | None, transport: httpx.BaseTransport | None = None) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)  # an answer may take as long as it takes
+        base = full_url(url).rstrip("/").removesuffix("/v1")
+        self._client = httpx.Client(base_url=base, headers=headers, timeout=timeout, transport=transport)
+        self._url = base
+        self.name = str(self._read_json("/v1/models")["data"][0]["id"])
+
+    def answer(self, messages: Messages, sampling: SamplingParams) -> Answer:
+        """See `Talker`."""
+        body = {"model": self.name, "messages": messages, "stream": True, **to_json(sampling)}
+        try:
+            with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
+                if response.is_error:
+                    response.read()
+                    raise RequestError(_explain(response))
+                yield from _pieces(response.iter_lines())
+        except httpx.HTTPError as error:
+            raise EngineError(f"{self._url} is gone: {error}") from error
+
+    def close(self) -> None:
+        """See `Talker`."""
+        self._client.close()
+
+    def _read_json(self, path: str) -> Any:
+        try:
+            response = self._client.get(path)
+        except httpx.HTTPError as error:
+            raise EngineError(f"no server answers at {self._url}: {error}. Start one with `moeflow serve`") from error
+        if response.is_error:
+            raise RequestError(_explain(response))
+        return response.json()
+
+
+class LocalTalker:
+    """A model in this process."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self.name = llm.model.name
+
+    def answer(self, messages: Messages, sampling: SamplingParams) -> Answer:
+        """See `Talker`."""
+        for delta in self._llm.stream(messages, sampling):
+            if delta.error is not None:
+                raise EngineError(delta.error)
+            yield Piece(delta.text, len(delta.token_ids), delta.finish_reason)
+
+    def close(self) -> None:
+        """See `Talker`."""
+        self._llm.close()
+
+
+def full_url(url: str) -> str:
+    """Return an address with its scheme: http, if none is named. Raises: RequestError if it can be none."""
+    scheme, separator, _ = url.partition("://")
+    if separator and scheme not in ("http", "https"):
+        raise RequestError(f"{url!r} is no address of a server; write it like http://127.0.0.1:8000")
+    return url if separator else f"http://{url}"
+
+
+def to_json(sampling: SamplingParams) -> dict[str, Any]:
+    """Return the parameters that the chat lets its user set, as the API names them."""
+    names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+    values = {name: getattr(sampling, name) for name in names}
+    return {**values, "stop": list(sampling.stop)} if sampling.stop else values
+
+
+def _pieces(lines: Iterator[str]) -> Iterator[Piece]:
+    """Read server-sent events up to the one that says [DONE]."""
+    for line in lines:
+        data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+        if data == "[DONE]":
+            return
+        if not data:
+            continue
+        event = json.loads(data)
+        if "error" in event:
+            raise EngineError(str(event["error"].get("message", event["error"])))
+        for choice in event["choices"]:
+            text = choice["delta"].get("content") or ""
+            yield Piece(text, int(bool(text)), choice.get("finish_reason"))
+    raise EngineError("the server ended the answer before it was complete")
+
+
+def _explain(response: httpx.Response) -> str:
+    """Return the server's own words, or its status if they are not OpenAI's error object."""
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered {response.status_code} {response.reason_phrase}"

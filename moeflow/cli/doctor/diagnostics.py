@@ -1,0 +1,191 @@
+"""What this machine has, as findings: each says what was found, whether that is enough, and what to do if not.
+
+Measures with the same eyes as the engine does, so that both speak of the same memory. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moeflow.cli import lazy
+from moeflow.core.hardware import RAM
+from moeflow.core.units import GIB, format_bytes
+
+if TYPE_CHECKING:
+    from moeflow.planner.hardware.host import Machine
+
+MIN_FREE_RAM = 2 * GIB  # the built-in model in bfloat16 with a small KV cache
+MIN_FREE_DISK = 2 * GIB  # the built-in model takes 1.3
+REINSTALL = "Install moeflow again: `make clean run` does it"
+NEEDED_PACKAGES = ("torch", "transformers", "safetensors", "fastapi")
+COMPILERS = ("g++", "clang++")
+CPU_FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "i8mm", "bf16")
+
+
+class Verdict(StrEnum):
+    """How a finding is to be taken."""
+
+    OK = "ok"
+    WARN = "warn"  # works, but slower or with less
+    MISSING = "missing"  # something that is needed
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at."""
+
+    topic: str
+    verdict: Verdict
+    found: str
+    remedy: str | None = None
+
+
+def examine(cache_dir: Path, cpu_isa: str) -> list[Finding]:
+    """Look at everything that running a model needs. `cpu_isa` caps the instruction set; empty: the best there is."""
+    return [*packages(), *hardware(cpu_isa), disk(cache_dir), *calibration(cache_dir)]
+
+
+def packages() -> list[Finding]:
+    """Say which versions of Python and of the packages that do the work are installed."""
+    findings = [Finding("python", Verdict.OK, f"{platform.python_version()} at {sys.executable}")]
+    for name in NEEDED_PACKAGES:
+        try:
+            findings.append(Finding(name, Verdict.OK, importlib.metadata.version(name)))
+        except importlib.metadata.PackageNotFoundError:
+            findings.append(Finding(name, Verdict.MISSING, "not installed", REINSTALL))
+    return findings
+
+
+def hardware(cpu_isa: str) -> list[Finding]:
+    """Say what there is to compute with."""
+    try:
+        machine = lazy.measure_machine()
+    except ImportError as error:
+        return [Finding("hardware", Verdict.MISSING, f"torch cannot be loaded: {error}", REINSTALL)]
+    info = _cpu_info()
+    name = info.get("model name") or platform.processor() or platform.machine()
+    return [
+        Finding("processor", Verdict.OK, f"{name}, {machine.num_cores} cores to use"),
+        instruction_set(info),
+        cpu_kernels(cpu_isa),
+        memory(machine),
+        *accelerator(machine),
+    ]
+
+
+def _cpu_info(file: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
+    """Return the first processor's entries; empty where the system does not tell."""
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+    except OSError:
+        return {}
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def instruction_set(info: dict[str, str]) -> Finding:
+    """Say which instructions that speed up matrix products there are."""
+    flags = (info.get("flags") or info.get("Features") or "").split()
+    found = [flag for flag in CPU_FLAGS if flag in flags]
+    if "avx2" in found or "asimd" in found:
+        return Finding("instructions", Verdict.OK, " ".join(found))
+    return Finding(
+        "instructions",
+        Verdict.WARN,
+        " ".join(found) or "none known",
+        "Without AVX2 (x86) or NEON (ARM) models run, but slowly",
+    )
+
+
+def cpu_kernels(cpu_isa: str) -> Finding:
+    """Say whether the extension that computes on CPUs is there, and which of the instructions it uses."""
+    if lazy.cpu.is_available():
+        try:
+            return Finding("CPU kernels", Verdict.OK, f"installed, for {lazy.cpu.best_isa(cpu_isa)}")
+        except ValueError as error:
+            remedy = f"Let MOEFLOW_CPU_ISA be one of {', '.join(lazy.cpu.ISAS)}, or unset it"
+            return Finding("CPU kernels", Verdict.MISSING, str(error), remedy)
+    has_compiler = any(shutil.which(name) for name in COMPILERS)
+    remedy = REINSTALL if has_compiler else f"Install a C++ compiler ({' or '.join(COMPILERS)}), then moeflow again"
+    found = f"{lazy.cpu.why_not()}; plain torch computes, which is slower"
+    return Finding("CPU kernels", Verdict.WARN, found, remedy)
+
+
+def memory(machine: Machine) -> Finding:
+    """Say how much RAM there is and how much of it is free."""
+    found = f"{format_bytes(machine.available_bytes)} free of {format_bytes(machine.total_bytes)}"
+    if machine.available_bytes >= MIN_FREE_RAM:
+        return Finding("memory", Verdict.OK, found)
+    remedy = f"Free {format_bytes(MIN_FREE_RAM)} for the built-in model, or use a smaller one"
+    return Finding("memory", Verdict.WARN, found, remedy)
+
+
+def accelerator(machine: Machine, driver: Path = Path("/proc/driver/nvidia/version")) -> list[Finding]:
+    """Say whether torch sees a GPU, and measure it. A machine without one is as good a machine."""
+    if machine.accelerator is None:
+        found = "none; models run on the processor"
+        if not driver.exists():
+            return [Finding("accelerator", Verdict.OK, found)]
+        remedy = "Install torch for CUDA, or let this process see the GPU"
+        found = f"a driver for NVIDIA's GPUs, but torch {lazy.torch.__version__} finds no CUDA device: {found}"
+        return [Finding("accelerator", Verdict.WARN, found, remedy)]
+    free = format_bytes(machine.accelerator_free_bytes)
+    try:
+        device, there, back = lazy.measure_device(
+            lazy.torch.device(machine.accelerator), machine.accelerator_free_bytes
+        )
+    except RuntimeError as error:  # torch's, such as that there is no room
+        remedy = "Free some of its memory: other programs may use it"
+        return [Finding("accelerator", Verdict.WARN, f"{free} free, but it cannot be measured: {error}", remedy)]
+    assert device.processor is not None
+    speeds = f"reads {device.read_bytes_per_s / 1e9:.0f} GB/s, {device.processor.peak('bfloat16') / 1e12:.0f} TFLOP/s"
+    link = f"{there.peak_bytes_per_s / 1e9:.1f} GB/s there, {back.peak_bytes_per_s / 1e9:.1f} back"
+    larger = "--device cuda:SIZE streams experts there that do not fit; experimental: not yet tried on a GPU"
+    return [
+        Finding("accelerator", Verdict.OK, f"{device.processor.name}, {free} free, {speeds} in bfloat16"),
+        Finding("link to it", Verdict.OK, link),
+        Finding("larger models", Verdict.WARN, larger),
+    ]
+
+
+def calibration(cache_dir: Path) -> list[Finding]:
+    """Say when this machine's speed was measured, on which plans and expectations rest, and whether calmly."""
+    try:
+        known = lazy.known_machine(cache_dir, lazy.measure_machine().num_cores)
+    except ImportError:  # said of the hardware
+        return []
+    if known is None:
+        found = "not measured yet; `moeflow plan` does it when it is first used"
+        return [Finding("its speed", Verdict.OK, found)]
+    speed = f"reads {known.level(RAM).read_bytes_per_s / 1e9:.0f} GB/s"
+    found = f"{lazy.how_measured(known)}: {speed}"
+    if lazy.was_disturbed(known):
+        remedy = "Run `moeflow plan --fresh` while nothing else does: what is expected of models is too little"
+        return [Finding("its speed", Verdict.WARN, found, remedy)]
+    return [Finding("its speed", Verdict.OK, f"{found}; `moeflow plan --fresh` measures it again")]
+
+
+def disk(cache_dir: Path) -> Finding:
+    """Say how much room there is where built models go."""
+    existing = next(folder for folder in (cache_dir, *cache_dir.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
+    found = f"{format_bytes(free)} free at {cache_dir}"
+    if not os.access(existing, os.W_OK):
+        return Finding(
+            "disk",
+            Verdict.MISSING,
+            f"{existing} cannot be written",
+            "Choose another folder with --cache-dir or MOEFLOW_CACHE",
+        )
+    if free >= MIN_FREE_DISK:
+        return Finding("disk", Verdict.OK, found)
+    return Finding(
+        "disk", Verdict.WARN, found, f"Free {format_bytes(MIN_FREE_DISK)}, or choose another folder with --cache-dir"
+    )

@@ -1,0 +1,92 @@
+"""`moeflow doctor`: what this machine has, what is missing, and whether a model would run here.
+
+Only looks, and times a GPU for a second if there is one. Of a model it reads headers, and if asked all of its packed
+file; nothing is loaded or built.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import textwrap
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+
+from moeflow.cli.bench.output import PAGE_WIDTH
+from moeflow.cli.doctor.diagnostics import REINSTALL, Finding, Verdict, examine
+from moeflow.cli.doctor.model_check import examine_builtin_model, examine_model, examine_planned_model
+from moeflow.cli.options import engine_options
+
+INDENT = 23  # of what stands beside verdict and topic
+LEAST_WIDTH = 40
+STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.MISSING: "red"}
+
+EPILOG = """\b
+Examples:
+  moeflow doctor
+      this machine, and the built-in model
+  moeflow doctor ~/models/olmoe
+      would this model run here, and with what limits?
+  moeflow doctor ~/models/olmoe --kv-cache 8GiB --max-model-len 32768
+  moeflow doctor ~/models/olmoe --quantize int4 --verify
+      is the packed file undamaged?
+  moeflow doctor --json | jq '.[] | select(.verdict != "ok")'
+
+Every line says ok, warn (works, but slower or with less) or missing (needed). The exit code is 1 if
+something needed is missing or damaged, 0 otherwise. With MODEL, only its headers are read: the answer comes
+in a second even for a model of a hundred gigabytes. --verify reads all of the file that `moeflow pack` made,
+with the options that choose it, and compares it with its checksums: damaged experts, or the tensors that
+have weights in a damaged part, are named."""
+
+
+@click.command(epilog=EPILOG)
+@engine_options
+@click.option("--verify", "verifies", is_flag=True, help="Compare the model's packed file with its checksums.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def doctor(wishes: dict[str, Any], verifies: bool, as_json: bool) -> int:
+    """Say what this machine has, what is missing and what to do.
+
+    With MODEL, a Hugging Face folder or a .gguf file, say also whether it fits and what it will use.
+    """
+    findings = examine(wishes["cache_dir"], wishes["cpu_isa"])
+    try:
+        findings += look_at(wishes, verifies)
+    except ImportError as error:  # torch or one of its like is broken; looking at the rest was worth it
+        findings.append(Finding("model", Verdict.MISSING, f"cannot be looked at: {error}", REINSTALL))
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
+    else:
+        show(findings)
+    return int(any(finding.verdict is Verdict.MISSING for finding in findings))
+
+
+def look_at(wishes: dict[str, Any], verifies: bool) -> list[Finding]:
+    """Look at the model that is named, by the user or by his plan; else at the built-in one."""
+    if wishes["model"] is not None:
+        return examine_model(wishes, verifies=verifies)
+    if wishes["plan_file"] is not None:
+        return examine_planned_model(wishes, verifies=verifies)
+    return examine_builtin_model(wishes, verifies=verifies)
+
+
+def show(findings: list[Finding]) -> None:
+    """Print each finding, and the remedy under those that need one, in lines that fit a terminal."""
+    console = Console(soft_wrap=True, highlight=False)
+    width = min(console.width, PAGE_WIDTH) if console.is_terminal else PAGE_WIDTH
+    for finding in findings:
+        mark = f"[{STYLES[finding.verdict]}]{finding.verdict:<8}[/]"
+        first, *more = wrapped(finding.found, width) or [""]
+        console.print(f"{mark}{finding.topic:<15}{escape(first)}")
+        for line in more:
+            console.print(f"{'':<{INDENT}}{escape(line)}")
+        for line in wrapped(finding.remedy or "", width):
+            console.print(f"{'':<{INDENT}}[bold]{escape(line)}[/]")
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Cut a text into lines that stand beside the topics; a word that is too long, such as a path, stays whole."""
+    size = max(width - INDENT, LEAST_WIDTH)
+    return textwrap.wrap(text, size, break_long_words=False, break_on_hyphens=False)

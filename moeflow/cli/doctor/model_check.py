@@ -1,0 +1,159 @@
+"""Whether a model would run here, as findings: its shape, what it takes, and the limits it would get.
+
+Reads headers only, and asks the engine's own `decide`, so the answer is what `serve` would do. Who wants the file of
+packed weights compared with its checksums waits for all of it to be read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from moeflow.cli import lazy
+from moeflow.cli.doctor.diagnostics import Finding, Verdict
+from moeflow.cli.plan.plan_option import read_plan, settings_of
+from moeflow.cli.progress import progress_bar
+from moeflow.core.engine_config import EngineConfig, MemoryPlan
+from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
+from moeflow.core.model_config import ModelConfig
+from moeflow.core.units import format_bytes
+
+if TYPE_CHECKING:
+    from moeflow.planner.choices.packed_files import Damage
+
+
+_MOST_SHOWN = 10  # damaged parts that are named; others are counted
+
+
+def examine_model(wishes: dict[str, Any], *, verifies: bool = False) -> list[Finding]:
+    """Look at the model that the user named, with the limits that the user wished; read its packed file if wanted."""
+    try:
+        checkpoint = lazy.open_checkpoint(wishes["model"])
+    except CheckpointError as error:
+        return [Finding("model", Verdict.MISSING, str(error))]
+    try:
+        shape = lazy.read_model_config(checkpoint)
+        num_bytes = sum(tensor.num_bytes for tensor in checkpoint.tensors.values())
+    except CheckpointError as error:
+        return [Finding("model", Verdict.MISSING, str(error))]
+    finally:
+        checkpoint.close()
+    found = [Finding("model", Verdict.OK, f"{describe(shape)}, {format_bytes(num_bytes)} on disk")]
+    try:
+        config = lazy.decide(settings_of(wishes))
+    except (CapacityError, CheckpointError, ConfigError) as error:
+        return [*found, Finding("fit", Verdict.MISSING, str(error))]
+    found += limits(config, shape)
+    expected = lazy.what_to_expect(config, wishes["cache_dir"])
+    if expected:
+        found.append(Finding("speed", Verdict.OK, expected))
+    return [*found, *(verify(config) if verifies else [])]
+
+
+def verify(config: EngineConfig) -> list[Finding]:
+    """Compare the packed file that would be used with its checksums, under a progress bar."""
+    file = lazy.used_slab_file(config)
+    if file is None or not file.exists():
+        remedy = "`moeflow pack`, with the same model and format, makes one"
+        return [Finding("packed file", Verdict.WARN, "there is none to verify", remedy)]
+    try:
+        with progress_bar("Verifying") as on_bytes:
+            damaged = lazy.find_damage(config, on_bytes)
+    except (CheckpointError, ConfigError) as error:
+        return [Finding("packed file", Verdict.MISSING, str(error))]
+    if not damaged:
+        return [Finding("packed file", Verdict.OK, f"{file}: all of it is as it was written")]
+    remedy = "Pack the model again (`moeflow pack`, with the same model and format), which makes the file anew"
+    more = "" if len(damaged) <= _MOST_SHOWN else f", of which the first {_MOST_SHOWN} follow"
+    head = Finding("packed file", Verdict.MISSING, f"{file}: {len(damaged)} of its parts are damaged{more}", remedy)
+    return [head, *(Finding("", Verdict.MISSING, describe_damage(part)) for part in damaged[:_MOST_SHOWN])]
+
+
+def describe_damage(damage: Damage) -> str:
+    """Write in a line what is damaged, and whose weights lie there."""
+    names = ", ".join(damage.tensors[:3])
+    more = f" and {len(damage.tensors) - 3} more" if len(damage.tensors) > 3 else ""
+    return f"{damage.part} ({names}{more}): {damage.cause}"
+
+
+def describe(shape: ModelConfig) -> str:
+    """Write a model's shape in a line."""
+    experts = f"{shape.num_experts} experts, {shape.top_k} a token" if shape.num_experts else "dense"
+    total, active = shape.num_parameters / 1e6, shape.num_active_parameters / 1e6
+    return f"{shape.model_type}, {shape.num_layers} layers, {experts}, {total:.0f} M parameters, {active:.0f} M active"
+
+
+def limits(config: EngineConfig, shape: ModelConfig) -> list[Finding]:
+    """Say with which limits the model would run, and why."""
+    scheduler = config.scheduler
+    tokens = scheduler.num_blocks * scheduler.block_size
+    found = [
+        Finding(
+            "fit", Verdict.OK, f"weights in {config.weight_format} on {place(config)}, {config.num_threads} threads"
+        ),
+        Finding("KV cache", Verdict.OK, f"{format_bytes(config.kv_cache_bytes)} in {config.kv_dtype}, {tokens} tokens"),
+        Finding(
+            "requests", Verdict.OK, f"{scheduler.max_running} together, {scheduler.max_model_len} tokens each at most"
+        ),
+    ]
+    if config.cpu_isa and not config.packed_file and config.experts is None:
+        remedy = "`moeflow pack`, with the same model and format, writes them packed; starts then take a moment"
+        found.append(Finding("start", Verdict.OK, "weights are packed at every start", remedy))
+    if config.memory is not None:
+        found += shares(config, config.memory, shape)
+    if scheduler.max_model_len < shape.max_position:
+        remedy = "A larger --kv-cache makes room for longer ones"
+        found.append(Finding("context", Verdict.WARN, f"the model could take {shape.max_position} tokens", remedy))
+    return [*found, *(Finding("because", Verdict.OK, f"{name} = {why}") for name, why in config.reasons)]
+
+
+def place(config: EngineConfig) -> str:
+    """Say where weights are."""
+    if config.offload is None:
+        return config.device
+    device = "an emulated device" if config.offload.cuda is None else config.offload.cuda.name
+    return f"{device}, experts also in main memory"
+
+
+def shares(config: EngineConfig, memory: MemoryPlan, shape: ModelConfig) -> list[Finding]:
+    """Say what a memory limit is used for. What is said of `generate` holds for a server with less for experts."""
+    processes = "both processes" if memory.is_served else "the process; a server takes some 300 MiB more"
+    lines = [
+        (memory.process_bytes, processes),
+        (memory.weight_bytes, "weights that stay there"),
+        (memory.work_bytes, f"work space of a pass of {config.scheduler.max_batch_tokens} tokens, at most"),
+    ]
+    if config.experts is None:
+        lines.append((config.kv_cache_bytes, "keys and values, at most"))
+    else:
+        num_experts = shape.num_experts * (shape.num_layers - len(shape.dense_layers))
+        lines += [
+            (config.kv_cache_bytes, "keys and values, at most; experts have what these two do not need"),
+            (
+                config.experts.num_slots * config.experts.slab_bytes,
+                f"experts: up to {config.experts.num_slots} of {num_experts}, {config.experts.least_slots} at least",
+            ),
+        ]
+    head = Finding("memory limit", Verdict.OK, f"{format_bytes(memory.limit_bytes)}, of which")
+    return [head, *(Finding("", Verdict.OK, f"{format_bytes(size):>10}  {what}") for size, what in lines)]
+
+
+def examine_planned_model(wishes: dict[str, Any], *, verifies: bool = False) -> list[Finding]:
+    """Look at the model that a plan is for."""
+    try:
+        model = read_plan(wishes["plan_file"]).model
+    except ConfigError as error:
+        return [Finding("plan", Verdict.MISSING, str(error))]
+    return examine_model({**wishes, "model": model}, verifies=verifies)
+
+
+def examine_builtin_model(wishes: dict[str, Any], *, verifies: bool = False) -> list[Finding]:
+    """Look at the built-in model, or at what it would be made from."""
+    folder = lazy.builtin_folder(wishes["cache_dir"])
+    if folder.is_dir():
+        found = examine_model({**wishes, "model": str(folder)}, verifies=verifies)
+        return [Finding("built-in model", Verdict.OK, str(folder)), *found]
+    try:
+        source = lazy.builtin_source()
+    except ConfigError as error:
+        return [Finding("built-in model", Verdict.WARN, "neither made nor its source installed", str(error))]
+    return [Finding("built-in model", Verdict.OK, f"not made yet; the first `moeflow serve` makes it from {source}")]

@@ -1,0 +1,1 @@
+"""`moeflow plan` and --plan."""

@@ -1,0 +1,78 @@
+"""What `moeflow plan` is told about the work: lengths of prompts from a file, and hits from recorded routing."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from moeflow.cli import lazy
+from moeflow.core.errors import ConfigError
+from moeflow.core.plan import Workload
+from moeflow.planner.costs.routing_profile import RoutingProfile
+from moeflow.planner.simulator.routing_study import study_trace
+from moeflow.workload.routing_trace import read_routing_trace
+
+BYTES_PER_TOKEN = 4  # of English text, where there is no tokenizer to ask
+
+
+def workload_of(file: Path, model: str, gen_len: int, rate: float) -> tuple[Workload, int]:
+    """Return what a JSONL of prompts asks of a model, and how many requests there are.
+
+    A line is a text, or an object with `prompt`, `messages`, `turns` or a batch request's `body`; `max_tokens` in it
+    counts instead of `gen_len`. Raises: ConfigError if a line is none of these.
+    """
+    tokenizer = lazy.Tokenizer.load(model) if Path(model).exists() and Path(model).suffix != ".json" else None
+    prompts, answers = [], []
+    for number, item in enumerate(_lines(file), 1):
+        body = item.get("body", item) if isinstance(item, dict) else {"prompt": item}
+        text = _text(body)
+        if text is None:
+            raise ConfigError(f"{file}, line {number}: has none of prompt, messages, turns and body")
+        prompts.append(len(tokenizer.encode(text)) if tokenizer else math.ceil(len(text.encode()) / BYTES_PER_TOKEN))
+        wished = body.get("max_tokens", body.get("max_completion_tokens"))
+        answers.append(wished if isinstance(wished, int) and wished > 0 else gen_len)
+    if not prompts:
+        raise ConfigError(f"{file} has no prompts in it")
+    workload = Workload(
+        prompt_len=max(round(sum(prompts) / len(prompts)), 1),
+        gen_len=max(round(sum(answers) / len(answers)), 1),
+        max_prompt_len=max(prompts),
+        rate=rate,
+    )
+    return workload, len(prompts)
+
+
+def routing_of(routing: Path) -> RoutingProfile:
+    """Return how recorded routers behave, replayed over sizes of the expert cache.
+
+    Raises: ConfigError if the file holds no routing.
+    """
+    return study_trace(read_routing_trace(routing))
+
+
+def _lines(file: Path) -> Iterator[Any]:
+    try:
+        with file.open(encoding="utf-8") as stream:
+            for number, line in enumerate(stream, 1):
+                if line.strip():
+                    try:
+                        yield json.loads(line)
+                    except ValueError as error:
+                        raise ConfigError(f"{file}, line {number}: is no JSON ({error})") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: is no UTF-8 text ({error})") from None
+
+
+def _text(body: Any) -> str | None:
+    if not isinstance(body, dict):
+        return None
+    if isinstance(body.get("prompt"), str):
+        return str(body["prompt"])
+    if isinstance(body.get("turns"), list) and body["turns"]:
+        return str(body["turns"][0])
+    if isinstance(body.get("messages"), list):
+        return "\n".join(str(message.get("content")) for message in body["messages"] if isinstance(message, dict))
+    return None

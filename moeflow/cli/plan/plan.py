@@ -1,0 +1,212 @@
+"""`moeflow plan`: how to run a model on a machine, what to expect, and what would help."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from moeflow.cli import lazy
+from moeflow.cli.bench.output import show
+from moeflow.cli.local_model import built_in_model
+from moeflow.cli.options import cache_dir_option, memory_size
+from moeflow.cli.params import NEW_PICTURE
+from moeflow.cli.plan.inputs import routing_of, workload_of
+from moeflow.cli.plan.output import check_json, check_table, plan_tables, policy_table, short_name
+from moeflow.cli.progress import bar, progress_bar, steps
+from moeflow.core.errors import ConfigError, MoeflowError
+from moeflow.core.plan import GOALS, Workload, plan_to_json
+from moeflow.planner.hardware.machine_files import machine_names
+
+if TYPE_CHECKING:
+    from moeflow.planner.planning import Planned
+    from moeflow.planner.settings import Settings
+
+MOST_SEQUENCES = 1 << 15  # that a plan is made for
+
+EPILOG = f"""\b
+Examples:
+  moeflow plan
+      the built-in model on this machine
+  moeflow plan ~/models/olmoe --memory 4GiB
+      with experts that come from disk
+  moeflow plan ~/models/olmoe --memory 4GiB --served
+      the same for `serve` and `batch`, which have two processes
+  moeflow plan ~/models/olmoe --goal latency --rate 2
+      two requests a second
+  moeflow plan mixtral-8x7b --machine t4 --prompt-len 418 --gen-len 128
+  moeflow plan config.json --machine l4 --prompts questions.jsonl \\
+      --roofline roofs.png --policy-map map.png
+  moeflow plan ~/models/olmoe --json > plan.json
+      for programs, and for --plan
+  moeflow plan ~/models/olmoe --check
+      and run it: predicted beside measured
+
+This machine is measured first, in some twenty seconds, while nothing else should run; again with --fresh, or if a
+glance before a later plan shows that it became slower or faster.
+Machines that are shipped: {", ".join(machine_names())}; others are described in a file like these.
+Only headers of a model are read: the answer does not depend on its size."""
+
+
+@click.command(epilog=EPILOG, context_settings={"show_default": True})
+@click.argument("model", required=False)
+@click.option("--machine", metavar="NAME|FILE", help="Plan for another machine.", show_default="this one")
+@click.option("--fresh", is_flag=True, help="Measure this machine again.")
+@click.option("--goal", type=click.Choice(GOALS), default="throughput", help="What to make best.")
+@click.option("--prompt-len", type=click.IntRange(1), default=256, help="Tokens of a prompt, on average.")
+@click.option("--gen-len", type=click.IntRange(1), default=128, help="Tokens of an answer, on average.")
+@click.option(
+    "--prompts",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Take lengths from a JSONL of prompts.",
+)
+@click.option("--rate", type=click.FloatRange(0), default=0.0, help="Requests a second; 0: all are there at once.")
+@click.option(
+    "--batch-size", type=click.IntRange(1, MOST_SEQUENCES), help="Sequences that decode together.", show_default="best"
+)
+@click.option(
+    "--memory", "memory_bytes", metavar="SIZE", callback=memory_size, help="RAM for everything, such as 4GiB."
+)
+@click.option(
+    "--served", "is_served", is_flag=True, help="For `serve` and `batch`: --memory covers their second process, too."
+)
+@click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", help="Weights' format.")
+@click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Round the weights.")
+@click.option(
+    "--kv-dtype", type=click.Choice(["auto", "float32", "bfloat16", "int8"]), default="auto", help="Keys and values."
+)
+@click.option("--threads", "num_threads", type=click.IntRange(1), help="CPU threads.", show_default="all cores")
+@click.option(
+    "--routing",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="What --record-routing wrote: how often experts on disk are needed.",
+    show_default="what `moeflow pack` has learnt",
+)
+@click.option("--check", is_flag=True, help="Run the model as planned, too: predicted beside measured.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON; with --check, what came of it.")
+@click.option(
+    "--roofline",
+    type=NEW_PICTURE,
+    help="Draw attention and experts under their roofs into this PNG.",
+)
+@click.option(
+    "--policy-map",
+    type=NEW_PICTURE,
+    help="Draw how the policy changes with the machine into this PNG.",
+)
+@cache_dir_option
+def plan(
+    model: str | None,
+    machine: str | None,
+    fresh: bool,
+    prompts: Path | None,
+    prompt_len: int,
+    gen_len: int,
+    rate: float,
+    routing: Path | None,
+    check: bool,
+    as_json: bool,
+    roofline: Path | None,
+    policy_map: Path | None,
+    goal: str,
+    batch_size: int | None,
+    **wishes: Any,
+) -> None:
+    """Decide how to run a model here or on another machine, and say what to expect.
+
+    MODEL is a Hugging Face folder, a .gguf file, a bare config.json, or one of the shapes that are shipped
+    (mixtral-8x7b, mixtral-8x22b, dbrx); without it, the built-in model.
+    """
+    if roofline is not None or policy_map is not None:
+        require_matplotlib()
+    if check and machine is not None:
+        raise ConfigError("--check runs the model on this machine; leave --machine away")
+    name = model or str(built_in_model(wishes["cache_dir"]))
+    workload, num_requests = (
+        Workload(prompt_len=prompt_len, gen_len=gen_len, max_prompt_len=prompt_len, rate=rate),
+        None,
+    )
+    if prompts is not None:
+        workload, num_requests = workload_of(prompts, name, gen_len, rate)
+    wish = lazy.PlanWish(
+        settings=lazy.Settings(model=name, **wishes),
+        workload=workload,
+        goal=goal,
+        machine=machine,
+        is_fresh=fresh,
+        num_sequences=batch_size,
+        num_requests=num_requests,
+        routing=None if routing is None else routing_of(routing),
+    )
+    if fresh and machine is not None:
+        raise ConfigError("--fresh measures this machine; leave --machine away")
+    with steps("Planning") as say:
+        planned = lazy.plan_for(wish, say)
+    if check and routing is None and has_to_learn(planned):
+        learn(planned, wishes["cache_dir"])
+        with steps("Planning") as say:
+            planned = lazy.plan_for(dataclasses.replace(wish, is_fresh=False), say)
+    made = planned.plan
+    if check:
+        checked(planned, wishes["cache_dir"], as_json=as_json)
+    elif as_json:
+        click.echo(plan_to_json(made), nl=False)
+    else:
+        for table in plan_tables(made):
+            show(table)
+    title = f"{short_name(made.model)} on {made.machine}"
+    if roofline is not None:
+        lazy.plot_rooflines(lazy.roofline_figures(planned.model, made.policy), title, roofline)
+    if policy_map is not None:
+        with bar(lazy.num_map_points(planned.model)) as shown:
+            lazy.plot_policy_map(lazy.policy_map(planned.model, planned.aim, shown.advance), title, policy_map)
+
+
+def has_to_learn(planned: Planned) -> bool:
+    """Say whether speeds depend on routers of which nothing is known yet."""
+    return planned.plan.policy.experts_on_disk > 0 and not planned.model.routing.decode
+
+
+def learn(planned: Planned, cache_dir: Path) -> None:
+    """Learn how the planned model's routers choose, so that predictions know it."""
+    with progress_bar("Learning its routing") as on_done:
+        try:
+            lazy.ensure_profile(settings_to_check(planned, cache_dir), on_done)
+        except (MoeflowError, OSError) as error:  # no tokenizer, say
+            click.echo(f"How its routers choose could not be learnt, and is taken to be even: {error}", err=True)
+
+
+def settings_to_check(planned: Planned, cache_dir: Path) -> Settings:
+    """Return the settings that carry out a plan in this process."""
+    settings = lazy.settings_from_plan(planned.plan, lazy.Settings(cache_dir=cache_dir, prefix_caching=False))
+    if settings.memory_bytes is not None:  # this process holds the planner, too: keys and values take what it leaves
+        settings = dataclasses.replace(settings, kv_cache_bytes=None)
+    return settings
+
+
+def checked(planned: Planned, cache_dir: Path, *, as_json: bool) -> None:
+    """Run what was planned and print it beside what was predicted."""
+    run = lazy.PlanCheck(planned, settings_to_check(planned, cache_dir))
+    with progress_bar("Loading") as on_progress:
+        run.load(on_progress)
+    try:
+        with bar(run.num_steps) as shown:
+            run.run(shown.say, shown.advance)
+        rows = run.rows()
+    finally:
+        run.close()
+    if as_json:
+        click.echo(check_json(planned.plan, rows))
+    else:
+        show(policy_table(planned.plan))
+        show(check_table(rows))
+
+
+def require_matplotlib() -> None:
+    """Raises: ClickException if there is none, before anything is planned in vain."""
+    try:
+        _ = lazy.plot_rooflines
+    except ImportError as error:
+        raise click.ClickException(f"pictures need matplotlib ({error}): pip install 'moeflow[bench]'") from error

@@ -1,0 +1,1 @@
+"""`moeflow simulate`, one file a prediction."""

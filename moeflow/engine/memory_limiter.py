@@ -1,0 +1,74 @@
+"""Keeps an engine whose experts come from disk within its memory limit: before each pass it says what that will touch.
+
+Slots for experts give way to keys, values and a pass's work space, and come back when those need less. What kernels
+keep of their work space is measured already, and the next pass works there again: only the rest of it is fresh.
+"""
+
+from __future__ import annotations
+
+from moeflow.core.batch import Batch
+from moeflow.core.engine_config import ExpertSlotsConfig, MemoryPlan, SchedulerConfig
+from moeflow.core.model_config import ModelConfig
+from moeflow.engine.sampler import PROMPT_CHUNK
+from moeflow.experts.budget import MemoryBudget
+from moeflow.experts.elastic_slots import ElasticSlots
+from moeflow.experts.slot_arena import arena_bytes
+from moeflow.kernels.cpu import extension
+from moeflow.kv.block_tables import BlockTables
+from moeflow.kv.storage import KVStorage
+from moeflow.planner.costs.process_memory import margin_bytes, own_processes, resident_bytes
+from moeflow.planner.costs.work_space import kept_bytes, work_bytes
+
+
+class MemoryKeeper:
+    """Makes room before passes, gives memory back after them."""
+
+    def __init__(
+        self,
+        plan: MemoryPlan,
+        shape: ModelConfig,
+        scheduler: SchedulerConfig,
+        experts: ExpertSlotsConfig,
+        slots: ElasticSlots,
+        kv: KVStorage,
+    ) -> None:
+        """Take what was planned, and what can be made more or less."""
+        processes = own_processes(is_served=plan.is_served)
+        self._limit_bytes = plan.limit_bytes - margin_bytes(is_served=plan.is_served)
+        self._least_bytes = arena_bytes(experts.least_slots, experts.slab_bytes) + plan.work_bytes
+        self._budget = MemoryBudget(
+            self._limit_bytes, slots, lambda: resident_bytes(processes), least_slots=experts.least_slots
+        )
+        self._shape = shape
+        self._most_tokens = scheduler.max_batch_tokens
+        self._kv = kv
+        self._block_size = scheduler.block_size
+        self._least_blocks = -(-scheduler.max_model_len // scheduler.block_size)
+
+    def make_room(self, batch: Batch) -> None:
+        """Have no more slots than leave room for a pass. Raises: CapacityError if that cannot be had."""
+        size = self._block_size
+        written = {block for entry in batch.entries for block in entry.block_ids[entry.start // size :]}
+        fresh = self._kv.untouched(written)
+        wants_prompt = any(entry.request.sampling.prompt_logprobs is not None for entry in batch.entries)
+        num_sampled = max(sum(entry.samples for entry in batch.entries), PROMPT_CHUNK if wants_prompt else 0)
+        work = work_bytes(self._shape, num_tokens=batch.num_tokens, num_sampled=num_sampled)
+        work -= self._kept_bytes(batch.num_tokens)
+        fresh_bytes = len(fresh) * self._kv.block_bytes
+        self._budget.make_room(fresh_bytes + work)
+        self._kv.touch(fresh)
+        self._budget.other_bytes += fresh_bytes  # as good as held: `settle` must not give them out again
+
+    def settle(self, blocks: BlockTables) -> None:
+        """Give back what no request needs, and let requests use as many blocks as there is memory for."""
+        given = blocks.give_back()
+        self._budget.other_bytes -= len(given) * self._kv.block_bytes
+        self._kv.give_back(given)
+        left_bytes = self._limit_bytes - self._budget.other_bytes - self._least_bytes
+        left_bytes += self._kept_bytes(self._most_tokens)
+        most = self._kv.num_touched + left_bytes // self._kv.block_bytes
+        blocks.limit = min(max(most, self._least_blocks), blocks.num_blocks)
+
+    def _kept_bytes(self, num_tokens: int) -> int:
+        """Return how much of such a pass's work space is held already, whether or not a pass runs."""
+        return min(extension.kept_bytes(), kept_bytes(self._shape, num_tokens=num_tokens))

@@ -1,0 +1,138 @@
+"""How many of the layers' experts the host computes in a pass, so that link and host are done at the same time.
+
+An expert that the host computes need not be streamed. What that is worth is measured while passes run: the link's bytes
+a second, the host's seconds for attention and for experts. Results do not depend on the share, so a wrong guess costs
+time only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Final
+
+from moeflow.planner.costs.model_costs import ModelCosts
+
+WORTH_IT: Final = 0.97  # of what the pass would take otherwise
+
+
+@dataclass(slots=True)
+class _Rate:
+    """Seconds a unit, in the latest pass that had any."""
+
+    seconds_per_unit: float | None = None
+    _units: float = 0.0
+    _seconds: float = 0.0
+
+    def add(self, units: float, seconds: float) -> None:
+        self._units += units
+        self._seconds += seconds
+
+    def end_pass(self) -> None:
+        if self._units:
+            self.seconds_per_unit = self._seconds / self._units
+        self._units = self._seconds = 0.0
+
+
+class HostShare:
+    """Measures, and chooses for each pass; lanes time what they do from their own threads, one kind of work each."""
+
+    def __init__(
+        self, costs: ModelCosts, has_experts: Sequence[bool], num_streamed: int, fixed: int | None = None
+    ) -> None:
+        """Choose among the first `num_streamed` experts of layers that have any; `fixed` says how many it is to be."""
+        self.borders = [0] * len(has_experts)  # of each layer: the host has the experts below
+        self._costs = costs
+        self._has_experts = list(has_experts)
+        self._num_streamed = num_streamed
+        self._fixed = fixed
+        self._link, self._attention = _Rate(), _Rate()  # a byte; a position whose keys and values are read
+        self._experts: dict[int, _Rate] = {}  # a token and expert, by the size of the pass: small ones reuse less
+        self._size = 0
+
+    @property
+    def num_hosted(self) -> int:
+        """How many experts the host has, of all layers together."""
+        return sum(self.borders)
+
+    def begin_pass(self, num_tokens: int, num_read: float) -> None:
+        """Choose for a pass of so many tokens that attend to so many positions, in each layer."""
+        for rate in (self._link, self._attention, *self._experts.values()):
+            rate.end_pass()
+        self._size = num_tokens.bit_length()
+        if self._fixed is None:
+            self._share_out(self._best(num_tokens, num_read))
+        else:
+            self._share_out(min(self._fixed, self._num_streamed) * sum(self._has_experts))
+
+    def uploaded(self, num_bytes: float, seconds: float) -> None:
+        """Hear of a transfer of weights."""
+        self._link.add(num_bytes, seconds)
+
+    def attended(self, num_read: float, seconds: float) -> None:
+        """Hear of attention on the host, to so many positions."""
+        self._attention.add(num_read, seconds)
+
+    def computed(self, num_hosted: float, num_tokens: float, seconds: float) -> None:
+        """Hear of so many of a layer's experts on the host, for a micro-batch."""
+        self._experts.setdefault(self._size, _Rate()).add(num_tokens * num_hosted, seconds)
+
+    @contextmanager
+    def attending(self, num_read: int) -> Iterator[None]:
+        """Time a layer's attention on the host."""
+        start = perf_counter()
+        yield
+        self.attended(num_read, perf_counter() - start)
+
+    @contextmanager
+    def computing(self, layer: int, num_tokens: int) -> Iterator[None]:
+        """Time a layer's experts on the host, for a micro-batch."""
+        start = perf_counter()
+        yield
+        self.computed(self.borders[layer], num_tokens, perf_counter() - start)
+
+    def _share_out(self, num_hosted: int) -> None:
+        """Have each layer take its share of so many experts, as evenly as it goes."""
+        num_layers, before = sum(self._has_experts), 0
+        for layer, has_experts in enumerate(self._has_experts):
+            if has_experts:
+                self.borders[layer] = (before + 1) * num_hosted // num_layers - before * num_hosted // num_layers
+                before += 1
+
+    def _best(self, num_tokens: int, num_read: float) -> int:
+        """Return how many experts of all layers: where what the host takes meets what the link takes."""
+        most, num_layers = self._num_streamed * sum(self._has_experts), sum(self._has_experts)
+        if not most or not self._link.seconds_per_unit:
+            return 0
+        expert_s = self._expert_s
+        if expert_s is None:
+            return num_layers  # one each, to see how fast the host is
+        attention_s = (self._attention.seconds_per_unit or 0.0) * num_read * len(self.borders)
+
+        def host_s(num_hosted: int) -> float:
+            return attention_s + expert_s * num_tokens * num_hosted
+
+        def seconds(num_hosted: int) -> float:
+            return max(self._link_s(num_tokens, num_hosted), host_s(num_hosted))
+
+        meeting = bisect_left(range(most), True, key=lambda some: host_s(some) >= self._link_s(num_tokens, some))
+        best = min((0, max(meeting - 1, 0), meeting), key=seconds)
+        return self.num_hosted if seconds(self.num_hosted) * WORTH_IT <= seconds(best) else best
+
+    def _link_s(self, num_tokens: int, num_hosted: int) -> float:
+        """Return how long the link brings weights, what was attended, and the host's sums."""
+        costs, shape, num_layers = self._costs, self._costs.shape, sum(self._has_experts)
+        attended = shape.num_heads * shape.head_dim * costs.formats.activation_bytes * len(self.borders)
+        with_sums = 1 - (1 - num_hosted / num_layers / shape.num_experts) ** shape.top_k  # of tokens
+        small = num_tokens * (attended + 4 * shape.hidden_size * with_sums * num_layers)
+        weights = (self._num_streamed * num_layers - num_hosted) * costs.expert_bytes
+        return (weights + small) * (self._link.seconds_per_unit or 0.0)
+
+    @property
+    def _expert_s(self) -> float | None:
+        """Return what a token and expert takes in passes of about this size."""
+        known = {size: rate.seconds_per_unit for size, rate in self._experts.items() if rate.seconds_per_unit}
+        return known[min(known, key=lambda size: abs(size - self._size))] if known else None

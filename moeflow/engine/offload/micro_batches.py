@@ -1,0 +1,124 @@
+"""A pass cut into micro-batches: which sequences' tokens go through a layer's stages together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from moeflow.kernels.attention_metadata import AttentionMetadata, Span
+from moeflow.models.layers.context import ForwardContext
+from moeflow.models.layers.rotary import RotaryEmbedding, RotaryTable
+from moeflow.models.layers.shared_experts import Routed
+from moeflow.pipeline.devices.offloaded_kv import window_numbers
+from moeflow.scheduler.offline_batching import form_micro_batches
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where tokens are in their sequences, and keys and values in their blocks, as one side has it in its memory."""
+
+    rotary: RotaryTable
+    attention: AttentionMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The host or the device: what it takes to tell it where tokens are."""
+
+    device: torch.device
+    rotary: RotaryEmbedding
+    dtype: torch.dtype  # in which it rotates
+
+    def places(self, positions: Tensor, spans: Sequence[Span], block_size: int) -> Places:
+        """Return the places of some sequences' tokens. Shapes: positions [T] int64."""
+        rotary = self.rotary(positions.to(self.device), self.dtype)
+        return Places(rotary, self.attention(spans, [span.block_ids for span in spans], block_size))
+
+    def attention(self, spans: Sequence[Span], blocks: Sequence[Sequence[int]], block_size: int) -> AttentionMetadata:
+        """Return metadata of the same sequences with other blocks."""
+        return AttentionMetadata.build(
+            starts=[span.start for span in spans],
+            num_tokens=[span.num_tokens for span in spans],
+            block_ids=blocks,
+            block_size=block_size,
+            device=self.device,
+        )
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """Some sequences of a pass, and what their tokens have become at the layer that they are at."""
+
+    number: int  # in the pass
+    rows: Tensor  # [T] int64, its tokens' places in the pass
+    token_ids: Tensor  # [T] int64, on the device
+    on_host: Places  # over the blocks as the scheduler numbers them
+    on_device: Places  # likewise
+    in_window: Places  # on the device, over the blocks of a window
+    copied_blocks: Tensor  # [n] int64: those that a window gets
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # "hidden", "attended", ...
+    routed: Routed | None = None  # on the device, in a pass in which the host has a share of the experts
+    num_hosted_pairs: int = 0  # tokens and experts that the host computes at this layer
+    unsaved_qkv: dict[int, Tensor] = field(default_factory=dict)  # by layer: the host has yet to get K and V of them
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all its sequences."""
+        return len(self.token_ids)
+
+    @property
+    def num_read(self) -> int:
+        """Positions whose keys and values attention reads."""
+        return sum(span.stop for span in self.on_host.attention.spans)
+
+    @property
+    def num_seen(self) -> int:
+        """Positions that queries look at, over all of them."""
+        return sum(span.num_tokens * (span.start + span.stop + 1) // 2 for span in self.on_host.attention.spans)
+
+
+def cut_pass(
+    token_ids: Tensor, context: ForwardContext, host: Side, device: Side, *, max_tokens: int
+) -> list[MicroBatch]:
+    """Cut a pass into balanced micro-batches of at most `max_tokens`, unless one sequence brings more.
+
+    Shapes: token_ids [T] int64, on the host as the context is.
+    """
+    micro_batches, block_size = [], context.attention.block_size
+    for number, spans in enumerate(group(context.attention.spans, max_tokens)):
+        rows = torch.cat([torch.arange(span.first_token, span.first_token + span.num_tokens) for span in spans])
+        on_host = host.places(context.positions[rows], spans, block_size)
+        on_device = on_host if device is host else device.places(context.positions[rows], spans, block_size)
+        blocks = [span.block_ids for span in spans]
+        copied, numbers = window_numbers([span.start for span in spans], blocks, block_size)
+        micro_batches.append(
+            MicroBatch(
+                number=number,
+                rows=rows,
+                token_ids=token_ids[rows].to(device.device),
+                on_host=on_host,
+                on_device=on_device,
+                in_window=Places(on_device.rotary, device.attention(spans, numbers, block_size)),
+                copied_blocks=torch.tensor(copied, dtype=torch.int64),
+            )
+        )
+    return micro_batches
+
+
+def group(spans: Sequence[Span], max_tokens: int) -> list[list[Span]]:
+    """Share out sequences: each micro-batch gets about as many tokens as any other, a long sequence one of its own."""
+    counts = [span.num_tokens for span in spans]
+    short = [count for count in counts if count < max_tokens]
+    groups, waiting = form_micro_batches(
+        spans,
+        lambda span: span.num_tokens,
+        num_micro_batches=len(counts) - len(short) + -(-sum(short) // max_tokens),
+        max_requests=len(spans) + 1,
+        gen_len=0,
+        cache_size=sum(counts),
+    )
+    assert not waiting
+    return groups

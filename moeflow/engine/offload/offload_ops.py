@@ -1,0 +1,223 @@
+"""The ops of offloading pipelines on a real model: each does for one layer and one micro-batch what its name says.
+
+The device computes projections and experts; attention runs on the host, over keys and values that stay there, or on the
+device. Nothing here knows in which order ops run; that is the pipeline's, and what is used before it is there raises.
+Source: MoE-Lightning 4.1, algorithm 1 and figure 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+
+import torch
+
+from moeflow.engine.offload.host_split import HostShare
+from moeflow.engine.offload.micro_batches import MicroBatch
+from moeflow.engine.offload.shared_expert_ops import SharedExpertOps
+from moeflow.kernels.embedding import embedding
+from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.decoder_layer import DecoderLayer
+from moeflow.pipeline.devices.offload_device import OffloadDevice
+from moeflow.pipeline.devices.offloaded_kv import OffloadedKV
+from moeflow.pipeline.devices.paged_weights import PagedWeights
+from moeflow.pipeline.runtime.executor import Cost, Op
+from moeflow.pipeline.task import Task
+from moeflow.planner.costs.model_costs import ModelCosts, Work
+
+
+class OffloadOps:
+    """The ops over one model's weights, keys and values; the micro-batches are those of the pass."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        halves: Sequence[Sequence[DecoderLayer]],
+        weights: PagedWeights,
+        kv: OffloadedKV,
+        device: OffloadDevice,
+        costs: ModelCosts,
+        share: HostShare,
+    ) -> None:
+        """`halves[i]` are layer i with its experts in the one half of the weight buffer, and in the other."""
+        self.micro_batches: Sequence[MicroBatch] = ()
+        self._model = model
+        self._on_host = [layer.self_attn.on_host() for layer in model.layers]
+        self._halves = halves
+        self._weights = weights
+        self._kv = kv
+        self._device = device
+        self._costs = costs
+        self._share = share
+        self._sharing = SharedExpertOps(
+            model, self._on_device, self._post_attention, self._end_layer, device, costs, share
+        )
+        self._num_ended = [0] * len(model.layers)  # micro-batches that are through with a layer
+
+    def begin_pass(self, micro_batches: Sequence[MicroBatch]) -> None:
+        """Work on these from now on."""
+        self.micro_batches = micro_batches
+        self._num_ended = [0] * len(self._model.layers)
+
+    def by_name(self) -> Mapping[str, Op]:
+        """Return all ops."""
+        ops: dict[str, Callable[[int, MicroBatch], Cost]] = {
+            "pre_attention": self._pre_attention,
+            "offload_qkv": self._offload_qkv,
+            "cpu_attention": self._cpu_attention,
+            "load_hidden": self._load_hidden,
+            "post_attention": self._post_attention,
+            "load_kv": self._load_kv,
+            "device_attention": self._device_attention,
+            "store_kv": self._store_kv,
+            "attention": self._attention,
+            **self._sharing.by_name(),
+        }
+        return {
+            "weights_to_pinned": self._ordered(self._weights_to_pinned),
+            "weights_to_device": self._ordered(self._weights_to_device),
+            "load_weights": self._ordered(self._load_weights),
+            **{name: self._ordered(self._on_micro_batch(op)) for name, op in ops.items()},
+        }
+
+    # Weights:
+
+    def _weights_to_pinned(self, task: Task) -> Cost:
+        return Cost(self._weights.stage(_layer(task), task.micro_batch))
+
+    def _weights_to_device(self, task: Task) -> Cost:
+        start = perf_counter()
+        num_bytes = self._weights.load(_layer(task), task.micro_batch)
+        self._share.uploaded(num_bytes, perf_counter() - start)
+        return Cost(num_bytes)
+
+    def _load_weights(self, task: Task) -> Cost:
+        self._weights.stage(_layer(task))
+        return Cost(self._weights.load(_layer(task)))
+
+    # On the device:
+
+    def _pre_attention(self, layer: int, micro_batch: MicroBatch) -> Cost:
+        work = self._costs.pre_attention(micro_batch.num_tokens)
+        with self._device.computing(*_totals(work)):
+            tensors = micro_batch.tensors
+            if layer == 0:
+                tensors["hidden"] = embedding(micro_batch.token_ids, self._model.embed_tokens)
+            tensors["qkv"] = self._model.layers[layer].pre_attention(tensors["hidden"])
+            if self._kv.has_windows and not self._kv.is_resident(layer):
+                micro_batch.unsaved_qkv[layer] = tensors["qkv"].clone()  # attention uses it up
+        return Cost(*_totals(work))
+
+    def _post_attention(self, layer: int, micro_batch: MicroBatch) -> Cost:
+        num_tokens, costs, is_moe = micro_batch.num_tokens, self._costs, layer not in self._model.config.dense_layers
+        works = [costs.output_projection(num_tokens)]
+        if self._model.config.num_experts and is_moe:
+            works += [costs.router(num_tokens), costs.experts(num_tokens)]
+        else:
+            works.append(costs.dense(num_tokens))
+        with self._device.computing(*_totals(*works)):
+            tensors = micro_batch.tensors
+            tensors["hidden"] = self._on_device(layer).post_attention(tensors["hidden"], tensors["attended"])
+            self._end_layer(layer, micro_batch)
+        return Cost(*_totals(*works))
+
+    def _on_device(self, layer: int) -> DecoderLayer:
+        """Return a layer whose streamed weights are on the device. Raises: RuntimeError if they are not."""
+        return self._halves[layer][self._weights.half_of(layer)]
+
+    def _end_layer(self, layer: int, micro_batch: MicroBatch) -> None:
+        """Note that a micro-batch is through; after the last one the layer's weights may be overwritten."""
+        if layer == len(self._halves) - 1:
+            micro_batch.tensors["hidden"] = self._model.norm(micro_batch.tensors["hidden"])
+        self._num_ended[layer] += 1
+        if self._num_ended[layer] == len(self.micro_batches):
+            self._weights.release(layer)
+
+    def _device_attention(self, layer: int, micro_batch: MicroBatch) -> Cost:
+        work = self._attention_work(micro_batch)
+        if self._kv.is_resident(layer):
+            blocks, places = self._kv.layer(layer), micro_batch.on_device
+        else:
+            blocks, places = self._kv.window(layer, micro_batch.number), micro_batch.in_window
+        with self._device.computing(*_totals(work)):
+            qkv = micro_batch.tensors.pop("qkv")
+            attention = self._model.layers[layer].self_attn
+            micro_batch.tensors["attended"] = attention.attend_over(blocks, qkv, places.rotary, places.attention)
+        return Cost(*_totals(work))
+
+    # On the host:
+
+    def _cpu_attention(self, layer: int, micro_batch: MicroBatch) -> Cost:
+        work = self._attention_work(micro_batch)
+        with self._share.attending(micro_batch.num_read), self._device.computing_on_host(*_totals(work)):
+            qkv, places = micro_batch.tensors.pop("host_qkv"), micro_batch.on_host
+            attended = self._on_host[layer].attend_over(
+                self._kv.layer(layer), qkv.float(), places.rotary, places.attention
+            )
+            micro_batch.tensors["host_attended"] = attended.to(qkv.dtype)
+        return Cost(*_totals(work))
+
+    # Between them:
+
+    def _offload_qkv(self, layer: int, micro_batch: MicroBatch) -> Cost:
+        qkv = micro_batch.tensors.pop("qkv")
+        micro_batch.tensors["host_qkv"] = self._device.to_host(qkv)
+        return Cost(qkv.nbytes)
+
+    def _load_hidden(self, layer: int, micro_batch: MicroBatch) -> Cost:
+        """Copy to the device. What was copied for the layer before has been computed with: QKV came of that."""
+        attended = micro_batch.tensors.pop("host_attended")
+        micro_batch.tensors["attended"] = self._device.to_device(attended)
+        return Cost(attended.nbytes)
+
+    def _load_kv(self, layer: int, micro_batch: MicroBatch) -> Cost:
+        if self._kv.is_resident(layer):
+            return Cost()
+        return Cost(self._kv.load(layer, micro_batch.number, micro_batch.copied_blocks))
+
+    def _store_kv(self, layer: int, micro_batch: MicroBatch) -> Cost:
+        """Bring new keys and values to the host as they are projected; there they are rotated once more, and kept."""
+        if self._kv.is_resident(layer):
+            return Cost()
+        qkv, places, attention = micro_batch.unsaved_qkv.pop(layer), micro_batch.on_host, self._on_host[layer]
+        first = attention.heads.num_heads * attention.heads.head_dim
+        new = self._device.to_host(qkv[:, first:])
+        on_host = torch.zeros(qkv.shape)
+        on_host[:, first:] = new
+        attention.store(self._kv.layer(layer), on_host, places.rotary, places.attention)
+        return Cost(new.nbytes)
+
+    # For the plain twin:
+
+    def _attention(self, layer: int, micro_batch: MicroBatch) -> Cost:
+        self._offload_qkv(layer, micro_batch)
+        cost = self._cpu_attention(layer, micro_batch)
+        self._load_hidden(layer, micro_batch)
+        return cost
+
+    def _on_micro_batch(self, op: Callable[[int, MicroBatch], Cost]) -> Op:
+        def run(task: Task) -> Cost:
+            assert task.micro_batch is not None
+            with torch.inference_mode():  # which holds for a thread
+                return op(_layer(task), self.micro_batches[task.micro_batch])
+
+        return run
+
+    def _ordered(self, op: Op) -> Op:
+        def run(task: Task) -> Cost | None:
+            with self._device.ordered(task.id, task.after):
+                return op(task)
+
+        return run
+
+    def _attention_work(self, micro_batch: MicroBatch) -> Work:
+        return self._costs.attention(micro_batch.num_tokens, micro_batch.num_seen, micro_batch.num_read)
+
+
+def _layer(task: Task) -> int:
+    assert task.layer is not None
+    return task.layer
+
+
+def _totals(*works: Work) -> tuple[int, int]:
+    return int(sum(work.num_bytes for work in works)), int(sum(work.num_flops for work in works))

@@ -1,0 +1,220 @@
+"""A model that is larger than its device, in the place of a `CausalLM`: its passes go through a pipeline.
+
+Experts are streamed, as far as they do not stay on the device; all other weights stay there. What the device computes
+is the model's own layers: packed, then the results are those of its plain forward pass to the bit, or torch tensors on
+whatever torch device it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import chain
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from moeflow.core.engine_config import EngineConfig
+from moeflow.core.offload_config import OffloadConfig
+from moeflow.engine.offload.host_split import HostShare
+from moeflow.engine.offload.micro_batches import Side, cut_pass
+from moeflow.engine.offload.offload_ops import OffloadOps
+from moeflow.models.layers.context import ForwardContext
+from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.decoder_layer import DecoderLayer
+from moeflow.models.layers.placement import Destination
+from moeflow.models.layers.rotary import RotaryEmbedding
+from moeflow.pipeline.devices.cuda_device import CudaDevice
+from moeflow.pipeline.devices.emulated_device import EmulatedDevice
+from moeflow.pipeline.devices.offloaded_kv import KVShape, OffloadedKV
+from moeflow.pipeline.devices.paged_weights import PagedWeights
+from moeflow.pipeline.offloading import DEVICE_TO_HOST, HOST, HOST_TO_DEVICE, HOST_TO_PINNED
+from moeflow.pipeline.runtime.executor import Executor
+from moeflow.pipeline.runtime.lane import Lane
+from moeflow.pipeline.runtime.trace import Trace
+from moeflow.planner.choices.offload_plan import OFFLOADING, SEQUENTIAL, costs_of
+
+LANES: Final = (HOST, HOST_TO_DEVICE, DEVICE_TO_HOST, HOST_TO_PINNED)  # beside the one that computes
+
+
+class OffloadedModel:
+    """A loaded model, its device, and the threads that keep both busy."""
+
+    def __init__(self, model: CausalLM, config: EngineConfig, trace: Trace | None = None) -> None:
+        """Take a model whose experts are in main memory and whose other weights are on the device.
+
+        Raises: CapacityError if the device lacks room.
+        """
+        assert config.offload is not None
+        self.config = model.config
+        self._model = model
+        self._config = config.offload
+        self._pipeline = OFFLOADING[config.offload.pipeline]
+        self.device = make_device(config.offload)
+        costs = costs_of(model.config, config)
+        self.device.memory.take(_bytes_outside_experts(model), "weights outside of experts")
+        self.device.memory.take(int(costs.activation_bytes(config.scheduler.max_batch_tokens)), "activations")
+        self._kv = self._place_kv(config)
+        self._host, self._side = _sides(model, self.device.torch_device)
+        self._resident, streamed = self._split_experts()
+        self._weights = PagedWeights(streamed, self.device)
+        has_experts = [bool(size) for size in self._sharable_bytes]
+        self._share = HostShare(costs, has_experts, self._num_sharable, config.offload.num_hosted_experts)
+        self._ops = OffloadOps(model, self._make_halves(), self._weights, self._kv, self.device, costs, self._share)
+        self._costs = costs
+        self._is_warm = False
+        self._lanes = {name: Lane(name, trace=trace) for name in LANES}
+        self._executor = Executor(self._ops.by_name(), self._lanes, trace=trace)
+
+    def __call__(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
+        """Do as `CausalLM` does: return the hidden states after the final norm; writes K and V of every token.
+
+        Shapes: token_ids [T] int64 -> [T, H]. Raises: what an op raises; the next pass begins anew.
+        """
+        max_tokens = self._config.micro_batch_tokens
+        with self.device.computing(0, 0):
+            micro_batches = cut_pass(token_ids, context, self._host, self._side, max_tokens=max_tokens)
+        self.device.synchronize()
+        self._share.begin_pass(len(token_ids), sum(each.num_read for each in micro_batches))
+        skipped = [border * size for border, size in zip(self._share.borders, self._sharable_bytes, strict=True)]
+        is_kept = self._weights.begin_pass(len(micro_batches) if self._pipeline.is_paged else 1, skipped)
+        self._kv.begin_pass(context.kv)
+        self._ops.begin_pass(micro_batches)
+        was_warm, self._is_warm = self._is_warm and is_kept, False
+        wraps = self.config.num_layers > 1
+        make_tasks = self._pipeline.make_sharing_tasks if self._share.num_hosted else self._pipeline.make_tasks
+        assert make_tasks is not None, "experts are shared in pipelines only that may"
+        try:
+            self._executor.run(make_tasks(self.config.num_layers, len(micro_batches), is_warm=was_warm, wraps=wraps))
+        except BaseException:
+            self.device.synchronize()
+            self._weights.forget()
+            raise
+        self._is_warm = wraps and self._pipeline is not SEQUENTIAL
+        with self.device.computing(0, 0):
+            hidden = torch.cat([micro_batch.tensors["hidden"] for micro_batch in micro_batches])
+            rows = torch.cat([micro_batch.rows for micro_batch in micro_batches]).to(hidden.device)
+            hidden = torch.empty_like(hidden).index_copy_(0, rows, hidden)
+        self.device.synchronize()
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Shapes: hidden [S, H] from a pass -> [S, V] float32."""
+        work = self._costs.head(len(hidden))
+        self.device.synchronize()  # these rows may just have been selected on another stream
+        with self.device.computing(int(work.num_bytes), int(work.num_flops)):
+            return self._model.logits(hidden).cpu()
+
+    @property
+    def num_hosted_experts(self) -> int:
+        """How many experts the host had in the latest pass, of all layers together."""
+        return self._share.num_hosted
+
+    def close(self) -> None:
+        """End the threads."""
+        for lane in self._lanes.values():
+            lane.close()
+
+    def _place_kv(self, config: EngineConfig) -> OffloadedKV:
+        shape, limits = self._model.config, config.scheduler
+        kv_shape = KVShape(
+            num_blocks=limits.num_blocks,
+            block_size=limits.block_size,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            dtype=getattr(torch, config.kv_dtype),
+        )
+        return OffloadedKV(
+            kv_shape,
+            self.device,
+            num_resident=self._config.num_resident_kv_layers,
+            window_blocks=self._config.window_blocks,
+        )
+
+    def _make_halves(self) -> list[list[DecoderLayer]]:
+        """Return each layer twice: with its streamed experts in either half of the device's buffer."""
+        halves = []
+        for number, layer in enumerate(self._model.layers):
+            experts = layer.movable_experts
+            if experts is None:
+                halves.append([layer, layer])
+                continue
+            resident = list(self._resident[number])
+            num_streamed = experts.num_experts - len(resident)
+            places = (
+                [*half.view(num_streamed, -1), *resident] if num_streamed else resident
+                for half in self._weights.halves(number)
+            )
+            halves.append([layer.with_experts(experts.at(rows)) for rows in places])
+        return halves
+
+    def _split_experts(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return each layer's experts that stay, on the device, and its others: [bytes] uint8.
+
+        The last ones stay: those that the host may have a share of come first.
+        """
+        resident, streamed = [], []
+        nothing = torch.empty(0, dtype=torch.uint8)
+        for layer in self._model.layers:
+            experts = layer.movable_experts
+            storage = nothing if experts is None else experts.storage
+            assert isinstance(storage, Tensor)  # as loaded: all rows in one piece
+            num_streamed = max(len(storage) - self._config.num_resident_experts, 0)
+            resident.append(self.device.hold(storage[num_streamed:], "experts that stay"))
+            streamed.append(storage[:num_streamed].reshape(-1))
+        return resident, streamed
+
+    @cached_property
+    def _sharable_bytes(self) -> list[int]:
+        """Return of each layer the bytes of an expert that the host may compute; 0: of that layer it computes none."""
+        sizes = []
+        for layer in self._model.layers:
+            experts = layer.movable_experts if layer.has_router else None
+            sizes.append(0 if experts is None else experts.storage[0].nbytes)
+        return sizes
+
+    @property
+    def _num_sharable(self) -> int:
+        """Return how many experts of a layer the host may compute: as many as are streamed."""
+        if self._pipeline.make_sharing_tasks is None or not any(self._sharable_bytes):
+            return 0
+        return self.config.num_experts - self._config.num_resident_experts
+
+
+def make_device(config: OffloadConfig) -> EmulatedDevice | CudaDevice:
+    """Return the device that is asked for. Raises: CapacityError."""
+    if config.cuda is not None:
+        return CudaDevice(config.cuda)
+    assert config.emulated is not None, "one of them is configured"
+    return EmulatedDevice(config.emulated)
+
+
+def _sides(model: CausalLM, device: torch.device) -> tuple[Side, Side]:
+    """Return the host, which computes in float32, and the device; one and the same where nothing differs."""
+    here = torch.device("cpu")
+    host = Side(here, RotaryEmbedding(model.config.rope, model.config.head_dim, here), torch.float32)
+    if device == here and model.dtype == torch.float32:
+        return host, host
+    return host, Side(device, model.rotary, model.dtype)
+
+
+def _bytes_outside_experts(model: CausalLM) -> int:
+    """Return what all other weights take."""
+    experts = {address for layer in model.layers for address in _expert_addresses(layer)}
+    sizes: dict[int, int] = {}
+    for _, destination in model.named_weights():
+        weight = destination if isinstance(destination, Tensor) else destination.weight.storage
+        if weight.data_ptr() not in experts:
+            sizes[weight.data_ptr()] = weight.nbytes
+    return sum(sizes.values())
+
+
+def _expert_addresses(layer: DecoderLayer) -> Iterator[int]:
+    """Yield where the matrices of experts are."""
+    experts = layer.movable_experts
+    if experts is None:
+        return
+    parts: Sequence[tuple[Destination, Destination, Destination]] = experts.parts()
+    for part in chain.from_iterable(parts):
+        yield (part if isinstance(part, Tensor) else part.weight.storage).data_ptr()

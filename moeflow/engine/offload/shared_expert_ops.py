@@ -1,0 +1,124 @@
+"""The ops of passes in which the host computes some of each layer's experts: those with the smallest numbers.
+
+A layer without a router is the device's alone. Source: as for `offload_ops.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from moeflow.engine.offload.host_split import HostShare
+from moeflow.engine.offload.micro_batches import MicroBatch
+from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.decoder_layer import DecoderLayer
+from moeflow.models.layers.shared_experts import Routed, experts_below, experts_from
+from moeflow.pipeline.devices.offload_device import OffloadDevice
+from moeflow.pipeline.runtime.executor import Cost
+from moeflow.planner.costs.model_costs import ModelCosts, Work, expected_distinct
+
+MicroBatchOp = Callable[[int, MicroBatch], Cost]
+
+
+class SharedExpertOps:
+    """What takes the place of `post_attention`."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        layer_on_device: Callable[[int], DecoderLayer],
+        post_attention: MicroBatchOp,
+        end_layer: Callable[[int, MicroBatch], None],
+        device: OffloadDevice,
+        costs: ModelCosts,
+        share: HostShare,
+    ) -> None:
+        """`layer_on_device` finds a layer where its streamed experts are, which `end_layer` may give back."""
+        self._model = model
+        self._layer_on_device = layer_on_device
+        self._post_attention = post_attention
+        self._end_layer = end_layer
+        self._device = device
+        self._costs = costs
+        self._share = share
+
+    def by_name(self) -> Mapping[str, MicroBatchOp]:
+        """Return all ops."""
+        return {
+            "route": self._route,
+            "offload_routed": self._offload_routed,
+            "host_experts": self._host_experts,
+            "load_sums": self._load_sums,
+            "experts": self._experts,
+        }
+
+    def _route(self, layer: int, micro_batch: MicroBatch) -> Cost:
+        if not self._model.layers[layer].has_router:
+            return Cost()
+        num_tokens, costs, tensors = micro_batch.num_tokens, self._costs, micro_batch.tensors
+        totals = _totals(costs.output_projection(num_tokens), costs.router(num_tokens))
+        with self._device.computing(*totals):
+            routing = self._model.layers[layer].route(tensors["hidden"], tensors["attended"])
+            tensors["hidden"], micro_batch.routed = routing
+        return Cost(*totals)
+
+    def _offload_routed(self, layer: int, micro_batch: MicroBatch) -> Cost:
+        if not self._model.layers[layer].has_router:
+            return Cost()
+        assert micro_batch.routed is not None
+        on_host = Routed(*(self._device.to_host(part) for part in micro_batch.routed))
+        micro_batch.tensors |= {f"host_{name}": part for name, part in on_host._asdict().items()}
+        return Cost(sum(part.nbytes for part in on_host))
+
+    def _host_experts(self, layer: int, micro_batch: MicroBatch) -> Cost:
+        """Compute for those tokens only that chose one of the host's experts."""
+        if not self._model.layers[layer].has_router:
+            return Cost()
+        tensors, border = micro_batch.tensors, self._share.borders[layer]
+        routed = Routed(*(tensors.pop(f"host_{name}") for name in Routed._fields))
+        is_hosted = routed.topk_ids < border
+        rows = is_hosted.any(dim=1).nonzero().flatten()
+        micro_batch.num_hosted_pairs = int(is_hosted.sum())
+        totals = _totals(
+            self._work(micro_batch.num_hosted_pairs, int(torch.bincount(routed.topk_ids[is_hosted]).count_nonzero()))
+        )
+        experts = self._model.layers[layer].movable_experts
+        assert experts is not None
+        with self._share.computing(layer, micro_batch.num_tokens), self._device.computing_on_host(*totals):
+            tensors["host_rows"], tensors["host_sums"] = rows, experts_below(border, experts, routed.rows(rows))
+        return Cost(*totals)
+
+    def _load_sums(self, layer: int, micro_batch: MicroBatch) -> Cost:
+        """Copy to the device; as with what was attended, what was copied for the layer before is done with."""
+        if not self._model.layers[layer].has_router:
+            return Cost()
+        tensors, num_bytes = micro_batch.tensors, 0
+        for name in ("rows", "sums"):
+            on_host = tensors.pop(f"host_{name}")
+            tensors[name] = self._device.to_device(on_host)
+            num_bytes += on_host.nbytes
+        return Cost(num_bytes)
+
+    def _experts(self, layer: int, micro_batch: MicroBatch) -> Cost:
+        if not self._model.layers[layer].has_router:
+            return self._post_attention(layer, micro_batch)
+        assert micro_batch.routed is not None
+        tensors, shape, border = micro_batch.tensors, self._costs.shape, self._share.borders[layer]
+        used = expected_distinct(shape.num_experts, shape.top_k, micro_batch.num_tokens)
+        num_pairs = micro_batch.num_tokens * shape.top_k - micro_batch.num_hosted_pairs
+        totals = _totals(self._work(num_pairs, used * (1 - border / shape.num_experts)))
+        with self._device.computing(*totals):
+            experts = self._layer_on_device(layer).movable_experts
+            assert experts is not None
+            below = (tensors["rows"], tensors["sums"])
+            tensors["hidden"] = experts_from(border, experts, micro_batch.routed, below, tensors["hidden"])
+            self._end_layer(layer, micro_batch)
+        return Cost(*totals)
+
+    def _work(self, num_pairs: int, num_distinct: float) -> Work:
+        return self._costs.experts(num_pairs / self._costs.shape.top_k, num_distinct)
+
+
+def _totals(*works: Work) -> tuple[int, int]:
+    return int(sum(work.num_bytes for work in works)), int(sum(work.num_flops for work in works))

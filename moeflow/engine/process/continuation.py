@@ -1,0 +1,98 @@
+"""One request as a supervisor keeps it: what was asked for and what has arrived, so that any engine can go on with it.
+
+An engine computes prompt and tokens again, as after a preemption, so what follows does not depend on where it was cut:
+random numbers, penalties and limits count from the first token. Knows no process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from moeflow.core.request import FinishReason
+from moeflow.engine.messages import Submission, TokenOutput
+from moeflow.engine.process.deaths import Death
+
+CRASH = 1.0  # suspicion that a death brings to those that were in its pass
+FROM_OUTSIDE = 0.25  # somebody ended it, perhaps for what a request did to the machine's memory
+ISOLATED = 1.0  # from this suspicion on a request is computed alone
+GUILTY = 2.0  # one that was alone in the pass
+
+
+class Continuation:
+    """A request and its tokens so far. Outputs go into `outputs`; None there: no engine will go on with it."""
+
+    def __init__(self, submission: Submission) -> None:
+        self.submission = submission
+        self.outputs: asyncio.Queue[TokenOutput | None] = asyncio.Queue()
+        self.is_finished = False
+        self._waits_since_s = time.monotonic()  # for its next tokens
+        self._token_ids: list[int] = []
+        self._num_cached_tokens: int | None = None  # as its first engine said
+        self._suspicion = 0.0  # of deaths in whose pass it was, with no token since
+        self._died_at = -1  # output tokens that it had in the last of these
+
+    @property
+    def place(self) -> tuple[bool, bool, float]:
+        """Where it stands among those that a new engine goes on with: answers that somebody waits for come first, then
+        those that have begun, which keep their places in the engine; of these, who has waited longest for a token.
+        """
+        return self.submission.is_background, not self._token_ids, self._waits_since_s
+
+    def rest(self) -> Submission:
+        """Return what an engine that knows nothing of it is to be asked."""
+        return msgspec.structs.replace(
+            self.submission,
+            generated_token_ids=list(self._token_ids),
+            isolated_until=self._died_at + 1 if self._suspicion >= ISOLATED else 0,
+        )
+
+    def receive(self, output: TokenOutput) -> bool:
+        """Take what an engine says of it; return whether it has come any further."""
+        if self._num_cached_tokens is None:
+            self._num_cached_tokens = output.num_cached_tokens
+        elif output.num_cached_tokens != self._num_cached_tokens:
+            output = msgspec.structs.replace(output, num_cached_tokens=self._num_cached_tokens)
+        if output.token_ids:
+            self._waits_since_s = time.monotonic()
+        self._token_ids += output.token_ids
+        if len(self._token_ids) > self._died_at:
+            self._suspicion = 0.0
+        self.is_finished = output.finish_reason is not None
+        self.outputs.put_nowait(output)
+        return self.is_finished or bool(output.token_ids)
+
+    def suspect(self, death: Death) -> None:
+        """Note that an engine died; whether of this request is to be found out, if it was in the last pass."""
+        died_at = death.in_pass.get(self.submission.request_id)
+        if died_at is not None:
+            self._suspicion += FROM_OUTSIDE if death.is_from_outside else CRASH
+            self._died_at = max(self._died_at, died_at)
+
+    def fail(self, error: str) -> None:
+        """End it with an error."""
+        self._end(FinishReason.ERROR, error)
+
+    def cancel(self) -> None:
+        """End it because somebody wants it no more."""
+        self._end(FinishReason.CANCELLED)
+
+    def is_guilty(self, death: Death) -> bool:
+        """Whether this death, of which it has been told, proves that engines die of this request and of no other."""
+        return self._suspicion >= GUILTY and death.in_pass.keys() == {self.submission.request_id}
+
+    def _end(self, reason: FinishReason, error: str | None = None) -> None:
+        request_id, num_cached = self.submission.request_id, self._num_cached_tokens or 0
+        self.receive(
+            TokenOutput(request_id=request_id, finish_reason=reason, error=error, num_cached_tokens=num_cached)
+        )
+
+
+def judge(death: Death, requests: Mapping[str, Continuation]) -> Continuation | None:
+    """Tell requests of a death; return the one that it is proven to be of."""
+    for request in requests.values():
+        request.suspect(death)
+    return next((request for request in requests.values() if request.is_guilty(death)), None)

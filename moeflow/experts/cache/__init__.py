@@ -1,0 +1,1 @@
+"""Which experts are resident: hits, loads, eviction. Plain Python, one lock."""

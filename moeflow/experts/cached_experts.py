@@ -1,0 +1,153 @@
+"""Experts of which only some are in memory: those that a pass needs are computed with as they come from disk.
+
+An expert's results for its tokens are computed whenever it is there; a token's results are added up in ascending order
+of expert, as the kernels do where all are resident. So neither what was in memory nor what arrived first changes a bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from moeflow.experts.cache.expert_cache import ExpertCache
+from moeflow.experts.cache.lease import Lease
+from moeflow.experts.spans import EXPERTS, WAITS, Spanned, untraced
+from moeflow.experts.streamed_experts import ExpertStream
+from moeflow.kernels.cpu.decoder import Expected
+from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
+from moeflow.kernels.cpu.packed_weights import PackedExperts
+
+
+class Ahead(Protocol):
+    """Reads experts ahead, as it hears what routers choose."""
+
+    def see(self, layer: int, hidden: Tensor, topk_ids: Tensor) -> None:
+        """Hear of one layer, once the loads it needs are queued or, in a stream, done.
+
+        Shapes: hidden [T, H], its input, topk_ids [T, K].
+        """
+        ...
+
+    def see_hits(self, first_layer: int, topk_ids: Tensor) -> None:
+        """Hear of layers that needed no loads, from this one on: topk_ids [layers, T, K]."""
+        ...
+
+    def expected(self, num_tokens: int) -> Expected:
+        """Return what layers of a pass should be expected to need; they are told to `see` if it is absent."""
+        ...
+
+
+class ExpertPool:
+    """The experts of all layers over a few slots."""
+
+    def __init__(self, cache: ExpertCache, slots: PackedExperts, ahead: Ahead | None = None) -> None:
+        """Take a cache and the memory of its slots, seen as experts: slot by slot."""
+        self.cache = cache
+        self.slots = slots
+        self.ahead = ahead
+        self.stream = ExpertStream(cache)
+        self.spanned: Spanned = untraced
+        self.num_layers = 0
+
+    def add_layer(self) -> CachedExperts:
+        """Return the experts of the next layer that has some."""
+        self.num_layers += 1
+        return CachedExperts(self, self.num_layers - 1)
+
+
+class CachedExperts:
+    """The experts of one layer."""
+
+    def __init__(self, pool: ExpertPool, layer: int) -> None:
+        """`layer` counts those with experts."""
+        self.pool = pool
+        self.slots = torch.from_numpy(pool.cache.slot_table)[layer]  # [E] int32, as it was when last brought up to date
+        self._layer = layer
+
+    def __call__(
+        self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None
+    ) -> Tensor:
+        """Return the weighted sum of each token's experts plus the residual.
+
+        Shapes: hidden and residual [T, H], topk_ids and topk_weights [T, K] -> [T, H].
+        Blocks: until the experts are there. Raises: StorageError if one of them cannot be read.
+        """
+        work = _Work(self.pool, hidden, topk_ids, topk_weights, residual)
+        if self.pool.stream.takes(len(work.experts)):
+            self.pool.stream.run(self._layer, work, self.pool.spanned)
+            if self.pool.ahead is not None:
+                self.pool.ahead.see(self._layer, hidden, topk_ids)
+        else:
+            self._run(work, hidden, topk_ids)
+        return work.sums()
+
+    def _run(self, work: _Work, hidden: Tensor, topk_ids: Tensor) -> None:
+        is_first, spanned = True, self.pool.spanned
+        for lease in _leases(self.pool.cache, self._layer, work.experts):
+            if is_first and self.pool.ahead is not None:
+                self.pool.ahead.see(self._layer, hidden, topk_ids)
+            is_first = False
+            spanned(EXPERTS, self._layer, work.compute, lease.hits, lease)
+            arrivals = lease.arriving()
+            while (arrived := spanned(WAITS, self._layer, next, arrivals, None)) is not None:
+                spanned(EXPERTS, self._layer, work.compute, arrived, lease)
+
+
+def _leases(cache: ExpertCache, layer: int, experts: Sequence[int]) -> Iterator[Lease]:
+    """Yield leases on all of the experts; if they do not fit, each portion loads while the one before is computed.
+
+    What is resident comes first then: it would be evicted for the others.
+    """
+    size = len(experts)
+    if size > cache.num_slots:
+        size = max(cache.num_slots // 2, 1)
+        experts = sorted(experts, key=lambda expert: cache.slot_of(layer, expert) is None)
+    held: list[Lease] = []
+    try:
+        for start in range(0, len(experts), max(size, 1)):
+            held.append(cache.acquire(layer, experts[start : start + size]))
+            if len(held) == 2:
+                yield held[0]
+                held.pop(0).release()
+        if held:
+            yield held[0]
+    finally:
+        for lease in held:
+            lease.release()
+
+
+class _Work:
+    """What a layer has to compute: (token, k) pairs, by expert."""
+
+    def __init__(
+        self, pool: ExpertPool, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None
+    ) -> None:
+        self._in_slots = SlotExperts(pool.slots, pool.cache.num_experts)
+        self._arguments = (hidden, topk_ids, topk_weights)
+        self._residual = residual
+        self._sums: Tensor | None = None
+        self._pairs: Tensor | None = None
+        self.experts = sorted(set(topk_ids.flatten().tolist()))
+
+    def compute(self, experts: Sequence[int], lease: Lease) -> None:
+        """Compute the pairs of experts that are in their slots."""
+        if not experts:
+            return
+        slots = {expert: lease.slots[expert] for expert in experts}
+        if len(experts) == len(self.experts):
+            self._sums = self._in_slots.sums(*self._arguments, slots, self._residual)
+            return
+        hidden, topk_ids, _ = self._arguments
+        if self._pairs is None:
+            self._pairs = torch.empty(topk_ids.numel(), hidden.shape[1])
+        self._in_slots.pairs(*self._arguments, slots, self._pairs)
+
+    def sums(self) -> Tensor:
+        """Return each token's results added up in ascending order of expert, plus the residual: [T, H]."""
+        if self._sums is None:
+            assert self._pairs is not None
+            self._sums = add_pairs(self._pairs, self._arguments[1], self._residual)
+        return self._sums

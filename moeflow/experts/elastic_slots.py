@@ -1,0 +1,38 @@
+"""A cache's slots and their memory as what a budget can make more or fewer."""
+
+from __future__ import annotations
+
+from moeflow.experts.cache.expert_cache import ExpertCache
+from moeflow.experts.slot_arena import SlotArena, num_slots_in
+
+
+class ElasticSlots:
+    """See `budget.Slots`."""
+
+    def __init__(self, cache: ExpertCache, arena: SlotArena) -> None:
+        """Take a cache whose slots lie in an arena, the first of those there is room for."""
+        self._cache = cache
+        self._arena = arena
+
+    @property
+    def num_slots(self) -> int:
+        """How many may be used."""
+        return self._cache.num_slots
+
+    @property
+    def taken_bytes(self) -> int:
+        """What experts hold that have been read completely."""
+        return self._cache.num_filled * self._arena.slot_bytes
+
+    def within(self, num_bytes: int) -> int:
+        """Return how many slots so many bytes are enough for."""
+        return min(num_slots_in(num_bytes, self._arena.slot_bytes), self._arena.num_slots)
+
+    def resize(self, num_slots: int) -> int:
+        """Have so many slots, or as few as leases allow; return how many there are.
+
+        Blocks: while loads that have begun write into slots that go.
+        """
+        have = self._cache.resize(num_slots, self._arena.copy)
+        self._arena.give_back(have)
+        return have

@@ -1,0 +1,1 @@
+"""Which experts come next, and whether guessing pays."""

@@ -1,0 +1,80 @@
+"""The memory that resident experts live in: slots of one size, each ready to be read into, in a row.
+
+Who is in which slot is not known here, nor how many of them may be used: those beyond give their memory back.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from moeflow.checkpoint.packed.file_io import PAGE_BYTES, whole_pages
+from moeflow.core.errors import CapacityError
+from moeflow.core.units import format_bytes
+from moeflow.kernels.lazy_memory import LazyMemory
+
+_HUGE_PAGE_BYTES = 2 * 1024**2  # what the system may take at a time
+
+
+def arena_bytes(num_slots: int, slab_bytes: int) -> int:
+    """Return the memory that so many slots take at most."""
+    return -(-num_slots * whole_pages(slab_bytes) // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
+
+
+def num_slots_in(budget_bytes: int, slab_bytes: int) -> int:
+    """Return how many slots fit into so many bytes, which may be fewer than none: then it is 0."""
+    return max(budget_bytes // _HUGE_PAGE_BYTES, 0) * _HUGE_PAGE_BYTES // whole_pages(slab_bytes)
+
+
+def slots_within(budget_bytes: int, slab_bytes: int, *, least: int) -> int:
+    """Return how many slots fit into a budget.
+
+    Raises: CapacityError if that is fewer than `least`.
+    """
+    num_slots = num_slots_in(budget_bytes, slab_bytes)
+    if num_slots < least:
+        need = format_bytes(arena_bytes(least, slab_bytes))
+        raise CapacityError(
+            f"{format_bytes(max(budget_bytes, 0))} are left for experts, which need at least {need}: {least} experts "
+            f"of {format_bytes(whole_pages(slab_bytes))} at a time. Raise the memory limit (--memory), or take a "
+            "smaller weight format or KV cache"
+        )
+    return num_slots
+
+
+class SlotArena:
+    """Room for so many slots; until one is written, it takes no memory."""
+
+    def __init__(self, num_slots: int, slab_bytes: int) -> None:
+        """Reserve addresses. Raises: CapacityError if the system refuses."""
+        self.num_slots = num_slots
+        self.slot_bytes = whole_pages(slab_bytes)
+        self.num_bytes = arena_bytes(num_slots, slab_bytes)
+        try:
+            self._memory = LazyMemory(num_slots * self.slot_bytes + PAGE_BYTES)
+        except MemoryError as error:
+            raise CapacityError(
+                f"{num_slots} experts need {format_bytes(self.num_bytes)}, which cannot be allocated; "
+                "lower the memory limit (--memory)"
+            ) from error
+        storage = self._memory.tensor
+        self._start = -storage.data_ptr() % PAGE_BYTES
+        end = self._start + num_slots * self.slot_bytes
+        self.slots: Tensor = storage[self._start : end].view(num_slots, self.slot_bytes)
+        self._views = self.slots.view(-1).numpy().data
+
+    def tensor(self, slot: int) -> Tensor:
+        """Return a slot's memory: [slot_bytes] uint8."""
+        return self.slots[slot]
+
+    def view(self, slot: int) -> memoryview:
+        """Return a slot's memory to read into: whole pages, aligned to them."""
+        return self._views[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy what is in a slot to another."""
+        self.slots[target].copy_(self.slots[source])
+
+    def give_back(self, first: int) -> None:
+        """Return the memory of a slot and of all after it; they are empty then and may be used again."""
+        used = arena_bytes(first, self.slot_bytes)  # what the last slot before shares with them stays
+        self._memory.give_back(self._start + used, self._start + self.num_slots * self.slot_bytes)

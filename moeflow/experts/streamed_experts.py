@@ -1,0 +1,121 @@
+"""Layers that need nearly all their experts: these stream through a window of slots, and the disk never rests.
+
+A pass over all layers needs more experts than there are slots. Those of a layer are computed with as they arrive, and
+each that is done makes room for the next read, which soon belongs to the layer that follows: what that needs is known
+before its router has spoken, nearly everything. What is in memory from earlier passes is computed with while reads are
+awaited. So reading and computing overlap over the whole pass, and neither waits for the other longer than it must.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from moeflow.experts.cache.expert_cache import ExpertCache
+from moeflow.experts.cache.lease import Lease
+from moeflow.experts.spans import EXPERTS, WAITS, Spanned
+
+NEARLY_ALL: Final = 0.75  # of a layer's experts; with fewer, reading the next layer ahead would bring much in vain
+_LARGEST_WINDOW: Final = 32  # slots: some reads under way, some arrived, some computed with
+_PORTION: Final = 4  # experts computed with at once: fewer are slow, more hold their slots longer
+
+
+class Work(Protocol):
+    """What a layer has to compute."""
+
+    @property
+    def experts(self) -> Sequence[int]:
+        """Those that are needed, ascending."""
+        ...
+
+    def compute(self, experts: Sequence[int], lease: Lease, /) -> None:
+        """Compute with some of the experts, which are in their slots."""
+        ...
+
+
+class ExpertStream:
+    """Runs the experts of one layer after the other."""
+
+    def __init__(self, cache: ExpertCache) -> None:
+        self._cache = cache
+
+    @property
+    def _window(self) -> int:
+        """How many slots stream; the others keep what they hold."""
+        num_slots = self._cache.num_slots  # may change from pass to pass
+        return min(max(num_slots // 4, 2), num_slots, _LARGEST_WINDOW)
+
+    def takes(self, num_needed: int) -> bool:
+        """Whether a layer that needs so many experts is better run as part of a stream."""
+        return num_needed >= NEARLY_ALL * self._cache.num_experts
+
+    def run(self, layer: int, work: Work, spanned: Spanned) -> None:
+        """Compute with all experts that a layer needs. Blocks. Raises: StorageError if one cannot be read."""
+        cache, window = self._cache, self._window
+        found = cache.scan(layer, work.experts, window=window)
+        num_kept = min(len(found.kept), cache.num_slots - window)
+        waiting = deque(self._portions([*found.read_ahead, *found.kept[num_kept:], *found.absent]))
+        kept = deque(self._portions(found.kept[:num_kept]))
+        leases = _Leases(cache, layer)
+        try:
+            hits = leases.take(found.kept[:num_kept])
+            streamed: deque[Lease] = deque()
+            while kept or streamed or waiting:
+                self._read_on(leases, streamed, waiting)
+                if kept and not (streamed and streamed[0].is_complete):
+                    spanned(EXPERTS, layer, work.compute, kept.popleft(), hits)
+                    continue
+                lease = streamed.popleft()
+                _compute(layer, lease, work, spanned)
+                leases.give_back(lease)
+        finally:
+            leases.give_back_all()
+
+    def _portions(self, experts: Sequence[int]) -> list[Sequence[int]]:
+        size = min(max(self._window // 4, 1), _PORTION)
+        return [experts[start : start + size] for start in range(0, len(experts), size)]
+
+    def _read_on(self, leases: _Leases, streamed: deque[Lease], waiting: deque[Sequence[int]]) -> None:
+        """Fill the window: with what this layer needs, then with what the next ones will."""
+        room = self._window - sum(len(lease.slots) for lease in streamed)
+        while waiting and (len(waiting[0]) <= room or not streamed):
+            portion = waiting.popleft()
+            streamed.append(leases.take(portion))
+            room -= len(portion)
+        if not waiting:
+            self._cache.read_ahead(room)
+
+
+class _Leases:
+    """What a layer holds, so that all of it is given back whatever happens."""
+
+    def __init__(self, cache: ExpertCache, layer: int) -> None:
+        self._cache = cache
+        self._layer = layer
+        self._held: list[Lease] = []
+
+    def take(self, experts: Sequence[int]) -> Lease:
+        lease = self._cache.acquire(self._layer, experts)
+        self._held.append(lease)
+        return lease
+
+    def give_back(self, lease: Lease) -> None:
+        self._held.remove(lease)
+        lease.release()
+
+    def give_back_all(self) -> None:
+        for lease in self._held:
+            lease.release()
+
+
+def _compute(layer: int, lease: Lease, work: Work, spanned: Spanned) -> None:
+    """Compute with a portion: all at once if it is there, otherwise as it arrives."""
+    if lease.is_complete:
+        lease.wait()  # not long: for errors
+        spanned(EXPERTS, layer, work.compute, list(lease.slots), lease)
+        return
+    spanned(EXPERTS, layer, work.compute, lease.hits, lease)
+    arrivals = lease.arriving()
+    while (arrived := spanned(WAITS, layer, next, arrivals, None)) is not None:
+        spanned(EXPERTS, layer, work.compute, arrived, lease)

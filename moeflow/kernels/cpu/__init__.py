@@ -1,0 +1,1 @@
+"""The CPU extension behind functions on tensors: packed weights, whole layers, attention, rows."""

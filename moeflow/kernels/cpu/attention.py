@@ -1,0 +1,48 @@
+"""Paged attention by the CPU extension: one call a layer for prefill chunks and decodes together.
+
+A token's result is the same bits alone and in any batch, however its prompt was cut into chunks, at any number of
+threads (csrc/attention.cpp says how).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.cpu.arguments import address
+from moeflow.kernels.kv_blocks import KVBlocks
+
+try:
+    import moeflow.kernels._cpu as _cpu
+except ImportError:
+    _cpu = None
+
+
+def fits(x: Tensor, blocks: KVBlocks) -> bool:
+    """Say whether the kernels take these blocks with queries (or keys and values) such as x [T, heads, D]."""
+    return blocks.handle is not None and x.dtype is torch.float32 and x.stride()[1:] == (blocks.head_dim, 1)
+
+
+def write_kv(k: Tensor, v: Tensor, blocks: KVBlocks, slots: Tensor) -> None:
+    """Store K and V of tokens. Shapes: k and v [T, KV, D], slots [T] int64."""
+    _cpu.write_kv(blocks.handle, len(slots), slots.data_ptr(), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0))
+
+
+def attend(q: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, sliding_window: int | None) -> Tensor:
+    """Attend from each token to what it sees of its sequence. Shapes: q [T, Q, D] -> [T, Q * D]."""
+    num_tokens, num_heads, head_dim = q.shape
+    out = torch.empty(num_tokens, num_heads * head_dim)
+    masks = metadata.tree_masks
+    _cpu.attention(
+        blocks.handle,
+        q.data_ptr(),
+        q.stride(0),
+        num_heads,
+        len(metadata.spans),
+        metadata.table.buffer_info()[0],
+        sliding_window or 0,
+        address(masks),
+        out.data_ptr(),
+    )
+    return out

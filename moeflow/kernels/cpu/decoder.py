@@ -1,0 +1,190 @@
+"""The layers of a decoder by the CPU extension in one call, so that a pass of one token is kernels and little else.
+
+Where only some experts are in memory, the call returns at a layer that needs others, and is made again for the rest.
+The results are those of the layers' stages one after another, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.cpu import extension
+from moeflow.kernels.cpu.arguments import address, check_floats
+from moeflow.kernels.cpu.packed_weights import PackedWeight
+from moeflow.kernels.cpu.stages import MoEStage
+from moeflow.kernels.heads import Heads
+from moeflow.kernels.kv_blocks import KVBlocks
+
+if extension.is_available():
+    import moeflow.kernels._cpu as _cpu
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayer:
+    """The weights of one layer."""
+
+    qkv: PackedWeight
+    qkv_bias: Tensor | None
+    input_norm: Tensor  # [H]
+    heads: Heads
+    sliding_window: int | None
+    stage: MoEStage  # what follows attention
+
+
+# (input [T, H], topk_ids [T, K], topk_weights [T, K], residual [T, H]) -> residual plus each token's experts [T, H]
+Experts = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Which experts a layer with a router will probably need: a pass stops before it if one is absent."""
+
+    by_next_router: bool = False  # those it would choose for what the layer with a router before it gets
+    guesses: Tensor | None = None  # [layers with routers, E] uint8: those that are not 0
+
+
+NOTHING: Final = Expected()
+
+
+class PackedDecoder:
+    """The layers of one model. Those with routers have as many experts each, and choose as many."""
+
+    def __init__(self, layers: Sequence[PackedLayer]) -> None:
+        self.layers = tuple(layers)  # whose memory the handles look at
+        self.routed = [number for number, layer in enumerate(layers) if layer.stage.router is not None]
+        self.has_slots = any(layer.stage.slots is not None for layer in layers)
+        self._handles = [_bind(layer) for layer in layers]
+        stages = [layers[number].stage for number in self.routed]
+        self._top_k = stages[0].choose.top_k if stages else 0
+        routers = {(stage.choose.top_k, stage.slots is None, stage.num_experts) for stage in stages}
+        if len(routers) > 1:
+            raise ValueError(f"layers with routers of different kinds cannot be run together: {routers}")
+
+    def begin(
+        self,
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        blocks: Sequence[KVBlocks],
+        metadata: AttentionMetadata,
+        *,
+        keeps_choices: bool = False,
+    ) -> PackedPass:
+        """Return a pass that is yet to be run; K and V of every token will go to `blocks`.
+
+        Shapes: hidden [T, H] float32, which is changed; cos and sin [T, 1, D] from `rotary_table`; blocks one a layer.
+        """
+        first = self.layers[0]
+        num_tokens = hidden.shape[0]
+        check_floats(hidden, (num_tokens, first.qkv.cols))
+        check_floats(cos, (num_tokens, 1, first.heads.head_dim))
+        check_floats(sin, (num_tokens, 1, first.heads.head_dim))
+        if len(blocks) != len(self.layers):
+            raise ValueError(f"{len(self.layers)} layers need as many KV caches, not {len(blocks)}")
+        keeps_choices |= self.has_slots
+        return PackedPass(
+            hidden,
+            torch.empty(len(self.routed), num_tokens, self._top_k, dtype=torch.int64) if keeps_choices else None,
+            torch.empty(num_tokens, first.qkv.cols) if self.has_slots else None,
+            torch.empty(num_tokens, self._top_k) if self.has_slots else None,
+            self._handles,
+            blocks,
+            [layer.handle for layer in blocks],
+            cos,
+            sin,
+            metadata,
+        )
+
+
+@dataclass(slots=True)
+class PackedPass:
+    """One pass: what comes out of its layers so far, and what they are computed from."""
+
+    hidden: Tensor  # [T, H]; where the pass has stopped: what the experts' sum is to be added to
+    topk_ids: Tensor | None  # [layers with routers, T, K] int64, what routers chose as far as the pass has come
+    normed: Tensor | None  # [T, H]; where the pass has stopped: what goes into the experts
+    topk_weights: Tensor | None  # [T, K]; likewise
+    _handles: list[object]
+    _blocks: Sequence[KVBlocks]  # whose memory the next ones look at
+    _cache_handles: list[object]
+    _cos: Tensor
+    _sin: Tensor
+    _metadata: AttentionMetadata
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return self.hidden.shape[0]
+
+    def choices(self, first: int, end: int) -> Tensor:
+        """Return what routers from this one on chose, up to another: [end - first, T, K]. They must have been kept."""
+        assert self.topk_ids is not None
+        return self.topk_ids[first:end]
+
+    def add_experts(self, experts: Experts, number: int) -> None:
+        """Finish the layer that the pass has stopped at, of those with routers the one of this number."""
+        assert self.normed is not None
+        assert self.topk_weights is not None
+        (topk_ids,) = self.choices(number, number + 1)
+        self.hidden = experts(self.normed, topk_ids, self.topk_weights, self.hidden)
+
+    def run(self, first_layer: int = 0, expected: Expected = NOTHING) -> int:
+        """Run layers from this one on; return the first that was not finished, or their number.
+
+        Nobody may change who is in which slot meanwhile.
+        """
+        metadata = self._metadata
+        stopped: int = _cpu.decoder(
+            self._handles,
+            self._cache_handles,
+            first_layer,
+            self.hidden.data_ptr(),
+            self.hidden.shape[0],
+            self._cos.data_ptr(),
+            self._sin.data_ptr(),
+            metadata.slots.data_ptr(),
+            len(metadata.spans),
+            metadata.table.buffer_info()[0],
+            address(metadata.tree_masks),
+            address(self.topk_ids),
+            address(self.normed),
+            address(self.topk_weights),
+            expected.by_next_router,
+            address(expected.guesses),
+        )
+        return stopped
+
+
+def _bind(layer: PackedLayer) -> object:
+    heads, stage = layer.heads, layer.stage
+    row = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
+    if layer.qkv.rows != row or stage.o_proj.cols != heads.num_heads * heads.head_dim:
+        raise ValueError(f"{layer.qkv}, {heads} and {stage.o_proj} do not fit together")
+    check_floats(layer.input_norm, (layer.qkv.cols,))
+    return _cpu.DecoderLayer(
+        qkv=layer.qkv.handle,
+        qkv_bias=address(layer.qkv_bias),
+        input_norm=layer.input_norm.data_ptr(),
+        num_heads=heads.num_heads,
+        q_norm=address(heads.q_norm),
+        k_norm=address(heads.k_norm),
+        norm_all_heads=heads.norms_all_heads,
+        clip=heads.clip or 0.0,
+        sliding_window=layer.sliding_window or 0,
+        o_proj=stage.o_proj.handle,
+        o_bias=address(stage.o_bias),
+        norm=stage.norm.data_ptr(),
+        eps=stage.eps,
+        router=None if stage.router is None else stage.router.handle,
+        experts=stage.experts.handle,
+        slots=address(stage.slots),
+        num_experts=stage.num_experts,
+        top_k=stage.choose.top_k,
+        renormalize=stage.choose.renormalize,
+    )

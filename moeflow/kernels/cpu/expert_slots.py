@@ -1,0 +1,110 @@
+"""The expert layer by the CPU extension where experts lie in slots, all at once or in parts as they come.
+
+The results are those of `cpu.experts` over all experts in order, to the bit.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from moeflow.kernels.cpu import extension
+from moeflow.kernels.cpu.arguments import address, check_floats
+from moeflow.kernels.cpu.packed_weights import PackedExperts
+
+if extension.is_available():
+    import moeflow.kernels._cpu as _cpu
+
+
+class SlotExperts:
+    """Experts of one layer, in the slots of several."""
+
+    def __init__(self, slots: PackedExperts, num_experts: int) -> None:
+        """Take the memory of the slots, seen as experts, and how many experts the layer has."""
+        self._slots = slots
+        self._num_experts = num_experts
+
+    def sums(
+        self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, slots: Mapping[int, int], residual: Tensor | None
+    ) -> Tensor:
+        """Return what `cpu.experts` does; `slots` says where each expert that is asked for lies."""
+        out = torch.empty(x.shape)
+        self._check(x, topk_ids, topk_weights)
+        if residual is not None:
+            check_floats(residual, tuple(x.shape))
+        num_tokens, top_k = topk_ids.shape
+        table = self._table(slots)
+        _cpu.experts(
+            self._slots.handle,
+            x.data_ptr(),
+            num_tokens,
+            top_k,
+            topk_ids.data_ptr(),
+            topk_weights.data_ptr(),
+            address(residual),
+            out.data_ptr(),
+            table.buffer_info()[0],
+            self._num_experts,
+        )
+        return out
+
+    def pairs(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, slots: Mapping[int, int], pairs: Tensor) -> None:
+        """Write the weighted results of some experts only to the rows of their pairs (token, k).
+
+        Shapes: as for `cpu.experts`, pairs [T * K, H] float32; other rows stay as they are.
+        """
+        self._check(x, topk_ids, topk_weights)
+        num_tokens, top_k = topk_ids.shape
+        check_floats(pairs, (num_tokens * top_k, self._slots.hidden))
+        table = self._table(slots)
+        _cpu.expert_pairs(
+            self._slots.handle,
+            x.data_ptr(),
+            num_tokens,
+            top_k,
+            topk_ids.data_ptr(),
+            topk_weights.data_ptr(),
+            pairs.data_ptr(),
+            table.buffer_info()[0],
+            self._num_experts,
+        )
+
+    def _table(self, slots: Mapping[int, int]) -> array[int]:
+        table = array("i", [_cpu.ABSENT]) * self._num_experts
+        for expert, slot in slots.items():
+            if not 0 <= slot < self._slots.num_experts:
+                raise ValueError(f"there is no slot {slot} among {self._slots.num_experts}")
+            table[expert] = slot
+        return table
+
+    def _check(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> None:
+        check_floats(x, (topk_ids.shape[0], self._slots.hidden))
+        check_floats(topk_weights, tuple(topk_ids.shape))
+        if topk_ids.dtype is not torch.int64 or not topk_ids.is_contiguous():
+            raise ValueError(f"topk_ids must be contiguous int64, not {topk_ids.dtype}")
+
+
+def add_pairs(pairs: Tensor, topk_ids: Tensor, residual: Tensor | None = None) -> Tensor:
+    """Return each token's pairs added up in ascending order of expert, plus the residual; pairs are used up.
+
+    Shapes: pairs [T * K, H] float32, topk_ids [T, K] int64, residual [T, H] -> [T, H].
+    """
+    num_tokens, top_k = topk_ids.shape
+    hidden = pairs.shape[1]
+    check_floats(pairs, (num_tokens * top_k, hidden))
+    if residual is not None:
+        check_floats(residual, (num_tokens, hidden))
+    out = torch.empty(num_tokens, hidden)
+    _cpu.add_pairs(
+        pairs.data_ptr(),
+        num_tokens,
+        top_k,
+        hidden,
+        topk_ids.data_ptr(),
+        address(residual),
+        out.data_ptr(),
+    )
+    return out

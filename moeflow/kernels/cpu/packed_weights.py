@@ -1,0 +1,339 @@
+"""Weights in the order in which the CPU extension reads them (csrc/matrix.h): packed once, then only read.
+
+The extension sees addresses and sizes: here shapes and types are checked, and here memory is kept alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from moeflow.kernels.activation import NONLINEARITIES, Nonlinearity
+from moeflow.kernels.cpu.arguments import address, describe
+from moeflow.kernels.lazy_memory import allocate_lazily
+from moeflow.kernels.weight_format import BLOCK_BYTES, GROUP_SIZE, BlockKind, WeightFormat
+
+with suppress(ImportError):  # without it nothing here works; `cpu.why_not` says why
+    import moeflow.kernels._cpu as _cpu
+
+_FORMAT_CODES: Final[dict[WeightFormat, int]] = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3, "int4-min": 4}
+_SOURCE_CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_BLOCK_CODES: Final[dict[BlockKind, int]] = {"Q8_0": 3, "Q4_0": 4, "Q4_1": 5}
+_BAND = 16  # output rows that lie together
+
+
+class PackedWeight:
+    """A weight matrix [rows, cols] in one of the formats.
+
+    Integer weights meet activations that are rounded to int8, or to 16 bits if it `is_wide`: that is next to exact, as
+    fast where memory is what takes the time, and up to half as fast where VNNI would have multiplied bytes. "int4-min"
+    always is.
+    """
+
+    __slots__ = ("cols", "format", "handle", "is_wide", "rows", "storage")
+
+    def __init__(
+        self, storage: Tensor, weight_format: WeightFormat, rows: int, cols: int, *, is_wide: bool = False
+    ) -> None:
+        """Take `storage`, which holds the packed matrix or zeros."""
+        self.storage = storage
+        self.format = weight_format
+        self.rows = rows
+        self.cols = cols
+        self.is_wide = is_wide
+        self.handle: Any = _cpu.PackedMatrix(_FORMAT_CODES[weight_format], rows, cols, storage.data_ptr(), is_wide)
+
+    @classmethod
+    def allocate(cls, rows: int, cols: int, weight_format: WeightFormat, *, is_wide: bool = False) -> PackedWeight:
+        """Return zeros, to be filled. Raises: MemoryError."""
+        storage = allocate_lazily(matrix_bytes(weight_format, rows, cols))
+        return cls(storage, weight_format, rows, cols, is_wide=is_wide)
+
+    @classmethod
+    def pack(
+        cls, weight: Tensor, weight_format: WeightFormat, order: Tensor | None = None, *, is_wide: bool = False
+    ) -> PackedWeight:
+        """Pack a matrix [N, cols] of floats; row i of the result is row `order[i]` of `weight`, None: row i."""
+        weight = weight if order is None else weight.index_select(0, order)
+        packed = cls.allocate(weight.shape[0], weight.shape[1], weight_format, is_wide=is_wide)
+        packed.fill(weight, torch.arange(packed.rows))
+        return packed
+
+    def fill(self, source: Tensor, rows: Tensor, kind: BlockKind | None = None) -> None:
+        """Pack `source` as the rows numbered `rows`, in the calling thread; several threads may fill at once.
+
+        Q8_0 blocks keep their values in "int8", Q4_0 blocks in "int4" and "int8", Q4_1 blocks in "int4-min", bfloat16
+        in "bfloat16" and "float32", float16 in "float32"; all else is rounded to the nearest step.
+
+        Shapes: source [n, cols] float32, bfloat16 or float16, or with `kind` [n, bytes of a row] uint8;
+        rows [n] int64.
+        """
+        if kind is None:
+            code, width, dtype = _SOURCE_CODES.get(source.dtype), self.cols, source.dtype
+        else:
+            code, width, dtype = _BLOCK_CODES[kind], self.cols // GROUP_SIZE * BLOCK_BYTES[kind], torch.uint8
+        has_right_type = code is not None and source.dtype == dtype and (kind is None or self.cols % GROUP_SIZE == 0)
+        if not has_right_type or source.shape != (rows.shape[0], width):
+            raise ValueError(f"{self} takes rows of {width} {kind or 'floats'}, not {describe(source)}")
+        if rows.dtype != torch.int64 or rows.dim() != 1:
+            raise ValueError(f"rows are numbered by int64, not {describe(rows)}")
+        source, rows = source.contiguous(), rows.contiguous()
+        _cpu.pack_rows(self.handle, code, source.data_ptr(), rows.data_ptr(), rows.shape[0])
+
+    def split(self, sizes: Sequence[int]) -> list[PackedRows]:
+        """Return parts of so many rows each, one below the other."""
+        return [PackedRows(self, rows) for rows in torch.split(torch.arange(sum(sizes)), list(sizes))]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory, filling included."""
+        return self.storage.nbytes
+
+    def unpack(self) -> Tensor:
+        """Return the exact values: [rows, cols] float32."""
+        out = torch.empty(self.rows, self.cols)
+        _cpu.unpack_rows(self.handle, 0, self.rows, out.data_ptr())
+        return out
+
+    def __repr__(self) -> str:
+        return f"PackedWeight({self.format}, {self.rows} x {self.cols})"
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """Some rows of a packed matrix, which one checkpoint tensor fills."""
+
+    weight: PackedWeight
+    numbers: Tensor  # [n] int64, where they are in the matrix
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.numbers.shape[0], self.weight.cols
+
+    def fill(self, source: Tensor, rows: Tensor, kind: BlockKind | None = None) -> None:
+        """Pack `source` as those of these rows that `rows` numbers from 0; see `PackedWeight.fill`."""
+        self.weight.fill(source, self.numbers[rows], kind)
+
+    def unpack(self) -> Tensor:
+        """Return the exact values: [n, cols] float32."""
+        return unpack_rows(self.weight, self.numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertKind:
+    """What experts compute, beside their matrices."""
+
+    function: Nonlinearity = "silu"
+    is_gated: bool = True
+    has_bias: bool = False
+
+
+class PackedExperts:
+    """The experts of a layer, each one's gate, up and down matrices side by side in memory.
+
+    That is `down(function(gate(x)) * up(x))`, or with two matrices `down(function(up(x)))`.
+    """
+
+    __slots__ = (
+        "down",
+        "down_bias",
+        "format",
+        "function",
+        "gate_up",
+        "handle",
+        "hidden",
+        "is_gated",
+        "is_wide",
+        "kind",
+        "storage",
+        "up_bias",
+        "width",
+    )
+
+    def __init__(
+        self,
+        num_experts: int,
+        hidden: int,
+        width: int,
+        weight_format: WeightFormat,
+        *,
+        kind: ExpertKind = ExpertKind(),
+        is_wide: bool = False,
+        storage: Tensor | Sequence[Tensor] | None = None,
+    ) -> None:
+        """Take `storage` [E, `expert_bytes` or more] uint8, whose rows hold an expert each, or allocate zeros.
+
+        Rows may lie anywhere. Zeros are to be filled through `parts` and `set_biases`. `is_wide` as in `PackedWeight`.
+        Raises: MemoryError.
+        """
+        self.format = weight_format
+        self.is_wide = is_wide
+        self.hidden = hidden
+        self.width = width
+        self.kind = kind
+        self.function = kind.function
+        self.is_gated = kind.is_gated
+        # With a gate, bands in turn: gate 0..15, up 0..15, gate 16..31, ...
+        up_rows = (2 if kind.is_gated else 1) * _whole_bands(width)
+        up_bytes = matrix_bytes(weight_format, up_rows, hidden)
+        down_bytes = matrix_bytes(weight_format, hidden, width)
+        num_bytes = up_bytes + down_bytes
+        if storage is None:
+            storage = allocate_lazily(num_experts * num_bytes).view(num_experts, num_bytes)
+        if len(storage) != num_experts or not all(_holds(row, num_bytes) for row in storage):
+            rows = ", ".join(describe(row) for row in storage[:1])
+            raise ValueError(f"{num_experts} experts of {num_bytes} bytes do not fit into {len(storage)} rows: {rows}")
+        self.storage = storage
+        self.gate_up = [
+            PackedWeight(row[:up_bytes], weight_format, up_rows, hidden, is_wide=is_wide) for row in storage
+        ]
+        self.down = [
+            PackedWeight(row[up_bytes:num_bytes], weight_format, hidden, width, is_wide=is_wide) for row in storage
+        ]
+        addresses = ([w.storage.data_ptr() for w in weights] for weights in (self.gate_up, self.down))
+        self.up_bias = torch.zeros(num_experts, up_rows) if kind.has_bias else None  # in the order of gate_up's rows
+        self.down_bias = torch.zeros(num_experts, hidden) if kind.has_bias else None
+        self.handle: Any = _cpu.PackedExperts(
+            _FORMAT_CODES[weight_format],
+            hidden,
+            width,
+            *addresses,
+            NONLINEARITIES.index(kind.function),
+            kind.is_gated,
+            address(self.up_bias),
+            address(self.down_bias),
+            is_wide,
+        )
+
+    @classmethod
+    def pack(
+        cls,
+        gate_up: Tensor,
+        down: Tensor,
+        weight_format: WeightFormat,
+        *,
+        function: Nonlinearity = "silu",
+        biases: tuple[Tensor, Tensor] | None = None,
+        is_wide: bool = False,
+    ) -> PackedExperts:
+        """Pack all experts of a layer.
+
+        Shapes: gate_up [E, 2I, H] (gate rows first) or without a gate [E, I, H], down [E, H, I]; float32, bfloat16 or
+        float16; biases as in `set_biases`.
+        """
+        num_experts, hidden, width = down.shape
+        is_gated = gate_up.shape[1] != width
+        if gate_up.shape != (num_experts, (2 if is_gated else 1) * width, hidden):
+            raise ValueError(f"experts do not fit together: {describe(gate_up)} and {describe(down)}")
+        kind = ExpertKind(function, is_gated, has_bias=biases is not None)
+        packed = cls(num_experts, hidden, width, weight_format, kind=kind, is_wide=is_wide)
+        if biases is not None:
+            packed.set_biases(*biases)
+        for parts, up, back in zip(packed._all_parts(), gate_up, down, strict=True):
+            for part, source in zip(parts, (*torch.split(up, width), back), strict=True):
+                part.fill(source, torch.arange(source.shape[0]))
+        return packed
+
+    def set_biases(self, up: Tensor, down: Tensor) -> None:
+        """Take the biases of experts that have some. Shapes: up [E, 2I] (gate first) or [E, I], down [E, H], floats."""
+        num_experts, halves = self.num_experts, 2 if self.is_gated else 1
+        if self.up_bias is None or self.down_bias is None:
+            raise ValueError(f"{self} has no biases")
+        if up.shape != (num_experts, halves * self.width) or down.shape != (num_experts, self.hidden):
+            raise ValueError(f"{self} does not take biases {describe(up)} and {describe(down)}")
+        for half, rows in zip(torch.split(up, self.width, dim=1), self._unit_rows(), strict=True):
+            self.up_bias[:, rows] = half.float()
+        self.down_bias.copy_(down)
+
+    def at(self, rows: Sequence[Tensor]) -> PackedExperts:
+        """Return these experts as they lie, or will lie, in other rows of memory."""
+        moved = PackedExperts(
+            self.num_experts,
+            self.hidden,
+            self.width,
+            self.format,
+            kind=self.kind,
+            is_wide=self.is_wide,
+            storage=rows,
+        )
+        for mine, theirs in ((self.up_bias, moved.up_bias), (self.down_bias, moved.down_bias)):
+            if mine is not None and theirs is not None:
+                theirs.copy_(mine)
+        return moved
+
+    def parts(self) -> list[tuple[PackedRows, PackedRows, PackedRows]]:
+        """Return each expert's gate [I, H], up [I, H] and down [H, I], of experts that have a gate."""
+        return [(gate, up, down) for gate, up, down in self._all_parts()]
+
+    def _all_parts(self) -> list[list[PackedRows]]:
+        unit_rows, outputs = self._unit_rows(), torch.arange(self.hidden)
+        return [
+            [*(PackedRows(gate_up, rows) for rows in unit_rows), PackedRows(down, outputs)]
+            for gate_up, down in zip(self.gate_up, self.down, strict=True)
+        ]
+
+    def _unit_rows(self) -> list[Tensor]:
+        """Return the rows of `gate_up` that are the gate's, if there is one, and those that are up's."""
+        units = torch.arange(self.width)
+        if not self.is_gated:
+            return [units]
+        gate = units + units // _BAND * _BAND
+        return [gate, gate + _BAND]
+
+    @property
+    def num_experts(self) -> int:
+        """How many there are."""
+        return len(self.gate_up)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory, filling included."""
+        return sum(row.nbytes for row in self.storage)
+
+    def unpack(self) -> tuple[Tensor, Tensor]:
+        """Return the exact values: gate_up [E, 2I, H] (gate rows first) or [E, I, H], and down [E, H, I], float32."""
+        parts = self._all_parts()
+        gate_up = torch.stack([torch.cat([part.unpack() for part in ups]) for *ups, _ in parts])
+        return gate_up, torch.stack([down.unpack() for *_, down in parts])
+
+    def __repr__(self) -> str:
+        return f"PackedExperts({self.format}, {self.num_experts} of {self.hidden} x {self.width})"
+
+
+def unpack_rows(weight: PackedWeight, numbers: Tensor) -> Tensor:
+    """Return some rows of a packed matrix exactly: an embedding.
+
+    Shapes: numbers [n] int64, each of which must exist -> [n, cols] float32.
+    Raises: IndexError.
+    """
+    if numbers.dtype != torch.int64 or numbers.dim() != 1 or not numbers.is_contiguous():
+        raise ValueError(f"rows are numbered by contiguous int64, not {describe(numbers)}")
+    out = torch.empty(numbers.shape[0], weight.cols)
+    _cpu.unpack_rows(weight.handle, numbers.data_ptr(), numbers.shape[0], out.data_ptr())
+    return out
+
+
+def matrix_bytes(weight_format: WeightFormat, rows: int, cols: int) -> int:
+    """Return what a packed matrix [rows, cols] takes."""
+    num_bytes: int = _cpu.matrix_bytes(_FORMAT_CODES[weight_format], rows, cols)
+    return num_bytes
+
+
+def expert_bytes(hidden: int, width: int, weight_format: WeightFormat) -> int:
+    """Return what an expert with a gate takes in a row of `PackedExperts.storage`."""
+    up_bytes = matrix_bytes(weight_format, 2 * _whole_bands(width), hidden)
+    return up_bytes + matrix_bytes(weight_format, hidden, width)
+
+
+def _holds(row: Tensor, num_bytes: int) -> bool:
+    return row.dtype == torch.uint8 and row.dim() == 1 and row.numel() >= num_bytes and row.is_contiguous()
+
+
+def _whole_bands(rows: int) -> int:
+    return -(-rows // _BAND) * _BAND

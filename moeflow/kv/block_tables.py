@@ -1,0 +1,195 @@
+"""Block tables of the running requests over one pool of KV blocks.
+
+Every block is in exactly one of three places: free, private to one request, or in the prefix tree. A
+request's table starts with tree nodes (shared, full) and ends with private blocks (not full yet, or equal
+to a block that somebody else put into the tree first). Knows nothing of scheduling, time or tensors.
+
+A block takes memory from when it is first given out. Where memory is short, `num_kept` says how many may keep it
+while nobody uses them: beyond that, blocks of the tree are taken before fresh ones, and `give_back` names the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from moeflow.core.request import Request
+from moeflow.kv.prefix_tree import Node, PrefixTree
+
+
+@dataclass(slots=True)
+class _Table:
+    block_ids: list[int] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)  # of the first len(nodes) blocks
+
+
+class BlockTables:
+    """Gives blocks to requests, shares full ones, takes them back."""
+
+    def __init__(
+        self, *, num_blocks: int, block_size: int, prefix_caching: bool = True, num_kept: int | None = None
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.limit = num_blocks  # of blocks in use at once: below num_blocks if memory has become short
+        self._num_kept = num_blocks if num_kept is None else num_kept
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        self.tree = PrefixTree(block_size)
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: low numbers first, reused while warm
+        self._num_fresh = num_blocks  # at its bottom: blocks that take no memory
+        self._tables: dict[Request, _Table] = {}
+        self._fresh: list[Node] = []  # put into the tree for the pass under way
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be had now: free ones and unused ones of the tree, within the limit."""
+        return max(self.limit - self.num_used, 0)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that only the prefix tree holds."""
+        return self.tree.num_unused
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that running requests hold."""
+        return self.num_blocks - len(self._free) - self.tree.num_unused
+
+    @property
+    def num_touched(self) -> int:
+        """Blocks that take memory."""
+        return self.num_blocks - self._num_fresh
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return how many blocks that many tokens fill."""
+        return -(-num_tokens // self.block_size)
+
+    def block_ids(self, request: Request, num_tokens: int) -> tuple[int, ...]:
+        """Return the blocks of the first `num_tokens` positions."""
+        return tuple(self._tables[request].block_ids[: self.blocks_for(num_tokens)])
+
+    def open(self, request: Request, *, reuse: bool = True) -> int:
+        """Start a table with the longest shared prefix; return how many tokens it already holds.
+
+        At least one token is always left to compute, because its logits choose the next one.
+        """
+        assert request not in self._tables
+        table = self._tables[request] = _Table()
+        if self.prefix_caching and reuse:
+            max_blocks = (request.num_tokens - 1) // self.block_size
+            table.nodes = self.tree.match(request.token_ids(0, max_blocks * self.block_size), max_blocks)
+            for node in table.nodes:
+                self.tree.lock(node)
+            table.block_ids = [node.block_id for node in table.nodes]
+        return len(table.nodes) * self.block_size
+
+    def reserve(self, request: Request, num_tokens: int, *, keep_available: int = 0) -> bool:
+        """Make the table hold positions [0, num_tokens).
+
+        Returns False, with nothing changed, if that would leave fewer than `keep_available` blocks to others.
+        """
+        table = self._tables[request]
+        num_needed = self.blocks_for(num_tokens) - len(table.block_ids)
+        if num_needed > 0:
+            if num_needed + keep_available > self.num_available:
+                return False
+            table.block_ids.extend(self._take() for _ in range(num_needed))
+        return True
+
+    def lacks(self, request: Request, num_tokens: int) -> bool:
+        """Say whether the table does not hold all of positions [0, num_tokens) yet."""
+        return len(self._tables[request].block_ids) < self.blocks_for(num_tokens)
+
+    def share(self, request: Request, stop: int) -> None:
+        """Put the blocks that are full once positions [0, stop) are computed into the tree.
+
+        Called when a pass is planned, so that a later request of the same pass can build on them: a pass
+        writes all its keys and values before any of them is read. A private block that was computed in an
+        earlier pass and equals one in the tree is given back in favour of that one.
+        """
+        if not self.prefix_caching:
+            return
+        table = self._tables[request]
+        for index in range(len(table.nodes), stop // self.block_size):
+            tokens = tuple(request.token_ids(index * self.block_size, (index + 1) * self.block_size))
+            parent = table.nodes[-1] if table.nodes else self.tree.root
+            twin = parent.children.get(tokens)
+            if twin is None:
+                node = self.tree.insert(parent, tokens, table.block_ids[index])
+                self._fresh.append(node)
+            elif (index + 1) * self.block_size <= request.num_computed_tokens:
+                node = twin
+                self.tree.lock(node)
+                self._free.append(table.block_ids[index])
+                table.block_ids[index] = node.block_id
+            else:
+                break  # this pass still writes into it; exchanged once that is done
+            table.nodes.append(node)
+
+    def close(self, request: Request) -> None:
+        """Take back a request's table; shared blocks stay in the tree until their space is needed."""
+        table = self._tables.pop(request)
+        for node in reversed(table.nodes):
+            self.tree.unlock(node)
+        self._free.extend(reversed(table.block_ids[len(table.nodes) :]))
+
+    def confirm_pass(self) -> None:
+        """The pass went well: what was shared for it holds valid contents."""
+        self._fresh.clear()
+
+    def rests_on_pass(self, request: Request) -> bool:
+        """Say whether a table holds what is shared for the pass under way, and is void if that fails."""
+        nodes = self._tables[request].nodes
+        return any(node in nodes for node in self._fresh)
+
+    def discard_pass(self) -> None:
+        """The pass failed: what was shared for it is void. Tables that rest on it must be closed already."""
+        for node in reversed(self._fresh):
+            self._free.append(self.tree.remove(node))
+        self._fresh.clear()
+
+    def give_back(self) -> list[int]:
+        """Return blocks that nobody uses, of those beyond `num_kept`: they are fresh again, their contents void.
+
+        Only between passes.
+        """
+        assert not self._fresh
+        given: list[int] = []
+        while self.num_touched - len(given) > self._num_kept:
+            if len(self._free) > self._num_fresh:
+                given.append(self._free.pop())
+                continue
+            block_id = self.tree.evict()
+            if block_id is None:
+                break
+            given.append(block_id)
+        self._free[:0] = given
+        self._num_fresh += len(given)
+        return given
+
+    def check_integrity(self) -> None:
+        """Prove that every block is in exactly one place and every user is counted. AssertionError if not."""
+        private = [b for t in self._tables.values() for b in t.block_ids[len(t.nodes) :]]
+        nodes = list(self.tree.nodes())
+        everywhere = sorted(self._free + private + [node.block_id for node in nodes])
+        assert everywhere == list(range(self.num_blocks)), "a block is lost or held twice"
+        assert 0 <= self._num_fresh <= len(self._free)
+        assert len(nodes) == self.tree.num_nodes
+        assert sum(node.num_users == 0 for node in nodes) == self.tree.num_unused
+        users = {id(node): 0 for node in nodes}
+        for request, table in self._tables.items():
+            assert [node.block_id for node in table.nodes] == table.block_ids[: len(table.nodes)]
+            assert len(table.block_ids) >= self.blocks_for(request.num_computed_tokens)
+            for node in table.nodes:
+                users[id(node)] += 1
+        for node in nodes:
+            assert node.num_users == users[id(node)], "a user of a shared block is miscounted"
+            assert node.parent is self.tree.root or (node.parent and node.parent.num_users >= node.num_users)
+
+    def _take(self) -> int:
+        if len(self._free) == self._num_fresh and (not self._free or self.num_touched >= self._num_kept):
+            block_id = self.tree.evict()
+            if block_id is not None:
+                return block_id
+        assert self._free, "num_available promised a block"
+        self._num_fresh = min(self._num_fresh, len(self._free) - 1)
+        return self._free.pop()

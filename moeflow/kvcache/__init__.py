@@ -1,1 +1,0 @@
-"""KV bookkeeping: which blocks hold whose keys and values. Block numbers only; the tensors live elsewhere."""

@@ -1,0 +1,258 @@
+"""The offline API: a model in the caller's process. Prompts in, results out, with a progress bar.
+
+Drives the same engine that serves, pass by pass, in the caller's thread; one generation at a time. Knows
+nothing of asyncio.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from moeflow.core.cache_dir import cache_folder
+from moeflow.core.engine_config import EngineConfig
+from moeflow.core.errors import ConfigError, EngineError, RequestError
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.admission import check_request, encode_prompt, make_submissions
+from moeflow.engine.engine import Engine
+from moeflow.engine.interrupts import hold_interrupts
+from moeflow.engine.messages import EngineStats, ModelInfo, Submission
+from moeflow.engine.results import CompletionOutput, RequestOutput
+from moeflow.engine.text.output_text import SequenceText, TextDelta
+from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.planner.resolve import decide
+from moeflow.planner.setting_values import read_settings
+from moeflow.planner.settings import Settings
+from moeflow.train.builtin import ensure_builtin_model
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """A model that is ready to generate.
+
+    `model` is a Hugging Face folder or a GGUF file; None is the built-in model, which is made at first use.
+    The settings are the fields of `engine.settings.Settings`: dtype, device, max_model_len, ... Each may be what it
+    would be on the command line, too: memory_bytes="4GiB", num_threads="2", cache_dir="~/models".
+    `on_progress(done, total)` is called while the model is made or loaded.
+
+    Use it in a `with` block, or close it, to free the memory.
+
+    Raises: ConfigError, CheckpointError, CapacityError.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        on_progress: Callable[[int, int], None] | None = None,
+        **settings: Any,
+    ) -> None:
+        wish = _make_settings(model, settings, on_progress)
+        self._load(decide(wish), on_progress)
+
+    def _load(self, config: EngineConfig, on_progress: Callable[[int, int], None] | None) -> None:
+        self.tokenizer = Tokenizer.load(config.model_path)
+        self._engine: Engine | None = Engine.load(config, on_progress)
+        self.model: ModelInfo = self._engine.model
+        self._is_busy = False
+        self._request_numbers = itertools.count()
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, on_progress: Callable[[int, int], None] | None = None) -> Self:
+        """Load what was decided already."""
+        llm = cls.__new__(cls)
+        llm._load(config, on_progress)
+        return llm
+
+    def generate(
+        self, prompts: str | Sequence[Prompt], sampling_params: Params = None, *, progress: bool = True
+    ) -> list[RequestOutput]:
+        """Complete one prompt or many, each text or token ids; results come in the order of the prompts.
+
+        `sampling_params` holds for all prompts, or is a list with one for each. Ctrl-C stops the work and
+        leaves the model usable.
+
+        Raises: RequestError before anything runs, if one of the prompts can never run.
+        """
+        items: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
+        results = [RequestOutput(item if isinstance(item, str) else None, self._encode(item), []) for item in items]
+        return self._run(results, sampling_params, progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        *,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, a list of {"role": ..., "content": ...}, or a list of conversations.
+
+        Raises: RequestError if the model has no chat template, or as `generate`; ChatTemplateError if the model's
+        template is broken, or takes more time or memory than it may.
+        """
+        is_one = all(isinstance(message, Mapping) for message in messages)
+        conversations: Any = [messages] if is_one else messages
+        prompts = [self._encode_chat(conversation) for conversation in conversations]
+        return self._run([RequestOutput(None, prompt, []) for prompt in prompts], sampling_params, progress)
+
+    def stream(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
+    ) -> Generator[TextDelta, None, None]:
+        """Answer a conversation piece by piece. Closing the iterator stops the work.
+
+        Raises: RequestError at once, if the request can never run.
+        """
+        prompt = self._encode_chat(messages)
+        params = sampling_params or SamplingParams()
+        check_request(self.model, prompt, params)
+        return self._stream(prompt, params)
+
+    def stats(self) -> EngineStats:
+        """Return what the engine has counted since it was loaded. Raises: EngineError if it is closed."""
+        if self._engine is None:
+            raise EngineError("this LLM is closed")
+        return self._engine.stats()
+
+    def close(self) -> None:
+        """Free the model's memory; the object is of no use afterwards."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        return encode_prompt(self.tokenizer, prompt, max_tokens=self.model.max_model_len)
+
+    def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        return self.tokenizer.apply_chat_template(messages, max_tokens=self.model.max_model_len)
+
+    def _run(self, results: list[RequestOutput], sampling_params: Params, progress: bool) -> list[RequestOutput]:
+        params = _one_for_each(sampling_params, len(results))
+        requests = [(result.prompt_token_ids, each) for result, each in zip(results, params, strict=True)]
+        for prompt, each in requests:
+            check_request(self.model, prompt, each)
+        for result, each in zip(results, params, strict=True):
+            result.outputs = [CompletionOutput(index) for index in range(each.n)]
+        num_completions = sum(each.n for each in params)
+        with _progress_bar(num_completions, progress) as advance, closing(self._generate(requests)) as deltas:
+            for number, delta in deltas:
+                results[number].add(delta)
+                advance(delta)
+        return results
+
+    def _stream(self, prompt: list[int], params: SamplingParams) -> Generator[TextDelta, None, None]:
+        with closing(self._generate([(prompt, params)])) as deltas:
+            for _, delta in deltas:
+                yield delta
+
+    def _generate(
+        self, requests: list[tuple[list[int], SamplingParams]]
+    ) -> Generator[tuple[int, TextDelta], None, None]:
+        """Yield (number of the request, delta) pass by pass; leaving early cancels what still runs."""
+        engine = self._claim()
+        live: dict[str, tuple[int, SequenceText]] = {}
+        try:
+            for number, (prompt, params) in enumerate(requests):
+                submissions = make_submissions(f"llm-{next(self._request_numbers)}", prompt, params)
+                for index, submission in enumerate(submissions):
+                    live[submission.request_id] = number, SequenceText(index, self.tokenizer, params)
+                _submit(engine, submissions)
+            while live:
+                with hold_interrupts():
+                    outputs = engine.step()
+                assert outputs or engine.has_work, "the engine forgot a request"
+                for output in outputs:
+                    if output.request_id not in live:
+                        continue  # ended by a stop string, or left over from a generation that was left early
+                    number, text = live[output.request_id]
+                    delta = text.push(output)
+                    if delta.finish_reason is not None:
+                        del live[output.request_id]
+                        engine.cancel([output.request_id])  # a stop string ends it for us, not for the engine
+                    yield number, delta
+        finally:
+            with hold_interrupts():
+                engine.cancel(live)
+            self._is_busy = False
+
+    def _claim(self) -> Engine:
+        if self._engine is None:
+            raise EngineError("this LLM is closed")
+        if self._is_busy:
+            raise EngineError("this LLM is in the middle of another generation: finish it, or close its iterator")
+        self._is_busy = True
+        return self._engine
+
+
+def _submit(engine: Engine, submissions: list[Submission]) -> None:
+    with hold_interrupts():
+        for submission in submissions:
+            engine.submit(submission)
+
+
+def _make_settings(
+    model: str | Path | None, settings: dict[str, Any], on_progress: Callable[[int, int], None] | None
+) -> Settings:
+    """Check names and values, and make the built-in model if no other is named."""
+    known = [field.name for field in fields(Settings)]
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            raise ConfigError(f"there is no setting {name!r}; {hint}")
+    values = read_settings(Settings, {**settings, "model": model})
+    if model is None:
+        values["model"] = str(ensure_builtin_model(cache_folder(values.get("cache_dir")), on_progress))
+    return Settings(**values)
+
+
+def _one_for_each(sampling_params: Params, count: int) -> list[SamplingParams]:
+    if sampling_params is None or isinstance(sampling_params, SamplingParams):
+        return [sampling_params or SamplingParams()] * count
+    if len(sampling_params) != count:
+        raise RequestError(
+            f"there are {len(sampling_params)} sampling_params for {count} prompts; give one for each, or one for all",
+            param="sampling_params",
+        )
+    return list(sampling_params)
+
+
+@contextmanager
+def _progress_bar(num_completions: int, is_shown: bool) -> Iterator[Callable[[TextDelta], None]]:
+    """Draw completions done and tokens a second on stderr; yield what takes each delta."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[speed]:.1f} tokens/s"),
+        TimeElapsedColumn(),
+    )
+    num_tokens = 0
+    with Progress(*columns, console=Console(stderr=True), disable=not is_shown) as bar:
+        task_id = bar.add_task("Generating", total=num_completions, speed=0.0)
+
+        def advance(delta: TextDelta) -> None:
+            nonlocal num_tokens
+            num_tokens += len(delta.token_ids)
+            elapsed_s = bar.tasks[0].elapsed or 0.0
+            speed = num_tokens / elapsed_s if elapsed_s else 0.0
+            bar.update(task_id, advance=delta.finish_reason is not None, speed=speed)
+
+        yield advance

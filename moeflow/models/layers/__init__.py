@@ -1,0 +1,1 @@
+"""What the families are built from: attention, experts, decoder layers. They compute and nothing else."""

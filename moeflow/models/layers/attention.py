@@ -1,0 +1,85 @@
+"""Grouped-query self-attention with rotary positions: projections on either side of the paged attention kernel.
+
+Families differ in biases, in clipping and in whether queries and keys are normalised, per head or over all heads.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from moeflow.core.model_config import ModelConfig
+from moeflow.kernels.attention import attend
+from moeflow.kernels.attention_input import attention_input
+from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.heads import Heads
+from moeflow.kernels.kv_blocks import KVBlocks
+from moeflow.models.layers.context import ForwardContext
+from moeflow.models.layers.linear import Linear
+from moeflow.models.layers.placement import Destination, Placement
+from moeflow.models.layers.rotary import RotaryTable
+
+QKNorm = Literal["per_head", "all_heads"]
+
+
+class Attention:
+    """The attention of one layer."""
+
+    def __init__(self, config: ModelConfig, place: Placement, layer_idx: int, qk_norm: QKNorm | None = None) -> None:
+        self.layer_idx = layer_idx
+        self.sliding_window = config.sliding_window
+        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+        self.qkv_proj = Linear(place, config.hidden_size, parts, bias=config.attention_bias)
+        self.o_proj = Linear(place, q_size, {"o_proj": config.hidden_size}, bias=config.attention_bias)
+        self.q_norm = self.k_norm = None
+        if qk_norm is not None:
+            per_head = qk_norm == "per_head"
+            self.q_norm = place.empty(config.head_dim if per_head else q_size)
+            self.k_norm = place.empty(config.head_dim if per_head else kv_size)
+        self.heads = Heads(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            q_norm=self.q_norm,
+            k_norm=self.k_norm,
+            eps=config.rms_norm_eps,
+            clip=config.clip_qkv,
+        )
+
+    def attend(self, qkv: Tensor, rotary: RotaryTable, context: ForwardContext) -> Tensor:
+        """Store K and V in the cache and attend.
+
+        Shapes: qkv [T, (Q + 2 KV) * D] from `qkv_proj`, used up -> [T, Q * D].
+        """
+        return self.attend_over(context.kv.layer(self.layer_idx), qkv, rotary, context.attention)
+
+    def attend_over(self, blocks: KVBlocks, qkv: Tensor, rotary: RotaryTable, metadata: AttentionMetadata) -> Tensor:
+        """Do the same over any blocks; the metadata number these."""
+        q = self.store(blocks, qkv, rotary, metadata)
+        return attend(q, blocks, metadata, sliding_window=self.sliding_window)
+
+    def store(self, blocks: KVBlocks, qkv: Tensor, rotary: RotaryTable, metadata: AttentionMetadata) -> Tensor:
+        """Store K and V in blocks, and return the queries [T, Q, D]; qkv is used up."""
+        return attention_input(qkv, self.heads, rotary.cos, rotary.sin, blocks, metadata)
+
+    def on_host(self) -> Attention:
+        """Return this attention for `attend_over` and `store` in main memory and float32; of its weights, the norms."""
+        norms = (self.q_norm, self.k_norm)
+        q_norm, k_norm = (None if norm is None else norm.to("cpu", torch.float32) for norm in norms)
+        attention = copy.copy(self)
+        attention.heads = dataclasses.replace(self.heads, q_norm=q_norm, k_norm=k_norm)
+        return attention
+
+    def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
+        """Yield (checkpoint name, destination)."""
+        yield from self.qkv_proj.named_weights(prefix)
+        yield from self.o_proj.named_weights(prefix)
+        if self.q_norm is not None and self.k_norm is not None:
+            yield f"{prefix}.q_norm.weight", self.q_norm
+            yield f"{prefix}.k_norm.weight", self.k_norm

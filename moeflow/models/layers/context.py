@@ -1,0 +1,19 @@
+"""What a pass hands to every layer beside the hidden states. An argument, never a global."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kv.storage import KVStorage
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardContext:
+    """The tokens of one pass, concatenated without padding."""
+
+    positions: Tensor  # [T] int64, each token's place in its sequence
+    attention: AttentionMetadata
+    kv: KVStorage

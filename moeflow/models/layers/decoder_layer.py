@@ -1,0 +1,105 @@
+"""One decoder layer in three stages, so that a pipeline can run each where and when it wants."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from moeflow.core.model_config import ModelConfig
+from moeflow.kernels.cpu.decoder import PackedLayer
+from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.cpu.stages import MoEStage
+from moeflow.models.layers.attention import Attention
+from moeflow.models.layers.context import ForwardContext
+from moeflow.models.layers.expert_slabs import ExpertSlabs
+from moeflow.models.layers.mlp import MLP, FusedMLP
+from moeflow.models.layers.moe import MoE
+from moeflow.models.layers.norm import RMSNorm
+from moeflow.models.layers.placement import Destination, Placement
+from moeflow.models.layers.rotary import RotaryTable
+from moeflow.models.layers.shared_experts import Routed
+
+
+class DecoderLayer:
+    """Attention, then feed-forward network, each normalised before and added to what came in."""
+
+    def __init__(self, config: ModelConfig, place: Placement, self_attn: Attention, mlp: MLP | FusedMLP | MoE) -> None:
+        self.self_attn = self_attn
+        self.mlp = mlp
+        self.input_layernorm = RMSNorm(place, config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(place, config.hidden_size, config.rms_norm_eps)
+        self._stage = self._make_stage()
+
+    def __call__(self, hidden: Tensor, rotary: RotaryTable, context: ForwardContext) -> Tensor:
+        """Shapes: hidden [T, H] -> [T, H]."""
+        attended = self.attention(self.pre_attention(hidden), rotary, context)
+        return self.post_attention(hidden, attended)
+
+    @property
+    def movable_experts(self) -> PackedExperts | ExpertSlabs | None:
+        """The experts, or the dense network as one; None if `with_experts` cannot take them from elsewhere."""
+        weights = None if isinstance(self.mlp, MLP) else self.mlp.weights
+        return weights if isinstance(weights, PackedExperts | ExpertSlabs) else None
+
+    def with_experts(self, weights: PackedExperts | ExpertSlabs) -> DecoderLayer:
+        """Return this layer with experts that lie elsewhere; all else is shared."""
+        assert not isinstance(self.mlp, MLP)
+        layer = copy.copy(self)
+        layer.mlp = self.mlp.with_experts(weights)
+        layer._stage = layer._make_stage()
+        return layer
+
+    def packed(self) -> PackedLayer | None:
+        """Return the layer for `PackedDecoder`; None if it has to be run stage by stage."""
+        attention = self.self_attn
+        if self._stage is None or not isinstance(attention.qkv_proj.weight, PackedWeight):
+            return None
+        return PackedLayer(
+            qkv=attention.qkv_proj.weight,
+            qkv_bias=attention.qkv_proj.bias,
+            input_norm=self.input_layernorm.weight,
+            heads=attention.heads,
+            sliding_window=attention.sliding_window,
+            stage=self._stage,
+        )
+
+    def pre_attention(self, hidden: Tensor) -> Tensor:
+        """Return queries, keys and values side by side. Shapes: hidden [T, H] -> [T, (Q + 2 KV) * D]."""
+        return self.self_attn.qkv_proj.after_norm(hidden, self.input_layernorm)
+
+    def attention(self, qkv: Tensor, rotary: RotaryTable, context: ForwardContext) -> Tensor:
+        """Store keys and values in the cache and attend; qkv is used up. Shapes: as above -> [T, Q * D]."""
+        return self.self_attn.attend(qkv, rotary, context)
+
+    def post_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """Shapes: hidden [T, H] as it came into the layer, attended [T, Q * D] -> [T, H]."""
+        if self._stage is not None and not isinstance(self.mlp, MLP) and self.mlp.is_one_call:
+            return self._stage(hidden, attended)
+        hidden = self.self_attn.o_proj(attended, residual=hidden)
+        return self.mlp(self.post_attention_layernorm(hidden), residual=hidden)
+
+    @property
+    def has_router(self) -> bool:
+        """Whether it has experts to choose from."""
+        return isinstance(self.mlp, MoE)
+
+    def route(self, hidden: Tensor, attended: Tensor) -> tuple[Tensor, Routed]:
+        """Return what experts are to be added to, [T, H], and what they compute with. Shapes: as `post_attention`."""
+        assert isinstance(self.mlp, MoE)
+        hidden = self.self_attn.o_proj(attended, residual=hidden)
+        normed = self.post_attention_layernorm(hidden)
+        return hidden, Routed(normed, *self.mlp.route(normed))
+
+    def _make_stage(self) -> MoEStage | None:
+        if isinstance(self.mlp, MLP):
+            return None
+        return self.mlp.stage(self.self_attn.o_proj, self.post_attention_layernorm)
+
+    def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
+        """Yield (checkpoint name, destination)."""
+        yield from self.self_attn.named_weights(f"{prefix}.self_attn")
+        yield from self.mlp.named_weights(prefix)
+        yield f"{prefix}.input_layernorm.weight", self.input_layernorm.weight
+        yield f"{prefix}.post_attention_layernorm.weight", self.post_attention_layernorm.weight

@@ -1,0 +1,34 @@
+"""What follows attention as one call, made from the layers that it takes together."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.cpu.stages import MoEStage
+from moeflow.kernels.routing import SoftmaxTopK
+from moeflow.models.layers.linear import Linear
+from moeflow.models.layers.norm import RMSNorm
+
+
+def expert_stage(
+    o_proj: Linear,
+    norm: RMSNorm,
+    router: PackedWeight | None,
+    choose: SoftmaxTopK,
+    experts: PackedExperts,
+    slots: Tensor | None = None,
+) -> MoEStage | None:
+    """Return the call; None if the output projection is not packed. Without a router the network is dense."""
+    if not isinstance(o_proj.weight, PackedWeight):
+        return None
+    return MoEStage(
+        o_proj=o_proj.weight,
+        o_bias=o_proj.bias,
+        norm=norm.weight,
+        eps=norm.eps,
+        router=router,
+        choose=choose,
+        experts=experts,
+        slots=slots,
+    )

@@ -1,0 +1,86 @@
+"""The dense feed-forward network (SwiGLU): an expert layer with one expert, which every token goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from moeflow.kernels.activation import silu_and_mul
+from moeflow.kernels.cpu import extension
+from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.cpu.stages import MoEStage
+from moeflow.kernels.experts import fused_experts
+from moeflow.kernels.routing import SoftmaxTopK
+from moeflow.models.layers.expert_slabs import ExpertSlabs
+from moeflow.models.layers.expert_stage import expert_stage
+from moeflow.models.layers.linear import Linear
+from moeflow.models.layers.norm import RMSNorm
+from moeflow.models.layers.placement import Destination, Placement
+
+
+class MLP:
+    """`down(silu(gate(x)) * up(x))`, gate and up in one product."""
+
+    def __init__(self, place: Placement, hidden_size: int, intermediate_size: int, *, bias: bool = False) -> None:
+        gate_up = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
+        self.gate_up_proj = Linear(place, hidden_size, gate_up, bias=bias)
+        self.down_proj = Linear(place, intermediate_size, {"down_proj": hidden_size}, bias=bias)
+
+    def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return the network's result plus the residual. Shapes: hidden and residual [T, H] -> [T, H]."""
+        return self.down_proj(silu_and_mul(self.gate_up_proj(hidden)), residual)
+
+    def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
+        """Yield (checkpoint name, destination)."""
+        yield from self.gate_up_proj.named_weights(f"{prefix}.mlp")
+        yield from self.down_proj.named_weights(f"{prefix}.mlp")
+
+
+class FusedMLP:
+    """The same as the one expert of a layer: packed, in one call, or as a slab."""
+
+    def __init__(self, weights: PackedExperts | ExpertSlabs) -> None:
+        self.weights = weights
+
+    def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return the network's result plus the residual. Shapes: hidden and residual [T, H] -> [T, H]."""
+        num_tokens = hidden.shape[0]
+        topk_ids = torch.zeros(num_tokens, 1, dtype=torch.int64, device=hidden.device)
+        topk_weights = torch.ones(num_tokens, 1, device=hidden.device)
+        if isinstance(self.weights, PackedExperts):
+            return extension.experts(hidden, self.weights, topk_ids, topk_weights, residual)
+        out = fused_experts(hidden, self.weights.gate_up, self.weights.down, topk_ids, topk_weights)
+        return out if residual is None else out.add_(residual)
+
+    @property
+    def is_one_call(self) -> bool:
+        """As `MoE` says it."""
+        return isinstance(self.weights, PackedExperts)
+
+    def with_experts(self, weights: PackedExperts | ExpertSlabs) -> FusedMLP:
+        """Return the network with weights that lie elsewhere."""
+        return FusedMLP(weights)
+
+    def stage(self, o_proj: Linear, norm: RMSNorm) -> MoEStage | None:
+        """Return one call for all that follows attention in a layer with this network; None if there is none."""
+        if isinstance(self.weights, ExpertSlabs):
+            return None
+        return expert_stage(o_proj, norm, None, SoftmaxTopK(1, renormalize=False), self.weights)
+
+    def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
+        """Yield (checkpoint name, destination)."""
+        parts: Sequence[tuple[Destination, Destination, Destination]] = self.weights.parts()
+        ((gate, up, down),) = parts
+        yield f"{prefix}.mlp.gate_proj.weight", gate
+        yield f"{prefix}.mlp.up_proj.weight", up
+        yield f"{prefix}.mlp.down_proj.weight", down
+
+
+def dense_mlp(place: Placement, hidden_size: int, intermediate_size: int, *, bias: bool = False) -> MLP | FusedMLP:
+    """Return the network in the form that suits where its weights are."""
+    weights = None if bias else place.network(hidden_size, intermediate_size)
+    if weights is not None:
+        return FusedMLP(weights)
+    return MLP(place, hidden_size, intermediate_size, bias=bias)

@@ -1,0 +1,114 @@
+"""The Mixture-of-Experts feed-forward block: a router and its experts.
+
+How a router's scores become a choice is the family's business (a function from the model file), and so are the
+checkpoint names; the experts are one shared layer.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from moeflow.core.model_config import ModelConfig
+from moeflow.experts.cached_experts import CachedExperts
+from moeflow.kernels.cpu import extension
+from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.cpu.stages import MoEStage
+from moeflow.kernels.experts import fused_experts
+from moeflow.kernels.linear import linear
+from moeflow.kernels.routing import SoftmaxTopK
+from moeflow.models.layers.expert_slabs import ExpertSlabs
+from moeflow.models.layers.expert_stage import expert_stage
+from moeflow.models.layers.linear import Linear
+from moeflow.models.layers.norm import RMSNorm
+from moeflow.models.layers.placement import AbsentExperts, Destination, Placement, whole
+
+# router logits [T, E] -> (topk_ids [T, K] int64, topk_weights [T, K] float32)
+Choose = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """How a family's checkpoints name the weights of the block, below the layer."""
+
+    block: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+class MoE:
+    """Routes each token to `top_k` experts and adds up what they return."""
+
+    def __init__(self, config: ModelConfig, place: Placement, choose: Choose, names: ExpertNames) -> None:
+        self.config = config
+        self.choose = choose
+        self.names = names
+        self.router = place.router(config.num_experts, config.hidden_size)
+        self.weights = place.experts(config.num_experts, config.hidden_size, config.intermediate_size)
+        self.on_route = place.on_route
+
+    def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return the block's result plus the residual. Shapes: hidden and residual [T, H] -> [T, H]."""
+        topk_ids, topk_weights = self.route(hidden)
+        if self.on_route is not None:
+            self.on_route(topk_ids)
+        return self.experts(hidden, topk_ids, topk_weights, residual)
+
+    def route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return topk_ids [T, K] int64 and topk_weights [T, K] float32. Shapes: hidden [T, H]."""
+        if isinstance(self.router, Tensor):
+            hidden = hidden.to(self.router.dtype)  # a router may be kept more precisely than all else
+        return self.choose(linear(hidden, self.router))
+
+    def experts(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return the weighted sum of each token's experts plus the residual. Shapes: hidden [T, H] -> [T, H]."""
+        if isinstance(self.weights, CachedExperts):
+            return self.weights(hidden, topk_ids, topk_weights, residual)
+        if isinstance(self.weights, PackedExperts):
+            return extension.experts(hidden, self.weights, topk_ids, topk_weights, residual)
+        assert not isinstance(self.weights, AbsentExperts)
+        out = fused_experts(hidden, self.weights.gate_up, self.weights.down, topk_ids, topk_weights)
+        return out if residual is None else out.add_(residual)
+
+    def with_experts(self, weights: PackedExperts | ExpertSlabs) -> MoE:
+        """Return this block, its router too, with experts that lie elsewhere."""
+        block = copy.copy(self)
+        block.weights = weights
+        return block
+
+    def stage(self, o_proj: Linear, norm: RMSNorm) -> MoEStage | None:
+        """Return one call for all that follows attention in a layer with this block; None if there is none."""
+        router, weights, choose = self.router, self.weights, self.choose
+        if not (isinstance(router, PackedWeight) and isinstance(choose, SoftmaxTopK)):
+            return None
+        if isinstance(weights, CachedExperts):
+            return expert_stage(o_proj, norm, router, choose, weights.pool.slots, weights.slots)
+        return expert_stage(o_proj, norm, router, choose, weights) if isinstance(weights, PackedExperts) else None
+
+    @property
+    def is_one_call(self) -> bool:
+        """Whether that call does all by itself: no expert may be missing, and nobody hears what the router chose."""
+        return self.on_route is None and isinstance(self.weights, PackedExperts)
+
+    def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
+        """Yield (checkpoint name, destination); experts that are kept elsewhere are left out."""
+        yield self.router_name(prefix), whole(self.router)
+        if isinstance(self.weights, CachedExperts | AbsentExperts):
+            return
+        experts: Sequence[tuple[Destination, Destination, Destination]] = self.weights.parts()
+        for expert, parts in enumerate(experts):
+            yield from zip(self.expert_names(prefix, expert), parts, strict=True)
+
+    def router_name(self, prefix: str) -> str:
+        """Return the checkpoint name of the router's matrix."""
+        return f"{prefix}.{self.names.block}.gate.weight"
+
+    def expert_names(self, prefix: str, expert: int) -> tuple[str, str, str]:
+        """Return the checkpoint names of an expert's gate, up and down matrices."""
+        matrices = (self.names.gate, self.names.up, self.names.down)
+        gate, up, down = (f"{prefix}.{self.names.block}.experts.{expert}.{matrix}.weight" for matrix in matrices)
+        return gate, up, down

@@ -1,0 +1,100 @@
+"""All layers of a model by the CPU extension in as few calls as possible: one, if all experts it needs are in memory.
+
+Where experts come from disk, the extension looks into the cache's table of slots after each router. A layer that lacks
+an expert, or whose successor will, is finished here: its experts are loaded and computed with as for any other model.
+What was found without asking the cache is told to it afterwards.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from moeflow.experts.cached_experts import CachedExperts
+from moeflow.kernels.cpu.decoder import NOTHING, PackedDecoder, PackedPass
+from moeflow.models.layers.context import ForwardContext
+from moeflow.models.layers.decoder_layer import DecoderLayer
+from moeflow.models.layers.moe import MoE
+from moeflow.models.layers.placement import Placement
+from moeflow.models.layers.rotary import RotaryTable
+
+OnRoute = Callable[[Tensor], None]
+
+
+class PackedLayers:
+    """The layers of one model; its experts are in memory, or in slots."""
+
+    def __init__(self, decoder: PackedDecoder, cached: _CachedLayers | None, on_route: OnRoute | None) -> None:
+        """`on_route` is told of each router's choice, in order, once a pass is through."""
+        self._decoder = decoder
+        self._cached = cached
+        self._on_route = on_route
+
+    @classmethod
+    def of(cls, layers: Sequence[DecoderLayer], place: Placement) -> PackedLayers | None:
+        """Return a model's layers; None if one of them has to be run by itself."""
+        packed = [layer.packed() for layer in layers]
+        if None in packed:
+            return None
+        decoder = PackedDecoder([layer for layer in packed if layer is not None])
+        experts = [layer.mlp.weights for layer in layers if isinstance(layer.mlp, MoE)]
+        cached = [weights for weights in experts if isinstance(weights, CachedExperts)]
+        return cls(decoder, _CachedLayers(decoder, cached) if cached else None, place.on_route)
+
+    def __call__(self, hidden: Tensor, rotary: RotaryTable, context: ForwardContext) -> Tensor:
+        """Return what comes out of the last layer; writes K and V of every token.
+
+        Shapes: hidden [T, H] float32, which is used up -> [T, H].
+        Blocks: until experts are there. Raises: StorageError if one cannot be read.
+        """
+        blocks, is_heard = context.kv.layers, self._on_route is not None
+        work = self._decoder.begin(hidden, rotary.cos, rotary.sin, blocks, context.attention, keeps_choices=is_heard)
+        if self._cached is None:
+            work.run()
+        else:
+            self._cached.run(work)
+        if self._on_route is not None and work.topk_ids is not None:
+            for topk_ids in work.topk_ids:
+                self._on_route(topk_ids)
+        return work.hidden
+
+
+class _CachedLayers:
+    """Runs passes some of whose experts may have to be loaded first."""
+
+    def __init__(self, decoder: PackedDecoder, experts: Sequence[CachedExperts]) -> None:
+        """Take the layers, and the experts of those that have routers."""
+        self._decoder = decoder
+        self._experts = experts
+        self._pool = experts[0].pool
+
+    def run(self, work: PackedPass) -> None:
+        """Run all layers."""
+        num_layers = len(self._decoder.layers)
+        layer = num_routed = 0  # of these, those with routers
+        while layer < num_layers:
+            first, layer = num_routed, self._run_on(work, layer, num_routed)
+            num_routed = self._num_routed_before(layer)
+            if num_routed > first and self._pool.ahead is not None:
+                self._pool.ahead.see_hits(first, work.choices(first, num_routed))
+            if layer < num_layers:
+                work.add_experts(self._experts[num_routed], num_routed)
+                layer, num_routed = layer + 1, num_routed + 1
+
+    def _run_on(self, work: PackedPass, layer: int, num_routed: int) -> int:
+        """Run layers as long as all experts are there; return the first that lacks some."""
+        cache, ahead = self._pool.cache, self._pool.ahead
+        has_absent = cache.begin_read()
+        end = num_routed
+        try:
+            expected = ahead.expected(work.num_tokens) if has_absent and ahead is not None else NOTHING
+            stopped = self._pool.spanned("layers", num_routed, work.run, layer, expected)
+            end = self._num_routed_before(stopped)
+        finally:
+            cache.end_read(num_routed, work.choices(num_routed, end).numpy())
+        return stopped
+
+    def _num_routed_before(self, layer: int) -> int:
+        return bisect_left(self._decoder.routed, layer)

@@ -1,0 +1,67 @@
+"""A layer's experts where two processors share them: who has the first ones adds up theirs, the other adds the rest.
+
+A token's experts are added up in ascending order, so of those below the border only the sum is needed. Packed, the
+results are those of one processor to the bit, wherever the border is.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
+from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.experts import expert_pairs
+from moeflow.models.layers.expert_slabs import ExpertSlabs
+
+Experts = PackedExperts | ExpertSlabs
+
+
+class Routed(NamedTuple):
+    """What experts compute with."""
+
+    hidden: Tensor  # [T, H], normalised
+    topk_ids: Tensor  # [T, K] int64
+    topk_weights: Tensor  # [T, K] float32
+
+    def rows(self, numbers: Tensor) -> Routed:
+        """Return some tokens. Shapes: numbers [n] int64."""
+        return Routed(*(part.index_select(0, numbers) for part in self))
+
+
+def experts_below(border: int, experts: Experts, routed: Routed) -> Tensor:
+    """Return the weighted sum over each token's experts with a number below the border: [T, H] float32."""
+    pairs = _pairs(experts, routed, range(border))
+    return pairs.sum(dim=1) if isinstance(experts, ExpertSlabs) else _added_up(pairs, routed)
+
+
+def experts_from(
+    border: int, experts: Experts, routed: Routed, below: tuple[Tensor, Tensor], residual: Tensor
+) -> Tensor:
+    """Return the weighted sum over each token's experts, of which those below the border were computed before.
+
+    Shapes: residual [T, H], below: the tokens that chose any of those [n] int64, and the sums for them [n, H] float32
+    -> [T, H].
+    """
+    pairs = _pairs(experts, routed, range(border, experts.num_experts))
+    rows, sums = below
+    pairs[rows, routed.topk_ids[rows].argmin(dim=1)] = sums
+    if isinstance(experts, ExpertSlabs):
+        return pairs.sum(dim=1).to(residual.dtype).add_(residual)
+    return _added_up(pairs, routed, residual)
+
+
+def _pairs(experts: Experts, routed: Routed, some: range) -> Tensor:
+    """Return the weighted results of some experts, and 0 for others: [T, K, H] float32."""
+    if isinstance(experts, ExpertSlabs):
+        return expert_pairs(routed.hidden, experts.gate_up, experts.down, routed.topk_ids, routed.topk_weights, some)
+    pairs = torch.zeros(routed.topk_ids.numel(), routed.hidden.shape[1])
+    in_order = {expert: expert for expert in some}
+    SlotExperts(experts, experts.num_experts).pairs(*routed, in_order, pairs)
+    return pairs.view(*routed.topk_ids.shape, routed.hidden.shape[1])
+
+
+def _added_up(pairs: Tensor, routed: Routed, residual: Tensor | None = None) -> Tensor:
+    return add_pairs(pairs.flatten(0, 1), routed.topk_ids, residual)

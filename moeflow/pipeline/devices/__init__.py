@@ -1,0 +1,1 @@
+"""Devices with less memory than the model takes, real and emulated, and what crosses the link to them."""

@@ -1,0 +1,106 @@
+"""A device that is not there: a cap on memory, and a link and processors that take the time theirs would take.
+
+Every byte is really copied and every product really computed, in main memory and by this machine's processor; then the
+caller sleeps until the emulated time is up. So pipelines run, overlap and are tested everywhere, and where the real
+work is well below the emulated time, their times are those of the machine that is emulated. How far that holds is in
+`late_and_charged_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from moeflow.core.errors import CapacityError
+from moeflow.core.offload_config import EmulatedDeviceConfig
+from moeflow.core.units import format_bytes
+from moeflow.kernels.lazy_memory import allocate_lazily
+from moeflow.pipeline.devices.offload_device import DeviceMemory
+from moeflow.pipeline.devices.pace import Pace
+
+
+class EmulatedDevice:
+    """An `OffloadDevice` in main memory."""
+
+    def __init__(self, config: EmulatedDeviceConfig) -> None:
+        self.memory = DeviceMemory("the emulated device", config.capacity_bytes)
+        self.speeds = config.speeds
+        self.torch_device = torch.device("cpu")
+        self._up, self._down, self._processor, self._host = Pace(), Pace(), Pace(), Pace()
+
+    def allocate(self, num_bytes: int, purpose: str) -> Tensor:
+        """Return zeros [num_bytes] uint8 on the device. Raises: CapacityError."""
+        self.memory.take(num_bytes, purpose)
+        return _allocate(num_bytes)
+
+    def hold(self, source: Tensor, purpose: str) -> Tensor:
+        """Return bytes as they lie on the device: here, where they are. Raises: CapacityError."""
+        self.memory.take(source.nbytes, purpose)
+        return source
+
+    def allocate_pinned(self, num_bytes: int) -> Tensor:
+        """Return zeros [num_bytes] uint8 in main memory. Raises: CapacityError."""
+        return _allocate(num_bytes)
+
+    def upload(self, target: Tensor, source: Tensor) -> None:
+        """Copy to the device. Blocks: as long as the link takes."""
+        with self._up.lasting(_seconds(source.nbytes, self.speeds.link)):
+            target.copy_(source)
+
+    def download(self, target: Tensor, source: Tensor) -> None:
+        """Copy from the device. Blocks: as long as the link takes, which does not care for what goes the other way."""
+        with self._down.lasting(_seconds(source.nbytes, self.speeds.link)):
+            target.copy_(source)
+
+    def to_device(self, source: Tensor) -> Tensor:
+        """Return a copy on the device. Blocks: as `upload` does."""
+        target = torch.empty_like(source)
+        self.upload(target, source)
+        return target
+
+    def to_host(self, source: Tensor) -> Tensor:
+        """Return a copy on the host. Blocks: as `download` does."""
+        target = torch.empty_like(source)
+        self.download(target, source)
+        return target
+
+    def computing(self, num_bytes: int, flops: int) -> AbstractContextManager[None]:
+        """Return a `with` block for work on the device, which lasts as long as its slower part: bytes or FLOPs."""
+        speeds = self.speeds
+        return self._processor.lasting(
+            max(_seconds(num_bytes, speeds.device_bytes), _seconds(flops, speeds.device_flops))
+        )
+
+    def computing_on_host(self, num_bytes: int, flops: int) -> AbstractContextManager[None]:
+        """Return the same for work on the host's processor."""
+        speeds = self.speeds
+        return self._host.lasting(max(_seconds(num_bytes, speeds.host_bytes), _seconds(flops, speeds.host_flops)))
+
+    def ordered(self, task: int, after: Sequence[int]) -> AbstractContextManager[None]:
+        """Return a `with` block that does nothing: all is done when its own block is left."""
+        return nullcontext()
+
+    def synchronize(self) -> None:
+        """Wait for nothing, likewise."""
+
+    @property
+    def late_and_charged_s(self) -> tuple[float, float]:
+        """By how much real work overran its emulated time so far, and that time: their ratio near 0, all is as said."""
+        paces = (self._up, self._down, self._processor, self._host)
+        return sum(pace.late_s for pace in paces), sum(pace.charged_s for pace in paces)
+
+
+def _seconds(amount: int, per_second: float) -> float:
+    return amount / per_second if per_second else 0.0
+
+
+def _allocate(num_bytes: int) -> Tensor:
+    try:
+        return allocate_lazily(num_bytes)
+    except MemoryError as error:
+        raise CapacityError(
+            f"{format_bytes(num_bytes)} of main memory cannot be had for the emulated device; emulate less memory"
+        ) from error

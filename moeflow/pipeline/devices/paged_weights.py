@@ -1,0 +1,188 @@
+"""Weights that do not stay on the device: cut into pages, staged in pinned memory, and held there for two layers.
+
+The part of a layer that is streamed lies in a row in main memory. A pass cuts it into as many pages as it has
+micro-batches, so that no small transfer waits for a whole layer. Device and staging memory hold two layers each: one
+is computed with, or copied out of, while the next one fills the other half. The page table says which half has which
+layer, and which of its pages are there. A pipeline that overwrites what is in use, or computes with what is not there,
+is stopped. Source: MoE-Lightning 4.1 and A.1.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+from torch import Tensor
+
+from moeflow.pipeline.devices.offload_device import OffloadDevice
+
+_HALVES: Final = 2
+_ALIGNMENT: Final = 64  # bytes, of where a page begins
+
+
+class PagedWeights:
+    """The streamed parts of all layers."""
+
+    def __init__(self, parts: Sequence[Tensor], device: OffloadDevice) -> None:
+        """Take each layer's part: [bytes] uint8 in main memory, empty if all of the layer stays on the device.
+
+        Raises: CapacityError if the device lacks room for two of the largest.
+        """
+        self._parts = tuple(parts)
+        self._device = device
+        self._num_pages = 1
+        self._skipped = [0] * len(parts)
+        self._lock = threading.Lock()  # of the two tables
+        half_bytes = max((part.numel() for part in parts), default=0)
+        on_device = device.allocate(_HALVES * half_bytes, "two layers' streamed weights")
+        self._on_device = _Halves(on_device.view(_HALVES, half_bytes), "the device")
+        self._staged = _Halves(device.allocate_pinned(_HALVES * half_bytes).view(_HALVES, half_bytes), "pinned memory")
+
+    def halves(self, layer: int) -> list[Tensor]:
+        """Return the two places on the device where a layer's part may be: [bytes] uint8 each."""
+        return [half[: self._parts[layer].numel()] for half in self._on_device.memory]
+
+    def begin_pass(self, num_pages: int, skipped: Sequence[int] | None = None) -> bool:
+        """Cut layers into so many pages from now on; what is there of a layer in pages of another size is forgotten.
+
+        `skipped` bytes at the beginning of each layer's part are not brought: nobody is to need them. Returns whether
+        whole layers that are there may be used; where less of them was brought than is needed now, they are forgotten.
+        """
+        skipped = list(skipped or [0] * len(self._parts))
+        is_enough = all(before <= now for before, now in zip(self._skipped, skipped, strict=True))
+        is_same = skipped == self._skipped and num_pages == self._num_pages
+        with self._lock:
+            self._on_device.forget(keeps_whole_layers=is_enough, keeps_pages=is_same)
+            self._staged.forget(keeps_whole_layers=False, keeps_pages=is_same)
+            self._num_pages, self._skipped = num_pages, skipped
+        return is_enough
+
+    def forget(self) -> None:
+        """Begin anew after a pass that failed."""
+        with self._lock:
+            self._on_device.forget()
+            self._staged.forget()
+
+    def stage(self, layer: int, page: int | None = None) -> int:
+        """Copy a page, or all of them, to pinned memory; return the bytes copied.
+
+        Raises: RuntimeError if there is no room.
+        """
+        num_bytes = 0
+        for number in self._numbers(page):
+            with self._lock:
+                half = self._staged.place(layer, number, self._num_pages)
+            source = self._page(self._streamed(layer, self._parts[layer]), number)
+            self._page(self._streamed(layer, half), number).copy_(source)
+            num_bytes += source.numel()
+            with self._lock:
+                self._staged.arrived(layer, number)
+        return num_bytes
+
+    def load(self, layer: int, page: int | None = None) -> int:
+        """Copy a page, or all of them, from pinned memory to the device; return the bytes copied.
+
+        Raises: RuntimeError if it was not staged, or if both halves are in use.
+        """
+        num_bytes = 0
+        for number in self._numbers(page):
+            with self._lock:
+                source = self._staged.held(layer, number)
+                target = self._on_device.place(layer, number, self._num_pages)
+            source, target = (self._page(self._streamed(layer, half), number) for half in (source, target))
+            self._device.upload(target, source)
+            num_bytes += source.numel()
+            with self._lock:
+                self._on_device.arrived(layer, number)
+                self._staged.take_out(layer, number)
+        return num_bytes
+
+    def half_of(self, layer: int) -> int:
+        """Return in which half a layer is. Raises: RuntimeError if a page of it is not there."""
+        with self._lock:
+            return self._on_device.whole(layer)
+
+    def release(self, layer: int) -> None:
+        """Give the half back in which a layer was."""
+        with self._lock:
+            self._on_device.drop(layer)
+
+    def _numbers(self, page: int | None) -> range:
+        return range(self._num_pages) if page is None else range(page, page + 1)
+
+    def _streamed(self, layer: int, half: Tensor) -> Tensor:
+        """Return where in a half a layer's bytes are that are brought."""
+        return half[self._skipped[layer] : self._parts[layer].numel()]
+
+    def _page(self, part: Tensor, number: int) -> Tensor:
+        step = -(-part.numel() // (self._num_pages * _ALIGNMENT)) * _ALIGNMENT
+        return part[number * step : (number + 1) * step]
+
+
+class _Layer:
+    """A row of a page table."""
+
+    def __init__(self, half: int, num_pages: int) -> None:
+        self.half = half
+        self.is_there = [False] * num_pages
+        self.num_taken_out = 0
+
+
+class _Halves:
+    """Two places, the layers in them, and their page table."""
+
+    def __init__(self, memory: Tensor, name: str) -> None:
+        self.memory = memory  # [2, bytes] uint8
+        self._name = name
+        self._table: dict[int, _Layer] = {}
+        self._turns = list(range(_HALVES))  # the one that was given longest ago first
+
+    def place(self, layer: int, page: int, num_pages: int) -> Tensor:
+        """Return the half for a page that is to come; a layer gets one with its first page.
+
+        Halves take turns: a device may still compute with the layer before, of which its pipeline knows.
+        """
+        if layer not in self._table:
+            taken = {row.half for row in self._table.values()}
+            half = next((half for half in self._turns if half not in taken), None)
+            if half is None:
+                layers = " and ".join(map(str, self._table))
+                raise RuntimeError(f"the pipeline wants layer {layer} in {self._name}, which holds layers {layers}")
+            self._turns.remove(half)
+            self._turns.append(half)
+            self._table[layer] = _Layer(half, num_pages)
+        if self._table[layer].is_there[page]:
+            raise RuntimeError(f"the pipeline overwrites page {page} of layer {layer} in {self._name}")
+        return self.memory[self._table[layer].half]
+
+    def arrived(self, layer: int, page: int) -> None:
+        self._table[layer].is_there[page] = True
+
+    def held(self, layer: int, page: int) -> Tensor:
+        """Return the half where a page is."""
+        row = self._table.get(layer)
+        if row is None or not row.is_there[page]:
+            raise RuntimeError(f"the pipeline takes page {page} of layer {layer} before it is in {self._name}")
+        return self.memory[row.half]
+
+    def take_out(self, layer: int, page: int) -> None:
+        """Note that a page is not needed here any more; after the last one the half is free."""
+        row = self._table[layer]
+        row.num_taken_out += 1
+        if row.num_taken_out == len(row.is_there):
+            del self._table[layer]
+
+    def whole(self, layer: int) -> int:
+        """Return the half of a layer all of which is there."""
+        row = self._table.get(layer)
+        if row is None or not all(row.is_there):
+            raise RuntimeError(f"the pipeline computes with layer {layer} before all of it is in {self._name}")
+        return row.half
+
+    def drop(self, layer: int) -> None:
+        self._table.pop(layer, None)
+
+    def forget(self, *, keeps_whole_layers: bool = False, keeps_pages: bool = False) -> None:
+        if not keeps_pages:
+            self._table = {layer: row for layer, row in self._table.items() if keeps_whole_layers and all(row.is_there)}

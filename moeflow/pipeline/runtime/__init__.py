@@ -1,0 +1,1 @@
+"""Runs streams of tasks: futures, lanes, the executor; traces of what ran."""

@@ -1,0 +1,151 @@
+"""A lane: threads that do what they are given, the most urgent first, and otherwise in the order in which it came.
+
+A link has a lane of one thread, a disk one of many, since it is fastest with many reads at once. What waits can be
+cancelled, what runs cannot (thesis 3.2: tasks are non-preemptible). Does not know what it runs.
+
+The threads are Python's: work that takes long has to give up the interpreter's lock, as reads and kernels do.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+from queue import SimpleQueue
+from time import perf_counter_ns
+from types import TracebackType
+from typing import Any, TypeVar, TypeVarTuple
+
+from moeflow.core.priority import DEMAND
+from moeflow.pipeline.runtime.future import Future
+from moeflow.pipeline.runtime.trace import Label, Row, Trace
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+LabelOf = Callable[[T | None], Label]
+
+_UNNAMED = Label("work")
+
+
+class Lane:
+    """Some threads and the queue that they share."""
+
+    def __init__(self, name: str, num_threads: int = 1, *, trace: Trace | None = None) -> None:
+        """Start the threads; `close` ends them."""
+        self.name = name
+        self._queue: list[tuple[int, int, _Job[Any]]] = []  # a heap: priority, number, job
+        self._lock = threading.Lock()  # of the queue
+        self._numbers = count()
+        self._bell: SimpleQueue[None] = SimpleQueue()  # rung for each job; waiting at it costs no polling
+        self._is_closed = False
+        names = [name] if num_threads == 1 else [f"{name} {i}" for i in range(num_threads)]
+        rows = [None if trace is None else trace.row(row_name, lane=name) for row_name in names]
+        self._threads = [
+            threading.Thread(target=self._serve, args=(row,), name=f"lane {thread_name}", daemon=True)
+            for thread_name, row in zip(names, rows, strict=True)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(
+        self, work: Callable[[*Ts], T], *args: *Ts, priority: int = DEMAND, label: Label | LabelOf[T] = _UNNAMED
+    ) -> Future[T]:
+        """Queue `work(*args)` and return what will be its result, or the error it raises.
+
+        Smaller priorities go first. A label that only the result tells (None after an error) is a function of it.
+        After `close` the result is a CancelledError.
+        """
+        job = _Job[T](work, args, label)
+        with self._lock:
+            is_closed = self._is_closed
+            if not is_closed:
+                heappush(self._queue, (priority, next(self._numbers), job))
+        if is_closed:
+            job.cancel()
+        else:
+            self._bell.put(None)
+        return job
+
+    def close(self, *, cancel_queued: bool = True) -> None:
+        """End the threads once they have done what they are at, and first what is queued if it is not cancelled.
+
+        Blocks: until they have ended. May be called again, also after an interrupted call.
+        """
+        with self._lock:
+            self._is_closed = True
+            queued = [job for _, _, job in self._queue]
+        if cancel_queued:
+            for job in queued:
+                job.cancel()
+        for _ in self._threads:
+            self._bell.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def __enter__(self) -> Lane:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _serve(self, row: Row | None) -> None:
+        while True:
+            self._bell.get()
+            is_last = self._is_closed  # asked first: from then on nothing is added
+            # All that is there, not one job a ring: an interrupt in `submit` may have cost a ring.
+            while (job := self._next()) is not None:
+                job.run(row)
+                del job  # with what it holds
+            if is_last:
+                return
+
+    def _next(self) -> _Job[Any] | None:
+        with self._lock:
+            return heappop(self._queue)[2] if self._queue else None
+
+
+class _Job(Future[T]):
+    """Work in a queue, which is its own future."""
+
+    __slots__ = ("_args", "_label", "_work")
+
+    def __init__(self, work: Callable[..., T], args: tuple[Any, ...], label: Label | LabelOf[T]) -> None:
+        super().__init__()
+        self._work: Callable[..., T] | None = work
+        self._args = args
+        self._label = label
+
+    def cancel(self) -> bool:
+        """As for any future; lets go of what the work would have needed."""
+        if not super().cancel():
+            return False
+        self._work, self._args = None, ()
+        return True
+
+    def run(self, row: Row | None) -> None:
+        """Do the work, unless it was cancelled."""
+        if not self.begin():
+            return
+        work, args = self._work, self._args
+        assert work is not None
+        self._work, self._args = None, ()
+        start_ns = 0 if row is None else perf_counter_ns()
+        try:
+            value = work(*args)
+        except BaseException as error:  # whoever waits has to hear of it, whatever it is
+            self._record(row, start_ns, None)
+            self.set_error(error)
+            del self  # the error's traceback holds this frame, and would hold the future that holds the error
+        else:
+            self._record(row, start_ns, value)
+            self.set_result(value)
+
+    def _record(self, row: Row | None, start_ns: int, value: T | None) -> None:
+        if row is not None:
+            end_ns = perf_counter_ns()
+            label = self._label if isinstance(self._label, Label) else self._label(value)
+            row.record(label, start_ns, end_ns)

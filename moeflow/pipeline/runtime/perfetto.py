@@ -1,0 +1,119 @@
+"""Writes a trace as JSON for Perfetto (ui.perfetto.dev) and chrome://tracing.
+
+One row for each thread of a lane, waits as slices inside or between the work, arrows from a task to those that come
+after it, and for each lane the bytes it moves a second. Format: "Trace Event Format", times in microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from moeflow.pipeline.runtime.trace import Row, Span, Trace
+
+Event = dict[str, Any]
+_PROCESS = 1
+
+
+def write_perfetto(trace: Trace, path: Path) -> None:
+    """Write all that the rows hold. Raises: OSError."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write('{"displayTimeUnit":"ms","traceEvents":[')
+        for number, event in enumerate(perfetto_events(trace)):
+            file.write(",\n" if number else "\n")
+            json.dump(event, file, separators=(",", ":"))
+        file.write("\n]}\n")
+
+
+def perfetto_events(trace: Trace) -> Iterator[Event]:
+    """Yield the events of a trace; its time begins with its first span."""
+    rows = [(number, row, sorted(row.spans, key=_by_start)) for number, row in enumerate(trace.rows, start=1)]
+    origin_ns = min((spans[0].start_ns for _, _, spans in rows if spans), default=0)
+    for number, row, spans in rows:
+        yield from _row_names(number, row)
+        for span in spans:
+            yield _slice(number, span, origin_ns)
+    yield from _arrows([(number, span) for number, _, spans in rows for span in spans], origin_ns)
+    spans_by_lane: dict[str, list[Span]] = defaultdict(list)
+    for _, row, spans in rows:
+        spans_by_lane[row.lane] += spans
+    for lane, lane_spans in spans_by_lane.items():
+        yield from _rates(lane, lane_spans, origin_ns)
+
+
+def _by_start(span: Span) -> tuple[int, int]:
+    return span.start_ns, -span.end_ns  # what lies within another comes after it
+
+
+def _row_names(number: int, row: Row) -> Iterator[Event]:
+    common = {"ph": "M", "pid": _PROCESS, "tid": number}
+    yield {**common, "name": "thread_name", "args": {"name": row.name}}
+    yield {**common, "name": "thread_sort_index", "args": {"sort_index": number}}
+
+
+def _slice(row_number: int, span: Span, origin_ns: int) -> Event:
+    label = span.label
+    facts = {
+        "layer": label.layer,
+        "micro_batch": label.micro_batch,
+        "bytes": label.num_bytes or None,
+        "flops": label.flops or None,
+        "task": label.task_id,
+    }
+    place = "" if label.layer is None else f" {label.layer}"
+    return {
+        "ph": "X",
+        "pid": _PROCESS,
+        "tid": row_number,
+        "name": f"{label.name}{place}" + ("" if label.micro_batch is None else f".{label.micro_batch}"),
+        "cat": "blocked" if span.is_blocked else "work",
+        **({"cname": "grey"} if span.is_blocked else {}),
+        "ts": _us(span.start_ns - origin_ns),
+        "dur": _us(span.end_ns - span.start_ns),
+        "args": {key: value for key, value in facts.items() if value is not None},
+    }
+
+
+def _arrows(spans: Iterable[tuple[int, Span]], origin_ns: int) -> Iterator[Event]:
+    """Yield an arrow for each dependency; each pass numbers its tasks anew, so the latest of a number is meant."""
+    latest: dict[int, tuple[int, Span]] = {}
+    num_arrows = 0
+    for row_number, span in sorted(spans, key=lambda item: _by_start(item[1])):
+        for before in span.label.after:
+            if before not in latest:  # no longer in its row
+                continue
+            num_arrows += 1
+            common = {"pid": _PROCESS, "name": "after", "cat": "after", "id": num_arrows}
+            source_number, source = latest[before]
+            yield {**common, "ph": "s", "tid": source_number, "ts": _us(source.start_ns - origin_ns)}
+            yield {**common, "ph": "f", "bp": "e", "tid": row_number, "ts": _us(span.start_ns - origin_ns)}
+        if span.label.task_id is not None:
+            latest[span.label.task_id] = (row_number, span)
+
+
+def _rates(lane: str, spans: Iterable[Span], origin_ns: int) -> Iterator[Event]:
+    """Yield how many bytes a second a lane moves whenever that changes, taking each span to move its bytes evenly."""
+    changes: dict[int, float] = defaultdict(float)
+    for span in spans:
+        if span.label.num_bytes and span.end_ns > span.start_ns:
+            rate = span.label.num_bytes / (span.end_ns - span.start_ns) * 1e9
+            changes[span.start_ns] += rate
+            changes[span.end_ns] -= rate
+    now = 0.0
+    for time_ns, change in sorted(changes.items()):
+        now += change
+        name = f"{lane} bytes/s"
+        yield {
+            "ph": "C",
+            "pid": _PROCESS,
+            "name": name,
+            "ts": _us(time_ns - origin_ns),
+            "args": {"bytes/s": round(now)},
+        }
+
+
+def _us(ns: int) -> float:
+    return ns / 1000

@@ -1,0 +1,70 @@
+"""The tasks of a pass as it ran, from its trace: what each lane did, and after what.
+
+Tasks of a pipeline carry their numbers and say themselves what they wait for. Where a pass is no pipeline, as with
+experts that come from disk, its spans become tasks: each comes after what its thread did before it; a read comes after
+the computation that had ended when it began, and a computation after the reads for its layer that it found done.
+Waiting is no task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from moeflow.pipeline.runtime.trace import Row, Span, Trace
+from moeflow.pipeline.task import Task, TaskMaker
+
+
+def tasks_of_last_pass(trace: Trace, passes: str, computing: str) -> Iterator[Task]:
+    """Yield the tasks of the last span on the row `passes`; `computing` is the row of the thread that computes."""
+    last = max((span for row in trace.rows if row.name == passes for span in row.spans), key=_end, default=None)
+    if last is None:
+        return
+    spans = [
+        (row, span)
+        for row in trace.rows
+        if row.name != passes
+        for span in row.spans
+        if last.start_ns <= span.start_ns < last.end_ns and not span.is_blocked
+    ]
+    spans.sort(key=lambda item: (item[1].start_ns, item[1].end_ns))
+    if any(span.label.task_id is not None for _, span in spans):
+        yield from _numbered(spans)
+    else:
+        yield from _by_time(spans, computing) if spans else [TaskMaker()("forward")]
+
+
+def _end(span: Span) -> int:
+    return span.end_ns
+
+
+def _numbered(spans: list[tuple[Row, Span]]) -> Iterator[Task]:
+    for row, span in spans:
+        label = span.label
+        if label.task_id is not None:
+            yield Task(label.task_id, label.name, label.layer, label.micro_batch, row.lane, label.after)
+
+
+@dataclass(slots=True)
+class _Done:
+    """What has ended so far."""
+
+    in_row: dict[int, Task] = field(default_factory=dict)  # the latest of each thread
+    computed: list[tuple[int, Task]] = field(default_factory=list)  # (when it ended, task)
+    read: list[tuple[int, Task]] = field(default_factory=list)  # likewise, that nobody has used yet
+
+
+def _by_time(spans: list[tuple[Row, Span]], computing: str) -> Iterator[Task]:
+    make, done = TaskMaker(), _Done()
+    for row, span in spans:
+        after = [done.in_row.get(id(row))]
+        if row.name == computing:
+            used = [pair for pair in done.read if pair[1].layer == span.label.layer and pair[0] <= span.start_ns]
+            done.read = [pair for pair in done.read if pair not in used]
+            after += [task for _, task in used]
+        else:
+            after += [task for end_ns, task in done.computed if end_ns <= span.start_ns][-1:]
+        task = make(span.label.name, span.label.layer, lane=row.lane, after=after)
+        done.in_row[id(row)] = task
+        (done.computed if row.name == computing else done.read).append((span.end_ns, task))
+        yield task

@@ -1,0 +1,1 @@
+"""Single choices of a configuration, each with its reason: formats, memory, experts, device."""

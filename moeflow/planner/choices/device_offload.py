@@ -1,0 +1,85 @@
+"""What is decided otherwise where a device is smaller than the model and a pipeline brings it the weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moeflow.core.engine_config import EngineConfig
+from moeflow.core.errors import ConfigError
+from moeflow.core.model_config import ModelConfig
+from moeflow.core.offload_config import PREFIX, CudaDeviceConfig
+from moeflow.core.units import format_bytes
+from moeflow.kernels.cpu import extension
+from moeflow.planner.choices.memory_allowance import allowed_bytes
+from moeflow.planner.choices.offload_plan import OffloadWishes, costs_of, offload_wishes, plan_offload
+from moeflow.planner.choices.processor_choice import no_cuda
+from moeflow.planner.hardware.host import Machine
+from moeflow.planner.settings import OFFLOADED_BATCH_TOKENS, OFFLOADED_MAX_RUNNING, Settings
+
+
+def device_wishes(settings: Settings, machine: Machine) -> OffloadWishes | None:
+    """Return what the user said of a device that is smaller than the model. Raises: ConfigError, CapacityError."""
+    cuda_bytes = settings.device_memory_bytes or machine.accelerator_free_bytes
+    wishes = offload_wishes(
+        settings.device,
+        settings.pipeline,
+        settings.micro_batch,
+        settings.resident_experts,
+        cuda_bytes=cuda_bytes,
+    )
+    if wishes is None or not isinstance(wishes.device, CudaDeviceConfig):
+        return wishes
+    if machine.accelerator is None:
+        raise no_cuda(settings.device)
+    memory_bytes = allowed_bytes("device memory", wishes.device.memory_bytes, machine.accelerator_free_bytes)
+    if settings.device_memory_bytes not in (None, memory_bytes):
+        raise ConfigError(
+            f"--device {settings.device} and --device-memory {format_bytes(cuda_bytes)} say different things: "
+            "leave one of them away"
+        )
+    return wishes
+
+
+def computes_in_torch(wishes: OffloadWishes) -> bool:
+    """Say whether torch computes on the device, and not the CPU kernels that play it."""
+    return isinstance(wishes.device, CudaDeviceConfig) or wishes.device.computes_in_torch
+
+
+def settings_of_host(settings: Settings, wishes: OffloadWishes) -> Settings:
+    """Return what holds for the host of a smaller device. Raises: ConfigError for what pipelines do not do."""
+    if computes_in_torch(wishes) and settings.slab_file is not None:
+        raise ConfigError(
+            "--slabs names weights that are packed for the CPU's kernels, but torch computes: leave it away"
+        )
+    for name, value in (("--memory", settings.memory_bytes), ("--record-routing", settings.record_routing)):
+        if value is not None:
+            raise ConfigError(
+                f"{name} does not go with a device that is smaller than the model: leave one of them away"
+            )
+    return replace(
+        settings,
+        device="cpu",
+        device_memory_bytes=None if isinstance(wishes.device, CudaDeviceConfig) else settings.device_memory_bytes,
+        prefix_caching=False,  # or micro-batches could need blocks that others of the same pass write
+        max_running=settings.max_running or OFFLOADED_MAX_RUNNING,
+        max_batch_tokens=settings.max_batch_tokens or max(OFFLOADED_BATCH_TOKENS, settings.max_running or 0),
+    )
+
+
+def with_pipeline(config: EngineConfig, wishes: OffloadWishes, shape: ModelConfig) -> EngineConfig:
+    """Return a configuration whose passes go through a pipeline. Raises: ConfigError, CapacityError."""
+    costs = costs_of(shape, config)
+    offload = plan_offload(wishes, costs, config.scheduler)
+    if not config.cpu_isa and not offload.computes_in_torch:
+        raise ConfigError(
+            f"an emulated device computes with the CPU extension: {extension.why_not()}. Install it, or have "
+            f"torch compute: --device {PREFIX}:MEMORY,LINK,torch"
+        )
+    how = f"{offload.pipeline}, in micro-batches of {offload.micro_batch_tokens} tokens"
+    stay = f"{offload.num_resident_experts} of {max(shape.num_experts, 1)} a layer stay on the device"
+    reasons = (*config.reasons, ("pipeline", how), ("experts", stay))
+    if offload.cuda is None:
+        return replace(config, offload=offload, reasons=reasons)
+    memory_bytes = offload.cuda.memory_bytes
+    where = f"{offload.cuda.name}, {format_bytes(memory_bytes)} of it: experimental, not yet tried on a GPU"
+    return replace(config, offload=offload, device_memory_bytes=memory_bytes, reasons=(*reasons, ("device", where)))

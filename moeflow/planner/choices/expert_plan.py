@@ -1,0 +1,91 @@
+"""How many experts stay in memory when a model does not fit into what the user allows. Only headers are looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.packed.layout import SlabSpec
+from moeflow.core.engine_config import ExpertSlotsConfig
+from moeflow.core.errors import ConfigError
+from moeflow.core.model_config import ModelConfig
+from moeflow.core.units import format_bytes
+from moeflow.experts.cache.eviction import DEFAULT_POLICY, POLICIES
+from moeflow.experts.slot_arena import arena_bytes, slots_within
+from moeflow.models.packing import slab_spec
+from moeflow.planner.choices.packed_files import slab_file_place
+from moeflow.planner.choices.weight_choice import WeightChoice
+
+PREDICTORS = ("next-router", "frequency", "previous-token", "none")  # the first by default
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPlan:
+    """What a model needs whose experts come from disk."""
+
+    spec: SlabSpec
+    slab_file: Path
+    policy: str
+    predictor: str
+    resident_bytes: int  # weights that stay in memory
+    least_slots: int
+
+    @classmethod
+    def make(
+        cls,
+        checkpoint: Checkpoint,
+        shape: ModelConfig,
+        weights: WeightChoice,
+        *,
+        slab_file: Path | None,
+        cache_dir: Path | None,
+        policy: str,
+        predictor: str,
+    ) -> ExpertPlan:
+        """Look at a model with experts. Raises: ConfigError if there is no such policy or predictor."""
+        predictor = PREDICTORS[0] if predictor == "auto" else predictor
+        if predictor not in PREDICTORS:
+            raise ConfigError(f"predictor {predictor!r} is unknown; use one of auto, {', '.join(PREDICTORS)}")
+        policy = DEFAULT_POLICY if policy == "auto" else policy
+        if policy not in POLICIES:
+            raise ConfigError(f"expert_policy {policy!r} is unknown; use one of auto, {', '.join(POLICIES)}")
+        spec = slab_spec(checkpoint, weights.formats)
+        return cls(
+            spec,
+            (slab_file or slab_file_place(cache_dir, checkpoint, spec)).absolute(),
+            policy,
+            predictor,
+            spec.resident_bytes,
+            least_slots=min(least_slots(shape), spec.num_slabs),
+        )
+
+    @property
+    def least_bytes(self) -> int:
+        """What must fit beside process and KV cache."""
+        return self.resident_bytes + arena_bytes(self.least_slots, self.spec.slab_bytes)
+
+    def slots(self, left_bytes: int) -> ExpertSlotsConfig:
+        """Return the slots that fit into what is left for experts. Raises: CapacityError."""
+        num_slots = slots_within(left_bytes, self.spec.slab_bytes, least=self.least_slots)
+        return ExpertSlotsConfig(
+            slab_file=str(self.slab_file),
+            num_slots=min(num_slots, self.spec.num_slabs),
+            slab_bytes=self.spec.slab_bytes,
+            least_slots=self.least_slots,
+            policy=self.policy,
+            predictor=self.predictor,
+        )
+
+    def reason(self, config: ExpertSlotsConfig) -> str:
+        """Say what was decided."""
+        made = "is" if self.slab_file.exists() else "will be"
+        return (
+            f"up to {config.num_slots} of {self.spec.num_slabs} in memory, of {format_bytes(self.spec.slab_bytes)} "
+            f"each; the others come from {self.slab_file}, which {made} there ({format_bytes(self.spec.file_bytes)})"
+        )
+
+
+def least_slots(shape: ModelConfig) -> int:
+    """Return how many experts must have a place: a token's, while the next layer's arrive."""
+    return max(2 * shape.top_k, 4)

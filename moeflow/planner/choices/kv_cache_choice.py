@@ -1,0 +1,129 @@
+"""How keys and values are kept, in how many blocks, and how long a request may therefore be, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from moeflow.core.errors import CapacityError, ConfigError
+from moeflow.core.model_config import ModelConfig
+from moeflow.core.units import format_bytes
+from moeflow.planner.choices.processor_choice import Reasons
+from moeflow.planner.settings import BLOCK_SIZE, Settings
+
+KV_DTYPES: Final = {"float32": (4, 0), "bfloat16": (2, 0), "int8": (1, 4)}  # bytes of a value, of a head's scale
+LEAST_KV_TOKENS: Final = 2048  # weights that leave no room for so many do not count as fitting into --memory
+KV_SHARE: Final = 0.25  # of what is free once the weights are loaded
+KV_SHARE_BESIDE_SLOTS: Final = 0.5  # if experts come from disk, from whose slots keys and values take what they need
+KV_SHARE_KEPT: Final = 0.125  # that unused keys and values keep there: the more experts are in memory, the less is read
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheChoice:
+    """The cache of keys and values as it is allocated."""
+
+    dtype: str
+    num_blocks: int
+    block_bytes: int  # of all layers
+    max_model_len: int
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes once all blocks are in use."""
+        return self.num_blocks * self.block_bytes
+
+
+def choose_kv_cache(
+    settings: Settings,
+    shape: ModelConfig,
+    *,
+    torch_dtype: str | None,
+    left_bytes: int,
+    share: float,
+    max_running: int,
+    reasons: Reasons,
+) -> KVCacheChoice:
+    """Decide for a cache that takes `share` of the bytes that weights and processes leave, unless the user says more.
+
+    `torch_dtype` is what torch attends in, None where the CPU kernels do.
+
+    Raises: ConfigError for a wish that makes no sense, CapacityError if it does not fit, or holds no request.
+    """
+    dtype = _dtype(settings, shape, torch_dtype, int(left_bytes * share), reasons)
+    block_bytes = _block_bytes(shape, dtype)
+    if settings.max_model_len is not None and settings.max_model_len > shape.max_position:
+        raise ConfigError(
+            f"max_model_len {settings.max_model_len} is beyond the {shape.max_position} tokens this model was made for"
+        )
+    blocks_per_request = -(-(settings.max_model_len or shape.max_position) // BLOCK_SIZE)
+    if settings.kv_cache_bytes is None:
+        num_blocks = min(blocks_per_request * max_running, int(left_bytes * share) // block_bytes)
+        most = f"{share:.0%} of what the weights leave, at most"
+        reasons.append(("kv_cache", f"{format_bytes(num_blocks * block_bytes)}: {most}"))
+    elif settings.kv_cache_bytes > left_bytes:
+        raise CapacityError(
+            f"a KV cache of {format_bytes(settings.kv_cache_bytes)} is asked for, but beside the weights "
+            f"only {format_bytes(left_bytes)} are free: ask for less"
+        )
+    else:
+        num_blocks = settings.kv_cache_bytes // block_bytes
+    least_blocks = blocks_per_request if settings.max_model_len else 1
+    if num_blocks < least_blocks:
+        raise CapacityError(
+            f"one request of {settings.max_model_len or BLOCK_SIZE} tokens needs a KV cache of "
+            f"{format_bytes(least_blocks * block_bytes)}, but it has "
+            f"{format_bytes(num_blocks * block_bytes)}: enlarge the KV cache or lower max_model_len"
+        )
+    return KVCacheChoice(dtype, num_blocks, block_bytes, _max_model_len(settings, shape, num_blocks, reasons))
+
+
+def _dtype(settings: Settings, shape: ModelConfig, torch_dtype: str | None, share_bytes: int, reasons: Reasons) -> str:
+    wish = settings.kv_dtype
+    if wish != "auto":
+        if wish not in KV_DTYPES:
+            raise ConfigError(f"kv_dtype {wish!r} is unknown; use one of auto, {', '.join(KV_DTYPES)}")
+        return wish
+    if torch_dtype is not None:
+        reasons.append(("kv_dtype", f"{torch_dtype}: what is computed in"))
+        return torch_dtype
+    budget = settings.kv_cache_bytes or share_bytes
+    if (settings.max_model_len or 0) * _block_bytes(shape, "float32") > budget * BLOCK_SIZE:
+        reasons.append(("kv_dtype", "bfloat16: in float32 one request of max_model_len would not fit"))
+        return "bfloat16"
+    reasons.append(("kv_dtype", "float32: exact; bfloat16 holds twice the tokens, int8 about four times"))
+    return "float32"
+
+
+def _max_model_len(settings: Settings, shape: ModelConfig, num_blocks: int, reasons: Reasons) -> int:
+    if settings.max_model_len is not None:
+        return settings.max_model_len
+    max_model_len = min(shape.max_position, num_blocks * BLOCK_SIZE)
+    why = "KV cache" if max_model_len < shape.max_position else "the model's context"
+    reasons.append(("max_model_len", f"{max_model_len}: {why}"))
+    return max_model_len
+
+
+def _block_bytes(shape: ModelConfig, kv_dtype: str) -> int:
+    return shape.kv_bytes_per_token(*KV_DTYPES[kv_dtype]) * BLOCK_SIZE
+
+
+def least_kv_bytes(settings: Settings, shape: ModelConfig, dtype: str) -> int:
+    """Return how much keys and values must have beside weights that stay in memory, where `dtype` is computed in."""
+    least_tokens = min(settings.max_model_len or shape.max_position, LEAST_KV_TOKENS)
+    kv_dtype = dtype if settings.kv_dtype not in KV_DTYPES else settings.kv_dtype
+    return settings.kv_cache_bytes or -(-least_tokens // BLOCK_SIZE) * _block_bytes(shape, kv_dtype)
+
+
+def kv_share(*, has_slots: bool, is_limited: bool) -> float:
+    """Return how much of what weights leave keys and values may take: all, if the user said what that is."""
+    if has_slots:
+        return KV_SHARE_BESIDE_SLOTS
+    return 1.0 if is_limited else KV_SHARE
+
+
+def num_kept_blocks(settings: Settings, cache: KVCacheChoice, share: float) -> int:
+    """Return how many blocks stay in memory while nobody uses them: all, if the user says how much there is."""
+    if settings.kv_cache_bytes is not None:
+        return cache.num_blocks
+    most_bytes = int(cache.num_bytes * KV_SHARE_KEPT / share)
+    return max(most_bytes * cache.num_blocks // max(cache.num_bytes, 1), 1)

@@ -1,0 +1,42 @@
+"""How much memory the engine may use: what the user allows, if it is there."""
+
+from __future__ import annotations
+
+from moeflow.core.errors import CapacityError, ConfigError
+from moeflow.core.units import format_bytes
+from moeflow.planner.hardware.host import Machine
+from moeflow.planner.settings import Settings
+
+
+def free_bytes(settings: Settings, machine: Machine, device: str) -> int:
+    """Return what the engine may use of the device that computes.
+
+    Raises: CapacityError if the user allows what is not there, ConfigError if they limit what is not used.
+    """
+    allowed, on_device = settings.memory_bytes, settings.device_memory_bytes
+    if device == "cpu":
+        if on_device is not None:
+            raise ConfigError(
+                "a limit of device memory (--device-memory) is set, but the processor computes: leave it away, "
+                "limit main memory (--memory), or run where torch finds a CUDA device"
+            )
+        have = machine.available_bytes
+        if allowed is not None:
+            have += machine.process_bytes  # which the limit covers, too
+        return allowed_bytes("memory", allowed, have)
+    if allowed is not None:
+        raise ConfigError(
+            "a limit of main memory (--memory) is kept on --device cpu only: leave it away, or limit that of the "
+            "device (--device-memory)"
+        )
+    return allowed_bytes("device memory", on_device, machine.accelerator_free_bytes)
+
+
+def allowed_bytes(what: str, wish: int | None, have: int) -> int:
+    """Return the limit that the user set, else what there is. Raises: CapacityError if the first is more."""
+    if wish is not None and wish > have:
+        raise CapacityError(
+            f"a {what} limit of {format_bytes(wish)} is asked for, but {format_bytes(have)} are free: "
+            "ask for less or free memory"
+        )
+    return have if wish is None else wish

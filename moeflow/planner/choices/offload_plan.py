@@ -1,0 +1,192 @@
+"""Decides what of a model stays on a device that cannot hold all of it: as many experts as its memory has room for.
+
+Only headers are read. Sizes are those of the cost model, which leaves out little; what then does not fit after all is
+refused when it is allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from moeflow.core.engine_config import EngineConfig, SchedulerConfig
+from moeflow.core.errors import CapacityError, ConfigError
+from moeflow.core.model_config import ModelConfig
+from moeflow.core.offload_config import (
+    CUDA,
+    PREFIX,
+    CudaDeviceConfig,
+    DeviceConfig,
+    EmulatedDeviceConfig,
+    OffloadConfig,
+    parse_cuda_device,
+    parse_emulated_device,
+)
+from moeflow.core.units import format_bytes
+from moeflow.pipeline.catalog import PIPELINES, Pipeline
+from moeflow.pipeline.devices.offloaded_kv import NUM_WINDOWS
+from moeflow.pipeline.sequential import sequential
+from moeflow.pipeline.task import Task
+from moeflow.planner.costs.model_costs import Formats, ModelCosts
+from moeflow.planner.costs.process_memory import PROCESS_BYTES
+
+DEFAULT_PIPELINE: Final = "cgopipe"
+DEFAULT_MICRO_BATCH: Final = 32  # tokens
+_MARGIN: Final = 1.02  # of sizes that are worked out: for what the cost model leaves out, and packing fills up
+
+
+def _one_after_another(
+    num_layers: int, num_micro_batches: int, /, *, is_warm: bool = False, wraps: bool = False
+) -> Iterator[Task]:
+    return sequential(num_layers, num_micro_batches)
+
+
+SEQUENTIAL: Final = Pipeline(
+    "sequential", _one_after_another, is_paged=False, attends_on_host=True, has_kv_on_host=True
+)
+OFFLOADING: Final = {SEQUENTIAL.name: SEQUENTIAL, **PIPELINES}
+
+
+def costs_of(shape: ModelConfig, config: EngineConfig) -> ModelCosts:
+    """Return what the stages of a model cost in an engine's formats."""
+    return ModelCosts(
+        shape,
+        Formats(
+            matrices=config.weight_format,
+            embeddings=config.embedding_format,
+            kv=config.kv_dtype,
+            activation_bytes=2 if config.dtype == "bfloat16" else 4,
+            routers=config.router_format,
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadWishes:
+    """What the user said; None: decide for me."""
+
+    device: DeviceConfig
+    pipeline: str | None = None
+    micro_batch_tokens: int | None = None
+    resident_experts: float | None = None  # share (r_w of MoE-Lightning)
+
+
+def offload_wishes(
+    device: str,
+    pipeline: str | None,
+    micro_batch_tokens: int | None,
+    resident_experts: float | None,
+    *,
+    cuda_bytes: int,
+) -> OffloadWishes | None:
+    """Return what the user said of a device that is smaller than the model; None if none is asked for.
+
+    `cuda_bytes` are those of a GPU that may be used, unless the user says it with the device.
+
+    Raises: ConfigError, also if something is said that is for such a device only.
+    """
+    said = {"pipeline": pipeline, "micro_batch": micro_batch_tokens, "resident_experts": resident_experts}
+    is_said = any(value is not None for value in said.values())
+    found = _device(device, cuda_bytes, is_smaller=is_said)
+    if found is None:
+        for name, value in said.items():
+            if value is not None:
+                raise ConfigError(
+                    f"{name} is for a device that is smaller than the model: ask for one (--device "
+                    f"{PREFIX}:16GiB,12 or {CUDA}:16GiB), or leave it away"
+                )
+        return None
+    if micro_batch_tokens is not None and micro_batch_tokens < 1:
+        raise ConfigError(f"micro_batch must be at least 1, not {micro_batch_tokens}")
+    return OffloadWishes(
+        device=found, pipeline=pipeline, micro_batch_tokens=micro_batch_tokens, resident_experts=resident_experts
+    )
+
+
+def _device(device: str, cuda_bytes: int, *, is_smaller: bool) -> DeviceConfig | None:
+    """Return the device if it is one that weights are streamed to; a GPU is if its memory or a pipeline is named."""
+    kind = device.split(":")[0]
+    if kind == PREFIX:
+        return parse_emulated_device(device)
+    if kind != CUDA:
+        return None
+    name, memory_bytes = parse_cuda_device(device)
+    if memory_bytes is None and not is_smaller:
+        return None
+    memory_bytes = memory_bytes or cuda_bytes
+    return CudaDeviceConfig(name=name, memory_bytes=memory_bytes, capacity_bytes=max(memory_bytes - PROCESS_BYTES, 0))
+
+
+def plan_offload(wishes: OffloadWishes, costs: ModelCosts, limits: SchedulerConfig) -> OffloadConfig:
+    """Return what stays where. Raises: ConfigError, CapacityError."""
+    name = wishes.pipeline or DEFAULT_PIPELINE
+    if name not in OFFLOADING:
+        raise ConfigError(f"pipeline {name!r} is unknown; use one of {', '.join(OFFLOADING)}")
+    pipeline, num_layers = OFFLOADING[name], costs.shape.num_layers
+    micro_batch = wishes.micro_batch_tokens or DEFAULT_MICRO_BATCH
+    blocks_per_request = -(-limits.max_model_len // limits.block_size)
+    is_windowed = pipeline.has_kv_on_host and not pipeline.attends_on_host
+    window_blocks = min(micro_batch * blocks_per_request, limits.num_blocks) if is_windowed else 0
+    kv_layers = 0 if pipeline.has_kv_on_host else num_layers
+    block_bytes = costs.kv_layer_bytes * limits.block_size
+    fixed_bytes = (
+        (costs.model_bytes - _expert_bytes(costs) * num_layers) * _MARGIN
+        + costs.activation_bytes(limits.max_batch_tokens)
+        + (kv_layers * limits.num_blocks + NUM_WINDOWS * window_blocks) * block_bytes
+    )
+    device = wishes.device
+    return OffloadConfig(
+        emulated=device if isinstance(device, EmulatedDeviceConfig) else None,
+        cuda=device if isinstance(device, CudaDeviceConfig) else None,
+        pipeline=name,
+        micro_batch_tokens=micro_batch,
+        num_resident_experts=_resident_experts(wishes, costs, fixed_bytes),
+        num_resident_kv_layers=kv_layers,
+        window_blocks=window_blocks,
+        num_hosted_experts=None if _may_share(device) else 0,
+    )
+
+
+def _may_share(device: DeviceConfig) -> bool:
+    """Say whether the host may compute experts, as many as it measures to be best.
+
+    Host and device have to round alike, so that any number gives the same; and to compute beside each other: a device
+    without a pace of its own is the host's processor.
+    """
+    return (
+        isinstance(device, EmulatedDeviceConfig) and not device.computes_in_torch and bool(device.speeds.device_flops)
+    )
+
+
+def _resident_experts(wishes: OffloadWishes, costs: ModelCosts, fixed_bytes: float) -> int:
+    """Return how many experts of each layer stay, beside room for two layers' others."""
+    shape = costs.shape
+    num_experts = max(shape.num_experts, 1)
+    expert_bytes = _expert_bytes(costs) / num_experts * _MARGIN
+    left = wishes.device.capacity_bytes - fixed_bytes
+
+    def needed(num_resident: int) -> float:
+        return (num_resident * shape.num_layers + 2 * (num_experts - num_resident)) * expert_bytes
+
+    wish = wishes.resident_experts
+    if wish is not None and not 0 <= wish <= 1:
+        raise ConfigError(f"resident_experts is a share, from 0 to 1, not {wish:g}")
+    choices = range(num_experts, -1, -1) if wish is None else [round(wish * num_experts)]
+    for num_resident in choices:
+        if needed(num_resident) <= left:
+            return num_resident
+    least = fixed_bytes + needed(choices[-1])
+    raise CapacityError(
+        f"the device has {format_bytes(wishes.device.capacity_bytes)}, but this model and these limits need "
+        f"{format_bytes(least)} of it: {format_bytes(fixed_bytes)} for weights outside of experts, activations, and "
+        f"keys and values, {format_bytes(least - fixed_bytes)} for experts. Give the device more memory, or ask for "
+        "smaller micro-batches, fewer requests together (--max-running), shorter ones (--max-model-len), another "
+        "pipeline, or a smaller weight format"
+    )
+
+
+def _expert_bytes(costs: ModelCosts) -> float:
+    """Return the bytes of a layer's experts, or of a dense layer's network; of the larger, if there are both."""
+    dense = costs.dense_values * costs.formats.weight_bytes if costs.num_dense_layers else 0.0
+    return max(costs.shape.num_experts * costs.expert_bytes, dense)

@@ -1,0 +1,54 @@
+"""What computes: the device, the instruction set of the CPU kernels and the number of threads, each with its reason."""
+
+from __future__ import annotations
+
+import torch
+
+from moeflow.core.errors import ConfigError
+from moeflow.kernels.cpu import extension
+from moeflow.planner.hardware.host import Machine
+
+Reasons = list[tuple[str, str]]  # the name of a choice, and why it was made
+
+
+def no_cuda(device: str) -> ConfigError:
+    """Return what to raise where a GPU is asked for and there is none."""
+    return ConfigError(
+        f"device {device} is asked for, but torch finds no CUDA device here; use --device cpu, or have this machine "
+        "play a device that is smaller than the model: --device emulated:16GiB,12 (its memory, and GB a second of its "
+        "link)"
+    )
+
+
+def choose_device(wish: str, machine: Machine, reasons: Reasons) -> str:
+    """Return where torch keeps tensors. Raises: ConfigError if the wish is unknown, or not there."""
+    if wish == "auto":
+        reasons.append(("device", f"{machine.accelerator}: found" if machine.accelerator else "cpu: no accelerator"))
+        return machine.accelerator or "cpu"
+    try:
+        device = torch.device(wish)
+    except RuntimeError:
+        raise ConfigError(f"device {wish!r} is unknown; use cpu or cuda") from None
+    if device.type == "cuda" and machine.accelerator is None:
+        raise no_cuda(wish)
+    return str(device)
+
+
+def choose_cpu_isa(wish: str, device: str, reasons: Reasons) -> str:
+    """Return the instruction set of the CPU kernels, at most `wish`; empty if torch computes. Raises: ConfigError."""
+    if device != "cpu":
+        return ""
+    if not extension.is_available():
+        reasons.append(("cpu_isa", f"torch computes: {extension.why_not()}"))
+        return ""
+    try:
+        return extension.best_isa(wish)
+    except ValueError as error:
+        raise ConfigError(f"{error}; known are {', '.join(extension.ISAS)}") from None
+
+
+def choose_num_threads(wish: int | None, machine: Machine, reasons: Reasons) -> int:
+    """Return how many threads compute: one a core, unless the user says otherwise."""
+    if wish is None:
+        reasons.append(("num_threads", f"{machine.num_cores}: one a core"))
+    return wish or machine.num_cores

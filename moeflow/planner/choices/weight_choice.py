@@ -1,0 +1,121 @@
+"""In which format an engine keeps its weights, and what they then weigh. Only headers are looked at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from moeflow.checkpoint.checkpoint import Checkpoint, TensorInfo
+from moeflow.core.errors import ConfigError
+from moeflow.kernels.weight_format import BITS_PER_VALUE, WeightFormat
+from moeflow.models.layers.placement import WeightFormats
+from moeflow.models.loading import router_names
+
+DTYPES: tuple[WeightFormat, ...] = ("float32", "bfloat16")
+QUANTIZED: tuple[WeightFormat, ...] = ("int8", "int4")
+_EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
+_KEEPERS: tuple[tuple[WeightFormat, frozenset[str]], ...] = (  # what each format keeps without loss, smallest first
+    ("int4", frozenset({"Q4_0"})),
+    ("int4-min", frozenset({"Q4_1"})),
+    ("int8", frozenset({"Q4_0", "Q8_0"})),
+    ("bfloat16", frozenset({"bfloat16"})),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightChoice:
+    """The formats of matrices, of embeddings (with the output projection) and of routers, and why these."""
+
+    matrices: WeightFormat
+    embeddings: WeightFormat
+    reason: str = ""  # empty if the user said so
+    is_exact: bool = False  # nothing is rounded that the file does not round: neither weights nor what they meet
+    routers: WeightFormat = "float32"
+    router_names: frozenset[str] = field(default=frozenset(), repr=False)
+
+    @property
+    def formats(self) -> WeightFormats:
+        """How weights are packed."""
+        return WeightFormats(self.matrices, self.embeddings, self.routers, is_wide=self.is_exact)
+
+    def with_routers(self, checkpoint: Checkpoint) -> WeightChoice:
+        """Return the same with routers as a checkpoint has them: bfloat16 if they and all else are, else float32."""
+        names = router_names(checkpoint)
+        has_narrow = all(checkpoint.tensors[name].stored_as == "bfloat16" for name in names)
+        routers: WeightFormat = "bfloat16" if has_narrow and self.matrices == "bfloat16" else "float32"
+        return replace(self, routers=routers, router_names=names)
+
+    def num_bytes(self, checkpoint: Checkpoint) -> int:
+        """Return what the weights of a checkpoint take."""
+        return sum(
+            math.ceil(math.prod(info.shape) * self._bits_per_value(name, info) / 8)
+            for name, info in checkpoint.tensors.items()
+        )
+
+    def _bits_per_value(self, name: str, info: TensorInfo) -> float:
+        if len(info.shape) < 2:
+            return 32
+        if name in self.router_names:
+            return BITS_PER_VALUE[self.routers]
+        return BITS_PER_VALUE[self.embeddings if name in _EMBEDDINGS else self.matrices]
+
+
+def wished(dtype: str, quantize: str | None, *, can_pack: bool) -> WeightChoice | None:
+    """Return what the user said, None if that is nothing.
+
+    Raises: ConfigError if it makes no sense or cannot be done without the CPU kernels.
+    """
+    if dtype not in ("auto", *DTYPES):
+        raise ConfigError(f"dtype {dtype!r} is unknown; use one of auto, {', '.join(DTYPES)}")
+    if quantize is None:
+        return None if dtype == "auto" else WeightChoice(_format(dtype), _format(dtype))
+    if quantize not in QUANTIZED:
+        raise ConfigError(f"quantize {quantize!r} is unknown; use one of {', '.join(QUANTIZED)}")
+    if dtype != "auto":
+        raise ConfigError(f"weights cannot be both quantized to {quantize} and kept in {dtype}: say one of the two")
+    if not can_pack:
+        raise ConfigError(
+            "quantized weights are computed by the CPU kernels, which are not used here: "
+            "install moeflow where there is a C++ compiler and run on --device cpu, or leave --quantize away"
+        )
+    # Four bits are too few for embeddings: every token passes through them twice.
+    return WeightChoice(_format(quantize), "int8")
+
+
+def own_precision(checkpoint: Checkpoint, fits: Callable[[WeightChoice], bool]) -> WeightChoice:
+    """Return the smallest formats that keep every weight as it is, or bfloat16 if that is needed and does not fit."""
+    embeddings = {info.stored_as for name, info in checkpoint.tensors.items() if name in _EMBEDDINGS}
+    matrices = {info.stored_as for info in _matrices(checkpoint, router_names(checkpoint))}
+    choice = WeightChoice(_keeper(matrices), _keeper(embeddings), "the checkpoint's own precision", is_exact=True)
+    if choice.matrices == "float32" and not fits(choice):
+        return WeightChoice("bfloat16", "bfloat16", "the checkpoint's float32 would not fit into the free memory")
+    return choice
+
+
+def for_torch(checkpoint: Checkpoint, fits_well: Callable[[WeightChoice], bool], *, is_cpu: bool) -> WeightChoice:
+    """Return what suits torch, which keeps nothing in integers."""
+    if not is_cpu:
+        name: WeightFormat = "float32" if checkpoint.dtype == torch.float32 else "bfloat16"
+        return WeightChoice(name, name, "the checkpoint's precision")
+    wide = WeightChoice("float32", "float32", "takes under half of the free memory, and torch is fastest with it")
+    if fits_well(wide):
+        return wide
+    return WeightChoice("bfloat16", "bfloat16", "float32 would take more than half of the free memory")
+
+
+def _matrices(checkpoint: Checkpoint, routers: Collection[str]) -> Iterator[TensorInfo]:
+    """Yield what is packed in the format of matrices: neither embeddings nor routers, which are kept apart."""
+    for name, info in checkpoint.tensors.items():
+        if len(info.shape) == 2 and name not in _EMBEDDINGS and name not in routers:
+            yield info
+
+
+def _keeper(stored_as: set[str]) -> WeightFormat:
+    return next((name for name, keeps in _KEEPERS if stored_as <= keeps), "float32")
+
+
+def _format(name: str) -> WeightFormat:
+    return next(known for known in (*DTYPES, *QUANTIZED) if known == name)

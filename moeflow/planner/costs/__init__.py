@@ -1,0 +1,1 @@
+"""What passes cost: bytes, operations and seconds, from shapes, formats and rooflines."""

@@ -1,0 +1,352 @@
+"""How long passes take and what memory they need under a policy. Source: MoE-Lightning 4.2, equations 12 to 14.
+
+For a choice of the whole numbers (micro-batch, number of micro-batches, where attention runs), the time of every
+resource and the bytes in every tier are linear in the shares (weights and KV on the device, experts on disk,
+misses of the expert cache). The same `Linear` serves the prediction for a policy and the search for the best one.
+
+Beyond the paper: prefill; a disk under RAM, behind an expert cache; tensor parallelism; hosts without a device, which
+compute one thing after another; kernel efficiencies. Average lengths are taken for times, the longest for memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil
+from typing import Final
+
+from moeflow.core.hardware import DEVICE, DISK, PINNED, RAM, Link, Machine
+from moeflow.core.plan import Policy, Workload
+from moeflow.core.units import MIB
+from moeflow.planner.costs.disk_waits import ExpertReads
+from moeflow.planner.costs.hit_curve import HitCurve
+from moeflow.planner.costs.model_costs import ModelCosts, Work, expected_distinct
+from moeflow.planner.costs.roofline import processor_of, work_seconds
+from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
+
+HOST_COMPUTE: Final = "host"
+DEVICE_COMPUTE: Final = "device"
+TO_DEVICE: Final = "link to device"
+FROM_DEVICE: Final = "link from device"
+FROM_DISK: Final = "disk"
+
+PROCESS_BYTES: Final = 512 * MIB  # Python, torch and the work space of a pass
+DEVICE_RESERVE_BYTES: Final = 768 * MIB  # CUDA's context, the allocator's slack, kernels' work space
+ROW_SHARE: Final = 0.5  # of a host's memory bandwidth that operations on rows reach: measured on two Zen 5 cores
+BLOCK_TOKENS: Final = 16  # of a KV block: a sequence's last is half empty on average
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """const + weights * r_w + kv * r_c + disk * (experts on disk) + misses * (a step's) + streamed * (a prompt's)."""
+
+    const: float = 0.0
+    weights: float = 0.0
+    kv: float = 0.0
+    disk: float = 0.0
+    misses: float = 0.0
+    streamed: float = 0.0
+
+    def __add__(self, other: Linear) -> Linear:
+        """Add term by term."""
+        return Linear(*(a + b for a, b in zip(self.terms, other.terms, strict=True)))
+
+    def __mul__(self, factor: float) -> Linear:
+        """Multiply all terms."""
+        return Linear(*(term * factor for term in self.terms))
+
+    @property
+    def terms(self) -> tuple[float, float, float, float, float, float]:
+        """All coefficients, the constant first."""
+        return (self.const, self.weights, self.kv, self.disk, self.misses, self.streamed)
+
+    def at(self, *shares: float) -> float:
+        """Return the value for the shares of all terms but the constant."""
+        const, *factors = self.terms
+        return const + sum(factor * share for factor, share in zip(factors, shares, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The whole numbers of a policy."""
+
+    micro_batch: int  # mu
+    num_micro_batches: int  # N / mu
+    attention_on_device: bool  # A_g
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences that decode together: N."""
+        return self.micro_batch * self.num_micro_batches
+
+    @classmethod
+    def of(cls, policy: Policy) -> Choice:
+        """Return those of a policy."""
+        return cls(policy.micro_batch, policy.num_micro_batches, policy.attention_on_device)
+
+
+Resources = Mapping[str, Linear]  # seconds of each in a step, or bytes of each tier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a policy brings."""
+
+    decode_s: float  # one step of the whole batch
+    prefill_s: float  # of the whole batch
+    first_token_s: float  # of a request that finds nobody else
+    tokens_per_s: float  # generated, over prefill and decode
+    busy: Mapping[str, float]  # seconds that each resource works in a decoding step
+    prefill_busy: Mapping[str, float]  # likewise in the prefill of the whole batch
+    memory: Mapping[str, float]  # bytes in each tier
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """The costs of one model and workload on one machine."""
+
+    machine: Machine
+    costs: ModelCosts
+    workload: Workload
+    num_devices: int = 1
+    routing: RoutingProfile = EVEN_ROUTING
+    overlap: float = 1.0  # of resources that could work at once: 1: the slowest alone counts; 0: one after another
+    prefill_overlap: float = 1.0  # likewise, in prefill
+    process_bytes: int = PROCESS_BYTES
+    least_experts: float = 0.0  # share of experts that must have a place in memory
+    chunk_tokens: int = 512  # of prompts in one pass, on a host without a device
+
+    @cached_property
+    def has_device(self) -> bool:
+        """Say whether there is a device; otherwise the host computes everything."""
+        return self.machine.has(DEVICE)
+
+    def decode(self, choice: Choice) -> Resources:
+        """Return the seconds of each resource in one step of the whole batch."""
+        if not self.has_device:
+            attention = self.costs.decode_attention(*self._decoding(choice.batch_size))
+            distinct = self.routing.decode_distinct(choice.batch_size)
+            return {
+                HOST_COMPUTE: Linear(self._host_pass_s(choice.batch_size, attention, distinct)),
+                FROM_DISK: Linear(misses=self.reads(choice)[0].waits.all_on_disk_s),
+            }
+        costs, layers, mu = self.costs, self.costs.shape.num_layers, choice.micro_batch
+        device = layers * self._device_s(costs.pre_attention(mu), costs.output_projection(mu))
+        device += self._device_s(costs.head(mu))
+        attention = costs.decode_attention(*self._decoding(mu))
+        host = 0.0 if choice.attention_on_device else layers * self._host_s(attention)
+        device += layers * self._device_s(attention) if choice.attention_on_device else 0.0
+        device += sum(count * self._device_s(work) for count, work in costs.feed_forward(mu))
+        times = choice.num_micro_batches
+        return {
+            DEVICE_COMPUTE: Linear(device * times),
+            HOST_COMPUTE: Linear(host * times),
+            **self._decode_transfers(choice),
+            FROM_DISK: Linear(disk=self._disk_s(costs.experts_bytes)),
+        }
+
+    def prefill(self, choice: Choice) -> Resources:
+        """Return the seconds of each resource for the prompts of the whole batch, all computed on the device."""
+        num_prompts, length = choice.batch_size, self.workload.prompt_len
+        if not self.has_device:
+            return self._host_prefill(choice)
+        costs, mu = self.costs, choice.micro_batch
+        tokens = mu * length
+        layer = self._device_s(costs.pre_attention(tokens), costs.output_projection(tokens))
+        layer += self._device_s(costs.prefill_attention(mu, length))
+        device = costs.shape.num_layers * layer + self._device_s(costs.head(mu))
+        device += sum(count * self._device_s(work) for count, work in costs.feed_forward(tokens))
+        weights = Linear(costs.layers_bytes, weights=-costs.layers_bytes)
+        all_kv = num_prompts * length * costs.kv_bytes
+        kv = Linear(all_kv, kv=-all_kv if choice.attention_on_device else 0.0)
+        return {
+            DEVICE_COMPUTE: Linear(device * choice.num_micro_batches),
+            TO_DEVICE: weights * self._link_s(self.weight_link, costs.layers_bytes / costs.shape.num_layers),
+            FROM_DEVICE: kv * self._link_s(self.machine.link(DEVICE, RAM), tokens * costs.kv_layer_bytes),
+            FROM_DISK: Linear(disk=self._disk_s(costs.experts_bytes)),
+        }
+
+    def memory(self, choice: Choice) -> Resources:
+        """Return the bytes of each tier at the peak; on several devices, of each."""
+        costs, workload = self.costs, self.workload
+        tokens = choice.batch_size * ceil(workload.max_tokens / BLOCK_TOKENS) * BLOCK_TOKENS
+        all_kv = tokens * costs.kv_bytes
+        on_disk = Linear(disk=costs.experts_bytes)
+        if not self.has_device:
+            ram = Linear(self.process_bytes + costs.model_bytes + all_kv, disk=-costs.experts_bytes)
+            return {RAM: ram, DISK: on_disk}
+        layers, mu = costs.shape.num_layers, choice.micro_batch
+        all_layers = costs.layers_bytes
+        buffers = Linear(2 * all_layers / layers, weights=-2 * all_layers / layers)
+        device = Linear(costs.embedding_bytes, weights=all_layers) + buffers
+        ram = Linear(self.process_bytes + all_layers, weights=-all_layers, disk=-costs.experts_bytes)
+        if choice.attention_on_device:
+            window = 2 * mu * workload.max_tokens * costs.kv_layer_bytes  # one micro-batch's while the next arrives
+            device += Linear(window, kv=all_kv - window)
+            ram += Linear(all_kv, kv=-all_kv)
+        else:
+            ram += Linear(all_kv)
+        device = device * (1 / self.num_devices)
+        device += Linear(DEVICE_RESERVE_BYTES + costs.activation_bytes(mu * workload.max_prompt_len))
+        return {RAM: ram, DEVICE: device, DISK: on_disk}
+
+    @staticmethod
+    def combine(seconds: Mapping[str, float], overlap: float) -> float:
+        """Return how long something takes whose resources work so long (equation 12)."""
+        return overlap * max(seconds.values()) + (1 - overlap) * sum(seconds.values())
+
+    def predict(self, policy: Policy) -> Prediction:
+        """Return what a policy brings."""
+        assert policy.ffn_on_device == self.has_device, "feed-forward networks run where the device is, if there is one"
+        choice = Choice.of(policy)
+        shares = self._shares(policy, choice)
+        decode, busy = self._step(self.decode(choice), shares, self.overlap)
+        prefill, prefill_busy = self._step(self.prefill(choice), shares, self.prefill_overlap)
+        alone = Choice(1, 1, policy.attention_on_device)
+        first, _ = self._step(self.prefill(alone), self._shares(policy, alone), self.prefill_overlap)
+        gen_len = self.workload.gen_len
+        seconds = prefill + (gen_len - 1) * decode  # the prefill brings the first token
+        return Prediction(
+            decode_s=decode,
+            prefill_s=prefill,
+            first_token_s=first,
+            tokens_per_s=policy.batch_size * gen_len / seconds,
+            busy=busy,
+            prefill_busy=prefill_busy,
+            memory={tier: used.at(*shares) for tier, used in self.memory(choice).items()},
+        )
+
+    @cached_property
+    def weight_link(self) -> Link:
+        """The way of weights to the device."""
+        return self.machine.link(PINNED if self.machine.has(PINNED) else RAM, DEVICE)
+
+    def reads(self, choice: Choice) -> tuple[ExpertReads, ExpertReads]:
+        """Return what a step, and what a pass over prompts, reads of experts on disk, on a host that computes all."""
+        if choice not in self._reads:
+            self._reads[choice] = self._make_reads(choice)
+        return self._reads[choice]
+
+    @cached_property
+    def _reads(self) -> dict[Choice, tuple[ExpertReads, ExpertReads]]:
+        return {}  # of choices that were asked for: a search asks again and again
+
+    def _make_reads(self, choice: Choice) -> tuple[ExpertReads, ExpertReads]:
+        routing, tokens = self.routing, self._prompt_pass(choice)
+        step = self._expert_reads(choice.batch_size, routing.decode_distinct, routing.decode_misses)
+        prompts = self._expert_reads(tokens, routing.prefill_distinct, routing.prefill_misses)
+        return step, replace(prompts, stop_s=0.0)
+
+    def num_read(self, policy: Policy) -> tuple[float, float]:
+        """Return how many experts a host reads for a step, and for the prefill of the whole batch."""
+        choice = Choice.of(policy)
+        step, prompts = (reads.num_read(policy.experts_on_disk) for reads in self.reads(choice))
+        return step, prompts * choice.batch_size * self.workload.prompt_len / self._prompt_pass(choice)
+
+    def _expert_reads(
+        self, num_tokens: float, distinct: Callable[[float], float], misses: Callable[[float], HitCurve]
+    ) -> ExpertReads:
+        costs = self.costs
+        even = expected_distinct(costs.shape.num_experts, costs.shape.top_k, num_tokens)
+        return ExpertReads(
+            num_layers=costs.num_moe_layers,
+            distinct=even * distinct(num_tokens),
+            even=even,
+            misses=misses(num_tokens),
+            read_s=self._disk_s(costs.expert_bytes),
+        )
+
+    def _prompt_pass(self, choice: Choice) -> float:
+        """Return how many tokens of prompts a pass takes."""
+        tokens = choice.batch_size * self.workload.prompt_len
+        return tokens / ceil(tokens / self.chunk_tokens)
+
+    def _step(self, resources: Resources, shares: Sequence[float], overlap: float) -> tuple[float, dict[str, float]]:
+        seconds = {name: max(linear.at(*shares), 0.0) for name, linear in resources.items()}
+        return self.combine(seconds, overlap), seconds
+
+    def _shares(self, policy: Policy, choice: Choice) -> tuple[float, ...]:
+        on_disk = policy.experts_on_disk
+        if self.has_device:  # streams what is on disk, whatever routers choose
+            return (policy.weights_on_device, policy.kv_on_device, on_disk, 0.0, 0.0)
+        missing = (reads.waits.curve.misses(on_disk) for reads in self.reads(choice))
+        return (policy.weights_on_device, policy.kv_on_device, on_disk, *missing)
+
+    def _decoding(self, num_sequences: int) -> tuple[int, float]:
+        return num_sequences, self.workload.mean_context
+
+    def _decode_transfers(self, choice: Choice) -> dict[str, Linear]:
+        costs, batch = self.costs, choice.batch_size
+        shape, size = costs.shape, costs.formats.activation_bytes
+        page = costs.layers_bytes / shape.num_layers / choice.num_micro_batches
+        to_device = Linear(costs.layers_bytes, weights=-costs.layers_bytes) * self._link_s(self.weight_link, page)
+        small, back = self.machine.link(RAM, DEVICE), self.machine.link(DEVICE, RAM)
+        one = choice.micro_batch * shape.hidden_size * size  # bytes of a micro-batch's hidden states
+        up = down = 0.0  # bytes of activations in all layers
+        per_layer = batch * shape.num_layers * size
+        if choice.attention_on_device:
+            context = batch * self.workload.mean_context * costs.kv_bytes
+            window = choice.micro_batch * self.workload.mean_context * costs.kv_layer_bytes
+            to_device += Linear(context, kv=-context) * self._link_s(small, window)
+            new = batch * costs.kv_bytes
+            from_device = Linear(new, kv=-new) * self._link_s(back, choice.micro_batch * costs.kv_layer_bytes)
+        else:
+            up += per_layer * shape.num_heads * shape.head_dim
+            down += per_layer * (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+            from_device = Linear()
+        summed = 2 * per_layer * shape.hidden_size * (1 - 1 / self.num_devices)  # two all-reduces a layer
+        return {
+            TO_DEVICE: to_device + Linear((up + summed) * self._link_s(small, one)),
+            FROM_DEVICE: from_device + Linear((down + summed) * self._link_s(back, one)),
+        }
+
+    def _host_pass_s(
+        self, num_tokens: float, attention: Work, distinct: float, num_sampled: float | None = None
+    ) -> float:
+        """Return the seconds of a pass of a host that computes everything, one thing after another.
+
+        It uses a share of the experts that even routers would: `distinct`.
+        """
+        costs, layers = self.costs, self.costs.shape.num_layers
+        sampled = num_tokens if num_sampled is None else num_sampled
+        used = distinct * expected_distinct(costs.shape.num_experts, costs.shape.top_k, num_tokens)
+        stages = self._host_s(costs.pre_attention(num_tokens), attention, costs.output_projection(num_tokens))
+        compute_s = layers * stages
+        compute_s += sum(count * self._host_s(work) for count, work in costs.feed_forward(num_tokens, used))
+        level = self.machine.level(RAM)
+        compute_s += layers * costs.row_bytes(num_tokens) / (level.read_bytes_per_s * ROW_SHARE)
+        processor = processor_of(level)
+        return compute_s + self._host_s(costs.head(sampled)) + processor.pass_s + sampled * processor.token_s
+
+    def _host_prefill(self, choice: Choice) -> dict[str, Linear]:
+        """Return the chunks of all prompts."""
+        num_prompts, tokens = choice.batch_size, self._prompt_pass(choice)
+        passes = num_prompts * self.workload.prompt_len / tokens
+        whole = self.costs.prefill_attention(num_prompts, self.workload.prompt_len, self.chunk_tokens)
+        part = Work(
+            whole.kernel, whole.dtype, whole.num_bytes / passes, whole.num_flops / passes, whole.rows, whole.values
+        )
+        compute_s = self._host_pass_s(tokens, part, self.routing.prefill_distinct(tokens), num_prompts / passes)
+        return {
+            HOST_COMPUTE: Linear(compute_s * passes),
+            FROM_DISK: Linear(streamed=self.reads(choice)[1].waits.all_on_disk_s * passes),
+        }
+
+    def _device_s(self, *works: Work) -> float:
+        level = self.machine.level(DEVICE)
+        return sum(work_seconds(level, work, self.num_devices) for work in works)
+
+    def _host_s(self, *works: Work) -> float:
+        level = self.machine.level(RAM)
+        return sum(work_seconds(level, work) for work in works)
+
+    def _link_s(self, link: Link, transfer_bytes: float) -> float:
+        """Return the seconds of a byte over the links of all devices."""
+        width = 1 if link.is_shared else self.num_devices
+        return 1.0 / (link.bytes_per_s(transfer_bytes / width) * width)
+
+    def _disk_s(self, num_bytes: float) -> float:
+        if not num_bytes or not self.machine.has(DISK):
+            return 0.0
+        return self.machine.link(DISK, RAM).seconds(num_bytes, self.costs.expert_bytes)

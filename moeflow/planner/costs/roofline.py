@@ -1,0 +1,86 @@
+"""The hierarchical roofline model: what bounds a computation on a level with data from another.
+
+Source: MoE-Lightning 3.2, equations 4 to 11. Levels may be any two of a machine; `link` leads from where the data lies
+(j) to where is computed (i). Rates are FLOP/s, intensities FLOP a byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moeflow.core.hardware import Machine, MemoryLevel, Processor
+from moeflow.planner.costs.model_costs import Work
+
+
+@dataclass(frozen=True, slots=True)
+class Roofs:
+    """The roofs over one kind of work: of level i, of level j if something computes there, and of the link."""
+
+    peak: float  # P_i
+    bandwidth: float  # B_i
+    far_peak: float  # P_j; 0: nothing computes there
+    far_bandwidth: float  # B_j
+    link: float  # B_ji
+
+    def local(self, intensity: float) -> float:
+        """Return what level i reaches with its own data (equation 8)."""
+        return min(self.peak, self.bandwidth * intensity)
+
+    def far(self, far_intensity: float) -> float:
+        """Return what level j reaches with its own data (equation 8)."""
+        return min(self.far_peak, self.far_bandwidth * far_intensity)
+
+    def attainable(self, intensity: float, far_intensity: float) -> float:
+        """Return what level i reaches with data from j (equation 7)."""
+        return min(self.local(intensity), self.link * far_intensity)
+
+    def turning_point_1(self, far_intensity: float) -> float:
+        """Return the intensity on j's data below which to compute where the data lies (equation 9)."""
+        return self.far(far_intensity) / self.link
+
+    def turning_point_2(self, intensity: float) -> float:
+        """Return the intensity on j's data below which the link bounds (equation 10)."""
+        return self.local(intensity) / self.link
+
+    def balance(self, intensity: float) -> float:
+        """Return the intensity on j's data at which link and level i's memory are equally busy (equation 11)."""
+        return self.bandwidth * intensity / self.link
+
+    @property
+    def first_turn(self) -> float:
+        """Where the link's roof leaves that of level j: P1 as a point on the intensity axis.
+
+        Up to where j's memory bounds it, j is ahead at any intensity if its memory is faster than the link; P1 is then
+        where the link reaches j's peak.
+        """
+        return self.far_peak / self.link if self.far_bandwidth >= self.link else 0.0
+
+
+def processor_of(level: MemoryLevel) -> Processor:
+    """Return what computes at a level that is known to have something."""
+    assert level.processor is not None, f"nothing computes at {level.name}"
+    return level.processor
+
+
+def roofs(machine: Machine, near: str, far: str, dtype: str) -> Roofs:
+    """Return the roofs of a machine for values of a format. Raises: ConfigError if a level or link is missing."""
+    here, there = machine.level(near), machine.level(far)
+    return Roofs(
+        processor_of(here).peak(dtype),
+        here.read_bytes_per_s,
+        there.processor.peak(dtype) if there.processor else 0.0,
+        there.read_bytes_per_s,
+        machine.link(far, near).peak_bytes_per_s,
+    )
+
+
+def work_seconds(level: MemoryLevel, work: Work, num_devices: int = 1) -> float:
+    """Return how long work takes at a level on its own data (equation 14), at the kernel's efficiency.
+
+    Several devices share it evenly: each reads and computes its part (tensor parallelism).
+    """
+    processor = processor_of(level)
+    if not work.num_bytes and not work.num_flops:
+        return 0.0
+    roof_s = max(work.num_bytes / level.read_bytes_per_s, work.num_flops / processor.peak(work.dtype)) / num_devices
+    return roof_s / processor.efficiency(work.kernel, work.dtype, work.rows, work.values) + processor.launch_s

@@ -1,0 +1,103 @@
+"""What is known of a model's routers: how many experts a pass uses, and how many of these it has to read from disk.
+
+Learnt once from text that comes with the package, replayed through the expert cache at several sizes, and kept in the
+cache folder; or assumed, where routers choose evenly and independently.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from moeflow.planner.costs.hit_curve import EVEN, HitCurve
+
+VERSION: Final = 1  # to be raised when the numbers mean something else
+SHARES_ON_DISK: Final = (0.1, 0.3, 0.5, 0.7, 0.9)  # of experts, that caches are replayed with
+
+
+class PassReads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Passes of one size. Both counts are shares of the experts that even routers would use."""
+
+    num_tokens: int
+    distinct: float  # experts that are used
+    reads: tuple[float, ...]  # experts that are read, for each of SHARES_ON_DISK
+
+
+class RoutingProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
+    """How a model's routers behave; without any passes: as if they chose evenly and independently."""
+
+    decode: tuple[PassReads, ...] = ()  # a token of each sequence, by their number
+    prefill: tuple[PassReads, ...] = ()  # parts of prompts, by their length
+    num_tokens: int = 0  # that this was learnt from
+    version: int = VERSION
+
+    def decode_misses(self, batch_size: float) -> HitCurve:
+        """Return what a pass over so many sequences reads, relative to what even routers would use."""
+        return self._curve(self.decode, batch_size)
+
+    def prefill_misses(self, num_tokens: float) -> HitCurve:
+        """Return the same of a pass over so many tokens of prompts."""
+        return self._curve(self.prefill, num_tokens)
+
+    def decode_distinct(self, batch_size: float) -> float:
+        """Return how many experts such a pass uses, relative to what even routers would."""
+        return _between(self.decode, batch_size, [it.distinct for it in self.decode])
+
+    def prefill_distinct(self, num_tokens: float) -> float:
+        """Return the same of a pass over so many tokens of prompts."""
+        return _between(self.prefill, num_tokens, [it.distinct for it in self.prefill])
+
+    def _curve(self, passes: Sequence[PassReads], num_tokens: float) -> HitCurve:
+        if not passes:
+            return EVEN
+        key = (passes is self.decode, num_tokens)
+        if key not in self._curves:
+            reads = [_between(passes, num_tokens, column) for column in zip(*(it.reads for it in passes), strict=True)]
+            self._curves[key] = HitCurve.through(zip(SHARES_ON_DISK, reads, strict=True))
+        return self._curves[key]
+
+    @cached_property
+    def _curves(self) -> dict[tuple[bool, float], HitCurve]:
+        return {}  # those that were asked for: a search asks for the same ones again and again
+
+
+EVEN_ROUTING: Final = RoutingProfile()
+
+
+def profile_file(cache_dir: Path, identity: str) -> Path:
+    """Return where the profile of a checkpoint is kept."""
+    return cache_dir / "routing" / f"{identity}.json"
+
+
+def load_profile(file: Path) -> RoutingProfile | None:
+    """Return what is kept; None if there is nothing, or nothing that this version can read."""
+    try:
+        profile = msgspec.json.decode(file.read_bytes(), type=RoutingProfile)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return profile if profile.version == VERSION else None
+
+
+def save_profile(profile: RoutingProfile, file: Path) -> None:
+    """Keep a profile. Raises: OSError."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        new.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1))
+        new.replace(file)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _between(passes: Sequence[PassReads], num_tokens: float, values: Sequence[float]) -> float:
+    """Return a value at a size, straight over its logarithm between those that are known; 1 if none are."""
+    if not passes:
+        return 1.0
+    return float(np.interp(math.log(max(num_tokens, 1.0)), [math.log(it.num_tokens) for it in passes], values))

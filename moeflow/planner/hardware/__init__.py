@@ -1,0 +1,1 @@
+"""Machines: described in files, or this one, measured."""

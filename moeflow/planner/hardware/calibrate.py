@@ -1,0 +1,228 @@
+"""Measures this machine: what memory, processor and disk do at best, and how near to that kernels come at given shapes.
+
+In rounds, over some fifteen seconds: a machine that others share is now faster and now slower, for seconds on end.
+Every round sets its kernels against its own roofs; medians over the rounds count, and how far the roofs lay apart is
+what predictions are to be trusted to. A round beside other work is repeated a few times; of all, the calmest count, and
+what others took of the processor meanwhile is kept with the figures.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from moeflow.core.hardware import DISK, RAM, KernelEfficiency, Machine, MemoryLevel, Processor
+from moeflow.kernels.cpu import extension
+from moeflow.kernels.weight_format import WEIGHT_FORMATS
+from moeflow.planner.costs.model_costs import Work
+from moeflow.planner.costs.roofline import processor_of, work_seconds
+from moeflow.planner.hardware.disk_rates import disk_bench
+from moeflow.planner.hardware.kernel_bench import KernelBench, KernelShape, Roofs
+from moeflow.planner.hardware.other_work import DISTURBING, OtherWork
+
+OnStep = Callable[[str], None]  # told what is being measured
+
+NUM_ROUNDS: Final = 3
+MOST_ROUNDS: Final = 6  # where others are at work,
+LONGEST_S: Final = 40.0  # and no more once they took so long
+NUM_GLANCES: Final = 10  # samples of the roofs by which a machine is known again
+GLANCE_S: Final = 0.1  # between them
+LIKENESS: Final = 1.25  # ratio of speeds that pass for the same
+LEAST_UNCERTAINTY: Final = 0.12
+# Of a pass beside kernels, and of each token in it: `step` less the C++ calls in it, a 1.3-billion model on two Zen 5
+# cores: 0.55 ms at batch 1, 1.1 to 1.3 at 32. A tiny model's is a quarter of that: weights drive all else from caches.
+PASS_S: Final = 5.5e-4
+TOKEN_S: Final = 2e-5
+
+
+GENERAL: Final = tuple(
+    KernelShape(kernel, dtype, sizes)
+    for dtype in WEIGHT_FORMATS
+    for kernel, sizes in (("linear", (2048, 1024)), ("experts", (16, 2, 1024, 768)))
+) + tuple(KernelShape("attention", dtype, (16, 4, 64)) for dtype in ("float32", "bfloat16", "int8"))
+
+
+def measure_machine(
+    name: str,
+    *,
+    num_threads: int,
+    ram_bytes: int,
+    folder: Path,
+    shapes: Iterable[KernelShape] = (),
+    on_step: OnStep = lambda _: None,
+) -> Machine:
+    """Measure a machine without a device: memory, processor, disk, and kernels on shapes of the middle and on `shapes`.
+
+    `folder` is on the disk that counts. Blocks: for some 15 seconds, twice that beside others.
+    Raises: OSError if nothing can be written there.
+    """
+    rounds = _Rounds(num_threads)
+    wanted = list(dict.fromkeys((*GENERAL, *shapes)))
+    with disk_bench(folder) as disk:
+        for round_name in rounds.until_calm():
+            on_step(f"disk, {round_name}")
+            disk.sample()
+            rounds.run(wanted, lambda what, name=round_name: on_step(f"{what}, {name}"))  # type: ignore[misc]
+    free, link = os.statvfs(folder), disk.link()
+    levels = (
+        MemoryLevel(
+            name=DISK, capacity_bytes=max(free.f_bavail * free.f_frsize, 1), read_bytes_per_s=link.peak_bytes_per_s
+        ),
+        rounds.level(ram_bytes),
+    )
+    how = f"measured by moeflow: {num_threads} threads, {extension.isa_name() if extension.is_available() else 'torch'}"
+    machine = Machine(
+        name=name,
+        levels=levels,
+        links=(link,),
+        uncertainty=rounds.uncertainty,
+        sources=(("all", how),),
+        measured_at=datetime.now(UTC).isoformat(timespec="minutes"),
+        other_work=rounds.other_work,
+    )
+    return _with_efficiencies(machine, rounds.efficiencies())
+
+
+def measure_kernels(
+    machine: Machine, shapes: Iterable[KernelShape], *, num_threads: int, on_step: OnStep = lambda _: None
+) -> Machine:
+    """Return the machine with the kernels' efficiency on more shapes, as far as they are not known yet."""
+    known = {(it.kernel, it.dtype, it.values) for it in processor_of(machine.level(RAM)).efficiencies}
+    missing = [shape for shape in shapes if (shape.kernel, shape.dtype, shape.values) not in known]
+    if not missing or not extension.is_available():
+        return machine
+    rounds = _Rounds(num_threads)
+    for _ in rounds.until_calm():
+        rounds.run(missing, on_step)
+    machine = replace(machine, other_work=max(machine.other_work, rounds.other_work))
+    return _with_efficiencies(machine, rounds.efficiencies())
+
+
+def is_as_measured(machine: Machine, num_threads: int) -> bool:
+    """Say whether memory and processor are about as fast as they were when the machine was measured: a glance."""
+    level = machine.level(RAM)
+    bench = KernelBench(num_threads)
+    samples = []
+    with bench.threads():
+        for _ in range(NUM_GLANCES):
+            samples.append(bench.roofs())
+            time.sleep(GLANCE_S)
+    roofs = _median(samples)
+    pairs = [(level.read_bytes_per_s, roofs.read)]
+    pairs += [(processor_of(level).peak(dtype), peak) for dtype, peak in roofs.peaks.items()]
+    return all(max(pair) <= LIKENESS * min(pair) for pair in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    roofs: Roofs  # the median of its samples
+    shares: tuple[tuple[Work, float], ...]  # of these roofs
+    other_work: float
+
+
+class _Rounds:
+    """Measurements of the same things at several times, of which the calmest count."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._bench = KernelBench(num_threads)
+        self._all: list[_Round] = []
+
+    def until_calm(self) -> Iterator[str]:
+        """Yield the name of a round to run, until enough were calm or too many were not."""
+        began_s = time.monotonic()
+        for number in range(1, MOST_ROUNDS + 1):
+            yield f"{number} of {max(number, NUM_ROUNDS)}"
+            is_calm = sum(it.other_work < DISTURBING for it in self._all) >= NUM_ROUNDS
+            if is_calm or (number >= NUM_ROUNDS and time.monotonic() - began_s > LONGEST_S):
+                return
+
+    @property
+    def _kept(self) -> list[_Round]:
+        return sorted(self._all, key=lambda it: it.other_work)[:NUM_ROUNDS]
+
+    @property
+    def other_work(self) -> float:
+        """Share of the processor that others had in the rounds that count."""
+        return round(statistics.median(it.other_work for it in self._kept), 3)
+
+    def run(self, shapes: Iterable[KernelShape], on_step: OnStep) -> None:
+        """Measure everything once more."""
+        on_step("memory and arithmetic")
+        others = OtherWork()
+        with self._bench.threads():
+            samples, found = [self._bench.roofs()], []
+            for shape in shapes if extension.is_available() else ():
+                on_step(f"{shape.kernel} in {shape.dtype}")
+                found += self._bench.measure(shape)
+                samples.append(self._bench.roofs())
+        roofs = _median(samples)
+        level = _level(roofs, ram_bytes=1)
+        shares = tuple((work, work_seconds(level, work) / seconds) for work, seconds in found)
+        self._all.append(_Round(roofs, shares, others.share))
+
+    def level(self, ram_bytes: int) -> MemoryLevel:
+        """Return memory and processor, by the median of the rounds."""
+        return _level(_median([it.roofs for it in self._kept]), ram_bytes)
+
+    def efficiencies(self) -> list[KernelEfficiency]:
+        """Return what share of the roofs each kernel reached, by the median of the rounds."""
+        found: dict[Work, list[float]] = {}
+        for work, share in (pair for one in self._kept for pair in one.shares):
+            found.setdefault(work, []).append(share)
+        return [
+            KernelEfficiency(
+                kernel=work.kernel,
+                dtype=work.dtype,
+                rows=round(work.rows, 3),
+                share=statistics.median(shares),
+                values=work.values,
+            )
+            for work, shares in found.items()
+        ]
+
+    @property
+    def uncertainty(self) -> float:
+        """How far the rounds' roofs lay apart, relative; above 1 if one round's were more than twice another's.
+
+        Not less than what is seen within a round.
+        """
+        roofs = [it.roofs for it in self._kept]
+        series = [[it.read for it in roofs]]
+        series += [[it.peaks[dtype] for it in roofs] for dtype in roofs[0].peaks]
+        return max(LEAST_UNCERTAINTY, *(max(values) / min(values) - 1 for values in series))
+
+
+def _median(samples: Sequence[Roofs]) -> Roofs:
+    peaks = {dtype: statistics.median(it.peaks[dtype] for it in samples) for dtype in samples[0].peaks}
+    return Roofs(statistics.median(it.read for it in samples), peaks)
+
+
+def _level(roofs: Roofs, ram_bytes: int) -> MemoryLevel:
+    processor = Processor(
+        name=_processor_name(), peak_flops_per_s=tuple(roofs.peaks.items()), pass_s=PASS_S, token_s=TOKEN_S
+    )
+    return MemoryLevel(name=RAM, capacity_bytes=ram_bytes, read_bytes_per_s=roofs.read, processor=processor)
+
+
+def _with_efficiencies(machine: Machine, more: Iterable[KernelEfficiency]) -> Machine:
+    processor = processor_of(machine.level(RAM))
+    found = {(it.kernel, it.dtype, it.values, it.rows): it for it in (*processor.efficiencies, *more)}
+    made = replace(processor, efficiencies=tuple(found.values()))
+    levels = tuple(replace(it, processor=made) if it.name == RAM else it for it in machine.levels)
+    return replace(machine, levels=levels)
+
+
+def _processor_name() -> str:
+    """Return what the system calls the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "processor"
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names and names[0] else "processor"

@@ -1,0 +1,211 @@
+"""Kernels at given shapes, timed: over weights in one buffer far larger than the caches, seen in every format in turn.
+
+What is in the buffer does not matter, as long as no number in it is a slow one. A measurement is the median of many
+short runs.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Final, cast
+
+import torch
+from torch import Tensor
+
+from moeflow.core.units import MIB
+from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.ceilings import TRIES, measure_flops, measure_read
+from moeflow.kernels.cpu import attention as cpu_attention
+from moeflow.kernels.cpu import extension
+from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight, expert_bytes
+from moeflow.kernels.kv_blocks import KVBlocks, kv_block_bytes
+from moeflow.kernels.weight_format import BITS_PER_VALUE, WEIGHT_FORMATS, WeightFormat
+from moeflow.planner.costs.model_costs import ModelCosts, Work
+
+BUFFER_BYTES: Final = 384 * MIB
+FILLING: Final = 0x3C  # bytes that are an ordinary number in every format
+TOKENS: Final = (1, 4, 8, 16, 32, 128, 512)
+LEAST_S: Final = 0.03  # of one measurement
+MOST_CALLS: Final = 200
+CONTEXT: Final = 512  # of attention's measurements, in tokens
+KV_BLOCK: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class KernelShape:
+    """What a kernel is measured on."""
+
+    kernel: str
+    dtype: str
+    sizes: tuple[int, ...]  # linear: outputs, inputs; experts: E, top_k, H, I; attention: Q, KV, D
+
+    @property
+    def values(self) -> int:
+        """The number of values that an efficiency is kept under."""
+        if self.kernel == "experts":
+            _, _, hidden, width = self.sizes
+            return 3 * hidden * width
+        if self.kernel == "linear":
+            return self.sizes[0] * self.sizes[1]
+        _, num_kv_heads, head_dim = self.sizes
+        return 2 * num_kv_heads * head_dim
+
+
+def shapes_of(costs: ModelCosts) -> list[KernelShape]:
+    """Return what of a model is worth measuring: its matrices, experts and attention."""
+    shape, formats = costs.shape, costs.formats
+    attended = shape.num_heads * shape.head_dim
+    qkv = attended + 2 * shape.num_kv_heads * shape.head_dim
+    found = [
+        KernelShape("linear", formats.matrices, (qkv, shape.hidden_size)),
+        KernelShape("linear", formats.matrices, (shape.hidden_size, attended)),
+        KernelShape("linear", formats.embeddings, (shape.vocab_size, shape.hidden_size)),
+        KernelShape("attention", formats.kv, (shape.num_heads, shape.num_kv_heads, shape.head_dim)),
+    ]
+    if shape.num_experts:
+        sizes = (shape.num_experts, shape.top_k, shape.hidden_size, shape.intermediate_size)
+        found += [KernelShape("experts", formats.matrices, sizes)]
+        found += [KernelShape("linear", formats.of_routers, (shape.num_experts, shape.hidden_size))]
+    if costs.num_dense_layers:
+        width = costs.dense_values // (3 * shape.hidden_size)
+        found += [KernelShape("experts", formats.matrices, (1, 1, shape.hidden_size, width))]
+    return list(dict.fromkeys(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Roofs:
+    """What the machine did at best at one moment."""
+
+    read: float  # bytes a second
+    peaks: dict[str, float]  # FLOP/s by format
+
+
+class KernelBench:
+    """Runs kernels, and samples the machine's roofs."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._num_threads = num_threads
+        self._buffer = torch.full((BUFFER_BYTES,), FILLING, dtype=torch.uint8)
+
+    @contextmanager
+    def threads(self) -> Iterator[None]:
+        """Let kernels compute with the threads that are measured, for a while."""
+        if not extension.is_available():
+            yield
+            return
+        before = extension.num_threads()
+        extension.set_num_threads(self._num_threads)
+        try:
+            yield
+        finally:
+            extension.set_num_threads(before)
+
+    def roofs(self) -> Roofs:
+        """Return how fast memory is read and matrices are multiplied at this moment."""
+        read = measure_read(self._num_threads, buffer=self._buffer)
+        if not extension.is_available():
+            return Roofs(read, {"float32": measure_flops(self._num_threads)})
+        return Roofs(read, {dtype: self._peak(dtype) for dtype in WEIGHT_FORMATS})
+
+    def measure(self, shape: KernelShape) -> list[tuple[Work, float]]:
+        """Return work of a shape and the seconds it takes, for several numbers of tokens."""
+        measures = {"linear": self._linear, "experts": self._experts, "attention": self._attention}
+        return list(measures[shape.kernel](shape, torch.Generator().manual_seed(0)))
+
+    def _peak(self, dtype: WeightFormat) -> float:
+        """Return FLOP/s of a product with a matrix that stays in the cache."""
+        weight = PackedWeight(self._buffer[: _matrix_bytes(dtype, 512, 512)], dtype, 512, 512)
+        x = torch.rand(512, 512)
+        return 2.0 * 512**3 / min(_times(lambda: extension.linear(x, weight), least=TRIES, during_s=0.0))
+
+    def _linear(self, shape: KernelShape, random: torch.Generator) -> Iterator[tuple[Work, float]]:
+        outputs, inputs = shape.sizes
+        dtype = cast(WeightFormat, shape.dtype)
+        num_bytes = _matrix_bytes(dtype, outputs, inputs)
+        weights = cycle([PackedWeight(part, dtype, outputs, inputs) for part in self._parts(num_bytes)])
+        for num_tokens in TOKENS:
+            x = torch.rand(num_tokens, inputs, generator=random)
+            seconds = statistics.median(_times(lambda x=x: extension.linear(x, next(weights))))  # type: ignore[misc]
+            values = outputs * inputs
+            size = values * BITS_PER_VALUE[dtype] / 8
+            yield Work("linear", dtype, size, 2.0 * num_tokens * values, num_tokens, values), seconds
+
+    def _experts(self, shape: KernelShape, random: torch.Generator) -> Iterator[tuple[Work, float]]:
+        num_experts, top_k, hidden, width = shape.sizes
+        dtype = cast(WeightFormat, shape.dtype)
+        num_bytes = expert_bytes(hidden, width, dtype)
+        fitting = max(min(num_experts, self._buffer.nbytes // (2 * num_bytes)), top_k)  # two layers in turn at least
+        layers = cycle(
+            PackedExperts(fitting, hidden, width, dtype, storage=part.view(fitting, num_bytes))
+            for part in self._parts(fitting * num_bytes)
+        )
+        values = 3 * hidden * width
+        for num_tokens in TOKENS:
+            x = torch.rand(num_tokens, hidden, generator=random)
+            chosen = torch.rand(8, num_tokens, fitting, generator=random).topk(top_k).indices
+            turns = cycle(chosen.unbind())
+            shares = torch.full((num_tokens, top_k), 1.0 / top_k)
+            used = statistics.mean(len(ids.unique()) for ids in chosen)
+            run = lambda x=x, shares=shares, turns=turns: extension.experts(x, next(layers), next(turns), shares)  # noqa: E731
+            seconds = statistics.median(_times(run))
+            pairs = num_tokens * top_k
+            size = used * values * BITS_PER_VALUE[dtype] / 8
+            yield Work("experts", dtype, size, 2.0 * pairs * values, pairs / used, values), seconds
+
+    def _attention(self, shape: KernelShape, random: torch.Generator) -> Iterator[tuple[Work, float]]:
+        """Yield decoding of many sequences, then a chunk of one prompt."""
+        num_heads, num_kv_heads, head_dim = shape.sizes
+        dtype = getattr(torch, shape.dtype)
+        block_bytes = kv_block_bytes(dtype, num_kv_heads=num_kv_heads, block_size=KV_BLOCK, head_dim=head_dim)
+        each = CONTEXT // KV_BLOCK
+        num_sequences = max(min(self._buffer.nbytes // (block_bytes * each), 64), 1)
+        storage = self._buffer[: num_sequences * each * block_bytes]
+        blocks = KVBlocks(storage, dtype, num_kv_heads=num_kv_heads, block_size=KV_BLOCK, head_dim=head_dim)
+        if blocks.handle is None:  # a shape that torch computes
+            return
+        size = block_bytes / KV_BLOCK
+        tables = [list(range(i * each, (i + 1) * each)) for i in range(num_sequences)]
+        cases = (([CONTEXT - 1] * num_sequences, [1] * num_sequences, tables), ([0], [CONTEXT], tables[:1]))
+        for starts, counts, table in cases:
+            metadata = AttentionMetadata.build(
+                starts=starts, num_tokens=counts, block_ids=table, block_size=KV_BLOCK, device="cpu"
+            )
+            q = torch.rand(sum(counts), num_heads, head_dim, generator=random)
+            run = lambda q=q, metadata=metadata: cpu_attention.attend(q, blocks, metadata, None)  # noqa: E731
+            seconds = statistics.median(_times(run))
+            read = len(starts) * CONTEXT
+            seen = sum(start * count + count * (count + 1) / 2 for start, count in zip(starts, counts, strict=True))
+            rows = num_heads / num_kv_heads * max(seen / read, 1.0)
+            flops = 4.0 * num_heads * head_dim * seen
+            yield Work("attention", shape.dtype, read * size, flops, rows, 2 * num_kv_heads * head_dim), seconds
+
+    def _parts(self, num_bytes: int) -> list[Tensor]:
+        """Cut the buffer into parts; a new one if even one does not fit."""
+        if num_bytes > self._buffer.nbytes:
+            self._buffer = torch.full((num_bytes,), FILLING, dtype=torch.uint8)
+        count = min(self._buffer.nbytes // num_bytes, 256)
+        stride = num_bytes // 64 * 64 if count == 1 else -(-num_bytes // 64) * 64
+        count = min(count, (self._buffer.nbytes - num_bytes) // max(stride, 1) + 1)
+        return [self._buffer[i * stride : i * stride + num_bytes] for i in range(count)]
+
+
+def _times(run: Callable[[], object], least: int = 5, during_s: float = LEAST_S) -> list[float]:
+    """Return the seconds of calls, after one that does not count."""
+    run()
+    times: list[float] = []
+    end = time.perf_counter() + during_s
+    while len(times) < least or (time.perf_counter() < end and len(times) < MOST_CALLS):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def _matrix_bytes(dtype: str, outputs: int, inputs: int) -> int:
+    whole_bands = -(-outputs // 16) * 16
+    return int(whole_bands * inputs * BITS_PER_VALUE[dtype] / 8)

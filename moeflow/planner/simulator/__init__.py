@@ -1,0 +1,1 @@
+"""The real scheduler, caches and pipelines on a virtual clock."""

@@ -1,0 +1,254 @@
+"""A trace of routing, replayed with other memory, policy or predictor: what would have been read, and how fast it ran.
+
+The expert cache, streaming, policies, predictors and governor are those that serve; only disk and clock are virtual. A
+layer's time is cut evenly over the experts it needs: it computes on those that are there, then on each as it arrives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from moeflow.core.errors import ConfigError
+from moeflow.experts.cache.cache_stats import CacheStats
+from moeflow.experts.cache.eviction import POLICIES, Belady, EvictionPolicy
+from moeflow.experts.cache.expert_cache import ExpertCache
+from moeflow.experts.cache.lease import Lease
+from moeflow.experts.predict.frequency import FrequencyPredictor
+from moeflow.experts.predict.governor import Governor
+from moeflow.experts.predict.predictor import Predictor
+from moeflow.experts.predict.previous_token import PreviousTokenPredictor
+from moeflow.experts.spans import untraced
+from moeflow.experts.streamed_experts import ExpertStream
+from moeflow.planner.simulator.virtual_disk import VirtualDisk
+from moeflow.workload.routing_trace import RoutingTrace, TraceHeader
+
+BELADY: Final = "belady"
+PERFECT: Final = "perfect"
+NO_PREDICTOR: Final = "none"
+POLICY_NAMES: Final = (*POLICIES, BELADY)
+PREDICTOR_NAMES: Final = (NO_PREDICTOR, "previous-token", "frequency", PERFECT)
+LEAST_SLOTS: Final = 2  # one to compute on while the other is filled
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedPass:
+    """A pass of a trace as a replay needs it."""
+
+    chosen: list[list[int]]  # of each layer: the experts of all tokens, repeated
+    needed: list[list[int]]  # of each layer: the distinct ones, ascending
+    num_generated: int
+    compute_s: float  # if nothing had to be waited for
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the replay is to assume."""
+
+    disk_bytes_per_s: float
+    slab_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What to try."""
+
+    num_slots: int
+    policy: str
+    predictor: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What came of a case."""
+
+    case: Case
+    stats: CacheStats  # with virtual seconds of stall
+    seconds: float  # of the whole trace
+    num_generated: int  # tokens
+    prefetching_share: float  # of the passes in which the governor let the predictor prefetch
+    num_read: tuple[int, ...] = ()  # experts that each pass has asked the disk for
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated tokens over all time."""
+        return self.num_generated / self.seconds if self.seconds else 0.0
+
+
+def prepare_passes(trace: RoutingTrace, compute_s: float | None) -> list[ReplayedPass]:
+    """Return a trace's passes; each computes for `compute_s`, None: as long as it was recorded.
+
+    Raises: ConfigError if there is no pass, or its time is needed and not known.
+    """
+    if not trace.passes:
+        raise ConfigError("the trace has no pass in it. Record one with --record-routing and generate something")
+    if compute_s is None and not any(routed.compute_s for routed in trace.passes):
+        raise ConfigError("the trace does not tell how long its passes computed. Say it (--compute-time)")
+    return [
+        ReplayedPass(
+            chosen=[layer.ravel().tolist() for layer in routed.ids],
+            needed=[np.unique(layer).tolist() for layer in routed.ids],
+            num_generated=routed.num_generated,
+            compute_s=routed.compute_s if compute_s is None else compute_s,
+        )
+        for routed in trace.passes
+    ]
+
+
+def replay(passes: Sequence[ReplayedPass], header: TraceHeader, machine: Machine, case: Case) -> ReplayResult:
+    """Run the passes through a cache that starts empty."""
+    if case.num_slots < LEAST_SLOTS:
+        raise ConfigError(f"{case.num_slots} slots are too few; a replay needs at least {LEAST_SLOTS}")
+    disk = VirtualDisk(machine.slab_bytes / machine.disk_bytes_per_s)
+    cache = ExpertCache(
+        num_layers=header.num_layers,
+        num_experts=header.num_experts,
+        num_slots=case.num_slots,
+        slab_bytes=machine.slab_bytes,
+        policy=_make_policy(case.policy, passes, header),
+        start_loads=disk.start_loads,
+        wait=lambda _: disk.wait(),
+    )
+    stream = ExpertStream(cache)
+    prefetcher = _Prefetcher(cache, _make_predictor(case.predictor, passes, header), header.num_layers, case.predictor)
+    num_read: list[int] = []
+    for one in passes:
+        began_s = disk.now_s
+        cache.begin_pass()
+        for layer, needed in enumerate(one.needed):
+            layer_s = one.compute_s / header.num_layers
+            if case.policy != BELADY and stream.takes(len(needed)):
+                stream.run(layer, _Streamed(needed, disk, layer_s / len(needed)), untraced)
+                prefetcher.see_streamed(layer, one.chosen[layer])
+                continue
+            for number, lease in enumerate(_leases(cache, layer, needed)):
+                if number == 0:  # behind what is needed for certain
+                    prefetcher.see(layer, one.chosen[layer])
+                _compute(lease, disk, layer_s / len(needed))
+            if not needed:
+                disk.pass_time(layer_s)
+        prefetcher.end_pass(len(one.chosen[0]), disk.now_s - began_s)
+        num_read.append(disk.num_asked - sum(num_read))
+    return ReplayResult(
+        case=case,
+        stats=dataclasses.replace(cache.stats(), stall_s=disk.waited_s),
+        seconds=disk.now_s,
+        num_generated=sum(one.num_generated for one in passes),
+        prefetching_share=prefetcher.num_passes_on / len(passes),
+        num_read=tuple(num_read),
+    )
+
+
+def _leases(cache: ExpertCache, layer: int, needed: Sequence[int]) -> Iterator[Lease]:
+    """Yield leases on all experts that a layer needs; if they do not fit, each portion loads during the one before."""
+    size = len(needed) if len(needed) <= cache.num_slots else cache.num_slots // 2
+    lease: Lease | None = None
+    for start in range(0, len(needed), max(size, 1)):
+        before, lease = lease, cache.acquire(layer, needed[start : start + size])
+        if before is not None:
+            yield before
+            before.release()
+    if lease is not None:
+        yield lease
+        lease.release()
+
+
+def _compute(lease: Lease, disk: VirtualDisk, expert_s: float) -> None:
+    disk.pass_time(expert_s * len(lease.hits))
+    for arrived in lease.arriving():
+        disk.pass_time(expert_s * len(arrived))
+
+
+class _Streamed:
+    """The work of a layer in a stream: time."""
+
+    def __init__(self, experts: Sequence[int], disk: VirtualDisk, expert_s: float) -> None:
+        self.experts = experts
+        self._disk = disk
+        self._expert_s = expert_s
+
+    def compute(self, experts: Sequence[int], lease: Lease) -> None:
+        """Let the time go by that they take."""
+        self._disk.pass_time(self._expert_s * len(experts))
+
+
+class _Prefetcher:
+    """Does between predictor, governor and cache what the engine does."""
+
+    def __init__(self, cache: ExpertCache, predictor: Predictor | None, num_layers: int, name: str) -> None:
+        self.num_passes_on = 0
+        self._cache = cache
+        self._predictor = predictor
+        self._governor = None if name == PERFECT else Governor(name)  # a bound is not doubted
+        self._num_layers = num_layers
+        self._is_streamed_pass = False
+
+    def see(self, layer: int, chosen: Sequence[int]) -> None:
+        """Hear of a layer's experts and prefetch for the next one."""
+        if self._predictor is not None:
+            self._predictor.observe(layer, chosen)
+            if self._is_on:
+                following = (layer + 1) % self._num_layers
+                self._cache.prefetch(following, self._predictor.predict(following))
+
+    def see_streamed(self, layer: int, chosen: Sequence[int]) -> None:
+        """Hear of a layer whose followers are read ahead anyway."""
+        self._is_streamed_pass = True
+        if self._predictor is not None:
+            self._predictor.observe(layer, chosen)
+
+    def end_pass(self, num_chosen: int, seconds: float) -> None:
+        """Let the governor judge by how long a pass took."""
+        if self._predictor is None:
+            return
+        self.num_passes_on += self._is_on
+        is_streamed, self._is_streamed_pass = self._is_streamed_pass, False
+        if self._governor is not None and not is_streamed:
+            self._governor.end_pass(num_chosen, seconds)
+
+    @property
+    def _is_on(self) -> bool:
+        return self._governor is None or self._governor.is_on
+
+
+class PerfectPredictor:
+    """Knows the trace: what the best predictor could bring."""
+
+    def __init__(self, passes: Iterable[ReplayedPass]) -> None:
+        self._needed = [needed for one in passes for needed in one.needed]
+        self._position = 0
+
+    def observe(self, layer: int, expert_ids: Sequence[int]) -> None:
+        """Advance by a layer."""
+        self._position += 1
+
+    def predict(self, layer: int) -> list[int]:
+        """Return what the next layer will need."""
+        return self._needed[self._position] if self._position < len(self._needed) else []
+
+
+def _make_policy(name: str, passes: Sequence[ReplayedPass], header: TraceHeader) -> EvictionPolicy:
+    total = header.num_layers * header.num_experts
+    if name != BELADY:
+        return POLICIES[name](total)
+    uses = [
+        layer * header.num_experts + expert
+        for one in passes
+        for layer, needed in enumerate(one.needed)
+        for expert in needed
+    ]
+    return Belady(total, uses)
+
+
+def _make_predictor(name: str, passes: Sequence[ReplayedPass], header: TraceHeader) -> Predictor | None:
+    makers: dict[str, Callable[[], Predictor | None]] = {
+        NO_PREDICTOR: lambda: None,
+        "previous-token": lambda: PreviousTokenPredictor(header.num_layers),
+        "frequency": lambda: FrequencyPredictor(header.num_layers, header.num_experts),
+        PERFECT: lambda: PerfectPredictor(passes),
+    }
+    return makers[name]()

@@ -1,0 +1,212 @@
+"""A batch job on the virtual clock: a prefill, then decoding steps, by a pipeline and under a policy.
+
+Costs are those of `planner/costs/task_costs.py`. A step is one of many: it finds its first layer's weights on the
+device and leaves them so. Steps get longer with the context, nearly in a straight line, so that three of them tell of
+all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Final
+
+from moeflow.core.errors import ConfigError
+from moeflow.core.hardware import DEVICE, RAM, Machine
+from moeflow.core.plan import Policy, Workload
+from moeflow.pipeline.catalog import Pipeline
+from moeflow.pipeline.task import Task
+from moeflow.pipeline.zero_inference import zero_inference
+from moeflow.planner.costs.cost_model import Choice, CostModel
+from moeflow.planner.costs.model_costs import ModelCosts, Work
+from moeflow.planner.costs.roofline import work_seconds
+from moeflow.planner.costs.task_costs import TaskCost, TaskShape, task_cost
+from moeflow.planner.simulator.time_line import TimeLine
+from moeflow.planner.simulator.virtual_clock import run_virtually
+
+MOST_STAGES: Final = 100_000  # micro-batches times layers of a step: some million tasks
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineRun:
+    """What to simulate."""
+
+    pipeline: Pipeline
+    machine: Machine
+    costs: ModelCosts
+    workload: Workload
+    policy: Policy
+    slower: Mapping[str, float] = field(default_factory=dict)  # op -> times as long: kernels of another system
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError where a step would have more tasks than a machine's memory holds."""
+        number, layers = self.policy.num_micro_batches, self.costs.shape.num_layers
+        if number * layers > MOST_STAGES:
+            raise ConfigError(
+                f"{number:,} micro-batches of {layers} layers are more than can be simulated "
+                f"({MOST_STAGES:,} together). Take larger micro-batches, or fewer sequences"
+            )
+
+    def decode_step(self, context: float) -> TimeLine:
+        """Return a decoding step whose sequences all see so many tokens."""
+        layers, number = self.costs.shape.num_layers, self.policy.num_micro_batches
+        tasks = self.pipeline.make_tasks(layers, number, is_warm=True, wraps=True)
+        return self._run(tasks, lambda op, size: self._decode_cost(op, size, context))
+
+    @cached_property
+    def prefill(self) -> TimeLine:
+        """The pass over all prompts, computed on the device, as whoever decodes does it."""
+        tasks = zero_inference(
+            self.costs.shape.num_layers, self.policy.num_micro_batches, stores_kv=self.pipeline.has_kv_on_host
+        )
+        return self._run(tasks, self._prefill_cost)
+
+    @cached_property
+    def prefill_s(self) -> float:
+        """Seconds until each sequence has its first token."""
+        return self.prefill.seconds + self._head_s
+
+    @cached_property
+    def middle_step(self) -> TimeLine:
+        """The step in the middle, which stands for all in pictures and shares."""
+        return self.decode_step(self.workload.mean_context)
+
+    @cached_property
+    def decode_s(self) -> float:
+        """Seconds of all steps; the prefill has brought the first token."""
+        num_steps = self.workload.gen_len - 1
+        first, last = self.workload.prompt_len + 1, self.workload.prompt_len + num_steps
+        if num_steps <= 0:
+            return 0.0
+        ends = [self.decode_step(context).seconds for context in (first, last)]
+        return num_steps * ((ends[0] + 4 * self.middle_step.seconds + ends[1]) / 6 + self._head_s)
+
+    @cached_property
+    def tokens_per_s(self) -> float:
+        """Generated tokens over prefill and decoding."""
+        return self.policy.batch_size * self.workload.gen_len / (self.prefill_s + self.decode_s)
+
+    @cached_property
+    def memory(self) -> dict[str, float]:
+        """Bytes in each tier at the peak."""
+        return memory_of(self.machine, self.costs, self.workload, self.policy)
+
+    @cached_property
+    def fits(self) -> dict[str, bool]:
+        """Say of each tier that is used whether it is large enough."""
+        used = {tier: num_bytes for tier, num_bytes in self.memory.items() if num_bytes > 0}
+        slack = 1 + 1e-9  # of shares that were chosen to fill it
+        return {tier: need <= self.machine.level(tier).capacity_bytes * slack for tier, need in used.items()}
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """Return how many sequences each micro-batch has; the last may have fewer."""
+        policy = self.policy
+        full, rest = divmod(policy.batch_size, policy.micro_batch)
+        return [policy.micro_batch] * full + ([rest] if rest else [])
+
+    @cached_property
+    def _head_s(self) -> float:
+        """Return what the choice of tokens takes of the device after a pass."""
+        return sum(self._on_device(self.costs.head(size)).seconds for size in self._sizes)
+
+    def _run(self, tasks: Iterator[Task], cost_of: Callable[[str, int], TaskCost]) -> TimeLine:
+        known: dict[tuple[str, int], TaskCost] = {}  # tasks of one kind and size cost the same
+
+        def cost(task: Task) -> TaskCost:
+            is_page = task.op.startswith("weights_")
+            key = (task.op, 0 if is_page or task.micro_batch is None else self._sizes[task.micro_batch])
+            if key not in known:
+                one = cost_of(*key)
+                known[key] = replace(one, seconds=one.seconds * self.slower.get(task.op, 1.0))
+            return known[key]
+
+        return TimeLine(run_virtually(tasks, cost))
+
+    def _decode_cost(self, op: str, size: int, context: float, num_pages: int | None = None) -> TaskCost:
+        if num_pages is None:
+            num_pages = self.policy.num_micro_batches if self.pipeline.is_paged else 1
+        shape = TaskShape(costs=self.costs, num_sequences=size, context=context, num_pages=num_pages)
+        return task_cost(op, self.machine, shape, self.policy)
+
+    def _prefill_cost(self, op: str, size: int) -> TaskCost:
+        costs, length = self.costs, self.workload.prompt_len
+        tokens = size * length
+        if op == "pre_attention":
+            return self._on_device(costs.pre_attention(tokens))
+        if op == "device_attention":
+            return self._on_device(costs.prefill_attention(size, length))
+        if op == "post_attention":
+            layers = costs.shape.num_layers
+            return _sum(
+                self._on_device(costs.output_projection(tokens)),
+                *(_scaled(self._on_device(work), count / layers) for count, work in costs.feed_forward(tokens)),
+            )
+        if op == "store_kv":
+            num_bytes = tokens * costs.kv_layer_bytes
+            return TaskCost(num_bytes, 0.0, self.machine.link(DEVICE, RAM).seconds(num_bytes))
+        return self._decode_cost(op, size, length, num_pages=1)
+
+    def _on_device(self, work: Work) -> TaskCost:
+        seconds = work_seconds(self.machine.level(DEVICE), work, self.policy.num_devices)
+        return TaskCost(work.num_bytes, work.num_flops, seconds)
+
+
+def make_policy(
+    pipeline: Pipeline,
+    machine: Machine,
+    costs: ModelCosts,
+    workload: Workload,
+    *,
+    batch_size: int,
+    micro_batch: int,
+    resident_share: float | None = None,
+    num_devices: int = 1,
+) -> Policy:
+    """Return the policy that a pipeline implies; a share of None: as many weights on the device as fit there.
+
+    Raises: ConfigError if the machine has no device, or the share is none.
+    """
+    if not machine.has(DEVICE):
+        raise ConfigError(
+            f"{machine.name} has no device that weights could be streamed to: take a machine with one, or "
+            "moeflow simulate serve, which computes on the host"
+        )
+    policy = Policy(
+        batch_size=batch_size,
+        micro_batch=micro_batch,
+        attention_on_device=not pipeline.attends_on_host,
+        ffn_on_device=True,
+        weights_on_device=resident_share or 0.0,
+        kv_on_device=0.0 if pipeline.has_kv_on_host else 1.0,
+        num_devices=num_devices,
+    )
+    if resident_share is not None:
+        if not 0 <= resident_share <= 1:
+            raise ConfigError(f"{resident_share:.0%} of the weights cannot be resident; say a number from 0 to 100")
+        return policy
+    empty = memory_of(machine, costs, workload, policy)[DEVICE]
+    full = memory_of(machine, costs, workload, replace(policy, weights_on_device=1.0))[DEVICE]
+    room = machine.level(DEVICE).capacity_bytes - empty
+    return replace(policy, weights_on_device=min(max(room / (full - empty), 0.0), 1.0))
+
+
+def memory_of(machine: Machine, costs: ModelCosts, workload: Workload, policy: Policy) -> dict[str, float]:
+    """Return the bytes that a policy takes of each tier at its peak."""
+    model = CostModel(machine, costs, workload, num_devices=policy.num_devices)
+    uses = model.memory(Choice.of(policy))
+    shares = (policy.weights_on_device, policy.kv_on_device, policy.experts_on_disk, 0.0, 0.0)
+    return {tier: use.at(*shares) for tier, use in uses.items()}
+
+
+def _sum(*costs: TaskCost) -> TaskCost:
+    return TaskCost(
+        sum(cost.num_bytes for cost in costs),
+        sum(cost.num_flops for cost in costs),
+        sum(cost.seconds for cost in costs),
+    )
+
+
+def _scaled(cost: TaskCost, factor: float) -> TaskCost:
+    return TaskCost(cost.num_bytes * factor, cost.num_flops * factor, cost.seconds * factor)

@@ -1,0 +1,133 @@
+"""What a text's routing means for the expert cache: replayed at several sizes of it, in passes of several sizes.
+
+Sequences that decode together are parts of the text: each is prefilled as far as its last tokens, which then come one
+by one. So passes find in the cache what a prompt and the steps before have left there, as they do when a model serves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from moeflow.experts.cache.eviction import DEFAULT_POLICY
+from moeflow.planner.costs.model_costs import expected_distinct
+from moeflow.planner.costs.routing_profile import SHARES_ON_DISK, PassReads, RoutingProfile
+from moeflow.planner.simulator.cache_replay import (
+    LEAST_SLOTS,
+    NO_PREDICTOR,
+    Case,
+    Machine,
+    ReplayedPass,
+    prepare_passes,
+    replay,
+)
+from moeflow.workload.routing_trace import ExpertIds, RoutingTrace, TraceHeader
+
+BATCH_SIZES: Final = (1, 4, 16, 64)
+PROMPT_TOKENS: Final = (128, 512, 2048)  # of a pass over prompts
+ROUND_TOKENS: Final = 320  # of a sequence at most, before another takes its place
+PROMPT_SHARE: Final = 0.8  # of a sequence
+_ANY: Final = Machine(disk_bytes_per_s=1e9, slab_bytes=1)  # only how many are read counts
+
+
+def study_routing(
+    ids: ExpertIds, header: TraceHeader, on_done: Callable[[int, int], None] = lambda *_: None
+) -> RoutingProfile:
+    """Return what the routing of a text, [layers, tokens, K], means for the expert cache as it is by default.
+
+    Blocks: for seconds, longer the more experts there are. `on_done` gets how much is done, and of how much.
+    """
+    num_tokens = ids.shape[1]
+    batches = [size for size in BATCH_SIZES if size * 4 <= num_tokens]
+    prompts = [size for size in PROMPT_TOKENS if size * 2 <= num_tokens] or [max(num_tokens // 2, 1)]
+    studies = [list(_decode_passes(ids, size)) for size in batches] + [list(_prompt_passes(ids, it)) for it in prompts]
+    found: dict[_Kind, PassReads] = {}
+    for done, passes in enumerate(studies, 1):
+        found |= _study(passes, header)
+        on_done(done, len(studies))
+    return _profile(found, num_tokens)
+
+
+def study_trace(trace: RoutingTrace) -> RoutingProfile:
+    """Return what recorded passes mean, each found as it came; sizes are told apart by powers of two.
+
+    Raises: ConfigError if there is no pass.
+    """
+    passes = prepare_passes(trace, 1.0)  # how long passes take changes no hit without prefetches
+    sizes = [routed.ids.shape[1] for routed in trace.passes]
+    are_decode = [routed.num_generated == size for routed, size in zip(trace.passes, sizes, strict=True)]
+    kinds = [_Kind(is_decode, 2 ** round(math.log2(size))) for is_decode, size in zip(are_decode, sizes, strict=True)]
+    return _profile(_study(list(zip(passes, kinds, strict=True)), trace.header), sum(sizes))
+
+
+class _Kind(NamedTuple):
+    """Which passes are counted together."""
+
+    is_decode: bool
+    num_tokens: int
+
+
+_Counted = tuple[ReplayedPass, _Kind | None]  # None: it is there for what it leaves in the cache
+
+
+def _decode_passes(ids: ExpertIds, batch_size: int) -> Iterator[_Counted]:
+    """Yield rounds of so many sequences: their prompts, then a token of each at a time."""
+    length = min(ids.shape[1] // batch_size, ROUND_TOKENS)
+    prompt = min(int(length * PROMPT_SHARE), length - 1)
+    for start in range(0, ids.shape[1] - batch_size * length + 1, batch_size * length):
+        texts = ids[:, start : start + batch_size * length].reshape(ids.shape[0], batch_size, length, -1)
+        prompts = texts[:, :, :prompt].reshape(ids.shape[0], batch_size * prompt, -1)
+        for begin in range(0, batch_size * prompt, max(PROMPT_TOKENS)):
+            yield _pass(prompts[:, begin : begin + max(PROMPT_TOKENS)]), None
+        for place in range(prompt, length):
+            yield _pass(texts[:, :, place]), _Kind(True, batch_size)
+
+
+def _prompt_passes(ids: ExpertIds, num_tokens: int) -> Iterator[_Counted]:
+    """Yield the text in parts of one size; the first finds nothing in the cache and does not count."""
+    for start in range(0, ids.shape[1] - num_tokens + 1, num_tokens):
+        yield _pass(ids[:, start : start + num_tokens]), _Kind(False, num_tokens) if start else None
+
+
+def _pass(ids: ExpertIds) -> ReplayedPass:
+    return ReplayedPass(
+        chosen=[layer.ravel().tolist() for layer in ids],
+        needed=[np.unique(layer).tolist() for layer in ids],
+        num_generated=0,
+        compute_s=1.0,
+    )
+
+
+def _study(passes: Sequence[_Counted], header: TraceHeader) -> dict[_Kind, PassReads]:
+    """Replay passes in their order at all sizes of the cache; return what those of each kind used and read."""
+    total = header.num_layers * header.num_experts
+    even: dict[_Kind, float] = {}
+    distinct: Counter[_Kind] = Counter()
+    reads: dict[_Kind, list[float]] = {kind: [] for _, kind in passes if kind is not None}
+    for one, kind in passes:
+        if kind is not None:
+            pairs = len(one.chosen[0]) / header.top_k
+            more = header.num_layers * expected_distinct(header.num_experts, header.top_k, pairs)
+            even[kind] = even.get(kind, 0.0) + more
+            distinct[kind] += sum(map(len, one.needed))
+    for share in SHARES_ON_DISK:
+        case = Case(max(round(total * (1 - share)), LEAST_SLOTS), DEFAULT_POLICY, NO_PREDICTOR)
+        num_read: Counter[_Kind | None] = Counter()
+        for (_, kind), number in zip(
+            passes, replay([it for it, _ in passes], header, _ANY, case).num_read, strict=True
+        ):
+            num_read[kind] += number
+        for kind, found in reads.items():
+            found.append(num_read[kind] / even[kind])
+    return {kind: PassReads(kind.num_tokens, distinct[kind] / even[kind], tuple(it)) for kind, it in reads.items()}
+
+
+def _profile(found: Mapping[_Kind, PassReads], num_tokens: int) -> RoutingProfile:
+    decode, prefill = (
+        tuple(found[kind] for kind in sorted(found) if kind.is_decode is is_decode) for is_decode in (True, False)
+    )
+    return RoutingProfile(decode=decode, prefill=prefill, num_tokens=num_tokens)

@@ -1,0 +1,171 @@
+"""A stream of tasks on a virtual clock: who would run when, if each task took as long as a cost function says.
+
+The rules are the executor's (`pipeline/runtime/executor.py`), down to how far it reads ahead
+(`pipeline/runtime/window.py`) and in which order it starts what becomes free, so that a prediction differs from the
+real thing in its durations only. Whoever calls the executor is the lane "compute"; the others begin the most urgent of
+what waits for them, and among equals what has waited longest.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from heapq import heappop, heappush
+from itertools import count
+from typing import NamedTuple
+
+from moeflow.pipeline.runtime.window import WINDOW, Window
+from moeflow.pipeline.task import COMPUTE, Task
+from moeflow.planner.costs.task_costs import TaskCost
+
+CostOf = Callable[[Task], TaskCost]
+
+
+class TimedTask(NamedTuple):
+    """A task, and when it ran."""
+
+    task: Task
+    cost: TaskCost
+    start_s: float
+    end_s: float
+    thread: int  # of its lane
+
+
+def run_virtually(
+    tasks: Iterable[Task],
+    cost_of: CostOf,
+    *,
+    own_lane: str = COMPUTE,
+    num_threads: Mapping[str, int] | None = None,
+    window: int = WINDOW,
+) -> list[TimedTask]:
+    """Return when each task runs, in the order in which they end; a lane has one thread if nothing else is said.
+
+    Raises: ValueError if the stream is none.
+    """
+    return _Run(tasks, cost_of, own_lane, num_threads or {}, window).go()
+
+
+class _Entry:
+    """A task that was read and is not done."""
+
+    __slots__ = ("num_missing", "successors", "task")
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.num_missing = 0
+        self.successors: list[_Entry] = []
+
+    def __lt__(self, other: _Entry) -> bool:
+        return (self.task.priority, self.task.id) < (other.task.priority, other.task.id)
+
+
+class _Lane:
+    """Threads of no substance and the queue that they share."""
+
+    def __init__(self, num_threads: int) -> None:
+        self.queue: list[tuple[int, int, _Entry]] = []  # a heap: priority, number, entry
+        self.free_threads = list(range(num_threads))  # a heap: the first goes to work
+
+
+class _Run:
+    """One stream on its way."""
+
+    def __init__(
+        self,
+        tasks: Iterable[Task],
+        cost_of: CostOf,
+        own_lane: str,
+        num_threads: Mapping[str, int],
+        window: int,
+    ) -> None:
+        self.cost_of = cost_of
+        self.own_lane = own_lane
+        self.window = Window(tasks, window)
+        self.now_s = 0.0
+        self.numbers = count()
+        self.unfinished: dict[int, _Entry] = {}
+        self.ready: list[_Entry] = []  # a heap: what the caller can do
+        self.lanes = defaultdict[str, _Lane](lambda: _Lane(1))
+        self.lanes.update({name: _Lane(number) for name, number in num_threads.items()})
+        self.running: dict[int, _Running] = {}  # by number
+        self.ends: list[tuple[float, bool, int]] = []  # a heap: of those that end together, the caller's own comes last
+        self.done: list[TimedTask] = []
+
+    def go(self) -> list[TimedTask]:
+        while True:
+            self._read_ahead()
+            if self.ready:
+                self._do_here(heappop(self.ready))
+            elif self.unfinished:
+                while self.unfinished and not (self.ready or self.window.has_room(len(self.unfinished))):
+                    self._end_next()
+            elif self.window.is_at_end:
+                return self.done
+
+    def _read_ahead(self) -> None:
+        while tasks := self.window.read(len(self.unfinished)):
+            for task in tasks:
+                self._launch(task)
+            if self.ready:
+                return
+
+    def _launch(self, task: Task) -> None:
+        entry = _Entry(task)
+        for before in task.after:
+            predecessor = self.unfinished.get(before)
+            if predecessor is not None:
+                predecessor.successors.append(entry)
+                entry.num_missing += 1
+        self.unfinished[task.id] = entry
+        if not entry.num_missing:
+            self._start(entry)
+
+    def _start(self, entry: _Entry) -> None:
+        if entry.task.lane == self.own_lane:
+            heappush(self.ready, entry)
+            return
+        lane = self.lanes[entry.task.lane]
+        heappush(lane.queue, (entry.task.priority, next(self.numbers), entry))
+        self._begin_next(lane)
+
+    def _begin_next(self, lane: _Lane) -> None:
+        """Begin what a lane does next, if a thread is free."""
+        if lane.queue and lane.free_threads:
+            self._begin(heappop(lane.queue)[2], lane, heappop(lane.free_threads))
+
+    def _begin(self, entry: _Entry, lane: _Lane | None, thread: int) -> None:
+        number, cost = next(self.numbers), self.cost_of(entry.task)
+        self.running[number] = _Running(entry, cost, self.now_s, lane, thread)
+        heappush(self.ends, (self.now_s + cost.seconds, lane is None, number))
+
+    def _do_here(self, entry: _Entry) -> None:
+        """Let time go by until the caller has done a task; other lanes work meanwhile."""
+        self._begin(entry, None, 0)
+        while entry.task.id in self.unfinished:
+            self._end_next()
+
+    def _end_next(self) -> None:
+        """Let time go by until a task ends; its thread starts what that frees, then takes another."""
+        self.now_s, _, number = heappop(self.ends)
+        ended = self.running.pop(number)
+        task = ended.entry.task
+        del self.unfinished[task.id]
+        self.done.append(TimedTask(task, ended.cost, ended.start_s, self.now_s, ended.thread))
+        for successor in ended.entry.successors:
+            successor.num_missing -= 1
+            if not successor.num_missing:
+                self._start(successor)
+        if ended.lane is not None:
+            heappush(ended.lane.free_threads, ended.thread)
+            self._begin_next(ended.lane)
+
+
+class _Running(NamedTuple):
+    """A task under way."""
+
+    entry: _Entry
+    cost: TaskCost
+    start_s: float
+    lane: _Lane | None  # None: the caller's own
+    thread: int

@@ -1,1 +1,0 @@
-"""What would be: the real bookkeeping on a virtual clock."""

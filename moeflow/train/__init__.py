@@ -1,0 +1,1 @@
+"""Makes models and learns about them: upcycling, routers, perplexity, the built-in model."""

@@ -1,0 +1,94 @@
+"""A model without an engine: loaded whole, run over one sequence at a time, its inner inputs overheard.
+
+For calibration and measurement, where nothing is generated. Runs on the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+
+from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.core.errors import CapacityError
+from moeflow.core.units import format_bytes
+from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kv.storage import KVStorage
+from moeflow.models.layers.context import ForwardContext
+from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.mlp import MLP, FusedMLP
+from moeflow.models.layers.moe import MoE
+from moeflow.models.layers.placement import Placement
+from moeflow.models.loading import load_model
+from moeflow.planner.hardware.host import measure_machine
+from moeflow.planner.settings import BLOCK_SIZE
+
+
+def load_bare_model(checkpoint: Checkpoint, on_bytes: Callable[[int, int], None] | None = None) -> CausalLM:
+    """Load in float32, which CPUs are fastest with, or in bfloat16 if memory only holds that.
+
+    Raises: CapacityError if it does not hold that either; CheckpointError.
+    """
+    num_values = sum(math.prod(info.shape) for info in checkpoint.tensors.values())
+    have_bytes = measure_machine().available_bytes
+    for dtype in (torch.float32, torch.bfloat16):
+        need_bytes = num_values * dtype.itemsize * 9 // 8  # an eighth for what a pass needs
+        if need_bytes <= have_bytes:
+            return load_model(checkpoint, Placement(dtype, torch.device("cpu")), progress=on_bytes)
+    raise CapacityError(
+        f"not enough memory for {checkpoint.path}: need {format_bytes(need_bytes)}, have {format_bytes(have_bytes)}. "
+        "Close other programs, or take a smaller model"
+    )
+
+
+@torch.inference_mode()
+def run_sequence(model: CausalLM, token_ids: Sequence[int]) -> torch.Tensor:
+    """Return the final hidden states [T, H] of a sequence of at least one token."""
+    num_blocks = -(-len(token_ids) // BLOCK_SIZE)
+    kv = KVStorage(
+        num_layers=model.config.num_layers,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        num_kv_heads=model.config.num_kv_heads,
+        head_dim=model.config.head_dim,
+        dtype=model.dtype,
+        device=model.device,
+    )
+    attention = AttentionMetadata.build(
+        starts=[0],
+        num_tokens=[len(token_ids)],
+        block_ids=[range(num_blocks)],
+        block_size=BLOCK_SIZE,
+        device=model.device,
+    )
+    context = ForwardContext(torch.arange(len(token_ids), device=model.device), attention, kv)
+    hidden_states: torch.Tensor = model(torch.tensor(token_ids, device=model.device), context)
+    return hidden_states
+
+
+@contextmanager
+def ffn_inputs(model: CausalLM) -> Iterator[list[list[torch.Tensor]]]:
+    """Yield a list a layer, to which every pass appends what its feed-forward block gets, [T, H] bf16."""
+    listeners = [_Listener(layer.mlp) for layer in model.layers]
+    for layer, listener in zip(model.layers, listeners, strict=True):
+        layer.mlp = cast(MLP, listener)
+    try:
+        yield [listener.heard for listener in listeners]
+    finally:
+        for layer, listener in zip(model.layers, listeners, strict=True):
+            layer.mlp = listener.block
+
+
+class _Listener:
+    """Stands before a feed-forward block and notes what it gets."""
+
+    def __init__(self, block: MLP | FusedMLP | MoE) -> None:
+        self.block = block
+        self.heard: list[torch.Tensor] = []
+
+    def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        self.heard.append(hidden.to(torch.bfloat16))
+        return self.block(hidden, residual)

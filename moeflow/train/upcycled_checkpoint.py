@@ -1,0 +1,225 @@
+"""Sparse upcycling: a dense Llama-architecture checkpoint becomes a Mixtral-architecture one.
+
+Every expert is a copy of the dense feed-forward network with its own small Gaussian perturbation, so that
+experts differ and a wrong one shows; everything else is carried over. Routers are given, not made here.
+Tensors are made one by one while they are written: memory holds one layer's dense matrices, whatever the
+number of experts. Source of the idea: Komatsuzaki et al., "Sparse Upcycling", arXiv 2212.05055.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.safetensors.writer import Shapes, write_json, write_safetensors
+from moeflow.core.errors import CheckpointError, ConfigError
+from moeflow.core.model_config import ConfigReader, ModelConfig
+
+_MATRICES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # Mixtral's name: Llama's name
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_AHEAD = 4  # tensors made before they are written
+_CARRIED_KEYS = ("initializer_range", "bos_token_id", "eos_token_id", "pad_token_id")
+_MIXTRAL_ONLY = "Mixtral has no such thing; choose a model without it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpcycleRecipe:
+    """What decides the result, beside the source and the calibration text.
+
+    Raises: ConfigError when a value is out of its range.
+    """
+
+    num_experts: int = 8
+    top_k: int = 2  # experts per token
+    perturbation: float = 0.02  # standard deviation of the noise, as a share of that of the matrix
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_experts < 1:
+            raise ConfigError(f"experts is {self.num_experts}; there must be at least 1")
+        if not 1 <= self.top_k <= self.num_experts:
+            raise ConfigError(
+                f"top-k is {self.top_k}; it must lie from 1 to the number of experts ({self.num_experts})"
+            )
+        if not 0.0 <= self.perturbation <= 1.0:
+            raise ConfigError(f"perturbation is {self.perturbation}; it must lie from 0 to 1 (0.02 is a good value)")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed is {self.seed}; it must lie from 0 to 2^63 - 1")
+
+
+def check_source(checkpoint: Checkpoint) -> None:
+    """Check that a checkpoint can be upcycled.
+
+    Raises: CheckpointError if it is a mixture of experts already, or no plain Llama.
+    """
+    config = ConfigReader(checkpoint.config, checkpoint.config_file)
+    model_type = config.get(str, "model_type")
+    if any(key in checkpoint.config for key in ("num_local_experts", "num_experts", "n_routed_experts")):
+        raise _unfit(checkpoint, f"{model_type} is a mixture of experts already", "Upcycling starts from a dense model")
+    if model_type != "llama":
+        raise _unfit(checkpoint, f"the architecture is {model_type}, not llama", "Only Llama models can be upcycled")
+    for key in ("attention_bias", "mlp_bias"):
+        if config.get(bool, key, False):
+            raise _unfit(checkpoint, f"{key} is on", _MIXTRAL_ONLY)
+
+
+def mixtral_shapes(checkpoint: Checkpoint, shape: ModelConfig, recipe: UpcycleRecipe) -> Shapes:
+    """Return names and shapes of the new model's tensors, in the order in which they are written.
+
+    Raises: CheckpointError if the source lacks a tensor.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for target in _targets(shape, recipe):
+        if target.source is None:
+            shapes[target.name] = (recipe.num_experts, shape.hidden_size)
+            continue
+        if target.source not in checkpoint.tensors:
+            raise CheckpointError(
+                "this tensor is missing", file=checkpoint.path, tensor=target.source, remedy="Download the model again"
+            )
+        shapes[target.name] = checkpoint.tensors[target.source].shape
+    return shapes
+
+
+def write_mixtral(
+    checkpoint: Checkpoint,
+    shape: ModelConfig,
+    routers: Sequence[torch.Tensor],
+    recipe: UpcycleRecipe,
+    folder: Path,
+    *,
+    on_bytes: Callable[[int, int], None] | None = None,
+) -> None:
+    """Write config, generation config and weights of the upcycled model into `folder`; `shape` is the source's.
+
+    Shapes: routers, one a layer, [E, H].
+    """
+    config = _config(checkpoint, shape, recipe)
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", _generation_config(checkpoint.generation_config, config))
+    shapes = mixtral_shapes(checkpoint, shape, recipe)
+    write_safetensors(folder, shapes, _tensors(checkpoint, shape, routers, recipe), on_bytes=on_bytes)
+
+
+def _config(checkpoint: Checkpoint, shape: ModelConfig, recipe: UpcycleRecipe) -> dict[str, Any]:
+    """Return `config.json`. Every size is written out: where a key is missing Mixtral assumes other than Llama."""
+    source = checkpoint.config
+    carried = {key: source[key] for key in _CARRIED_KEYS if source.get(key) is not None}
+    if source.get("rope_parameters"):
+        rope: dict[str, Any] = {"rope_parameters": {**source["rope_parameters"], "rope_theta": shape.rope.theta}}
+    else:
+        rope = {"rope_theta": shape.rope.theta, "rope_scaling": source.get("rope_scaling")}
+    return {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "num_local_experts": recipe.num_experts,
+        "num_experts_per_tok": recipe.top_k,
+        "max_position_embeddings": shape.max_position,
+        "sliding_window": shape.sliding_window,
+        "hidden_act": shape.hidden_act,
+        "rms_norm_eps": shape.rms_norm_eps,
+        "tie_word_embeddings": shape.tie_word_embeddings,
+        **rope,
+        **carried,
+        "attention_dropout": 0.0,
+        "router_jitter_noise": 0.0,
+        "output_router_logits": False,
+        "use_cache": True,
+        "dtype": "bfloat16",
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """One tensor of the new model and where it comes from."""
+
+    name: str
+    source: str | None  # dense tensor; None: the layer's router
+    layer: int = 0
+    expert: int | None = None  # None: carried over unchanged
+    matrix: int = 0  # which one of the expert's
+
+
+def _targets(shape: ModelConfig, recipe: UpcycleRecipe) -> Iterator[_Target]:
+    yield _carried("model.embed_tokens.weight")
+    for layer in range(shape.num_layers):
+        prefix = f"model.layers.{layer}"
+        yield _carried(f"{prefix}.input_layernorm.weight")
+        for name in _ATTENTION:
+            yield _carried(f"{prefix}.self_attn.{name}.weight")
+        yield _carried(f"{prefix}.post_attention_layernorm.weight")
+        block = f"{prefix}.block_sparse_moe"
+        yield _Target(f"{block}.gate.weight", None, layer)
+        for expert in range(recipe.num_experts):
+            for matrix, (name, dense_name) in enumerate(_MATRICES.items()):
+                source = f"{prefix}.mlp.{dense_name}.weight"
+                yield _Target(f"{block}.experts.{expert}.{name}.weight", source, layer, expert, matrix)
+    yield _carried("model.norm.weight")
+    if not shape.tie_word_embeddings:
+        yield _carried("lm_head.weight")
+
+
+def _carried(name: str) -> _Target:
+    return _Target(name, name)
+
+
+def _tensors(
+    checkpoint: Checkpoint, shape: ModelConfig, routers: Sequence[torch.Tensor], recipe: UpcycleRecipe
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Make the tensors in order, a few ahead in threads: random numbers take the time, and release the GIL."""
+
+    @lru_cache(maxsize=len(_MATRICES))
+    def dense(name: str) -> tuple[np.ndarray, float]:
+        weight = checkpoint.read(name).float().contiguous().numpy()
+        return weight, recipe.perturbation * float(weight.std(dtype=np.float64))
+
+    def make(pool: ThreadPoolExecutor, target: _Target) -> Future[torch.Tensor]:
+        if target.source is None:
+            return pool.submit(routers[target.layer].to, torch.bfloat16)
+        if target.expert is None:
+            return pool.submit(checkpoint.read(target.source).to, torch.bfloat16)
+        key = (recipe.seed, target.layer, target.expert, target.matrix)
+        return pool.submit(_perturbed, *dense(target.source), key)
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        ahead: deque[tuple[str, Future[torch.Tensor]]] = deque()
+        for target in _targets(shape, recipe):
+            ahead.append((target.name, make(pool, target)))
+            if len(ahead) > _AHEAD:
+                name, future = ahead.popleft()
+                yield name, future.result()
+        for name, future in ahead:
+            yield name, future.result()
+
+
+def _perturbed(weight: np.ndarray, deviation: float, key: tuple[int, ...]) -> torch.Tensor:
+    """Return weight plus noise in bf16. The noise depends on nothing but `key`, whichever thread makes it when."""
+    noise = np.random.Generator(np.random.SFC64(key)).standard_normal(weight.shape, dtype=np.float32)
+    noise *= np.float32(deviation)
+    noise += weight
+    return torch.from_numpy(noise).to(torch.bfloat16)
+
+
+def _generation_config(source: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    token_ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in config}
+    return {**token_ids, **source}
+
+
+def _unfit(checkpoint: Checkpoint, problem: str, remedy: str) -> CheckpointError:
+    return CheckpointError(problem, file=checkpoint.config_file, remedy=remedy)

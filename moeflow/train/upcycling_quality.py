@@ -1,0 +1,85 @@
+"""What upcycling cost and how it routes: both models, read from disk, on text no router was fitted on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from moeflow.checkpoint.open import open_checkpoint
+from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.models.layers.moe import MoE
+from moeflow.train.bare_model import ffn_inputs, load_bare_model
+from moeflow.train.calibration_text import calibration_text
+from moeflow.train.perplexity import perplexity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """A Mixture-of-Experts model beside the dense one that it was made from."""
+
+    num_tokens: int  # measured on
+    dense_perplexity: float
+    moe_perplexity: float
+    expert_shares: tuple[tuple[float, ...], ...]  # [layer][expert], of the tokens' choices; a layer sums to 1
+
+    @property
+    def busiest_shares(self) -> tuple[float, float]:
+        """Return the lowest and the highest share that a layer's busiest expert has."""
+        shares = [max(layer) for layer in self.expert_shares]
+        return min(shares), max(shares)
+
+    @property
+    def idlest_shares(self) -> tuple[float, float]:
+        """Return the lowest and the highest share that a layer's idlest expert has."""
+        shares = [min(layer) for layer in self.expert_shares]
+        return min(shares), max(shares)
+
+
+def measure_quality(
+    source: Path,
+    upcycled: Path,
+    *,
+    calibration: Path | None = None,
+    on_tokens: Callable[[int, int], None] | None = None,
+) -> Quality:
+    """Measure on the part of the calibration text that is held out. on_tokens(done, total) counts both runs.
+
+    Raises: CapacityError if memory does not hold one of the models; CheckpointError; ConfigError.
+    """
+    texts = calibration_text(Tokenizer.load(source).encode, calibration).held_out
+    num_tokens = sum(map(len, texts))
+    done = 0
+
+    def count(num_tokens_done: int) -> None:
+        nonlocal done
+        done += num_tokens_done
+        if on_tokens is not None:
+            on_tokens(done, 2 * num_tokens)
+
+    with closing(open_checkpoint(source)) as checkpoint:
+        dense_perplexity = perplexity(load_bare_model(checkpoint), texts, on_tokens=count)
+    with closing(open_checkpoint(upcycled)) as checkpoint:
+        model = load_bare_model(checkpoint)
+    with ffn_inputs(model) as heard:
+        moe_perplexity = perplexity(model, texts, on_tokens=count)
+    blocks = [cast(MoE, layer.mlp) for layer in model.layers]
+    return Quality(
+        num_tokens=num_tokens,
+        dense_perplexity=dense_perplexity,
+        moe_perplexity=moe_perplexity,
+        expert_shares=tuple(map(_expert_shares, blocks, heard, repeat(model.dtype))),
+    )
+
+
+@torch.inference_mode()
+def _expert_shares(moe: MoE, inputs: list[torch.Tensor], dtype: torch.dtype) -> tuple[float, ...]:
+    """Return the share of the tokens' choices that each expert gets. Shapes: inputs [T, H] each."""
+    topk_ids, _weights = moe.route(torch.cat(inputs).to(dtype))
+    counts = torch.bincount(topk_ids.flatten(), minlength=moe.config.num_experts)
+    return tuple((counts / counts.sum()).tolist())

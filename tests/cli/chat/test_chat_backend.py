@@ -1,0 +1,117 @@
+import json
+
+import httpx
+import pytest
+
+from moeflow.cli.chat.chat_backend import Piece, RemoteTalker, full_url
+from moeflow.core.errors import EngineError, RequestError
+from moeflow.core.sampling_params import SamplingParams
+
+MODELS = {"object": "list", "data": [{"id": "tiny", "object": "model"}]}
+SAMPLING = SamplingParams(max_tokens=5, temperature=0.0, stop=("END",))
+
+
+def sse(*events: object) -> str:
+    return "".join(f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n" for event in events)
+
+
+def chunk(text: str | None = None, reason: str | None = None) -> dict[str, object]:
+    delta = {} if text is None else {"content": text}
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
+
+
+class FakeServer:
+    """Answers one chat request with prepared text; keeps what it was asked."""
+
+    def __init__(self, answer: str, status: int = 200) -> None:
+        self.answer, self.status = answer, status
+        self.requests: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json=MODELS)
+        return httpx.Response(self.status, text=self.answer)
+
+    def talker(self, url: str = "http://server:1", api_key: str | None = None) -> RemoteTalker:
+        return RemoteTalker(url, api_key, httpx.MockTransport(self))
+
+
+def test_an_answer_comes_in_pieces():
+    server = FakeServer(sse(chunk(""), chunk("Par"), chunk("is"), chunk(None, "stop"), "[DONE]"))
+    talker = server.talker(api_key="k")
+    pieces = list(talker.answer([{"role": "user", "content": "capital?"}], SAMPLING))
+    assert pieces == [Piece("", 0), Piece("Par", 1), Piece("is", 1), Piece("", 0, "stop")]
+    asked = json.loads(server.requests[1].content)
+    assert asked["model"] == "tiny"
+    assert asked["stream"] is True
+    assert (asked["max_tokens"], asked["temperature"], asked["stop"]) == (5, 0.0, ["END"])
+    assert asked["messages"] == [{"role": "user", "content": "capital?"}]
+    assert {request.headers["Authorization"] for request in server.requests} == {"Bearer k"}
+    talker.close()
+
+
+@pytest.mark.parametrize("url", ["http://server:1", "http://server:1/", "http://server:1/v1"])
+def test_the_address_may_be_written_as_people_write_it(url):
+    server = FakeServer("")
+    talker = server.talker(url)
+    assert str(server.requests[0].url) == "http://server:1/v1/models"
+    assert talker.name == "tiny"
+    talker.close()
+
+
+def test_a_refusal_is_told_in_the_servers_words():
+    server = FakeServer(json.dumps({"error": {"message": "the prompt is too long"}}), status=400)
+    talker = server.talker()
+    with pytest.raises(RequestError, match=r"^the prompt is too long$"):
+        list(talker.answer([], SAMPLING))
+    talker.close()
+
+
+def test_a_refusal_by_something_else_is_told_by_its_status():
+    talker = FakeServer("<html>", status=502).talker()
+    with pytest.raises(RequestError, match="502 Bad Gateway"):
+        list(talker.answer([], SAMPLING))
+    talker.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "complaint"),
+    [
+        (sse(chunk("Par"), {"error": {"message": "the pass failed"}}), "the pass failed"),
+        (sse(chunk("Par")), "before it was complete"),
+    ],
+)
+def test_a_broken_answer_is_an_error_not_an_end(answer, complaint):
+    talker = FakeServer(answer).talker()
+    with pytest.raises(EngineError, match=complaint):
+        list(talker.answer([], SAMPLING))
+    talker.close()
+
+
+def test_no_server_says_what_to_do():
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    with pytest.raises(
+        EngineError, match=r"no server answers at http://server:1: refused. Start one with `moeflow serve`"
+    ):
+        RemoteTalker("http://server:1", None, httpx.MockTransport(refuse))
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("127.0.0.1:8471", "http://127.0.0.1:8471"),
+        ("localhost", "http://localhost"),
+        ("https://a.example", "https://a.example"),
+        ("http://a.example/v1", "http://a.example/v1"),
+    ],
+)
+def test_http_is_assumed_where_no_scheme_is_named(said, meant):
+    assert full_url(said) == meant
+
+
+def test_another_scheme_is_refused():
+    with pytest.raises(RequestError, match="write it like http://"):
+        full_url("ftp://a.example")

@@ -1,0 +1,81 @@
+"""--plan FILE through the real shell: made by `moeflow plan --json`, carried out by other verbs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from moeflow.cli.main import main
+from moeflow.cli.plan.plan_option import read_plan, settings_of
+from moeflow.core.errors import ConfigError
+from moeflow.core.plan import plan_to_json
+from moeflow.kernels.cpu import extension
+from moeflow.planner.hardware.hardware_json import machine_to_json
+from tests.planner.examples import machine
+from tests.planner.test_apply_plan import PLAN
+from tests.tiny_mixtral import write_tiny_mixtral
+
+
+@pytest.fixture
+def file(tmp_path):
+    file = tmp_path / "plan.json"
+    file.write_text(plan_to_json(PLAN))
+    return file
+
+
+def test_a_plan_is_read_and_what_the_user_said_is_told(file, capsys):
+    settings = settings_of({"model": None, "max_running": 2, "plan_file": file, "kv_cache_bytes": 1 << 21})
+    assert (settings.model, settings.max_running, settings.quantize) == (PLAN.model, 2, "int8")
+    told = capsys.readouterr().err
+    assert "note: --max-running 2 instead of the plan's 6, as you say" in told
+    assert "note: --kv-cache 2.0 MiB instead of the plan's 1.0 MiB, as you say" in told
+    assert "warning: the plan was made for this machine, not for this one with --threads 3" in told
+
+
+def test_files_that_are_no_plan_say_what_to_do(file, tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read_plan(tmp_path / "none.json")
+    whole = file.read_text()
+    file.write_text(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match=r"is no JSON .* Compare it with one that moeflow made"):
+        read_plan(file)
+    file.write_text("\n")
+    with pytest.raises(ConfigError, match="is empty: make it anew"):
+        read_plan(file)
+    file.write_text(whole)
+    later = json.loads(file.read_text()) | {"format_version": 2}
+    file.write_text(json.dumps(later))
+    with pytest.raises(ConfigError, match="make the plan anew with `moeflow plan --json`"):
+        read_plan(file)
+
+
+def test_doctor_looks_at_the_model_that_was_planned_for(file, tmp_path):
+    model = tmp_path / "model"
+    write_tiny_mixtral(model)
+    file.write_text(plan_to_json(dataclasses.replace(PLAN, model=str(model), num_threads=1)))
+    done = CliRunner().invoke(main, ["doctor", "--plan", str(file), "--json", "--cache-dir", str(tmp_path)])
+    found = {finding["topic"]: finding["found"] for finding in json.loads(done.stdout)}
+    assert found["requests"] == "6 together, 40 tokens each at most"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+def test_generate_does_what_was_planned(tmp_path):
+    model, host, file = tmp_path / "model", tmp_path / "host.json", tmp_path / "plan.json"
+    write_tiny_mixtral(model)
+    host.write_text(machine_to_json(machine(ram=2 * 10**9)))
+    lengths = ("--prompt-len", "20", "--gen-len", "8", "--batch-size", "3")
+    planned = CliRunner().invoke(main, ["plan", str(model), "--machine", str(host), "--json", *lengths])
+    assert planned.exit_code == 0, planned.output
+    file.write_text(planned.stdout)
+    shell = ["generate", "--plan", str(file), "-p", "abc", "--cache-dir", str(tmp_path)]
+    done = CliRunner().invoke(main, [*shell, "--max-tokens", "4", "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["model"] == "model"
+    assert "warning: the plan was made for round, not for this one" in done.stderr
+    too_long = CliRunner().invoke(main, [*shell, "--max-tokens", "40"])
+    assert too_long.exit_code != 0
+    assert "28" in too_long.stderr  # the longest request that was planned for

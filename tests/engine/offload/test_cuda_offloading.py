@@ -1,0 +1,91 @@
+"""Every pipeline as a GPU would run it, with streams and events: nothing may overlap that should not, and few waits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from moeflow.engine.engine import Engine
+from moeflow.engine.offload import offloaded_model
+from moeflow.planner.choices.offload_plan import OFFLOADING
+from tests.engine.offload.test_offloading import LENGTHS, answers, offloaded, run, sharing
+from tests.pipeline.devices.fake_cuda import WatchedDevice
+from tests.tiny_mixtral import write_tiny_mixtral
+
+DEVICE = "emulated:16MiB,1000,torch"
+SHORT = LENGTHS[:5]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_mixtral(folder, num_local_experts=5, num_hidden_layers=3)
+    return str(folder)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    device = WatchedDevice()
+    monkeypatch.setattr(offloaded_model, "make_device", lambda config: device)
+    return device
+
+
+def wishes(model, pipeline, micro_batch=3, share=0.4):
+    return offloaded(model, pipeline, micro_batch, share, DEVICE, dtype="bfloat16", max_batch_tokens=48)
+
+
+@pytest.mark.parametrize(("micro_batch", "share"), [(3, 0.4), (1, 0.0), (1000, 1.0)])
+@pytest.mark.parametrize("pipeline", OFFLOADING)
+def test_nothing_races_and_tokens_are_the_same(model, device, monkeypatch, pipeline, micro_batch, share):
+    config = wishes(model, pipeline, micro_batch, share)
+    tokens = run(config, SHORT)
+    assert not device.cuda.races
+    assert any(entry[:2] == ("up", "waits for") for entry in device.cuda.log)
+    monkeypatch.undo()
+    assert run(config, SHORT) == tokens
+
+
+@pytest.mark.parametrize(("micro_batch", "share"), [(3, 0.4), (1, 0.0), (1000, 0.0)])
+def test_nothing_races_where_the_host_computes_experts(model, device, micro_batch, share):
+    run(sharing(wishes(model, "cgopipe", micro_batch, share), 2), SHORT)
+    assert not device.cuda.races
+
+
+def test_pages_wait_for_room_and_for_nothing_else(model, device):
+    run(wishes(model, "cgopipe", micro_batch=1, share=0.0), SHORT)
+    log = device.cuda.log
+    num_pages = sum(entry[:2] == ("up", "records") for entry in log)
+    assert 0 < sum(entry[:2] == ("up", "waits for") for entry in log) < num_pages / 5
+    assert not any(entry[0] == "down" and "up" in entry[2] for entry in log)
+
+
+def test_rows_that_were_selected_elsewhere_are_waited_for(model, device):
+    engine = Engine.load(wishes(model, "cgopipe"))
+    try:
+        device.cuda.log.clear()
+        with torch.inference_mode():
+            engine._runner._model.logits(torch.zeros(2, 32, dtype=torch.bfloat16))
+        assert device.cuda.log[0] == ("a thread", "waits for", "everything")
+    finally:
+        engine.close()
+
+
+class Hasty(WatchedDevice):
+    """Forgets what a task comes after."""
+
+    def ordered(self, task, after):
+        self._computed.clear()
+        return super().ordered(task, after)
+
+
+@pytest.mark.parametrize(("pipeline", "num_hosted"), [*((name, 0) for name in OFFLOADING), ("cgopipe", 2)])
+def test_streams_that_do_not_wait_race(model, monkeypatch, pipeline, num_hosted):
+    device = Hasty()
+    monkeypatch.setattr(offloaded_model, "make_device", lambda config: device)
+    engine = Engine.load(sharing(wishes(model, pipeline), num_hosted))
+    try:
+        _, errors = answers(engine, SHORT)
+    finally:
+        engine.close()
+    assert errors
+    assert device.cuda.races

@@ -1,0 +1,286 @@
+"""Models larger than an emulated device: every pipeline gives the tokens of the plain run, whatever is cut how."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import random
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+from transformers import LlamaConfig, MixtralConfig, OlmoeConfig, Qwen3MoeConfig
+
+from moeflow.cli.options import _ENGINE_OPTIONS
+from moeflow.core.engine_config import EngineConfig
+from moeflow.core.errors import CapacityError, ConfigError
+from moeflow.core.offload_config import CudaDeviceConfig
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine import model_runner
+from moeflow.engine.engine import Engine
+from moeflow.engine.messages import Submission
+from moeflow.kernels.cpu import extension
+from moeflow.planner.choices.offload_plan import OFFLOADING
+from moeflow.planner.costs.process_memory import PROCESS_BYTES
+from moeflow.planner.hardware.host import measure_machine
+from moeflow.planner.resolve import decide
+from moeflow.planner.settings import Settings
+from tests.models.parity import SHAPE, random_model
+from tests.tiny_mixtral import write_tiny_mixtral
+
+pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+DEVICE = "emulated:16MiB,1000"
+LENGTHS = (5, 1, 60, 17, 33, 2, 90)
+FAMILIES = {
+    "llama": LlamaConfig(**SHAPE),
+    "one layer": MixtralConfig(**{**SHAPE, "num_hidden_layers": 1}, num_local_experts=4),
+    "sliding window": MixtralConfig(**{**SHAPE, "num_hidden_layers": 2}, num_local_experts=4, sliding_window=7),
+    "olmoe": OlmoeConfig(**SHAPE, num_experts=6, num_experts_per_tok=3, clip_qkv=0.5),
+    "dense layers": Qwen3MoeConfig(
+        **SHAPE, head_dim=8, moe_intermediate_size=16, num_experts=6, num_experts_per_tok=3, mlp_only_layers=[1]
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_mixtral(folder, num_local_experts=5, num_hidden_layers=3)
+    return str(folder)
+
+
+def config(model, **settings) -> EngineConfig:
+    limits = {"num_threads": 1, "kv_cache_bytes": 2**20, "max_running": 16, "max_batch_tokens": 96}
+    return decide(Settings(model=model, max_model_len=112, **{**limits, **settings}))
+
+
+def offloaded(model, pipeline, micro_batch, share=0.0, device=DEVICE, **settings) -> EngineConfig:
+    wishes = {"pipeline": pipeline, "micro_batch": micro_batch, "resident_experts": share}
+    return config(model, device=device, **wishes, **settings)
+
+
+def answers(engine, lengths=LENGTHS, num_tokens=5):
+    rng = random.Random(3)
+    tokens, errors = {}, []
+    for number, length in enumerate(lengths):
+        prompt = [rng.randrange(2, engine.model.vocab_size) for _ in range(length)]
+        sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens + number % 3, ignore_eos=True)
+        engine.submit(Submission(f"{number}", prompt, sampling, seed=number))
+        tokens[f"{number}"] = []
+    while engine.has_work:
+        for output in engine.step():
+            tokens[output.request_id] += output.token_ids
+            errors += [output.error] if output.error else []
+        engine.check_integrity()
+    return tokens, errors
+
+
+def run(config, lengths=LENGTHS, num_tokens=5):
+    engine = Engine.load(config)
+    try:
+        tokens, errors = answers(engine, lengths, num_tokens)
+        assert not errors
+        return tokens
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("pipeline", OFFLOADING)
+def test_tokens_are_those_of_the_plain_run(model, pipeline):
+    expected = run(config(model))
+    for micro_batch, share in ((1, 0.0), (3, 0.4), (5, 1.0), (1000, 0.0)):
+        assert run(offloaded(model, pipeline, micro_batch, share)) == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_families_run(tmp_path, family):
+    random_model(FAMILIES[family]).save_pretrained(tmp_path)
+    folder = str(tmp_path)
+    expected = run(config(folder, quantize="int8"))
+    for pipeline in ("cgopipe", "flexgen", "zero-inference"):
+        assert run(offloaded(folder, pipeline, 2, quantize="int8")) == expected
+
+
+def sharing(config, num_hosted) -> EngineConfig:
+    return dataclasses.replace(config, offload=dataclasses.replace(config.offload, num_hosted_experts=num_hosted))
+
+
+@pytest.mark.parametrize(("num_hosted", "share"), [(0, 0.0), (1, 0.4), (3, 0.2), (5, 0.0), (None, 0.2)])
+def test_tokens_are_the_same_however_many_experts_the_host_computes(model, num_hosted, share):
+    expected = run(config(model))
+    for micro_batch in (1, 3, 1000):
+        assert run(sharing(offloaded(model, "cgopipe", micro_batch, share), num_hosted)) == expected
+
+
+def test_only_a_device_with_a_pace_of_its_own_shares_experts_unasked(model):
+    for device, expected in ((DEVICE, 0), (f"{DEVICE},torch", 0), (f"{DEVICE},t4,torch", 0), (f"{DEVICE},t4", None)):
+        assert offloaded(model, "cgopipe", 3, device=device).offload.num_hosted_experts == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_families_share_experts(tmp_path, family):
+    random_model(FAMILIES[family]).save_pretrained(tmp_path)
+    folder = str(tmp_path)
+    expected = run(config(folder, quantize="int4"))
+    assert run(sharing(offloaded(folder, "cgopipe", 2, quantize="int4"), 2)) == expected
+
+
+def test_the_share_of_the_host_may_change_from_pass_to_pass(model):
+    expected = run(config(model))
+    engine = Engine.load(sharing(offloaded(model, "cgopipe", 3), 2))
+    try:
+        share = engine._runner._model._share
+        begin, numbers = share.begin_pass, itertools.cycle((2, 0, 3, 3, 1, 5, 0, 0))
+
+        def begin_pass(num_tokens, num_read):
+            share._fixed = next(numbers)
+            begin(num_tokens, num_read)
+
+        share.begin_pass = begin_pass
+        assert answers(engine) == (expected, [])
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
+def test_keys_and_values_of_all_types_move(model, kv_dtype):
+    expected = run(config(model, kv_dtype=kv_dtype))
+    for pipeline in ("flexgen", "cgopipe"):
+        assert run(offloaded(model, pipeline, 3, kv_dtype=kv_dtype)) == expected
+
+
+def test_preempted_requests_get_the_same_tokens(model):
+    lengths = (5, 1, 17, 3, 2)
+    expected = run(config(model), lengths, 40)
+    engine = Engine.load(offloaded(model, "flexgen", 2, kv_cache_bytes=8 * 6144))  # 8 blocks
+    try:
+        tokens, errors = answers(engine, lengths, 40)
+        assert engine.stats().preemptions_total > 0
+    finally:
+        engine.close()
+    assert (tokens, errors) == (expected, [])
+
+
+def test_a_pass_that_fails_ends_its_requests_and_the_next_begins_anew(model):
+    expected = run(config(model))
+    engine = Engine.load(offloaded(model, "cgopipe", 2))
+    try:
+        assert answers(engine) == (expected, [])
+        ops = engine._runner._model._executor.ops
+        healthy = ops["pre_attention"]
+
+        def fail_in_layer_1(task):
+            if task.layer == 1 and task.micro_batch == 1:
+                raise OSError("the device is gone")
+            return healthy(task)
+
+        ops["pre_attention"] = fail_in_layer_1
+        _, errors = answers(engine)
+        assert errors
+        assert all("the device is gone" in error for error in errors)
+        ops["pre_attention"] = healthy
+        assert answers(engine) == (expected, [])
+    finally:
+        engine.close()
+
+
+def test_as_many_experts_stay_as_fit(model):
+    whole = decide(Settings(model=model, device="emulated:64MiB,1", max_running=4)).offload
+    part = decide(Settings(model=model, device="emulated:7MiB,1", max_running=4)).offload
+    assert whole.num_resident_experts == 5
+    assert 0 <= part.num_resident_experts <= 5
+
+
+def test_a_device_that_is_too_small_is_refused_before_loading(model):
+    with pytest.raises(CapacityError, match=r"the device has 100.0 KiB, but .*--max-running"):
+        decide(Settings(model=model, device="emulated:100KiB,1"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"pipeline": "cgopipe"}, "pipeline is for a device that is smaller"),
+        ({"micro_batch": 3}, "micro_batch is for a device that is smaller"),
+        ({"device": DEVICE, "micro_batch": 0}, "at least 1"),
+        ({"device": DEVICE, "pipeline": "fastest"}, "'fastest' is unknown; use one of sequential, cgopipe"),
+        ({"device": DEVICE, "resident_experts": 2.0}, "a share, from 0 to 1"),
+        ({"device": DEVICE, "memory_bytes": 2**30}, "--memory does not go with a device that is smaller"),
+        ({"device": "emulated:1GiB"}, "does not say how fast its link is"),
+        ({"device": DEVICE, "device_memory_bytes": 2**30}, "limit of device memory .* is set, but the processor"),
+        ({"device": DEVICE + ",torch", "slab_file": Path("it.slabs")}, "--slabs names weights .* but torch computes"),
+        ({"device": "cuda:16GB:1"}, 'cuda:16GB:1\' cannot be read: write it as "cuda:MEMORY"'),
+        (
+            {"device": "cuda:16GiB", "pipeline": "cgopipe"},
+            "torch finds no CUDA device here; .*--device emulated:16GiB,12",
+        ),
+        ({"device": "cuda", "pipeline": "cgopipe"}, "torch finds no CUDA device here; .*--device emulated:16GiB,12"),
+        ({"device": "cuda"}, "torch finds no CUDA device here; .*--device emulated:16GiB,12"),
+    ],
+)
+def test_wishes_that_cannot_be_granted_are_explained(model, settings, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        decide(Settings(model=model, **settings), dataclasses.replace(measure_machine(), accelerator=None))
+
+
+def on_gpu(model, *, free=2**34, **settings):
+    machine = dataclasses.replace(measure_machine(), accelerator="cuda", accelerator_free_bytes=free)
+    return decide(Settings(model=model, **settings), machine)
+
+
+def test_a_gpu_that_is_named_with_its_memory_or_a_pipeline_is_offloaded_to(model):
+    for settings in (
+        {"device": "cuda:2GiB"},
+        {"device": "cuda:0:2GiB", "pipeline": "flexgen"},
+        {"device": "cuda", "pipeline": "cgopipe", "device_memory_bytes": 2**31},
+        {"device": "cuda:2GiB", "device_memory_bytes": 2**31},
+    ):
+        config = on_gpu(model, **settings)
+        assert config.offload.cuda == CudaDeviceConfig(
+            name="cuda:0", memory_bytes=2**31, capacity_bytes=2**31 - PROCESS_BYTES
+        )
+        assert (config.device, config.cpu_isa, config.device_memory_bytes) == ("cpu", "", 2**31)
+        assert any("not yet tried on a GPU" in why for _, why in config.reasons)
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=EngineConfig) == config
+    assert on_gpu(model, device="cuda:1", micro_batch=3).offload.cuda.memory_bytes == 2**34
+    assert on_gpu(model, device="cuda").offload is None
+
+
+def test_more_of_a_gpu_than_is_free_is_refused(model):
+    with pytest.raises(CapacityError, match=r"device memory limit of 2.0 GiB is asked for, but 1.0 GiB are free"):
+        on_gpu(model, device="cuda:2GiB", free=2**30)
+    with pytest.raises(ConfigError, match=r"--device cuda:2GiB and --device-memory 1.0 GiB say different things"):
+        on_gpu(model, device="cuda:2GiB", device_memory_bytes=2**30)
+    with pytest.raises(CapacityError, match=r"the device has 0 B, but"):
+        on_gpu(model, device="cuda:1MiB")
+
+
+def test_the_command_line_offers_all_pipelines():
+    (option,) = (each for each in map(_parameter, _ENGINE_OPTIONS) if each.name == "pipeline")
+    assert set(option.type.choices) == set(OFFLOADING)
+
+
+def _parameter(decorate):
+    def command():
+        """Nothing."""
+
+    return decorate(command).__click_params__[0]
+
+
+def test_a_trace_shows_every_lane(model, tmp_path):
+    run(offloaded(model, "cgopipe", 3, trace_file=tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    ops = {event["name"].split()[0].rstrip(",") for event in events}
+    assert {"pre_attention", "offload_qkv", "cpu_attention", "load_hidden", "weights_to_pinned"} <= ops
+
+
+def test_a_start_that_fails_leaves_no_threads(model, monkeypatch):
+    def refuse(**_):
+        raise CapacityError("no room for keys and values")
+
+    threads = set(threading.enumerate())
+    monkeypatch.setattr(model_runner, "KVStorage", refuse)
+    with pytest.raises(CapacityError, match="no room"):
+        Engine.load(offloaded(model, "cgopipe", 8))
+    assert set(threading.enumerate()) == threads

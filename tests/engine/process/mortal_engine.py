@@ -1,0 +1,170 @@
+"""Engines that die when a test says so: the real step loop over the fake model, in this process.
+
+`World` starts them, one after the other, and decides at each pass whether this is the one that ends the engine. What a
+pass has brought is handed out a pass later, so that a death can lose it, as it can in a socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from enum import Enum
+
+from moeflow.core.batch import Batch
+from moeflow.core.errors import EngineError
+from moeflow.engine.client import EngineState
+from moeflow.engine.messages import EngineStats, Submission, TokenOutput
+from moeflow.engine.process.deaths import Death
+from tests.engine.fake_runner import make_engine
+
+OUTSIDE = Death("SIGKILL, not for lack of memory: another process sent it", is_from_outside=True)
+CRASH = Death("SIGSEGV")
+
+
+class Loss(Enum):
+    """When in a pass an engine ends."""
+
+    IN_PASS = "in a pass; all that came before has arrived"
+    LATE = "in a pass; what the one before it brought is lost"
+    BETWEEN = "after a pass, whose tokens are lost"
+
+
+class EndOfLife(BaseException):
+    """The engine's process ends here."""
+
+
+class World:
+    """Starts engines. `kills` says in which pass, counted over all engines, somebody ends one, and how.
+
+    `is_deadly` says of a batch whether the engine crashes of it.
+    """
+
+    def __init__(
+        self,
+        kills: Mapping[int, Loss] | None = None,
+        is_deadly: Callable[[Batch], bool] = lambda batch: False,
+        *,
+        crash: Death = CRASH,
+        loss: Loss = Loss.IN_PASS,
+        start_turns: int = 3,
+        **engine_options: object,
+    ) -> None:
+        self.kills = dict(kills or {})
+        self.is_deadly = is_deadly
+        self.crash = crash
+        self.loss = loss  # of crashes
+        self.start_turns = start_turns
+        self.engine_options = engine_options
+        self.num_passes = 0
+        self.num_deaths = 0
+        self.fail_starts = 0  # so many starts from now on fail
+        self.batches: list[dict[str, int]] = []
+        self.engine: MortalEngine | None = None
+
+    async def start(self, on_failure: Callable[[], None]) -> MortalEngine:
+        for _ in range(self.start_turns):
+            await asyncio.sleep(0)
+        if self.fail_starts:
+            self.fail_starts -= 1
+            raise EngineError("not enough memory")
+        self.engine = MortalEngine(self, on_failure)
+        return self.engine
+
+
+class MortalEngine:
+    """One life. See `ProcessEngine` for what its methods promise."""
+
+    state = EngineState.READY
+    back_in_s = 0.0
+
+    def __init__(self, world: World, on_failure: Callable[[], None]) -> None:
+        self._world = world
+        self._on_failure = on_failure
+        self._engine, self._runner = make_engine(**world.engine_options)
+        self._engine._on_pass = self._before_pass
+        self._sinks: dict[str, Callable[[TokenOutput | None], None]] = {}
+        self._unsent: list[TokenOutput] = []
+        self._in_pass: dict[str, int] = {}
+        self._death: Death | None = None
+        self._living = asyncio.create_task(self._live())
+        self.model = self._engine.model
+
+    @property
+    def death(self) -> Death:
+        assert self._death is not None
+        return self._death
+
+    def stats(self) -> EngineStats:
+        return self._engine.stats()
+
+    def submit(self, submission: Submission, sink: Callable[[TokenOutput | None], None]) -> None:
+        assert self._death is None, "its socket is closed"
+        self._sinks[submission.request_id] = sink
+        self._engine.submit(submission)
+
+    def abandon(self, request_id: str) -> None:
+        if self._sinks.pop(request_id, None) is not None:
+            self.cancel([request_id])
+
+    def cancel(self, request_ids: list[str]) -> None:
+        self._engine.cancel(request_ids)
+
+    async def shutdown(self, deadline_s: float) -> None:
+        if self._death is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(deadline_s):
+                    while self._engine.has_work or self._unsent:
+                        await asyncio.sleep(0)
+        self._living.cancel()
+        await asyncio.gather(self._living, return_exceptions=True)
+
+    async def _live(self) -> None:
+        try:
+            while True:
+                await asyncio.sleep(0)
+                if self._engine.has_work:
+                    self._step()
+                else:
+                    self._hand_out()
+        except EndOfLife:
+            self._world.num_deaths += 1
+            self._on_failure()
+            sinks, self._sinks = self._sinks, {}
+            for sink in sinks.values():
+                sink(None)
+
+    def _step(self) -> None:
+        outputs = self._engine.step()
+        self._engine.check_integrity()
+        if self._world.kills.get(self._world.num_passes - 1) is Loss.BETWEEN:
+            self._die(OUTSIDE, {})
+        self._unsent += outputs
+
+    def _before_pass(self, batch: Batch) -> None:
+        world = self._world
+        in_pass = {entry.request.request_id: len(entry.request.output_token_ids) for entry in batch.entries}
+        world.batches.append(in_pass)
+        kill = world.kills.get(world.num_passes)
+        world.num_passes += 1
+        is_deadly = world.is_deadly(batch)
+        if (world.loss if is_deadly else kill) is not Loss.LATE:
+            self._hand_out()
+        if is_deadly:
+            self._die(world.crash, in_pass)
+        if kill in (Loss.IN_PASS, Loss.LATE):
+            self._die(OUTSIDE, in_pass)
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        outputs, self._unsent = self._unsent, []
+        for output in outputs:
+            sink = self._sinks.get(output.request_id)
+            if sink is not None:
+                if output.finish_reason is not None:
+                    del self._sinks[output.request_id]
+                sink(output)
+
+    def _die(self, death: Death, in_pass: dict[str, int]) -> None:
+        self._death = Death(death.reason, death.is_from_outside, in_pass)
+        raise EndOfLife

@@ -1,0 +1,126 @@
+"""Blocks that requests may use, as passes touch memory and requests end: never more than the limit has room for."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from unittest.mock import patch
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moeflow.core.batch import Batch, BatchEntry
+from moeflow.core.engine_config import ExpertSlotsConfig, MemoryPlan, SchedulerConfig
+from moeflow.core.request import Request
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.units import MIB
+from moeflow.engine import memory_limiter
+from moeflow.engine.memory_limiter import MemoryKeeper
+from moeflow.experts.budget import MemoryBudget
+from moeflow.experts.slot_arena import arena_bytes
+from moeflow.kv.block_tables import BlockTables
+from moeflow.planner.costs.process_memory import margin_bytes
+from moeflow.planner.costs.work_space import kept_bytes, work_bytes
+from tests.shapes import TINY
+
+BLOCK_SIZE, NUM_BLOCKS, BLOCK_BYTES = 16, 400, MIB
+MAX_TOKENS = 64 * BLOCK_SIZE  # of a pass
+WORK_BYTES = work_bytes(TINY, num_tokens=MAX_TOKENS, num_sampled=1)
+EXPERTS = ExpertSlotsConfig(slab_file="", num_slots=8, slab_bytes=MIB, least_slots=8)
+FIXED_BYTES = 300 * MIB
+LEAST_BLOCKS = 2  # of one request
+
+
+class FakeKV:
+    """Blocks that take their memory as soon as a pass is to write them."""
+
+    block_bytes = BLOCK_BYTES
+
+    def __init__(self):
+        self.touched = set()
+
+    @property
+    def num_touched(self):
+        return len(self.touched)
+
+    def untouched(self, blocks):
+        return set(blocks) - self.touched
+
+    def touch(self, blocks):
+        self.touched |= set(blocks)
+
+    def give_back(self, blocks):
+        self.touched -= set(blocks)
+
+
+class NoSlots:
+    """As few slots as there may be, none of them filled."""
+
+    num_slots = EXPERTS.least_slots
+    taken_bytes = 0
+
+    def within(self, num_bytes):
+        return max(num_bytes, 0) // EXPERTS.slab_bytes
+
+    def resize(self, num_slots):
+        return EXPERTS.least_slots
+
+
+def measures(kept, resident):
+    """Have the kernels keep so much of their work space, and the processes hold what `resident` returns."""
+    stack = ExitStack()
+    stack.enter_context(patch.object(memory_limiter.cpu, "kept_bytes", lambda: kept))
+    stack.enter_context(patch.object(memory_limiter, "resident_bytes", lambda _: resident()))
+    return stack
+
+
+@given(
+    room=st.integers(LEAST_BLOCKS, NUM_BLOCKS + 50),
+    wishes=st.lists(st.integers(-80, 64), min_size=3, max_size=12),
+    kept=st.integers(0, WORK_BYTES),
+)
+def test_requests_are_given_no_more_blocks_than_there_is_room_for(room, wishes, kept):
+    """`room` blocks fit beside all else; each pass of `wishes` writes so many more, or a request gives some back.
+
+    What kernels keep of their work space is held and is room for the pass, as far as it needs that.
+    """
+    reused = min(kept, kept_bytes(TINY, num_tokens=MAX_TOKENS))
+    least_bytes = arena_bytes(EXPERTS.least_slots, EXPERTS.slab_bytes) + WORK_BYTES
+    limit_bytes = FIXED_BYTES + least_bytes - reused + room * BLOCK_BYTES + margin_bytes(is_served=False)
+    plan = MemoryPlan(limit_bytes=limit_bytes, process_bytes=0, weight_bytes=0, work_bytes=WORK_BYTES)
+    scheduler = SchedulerConfig(
+        num_blocks=NUM_BLOCKS, max_model_len=LEAST_BLOCKS * BLOCK_SIZE, max_batch_tokens=MAX_TOKENS
+    )
+    kv = FakeKV()
+    keeper = MemoryKeeper(plan, TINY, scheduler, EXPERTS, NoSlots(), kv)
+    blocks = BlockTables(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, prefix_caching=False, num_kept=20)
+    requests = []
+    with measures(kept, lambda: FIXED_BYTES + kv.num_touched * BLOCK_BYTES):
+        for wish in (LEAST_BLOCKS, *wishes):  # before the first pass nothing is measured
+            num_new = min(wish, blocks.num_available)
+            if num_new > 0:
+                request = Request(f"{len(requests)}", [1] * num_new * BLOCK_SIZE, SamplingParams(), max_tokens=1)
+                requests.append(request)
+                blocks.open(request)
+                assert blocks.reserve(request, num_new * BLOCK_SIZE)
+                ids = blocks.block_ids(request, num_new * BLOCK_SIZE)
+                keeper.make_room(Batch((BatchEntry(request, 0, num_new * BLOCK_SIZE, ids, samples=True),)))
+            elif requests:
+                blocks.close(requests.pop())
+            keeper.settle(blocks)
+            assert blocks.num_used <= blocks.limit <= room
+
+
+@given(num_tokens=st.integers(1, MAX_TOKENS), kept=st.integers(0, 2 * WORK_BYTES))
+def test_a_pass_announces_what_of_its_work_space_is_not_held_yet(num_tokens, kept):
+    plan = MemoryPlan(limit_bytes=2**40, process_bytes=0, weight_bytes=0, work_bytes=WORK_BYTES)
+    scheduler = SchedulerConfig(num_blocks=NUM_BLOCKS, max_model_len=MAX_TOKENS)
+    kv = FakeKV()
+    kv.touch(range(NUM_BLOCKS))
+    keeper = MemoryKeeper(plan, TINY, scheduler, EXPERTS, NoSlots(), kv)
+    request = Request("", [1] * num_tokens, SamplingParams(), max_tokens=1)
+    batch = Batch((BatchEntry(request, 0, num_tokens, list(range(-(-num_tokens // BLOCK_SIZE))), samples=True),))
+    with measures(kept, lambda: FIXED_BYTES), patch.object(MemoryBudget, "make_room") as announced:
+        keeper.make_room(batch)
+    whole = work_bytes(TINY, num_tokens=num_tokens, num_sampled=1)
+    (fresh,) = announced.call_args.args
+    assert whole - fresh == min(kept, kept_bytes(TINY, num_tokens=num_tokens))

@@ -1,0 +1,231 @@
+"""Attention by the CPU extension: right to rounding, and the same bits whatever else is in the pass."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moeflow.kernels.attention import attend, attend_reference, write_kv
+from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.cpu import attention as cpu_attention
+from moeflow.kernels.cpu import extension
+from moeflow.kernels.kv_blocks import KV_DTYPES
+from tests.kernels.passes import Pass, make_blocks
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.03, torch.int8: 0.06}
+SPANS = [(0, 1), (0, 37), (254, 1), (255, 1), (256, 1), (250, 12), (15, 1), (511, 2), (16, 16)]
+HEADS = [(1, 1), (3, 1), (8, 2), (8, 1), (6, 6)]
+
+pytestmark = pytest.mark.usefixtures("isa")
+
+
+def write(made):
+    made.write(lambda k, v, slots: cpu_attention.write_kv(k, v, made.blocks, slots))
+
+
+def run(made, window=None):
+    q = torch.cat(made.queries)
+    assert cpu_attention.fits(q, made.blocks)
+    return cpu_attention.attend(q, made.blocks, made.metadata(), window)
+
+
+def alone(made, i, first, count, window=None):
+    """Attend from some tokens of one sequence, as a pass of their own."""
+    start = made.spans[i][0] + first
+    metadata = AttentionMetadata.build(
+        starts=[start],
+        num_tokens=[count],
+        block_ids=[made.block_ids[i]],
+        block_size=made.block_size,
+        device="cpu",
+    )
+    q = made.queries[i][first : first + count]
+    return cpu_attention.attend(q, made.blocks, metadata, window)
+
+
+def spoil(blocks):
+    """Leave in all slots what another sequence, long gone, may have left."""
+    blocks.storage.fill_(255)  # NaN as float32 and as bfloat16, and as scales of int8
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("heads", HEADS)
+def test_a_mixed_pass_is_as_the_loop_says(kv_dtype, heads):
+    made = Pass(SPANS, heads=heads, head_dim=16, block_size=16, kv_dtype=kv_dtype)
+    spoil(made.blocks)
+    write(made)
+    made.check(run(made), tolerance=TOLERANCE[kv_dtype])
+
+
+@pytest.mark.parametrize("head_dim", [2, 6, 8, 12, 20, 24, 30, 50, 64, 96, 100, 126, 128, 256])
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_head_sizes(head_dim, kv_dtype):
+    made = Pass([(70, 1), (0, 9), (260, 3)], heads=(4, 1), head_dim=head_dim, block_size=16, kv_dtype=kv_dtype)
+    spoil(made.blocks)
+    write(made)
+    made.check(run(made), tolerance=TOLERANCE[kv_dtype])
+
+
+@pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 100, 255, 256, 257, 1000])
+def test_windows(window):
+    made = Pass(SPANS, heads=(2, 1), block_size=32)
+    write(made)
+    made.check(run(made, window), window)
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 48, 128, 512])
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_block_sizes(block_size, kv_dtype):
+    made = Pass([(600, 1), (0, 40), (250, 30)], heads=(2, 1), block_size=block_size, kv_dtype=kv_dtype)
+    spoil(made.blocks)
+    write(made)
+    made.check(run(made), tolerance=TOLERANCE[kv_dtype])
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_long_contexts(kv_dtype):
+    made = Pass([(5000, 1), (3000, 2), (4095, 1)], heads=(3, 1), head_dim=16, block_size=16, kv_dtype=kv_dtype)
+    write(made)
+    made.check(run(made), tolerance=TOLERANCE[kv_dtype])
+
+
+def test_more_heads_to_a_kv_head_than_rows_are_taken_together():
+    made = Pass([(40, 1), (3, 5)], heads=(71, 1), block_size=16)
+    write(made)
+    made.check(run(made))
+
+
+@settings(max_examples=15, derandomize=True)
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 20)), min_size=1, max_size=4),
+    window=st.one_of(st.none(), st.integers(1, 400)),
+    heads=st.sampled_from(HEADS),
+    seed=st.integers(0, 99),
+)
+def test_any_pass_is_as_the_reference_says(spans, window, heads, seed):
+    made = Pass(spans, heads=heads, head_dim=16, block_size=16, seed=seed)
+    write(made)
+    want = attend_reference(torch.cat(made.queries), made.blocks, made.metadata(), sliding_window=window)
+    torch.testing.assert_close(run(made, window), want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize(("head_dim", "window"), [(24, None), (24, 33), (12, None), (22, 33)])
+def test_bits_depend_on_neither_mates_nor_chunks_nor_threads(kv_dtype, head_dim, window):
+    made = Pass([(0, 300), (2050, 1), (700, 20)], heads=(6, 2), head_dim=head_dim, block_size=16, kv_dtype=kv_dtype)
+    spoil(made.blocks)
+    write(made)
+    together = run(made, window).split([count for _, count in made.spans])
+    for num_threads in (1, 3, 2):
+        extension.set_num_threads(num_threads)
+        for i, (_, count) in enumerate(made.spans):
+            for chunk in (1, 7, 64, count):
+                for first in range(0, count, 5 * chunk if chunk == 1 else chunk):
+                    part = alone(made, i, first, min(chunk, count - first), window)
+                    assert torch.equal(part, together[i][first : first + len(part)])
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_what_is_not_finite_shows_where_it_is_seen_and_nowhere_else(kv_dtype, value):
+    """A later token of the pass leaves earlier ones alone, whatever its K and V are."""
+    for half in ("keys", "values"):
+        made = Pass([(100, 10)], heads=(4, 2), block_size=16, kv_dtype=kv_dtype)
+        write(made)
+        want = run(made)
+        getattr(made, half)[0][108:] = value
+        write(made)
+        got = run(made)
+        assert torch.equal(got[:8], want[:8])
+        assert not got[8:].isfinite().any()
+
+
+def signed(mask):
+    return mask - (1 << 64) if mask >> 63 else mask
+
+
+def random_trees(spans, seed):
+    """Make tree masks: each token sees itself and some of the last 64 positions before it."""
+    rng = random.Random(seed)
+    masks = []
+    for _, count in spans:
+        own = [max(0, 64 - count) + token for token in range(count)] if count <= 64 else []
+        masks.append([signed(rng.getrandbits(64) | 1 << bit) for bit in own] or None)
+    return masks
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("window", [None, 1, 20, 70, 290])
+def test_tree_masks(kv_dtype, window):
+    spans = [(20, 5), (300, 16), (0, 8), (254, 3), (1000, 1), (193, 64), (70, 90)]
+    made = Pass(spans, heads=(4, 2), block_size=16, kv_dtype=kv_dtype, masks=random_trees(spans, 1))
+    spoil(made.blocks)
+    write(made)
+    made.check(run(made, window), window, tolerance=TOLERANCE[kv_dtype])
+
+
+@pytest.mark.parametrize("window", [None, 5, 100])
+def test_a_mask_of_ones_is_no_mask_to_the_bit(window):
+    spans = [(20, 5), (300, 16), (0, 8), (254, 100)]
+    made = Pass(spans, heads=(4, 2), block_size=16)
+    write(made)
+    want = run(made, window)
+    made.masks = [None] * len(spans)
+    assert made.metadata().tree_masks is not None
+    assert torch.equal(run(made, window), want)
+
+
+def test_bits_of_a_branch_depend_on_neither_mates_nor_threads():
+    spans = [(254, 16), (3000, 8), (20, 1)]
+    made = Pass(spans, heads=(4, 2), head_dim=16, block_size=16, masks=random_trees(spans, 2))
+    write(made)
+    want = run(made)
+    for num_threads in (1, 3, 2):
+        extension.set_num_threads(num_threads)
+        assert torch.equal(run(made), want)
+    metadata = AttentionMetadata.build(
+        starts=[3000],
+        num_tokens=[8],
+        block_ids=[made.block_ids[1]],
+        block_size=16,
+        device="cpu",
+        tree_masks=torch.tensor(made.masks[1]),
+    )
+    assert torch.equal(cpu_attention.attend(made.queries[1], made.blocks, metadata, None), want[16:24])
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize(("block_size", "head_dim"), [(16, 8), (32, 40), (16, 6)])
+def test_writing_leaves_the_bits_that_the_reference_leaves(kv_dtype, block_size, head_dim):
+    torch.manual_seed(0)
+    shape = {"dtype": kv_dtype, "block_size": block_size, "head_dim": head_dim, "num_kv_heads": 3}
+    mine, reference = make_blocks(5, **shape), make_blocks(5, **shape)
+    slots = torch.randperm(5 * block_size)[:50]
+    qkv = torch.randn(50, 3 * 3 * head_dim)  # rows further apart than K or V is wide
+    _, k, v = qkv.unflatten(1, (3, 3, head_dim)).unbind(1)
+    k[0], v[0, 0] = 0, 1e-40
+    cpu_attention.write_kv(k, v, mine, slots)
+    reference.write(slots, k, v)
+    assert torch.equal(mine.storage, reference.storage)
+
+
+def test_the_kernels_are_used_for_what_they_take():
+    blocks = make_blocks(2, block_size=16, head_dim=16)
+    x = torch.zeros(1, 2, 16)
+    assert cpu_attention.fits(x, blocks)
+    assert not cpu_attention.fits(x.bfloat16(), blocks)
+    assert not cpu_attention.fits(torch.zeros(1, 16, 2).transpose(1, 2), blocks)
+    assert not cpu_attention.fits(x, make_blocks(2, block_size=8, head_dim=16))
+    assert not cpu_attention.fits(torch.zeros(1, 2, 21), make_blocks(2, block_size=16, head_dim=21))
+
+
+@pytest.mark.parametrize("block_size", [5, 16])
+def test_callers_need_not_care_who_computes(block_size):
+    made = Pass([(40, 1), (0, 7)], block_size=block_size)
+    metadata = made.metadata()
+    made.blocks.write(made.slots(0, range(40)), made.keys[0][:40], made.values[0][:40])
+    k, v = (torch.cat([halves[0][40:], halves[1]]) for halves in (made.keys, made.values))
+    write_kv(k, v, made.blocks, metadata)
+    made.check(attend(torch.cat(made.queries), made.blocks, metadata, sliding_window=None))

@@ -1,0 +1,219 @@
+"""A pass through layers whose experts have slots: where it stops, and that its bits do not depend on stops."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.cpu import extension, row_ops
+from moeflow.kernels.cpu.decoder import NOTHING, Expected, PackedDecoder, PackedLayer
+from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
+from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.cpu.stages import MoEStage
+from moeflow.kernels.heads import Heads
+from moeflow.kernels.kv_blocks import KVBlocks, kv_block_bytes
+from moeflow.kernels.lazy_memory import allocate_lazily
+from moeflow.kernels.routing import SoftmaxTopK
+
+HIDDEN, WIDTH, DIM, EXPERTS, LAYERS = 48, 33, 16, 5, 4
+ABSENT, LOADING = -1, -2
+FORMATS = ("float32", "bfloat16", "int8", "int4", "int4-min")
+
+
+def pack(rows, cols, weight_format):
+    return PackedWeight.pack(torch.randn(rows, cols) / cols**0.5, weight_format)
+
+
+class Model:
+    """Layers of experts, the second dense, once in order and once in the slots of all layers together."""
+
+    def __init__(self, weight_format, top_k=2):
+        torch.manual_seed(0)
+        self.top_k = top_k
+        slots = PackedExperts(3 * EXPERTS + 2, HIDDEN, WIDTH, weight_format)
+        places = torch.randperm(slots.num_experts)[: 3 * EXPERTS].to(torch.int32).view(3, EXPERTS)
+        self.table = places.clone()
+        resident, cached = [], []
+        for number in range(LAYERS):
+            heads = Heads(2, 1, DIM, eps=1e-6)
+            common = (pack(4 * DIM, HIDDEN, weight_format), None, torch.randn(HIDDEN), heads, None)
+            is_dense = number == 1
+            gate_up = torch.randn(1 if is_dense else EXPERTS, 2 * WIDTH, HIDDEN) / 7
+            experts = PackedExperts.pack(gate_up, torch.randn(len(gate_up), HIDDEN, WIDTH) / 6, weight_format)
+            router = None if is_dense else pack(EXPERTS, HIDDEN, "float32")
+            choose = SoftmaxTopK(1 if is_dense else top_k, renormalize=True)
+            stage = (pack(HIDDEN, 2 * DIM, weight_format), None, torch.randn(HIDDEN), 1e-6, router, choose)
+            resident.append(PackedLayer(*common, MoEStage(*stage, experts)))
+            if is_dense:
+                cached.append(resident[-1])
+                continue
+            row = len([layer for layer in cached if layer.stage.router is not None])
+            for expert, slot in enumerate(places[row].tolist()):
+                slots.storage[slot].copy_(experts.storage[expert])
+            cached.append(PackedLayer(*common, MoEStage(*stage, slots, self.table[row])))
+        self.slots, self.resident = slots, PackedDecoder(resident)
+        self.cached = PackedDecoder(cached)
+
+    def begin(self, decoder, tokens, *, keeps_choices=True):
+        torch.manual_seed(1)
+        block_bytes = kv_block_bytes(torch.float32, num_kv_heads=1, block_size=16, head_dim=DIM)
+        blocks = [
+            KVBlocks(allocate_lazily(2 * block_bytes), torch.float32, num_kv_heads=1, block_size=16, head_dim=DIM)
+            for _ in range(LAYERS)
+        ]
+        metadata = AttentionMetadata.build(
+            starts=[0], num_tokens=[tokens], block_ids=[[0, 1]], block_size=16, device="cpu"
+        )
+        angles = torch.randn(tokens, 1, DIM)
+        hidden = torch.randn(tokens, HIDDEN)
+        return decoder.begin(hidden, angles.cos(), angles.sin(), blocks, metadata, keeps_choices=keeps_choices)
+
+    def run(self, tokens):
+        work = self.begin(self.resident, tokens)
+        assert work.run() == LAYERS
+        return work.hidden, work.topk_ids
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.usefixtures("some_threads")
+def test_slots_and_stops_change_no_bit(isa, weight_format):
+    model = Model(weight_format)
+    places = model.table.clone()
+    for tokens in (1, 3, 20):
+        expected, topk_ids = model.run(tokens)
+        work = model.begin(model.cached, tokens)
+        assert work.run() == LAYERS
+        assert torch.equal(work.hidden, expected)
+        assert torch.equal(work.topk_ids, topk_ids)
+
+        work = model.begin(model.cached, tokens)
+        stops, first = [], 0
+        model.table.fill_(ABSENT)
+        while (stopped := work.run(first)) < LAYERS:
+            number = len(stops)
+            slots = dict(enumerate(places[number].tolist()))
+            work.add_experts(
+                lambda *x, slots=slots: SlotExperts(model.slots, EXPERTS).sums(*x[:3], slots, x[3]), number
+            )
+            stops.append(stopped)
+            first = stopped + 1
+        model.table.copy_(places)
+        assert stops == [0, 2, 3]
+        assert torch.equal(work.hidden, expected)
+
+
+@pytest.mark.parametrize("missing", [ABSENT, LOADING])
+def test_a_pass_stops_at_the_first_expert_that_is_missing(needs_kernels, missing):
+    model = Model("int8")
+    _, topk_ids = model.run(1)
+    model.table[1, int(topk_ids[1, 0, 1])] = missing
+    work = model.begin(model.cached, 1)
+    assert work.run() == 2
+    assert torch.equal(work.choices(0, 2), topk_ids[:2])
+    others = set(range(EXPERTS)) - set(topk_ids[2].flatten().tolist())
+    model = Model("int8")
+    model.table[2, list(others)] = missing
+    assert model.begin(model.cached, 1).run() == LAYERS
+
+
+def test_a_pass_stops_before_what_is_guessed_and_absent(needs_kernels):
+    model = Model("float32")
+    guesses = torch.zeros(3, EXPERTS, dtype=torch.uint8)
+    _, topk_ids = model.run(1)
+    other = min(set(range(EXPERTS)) - set(topk_ids[2].flatten().tolist()))
+    guesses[2, other] = 1
+    expected = Expected(guesses=guesses)
+    assert model.begin(model.cached, 1).run(0, expected) == LAYERS
+    model.table[2, other] = LOADING
+    assert model.begin(model.cached, 1).run(0, expected) == LAYERS
+    model.table[2, other] = ABSENT
+    assert model.begin(model.cached, 1).run(0, NOTHING) == LAYERS
+    assert model.begin(model.cached, 1).run(0, expected) == 2
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_the_next_router_is_asked_about_what_this_layer_gets(needs_kernels, tokens):
+    model = Model("float32")
+    places = model.table.clone()
+    for number, layer in enumerate([0, 2]):
+        work = model.begin(model.cached, tokens)
+        model.table[number] = ABSENT
+        assert work.run() == layer
+        model.table.copy_(places)
+        router = model.cached.layers[[2, 3][number]].stage.router
+        ids, _ = row_ops.softmax_topk(extension.linear(work.normed, router), model.top_k, renormalize=True)
+        _, chosen = model.run(tokens)
+        for expert in range(EXPERTS):
+            model.table[number + 1, expert] = ABSENT
+            stopped = model.begin(model.cached, tokens).run(0, Expected(by_next_router=True))
+            next_layer = [2, 3][number]
+            if expert in ids:
+                assert stopped == layer
+            elif expert in chosen[number + 1]:
+                assert stopped == next_layer
+            else:
+                assert stopped == LAYERS
+            model.table.copy_(places)
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.usefixtures("some_threads")
+def test_experts_in_parts_are_experts_at_once(isa, weight_format):
+    model = Model(weight_format, top_k=3)
+    experts, slots = model.resident.layers[0].stage.experts, model.table[0].tolist()
+    in_slots = SlotExperts(model.slots, EXPERTS)
+    for tokens in (0, 1, 7, 40):
+        x, residual = torch.randn(tokens, HIDDEN), torch.randn(tokens, HIDDEN)
+        ids = torch.rand(tokens, EXPERTS).argsort(dim=1)[:, :3].contiguous()
+        weights = torch.rand(tokens, 3)
+        for given in (None, residual):
+            expected = extension.experts(x, experts, ids, weights, given)
+            assert torch.equal(in_slots.sums(x, ids, weights, dict(enumerate(slots)), given), expected)
+            pairs = torch.full((3 * tokens, HIDDEN), torch.nan)
+            for part in ([4, 1], [], [0], [2, 3]):
+                in_slots.pairs(x, ids, weights, {expert: slots[expert] for expert in part}, pairs)
+            assert torch.equal(add_pairs(pairs, ids, given), expected)
+
+
+def test_what_cannot_be_is_refused(needs_kernels):
+    model = Model("float32")
+    x, ids, weights = torch.randn(1, HIDDEN), torch.tensor([[0, 1]]), torch.rand(1, 2)
+    in_slots = SlotExperts(model.slots, EXPERTS)
+    with pytest.raises(IndexError, match="not in memory"):
+        in_slots.sums(x, ids, weights, {0: 3}, None)
+    with pytest.raises(ValueError, match="no slot 17 among 17"):
+        in_slots.sums(x, ids, weights, {0: 3, 1: 17}, None)
+    with pytest.raises(ValueError, match=r"\[1, 48\] is needed"):
+        in_slots.sums(x[:, :2], ids, weights, {0: 3, 1: 4}, None)
+    with pytest.raises(ValueError, match=r"\[2, 48\] is needed"):
+        in_slots.pairs(x, ids, weights, {0: 3}, torch.empty(1, HIDDEN))
+
+
+def wait_until(holds):
+    """Return as soon as it does: who joins a thread does not wait for the end of what it owns."""
+    end = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_what_is_kept_grows_to_the_largest_pass_and_goes_with_its_thread():
+    model = Model("float32")
+    model.run(30)  # now the workspace, which all threads share, is large enough
+    before = extension.kept_bytes()
+    seen = []
+    for tokens in (4, 24, 10):
+        with ThreadPoolExecutor(1) as threads:
+            seen.append(threads.submit(lambda tokens=tokens: (model.run(tokens), extension.kept_bytes())[1]).result())
+        wait_until(lambda: extension.kept_bytes() == before)
+    small, large, medium = (held - before for held in seen)
+    assert 4 * 24 * (4 + 2) * DIM <= large == 6 * small  # queries, keys, values, what attention returns
+    assert medium * 24 == large * 10
+    with ThreadPoolExecutor(1) as threads:
+        for tokens in (10, 24, 4):
+            threads.submit(model.run, tokens).result()
+        assert extension.kept_bytes() - before == large

@@ -1,0 +1,217 @@
+"""The threads of the CPU extension: they do what is asked, end when told, survive forks, exits and each other."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from moeflow.kernels.cpu import extension
+from moeflow.kernels.cpu.packed_weights import PackedWeight
+
+pytestmark = pytest.mark.usefixtures("needs_kernels")
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads in /proc")
+
+
+def run_python(script):
+    """Run a script that has `cpu`, `os`, `threading`, `torch`, x, weight and want (their product) in a new process."""
+    preamble = """
+        import os, threading, torch
+        from moeflow.kernels.cpu import extension
+        from moeflow.kernels.cpu.packed_weights import PackedWeight
+        torch.set_num_threads(1)
+        weight, x = PackedWeight.pack(torch.randn(200, 64), "int8"), torch.randn(9, 64)
+        extension.set_num_threads(3)
+        want = extension.linear(x, weight)
+    """
+    script = textwrap.dedent(preamble) + textwrap.dedent(script)
+    command = [sys.executable, "-W", "ignore", "-c", script]  # Python warns of forks beside threads
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def num_os_threads():
+    return len(os.listdir("/proc/self/task"))
+
+
+def test_the_number_of_threads_is_what_was_set():
+    for count in (1, 4, 2):
+        extension.set_num_threads(count)
+        assert extension.num_threads() == count
+
+
+def test_no_threads_are_refused():
+    with pytest.raises(ValueError, match="at least 1 can"):
+        extension.set_num_threads(0)
+
+
+@needs_proc
+def test_threads_begin_and_end_with_their_number():
+    extension.set_num_threads(1)
+    before = num_os_threads()
+    extension.set_num_threads(6)
+    assert num_os_threads() == before + 5
+    extension.set_num_threads(1)
+    assert num_os_threads() == before
+
+
+def test_idle_threads_sleep():
+    extension.set_num_threads(4)
+    weight, x = PackedWeight.pack(torch.randn(200, 64), "float32"), torch.randn(9, 64)
+    extension.linear(x, weight)
+    before = time.process_time()
+    time.sleep(0.1)
+    assert time.process_time() - before < 0.05  # one thread that spins would take 0.1
+
+
+def test_many_tiny_jobs_at_changing_numbers_of_threads():
+    weight, x = PackedWeight.pack(torch.randn(40, 33), "int4"), torch.randn(3, 33)
+    want = extension.linear(x, weight)
+    for count in (1, 2, 3, 8, 2, 5, 1, 2):
+        extension.set_num_threads(count)
+        for _ in range(20):
+            assert torch.equal(extension.linear(x, weight), want)
+
+
+@pytest.mark.slow
+def test_thousands_of_tiny_jobs_at_changing_numbers_of_threads():
+    weight, x = PackedWeight.pack(torch.randn(40, 33), "int4"), torch.randn(3, 33)
+    want = extension.linear(x, weight)
+    for turn in range(60):
+        extension.set_num_threads(turn % 4 + 1)
+        for _ in range(50):
+            assert torch.equal(extension.linear(x, weight), want)
+        if turn % 3 == 0:
+            time.sleep(0.001)  # long enough for the workers to sleep
+
+
+def test_callers_from_several_threads_take_turns():
+    """Two compute different layers, one packs, one changes the number of threads; all at the same time."""
+    source = torch.randn(40, 33)
+    weights = [PackedWeight.pack(torch.randn(50, 33), name) for name in ("float32", "int8")]
+    x = torch.randn(5, 33)
+    wants = [extension.linear(x, weight) for weight in weights]
+    wrong = []
+
+    def compute(weight, want):
+        wrong.extend(i for i in range(60) if not torch.equal(extension.linear(x, weight), want))
+
+    def pack():
+        wrong.extend(i for i in range(30) if not torch.equal(PackedWeight.pack(source, "float32").unpack(), source))
+
+    def resize():
+        for i in range(20):
+            extension.set_num_threads(i % 3 + 1)
+
+    threads = [threading.Thread(target=compute, args=pair) for pair in zip(weights, wants, strict=True)]
+    threads += [threading.Thread(target=pack), threading.Thread(target=resize)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor has no such mode")
+def test_workers_treat_subnormal_numbers_as_the_caller_does():
+    weight, x = PackedWeight.pack(torch.full((4000, 33), 1e-10), "float32"), torch.full((1, 33), 1e-30)
+    extension.set_num_threads(3)
+    extension.linear(x, weight)  # the workers are there before the mode changes
+    assert (extension.linear(x, weight) > 0).all()
+    torch.set_flush_denormal(True)
+    try:
+        flushed = [extension.linear(x, weight) for _ in range(20)]
+    finally:
+        torch.set_flush_denormal(False)
+    assert not any(result.view(torch.int32).any() for result in flushed)
+    assert (extension.linear(x, weight) > 0).all()
+
+
+def test_torch_between_the_jobs_changes_nothing():
+    weight, x = PackedWeight.pack(torch.randn(64, 64), "float32"), torch.randn(9, 64)
+    want = extension.linear(extension.linear(x, weight).relu(), weight)
+    for _ in range(50):
+        assert torch.equal(extension.linear(extension.linear(x, weight).relu(), weight), want)
+
+
+@pytest.mark.slow
+def test_the_child_of_a_fork_computes_with_threads_of_its_own():
+    run_python(
+        """
+        child = os.fork()
+        assert torch.equal(extension.linear(x, weight), want)
+        if child == 0:
+            assert extension.num_threads() == 3
+            extension.set_num_threads(2)
+            assert torch.equal(extension.linear(x, weight), want)
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        """
+    )
+
+
+@pytest.mark.slow
+def test_a_fork_while_another_thread_computes():
+    run_python(
+        """
+        is_over = threading.Event()
+
+        def compute():
+            while not is_over.is_set():
+                extension.linear(x, weight)
+
+        thread = threading.Thread(target=compute)
+        thread.start()
+        for _ in range(30):
+            child = os.fork()
+            if child == 0:
+                os._exit(7 if torch.equal(extension.linear(x, weight), want) else 8)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        is_over.set()
+        thread.join()
+        """
+    )
+
+
+@pytest.mark.slow
+def test_the_program_may_end_while_a_thread_computes():
+    run_python(
+        """
+        import time
+        # By the extension alone: torch's own functions end the program if they run while it ends.
+        addresses = x.data_ptr(), 9, 64, 0, 0, want.data_ptr()
+        def compute():
+            while True:
+                extension._cpu.linear(weight.handle, *addresses)
+
+        threading.Thread(target=compute, daemon=True).start()
+        time.sleep(0.05)
+        """
+    )
+
+
+@needs_proc
+@pytest.mark.slow
+def test_more_threads_than_the_system_gives_leave_one():
+    run_python(
+        """
+        import resource
+        pages = int(open("/proc/self/statm").read().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + 2**28, resource.RLIM_INFINITY))
+        try:
+            extension.set_num_threads(1000)
+        except RuntimeError:
+            assert extension.num_threads() == 1
+        else:
+            raise AssertionError("1000 stacks fit into 256 MiB")
+        assert torch.equal(extension.linear(x, weight), want)
+        extension.set_num_threads(2)
+        assert torch.equal(extension.linear(x, weight), want)
+        """
+    )

@@ -1,0 +1,107 @@
+"""Stages are their operations one after another, to the bit; each of those has its own tests."""
+
+import pytest
+import torch
+
+from moeflow.kernels.cpu import extension, row_ops, stages
+from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.routing import SoftmaxTopK
+
+FORMATS = ("float32", "bfloat16", "int8", "int4", "int4-min")
+EPS = 1e-5
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize(("num_outputs", "hidden"), [(33, 70), (528, 96)])  # a small product and one for the pool
+@pytest.mark.usefixtures("some_threads")
+def test_a_norm_on_the_way_into_a_product(isa, weight_format, num_outputs, hidden):
+    norm, bias = torch.randn(hidden), torch.randn(num_outputs)
+    weight = PackedWeight.pack(torch.randn(num_outputs, hidden), weight_format)
+    for num_tokens in (0, 1, 4, 5, 70):
+        x = torch.randn(num_tokens, hidden)
+        for given in (None, bias):
+            want = extension.linear(row_ops.rms_norm(x, norm, EPS), weight, given)
+            assert torch.equal(stages.norm_linear(x, norm, EPS, weight, given), want)
+
+
+class Layer:
+    """The second half of a layer of five experts."""
+
+    def __init__(
+        self,
+        weight_format,
+        *,
+        attended=48,
+        hidden=70,
+        width=40,
+        top_k=2,
+        renormalize=True,
+        bias=False,
+        function="silu",
+        expert_biases=False,
+    ):
+        num_experts = 5
+        self.o_proj = PackedWeight.pack(torch.randn(hidden, attended), weight_format)
+        self.o_bias = torch.randn(hidden) if bias else None
+        self.norm = torch.randn(hidden)
+        self.router = PackedWeight.pack(torch.randn(num_experts, hidden), "float32")
+        self.choose = SoftmaxTopK(top_k, renormalize)
+        gate_up, down = torch.randn(num_experts, 2 * width, hidden), torch.randn(num_experts, hidden, width)
+        biases = (torch.randn(num_experts, 2 * width), torch.randn(num_experts, hidden)) if expert_biases else None
+        self.experts = PackedExperts.pack(gate_up, down, weight_format, function=function, biases=biases)
+
+    def in_one_call(self, hidden, attended):
+        weights = (self.o_proj, self.o_bias, self.norm, EPS, self.router, self.choose, self.experts)
+        return stages.MoEStage(*weights)(hidden, attended)
+
+    def one_after_another(self, hidden, attended):
+        hidden = extension.linear(attended, self.o_proj, self.o_bias, hidden)
+        normed = row_ops.rms_norm(hidden, self.norm, EPS)
+        logits = extension.linear(normed, self.router)
+        ids, weights = row_ops.softmax_topk(logits, self.choose.top_k, renormalize=self.choose.renormalize)
+        return extension.experts(normed, self.experts, ids, weights, hidden)
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"renormalize": False, "bias": True},
+        {"top_k": 5, "function": "gelu", "expert_biases": True},
+        {"top_k": 1, "hidden": 64, "attended": 33},
+    ],
+)
+@pytest.mark.usefixtures("some_threads")
+def test_all_that_follows_attention(isa, weight_format, settings):
+    layer = Layer(weight_format, **settings)
+    for num_tokens in (0, 1, 3, 40, 2):  # also shrinking, with what a larger pass left behind
+        hidden, attended = torch.randn(num_tokens, layer.o_proj.rows), torch.randn(num_tokens, layer.o_proj.cols)
+        kept = hidden.clone()
+        got = layer.in_one_call(hidden, attended)
+        assert torch.equal(got, layer.one_after_another(hidden, attended))
+        assert torch.equal(hidden, kept)
+
+
+@pytest.mark.usefixtures("some_threads")
+def test_a_token_has_the_same_bits_in_any_batch(isa):
+    layer = Layer("int8")
+    hidden, attended = torch.randn(30, 70), torch.randn(30, 48)
+    whole = layer.in_one_call(hidden, attended)
+    extension.set_num_threads(1)
+    alone = [layer.in_one_call(h, a) for h, a in zip(hidden.split(1), attended.split(1), strict=True)]
+    assert torch.equal(torch.cat(alone), whole)
+
+
+def test_what_does_not_fit_together_is_refused(needs_kernels):
+    layer = Layer("float32")
+    hidden, attended = torch.randn(2, 70), torch.randn(2, 48)
+    with pytest.raises(ValueError, match=r"float32 \[2, 48\] is needed"):
+        layer.in_one_call(hidden, attended[:1])
+    with pytest.raises(ValueError, match=r"not bfloat16 \[2, 70\]"):
+        layer.in_one_call(hidden.bfloat16(), attended)
+    with pytest.raises(ValueError, match=r"\[70\] is needed"):
+        stages.norm_linear(hidden, torch.ones(71), EPS, layer.router)
+    layer.choose = SoftmaxTopK(6, renormalize=True)
+    with pytest.raises(ValueError, match="do not fit together"):
+        layer.in_one_call(hidden, attended)

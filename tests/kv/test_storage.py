@@ -1,0 +1,66 @@
+import itertools
+import mmap
+
+import psutil
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moeflow.core.errors import CapacityError
+from moeflow.kv.storage import KVStorage, _runs
+
+
+def _storage(**changes):
+    shape = {"num_layers": 3, "num_blocks": 5, "block_size": 4, "num_kv_heads": 2, "head_dim": 8}
+    return KVStorage(**(shape | {"dtype": torch.bfloat16, "device": "cpu"} | changes))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_layers_are_apart_and_zeroed(dtype):
+    storage = _storage(dtype=dtype)
+    assert storage.num_bytes == 3 * 5 * 4 * 2 * 2 * (8 * dtype.itemsize + (4 if dtype == torch.int8 else 0))
+    storage.layer(1).storage.fill_(1)
+    for layer_idx, want in ((0, 0), (1, 1), (2, 0)):
+        blocks = storage.layer(layer_idx)
+        assert blocks.keys.shape == blocks.values.shape == (5, 2, 4, 8)
+        assert (blocks.storage == want).all()
+
+
+@pytest.mark.parametrize(("page_bytes", "num_pages"), [(512, 1), (1024, 2), (256, 2), (65536, 2)])
+def test_a_block_is_counted_in_the_pages_of_the_system(monkeypatch, page_bytes, num_pages):
+    monkeypatch.setattr(mmap, "PAGESIZE", page_bytes)
+    assert _storage(block_size=8).block_bytes == 3 * num_pages * page_bytes
+    assert _storage(block_size=9).block_bytes == 3 * (576 // page_bytes + 2) * page_bytes
+
+
+def test_what_does_not_fit_says_how_much_it_needs():
+    with pytest.raises(CapacityError, match=r"needs 524288\.0 GiB on cpu"):
+        _storage(num_layers=2**20, num_blocks=2**21)
+
+
+@pytest.mark.parametrize("head_dim", [64, 72])  # a block of a layer is whole pages, or is not
+def test_blocks_that_are_given_back_are_free_and_the_others_stay(head_dim):
+    storage = _storage(num_layers=4, num_blocks=600, block_size=16, head_dim=head_dim, gives_back=True)
+    process = psutil.Process()
+    before = process.memory_info().rss
+    for layer in storage.layers:
+        layer.keys[:500] = layer.values[:500] = 1
+    storage.touch(range(500))
+    assert process.memory_info().rss - before <= 500 * storage.block_bytes + 2**20
+    storage.give_back([*range(10, 490), 495])
+    assert storage.num_touched == 19
+    assert storage.untouched([9, 10, 495, 496, 599]) == {10, 495, 599}
+    assert process.memory_info().rss - before <= 19 * storage.block_bytes + 2**20
+    for layer in storage.layers:
+        assert (layer.keys[:10] == 1).all()
+        assert (layer.values[490:495] == 1).all()
+        assert (layer.values[496:500] == 1).all()
+        assert not layer.keys[11:489].any()
+
+
+@given(st.sets(st.integers(0, 60)))
+def test_runs_are_the_same_numbers(blocks):
+    runs = _runs(sorted(blocks))
+    assert [block for first, end in runs for block in range(first, end)] == sorted(blocks)
+    assert all(end < first for (_, end), (first, _) in itertools.pairwise(runs))

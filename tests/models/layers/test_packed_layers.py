@@ -1,0 +1,290 @@
+"""Models whose layers run in one call answer like the same model layer by layer, to the bit, wherever experts are."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import zlib
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moeflow.core.errors import StorageError
+from moeflow.experts.cache.eviction import POLICIES
+from moeflow.experts.cache.expert_cache import ExpertCache
+from moeflow.experts.cached_experts import ExpertPool
+from moeflow.experts.predict.frequency import FrequencyPredictor
+from moeflow.experts.predict.previous_token import PreviousTokenPredictor
+from moeflow.experts.prefetcher import NextRouter, Prefetcher
+from moeflow.experts.slot_arena import SlotArena
+from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.cpu import extension
+from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.weight_format import WEIGHT_FORMATS
+from moeflow.kv.storage import KVStorage
+from moeflow.models.layers.context import ForwardContext
+from moeflow.models.layers.moe import MoE
+from moeflow.models.layers.placement import Placement, WeightFormats
+from moeflow.models.qwen3_moe import build
+from tests.shapes import TINY
+
+pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+NUM_LAYERS, NUM_EXPERTS, BLOCK_SIZE = 4, 6, 16  # layers with experts; one more is dense
+CONFIG = dataclasses.replace(
+    TINY,
+    vocab_size=50,
+    hidden_size=32,
+    num_layers=NUM_LAYERS + 1,
+    num_heads=2,
+    num_kv_heads=1,
+    intermediate_size=16,
+    num_experts=NUM_EXPERTS,
+    dense_layers=(1,),
+    dense_intermediate_size=48,
+    tie_word_embeddings=True,
+)
+PREDICTORS = ("none", "next-router", "frequency", "previous-token")
+
+
+class Disk:
+    """Spoils a slot as soon as it is to be read into, and reads when it is told to.
+
+    Without a seed reads end when they are waited for, in order; with one at any time in any order.
+    """
+
+    def __init__(self, slabs, arena, seed):
+        self.slabs, self.arena = slabs, arena
+        self.chance = None if seed is None else random.Random(seed)
+        self.pending = []
+        self.bad = set()
+
+    def start_loads(self, jobs, on_done):
+        for job in jobs:
+            self.arena.tensor(job.slot).fill_(255)  # not a number, in every format of floats
+        self.pending += [(job, on_done) for job in jobs]
+        return [Handle(self, job) for job in jobs]
+
+    def finish_one(self, _=None):
+        job, on_done = self.pending.pop(0 if self.chance is None else self.chance.randrange(len(self.pending)))
+        self.arena.tensor(job.slot)[: len(self.slabs[job.expert])] = self.slabs[job.expert]
+        on_done(job, StorageError("damaged") if job.expert in self.bad else None)
+
+    def finish_some(self):
+        while self.pending and self.chance is not None and self.chance.random() < 0.5:
+            self.finish_one()
+
+
+class Handle:
+    def __init__(self, disk, job):
+        self.disk, self.job = disk, job
+        self.has_begun = disk.chance is not None and disk.chance.random() < 0.3
+
+    def cancel(self):
+        if not self.has_begun:
+            self.disk.pending = [entry for entry in self.disk.pending if entry[0] is not self.job]
+        return not self.has_begun
+
+
+def fill(model):
+    for name, place in model.named_weights():
+        chance = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        weight = torch.randn(tuple(place.shape), generator=chance) / 4
+        if isinstance(place, torch.Tensor):
+            place.copy_(1 + weight if weight.dim() == 1 else weight)
+        else:
+            place.fill(weight, torch.arange(len(weight)))
+
+
+@cache
+def resident_model(weight_format):
+    place = Placement(torch.float32, torch.device("cpu"), WeightFormats(weight_format, "float32"))
+    model = build(CONFIG, place)
+    fill(model)
+    return model
+
+
+def slabs_of(model):
+    return [slab for layer in model.layers if isinstance(layer.mlp, MoE) for slab in layer.mlp.weights.storage]
+
+
+class AlwaysOn:
+    """A governor that no pass convinces."""
+
+    is_on = True
+
+    def end_pass(self, num_tokens, seconds):
+        return None
+
+
+class Cached:
+    """The same model over a few slots."""
+
+    def __init__(self, weight_format, num_slots, policy="lru", predictor="none", seed=None, on_route=None):
+        slabs = slabs_of(resident_model(weight_format))
+        slab_bytes = len(slabs[0])
+        arena = SlotArena(num_slots, slab_bytes)
+        self.disk = Disk(slabs, arena, seed)
+        self.cache = ExpertCache(
+            num_layers=NUM_LAYERS,
+            num_experts=NUM_EXPERTS,
+            num_slots=num_slots,
+            slab_bytes=slab_bytes,
+            policy=POLICIES[policy](NUM_LAYERS * NUM_EXPERTS),
+            start_loads=self.disk.start_loads,
+            wait=self.disk.finish_one,
+        )
+        slots = PackedExperts(
+            num_slots, CONFIG.hidden_size, CONFIG.intermediate_size, weight_format, storage=arena.slots
+        )
+        self.pool = ExpertPool(self.cache, slots)
+        self.pool.spanned = self._spanned
+        formats = WeightFormats(weight_format, "float32")
+        device = torch.device("cpu")
+        self.model = build(CONFIG, Placement(torch.float32, device, formats, pool=self.pool, on_route=on_route))
+        fill(self.model)
+        makers = {
+            "next-router": lambda: NextRouter([layer.mlp for layer in self.model.layers if isinstance(layer.mlp, MoE)]),
+            "frequency": lambda: FrequencyPredictor(NUM_LAYERS, NUM_EXPERTS),
+            "previous-token": lambda: PreviousTokenPredictor(NUM_LAYERS),
+        }
+        self.prefetcher = None
+        if predictor in makers:
+            self.prefetcher = Prefetcher(self.cache, makers[predictor](), AlwaysOn(), NUM_LAYERS)
+            self.pool.ahead = self.prefetcher
+        self.names = []
+
+    def _spanned(self, name, layer, function, /, *args):
+        self.names.append(name)
+        if name == "layers":
+            self.disk.finish_some()  # while kernels would be running
+        return function(*args)
+
+    def run(self, batch):
+        self.cache.begin_pass()
+        out = run(self.model, batch)
+        if self.prefetcher is not None:
+            self.prefetcher.end_pass(1.0)
+        self.cache.check_integrity()
+        return out
+
+
+def run(model, batch):
+    """Run a pass over new sequences, each a list of token ids."""
+    kv = KVStorage(
+        num_layers=CONFIG.num_layers,
+        num_blocks=len(batch),
+        block_size=BLOCK_SIZE,
+        num_kv_heads=CONFIG.num_kv_heads,
+        head_dim=CONFIG.head_dim,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    attention = AttentionMetadata.build(
+        starts=[0] * len(batch),
+        num_tokens=[len(tokens) for tokens in batch],
+        block_ids=[[number] for number in range(len(batch))],
+        block_size=BLOCK_SIZE,
+        device="cpu",
+    )
+    positions = torch.tensor([position for tokens in batch for position in range(len(tokens))])
+    context = ForwardContext(positions, attention, kv)
+    return model(torch.tensor([token for tokens in batch for token in tokens]), context)
+
+
+def layer_by_layer(model, batch):
+    packed, model._packed = model._packed, None
+    try:
+        return run(model, batch)
+    finally:
+        model._packed = packed
+
+
+sequences = st.lists(st.integers(0, CONFIG.vocab_size - 1), min_size=1, max_size=4)
+batches = st.lists(sequences, min_size=1, max_size=4)
+
+
+@pytest.mark.parametrize("weight_format", WEIGHT_FORMATS)
+def test_layers_in_one_call_are_layers_one_after_another(weight_format):
+    model = resident_model(weight_format)
+    for batch in ([[3]], [[1, 2, 3], [4], [5, 6]], [[7] * 16] * 3):
+        assert torch.equal(run(model, batch), layer_by_layer(model, batch))
+
+
+runs = given(
+    weight_format=st.sampled_from(WEIGHT_FORMATS),
+    policy=st.sampled_from(sorted(POLICIES)),
+    predictor=st.sampled_from(PREDICTORS),
+    num_slots=st.integers(2, NUM_LAYERS * NUM_EXPERTS),
+    passes=st.lists(batches, min_size=1, max_size=8),
+    seed=st.integers(0, 2**16),
+)
+
+
+def check_bits(weight_format, policy, predictor, num_slots, passes, seed):
+    cached = Cached(weight_format, num_slots, policy, predictor, seed)
+    for batch in passes:
+        assert torch.equal(cached.run(batch), run(resident_model(weight_format), batch))
+
+
+test_every_bit_is_that_of_the_resident_model = settings(max_examples=10)(runs(check_bits))
+test_every_bit_of_many_runs = pytest.mark.slow(settings(max_examples=300)(runs(check_bits)))
+
+
+@settings(max_examples=8)
+@given(
+    policy=st.sampled_from(sorted(POLICIES)),
+    num_slots=st.integers(2, NUM_LAYERS * NUM_EXPERTS),
+    passes=st.lists(st.lists(sequences.map(lambda tokens: tokens[:1]), min_size=1, max_size=2), max_size=20),
+)
+def test_the_cache_hears_what_it_would_have_heard_layer_by_layer(policy, num_slots, passes):
+    cached, oracle = Cached("float32", num_slots, policy), Cached("float32", num_slots, policy)
+    oracle.model._packed = None
+    for batch in passes:
+        assert torch.equal(cached.run(batch), oracle.run(batch))
+        mine, theirs = cached.cache.stats(), oracle.cache.stats()
+        assert (mine.hits, mine.late, mine.misses) == (theirs.hits, theirs.late, theirs.misses)
+        assert (mine.evictions, mine.demand_bytes) == (theirs.evictions, theirs.demand_bytes)
+        assert cached.cache._occupancy.is_resident == oracle.cache._occupancy.is_resident
+
+
+@pytest.mark.parametrize("predictor", PREDICTORS)
+def test_a_pass_that_finds_all_it_needs_is_one_call(predictor):
+    cached = Cached("float32", NUM_LAYERS * NUM_EXPERTS, predictor=predictor)
+    batch = [[token] for token in range(24)]
+    cached.run(batch)
+    while cached.disk.pending:
+        cached.disk.finish_one()
+    cached.names.clear()
+    before = cached.cache.stats()
+    cached.run(batch[:8])
+    assert cached.names == ["layers"]
+    after = cached.cache.stats()
+    assert after.hits > before.hits
+    assert after.misses == before.misses
+
+
+@pytest.mark.parametrize("num_slots", [5, NUM_LAYERS * NUM_EXPERTS])
+def test_who_records_routing_hears_every_layer_once_in_order(num_slots):
+    heard, expected = [], []
+    cached = Cached("float32", num_slots, on_route=lambda ids: heard.append(ids.tolist()))
+    oracle = Cached("float32", num_slots, on_route=lambda ids: expected.append(ids.tolist()))
+    oracle.model._packed = None
+    for batch in ([[1, 2, 3]], [[4], [5]], [[1]]):
+        cached.run(batch)
+        oracle.run(batch)
+    assert heard == expected
+    assert len(heard) == 3 * NUM_LAYERS
+
+
+def test_a_damaged_expert_fails_the_pass_and_the_next_one_is_right():
+    cached, batch = Cached("int8", 5), [[1, 2, 3]]
+    cached.disk.bad = set(range(NUM_LAYERS * NUM_EXPERTS))
+    with pytest.raises(StorageError, match="damaged"):
+        cached.run(batch)
+    cached.disk.bad = set()
+    while cached.disk.pending:
+        cached.disk.finish_one()
+    assert torch.equal(cached.run(batch), run(resident_model("int8"), batch))

@@ -1,0 +1,279 @@
+"""Stands in for `torch.cuda` where there is no GPU: nothing overlaps, but whatever a GPU might overlap is found.
+
+Tensors are in main memory, and every operation is done at once. Beside it runs a vector clock for each thread and each
+stream: a launch comes after what its thread knows, an event carries what its stream has done to who waits for it, a
+task comes after the ends of those before it in its pipeline. Two accesses to the same bytes, one of them a write, of
+which neither clock knows the other are a `Race`; so is memory of the device that the host touches, and memory that is
+given up while a stream may still use it. Operations of the CPU extension are not seen: take bfloat16.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from moeflow.core.offload_config import CudaDeviceConfig
+from moeflow.pipeline.devices.cuda_device import CudaDevice
+
+Clock = dict[str, int]
+
+
+class Race(AssertionError):
+    """What could go wrong on a GPU."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """Something that was done to some bytes."""
+
+    first: int
+    end: int
+    is_write: bool
+    who: str
+    tick: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.who} {'writes' if self.is_write else 'reads'} bytes {self.first} to {self.end} ({self.what})"
+
+
+class Clocks:
+    """Who knows what of whom."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._clocks: dict[str, Clock] = {}
+
+    def of(self, who: str) -> Clock:
+        return self._clocks.setdefault(who, {who: 0})
+
+    def learn(self, who: str, known: Clock) -> None:
+        mine = self.of(who)
+        for name, tick in known.items():
+            mine[name] = max(mine.get(name, 0), tick)
+
+    def tick(self, who: str) -> int:
+        self.of(who)[who] += 1
+        return self.of(who)[who]
+
+    def all(self) -> Clock:
+        return {name: clock[name] for name, clock in self._clocks.items()}
+
+
+class Stream:
+    def __init__(self, cuda: FakeCuda, number: int) -> None:
+        self.cuda = cuda
+        self.name = ("up", "down", "compute")[number % 3]
+
+    def wait_event(self, event: Event) -> None:
+        self.cuda.log.append((self.name, "waits for", event.name))
+        with self.cuda.clocks.lock:
+            self.cuda.clocks.learn(self.name, event.known)
+
+
+class Event:
+    """Waiting for one that was never recorded is waiting for nothing, as on a GPU."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda = cuda
+        self.known: Clock = {}
+        self.name = ""
+
+    def record(self, stream: Stream) -> None:
+        with self.cuda.clocks.lock:
+            self.known = dict(self.cuda.clocks.of(stream.name))
+            self.name = f"{stream.name} {self.cuda.clocks.tick(stream.name)}"
+            self.known = dict(self.cuda.clocks.of(stream.name))
+        self.cuda.log.append((stream.name, "records", self.name))
+
+    def synchronize(self) -> None:
+        self.cuda.log.append(("a thread", "waits for", self.name))
+        with self.cuda.clocks.lock:
+            self.cuda.clocks.learn(self.cuda.here, self.known)
+
+
+@dataclass
+class Memory:
+    """One storage: what was done to it, and whose it is."""
+
+    is_on_device: bool
+    alive: Tensor  # so that nothing else gets its address
+    accesses: list[Access] = field(default_factory=list)
+
+
+class FakeCuda:
+    """What `CudaDevice` uses of `torch.cuda`."""
+
+    def __init__(self) -> None:
+        self.clocks = Clocks()
+        self.log: list[tuple[str, str, str]] = []
+        self.memories: dict[int, Memory] = {}
+        self.num_streams = 0
+        self.current = threading.local()
+        self.races: list[Race] = []
+
+    def Stream(self, device: torch.device) -> Stream:
+        self.num_streams += 1
+        return Stream(self, self.num_streams - 1)
+
+    def Event(self, *, blocking: bool) -> Event:
+        assert blocking, "a thread that spins takes a core from those who compute"
+        return Event(self)
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        with self.clocks.lock:
+            self.clocks.learn(stream.name, self.clocks.of(self.here))
+        before, self.current.stream = self.stream_here, stream.name
+        try:
+            yield
+        finally:
+            self.current.stream = before
+
+    def synchronize(self, device: torch.device) -> None:
+        self.log.append(("a thread", "waits for", "everything"))
+        with self.clocks.lock:
+            self.clocks.learn(self.here, self.clocks.all())
+            for memory in self.memories.values():
+                memory.accesses.clear()
+
+    @property
+    def here(self) -> str:
+        return f"thread {threading.get_ident()}"
+
+    @property
+    def stream_here(self) -> str | None:
+        return getattr(self.current, "stream", None)
+
+    def watch(self, tensor: Tensor, *, is_on_device: bool) -> None:
+        address = tensor.untyped_storage().data_ptr()
+        if address and tensor.numel():
+            self.memories[address] = Memory(is_on_device, tensor.detach())
+
+    def touch(self, tensor: Tensor, *, is_write: bool, what: str) -> None:
+        """Note an access, and raise a Race if another one may happen at the same time."""
+        memory = self.memories.get(tensor.untyped_storage().data_ptr())
+        if memory is None or not tensor.numel():
+            return
+        with self.clocks.lock:
+            who = self.stream_here or self.here
+            if memory.is_on_device and self.stream_here is None:
+                self._fail(f"the host touches memory of the device ({what})")
+            first = tensor.storage_offset() * tensor.itemsize
+            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            access = Access(first, first + (last + 1) * tensor.itemsize, is_write, who, self.clocks.tick(who), what)
+            known = self.clocks.of(who)
+            for other in memory.accesses:
+                overlaps = other.first < access.end and access.first < other.end
+                if overlaps and (is_write or other.is_write) and known.get(other.who, 0) < other.tick:
+                    self._fail(f"{access}, and nothing makes it wait until {other}")
+            key = (access.first, access.end, is_write, who)
+            memory.accesses = [a for a in memory.accesses if (a.first, a.end, a.is_write, a.who) != key]
+            memory.accesses.append(access)
+
+    def give_up(self, address: int) -> None:
+        """Note a Race if a stream may still use memory that nobody holds any more; Python swallows errors here."""
+        with self.clocks.lock:
+            known = self.clocks.of(self.here)
+            for access in self.memories[address].accesses:
+                if known.get(access.who, 0) < access.tick:
+                    self.races.append(Race(f"memory is given up while {access}"))
+
+    def _fail(self, message: str) -> None:
+        self.races.append(Race(message))
+        raise self.races[-1]
+
+
+class Watching(TorchDispatchMode):
+    """Tells of every operation of a thread."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        super().__init__()
+        self.cuda = cuda
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        schema = func._schema
+        is_view = any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns)
+        given: set[int] = set()
+        for number, argument in enumerate(schema.arguments):
+            value = args[number] if number < len(args) else kwargs.get(argument.name)
+            is_write = argument.alias_info is not None and argument.alias_info.is_write
+            for tensor in _tensors(value):
+                given.add(tensor.untyped_storage().data_ptr())
+                if not is_view:
+                    self.cuda.touch(tensor, is_write=is_write, what=str(func))
+        result = func(*args, **kwargs)
+        if self.cuda.stream_here is not None and not is_view:
+            for tensor in _tensors(result):
+                if tensor.untyped_storage().data_ptr() not in given:
+                    self.cuda.watch(tensor, is_on_device=True)
+                    self.cuda.touch(tensor, is_write=True, what=str(func))
+        return result
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)
+
+
+class WatchedDevice(CudaDevice):
+    """A `CudaDevice` in main memory, all of whose tasks are watched."""
+
+    def __init__(self, capacity_bytes: int = 2**26) -> None:
+        self.cuda = FakeCuda()
+        self._ends: dict[int, Clock] = {}
+        self._start: Clock = {}
+        super().__init__(CudaDeviceConfig(name="cpu", memory_bytes=0, capacity_bytes=capacity_bytes), self.cuda)
+
+    def allocate(self, num_bytes: int, purpose: str) -> Tensor:
+        memory = super().allocate(num_bytes, purpose)
+        self.cuda.watch(memory, is_on_device=True)
+        return memory
+
+    def allocate_pinned(self, num_bytes: int) -> Tensor:
+        memory = super().allocate_pinned(num_bytes)
+        self.cuda.watch(memory, is_on_device=False)
+        return memory
+
+    def to_device(self, source: Tensor) -> Tensor:
+        target = super().to_device(source)
+        if target.numel():
+            weakref.finalize(target, self.cuda.give_up, target.untyped_storage().data_ptr()).atexit = False
+        return target
+
+    def upload(self, target: Tensor, source: Tensor) -> None:
+        if target.untyped_storage().data_ptr() not in self.cuda.memories:
+            self.cuda.watch(target, is_on_device=True)
+        super().upload(target, source)
+
+    def download(self, target: Tensor, source: Tensor) -> None:
+        self.cuda.watch(target, is_on_device=False)
+        super().download(target, source)
+
+    @contextmanager
+    def ordered(self, task: int, after: Sequence[int]) -> Iterator[None]:
+        cuda = self.cuda
+        with cuda.clocks.lock:
+            for known in (self._start, *(self._ends[number] for number in after)):
+                cuda.clocks.learn(cuda.here, known)
+        with Watching(cuda), super().ordered(task, after):
+            yield
+        with cuda.clocks.lock:
+            self._ends[task] = dict(cuda.clocks.of(cuda.here))
+
+    def synchronize(self) -> None:
+        super().synchronize()
+        with self.cuda.clocks.lock:
+            self._ends.clear()
+            self._start = dict(self.cuda.clocks.of(self.cuda.here))

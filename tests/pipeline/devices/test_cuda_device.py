@@ -1,0 +1,144 @@
+"""The GPU's device without a GPU: which stream waits for what, and that a check which finds races finds them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from moeflow.core.errors import CapacityError
+from tests.pipeline.devices.fake_cuda import Race, WatchedDevice
+
+
+def buffers(device):
+    device.synchronize()
+    there, pinned = device.allocate(1000, "weights"), device.allocate_pinned(1000)
+    with device.ordered(0, []):
+        device.upload(there, pinned)
+    with device.ordered(1, [0]), device.computing(0, 0):
+        there.sum()
+    return there, pinned
+
+
+def test_a_buffer_is_overwritten_only_after_the_computing_that_reads_it():
+    device = WatchedDevice()
+    there, pinned = buffers(device)
+    with device.ordered(2, [1]):
+        device.upload(there, pinned)
+    there, pinned = buffers(device)
+    complaint = r"up writes bytes 0 to 1000 .*nothing makes it wait until compute reads"
+    with pytest.raises(Race, match=complaint), device.ordered(2, [0]):
+        device.upload(there, pinned)
+
+
+def test_halves_do_not_wait_for_each_other():
+    device = WatchedDevice()
+    other = device.allocate(1000, "other weights")
+    there, pinned = buffers(device)
+    with device.ordered(2, []):
+        device.upload(other, pinned)
+        with pytest.raises(Race, match="up writes bytes 900 to 910"):
+            device.upload(there[900:910], pinned[:10])
+
+
+def test_copies_are_over_when_their_task_is():
+    device = WatchedDevice()
+    there, pinned = buffers(device)
+    with device.ordered(2, [0]):
+        pinned.fill_(1)  # read by an upload, which has ended
+    with device.ordered(3, [1]):
+        device.to_host(there).add_(1)
+
+
+def test_what_is_computed_is_not_read_before_it_is_there():
+    device = WatchedDevice()
+    device.synchronize()
+    with device.ordered(0, []), device.computing(0, 0):
+        made = torch.ones(10) * 2
+    with device.ordered(1, []), pytest.raises(Race, match="down reads bytes 0 to 40"):
+        device.to_host(made)
+    with device.ordered(2, [0]):
+        assert device.to_host(made).tolist() == [2] * 10
+    with device.ordered(3, [0]), pytest.raises(Race, match="the host touches memory of the device"):
+        made.add_(1)
+
+
+def test_a_copy_on_the_device_is_kept_until_it_was_computed_with():
+    device = WatchedDevice()
+    for is_kept in (True, False):
+        device.synchronize()
+        with device.ordered(0, []):
+            copy = device.to_device(torch.ones(10))
+        with device.ordered(1, [0]), device.computing(0, 0):
+            made = copy * 2
+        with device.ordered(2, [1]):
+            if is_kept:
+                device.to_host(made)
+            del copy
+        assert [str(race)[:40] for race in device.cuda.races] == (
+            [] if is_kept else ["memory is given up while compute reads b"]
+        )
+
+
+def test_streams_wait_for_events_and_threads_for_copies():
+    device = WatchedDevice()
+    there, pinned = buffers(device)
+    device.cuda.log.clear()
+    with device.ordered(2, [0, 1]):
+        device.upload(there, pinned)
+    computed = device._computed[1].name
+    (first, second, third) = device.cuda.log
+    assert first == ("up", "waits for", computed)
+    assert second[:2] == ("up", "records")
+    assert third == ("a thread", "waits for", second[2])
+    assert {"up", "down", "compute"} == {stream.name for stream in (device._up, device._down, device._compute)}
+
+
+def test_bytes_are_given_back_when_the_device_has_none(monkeypatch):
+    device = WatchedDevice(capacity_bytes=1000)
+    device.allocate(300, "weights")
+
+    def refuse(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "zeros", refuse)
+        with pytest.raises(CapacityError, match="experts need 500 B, which cpu does not have"):
+            device.allocate(500, "experts")
+    assert device.memory.free_bytes == 700
+    device.allocate(700, "experts")
+    with pytest.raises(CapacityError, match=r"taken: weights 300 B, experts 700 B"):
+        device.allocate(1, "more")
+
+
+def test_work_that_finds_no_room_says_what_to_do():
+    device = WatchedDevice(capacity_bytes=1000)
+    device.allocate(300, "weights")
+    complaint = r"no room for a micro-batch's work .*\(300 B of 1000 B .*--micro-batch"
+    with pytest.raises(CapacityError, match=complaint), device.ordered(0, []), device.computing(0, 0):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    assert not device._computed
+
+
+@pytest.mark.slow
+def test_importing_the_device_asks_nothing_of_cuda():
+    code = (
+        "import torch\n"
+        "def refuse(*a, **k): raise SystemExit('torch.cuda was called')\n"
+        "for name in ('Stream', 'Event', 'is_available', 'synchronize', '_lazy_init', 'init', 'current_device'):\n"
+        "    setattr(torch.cuda, name, refuse)\n"
+        "import moeflow.engine.offload.offloaded_model, moeflow.pipeline.devices.cuda_device\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_between_passes_the_host_waits_for_everything():
+    device = WatchedDevice()
+    buffers(device)
+    waits = ("a thread", "waits for", "everything")
+    before = device.cuda.log.count(waits)
+    device.synchronize()
+    assert device.cuda.log.count(waits) == before + 1

@@ -1,0 +1,71 @@
+"""Which slab file belongs to a model: made where it is missing, found where it is, refused if it is another's."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from moeflow.checkpoint.packed.layout import FORMAT_VERSION, encode_header
+from moeflow.core.errors import CheckpointError, ConfigError
+from moeflow.kernels.cpu import extension
+from moeflow.planner.choices.packed_files import pack
+from tests.checkpoint.packed.slabs import flip_bit
+from tests.tiny_llama import write_tiny_llama
+from tests.tiny_mixtral import write_tiny_mixtral
+
+pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_mixtral(folder)
+    return str(folder)
+
+
+def test_each_format_has_a_file_of_its_own_in_the_cache_folder(model, tmp_path):
+    int8 = pack(model, None, cache_dir=tmp_path, quantize="int8")
+    own = pack(model, None, cache_dir=tmp_path)
+    assert (int8.spec.weight_format, own.spec.weight_format) == ("int8", "float32")
+    assert sorted((tmp_path / "experts").iterdir()) == sorted([int8.path, own.path])
+    written = int8.path.stat().st_mtime_ns
+    assert pack(model, None, cache_dir=tmp_path, quantize="int8") == int8
+    assert int8.path.stat().st_mtime_ns == written
+
+
+def test_the_file_of_another_model_or_format_is_refused(model, tmp_path):
+    pack(model, tmp_path / "mine", cache_dir=None, quantize="int8")
+    with pytest.raises(ConfigError, match="in int8 instead of int4"):
+        pack(model, tmp_path / "mine", cache_dir=None, quantize="int4")
+
+
+def test_a_dense_model_is_packed_without_slabs(tmp_path):
+    write_tiny_llama(tmp_path / "dense")
+    index = pack(str(tmp_path / "dense"), None, cache_dir=tmp_path, quantize="int4")
+    assert (index.spec.num_slabs, index.spec.weight_format, index.spec.embedding_format) == (0, "int4", "int8")
+    assert index.spec.resident_bytes > 0
+
+
+@pytest.mark.parametrize("part", ["first expert", "last piece"])
+def test_packing_again_repairs_a_damaged_file(model, tmp_path, part):
+    index = pack(model, tmp_path / "mine", cache_dir=None, quantize="int8")
+    content = index.path.read_bytes()
+    number = 0 if part == "first expert" else index.spec.num_parts - 1
+    flip_bit(index.path, index.spec.offset(number) + 5)
+    seen = []
+    assert (
+        pack(model, index.path, cache_dir=None, quantize="int8", on_bytes=lambda *counts: seen.append(counts)) == index
+    )
+    assert index.path.read_bytes() == content
+    assert seen[-1] == (index.spec.content_bytes, index.spec.content_bytes)
+
+
+def test_packing_again_replaces_an_older_version_but_no_file_of_others(model, tmp_path):
+    index = pack(model, tmp_path / "mine", cache_dir=None)
+    older = encode_header(msgspec.structs.replace(index.spec, format_version=FORMAT_VERSION - 1))
+    index.path.write_bytes(older)
+    assert pack(model, index.path, cache_dir=None) == index
+    (tmp_path / "letter").write_text("Dear all")
+    with pytest.raises(CheckpointError, match="is not a slab file"):
+        pack(model, tmp_path / "letter", cache_dir=None)
+    assert (tmp_path / "letter").read_text() == "Dear all"

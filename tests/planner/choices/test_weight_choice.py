@@ -1,0 +1,165 @@
+"""Weights stay as the checkpoint has them where a format holds them without loss; otherwise somebody said so."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from moeflow.checkpoint.checkpoint import TensorInfo
+from moeflow.core.errors import ConfigError
+from moeflow.planner.choices.weight_choice import WeightChoice, own_precision, wished
+from tests.models.fake_checkpoint import FakeCheckpoint
+
+VOCAB, HIDDEN, HEAD_DIM, WIDTH, NUM_EXPERTS = 20, 64, 4, 32, 4
+LAYER = "model.layers.0."
+EMBEDDINGS, ROUTER = "model.embed_tokens.weight", f"{LAYER}block_sparse_moe.gate.weight"
+MATRIX, NORM = f"{LAYER}self_attn.q_proj.weight", "model.norm.weight"
+KEYS = f"{LAYER}self_attn.k_proj.weight"  # with as many rows as there are experts
+ATTENDED = 8 * HEAD_DIM
+SHAPES = {
+    EMBEDDINGS: (VOCAB, HIDDEN),
+    NORM: (HIDDEN,),
+    MATRIX: (ATTENDED, HIDDEN),
+    KEYS: (HEAD_DIM, HIDDEN),
+    f"{LAYER}self_attn.v_proj.weight": (HEAD_DIM, HIDDEN),
+    f"{LAYER}self_attn.o_proj.weight": (HIDDEN, ATTENDED),
+    f"{LAYER}input_layernorm.weight": (HIDDEN,),
+    f"{LAYER}post_attention_layernorm.weight": (HIDDEN,),
+    ROUTER: (NUM_EXPERTS, HIDDEN),
+}
+for expert in range(NUM_EXPERTS):
+    for part, shape in {"w1": (WIDTH, HIDDEN), "w2": (HIDDEN, WIDTH), "w3": (WIDTH, HIDDEN)}.items():
+        SHAPES[f"{LAYER}block_sparse_moe.experts.{expert}.{part}.weight"] = shape
+CONFIG = {
+    "model_type": "mixtral",
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "head_dim": HEAD_DIM,
+    "intermediate_size": WIDTH,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "num_local_experts": NUM_EXPERTS,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": True,
+}
+
+
+class Headers(FakeCheckpoint):
+    """A checkpoint that has headers only."""
+
+    def __init__(self, stored):
+        super().__init__(dict(CONFIG), {})
+        self.stored = stored
+
+    @property
+    def tensors(self):
+        file = self.path / "model.gguf"
+        return {name: TensorInfo(shape, 0, self.stored[name], file) for name, shape in SHAPES.items()}
+
+
+def checkpoint(matrices, embeddings, more=None, routers="float32"):
+    stored = {name: matrices if len(shape) == 2 else "float32" for name, shape in SHAPES.items()}
+    stored |= {EMBEDDINGS: embeddings, ROUTER: routers}
+    return Headers(stored | ({f"{LAYER}self_attn.v_proj.weight": more} if more else {}))
+
+
+def num_values(*names):
+    return sum(math.prod(SHAPES[name]) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("stored", "want"),
+    [
+        (("Q4_0", "Q4_0"), ("int4", "int4")),
+        (("Q4_0", "Q8_0"), ("int4", "int8")),
+        (("Q8_0", "Q8_0", "Q4_0"), ("int8", "int8")),
+        (("Q4_1", "Q8_0"), ("int4-min", "int8")),
+        (("Q4_1", "Q4_1"), ("int4-min", "int4-min")),
+        (("Q4_0", "Q8_0", "Q4_1"), ("float32", "int8")),
+        (("bfloat16", "bfloat16"), ("bfloat16", "bfloat16")),
+        (("bfloat16", "float32"), ("bfloat16", "float32")),
+        (("bfloat16", "bfloat16", "float16"), ("float32", "bfloat16")),
+        (("float16", "Q8_0"), ("float32", "int8")),
+    ],
+)
+def test_the_smallest_format_that_loses_nothing(stored, want):
+    choice = own_precision(checkpoint(*stored), lambda choice: True)
+    assert (choice.matrices, choice.embeddings, choice.is_exact) == (*want, True)
+    assert choice.formats.is_wide
+
+
+def test_float32_that_does_not_fit_is_halved():
+    choice = own_precision(checkpoint("float32", "float32"), lambda choice: choice.matrices != "float32")
+    assert (choice.matrices, choice.embeddings, choice.is_exact) == ("bfloat16", "bfloat16", False)
+    assert "would not fit" in choice.reason
+
+
+def test_a_key_projection_with_as_many_rows_as_experts_is_no_router():
+    stored = checkpoint("bfloat16", "bfloat16")
+    assert SHAPES[KEYS] == SHAPES[ROUTER]
+    stored.stored[KEYS] = "float32"
+    choice = own_precision(stored, lambda choice: True)
+    assert choice.matrices == "float32"
+
+
+@pytest.mark.parametrize(
+    ("matrices", "routers", "want"),
+    [
+        ("bfloat16", "bfloat16", "bfloat16"),
+        ("bfloat16", "float32", "float32"),
+        ("bfloat16", "float16", "float32"),
+        ("Q8_0", "float32", "float32"),
+        ("float32", "bfloat16", "float32"),
+    ],
+)
+def test_routers_stay_as_the_file_has_them(matrices, routers, want):
+    stored = checkpoint(matrices, matrices, routers=routers)
+    choice = own_precision(stored, lambda choice: True).with_routers(stored)
+    assert choice.formats.routers == want
+    asked = WeightChoice("bfloat16", "bfloat16").with_routers(stored)
+    assert asked.formats.routers == ("bfloat16" if routers == "bfloat16" else "float32")
+
+
+def test_bytes_are_counted_by_format():
+    stored = checkpoint("bfloat16", "bfloat16")
+    routers, embeddings = num_values(ROUTER), num_values(EMBEDDINGS)
+    matrices = num_values(*(name for name, shape in SHAPES.items() if len(shape) == 2)) - routers - embeddings
+    norms = num_values(*(name for name, shape in SHAPES.items() if len(shape) == 1))
+    want = {
+        ("float32", "float32"): 4 * (matrices + embeddings + routers + norms),
+        ("int4", "int8"): matrices * 9 // 16 + embeddings * 17 // 16 + 4 * (routers + norms),
+        ("int4-min", "int8"): matrices * 5 // 8 + embeddings * 17 // 16 + 4 * (routers + norms),
+        ("bfloat16", "bfloat16"): 2 * (matrices + embeddings) + 4 * (routers + norms),
+    }
+    for formats, num_bytes in want.items():
+        assert WeightChoice(*formats).with_routers(stored).num_bytes(stored) == num_bytes
+    narrow = checkpoint("bfloat16", "bfloat16", routers="bfloat16")
+    choice = own_precision(narrow, lambda choice: True).with_routers(narrow)
+    assert choice.num_bytes(narrow) == 2 * (matrices + embeddings + routers) + 4 * norms
+    assert replace(choice, routers="float32").num_bytes(narrow) == choice.num_bytes(narrow) + 2 * routers
+
+
+def test_what_the_user_says():
+    assert wished("auto", None, can_pack=False) is None
+    assert wished("bfloat16", None, can_pack=False) == WeightChoice("bfloat16", "bfloat16")
+    assert wished("auto", "int8", can_pack=True) == WeightChoice("int8", "int8")
+    assert wished("auto", "int4", can_pack=True) == WeightChoice("int4", "int8")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantize", "can_pack", "words"),
+    [
+        ("int3", None, True, "dtype 'int3'"),
+        ("auto", "int3", True, "quantize 'int3'"),
+        ("float32", "int8", True, "say one of the two"),
+        ("auto", "int8", False, "CPU kernels"),
+    ],
+)
+def test_what_makes_no_sense(dtype, quantize, can_pack, words):
+    with pytest.raises(ConfigError, match=words):
+        wished(dtype, quantize, can_pack=can_pack)

@@ -1,0 +1,100 @@
+"""Plans become settings; what the user said stays; plans for something else are refused with what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from moeflow.core.errors import ConfigError
+from moeflow.core.plan import DIRECT, FROM_DISK, Estimate, Plan, Policy, TierUse, Workload
+from moeflow.planner.apply_plan import machine_notice, overruled, settings_from_plan
+from moeflow.planner.hardware.this_machine import machine_identity
+from moeflow.planner.settings import Settings
+
+ONE = Estimate(1.0, 0.5, 2.0)
+MODEL = str(Path("/models/tiny"))
+PLAN = Plan(
+    model=MODEL,
+    machine="this machine",
+    goal="throughput",
+    workload=Workload(prompt_len=20, gen_len=10, max_prompt_len=30),
+    weight_format="int8",
+    embedding_format="int8",
+    kv_dtype="bfloat16",
+    policy=Policy(batch_size=6, micro_batch=6, attention_on_device=False, ffn_on_device=False, chunk_tokens=128),
+    pipeline=DIRECT,
+    kv_cache_bytes=1 << 20,
+    memory_bytes=0,
+    prefill_tokens_per_s=ONE,
+    decode_tokens_per_s=ONE,
+    tokens_per_s=ONE,
+    time_to_first_token_s=ONE,
+    time_per_token_s=ONE,
+    memory=(TierUse(tier="ram", peak_bytes=ONE, capacity_bytes=1 << 30),),
+    bottleneck="reading from RAM",
+    busy=(("host", 1.0),),
+    num_threads=3,
+)
+
+
+def test_all_that_a_plan_decides_becomes_settings():
+    assert settings_from_plan(PLAN, Settings()) == Settings(
+        model=MODEL,
+        device="cpu",
+        quantize="int8",
+        kv_dtype="bfloat16",
+        num_threads=3,
+        max_model_len=40,
+        max_running=6,
+        max_batch_tokens=128,
+        kv_cache_bytes=1 << 20,
+    )
+    assert overruled(PLAN, Settings(model=MODEL)) == []
+
+
+def test_what_the_user_said_stays_and_is_told():
+    said = Settings(model=MODEL, max_running=2, kv_dtype="bfloat16")
+    assert settings_from_plan(PLAN, said).max_running == 2
+    assert overruled(PLAN, said) == [("max_running", 2, 6)]
+
+
+@pytest.mark.parametrize("said", [{"dtype": "bfloat16"}, {"quantize": "int4"}])
+def test_formats_are_said_by_one_of_them(said):
+    settings = settings_from_plan(PLAN, Settings(**said))
+    assert (settings.dtype, settings.quantize) == (said.get("dtype", "auto"), said.get("quantize"))
+    assert [name for name, _, _ in overruled(PLAN, Settings(**said))] == list(said)
+
+
+def test_experts_from_disk_keep_to_the_memory_that_was_planned_with():
+    assert settings_from_plan(dataclasses.replace(PLAN, pipeline=FROM_DISK), Settings()).memory_bytes == 1 << 30
+    assert settings_from_plan(dataclasses.replace(PLAN, memory_bytes=5 << 20), Settings()).memory_bytes == 5 << 20
+
+
+@pytest.mark.parametrize(
+    ("changes", "said", "complaint"),
+    [
+        ({}, {"model": "other"}, "not for other: make one for this model, `moeflow plan other --json`"),
+        ({}, {"device": "emulated:1GiB,1"}, "--device says emulated:1GiB,1: leave one of them away"),
+        ({"model": "/models/config.json"}, {}, "without weights: make one for a folder"),
+        ({"model": "mixtral-8x7b"}, {"model": None}, "without weights: make one for a folder"),
+        (
+            {"policy": dataclasses.replace(PLAN.policy, ffn_on_device=True), "machine": "t4"},
+            {},
+            "for t4, which has a device: make one for this machine",
+        ),
+    ],
+)
+def test_plans_for_something_else_are_refused(changes, said, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        settings_from_plan(dataclasses.replace(PLAN, **changes), Settings(**said))
+
+
+def test_a_plan_of_another_machine_is_told():
+    here = dataclasses.replace(PLAN, machine_identity=machine_identity(3))
+    assert machine_notice(here, Settings()) is None
+    assert "with --threads 2" in (machine_notice(here, Settings(num_threads=2)) or "")
+    notice = machine_notice(dataclasses.replace(PLAN, machine="t4"), Settings())
+    assert notice is not None
+    assert "made for t4, not for this one" in notice

@@ -1,0 +1,275 @@
+"""Decisions: what fits is chosen with a reason, what does not is refused before anything loads."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
+from moeflow.core.units import GIB, MIB
+from moeflow.kernels.cpu import extension
+from moeflow.planner import resolve
+from moeflow.planner.costs.process_memory import ENGINE_BYTES, HTTP_BYTES, PROCESS_BYTES, margin_bytes
+from moeflow.planner.hardware.host import Machine, measure_machine
+from moeflow.planner.resolve import decide
+from moeflow.planner.settings import Settings
+from tests.tiny_mixtral import write_tiny_mixtral
+
+needs_extension = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_mixtral(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def without_kernels(monkeypatch):
+    monkeypatch.setattr(extension, "is_available", lambda: False)
+
+
+def machine(free: int = 16 * GIB, **changes) -> Machine:
+    return dataclasses.replace(Machine(4, 32 * GIB, free, None, 0), **changes)
+
+
+@needs_extension
+def test_everything_is_decided_with_its_reason(model):
+    config = decide(Settings(model=model), machine())
+    assert (config.device, config.weight_format, config.num_threads) == ("cpu", "float32", 4)
+    assert config.scheduler.max_model_len == 512
+    assert config.scheduler.num_blocks == 32 * config.scheduler.max_running
+    assert {name for name, _ in config.reasons} == {
+        "device",
+        "weights",
+        "kv_dtype",
+        "num_threads",
+        "kv_cache",
+        "max_model_len",
+    }
+
+
+@needs_extension
+def test_the_users_word_is_kept(model):
+    config = decide(
+        Settings(
+            model=model,
+            model_name="mine",
+            dtype="bfloat16",
+            kv_dtype="bfloat16",
+            device="cpu",
+            num_threads=2,
+            max_model_len=100,
+            max_running=3,
+            max_batch_tokens=50,
+            kv_cache_bytes=1 * MIB,
+            prefix_caching=False,
+        ),
+        machine(),
+    )
+    assert (config.model_name, config.weight_format, config.num_threads) == ("mine", "bfloat16", 2)
+    assert config.kv_dtype == "bfloat16"
+    assert (config.scheduler.max_model_len, config.scheduler.max_running) == (100, 3)
+    assert config.kv_cache_bytes <= 1 * MIB
+    assert config.scheduler.num_blocks == 1 * MIB // (2 * 2 * 2 * 8 * 2 * 16)
+    assert config.reasons == ()
+
+
+@needs_extension
+def test_the_kernels_compute_in_float32_with_weights_in_any_format(model):
+    for format_wish, want in [({}, "float32"), ({"dtype": "bfloat16"}, "bfloat16"), ({"quantize": "int4"}, "int4")]:
+        config = decide(Settings(model=model, **format_wish), machine())
+        assert (config.dtype, config.weight_format, config.cpu_isa) == ("float32", want, extension.best_isa(""))
+    assert config.embedding_format == "int8"
+    assert decide(Settings(model=model, cpu_isa="generic"), machine()).cpu_isa == "generic"
+
+
+def test_torch_computes_where_there_are_no_kernels(model, without_kernels):
+    config = decide(Settings(model=model, dtype="bfloat16"), machine())
+    assert (config.dtype, config.weight_format, config.cpu_isa) == ("bfloat16", "bfloat16", "")
+    assert config.kv_dtype == "bfloat16"
+    assert "torch computes" in dict(config.reasons)["cpu_isa"]
+    with pytest.raises(ConfigError, match="C\\+\\+ compiler"):
+        decide(Settings(model=model, quantize="int8"), machine())
+
+
+@needs_extension
+def test_an_unknown_instruction_set_is_refused(model):
+    with pytest.raises(ConfigError, match=r"mmx.*generic, avx2"):
+        decide(Settings(model=model, cpu_isa="mmx"), machine())
+
+
+@pytest.mark.parametrize("kernels", [pytest.param(True, marks=needs_extension), False])
+def test_little_memory_means_the_smaller_type_and_a_smaller_cache(model, monkeypatch, kernels):
+    monkeypatch.setattr(extension, "is_available", lambda: kernels)
+    config = decide(Settings(model=model), machine(free=PROCESS_BYTES + 150_000))
+    assert config.weight_format == "bfloat16"
+    assert config.scheduler.max_model_len == config.scheduler.num_blocks * config.scheduler.block_size < 512
+
+
+@pytest.mark.parametrize(
+    ("settings", "free", "words"),
+    [
+        ({}, PROCESS_BYTES // 2, "weights need .* are free: use "),
+        ({"dtype": "float32"}, PROCESS_BYTES // 2, "--dtype bfloat16"),
+    ],
+)
+def test_what_does_not_fit_says_need_have_and_remedy(model, settings, free, words):
+    with pytest.raises(CapacityError, match=words):
+        decide(Settings(model=model, **settings), machine(free=free))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dtype": "int3"},
+        {"quantize": "int3"},
+        {"device": "abacus"},
+        {"device": "cuda"},
+    ],
+)
+def test_wishes_without_sense_are_refused(model, settings):
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        decide(Settings(model=model, **settings), machine())
+
+
+def test_device_memory_is_limited_where_there_is_a_device(model):
+    with pytest.raises(ConfigError, match=r"--device-memory.*the processor computes.*--memory"):
+        decide(Settings(model=model, device_memory_bytes=GIB), machine())
+    with_device = machine(accelerator="cuda", accelerator_free_bytes=4 * GIB)
+    config = decide(Settings(model=model, device_memory_bytes=GIB), with_device)
+    assert (config.device, config.device_memory_bytes) == ("cuda", GIB)
+    assert config.kv_cache_bytes < GIB
+    with pytest.raises(CapacityError, match=r"device memory limit of 5\.0 GiB .* 4\.0 GiB are free"):
+        decide(Settings(model=model, device_memory_bytes=5 * GIB), with_device)
+    with pytest.raises(ConfigError, match="--device-memory"):
+        decide(Settings(model=model, memory_bytes=GIB), with_device)
+
+
+def test_what_this_process_holds_already_is_within_its_limit(model):
+    config = decide(Settings(model=model, memory_bytes=GIB), machine(free=800 * MIB, process_bytes=300 * MIB))
+    assert config.memory_bytes == GIB
+
+
+def test_a_missing_model_is_a_checkpoint_error(tmp_path):
+    with pytest.raises(CheckpointError, match="nowhere"):
+        decide(Settings(model=str(tmp_path / "nowhere")), machine())
+
+
+def test_this_machine_can_be_measured():
+    here = measure_machine()
+    assert here.num_cores >= 1
+    assert 0 < here.available_bytes <= here.total_bytes
+
+
+@pytest.fixture(scope="module")
+def wide_model(tmp_path_factory) -> str:
+    """32 experts of 1.5 MiB each."""
+    folder = tmp_path_factory.mktemp("wide")
+    write_tiny_mixtral(folder, intermediate_size=4096, num_local_experts=16)
+    return str(folder)
+
+
+HELD_BYTES = 200 * MIB  # by the process that decides
+LIMITED = {"kv_dtype": "float32", "max_running": 4, "max_batch_tokens": 64}
+
+
+def limited(model, folder, memory_bytes, **settings):
+    wishes = {"model": model, "cache_dir": folder, "memory_bytes": memory_bytes, **LIMITED, **settings}
+    return decide(Settings(**wishes), machine(process_bytes=HELD_BYTES))
+
+
+@pytest.fixture(scope="module")
+def overhead_bytes(wide_model, tmp_path_factory) -> int:
+    """What process and work space are planned to take."""
+    plan = limited(wide_model, tmp_path_factory.mktemp("cache"), 2 * GIB).memory
+    return plan.process_bytes + plan.work_bytes
+
+
+@needs_extension
+def test_experts_go_to_disk_if_the_memory_limit_asks_for_it(wide_model, tmp_path, overhead_bytes):
+    roomy = limited(wide_model, tmp_path, overhead_bytes + 64 * MIB)
+    assert roomy.experts is None
+    assert roomy.memory_bytes == overhead_bytes + 64 * MIB
+    tight = limited(wide_model, tmp_path, overhead_bytes + 24 * MIB)
+    assert tight.experts is not None
+    assert tight.weight_format == "float32"
+    assert 4 == tight.experts.least_slots < tight.experts.num_slots <= 30
+    assert tight.experts.policy == "lfru"
+    assert f"up to {tight.experts.num_slots} of 32 in memory" in dict(tight.reasons)["experts"]
+    assert tight.experts.slab_file.startswith(str(tmp_path / "experts"))
+    mine = limited(wide_model, tmp_path, overhead_bytes + 24 * MIB, slab_file=tmp_path / "mine", expert_policy="lru")
+    assert (mine.experts.slab_file, mine.experts.policy) == (str(tmp_path / "mine"), "lru")
+
+
+@needs_extension
+def test_passes_are_longer_where_each_reads_most_of_the_model_if_there_is_room(wide_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(resolve, "work_bytes", lambda shape, *, num_tokens, num_sampled: num_tokens * 2**10)
+    overhead = limited(wide_model, tmp_path, 2 * GIB).memory.process_bytes
+
+    def batch_tokens(left_bytes, **wishes):
+        config = limited(wide_model, tmp_path, overhead + left_bytes, max_batch_tokens=None, **wishes)
+        assert (config.experts is None) == (left_bytes > 60 * MIB)
+        return config.scheduler.max_batch_tokens
+
+    assert batch_tokens(32 * MIB) == 2048
+    assert batch_tokens(20 * MIB) == 1024
+    assert batch_tokens(12 * MIB) == 512
+    assert batch_tokens(100 * MIB) == 512
+    wish = limited(wide_model, tmp_path, overhead + 32 * MIB, max_batch_tokens=600)
+    assert wish.scheduler.max_batch_tokens == 600
+
+
+@needs_extension
+def test_what_a_memory_limit_is_used_for_adds_up_to_it(wide_model, tmp_path, overhead_bytes):
+    config = limited(wide_model, tmp_path, overhead_bytes + 24 * MIB)
+    plan, experts, slot_bytes = config.memory, config.experts, config.experts.slab_bytes
+    assert plan.process_bytes > HELD_BYTES
+    assert plan.process_bytes + plan.work_bytes == overhead_bytes
+    beside_kv = plan.process_bytes + plan.weight_bytes
+    assert beside_kv + experts.num_slots * slot_bytes <= plan.limit_bytes
+    assert beside_kv + (experts.num_slots + 3) * slot_bytes > plan.limit_bytes
+    assert beside_kv + plan.work_bytes + config.kv_cache_bytes + experts.least_slots * slot_bytes <= plan.limit_bytes
+    assert config.scheduler.num_kept_blocks == max(config.scheduler.num_blocks // 4, 1)
+    asked = limited(wide_model, tmp_path, overhead_bytes + 24 * MIB, kv_cache_bytes=MIB)
+    assert asked.scheduler.num_kept_blocks == asked.scheduler.num_blocks
+
+
+@needs_extension
+def test_a_server_takes_its_own_share_of_the_limit(wide_model, tmp_path, overhead_bytes):
+    alone = limited(wide_model, tmp_path, overhead_bytes + 24 * MIB)
+    more = ENGINE_BYTES + HTTP_BYTES + margin_bytes(is_served=True) - margin_bytes(is_served=False)
+    served = limited(wide_model, tmp_path, overhead_bytes + more + 24 * MIB, is_served=True)
+    assert served.experts == alone.experts
+    assert served.memory.is_served
+
+
+@needs_extension
+def test_a_memory_limit_below_the_least_is_refused(wide_model, tmp_path, overhead_bytes):
+    with pytest.raises(CapacityError, match=r"4 experts at a time.* MiB are allowed.*--memory"):
+        limited(wide_model, tmp_path, overhead_bytes + 3 * MIB)
+    with pytest.raises(CapacityError, match="ask for less"):
+        limited(wide_model, tmp_path, 20 * GIB)
+    with pytest.raises(ConfigError, match="expert_policy 'best' is unknown"):
+        limited(wide_model, tmp_path, overhead_bytes + MIB, expert_policy="best")
+    with pytest.raises(CapacityError, match="come from disk"):
+        decide(Settings(model=wide_model), machine(free=PROCESS_BYTES))
+
+
+@needs_extension
+@pytest.mark.parametrize(
+    ("settings", "smaller"),
+    [
+        ({"dtype": "float32"}, "--dtype bfloat16 or a smaller model"),
+        ({"dtype": "bfloat16"}, "--quantize int8 or a smaller model"),
+        ({"quantize": "int4"}, "a smaller model"),
+    ],
+)
+def test_remedies_for_too_little_memory_are_whole_sentences(wide_model, tmp_path, overhead_bytes, settings, smaller):
+    with pytest.raises(CapacityError) as refused:
+        limited(wide_model, tmp_path, overhead_bytes + MIB // 2, **settings)
+    assert str(refused.value).endswith(f"raise the memory limit (--memory), or use {smaller}")
+    with pytest.raises(CapacityError, match=f"use {smaller}, or free memory"):
+        decide(Settings(model=wide_model, **settings), machine(free=PROCESS_BYTES // 2))

