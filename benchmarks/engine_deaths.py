@@ -34,8 +34,8 @@ from moeflow.bench.records import Record, append, make_record
 from moeflow.bench.tables import Table, spread_text
 
 OPTIONS = {
-    "kills": ["--max-running", "32"],
-    "aborts": ["--max-running", "32", "--kv-cache", "256MiB"],  # all of it is in use after the first tenth
+    "kills": ["--max-num-seqs", "32"],
+    "aborts": ["--max-num-seqs", "32", "--kv-cache", "256MiB"],  # all of it is in use after the first tenth
 }
 PAUSE_LIMIT_S = 3.0  # beyond the time in which the engine is ready again
 GROWTH_LIMIT_BYTES = 32 * 2**20  # from the first tenth of the aborts to their end, and over all restarts

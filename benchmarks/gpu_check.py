@@ -287,7 +287,7 @@ def shaped(folder: Path, sizes: dict[str, int]) -> Path:
 
 def wished(folder: Path, device: str, dtype: str, **more: Any) -> EngineConfig:
     """Return a configuration for the comparisons."""
-    limits = {"max_model_len": 112, "kv_cache_bytes": 8 * MIB, "max_running": 16, "max_batch_tokens": 96}
+    limits = {"max_model_len": 112, "kv_cache_bytes": 8 * MIB, "max_num_seqs": 16, "max_num_batched_tokens": 96}
     return decide(Settings(model=str(folder), device=device, dtype=dtype, kv_dtype=dtype, **limits, **more))
 
 

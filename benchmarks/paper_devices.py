@@ -20,11 +20,11 @@ from moeflow.bench.tables import Table
 from moeflow.core.hardware import DEVICE, DISK, RAM, Link, LinkRate, Machine, MemoryLevel, Processor
 from moeflow.core.plan import Policy, Workload
 from moeflow.models.registry import read_bare_config
-from moeflow.planner.costs.cost_model import DEVICE_COMPUTE, Choice, CostModel, Linear, Resources
+from moeflow.planner.costs.cost_model import DEVICE_COMPUTE, CostModel, IntegerPolicy, LinearCost, Resources
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.hardware.machine_files import load_machine
 from moeflow.planner.model_files import shipped_models
-from moeflow.planner.policy_search import FINE, Aim, search
+from moeflow.planner.policy_search import FINE, Objective, search
 
 FORMATS: Final = Formats(matrices="float16", embeddings="float16", kv="float16", activation_bytes=2)
 MT_BENCH: Final = (77, 418)  # tokens of a prompt: on average, at most (table 3)
@@ -72,7 +72,7 @@ def _speed(one: Scaling, name: str, gen_len: int, is_shared: bool, ratio: float)
     workload = Workload(prompt_len=longest if one.is_padded else mean, gen_len=gen_len, max_prompt_len=longest)
     costs = ModelCosts(read_bare_config(shipped_models()[one.model]), FORMATS)
     model = CostModel(machine, costs, workload, num_devices=machine.num_devices)
-    return round(model.predict(search(model, Aim(), ratio)).tokens_per_s, 2)
+    return round(model.predict(search(model, Objective(), ratio)).tokens_per_s, 2)
 
 
 def scaling_table(found: list[dict[str, Any]]) -> Table:
@@ -103,9 +103,9 @@ HOSTS: Final = (1, 2, 4, 8)
 class DecodingAlone(CostModel):
     """What the paper makes small: the time of a decoding step; prompts cost nothing."""
 
-    def prefill(self, choice: Choice) -> Resources:
+    def prefill(self, choice: IntegerPolicy) -> Resources:
         """Return nothing."""
-        return {DEVICE_COMPUTE: Linear()}
+        return {DEVICE_COMPUTE: LinearCost()}
 
 
 def two_a100s(link_bytes_per_s: float, host: float) -> Machine:
@@ -129,7 +129,7 @@ def best_policies(
     for host in hosts:
         for link in links:
             model = DecodingAlone(two_a100s(link * 1e9, host), costs, FIGURE_10, num_devices=2)
-            yield link, host, search(model, Aim())
+            yield link, host, search(model, Objective())
 
 
 def case_study(links: Sequence[int] = LINK_GB_PER_S, hosts: Sequence[int] = HOSTS) -> list[dict[str, Any]]:

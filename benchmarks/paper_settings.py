@@ -95,7 +95,7 @@ class Cell:
     rows: tuple[Published, ...]
 
 
-FLEXGEN_C = System("FlexGen(c)", "flexgen-c", {"cpu_attention": 49.0})
+FLEXGEN_C = System("FlexGen(c)", "flexgen-cpu-attention", {"cpu_attention": 49.0})
 FLEXGEN = System("FlexGen", "flexgen")
 DEEPSPEED = System("DeepSpeed", "zero-inference", resident_share=0.0)
 LIGHTNING = System("MoE-Lightning(p)", "cgopipe")

@@ -64,13 +64,13 @@ from moeflow.pipeline.devices.emulated_device import EmulatedDevice
 from moeflow.pipeline.offloading import HOST_TO_DEVICE
 from moeflow.pipeline.runtime.trace import Trace
 from moeflow.pipeline.task import COMPUTE
-from moeflow.planner.choices.offload_plan import OffloadWishes, costs_of, plan_offload
+from moeflow.planner.choices.offload_plan import OffloadOverrides, costs_of, plan_offload
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.resolve import decide
 from moeflow.planner.settings import Settings
 
 SHARING = "cgopipe+host"
-PIPELINES = (SHARING, "cgopipe", "fastdecode", "flexgen-c", "flexgen", "zero-inference")
+PIPELINES = (SHARING, "cgopipe", "fastdecode", "flexgen-cpu-attention", "flexgen", "zero-inference")
 WARM_UP_STEPS = {SHARING: 3}  # it hears how fast the link is, then the host, then settles; others: 1
 CONTEXTS = (32, 128)  # tokens, at least and at most
 DISTURBED = 0.1  # late work, as a share of emulated time: such a turn is made again
@@ -189,9 +189,9 @@ def fitted(
 ) -> tuple[EngineConfig, int]:
     """Return a configuration for as many of the requests as fit the device, and how many these are."""
     name, micro_batch = case
-    num_requests = config.scheduler.max_running
+    num_requests = config.scheduler.max_num_seqs
     blocks_per_request = config.scheduler.num_blocks // num_requests
-    wishes = OffloadWishes(
+    wishes = OffloadOverrides(
         device=device,
         pipeline="cgopipe" if name == SHARING else name,
         micro_batch_tokens=num_requests if name == "zero-inference" else micro_batch,
@@ -199,8 +199,8 @@ def fitted(
     while True:
         limits = dataclasses.replace(
             config.scheduler,
-            max_running=num_requests,
-            max_batch_tokens=num_requests,
+            max_num_seqs=num_requests,
+            max_num_batched_tokens=num_requests,
             num_blocks=num_requests * blocks_per_request,
         )
         try:
@@ -248,8 +248,8 @@ def main(  # noqa: PLR0913
             quantize=quantize,
             device=device,
             resident_experts=0.0,
-            max_running=1,
-            max_batch_tokens=1,
+            max_num_seqs=1,
+            max_num_batched_tokens=1,
             max_model_len=context,
             kv_dtype="bfloat16",
         )
@@ -264,7 +264,7 @@ def main(  # noqa: PLR0913
     if host_share is not None:
         num_requests = most_requests(costs, host_share * costs.model_bytes, context)
     num_blocks = num_requests * context // config.scheduler.block_size
-    limits = dataclasses.replace(config.scheduler, max_running=num_requests, num_blocks=num_blocks)
+    limits = dataclasses.replace(config.scheduler, max_num_seqs=num_requests, num_blocks=num_blocks)
     config = dataclasses.replace(config, scheduler=limits)
     kv = made_up_kv(loaded, config)
     lengths = torch.randint(*CONTEXTS, (num_requests,), generator=torch.Generator().manual_seed(SEED)).tolist()

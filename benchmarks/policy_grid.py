@@ -37,7 +37,7 @@ from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
 from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.planner.apply_plan import settings_from_plan
-from moeflow.planner.planning import PlanWish, plan_for
+from moeflow.planner.planning import PlanRequest, plan_for
 from moeflow.planner.resolve import decide
 from moeflow.planner.settings import Settings
 from moeflow.train.builtin import ensure_builtin_model
@@ -97,11 +97,11 @@ def _answer(engine: Engine, job: Job, text: Sequence[int]) -> None:
 def points(planned: Settings, batches: Sequence[int]) -> Iterator[tuple[str, Settings]]:
     """Yield each point of the grid, the plan among them: (name, settings)."""
     yield CHOSEN, planned
-    chosen, tokens = decide(planned), planned.max_batch_tokens or 512
+    chosen, tokens = decide(planned), planned.max_num_batched_tokens or 512
     for size in batches:
         name = f"{size} together"
         settings = dataclasses.replace(
-            planned, max_running=size, kv_cache_bytes=None, max_batch_tokens=max(tokens, size)
+            planned, max_num_seqs=size, kv_cache_bytes=None, max_num_batched_tokens=max(tokens, size)
         )
         try:
             if decide(settings) != chosen:
@@ -127,7 +127,7 @@ def main(model: str | None, rounds: int, as_json: bool, out: Path | None, **give
     cache_dir = default_cache_dir()
     asked = Settings(model=model or str(ensure_builtin_model(cache_dir)), cache_dir=cache_dir, **given)
     workload = Workload(prompt_len=job.prompt_len, gen_len=job.gen_len, max_prompt_len=job.prompt_len)
-    plan = plan_for(PlanWish(settings=asked, workload=workload, num_requests=job.num_requests)).plan
+    plan = plan_for(PlanRequest(settings=asked, workload=workload, num_requests=job.num_requests)).plan
     planned = settings_from_plan(plan, Settings(cache_dir=cache_dir, prefix_caching=False))
     grid = list(points(planned, batches))
     rates: dict[str, list[float]] = {}

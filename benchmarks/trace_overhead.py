@@ -68,7 +68,7 @@ def main(memory: int, tokens: int, as_json: bool, out: Path | None) -> None:
             memory_bytes=memory,
             trace_file=Path(folder) / "trace.json",
             max_model_len=tokens + 64,
-            max_running=1,
+            max_num_seqs=1,
         )
         config = decide(settings)
         runner = load_runner(config)

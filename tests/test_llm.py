@@ -46,7 +46,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def llm(folder):
-    with LLM(folder, num_threads=1, max_running=3, kv_cache_bytes=2**20, max_batch_tokens=16) as llm:
+    with LLM(folder, num_threads=1, max_num_seqs=3, kv_cache_bytes=2**20, max_num_batched_tokens=16) as llm:
         yield llm
 
 
@@ -218,7 +218,7 @@ def test_without_a_model_the_built_in_one_is_made(folder, tmp_path, monkeypatch)
 
 
 def test_settings_may_be_written_as_on_the_command_line(folder, tmp_path):
-    settings = {"num_threads": "1", "kv_cache_bytes": "1MiB", "cache_dir": str(tmp_path), "max_running": "3"}
+    settings = {"num_threads": "1", "kv_cache_bytes": "1MiB", "cache_dir": str(tmp_path), "max_num_seqs": "3"}
     with LLM(str(folder), **settings) as llm:
         (result,) = llm.generate(["the quick"], GREEDY, progress=False)
     assert len(result.outputs[0].token_ids) == 8

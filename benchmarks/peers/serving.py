@@ -19,7 +19,7 @@ from benchmarks.peers.environments import LLAMA_SERVER
 from moeflow.core.errors import EngineError
 
 MAX_MODEL_LEN = 512  # prompt and answer of a request
-MAX_RUNNING = 32
+MAX_NUM_SEQS = 32
 READY_S = 600.0
 OPTIONS = {"dtype": "--dtype", "slab_file": "--slabs"}  # of `moeflow serve`, by setting
 EXIT_S = 30.0
@@ -55,7 +55,7 @@ def our_server(weights: str, folder: Path, threads: int) -> Server:
     settings = [f"{OPTIONS[name]}={value}" for name, value in mine.wish["settings"].items()]
     command = [sys.executable, "-m", "moeflow.cli.main", "serve", str(mine.model), "--model-name", mine.name]
     command += ["--port", str(port), "--threads", str(threads), "--max-queue", "10000", "--no-prefix-caching"]
-    command += ["--max-model-len", str(MAX_MODEL_LEN), "--max-running", str(MAX_RUNNING), *settings]
+    command += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(MAX_NUM_SEQS), *settings]
     return Server(mine.name, command, port, probe="/ready")
 
 
@@ -65,15 +65,15 @@ def peer_servers(weights: str, folder: Path, threads: int) -> Iterator[Server]:
     if llama is not None and LLAMA_SERVER.program(folder).exists():
         port = free_port()
         command = [str(LLAMA_SERVER.program(folder)), "--model", str(llama.model), "--alias", llama.name]
-        command += ["--port", str(port), "--threads", str(threads), "--parallel", str(MAX_RUNNING), "--cont-batching"]
-        command += ["--ctx-size", str(MAX_RUNNING * MAX_MODEL_LEN), "--no-cache-prompt"]
+        command += ["--port", str(port), "--threads", str(threads), "--parallel", str(MAX_NUM_SEQS), "--cont-batching"]
+        command += ["--ctx-size", str(MAX_NUM_SEQS * MAX_MODEL_LEN), "--no-cache-prompt"]
         yield Server(llama.name, command, port)
     if vllm is not None and vllm.python.exists():
         port = free_port()
         command = [str(vllm.python), "-m", "vllm.entrypoints.openai.api_server"]  # its `vllm` command does not start
         command += ["--model", str(vllm.model), "--served-model-name", vllm.name, "--port", str(port)]
         command += ["--dtype", weights, "--enforce-eager", "--no-enable-prefix-caching"]
-        command += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(MAX_RUNNING)]
+        command += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(MAX_NUM_SEQS)]
         yield Server(vllm.name, command, port)
 
 

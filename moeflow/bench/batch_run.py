@@ -110,7 +110,7 @@ async def run_beside(
     engine = await ProcessEngine.start(config, on_progress=progress.on_bytes)
     try:
         await replay(EngineTarget(engine), arrivals[:NUM_WARM_UP], lambda: None)
-        feed = _Feed(engine, job, traffic.vocab_size, config.scheduler.max_running)
+        feed = _Feed(engine, job, traffic.vocab_size, config.scheduler.max_num_seqs)
         job_alone = job_beside = (0, 0.0)
         together: list[Served] = []
 
@@ -158,11 +158,11 @@ def _times(served: Sequence[Served]) -> dict[str, list[float]]:
 class _Feed:
     """A job without end: as many requests in the engine as a batch job would have there."""
 
-    def __init__(self, engine: ProcessEngine, job: BatchJob, vocab_size: int, max_running: int) -> None:
+    def __init__(self, engine: ProcessEngine, job: BatchJob, vocab_size: int, max_num_seqs: int) -> None:
         self._target = EngineTarget(engine, is_background=True)
         self._job = job
         self._vocab_size = vocab_size
-        self._width = 4 * max_running
+        self._width = 4 * max_num_seqs
         self._num_made = 0
         self._num_tokens = 0
         self.first_answer = asyncio.Event()

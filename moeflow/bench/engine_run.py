@@ -123,7 +123,7 @@ class EngineRun:
             "instruction_set": self.config.cpu_isa,
             "kv_dtype": self.config.kv_dtype,
             "device": self.config.device,
-            "max_batch_tokens": limits.max_batch_tokens,
+            "max_num_batched_tokens": limits.max_num_batched_tokens,
             "weight_bytes": int((num_others * bits + num_embeddings * embedding_bits) / 8),
             "kv_cache_bytes": self.config.kv_cache_bytes,
             "load_s": self._load_s,

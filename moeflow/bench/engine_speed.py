@@ -38,10 +38,10 @@ class Case:
         """Tokens that the rate counts."""
         return self.batch_size * (self.new_tokens or self.prompt_len)
 
-    def kv_tokens(self, max_batch_tokens: int) -> int:
+    def kv_tokens(self, max_num_batched_tokens: int) -> int:
         """Return how many tokens' K and V the case holds at most: while the last prompts are prefilled, the first
         requests already decode."""
-        num_prefills = -(-self.batch_size * self.prompt_len // max(max_batch_tokens - self.batch_size, 1)) + 1
+        num_prefills = -(-self.batch_size * self.prompt_len // max(max_num_batched_tokens - self.batch_size, 1)) + 1
         return self.batch_size * (self.prompt_len + self.new_tokens + num_prefills)
 
     def cost(
@@ -99,10 +99,10 @@ class Stopwatch:
     def why_not(self, case: Case) -> str | None:
         """Return why the engine cannot run a case; None if it can."""
         model, limits = self._engine.model, self._engine.config.scheduler
-        need = case.kv_tokens(limits.max_batch_tokens)
+        need = case.kv_tokens(limits.max_num_batched_tokens)
         per_request = need // case.batch_size + 1
-        if case.batch_size > limits.max_running:
-            return f"the engine computes {limits.max_running} requests together at most: raise --max-running"
+        if case.batch_size > limits.max_num_seqs:
+            return f"the engine computes {limits.max_num_seqs} requests together at most: raise --max-num-seqs"
         if per_request > model.max_model_len:
             return f"it needs {per_request} tokens a request, but the engine allows {model.max_model_len}"
         if need > model.kv_capacity_tokens:

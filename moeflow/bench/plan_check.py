@@ -20,7 +20,7 @@ from moeflow.core.plan import Workload
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import EngineStats
 from moeflow.engine.text.tokenizer import Tokenizer
-from moeflow.planner.costs.cost_model import FROM_DISK, HOST_COMPUTE, Choice, CostModel
+from moeflow.planner.costs.cost_model import DISK_OFFLOAD, HOST_COMPUTE, Choice, CostModel
 from moeflow.planner.costs.disk_waits import ExpertReads
 from moeflow.planner.estimate import HOST_OVERLAP, HOST_PREFILL_OVERLAP, expectations
 from moeflow.planner.planning import Planned
@@ -229,7 +229,7 @@ class PlanCheck:
         num_read = statistics.median(self._measured[case].timed_bytes) / it.expert_bytes
         wait_s = passes * it.reads.wait_s(num_read / passes)
         overlap = HOST_OVERLAP if case.new_tokens else HOST_PREFILL_OVERLAP
-        return CostModel.combine({HOST_COMPUTE: it.timed_compute_s, FROM_DISK: wait_s}, overlap)
+        return CostModel.combine({HOST_COMPUTE: it.timed_compute_s, DISK_OFFLOAD: wait_s}, overlap)
 
     def _kinds(self) -> list[CheckRow]:
         """Return what all runs together took, prefill of decoding ones included, by kinds of work."""

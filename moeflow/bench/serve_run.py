@@ -62,8 +62,10 @@ def with_policy(config: EngineConfig, policy: str, *, max_prompt: int, batch_tim
     """Return the engine's configuration under a policy. The static one prefills its whole batch in one pass."""
     scheduler = dataclasses.replace(config.scheduler, policy=policy, batch_timeout_s=batch_timeout_s)
     if policy == "static":
-        num_tokens = scheduler.max_running * max_prompt
-        scheduler = dataclasses.replace(scheduler, max_batch_tokens=max(num_tokens, scheduler.max_batch_tokens))
+        num_tokens = scheduler.max_num_seqs * max_prompt
+        scheduler = dataclasses.replace(
+            scheduler, max_num_batched_tokens=max(num_tokens, scheduler.max_num_batched_tokens)
+        )
     return dataclasses.replace(config, scheduler=scheduler)
 
 
@@ -126,8 +128,8 @@ def describe(config: EngineConfig) -> dict[str, Any]:
         "instruction_set": config.cpu_isa,
         "kv_dtype": config.kv_dtype,
         "device": config.device,
-        "max_running": limits.max_running,
-        "max_batch_tokens": limits.max_batch_tokens,
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
         "kv_capacity_tokens": limits.num_blocks * limits.block_size,
         "batch_timeout_s": limits.batch_timeout_s if limits.policy == "static" else None,
     }

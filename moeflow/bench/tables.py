@@ -185,7 +185,7 @@ def _job_table(records: Sequence[Record]) -> Table:
     columns = ("", *systems, *([f"{systems[0]} / {systems[1]}"] if len(systems) == 2 else []))
     about = records[0]
     capacity = about["kv_capacity_tokens"]
-    notes = (f"KV cache of {capacity} tokens, {about['max_running']} requests together at most.",)
+    notes = (f"KV cache of {capacity} tokens, {about['max_num_seqs']} requests together at most.",)
     return Table(
         f"Generated tokens/s: {about['model']}, weights in {about['weight_format']}", columns, tuple(rows), notes
     )

@@ -33,7 +33,7 @@ EPILOG = """\b
 Examples:
   moeflow batch requests.jsonl -o answers.jsonl
   moeflow batch requests.jsonl ~/models/olmoe -o answers.jsonl \\
-      --max-running 64 --json
+      --max-num-seqs 64 --json
 \b
 Each line of the input is one request, in OpenAI's batch format:
   {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions",

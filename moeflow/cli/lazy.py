@@ -59,7 +59,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.planner.hardware.this_machine import how_measured as how_measured
     from moeflow.planner.hardware.this_machine import known_machine as known_machine
     from moeflow.planner.hardware.this_machine import was_disturbed as was_disturbed
-    from moeflow.planner.planning import PlanWish as PlanWish
+    from moeflow.planner.planning import PlanRequest as PlanRequest
     from moeflow.planner.planning import plan_for as plan_for
     from moeflow.planner.policy_map import num_map_points as num_map_points
     from moeflow.planner.policy_map import policy_map as policy_map
@@ -89,7 +89,7 @@ _MODULES = {
     "Journal": "moeflow.server.jobs.journal",
     "LLM": "moeflow.llm",
     "PlanCheck": "moeflow.bench.plan_check",
-    "PlanWish": "moeflow.planner.planning",
+    "PlanRequest": "moeflow.planner.planning",
     "Progress": "moeflow.bench.serve_run",
     "ServerConfig": "moeflow.server.config",
     "PREFILL_LENS": "moeflow.bench.engine_run",

@@ -94,7 +94,9 @@ _ENGINE_OPTIONS = [
     ),
     click.option(
         "--pipeline",
-        type=click.Choice(["cgopipe", "fastdecode", "flexgen-c", "flexgen", "zero-inference", "sequential"]),
+        type=click.Choice(
+            ["cgopipe", "fastdecode", "flexgen-cpu-attention", "flexgen", "zero-inference", "sequential"]
+        ),
         help="How weights go to a device that is smaller than the model.  [default: cgopipe]",
     ),
     click.option(
@@ -104,7 +106,7 @@ _ENGINE_OPTIONS = [
     click.option(
         "--max-model-len", type=click.IntRange(1), help="Prompt and answer of one request, in tokens, at most."
     ),
-    click.option("--max-running", type=click.IntRange(1), help="Requests computed together, at most."),
+    click.option("--max-num-seqs", type=click.IntRange(1), help="Requests computed together, at most."),
     click.option(
         "--kv-cache",
         "kv_cache_bytes",
@@ -182,7 +184,7 @@ _ENGINE_NAMES = (
     "micro_batch",
     "num_threads",
     "max_model_len",
-    "max_running",
+    "max_num_seqs",
     "kv_cache_bytes",
     "memory_bytes",
     "device_memory_bytes",

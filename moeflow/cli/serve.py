@@ -35,7 +35,7 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
 @engine_options
 @click.option("--model-name", help="The model's name in the API.  [default: its folder or file]")
 @click.option(
-    "--max-batch-tokens",
+    "--max-num-batched-tokens",
     type=click.IntRange(1),
     help="Tokens computed in one pass, at most: lower shortens the pauses that long prompts cause.",
 )
@@ -130,7 +130,7 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
 def serve(
     wishes: dict[str, Any],
     model_name: str | None,
-    max_batch_tokens: int | None,
+    max_num_batched_tokens: int | None,
     prefix_caching: bool,
     data_dir: Path | None,
     **server_wishes: Any,
@@ -140,5 +140,9 @@ def serve(
     MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model is served.
     """
     config = lazy.ServerConfig(**server_wishes, data_dir=data_dir or wishes["cache_dir"] / "jobs")
-    wishes |= {"model_name": model_name, "max_batch_tokens": max_batch_tokens, "prefix_caching": prefix_caching}
+    wishes |= {
+        "model_name": model_name,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "prefix_caching": prefix_caching,
+    }
     return lazy.serve(lambda: prepare(wishes), config)

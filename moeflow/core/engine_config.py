@@ -18,8 +18,8 @@ class SchedulerConfig:
     block_size: int = 16  # tokens in a KV block
     num_blocks: int  # KV blocks in the pool
     max_model_len: int  # prompt and output tokens of one request at most
-    max_running: int = 32  # requests in a pass at most
-    max_batch_tokens: int = 512  # tokens in a pass at most: bounds how long decodes wait for a prefill chunk
+    max_num_seqs: int = 32  # requests in a pass at most
+    max_num_batched_tokens: int = 512  # tokens in a pass at most: bounds how long decodes wait for a prefill chunk
     prefix_caching: bool = True
     num_kept_blocks: int | None = None  # that keep their memory while nobody uses them; None: all
     policy: str = "continuous"  # or "static", the baseline that benchmarks compare with
@@ -53,7 +53,7 @@ class MemoryPlan:
     limit_bytes: int  # for all processes together
     process_bytes: int  # Python, torch, tokenizer; if it is served, of both processes
     weight_bytes: int  # that stay in memory
-    work_bytes: int  # of a pass of max_batch_tokens
+    work_bytes: int  # of a pass of max_num_batched_tokens
     is_served: bool = False  # by a process of its own, the parent of the engine's
 
 

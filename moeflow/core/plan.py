@@ -15,9 +15,17 @@ from moeflow.core.hardware import DTYPES
 from moeflow.core.json_fields import Fields, read_json
 
 GOALS: Final = ("throughput", "latency", "memory")
-DIRECT: Final = "direct"  # everything resident: a pass is the model's plain forward
-FROM_DISK: Final = "streaming"  # experts come from disk as a pass needs them
-PIPELINES: Final = (DIRECT, FROM_DISK, "cgopipe", "fastdecode", "flexgen-c", "flexgen", "zero-inference")
+RESIDENT: Final = "resident"  # everything resident: a pass is the model's plain forward
+DISK_OFFLOAD: Final = "disk-offload"  # experts come from disk as a pass needs them
+PIPELINES: Final = (
+    RESIDENT,
+    DISK_OFFLOAD,
+    "cgopipe",
+    "fastdecode",
+    "flexgen-cpu-attention",
+    "flexgen",
+    "zero-inference",
+)
 FORMAT_VERSION: Final = 1  # of the JSON; to be raised when a field means something else
 
 
@@ -90,7 +98,7 @@ class TierUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Help:
+class Sensitivity:
     """What a change would bring, everything planned anew."""
 
     change: str
@@ -120,7 +128,7 @@ class Plan:
     memory: tuple[TierUse, ...]
     bottleneck: str
     busy: tuple[tuple[str, float], ...]  # (resource, share of a decoding step's time)
-    helps: tuple[Help, ...] = ()  # best first
+    helps: tuple[Sensitivity, ...] = ()  # best first
     reasons: tuple[tuple[str, str], ...] = ()  # (field, why it was decided so)
     machine_identity: str = ""  # of the machine that was measured for it; empty: from data sheets
     num_threads: int = 0  # that compute on a host; 0: as many as the machine has cores
@@ -219,8 +227,8 @@ def _tier(fields: Fields) -> TierUse:
     )
 
 
-def _help(fields: Fields) -> Help:
-    return Help(change=fields.text("change"), speedup=fields.number("speedup"))
+def _help(fields: Fields) -> Sensitivity:
+    return Sensitivity(change=fields.text("change"), speedup=fields.number("speedup"))
 
 
 def _numbers(fields: Fields, key: str, default: Mapping[str, float] | None = None) -> tuple[tuple[str, float], ...]:

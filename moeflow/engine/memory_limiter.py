@@ -20,7 +20,7 @@ from moeflow.planner.costs.process_memory import margin_bytes, own_processes, re
 from moeflow.planner.costs.work_space import kept_bytes, work_bytes
 
 
-class MemoryKeeper:
+class MemoryLimiter:
     """Makes room before passes, gives memory back after them."""
 
     def __init__(
@@ -40,7 +40,7 @@ class MemoryKeeper:
             self._limit_bytes, slots, lambda: resident_bytes(processes), least_slots=experts.least_slots
         )
         self._shape = shape
-        self._most_tokens = scheduler.max_batch_tokens
+        self._most_tokens = scheduler.max_num_batched_tokens
         self._kv = kv
         self._block_size = scheduler.block_size
         self._least_blocks = -(-scheduler.max_model_len // scheduler.block_size)

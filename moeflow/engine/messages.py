@@ -20,7 +20,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     model_type: str
     vocab_size: int
     max_model_len: int  # prompt and output tokens of one request at most
-    max_running: int
+    max_num_seqs: int
     eos_token_ids: tuple[int, ...]
     num_layers: int
     num_experts: int  # 0: dense

@@ -18,7 +18,7 @@ from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.request import Request
 from moeflow.engine.expert_store import COMPUTING, ExpertStore
-from moeflow.engine.memory_limiter import MemoryKeeper
+from moeflow.engine.memory_limiter import MemoryLimiter
 from moeflow.engine.messages import ExpertStats, ModelInfo, TokenLogprobs
 from moeflow.engine.offload.offloaded_model import OffloadedModel
 from moeflow.engine.sampler import PROMPT_CHUNK, SampledToken, prompt_logprobs, sample
@@ -102,9 +102,11 @@ class ModelRunner:
             device=self._device,
             gives_back=experts is not None,
         )
-        self._keeper: MemoryKeeper | None = None
+        self._keeper: MemoryLimiter | None = None
         if experts is not None and config.experts is not None and config.memory is not None:
-            self._keeper = MemoryKeeper(config.memory, shape, config.scheduler, config.experts, experts.slots, self._kv)
+            self._keeper = MemoryLimiter(
+                config.memory, shape, config.scheduler, config.experts, experts.slots, self._kv
+            )
 
     @property
     def trace(self) -> Trace | None:

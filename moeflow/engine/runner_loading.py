@@ -110,7 +110,7 @@ def _describe(shape: ModelConfig, checkpoint: Checkpoint, config: EngineConfig) 
         model_type=shape.model_type,
         vocab_size=shape.vocab_size,
         max_model_len=config.scheduler.max_model_len,
-        max_running=config.scheduler.max_running,
+        max_num_seqs=config.scheduler.max_num_seqs,
         eos_token_ids=read_eos_token_ids(checkpoint),
         num_layers=shape.num_layers,
         num_experts=shape.num_experts,

@@ -68,5 +68,5 @@ class MemoryBudget:
             raise CapacityError(
                 f"the memory limit of {format_bytes(self.limit_bytes)} is reached: {format_bytes(self.other_bytes)} "
                 f"are held beside experts, a pass takes up to {format_bytes(growth_bytes)} more, and {have} experts "
-                "must stay. Raise the limit (--memory), or lower --max-running, --max-model-len or --kv-cache"
+                "must stay. Raise the limit (--memory), or lower --max-num-seqs, --max-model-len or --kv-cache"
             )

@@ -47,7 +47,9 @@ PIPELINES: Final = {
             make_sharing_tasks=cgopipe_sharing,
         ),
         Pipeline("fastdecode", fastdecode, is_paged=False, attends_on_host=True, has_kv_on_host=True),
-        Pipeline("flexgen-c", flexgen_host_attention, is_paged=False, attends_on_host=True, has_kv_on_host=True),
+        Pipeline(
+            "flexgen-cpu-attention", flexgen_host_attention, is_paged=False, attends_on_host=True, has_kv_on_host=True
+        ),
         Pipeline("flexgen", flexgen, is_paged=False, attends_on_host=False, has_kv_on_host=True),
         Pipeline("zero-inference", zero_inference, is_paged=False, attends_on_host=False, has_kv_on_host=False),
     )

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import RAM
-from moeflow.core.plan import FROM_DISK, Plan
+from moeflow.core.plan import DISK_OFFLOAD, Plan
 from moeflow.planner.choices.weight_choice import DTYPES, QUANTIZED
 from moeflow.planner.hardware.host import measure_machine
 from moeflow.planner.hardware.this_machine import machine_identity
@@ -67,7 +67,7 @@ def _said(settings: Settings) -> set[str]:
 def _planned(plan: Plan) -> dict[str, Any]:
     quantize = plan.weight_format if plan.weight_format in QUANTIZED else None
     memory_bytes = plan.memory_bytes or None
-    if memory_bytes is None and plan.pipeline == FROM_DISK:
+    if memory_bytes is None and plan.pipeline == DISK_OFFLOAD:
         memory_bytes = next(used.capacity_bytes for used in plan.memory if used.tier == RAM)
     return {
         "model": plan.model,
@@ -77,8 +77,8 @@ def _planned(plan: Plan) -> dict[str, Any]:
         "kv_dtype": plan.kv_dtype,
         "num_threads": plan.num_threads or None,
         "max_model_len": plan.workload.max_tokens,
-        "max_running": plan.policy.batch_size,
-        "max_batch_tokens": max(plan.policy.chunk_tokens, plan.policy.batch_size),
+        "max_num_seqs": plan.policy.batch_size,
+        "max_num_batched_tokens": max(plan.policy.chunk_tokens, plan.policy.batch_size),
         "kv_cache_bytes": plan.kv_cache_bytes,
         "memory_bytes": memory_bytes,
     }

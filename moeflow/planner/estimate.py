@@ -65,7 +65,7 @@ class Expectations:
             overlap=HOST_OVERLAP,
             prefill_overlap=HOST_PREFILL_OVERLAP,
             process_bytes=self._process_bytes,
-            chunk_tokens=self.config.scheduler.max_batch_tokens,
+            chunk_tokens=self.config.scheduler.max_num_batched_tokens,
         )
 
     def policy(self, batch_size: int, max_tokens: int) -> Policy:
@@ -83,7 +83,7 @@ class Expectations:
             attention_on_device=False,
             ffn_on_device=False,
             experts_on_disk=on_disk,
-            chunk_tokens=self.config.scheduler.max_batch_tokens,
+            chunk_tokens=self.config.scheduler.max_num_batched_tokens,
         )
 
     @property
@@ -117,7 +117,7 @@ class Expectations:
             return self.config.memory.process_bytes + self.config.memory.work_bytes
         limits = self.config.scheduler
         held = planned_bytes(ENGINE_BYTES, self.shape, is_served=self.is_served)
-        return held + work_bytes(self.shape, num_tokens=limits.max_batch_tokens, num_sampled=limits.max_running)
+        return held + work_bytes(self.shape, num_tokens=limits.max_num_batched_tokens, num_sampled=limits.max_num_seqs)
 
 
 def expectations(
@@ -150,7 +150,7 @@ def what_to_expect(config: EngineConfig, cache_dir: Path | None, *, is_served: b
     gen_len = max(min(ANSWER_TOKENS, limits.max_model_len - prompt_len), 1)
     alone = expected.predict(1, prompt_len, gen_len)
     speeds = f"{_rounded(1 / alone.decode_s)} tokens/s at batch 1"
-    most = min(limits.max_running, limits.num_blocks * limits.block_size // (prompt_len + gen_len))
+    most = min(limits.max_num_seqs, limits.num_blocks * limits.block_size // (prompt_len + gen_len))
     if most > 1:
         together = expected.predict(most, prompt_len, gen_len)
         speeds += f" and {_rounded(most / together.decode_s)} at {most}"

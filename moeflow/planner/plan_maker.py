@@ -14,10 +14,10 @@ from typing import Final
 
 from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import DEVICE, DISK, PINNED, RAM, Link, LinkRate, Machine, MemoryLevel
-from moeflow.core.plan import DIRECT, FROM_DISK, Estimate, Help, Plan, Policy, TierUse
+from moeflow.core.plan import DISK_OFFLOAD, RESIDENT, Estimate, Plan, Policy, Sensitivity, TierUse
 from moeflow.kernels.weight_format import BITS_PER_VALUE
-from moeflow.planner.costs.cost_model import BLOCK_TOKENS, Choice, CostModel, Prediction
-from moeflow.planner.policy_search import COARSE, FINE, Aim, cost_per_token, search
+from moeflow.planner.costs.cost_model import BLOCK_TOKENS, CostModel, IntegerPolicy, Prediction
+from moeflow.planner.policy_search import COARSE, FINE, Objective, cost_per_token, search
 
 DISK_UNCERTAINTY: Final = 0.3  # what hits the expert cache depends on the text
 MEMORY_UNCERTAINTY: Final = 0.05
@@ -26,7 +26,7 @@ LEAST_HELP: Final = 1.02  # that is worth mentioning
 
 
 @dataclass(frozen=True, slots=True)
-class _Knob:
+class Perturbation:
     """A resource that there could be more of."""
 
     change: str  # "RAM read twice as fast"
@@ -35,7 +35,7 @@ class _Knob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class SearchResult:
     """The best policy, and what it means."""
 
     policy: Policy
@@ -43,16 +43,16 @@ class Found:
     pipeline: str
     uncertainty: float  # of the prediction, relative
     bottleneck: str
-    helps: tuple[Help, ...]
+    helps: tuple[Sensitivity, ...]
 
 
-def make_plan(model: CostModel, aim: Aim, *, model_name: str, reasons: tuple[tuple[str, str], ...] = ()) -> Plan:
+def make_plan(model: CostModel, aim: Objective, *, model_name: str, reasons: tuple[tuple[str, str], ...] = ()) -> Plan:
     """Return the plan for a goal. Raises: CapacityError if nothing fits, or the rate cannot be reached."""
     model, policy = best_policy(model, aim)
     uncertainty = model.machine.uncertainty
     if policy.experts_on_disk:
         uncertainty = max(uncertainty, DISK_UNCERTAINTY)
-    found = Found(
+    found = SearchResult(
         policy=policy,
         prediction=model.predict(policy),
         pipeline=pipeline_of(model, policy),
@@ -64,7 +64,7 @@ def make_plan(model: CostModel, aim: Aim, *, model_name: str, reasons: tuple[tup
 
 
 def describe(
-    model: CostModel, aim: Aim, found: Found, *, model_name: str, reasons: tuple[tuple[str, str], ...]
+    model: CostModel, aim: Objective, found: SearchResult, *, model_name: str, reasons: tuple[tuple[str, str], ...]
 ) -> Plan:
     """Return what was found as a plan."""
     costs, workload, policy, prediction = model.costs, model.workload, found.policy, found.prediction
@@ -134,12 +134,12 @@ def _peak(num_bytes: float, capacity: int) -> Estimate:
 def pipeline_of(model: CostModel, policy: Policy) -> str:
     """Return the name of the pipeline that carries out a policy (MoE-Lightning 4.1)."""
     if not model.has_device:
-        return FROM_DISK if policy.experts_on_disk else DIRECT
+        return DISK_OFFLOAD if policy.experts_on_disk else RESIDENT
     if not policy.attention_on_device:
         return "cgopipe"
     if policy.kv_on_device < 1:
         return "flexgen"  # S4: keys and values are fetched for each micro-batch
-    return DIRECT if policy.weights_on_device == 1 else "zero-inference"
+    return RESIDENT if policy.weights_on_device == 1 else "zero-inference"
 
 
 def bottleneck(model: CostModel, policy: Policy) -> str:
@@ -153,39 +153,43 @@ def bottleneck_by(step_s: Callable[[CostModel], float], model: CostModel) -> str
     Several are named where each is as busy as the others, so that none of them alone would help.
     """
     before = step_s(model)
-    timed = [knob for knob in _knobs(model) if knob.bottleneck]
+    timed = [perturbation for perturbation in _perturbations(model) if perturbation.bottleneck]
 
-    def gain(knobs: Sequence[_Knob]) -> float:
-        return before / step_s(reduce(_turned, knobs, model))
+    def gain(perturbations: Sequence[Perturbation]) -> float:
+        return before / step_s(reduce(_turned, perturbations, model))
 
-    best = max(timed, key=lambda knob: gain([knob]))
+    best = max(timed, key=lambda perturbation: gain([perturbation]))
     if gain([best]) > LEAST_HELP:
         return best.bottleneck
     needed = timed
     if gain(needed) <= LEAST_HELP:
         return "the time between kernels"
-    for knob in sorted(timed, key=lambda it: gain([it])):
-        others = [it for it in needed if it is not knob]
+    for perturbation in sorted(timed, key=lambda it: gain([it])):
+        others = [it for it in needed if it is not perturbation]
         needed = others if gain(others) > LEAST_HELP else needed
-    return f"{_listed([knob.bottleneck for knob in needed])} together"
+    return f"{_listed([perturbation.bottleneck for perturbation in needed])} together"
 
 
 def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def helps(model: CostModel, aim: Aim) -> tuple[Help, ...]:
+def helps(model: CostModel, aim: Objective) -> tuple[Sensitivity, ...]:
     """Return what twice as much of a resource, or a smaller format, would bring; best first."""
     return helps_by(_cost, model, aim)
 
 
-def helps_by(cost: Callable[[CostModel, Aim], float], model: CostModel, aim: Aim) -> tuple[Help, ...]:
+def helps_by(
+    cost: Callable[[CostModel, Objective], float], model: CostModel, aim: Objective
+) -> tuple[Sensitivity, ...]:
     """Return the same, where `cost` says what the best policy costs, or raises a CapacityError."""
     try:
         before = cost(model, aim)
     except CapacityError:  # fits only between the points of the coarse grid
         return ()
-    changes = {knob.change: _turned(model, knob) for knob in _knobs(model)} | dict(_smaller_formats(model))
+    changes = {perturbation.change: _turned(model, perturbation) for perturbation in _perturbations(model)} | dict(
+        _smaller_formats(model)
+    )
     doubled = {tier: size * (2 if tier == RAM else 1) for tier, size in aim.memory_limits.items()}
     found = []
     for change, changed in changes.items():
@@ -195,16 +199,16 @@ def helps_by(cost: Callable[[CostModel, Aim], float], model: CostModel, aim: Aim
         except CapacityError:
             continue
         if speedup >= LEAST_HELP:
-            found.append(Help(change=change, speedup=round(speedup, 3)))
+            found.append(Sensitivity(change=change, speedup=round(speedup, 3)))
     return tuple(sorted(found, key=lambda help_: -help_.speedup))
 
 
-def _cost(model: CostModel, aim: Aim) -> float:
+def _cost(model: CostModel, aim: Objective) -> float:
     timed = replace(aim, goal="throughput") if aim.goal == "memory" else aim
     return cost_per_token(*best_policy(model, timed, COARSE), timed.goal)
 
 
-def best_policy(model: CostModel, aim: Aim, ratio: float = FINE) -> tuple[CostModel, Policy]:
+def best_policy(model: CostModel, aim: Objective, ratio: float = FINE) -> tuple[CostModel, Policy]:
     """Return the best policy with one device, or with all of them, and the costs that it was found with.
 
     `ratio` is that of `search`. Raises: CapacityError if nothing fits, or the rate cannot be reached.
@@ -225,13 +229,13 @@ def best_policy(model: CostModel, aim: Aim, ratio: float = FINE) -> tuple[CostMo
     return min(found, key=lambda one: one[0])[1:]
 
 
-def planned_policy(model: CostModel, aim: Aim) -> tuple[Policy, Prediction]:
+def planned_policy(model: CostModel, aim: Objective) -> tuple[Policy, Prediction]:
     """Return the policy that `make_plan` plans, and what it brings. Raises: CapacityError as `best_policy`."""
     model, policy = best_policy(model, aim)
     return policy, model.predict(policy)
 
 
-def _for_rate(model: CostModel, aim: Aim, ratio: float) -> Policy:
+def _for_rate(model: CostModel, aim: Objective, ratio: float) -> Policy:
     """Return the best policy; for latency under a rate of arrivals, with the fewest sequences that keep up with it."""
     rate = model.workload.rate
     if aim.goal != "latency" or not rate or aim.num_sequences is not None:
@@ -260,27 +264,29 @@ def too_slow(rate: float, best: float) -> CapacityError:
     )
 
 
-def _turned(model: CostModel, knob: _Knob) -> CostModel:
-    return replace(model, machine=knob.turn(model.machine))
+def _turned(model: CostModel, perturbation: Perturbation) -> CostModel:
+    return replace(model, machine=perturbation.turn(model.machine))
 
 
-def _knobs(model: CostModel) -> Iterator[_Knob]:
-    yield _Knob("RAM that is read twice as fast", "reading from RAM", lambda it: _faster_memory(it, RAM))
-    yield _Knob("a processor that computes twice as fast", "arithmetic", lambda it: _faster_processor(it, RAM))
-    yield _Knob(MORE_MEMORY, "", lambda it: _larger(it, RAM))
+def _perturbations(model: CostModel) -> Iterator[Perturbation]:
+    yield Perturbation("RAM that is read twice as fast", "reading from RAM", lambda it: _faster_memory(it, RAM))
+    yield Perturbation("a processor that computes twice as fast", "arithmetic", lambda it: _faster_processor(it, RAM))
+    yield Perturbation(MORE_MEMORY, "", lambda it: _larger(it, RAM))
     if model.machine.has(DISK):
-        yield _Knob("a disk that is read twice as fast", "reading from disk", lambda it: _faster_link(it, DISK))
+        yield Perturbation("a disk that is read twice as fast", "reading from disk", lambda it: _faster_link(it, DISK))
     if model.has_device:
-        yield _Knob(
+        yield Perturbation(
             "device memory that is read twice as fast",
             "reading from device memory",
             lambda it: _faster_memory(it, DEVICE),
         )
-        yield _Knob(
+        yield Perturbation(
             "a device that computes twice as fast", "arithmetic on the device", lambda it: _faster_processor(it, DEVICE)
         )
-        yield _Knob("twice the device memory", "", lambda it: _larger(it, DEVICE))
-        yield _Knob("a link to the device twice as fast", "the link to the device", lambda it: _faster_link(it, RAM))
+        yield Perturbation("twice the device memory", "", lambda it: _larger(it, DEVICE))
+        yield Perturbation(
+            "a link to the device twice as fast", "the link to the device", lambda it: _faster_link(it, RAM)
+        )
 
 
 def _smaller_formats(model: CostModel) -> Iterator[tuple[str, CostModel]]:
@@ -338,7 +344,7 @@ def _faster_link(machine: Machine, source: str) -> Machine:
     return replace(machine, links=tuple(faster(link) for link in machine.links))
 
 
-def why(model: CostModel, aim: Aim, policy: Policy) -> Iterator[tuple[str, str]]:
+def why(model: CostModel, aim: Objective, policy: Policy) -> Iterator[tuple[str, str]]:
     """Yield the reasons for a policy: (field, why)."""
     whys = {
         "throughput": "most tokens a second for this workload",
@@ -359,7 +365,7 @@ def _how_often(model: CostModel, policy: Policy) -> str:
     """Say how often experts that have no room are read, and how that is known."""
     if model.has_device:
         return "all are read for each step"
-    reads, _ = model.reads(Choice.of(policy))
+    reads, _ = model.reads(IntegerPolicy.of(policy))
     missing = reads.num_read(policy.experts_on_disk) / (reads.num_layers * reads.distinct)
     if not model.routing.decode:
         return f"{missing:.0%} of a step's are read if routers choose evenly (`moeflow pack` learns how they do)"

@@ -41,11 +41,11 @@ from moeflow.planner.hardware.this_machine import how_measured, this_machine, wa
 from moeflow.planner.known_routing import known_routing
 from moeflow.planner.model_files import shipped_models
 from moeflow.planner.plan_maker import make_plan
-from moeflow.planner.policy_search import COARSE, MAX_SEQUENCES, Aim, cost_per_token, search
+from moeflow.planner.policy_search import COARSE, MAX_SEQUENCES, Objective, cost_per_token, search
 from moeflow.planner.settings import (
-    DEFAULT_MAX_BATCH_TOKENS,
-    DEFAULT_MAX_RUNNING,
-    STREAMED_BATCH_TOKENS,
+    DEFAULT_MAX_NUM_BATCHED_TOKENS,
+    DEFAULT_MAX_NUM_SEQS,
+    DISK_NUM_BATCHED_TOKENS,
     Settings,
 )
 
@@ -54,7 +54,7 @@ MAX_SEQUENCES_ON_HOST = 256  # beyond, a step of a host is bound by arithmetic a
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanWish:
+class PlanRequest:
     """What to plan for. `settings` says model, formats and limits."""
 
     settings: Settings
@@ -73,10 +73,10 @@ class Planned:
 
     plan: Plan
     model: CostModel
-    aim: Aim
+    aim: Objective
 
 
-def plan_for(wish: PlanWish, on_step: Callable[[str], None] = lambda _: None) -> Planned:
+def plan_for(wish: PlanRequest, on_step: Callable[[str], None] = lambda _: None) -> Planned:
     """Return the best plan for what is wished.
 
     Blocks: for some seconds, more if this machine is measured first.
@@ -97,15 +97,15 @@ def plan_for(wish: PlanWish, on_step: Callable[[str], None] = lambda _: None) ->
     on_step("the best policy")
     has_device = machine.has(DEVICE)
     most = wish.num_requests or wish.num_sequences or (MAX_SEQUENCES if has_device else MAX_SEQUENCES_ON_HOST)
-    aim = Aim(
+    aim = Objective(
         goal=wish.goal,
         num_sequences=wish.num_sequences,
         max_sequences=most,
         memory_limits={} if settings.memory_bytes is None else {RAM: settings.memory_bytes},
     )
-    model = _cost_model(wish, machine, costs, settings.max_batch_tokens or DEFAULT_MAX_BATCH_TOKENS)
-    if settings.max_batch_tokens is None and not has_device and aim.memory_limits:
-        model = _with_best_chunk(model, aim, [_cost_model(wish, machine, costs, it) for it in STREAMED_BATCH_TOKENS])
+    model = _cost_model(wish, machine, costs, settings.max_num_batched_tokens or DEFAULT_MAX_NUM_BATCHED_TOKENS)
+    if settings.max_num_batched_tokens is None and not has_device and aim.memory_limits:
+        model = _with_best_chunk(model, aim, [_cost_model(wish, machine, costs, it) for it in DISK_NUM_BATCHED_TOKENS])
     with _cautious(machine):
         plan = make_plan(model, aim, model_name=_name(settings), reasons=_reasons(machine, reason))
     if wish.machine is None:
@@ -113,7 +113,7 @@ def plan_for(wish: PlanWish, on_step: Callable[[str], None] = lambda _: None) ->
     return Planned(plan, model, aim)
 
 
-def _cost_model(wish: PlanWish, machine: Machine, costs: ModelCosts, chunk_tokens: int) -> CostModel:
+def _cost_model(wish: PlanRequest, machine: Machine, costs: ModelCosts, chunk_tokens: int) -> CostModel:
     has_device = machine.has(DEVICE)
     return CostModel(
         machine,
@@ -128,7 +128,7 @@ def _cost_model(wish: PlanWish, machine: Machine, costs: ModelCosts, chunk_token
     )
 
 
-def _with_best_chunk(model: CostModel, aim: Aim, others: Sequence[CostModel]) -> CostModel:
+def _with_best_chunk(model: CostModel, aim: Objective, others: Sequence[CostModel]) -> CostModel:
     """Return the costs with so many tokens a pass as is best, where experts may come from disk for each pass.
 
     The more a pass has, the fewer experts there is room for beside its work.
@@ -164,7 +164,7 @@ def _name(settings: Settings) -> str:
     return str(settings.model) if settings.model in shipped_models() else str(Path(str(settings.model)).absolute())
 
 
-def _measured_here(wish: PlanWish, costs: ModelCosts, on_step: Callable[[str], None]) -> Machine:
+def _measured_here(wish: PlanRequest, costs: ModelCosts, on_step: Callable[[str], None]) -> Machine:
     """Return this machine. Blocks: for some seconds if it was never measured, or not for such a model."""
     settings, here = wish.settings, measure_machine()
     folder = cache_folder(settings.cache_dir)
@@ -209,7 +209,7 @@ def _packed_file(settings: Settings, costs: ModelCosts) -> Path | None:
         return None
 
 
-def _check_device(wish: PlanWish) -> None:
+def _check_device(wish: PlanRequest) -> None:
     """Raises: ConfigError for a device that cannot be planned for."""
     if wish.settings.device not in ("auto", "cpu"):
         raise ConfigError(
@@ -218,7 +218,7 @@ def _check_device(wish: PlanWish) -> None:
         )
 
 
-def _check_lengths(wish: PlanWish, shape: ModelConfig) -> None:
+def _check_lengths(wish: PlanRequest, shape: ModelConfig) -> None:
     """Raises: ConfigError if a request would be longer than the model's context."""
     workload = wish.workload
     if workload.max_tokens > shape.max_position:
@@ -279,7 +279,7 @@ def _opened(model: str) -> Checkpoint:
 def _process_bytes(shape: ModelConfig, settings: Settings, chunk_tokens: int) -> int:
     """Return what an engine takes that is neither weights nor keys and values."""
     processes = planned_bytes(ENGINE_BYTES, shape, is_served=settings.is_served)
-    num_sampled = settings.max_running or DEFAULT_MAX_RUNNING
+    num_sampled = settings.max_num_seqs or DEFAULT_MAX_NUM_SEQS
     margin = 0 if settings.memory_bytes is None else margin_bytes(is_served=settings.is_served)
     return processes + margin + work_bytes(shape, num_tokens=chunk_tokens, num_sampled=num_sampled)
 

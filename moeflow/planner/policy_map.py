@@ -11,7 +11,7 @@ from moeflow.core.hardware import DISK, RAM, Link, LinkRate, Machine
 from moeflow.core.plan import Policy
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.plan_maker import planned_policy
-from moeflow.planner.policy_search import Aim
+from moeflow.planner.policy_search import Objective
 
 FACTORS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)  # of what the machine has
 MAP_SEQUENCES: Final = 8  # whose keys and values there is always room for
@@ -39,7 +39,7 @@ class PolicyMap:
     has_device: bool
 
 
-def policy_map(model: CostModel, aim: Aim, on_point: Callable[[], None] = lambda: None) -> PolicyMap:
+def policy_map(model: CostModel, aim: Objective, on_point: Callable[[], None] = lambda: None) -> PolicyMap:
     """Return how the best policy changes: with link and host (figure 10), or without a device with memory and disk.
 
     Policies are found as the plan's is, so that the machine itself, where it is one of the map's, has that.
@@ -70,7 +70,7 @@ def _axes(model: CostModel) -> tuple[Sequence[float], Sequence[float]]:
     return (FACTORS if model.has_device else MEMORY_SHARES), FACTORS
 
 
-def _point(model: CostModel, aim: Aim, x: float, y: float) -> MapPoint:
+def _point(model: CostModel, aim: Objective, x: float, y: float) -> MapPoint:
     try:
         policy, prediction = planned_policy(model, aim)
     except CapacityError:
@@ -78,7 +78,7 @@ def _point(model: CostModel, aim: Aim, x: float, y: float) -> MapPoint:
     return MapPoint(x, y, policy, prediction.tokens_per_s)
 
 
-def _other_device(model: CostModel, aim: Aim, link: float, host: float) -> tuple[CostModel, Aim]:
+def _other_device(model: CostModel, aim: Objective, link: float, host: float) -> tuple[CostModel, Objective]:
     """Return the same with another link and host; a limit of memory grows with it."""
     limits = {tier: int(size * host) if tier == RAM else size for tier, size in aim.memory_limits.items()}
     machine = scaled_link_and_host(model.machine, link, host)
@@ -100,7 +100,7 @@ def scaled_link_and_host(machine: Machine, link: float, host: float) -> Machine:
     return replace(machine, levels=tuple(levels), links=links)
 
 
-def _other_host(model: CostModel, aim: Aim, share: float, disk: float) -> tuple[CostModel, Aim]:
+def _other_host(model: CostModel, aim: Objective, share: float, disk: float) -> tuple[CostModel, Objective]:
     """Return the same with room for another share of the model, and another disk; the room is the only limit."""
     size = int(
         model.process_bytes

@@ -22,7 +22,7 @@ from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DEVICE, DISK, RAM
 from moeflow.core.plan import Policy
 from moeflow.core.units import format_bytes
-from moeflow.planner.costs.cost_model import Choice, CostModel, Linear
+from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy, LinearCost
 
 MAX_SEQUENCES: Final = 1 << 15
 KEPT_SPEED: Final = 0.9  # of the best, which the plan with the least memory has to reach
@@ -38,7 +38,7 @@ _SLACK: Final = 1e-5  # of a constraint, relative: what the solver may be off by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Aim:
+class Objective:
     """What the best policy is."""
 
     goal: str = "throughput"  # or "latency": least time a step; or "memory": least bytes at nearly the best speed
@@ -47,7 +47,7 @@ class Aim:
     memory_limits: Mapping[str, int] = dataclasses.field(default_factory=dict)  # tier -> bytes, below its capacity
 
 
-def search(model: CostModel, aim: Aim, ratio: float = FINE) -> Policy:
+def search(model: CostModel, aim: Objective, ratio: float = FINE) -> Policy:
     """Return the best policy; `ratio` is from one point of the first grid to the next, and finer ones need a fine one.
 
     Raises: CapacityError if none fits, saying what is missing.
@@ -59,16 +59,16 @@ def search(model: CostModel, aim: Aim, ratio: float = FINE) -> Policy:
         best = _climb(model, aim, best, ratio, times)
     if aim.goal != "memory":
         return best
-    around = Choice.of(best)
+    around = IntegerPolicy.of(best)
     return _least_memory(model, aim, around, _beside(model, aim, around, _FEWER, _FAR))
 
 
-def _climb(model: CostModel, aim: Aim, best: Policy, ratio: float, times: float) -> Policy:
+def _climb(model: CostModel, aim: Objective, best: Policy, ratio: float, times: float) -> Policy:
     """Return the best of a finer grid around a policy; if that lies at its edge, of one around that, and so on."""
     for _ in range(_MOST_MOVES):
-        around = Choice.of(best)
+        around = IntegerPolicy.of(best)
         best = _solve(model, aim, [around, *_beside(model, aim, around, ratio, times)])
-        if not _is_at_edge(Choice.of(best), around, times):
+        if not _is_at_edge(IntegerPolicy.of(best), around, times):
             break
     return best
 
@@ -86,7 +86,9 @@ def cost_per_token(model: CostModel, policy: Policy, goal: str) -> float:
     return prediction.decode_s if goal == "latency" else 1.0 / prediction.tokens_per_s
 
 
-def _choices(model: CostModel, aim: Aim, ratio: float, around: Choice | None, times: float = 1.0) -> list[Choice]:
+def _choices(
+    model: CostModel, aim: Objective, ratio: float, around: IntegerPolicy | None, times: float = 1.0
+) -> list[IntegerPolicy]:
     most = min(aim.num_sequences or aim.max_sequences, MAX_SEQUENCES)
     low, high = (1, most) if around is None else _about(around.micro_batch, times)
     sizes = _grid(max(low, 1), min(high, most), ratio)
@@ -102,7 +104,7 @@ def _choices(model: CostModel, aim: Aim, ratio: float, around: Choice | None, ti
         else:
             near = (1, most // mu) if around is None else _about(around.num_micro_batches, times)
             counts = _grid(max(near[0], 1), min(near[1], most // mu), ratio)
-        found += [Choice(mu, count, place) for count in counts for place in places]
+        found += [IntegerPolicy(mu, count, place) for count in counts for place in places]
     return found
 
 
@@ -115,7 +117,7 @@ def _grid(low: int, high: int, ratio: float) -> list[int]:
     return [*dict.fromkeys(numbers), high] if high >= low and (not numbers or numbers[-1] != high) else numbers
 
 
-def _beside(model: CostModel, aim: Aim, around: Choice, ratio: float, times: float) -> list[Choice]:
+def _beside(model: CostModel, aim: Objective, around: IntegerPolicy, ratio: float, times: float) -> list[IntegerPolicy]:
     """Return a grid of choices up to so many times larger and smaller, which run in the same places."""
     choices = _choices(model, aim, ratio, around, times)
     return [choice for choice in choices if choice.attention_on_device == around.attention_on_device]
@@ -125,7 +127,7 @@ def _about(number: int, times: float) -> tuple[int, int]:
     return int(number / times), ceil(number * times)
 
 
-def _is_at_edge(choice: Choice, around: Choice, times: float) -> bool:
+def _is_at_edge(choice: IntegerPolicy, around: IntegerPolicy, times: float) -> bool:
     """Say whether better ones may lie beyond the grid around a choice."""
     pairs = (
         (choice.micro_batch, around.micro_batch),
@@ -140,7 +142,7 @@ def _capacities(model: CostModel, limits: Mapping[str, int]) -> dict[str, int]:
     return {tier: min(size, limits.get(tier, size)) for tier, size in tiers.items()}
 
 
-def _solve(model: CostModel, aim: Aim, choices: Sequence[Choice]) -> Policy:
+def _solve(model: CostModel, aim: Objective, choices: Sequence[IntegerPolicy]) -> Policy:
     programme = _Programme(model, aim)
     for choice in choices:
         programme.add(choice)
@@ -150,7 +152,7 @@ def _solve(model: CostModel, aim: Aim, choices: Sequence[Choice]) -> Policy:
     return found
 
 
-def _least_memory(model: CostModel, aim: Aim, best: Choice, others: Sequence[Choice]) -> Policy:
+def _least_memory(model: CostModel, aim: Objective, best: IntegerPolicy, others: Sequence[IntegerPolicy]) -> Policy:
     """Return the policy that takes the least memory of those that are nearly as fast as the best."""
     programme = _Programme(model, aim)
     smaller = [dataclasses.replace(best, micro_batch=mu) for mu in _grid(1, best.micro_batch, FINE)]
@@ -166,20 +168,20 @@ def _least_memory(model: CostModel, aim: Aim, best: Choice, others: Sequence[Cho
 class _Programme:
     """Collects variables and rows. Each choice has: z, r_w, r_c, disk, misses, streamed, step, prefill."""
 
-    _SHARES = ("weights", "kv", "disk", "misses", "streamed")  # in the order of `Linear.terms`
+    _SHARES = ("weights", "kv", "disk", "misses", "streamed")  # in the order of `LinearCost.terms`
     _STEP, _PREFILL, _NUM = len(_SHARES) + 1, len(_SHARES) + 2, len(_SHARES) + 3
 
-    def __init__(self, model: CostModel, aim: Aim) -> None:
+    def __init__(self, model: CostModel, aim: Objective) -> None:
         self.seconds: dict[int, float] = {}  # objective: variable -> what it costs
         self.memory: dict[int, float] = {}
         self._model = model
         self._goal = aim.goal
         self._most = aim.num_sequences or aim.max_sequences  # the last micro-batch may be smaller
         self._capacities = _capacities(model, aim.memory_limits)
-        self._choices: list[Choice] = []
+        self._choices: list[IntegerPolicy] = []
         self._rows: list[tuple[dict[int, float], float]] = []  # sum of terms <= bound
 
-    def add(self, choice: Choice) -> None:
+    def add(self, choice: IntegerPolicy) -> None:
         """Add a choice, unless even its least memory is too much."""
         memory = self._model.memory(choice)
         if any(_least(linear) > self._capacities[tier] for tier, linear in memory.items()):
@@ -234,7 +236,7 @@ class _Programme:
         values = np.clip(done.x[number * self._NUM + 1 : number * self._NUM + 4], 0.0, 1.0).tolist()
         return self._policy(self._choices[number], *(round(value, 6) for value in values))
 
-    def _policy(self, choice: Choice, weights: float, kv: float, disk: float) -> Policy:
+    def _policy(self, choice: IntegerPolicy, weights: float, kv: float, disk: float) -> Policy:
         return Policy(
             batch_size=min(choice.batch_size, self._most),
             micro_batch=choice.micro_batch,
@@ -247,7 +249,7 @@ class _Programme:
             num_devices=self._model.num_devices,
         )
 
-    def _one_place(self, choice: Choice, z: int, shares: Mapping[str, int]) -> None:
+    def _one_place(self, choice: IntegerPolicy, z: int, shares: Mapping[str, int]) -> None:
         """Demand that no weight is both on the device and on disk, and nothing where there is no such place."""
         has_disk = self._model.machine.has(DISK) and self._model.costs.experts_bytes > 0
         zeros = [] if has_disk else [shares["disk"]]
@@ -263,7 +265,7 @@ class _Programme:
             experts = self._model.costs.experts_bytes / self._model.costs.layers_bytes
             self._at_most({shares["weights"]: 1.0, shares["disk"]: experts, z: -1.0})
 
-    def _times(self, choice: Choice, z: int, shares: Mapping[str, int], step: int, prefill: int) -> None:
+    def _times(self, choice: IntegerPolicy, z: int, shares: Mapping[str, int], step: int, prefill: int) -> None:
         """Demand that step and prefill last as long as their slowest resource, and add them to the objective."""
         gen_len, overlaps = (
             self._model.workload.gen_len,
@@ -304,7 +306,7 @@ class _Programme:
         return LinearConstraint(csr_array((factors, (rows, columns)), shape=shape), -np.inf, np.array(bounds))
 
 
-def _terms(linear: Linear, z: int, shares: Mapping[str, int]) -> dict[int, float]:
+def _terms(linear: LinearCost, z: int, shares: Mapping[str, int]) -> dict[int, float]:
     const, *rest = linear.terms
     return {z: const} | dict(zip(shares.values(), rest, strict=True))
 
@@ -313,12 +315,12 @@ def _plus(terms: Mapping[int, float], name: int, factor: float) -> dict[int, flo
     return {**terms, name: terms.get(name, 0.0) + factor}
 
 
-def _least(linear: Linear) -> float:
+def _least(linear: LinearCost) -> float:
     """Return the least value for any shares, which is at a corner."""
     return linear.const + sum(min(term, 0.0) for term in linear.terms[1:])
 
 
-def _too_little(model: CostModel, aim: Aim, choices: Iterable[Choice]) -> CapacityError:
+def _too_little(model: CostModel, aim: Objective, choices: Iterable[IntegerPolicy]) -> CapacityError:
     """Say what is missing for the smallest choice."""
     capacities = _capacities(model, aim.memory_limits)
     smallest = min(choices, key=lambda choice: (choice.batch_size, choice.micro_batch))

@@ -15,7 +15,7 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import format_bytes
 from moeflow.kernels.cpu import extension
 from moeflow.models.registry import read_model_config
-from moeflow.planner.choices.device_offload import computes_in_torch, device_wishes, settings_of_host, with_pipeline
+from moeflow.planner.choices.device_offload import computes_in_torch, device_overrides, settings_of_host, with_pipeline
 from moeflow.planner.choices.expert_plan import ExpertPlan
 from moeflow.planner.choices.kv_cache_choice import choose_kv_cache, kv_share, least_kv_bytes, num_kept_blocks
 from moeflow.planner.choices.memory_allowance import free_bytes
@@ -27,9 +27,9 @@ from moeflow.planner.costs.work_space import work_bytes
 from moeflow.planner.hardware.host import Machine, measure_machine
 from moeflow.planner.settings import (
     BLOCK_SIZE,
-    DEFAULT_MAX_BATCH_TOKENS,
-    DEFAULT_MAX_RUNNING,
-    STREAMED_BATCH_TOKENS,
+    DEFAULT_MAX_NUM_BATCHED_TOKENS,
+    DEFAULT_MAX_NUM_SEQS,
+    DISK_NUM_BATCHED_TOKENS,
     Settings,
 )
 
@@ -52,7 +52,7 @@ def decide(settings: Settings, machine: Machine | None = None) -> EngineConfig:
         raise ConfigError("no model is named")
     settings.check_counts()
     machine = machine or measure_machine()
-    wishes = device_wishes(settings, machine)
+    wishes = device_overrides(settings, machine)
     checkpoint = open_checkpoint(settings.model)
     try:
         shape = read_model_config(checkpoint)
@@ -91,16 +91,16 @@ class _Decision:
         device = choose_device(settings.device, self.machine, reasons)
         self.free_bytes = free_bytes(settings, self.machine, device)
         cpu_isa = "" if self.offloads_to_torch else choose_cpu_isa(settings.cpu_isa, device, reasons)
-        max_running = settings.max_running or DEFAULT_MAX_RUNNING
-        max_batch_tokens = settings.max_batch_tokens or max(DEFAULT_MAX_BATCH_TOKENS, max_running)
-        self.process_bytes, self.work_bytes = self._beside_weights(cpu_isa, max_batch_tokens, max_running)
+        max_num_seqs = settings.max_num_seqs or DEFAULT_MAX_NUM_SEQS
+        max_num_batched_tokens = settings.max_num_batched_tokens or max(DEFAULT_MAX_NUM_BATCHED_TOKENS, max_num_seqs)
+        self.process_bytes, self.work_bytes = self._beside_weights(cpu_isa, max_num_batched_tokens, max_num_seqs)
         weights = self._weights(device, can_pack=bool(cpu_isa))
         dtype = "float32" if cpu_isa else weights.matrices
         is_limited = bool(cpu_isa and settings.memory_bytes)
         plan = self._expert_plan(weights, dtype) if is_limited else None
-        if plan is not None and settings.max_batch_tokens is None:
-            max_batch_tokens = self._streamed_batch_tokens(plan, max_batch_tokens, max_running)
-            self.process_bytes, self.work_bytes = self._beside_weights(cpu_isa, max_batch_tokens, max_running)
+        if plan is not None and settings.max_num_batched_tokens is None:
+            max_num_batched_tokens = self._streamed_batch_tokens(plan, max_num_batched_tokens, max_num_seqs)
+            self.process_bytes, self.work_bytes = self._beside_weights(cpu_isa, max_num_batched_tokens, max_num_seqs)
         weight_bytes = self._check_weights(weights, plan)
         share = kv_share(has_slots=plan is not None, is_limited=is_limited)
         attends_in_torch = device != "cpu" or self.offloads_to_torch or not extension.is_available()
@@ -110,7 +110,7 @@ class _Decision:
             torch_dtype=dtype if attends_in_torch else None,
             left_bytes=self.free_bytes - weight_bytes - self._overhead_bytes,
             share=share,
-            max_running=max_running,
+            max_num_seqs=max_num_seqs,
             reasons=reasons,
         )
         return EngineConfig(
@@ -129,8 +129,8 @@ class _Decision:
                 block_size=BLOCK_SIZE,
                 num_blocks=cache.num_blocks,
                 max_model_len=cache.max_model_len,
-                max_running=max_running,
-                max_batch_tokens=max_batch_tokens,
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
                 prefix_caching=settings.prefix_caching,
                 num_kept_blocks=None if plan is None else num_kept_blocks(settings, cache, share),
             ),
@@ -151,21 +151,23 @@ class _Decision:
             raise ConfigError("this is a dense model: it has no routing to record (--record-routing)")
         return _absolute(self.settings.record_routing)
 
-    def _beside_weights(self, cpu_isa: str, max_batch_tokens: int, max_running: int) -> tuple[int, int]:
+    def _beside_weights(self, cpu_isa: str, max_num_batched_tokens: int, max_num_seqs: int) -> tuple[int, int]:
         """Return what processes will hold, and a pass's work space; both matter to the byte only within a limit."""
         if not cpu_isa or self.settings.memory_bytes is None:
             return PROCESS_BYTES, 0
         held_bytes = planned_bytes(self.machine.process_bytes, self.shape, is_served=self.settings.is_served)
-        work = work_bytes(self.shape, num_tokens=max_batch_tokens, num_sampled=max_running)
+        work = work_bytes(self.shape, num_tokens=max_num_batched_tokens, num_sampled=max_num_seqs)
         return held_bytes + margin_bytes(is_served=self.settings.is_served), work
 
-    def _streamed_batch_tokens(self, plan: ExpertPlan, least: int, max_running: int) -> int:
+    def _streamed_batch_tokens(self, plan: ExpertPlan, least: int, max_num_seqs: int) -> int:
         """Return how many tokens a pass may have whose experts come from disk, of which any prompt needs nearly all."""
         left_bytes = self.free_bytes - plan.least_bytes - self.process_bytes
-        for num_tokens in STREAMED_BATCH_TOKENS:
-            work = work_bytes(self.shape, num_tokens=num_tokens, num_sampled=max_running)
+        for num_tokens in DISK_NUM_BATCHED_TOKENS:
+            work = work_bytes(self.shape, num_tokens=num_tokens, num_sampled=max_num_seqs)
             if num_tokens > least and work <= left_bytes // 8:
-                self.reasons.append(("max_batch_tokens", f"{num_tokens}: a long prompt then reads its experts once"))
+                self.reasons.append(
+                    ("max_num_batched_tokens", f"{num_tokens}: a long prompt then reads its experts once")
+                )
                 return num_tokens
         return least
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from moeflow.core.hardware import DEVICE, DISK, RAM, Link
 from moeflow.core.plan import Policy
-from moeflow.planner.costs.cost_model import Choice, CostModel
+from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy
 from moeflow.planner.costs.model_costs import Work
 from moeflow.planner.costs.roofline import Roofs, roofs, work_seconds
 from moeflow.planner.plan_maker import expert_places
@@ -119,7 +119,7 @@ def _attention(model: CostModel, policy: Policy) -> _Planned:
 
 def _feed_forward(model: CostModel, policy: Policy) -> _Planned:
     """Return experts, or a dense model's network: what is not on the near level comes to it for each step."""
-    costs, choice = model.costs, Choice.of(policy)
+    costs, choice = model.costs, IntegerPolicy.of(policy)
     name = f"as planned: batch of {policy.batch_size}"
     if not model.has_device:
         distinct = model.reads(choice)[0].distinct if costs.num_moe_layers else None

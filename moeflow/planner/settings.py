@@ -9,11 +9,11 @@ from typing import Final
 from moeflow.core.errors import ConfigError
 
 BLOCK_SIZE: Final = 16
-DEFAULT_MAX_RUNNING: Final = 32
-OFFLOADED_MAX_RUNNING: Final = 256  # where weights go to a device each pass: the more requests share that, the better
-OFFLOADED_BATCH_TOKENS: Final = 2048
-DEFAULT_MAX_BATCH_TOKENS: Final = 512  # on two CPU cores about a second: the longest that decodes wait for a prefill
-STREAMED_BATCH_TOKENS: Final = (2048, 1024)  # where a pass reads most of the model: the first with room for its work
+DEFAULT_MAX_NUM_SEQS: Final = 32
+OFFLOADED_MAX_NUM_SEQS: Final = 256  # where weights go to a device each pass: the more requests share that, the better
+OFFLOADED_NUM_BATCHED_TOKENS: Final = 2048
+DEFAULT_MAX_NUM_BATCHED_TOKENS: Final = 512  # about a second on two CPU cores: as long as decodes wait for a prefill
+DISK_NUM_BATCHED_TOKENS: Final = (2048, 1024)  # where a pass reads most of the model: the first with room for its work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +31,8 @@ class Settings:
     resident_experts: float | None = None  # share of them that stays on such a device
     num_threads: int | None = None
     max_model_len: int | None = None
-    max_running: int | None = None
-    max_batch_tokens: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
     kv_cache_bytes: int | None = None
     prefix_caching: bool = True
     memory_bytes: int | None = None  # for everything; experts that do not fit come from disk
@@ -49,7 +49,7 @@ class Settings:
 
     def check_counts(self) -> None:
         """Raises: ConfigError for a number below 1 of what there must be at least one of."""
-        for name in ("max_running", "max_batch_tokens", "num_threads", "max_model_len"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "num_threads", "max_model_len"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")

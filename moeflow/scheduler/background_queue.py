@@ -17,9 +17,9 @@ USUAL_ANSWER = 256  # tokens that an answer is expected to have until a longer o
 class BackgroundQueue:
     """A queue that sorts itself, a batch of requests at a time."""
 
-    def __init__(self, max_running: int, cache_size: int) -> None:
+    def __init__(self, max_num_seqs: int, cache_size: int) -> None:
         """Take the size of a micro-batch and how many tokens' K and V there is room for."""
-        self._max_running = max_running
+        self._max_num_seqs = max_num_seqs
         self._cache_size = cache_size
         self._arrived: list[Request] = []
         self._formed: deque[Request] = deque()
@@ -68,8 +68,8 @@ class BackgroundQueue:
         micro_batches, self._arrived = form_micro_batches(
             self._arrived,
             lambda request: len(request.prompt_token_ids),
-            num_micro_batches=-(-len(self._arrived) // self._max_running),
-            max_requests=self._max_running,
+            num_micro_batches=-(-len(self._arrived) // self._max_num_seqs),
+            max_requests=self._max_num_seqs,
             gen_len=max(min(request.max_tokens, self._longest_answer) for request in self._arrived),
             cache_size=self._cache_size,
         )

@@ -53,7 +53,7 @@ class Scheduler:
         check_limits(config)
         self.config = config
         self.interactive: deque[Request] = deque()  # waiting
-        self.background = BackgroundQueue(config.max_running, config.num_blocks * config.block_size)
+        self.background = BackgroundQueue(config.max_num_seqs, config.num_blocks * config.block_size)
         self.running: list[Request] = []  # in order of admission: the last of a kind is its first to be preempted
         self._alone: list[Request] = []  # waiting or running: each is to have passes of its own for a while
         self.num_preemptions = 0
@@ -88,7 +88,7 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """Plan the next pass. Not empty as long as there is work."""
-        plan = _Plan(self.config.max_batch_tokens)
+        plan = _Plan(self.config.max_num_batched_tokens)
         if self._alone:
             self._place_alone(plan, self._alone[0])
             return Batch(tuple(plan.entries))
@@ -155,7 +155,7 @@ class Scheduler:
         assert all(r.is_background for r in self.background)
         assert all(r.status is RequestStatus.RUNNING for r in self.running)
         assert len({id(r) for r in (*self.waiting, *self.running)}) == len(self.waiting) + len(self.running)
-        assert len(self._running(is_background=False)) <= self.config.max_running
+        assert len(self._running(is_background=False)) <= self.config.max_num_seqs
         assert len(self._running(is_background=True)) <= self._max_background
         assert self.running or self.blocks.num_used == 0, "blocks leaked: nobody runs, yet some are in use"
         self.blocks.check_integrity()
@@ -200,7 +200,7 @@ class Scheduler:
         of admission, because blocks are taken from its end. Places are short only for background requests;
         `num_kept` of them are not for decodes.
         """
-        num_places = self.config.max_running - len(plan.entries)
+        num_places = self.config.max_num_seqs - len(plan.entries)
         decoding = [request for request in running if request.is_decoding][: min(num_places - num_kept, plan.budget)]
         budget = plan.budget - len(decoding)
         num_places -= len(decoding)
@@ -219,7 +219,7 @@ class Scheduler:
     def _admit_interactive(self, plan: _Plan) -> None:
         """Let interactive requests in, oldest first, while places and tokens last and background blocks can be had."""
         num_running = len(self._running(is_background=False))
-        while self.interactive and plan.budget > 0 and num_running < self.config.max_running:
+        while self.interactive and plan.budget > 0 and num_running < self.config.max_num_seqs:
             while not self._open(self.interactive[0]):
                 if not any(request.is_background for request in self.running):
                     return
@@ -248,8 +248,8 @@ class Scheduler:
         Decodes save the most: as many in a pass of their own would read all weights for little work, while prompts
         cost the same in any pass. Where few are decoding, prompts are what is lacking.
         """
-        num_places = self.config.max_running - len(plan.entries)
-        num_interactive = self.config.max_batch_tokens - plan.budget
+        num_places = self.config.max_num_seqs - len(plan.entries)
+        num_interactive = self.config.max_num_batched_tokens - plan.budget
         num_decoding = min(sum(request.is_decoding for request in running), num_places, plan.budget)
         num_wanted = num_decoding
         if 2 * num_decoding < num_places:
@@ -264,7 +264,7 @@ class Scheduler:
         Once the engine is shared, as many again as fit a pass: prompts are computed ahead while nobody else is there,
         so that passes beside interactive requests, which rather leave prompts out, do not run short of decodes.
         """
-        return self.config.max_running * (2 if self._latency.is_shared else 1)
+        return self.config.max_num_seqs * (2 if self._latency.is_shared else 1)
 
     def _has_prompts(self, running: list[Request]) -> bool:
         """Whether a background prompt could be computed if one of the decodes left it a place."""
@@ -284,7 +284,7 @@ class Scheduler:
     def _admit_background(self, plan: _Plan) -> None:
         """Let background requests in as long as there is room."""
         num_running = len(self._running(is_background=True))
-        while self.background and plan.budget > 0 and len(plan.entries) < self.config.max_running:
+        while self.background and plan.budget > 0 and len(plan.entries) < self.config.max_num_seqs:
             if num_running >= self._max_background or not self._fits_to_the_end():
                 return
             if not self._open(self.background.head()):
@@ -361,9 +361,9 @@ class Scheduler:
 
 def check_limits(config: SchedulerConfig) -> None:
     """Raises: ConfigError if the limits contradict each other."""
-    if config.max_batch_tokens < config.max_running:
+    if config.max_num_batched_tokens < config.max_num_seqs:
         raise ConfigError(
-            f"max_batch_tokens ({config.max_batch_tokens}) is below max_running ({config.max_running}): "
+            f"max_num_batched_tokens ({config.max_num_batched_tokens}) is below max_num_seqs ({config.max_num_seqs}): "
             "a pass must hold one token of every running request; raise the first or lower the second"
         )
     capacity = config.num_blocks * config.block_size

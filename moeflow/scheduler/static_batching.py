@@ -73,7 +73,7 @@ class StaticBatching:
     @property
     def held_s(self) -> float:
         """Seconds that the next pass is held back, in the hope of more requests."""
-        if self.running or not self.waiting or len(self.waiting) >= self.config.max_running:
+        if self.running or not self.waiting or len(self.waiting) >= self.config.max_num_seqs:
             return 0.0
         waited_s = self._clock() - self._waits_since[self.waiting[0]]
         return max(self.config.batch_timeout_s - waited_s, 0.0)
@@ -93,7 +93,7 @@ class StaticBatching:
         batch = self._batch
         if batch.num_columns == batch.width:
             return Batch(tuple(self._decode_entry(row) for row in batch.rows))
-        columns = max(self.config.max_batch_tokens // len(batch.rows), 1)
+        columns = max(self.config.max_num_batched_tokens // len(batch.rows), 1)
         batch.stop = min(batch.num_columns + columns, batch.width)
         return Batch(tuple(entry for row in batch.rows for entry in self._prefill_entries(row)))
 
@@ -133,7 +133,7 @@ class StaticBatching:
         assert set(self._waits_since) == set(self.waiting)
         assert [row.request for row in self._batch.rows if not row.is_over] == self.running
         assert self.running or not self._batch.rows, "a batch of rows that are all over"
-        assert len(self._batch.rows) <= self.config.max_running
+        assert len(self._batch.rows) <= self.config.max_num_seqs
         assert self.running or self.blocks.num_used == 0, "blocks leaked: nobody runs, yet some are in use"
         self.blocks.check_integrity()
 
@@ -156,7 +156,7 @@ class StaticBatching:
         """Return the oldest requests that fit in one padded batch: at least one."""
         chosen: list[Request] = []
         longest_prompt = longest_answer = 0
-        for request in list(self.waiting)[: self.config.max_running]:
+        for request in list(self.waiting)[: self.config.max_num_seqs]:
             longest_prompt = max(longest_prompt, len(request.prompt_token_ids))
             longest_answer = max(longest_answer, request.max_tokens)
             row_blocks = (

@@ -39,7 +39,7 @@ async def start_generation(
     """
     generator = service.require_generator(is_background=is_background)
     ticket = service.admission.admit(
-        num_prompts * sampling.n, max_running=generator.client.model.max_running, is_background=is_background
+        num_prompts * sampling.n, max_num_seqs=generator.client.model.max_num_seqs, is_background=is_background
     )
     try:
         prompts = await encode(generator)

@@ -80,8 +80,8 @@ def _to_learn(settings: Settings, file: Path) -> Settings:
         record_routing=file,
         prefix_caching=False,
         max_model_len=None,
-        max_running=None,
-        max_batch_tokens=None,
+        max_num_seqs=None,
+        max_num_batched_tokens=None,
         kv_cache_bytes=None,
     )
 
@@ -110,7 +110,7 @@ def _record(settings: Settings, tokens: list[int], on_done: OnDone) -> None:
         for start in range(0, len(tokens), length):
             text = tokens[start : start + length]
             engine.submit(Submission(str(start), text, SamplingParams(max_tokens=1, temperature=0.0), seed=0))
-        total = len(tokens) // config.scheduler.max_batch_tokens + 1
+        total = len(tokens) // config.scheduler.max_num_batched_tokens + 1
         done = 0
         while engine.has_work:
             for output in engine.step():

@@ -113,7 +113,7 @@ def job_record(system: str, num_new: int, **changes: Any) -> dict[str, Any]:
         "weight_format": "float32",
         "system": system,
         "kv_capacity_tokens": 1024,
-        "max_running": 8,
+        "max_num_seqs": 8,
         "workload": {
             "name": "mtbench",
             "num_requests": 80,

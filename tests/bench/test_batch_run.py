@@ -26,7 +26,9 @@ TRAFFIC = WorkloadSpec(rate=200.0, num_requests=6, max_prompt=9, max_new=4, voca
 def config(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny_mixtral(folder)
-    return decide(Settings(model=str(folder), num_threads=1, max_running=2, max_batch_tokens=32, prefix_caching=False))
+    return decide(
+        Settings(model=str(folder), num_threads=1, max_num_seqs=2, max_num_batched_tokens=32, prefix_caching=False)
+    )
 
 
 class ToldEngine:

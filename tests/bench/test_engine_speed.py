@@ -14,7 +14,7 @@ PASS_S = 0.5
 
 def make_stopwatch(**changes):
     """An engine whose every pass takes half a second."""
-    engine, runner = make_engine(**{"max_batch_tokens": 16, "num_blocks": 64, **changes})
+    engine, runner = make_engine(**{"max_num_batched_tokens": 16, "num_blocks": 64, **changes})
     return Stopwatch(engine, seed=0, clock=lambda: len(runner.batches) * PASS_S), engine, runner
 
 
@@ -62,7 +62,7 @@ def test_a_request_set_back_spoils_the_measurement():
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
-        (Case(5, 4, 2), "4 requests together at most: raise --max-running"),
+        (Case(5, 4, 2), "4 requests together at most: raise --max-num-seqs"),
         (Case(1, 48, 0), "allows 48"),
         (Case(4, 16, 8), "holds 96: raise --kv-cache"),
     ],

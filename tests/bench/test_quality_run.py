@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
 
 
 def config(folder: str, **changes):
-    return decide(Settings(model=folder, num_threads=1, max_running=1, prefix_caching=False, **changes))
+    return decide(Settings(model=folder, num_threads=1, max_num_seqs=1, prefix_caching=False, **changes))
 
 
 def test_the_figures_by_hand():

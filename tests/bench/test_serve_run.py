@@ -22,7 +22,9 @@ SPEC = WorkloadSpec(rate=1.0, num_requests=12, max_prompt=20, max_new=10, vocab_
 def config(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny_mixtral(folder)
-    return decide(Settings(model=str(folder), num_threads=1, max_running=4, max_batch_tokens=32, prefix_caching=False))
+    return decide(
+        Settings(model=str(folder), num_threads=1, max_num_seqs=4, max_num_batched_tokens=32, prefix_caching=False)
+    )
 
 
 def collect(results: list, requests: list) -> Progress:
@@ -38,9 +40,9 @@ def test_a_sweep_makes_each_rate_its_own_traffic_and_each_repetition_another():
 
 def test_the_static_policy_prefills_a_whole_batch_in_one_pass(config):
     static = with_policy(config, "static", max_prompt=20, batch_timeout_s=0.5).scheduler
-    assert (static.policy, static.batch_timeout_s, static.max_batch_tokens) == ("static", 0.5, 80)
+    assert (static.policy, static.batch_timeout_s, static.max_num_batched_tokens) == ("static", 0.5, 80)
     ours = with_policy(config, "continuous", max_prompt=20, batch_timeout_s=0.5).scheduler
-    assert (ours.policy, ours.max_batch_tokens) == ("continuous", 32)
+    assert (ours.policy, ours.max_num_batched_tokens) == ("continuous", 32)
 
 
 def test_a_result_holds_the_traffic_the_figures_and_each_request():

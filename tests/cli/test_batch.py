@@ -46,7 +46,7 @@ class Command:
             folder / "in.jsonl", *lines, completion_line("c", temperature=0), chat_line("bad", n=0)
         )
         self.output, self.errors = folder / "out.jsonl", folder / "out.errors.jsonl"
-        limits = ("--threads", "1", "--kv-cache", "16MiB", "--max-running", "8")
+        limits = ("--threads", "1", "--kv-cache", "16MiB", "--max-num-seqs", "8")
         self.arguments = (*MOEFLOW, str(self.source), str(model), "-o", str(self.output), *limits)
 
     def finish(self, *more: str) -> subprocess.CompletedProcess[str]:

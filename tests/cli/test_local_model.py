@@ -25,7 +25,7 @@ def made(monkeypatch):
 
 
 def wishes(model: str | None, cache_dir: Path) -> dict[str, object]:
-    return {"model": model, "dtype": "bfloat16", "max_running": 3, "cache_dir": cache_dir}
+    return {"model": model, "dtype": "bfloat16", "max_num_seqs": 3, "cache_dir": cache_dir}
 
 
 def test_the_built_in_model_is_made_once_and_the_user_told(made, tmp_path, capsys):
@@ -38,7 +38,7 @@ def test_the_built_in_model_is_made_once_and_the_user_told(made, tmp_path, capsy
 
 def test_without_a_model_the_built_in_one_is_prepared(made, tmp_path):
     assert prepare(wishes(None, tmp_path)) == Settings(
-        model=str(tmp_path / "builtin"), dtype="bfloat16", max_running=3, cache_dir=tmp_path
+        model=str(tmp_path / "builtin"), dtype="bfloat16", max_num_seqs=3, cache_dir=tmp_path
     )
 
 

@@ -70,7 +70,7 @@ def test_wishes_and_sampling_are_gathered(verb, seen):
         "micro_batch": None,
         "num_threads": 2,
         "max_model_len": None,
-        "max_running": None,
+        "max_num_seqs": None,
         "kv_cache_bytes": 2 * 1024**3,
         "memory_bytes": 3 * 1024**3,
         "device_memory_bytes": None,

@@ -15,7 +15,7 @@ EVERY_OPTION = """
     --host 0.0.0.0 --port 9 --api-key k --allowed-host a --allowed-host b --max-queue 5 --max-body 1MiB
     --shutdown-deadline 2.5 --data-dir my/jobs --max-file 1GiB --file-quota 2GiB
     --max-engine-restarts 7 --engine-timeout 45 --log-level debug --log-format json --log-prompts
-    --model-name m --max-batch-tokens 64 --no-prefix-caching --max-running 4
+    --model-name m --max-num-batched-tokens 64 --no-prefix-caching --max-num-seqs 4
     --dtype bfloat16 --kv-dtype int8 --device cpu --threads 3 --max-model-len 100 --kv-cache 1GiB
 """
 
@@ -54,8 +54,8 @@ def test_every_wish_arrives(served, tmp_path):
         device="cpu",
         num_threads=3,
         max_model_len=100,
-        max_running=4,
-        max_batch_tokens=64,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
         kv_cache_bytes=1024**3,
         prefix_caching=False,
         cache_dir=tmp_path,

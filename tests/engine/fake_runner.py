@@ -27,7 +27,7 @@ class FakeRunner:
             INFO,
             vocab_size=VOCAB_SIZE,
             max_model_len=config.scheduler.max_model_len,
-            max_running=config.scheduler.max_running,
+            max_num_seqs=config.scheduler.max_num_seqs,
             kv_capacity_tokens=config.scheduler.num_blocks * config.scheduler.block_size,
         )
 
@@ -64,8 +64,8 @@ def make_engine(**changes) -> tuple[Engine, FakeRunner]:
         "block_size": 4,
         "num_blocks": 16,
         "max_model_len": 48,
-        "max_running": 4,
-        "max_batch_tokens": 8,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 8,
         **changes,
     }
     config = dataclasses.replace(ENGINE, scheduler=SchedulerConfig(**values))

@@ -96,7 +96,7 @@ def test_max_tokens_zero_gives_prompt_logprobs_only():
 
 
 def test_prompt_logprobs_are_complete_after_a_preemption_in_the_middle():
-    engine, _ = make_engine(num_blocks=12, max_batch_tokens=4)
+    engine, _ = make_engine(num_blocks=12, max_num_batched_tokens=4)
     engine.submit(submission("old", [3], max_tokens=40))
     for _ in range(20):
         engine.step()
@@ -126,7 +126,7 @@ def test_cancellation_frees_place_and_blocks_within_one_pass():
 
 
 def test_a_failing_pass_ends_its_requests_and_the_engine_lives_on():
-    engine, runner = make_engine(max_running=2)
+    engine, runner = make_engine(max_num_seqs=2)
     for name in "abc":
         engine.submit(submission(name, list(range(8))))
     runner.fail_next = MemoryError("no memory left")
@@ -141,7 +141,7 @@ def test_a_failing_pass_ends_its_requests_and_the_engine_lives_on():
 
 @pytest.mark.parametrize("policy", ["continuous", "static"])
 def test_only_requests_that_need_what_cannot_be_read_fail(policy, monkeypatch):
-    engine, runner = make_engine(max_running=3, policy=policy)
+    engine, runner = make_engine(max_num_seqs=3, policy=policy)
     prompts = {"a": [1, 2, 3], "concerned": [0, 6, 7], "c": [9] * 7}
     poison = generate_alone(prompts["concerned"], 3)[-1]
     assert all(poison not in [*prompt, *generate_alone(prompt, 6)] for prompt in (prompts["a"], prompts["c"]))
@@ -228,7 +228,7 @@ def test_random_traffic_leaves_nothing_behind():
 
 
 def test_stats_count_what_happened():
-    engine, _ = make_engine(max_batch_tokens=40)
+    engine, _ = make_engine(max_num_batched_tokens=40)
     engine.submit(submission("a", list(range(10))))
     run(engine)
     engine.submit(submission("b", list(range(10))))
@@ -254,7 +254,7 @@ def test_speed_is_that_of_the_last_seconds():
 
 
 def test_a_job_leaves_the_next_pass_to_an_arrival_and_is_counted_apart():
-    engine, runner = make_engine(max_running=2)
+    engine, runner = make_engine(max_num_seqs=2)
     for number in range(4):
         submission = Submission(
             f"job-{number}", [number + 1] * 3, SamplingParams(max_tokens=6, ignore_eos=True), 0, True
@@ -272,7 +272,7 @@ def test_a_job_leaves_the_next_pass_to_an_arrival_and_is_counted_apart():
 
 def test_the_first_output_says_how_long_a_request_waited_for_its_first_pass():
     now_s = 100.0
-    engine, runner = make_engine(max_running=1)
+    engine, runner = make_engine(max_num_seqs=1)
     engine = Engine(engine.config, runner, clock=lambda: now_s)
     engine.submit(submission("a", [1], max_tokens=2))
     now_s = 101.0

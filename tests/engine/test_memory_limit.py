@@ -33,7 +33,7 @@ from moeflow.planner.settings import Settings
 from moeflow.kernels.cpu import extension
 
 def config(memory_bytes):
-    return decide(Settings(model=sys.argv[1], cache_dir=Path(sys.argv[2]), memory_bytes=memory_bytes, max_running=4))
+    return decide(Settings(model=sys.argv[1], cache_dir=Path(sys.argv[2]), memory_bytes=memory_bytes, max_num_seqs=4))
 
 memory = config(2**31).memory
 limit_bytes = memory.process_bytes + memory.work_bytes + 24 * 2**20
@@ -54,7 +54,7 @@ stats = engine.stats()
 engine.close()
 peak = int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 seen = {"limit": limit_bytes, "peak": peak, "slots": sorted(slots), "errors": errors}
-print(json.dumps(seen | {"kept": extension.kept_bytes(), "most_tokens": chosen.scheduler.max_batch_tokens}))
+print(json.dumps(seen | {"kept": extension.kept_bytes(), "most_tokens": chosen.scheduler.max_num_batched_tokens}))
 """
 
 

@@ -14,7 +14,7 @@ from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.units import MIB
 from moeflow.engine import memory_limiter
-from moeflow.engine.memory_limiter import MemoryKeeper
+from moeflow.engine.memory_limiter import MemoryLimiter
 from moeflow.experts.budget import MemoryBudget
 from moeflow.experts.slot_arena import arena_bytes
 from moeflow.kv.block_tables import BlockTables
@@ -88,10 +88,10 @@ def test_requests_are_given_no_more_blocks_than_there_is_room_for(room, wishes, 
     limit_bytes = FIXED_BYTES + least_bytes - reused + room * BLOCK_BYTES + margin_bytes(is_served=False)
     plan = MemoryPlan(limit_bytes=limit_bytes, process_bytes=0, weight_bytes=0, work_bytes=WORK_BYTES)
     scheduler = SchedulerConfig(
-        num_blocks=NUM_BLOCKS, max_model_len=LEAST_BLOCKS * BLOCK_SIZE, max_batch_tokens=MAX_TOKENS
+        num_blocks=NUM_BLOCKS, max_model_len=LEAST_BLOCKS * BLOCK_SIZE, max_num_batched_tokens=MAX_TOKENS
     )
     kv = FakeKV()
-    keeper = MemoryKeeper(plan, TINY, scheduler, EXPERTS, NoSlots(), kv)
+    keeper = MemoryLimiter(plan, TINY, scheduler, EXPERTS, NoSlots(), kv)
     blocks = BlockTables(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, prefix_caching=False, num_kept=20)
     requests = []
     with measures(kept, lambda: FIXED_BYTES + kv.num_touched * BLOCK_BYTES):
@@ -116,7 +116,7 @@ def test_a_pass_announces_what_of_its_work_space_is_not_held_yet(num_tokens, kep
     scheduler = SchedulerConfig(num_blocks=NUM_BLOCKS, max_model_len=MAX_TOKENS)
     kv = FakeKV()
     kv.touch(range(NUM_BLOCKS))
-    keeper = MemoryKeeper(plan, TINY, scheduler, EXPERTS, NoSlots(), kv)
+    keeper = MemoryLimiter(plan, TINY, scheduler, EXPERTS, NoSlots(), kv)
     request = Request("", [1] * num_tokens, SamplingParams(), max_tokens=1)
     batch = Batch((BatchEntry(request, 0, num_tokens, list(range(-(-num_tokens // BLOCK_SIZE))), samples=True),))
     with measures(kept, lambda: FIXED_BYTES), patch.object(MemoryBudget, "make_room") as announced:

@@ -23,7 +23,9 @@ def tiny(tmp_path_factory):
 
 
 def load(folder, num_blocks: int = 40, **changes) -> Engine:
-    config = decide(Settings(model=str(folder), num_threads=1, max_running=8, max_batch_tokens=24, dtype="float32"))
+    config = decide(
+        Settings(model=str(folder), num_threads=1, max_num_seqs=8, max_num_batched_tokens=24, dtype="float32")
+    )
     scheduler = dataclasses.replace(config.scheduler, num_blocks=num_blocks, max_model_len=160, **changes)
     return Engine.load(dataclasses.replace(config, scheduler=scheduler))
 

@@ -37,7 +37,7 @@ def test_tokens_are_those_of_a_solo_run_and_padding_stays_inside():
 
 
 def test_a_failing_pass_ends_the_batch_and_the_next_one_runs():
-    engine, runner = make_static_engine(max_running=2)
+    engine, runner = make_static_engine(max_num_seqs=2)
     for name in ("a", "b", "c"):
         engine.submit(submission(name, [1]))
     runner.fail_next = ValueError("boom")
@@ -48,7 +48,7 @@ def test_a_failing_pass_ends_the_batch_and_the_next_one_runs():
 
 
 def test_a_step_computes_nothing_while_the_batch_may_still_fill():
-    engine, runner = make_static_engine(batch_timeout_s=1000.0, max_running=2)
+    engine, runner = make_static_engine(batch_timeout_s=1000.0, max_num_seqs=2)
     engine.submit(submission("a", [1]))
     assert engine.step() == []
     assert (engine.has_work, len(runner.batches)) == (True, 0)
@@ -65,7 +65,7 @@ def test_a_step_computes_nothing_while_the_batch_may_still_fill():
 def config(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny_mixtral(folder)
-    return decide(Settings(model=str(folder), num_threads=1, max_running=4, max_batch_tokens=64))
+    return decide(Settings(model=str(folder), num_threads=1, max_num_seqs=4, max_num_batched_tokens=64))
 
 
 def static(config, **changes):

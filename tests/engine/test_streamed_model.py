@@ -91,12 +91,12 @@ def run(config, prompts=PROMPTS):
 
 
 @pytest.mark.parametrize("quantize", [None, "int8"])
-@pytest.mark.parametrize("max_running", [1, 4])
-def test_tokens_are_those_of_the_resident_model(model, tmp_path, quantize, max_running):
-    expected = run(resident_config(model, quantize=quantize, max_running=max_running))
+@pytest.mark.parametrize("max_num_seqs", [1, 4])
+def test_tokens_are_those_of_the_resident_model(model, tmp_path, quantize, max_num_seqs):
+    expected = run(resident_config(model, quantize=quantize, max_num_seqs=max_num_seqs))
     for policy, predictor, num_slots in zip(sorted(POLICIES), PREDICTORS, (9, 4, 6, 24), strict=True):
         config = streamed_config(
-            model, tmp_path / "slabs", num_slots, policy, predictor, quantize=quantize, max_running=max_running
+            model, tmp_path / "slabs", num_slots, policy, predictor, quantize=quantize, max_num_seqs=max_num_seqs
         )
         assert run(config) == expected
 
@@ -124,7 +124,7 @@ def test_a_slab_that_was_damaged_ends_its_requests_and_the_engine_lives(model, t
 @pytest.mark.parametrize("num_slots", [3, 20])
 def test_a_damaged_slab_concerns_only_those_who_need_it(model, tmp_path, num_slots):
     file = tmp_path / "slabs"
-    config = streamed_config(model, file, num_slots, max_running=4)
+    config = streamed_config(model, file, num_slots, max_num_seqs=4)
     index = read_slab_index(file)
     outcomes = set()
     for number in range(8, 16):  # of the second layer, one after the other

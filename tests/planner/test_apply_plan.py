@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moeflow.core.errors import ConfigError
-from moeflow.core.plan import DIRECT, FROM_DISK, Estimate, Plan, Policy, TierUse, Workload
+from moeflow.core.plan import DISK_OFFLOAD, RESIDENT, Estimate, Plan, Policy, TierUse, Workload
 from moeflow.planner.apply_plan import machine_notice, overruled, settings_from_plan
 from moeflow.planner.hardware.this_machine import machine_identity
 from moeflow.planner.settings import Settings
@@ -24,7 +24,7 @@ PLAN = Plan(
     embedding_format="int8",
     kv_dtype="bfloat16",
     policy=Policy(batch_size=6, micro_batch=6, attention_on_device=False, ffn_on_device=False, chunk_tokens=128),
-    pipeline=DIRECT,
+    pipeline=RESIDENT,
     kv_cache_bytes=1 << 20,
     memory_bytes=0,
     prefill_tokens_per_s=ONE,
@@ -47,17 +47,17 @@ def test_all_that_a_plan_decides_becomes_settings():
         kv_dtype="bfloat16",
         num_threads=3,
         max_model_len=40,
-        max_running=6,
-        max_batch_tokens=128,
+        max_num_seqs=6,
+        max_num_batched_tokens=128,
         kv_cache_bytes=1 << 20,
     )
     assert overruled(PLAN, Settings(model=MODEL)) == []
 
 
 def test_what_the_user_said_stays_and_is_told():
-    said = Settings(model=MODEL, max_running=2, kv_dtype="bfloat16")
-    assert settings_from_plan(PLAN, said).max_running == 2
-    assert overruled(PLAN, said) == [("max_running", 2, 6)]
+    said = Settings(model=MODEL, max_num_seqs=2, kv_dtype="bfloat16")
+    assert settings_from_plan(PLAN, said).max_num_seqs == 2
+    assert overruled(PLAN, said) == [("max_num_seqs", 2, 6)]
 
 
 @pytest.mark.parametrize("said", [{"dtype": "bfloat16"}, {"quantize": "int4"}])
@@ -68,7 +68,7 @@ def test_formats_are_said_by_one_of_them(said):
 
 
 def test_experts_from_disk_keep_to_the_memory_that_was_planned_with():
-    assert settings_from_plan(dataclasses.replace(PLAN, pipeline=FROM_DISK), Settings()).memory_bytes == 1 << 30
+    assert settings_from_plan(dataclasses.replace(PLAN, pipeline=DISK_OFFLOAD), Settings()).memory_bytes == 1 << 30
     assert settings_from_plan(dataclasses.replace(PLAN, memory_bytes=5 << 20), Settings()).memory_bytes == 5 << 20
 
 

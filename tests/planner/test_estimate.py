@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.w
 def config(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny_mixtral(folder)
-    config = decide(Settings(model=str(folder), num_threads=1, max_running=4, kv_cache_bytes=1 << 20))
+    config = decide(Settings(model=str(folder), num_threads=1, max_num_seqs=4, kv_cache_bytes=1 << 20))
     return dataclasses.replace(config, cpu_isa=extension.isa_name())
 
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from moeflow.core.plan import DIRECT, Workload
+from moeflow.core.plan import RESIDENT, Workload
 from moeflow.pipeline.catalog import PIPELINES
 from moeflow.pipeline.offloading import DEVICE_TO_HOST, HOST, HOST_TO_DEVICE
 from moeflow.pipeline.task import COMPUTE
@@ -17,7 +17,7 @@ from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.task_costs import TaskShape, task_cost
 from moeflow.planner.hardware.machine_files import load_machine
 from moeflow.planner.plan_maker import LEAST_HELP, bottleneck, bottleneck_by, make_plan, pipeline_of
-from moeflow.planner.policy_search import Aim, search
+from moeflow.planner.policy_search import Objective, search
 from tests.planner.examples import HALF, SHORT, machine, small_model
 from tests.shapes import MIXTRAL
 
@@ -50,10 +50,10 @@ def lanes_of(model, policy, name):
 def test_a_policy_is_charged_with_the_tasks_of_a_pipeline_that_exists(name, goal):
     where = MACHINES[name]
     model = small_model(where, num_devices=where.num_devices)
-    policy = search(model, Aim(goal=goal, max_sequences=32))
+    policy = search(model, Objective(goal=goal, max_sequences=32))
     pipeline = pipeline_of(model, policy)
     assert policy.ffn_on_device  # no pipeline has the host compute all experts
-    if pipeline == DIRECT:
+    if pipeline == RESIDENT:
         return
     busy, lanes = model.predict(policy).busy, lanes_of(model, policy, pipeline)
     head = policy.num_micro_batches * 2 * policy.micro_batch * 512 * 1000  # operations; nothing else is a step's own
@@ -70,7 +70,7 @@ def test_a_t4_that_has_too_little_memory_for_mixtral_still_computes_its_experts(
     model = CostModel(
         load_machine("t4"), ModelCosts(MIXTRAL, HALF), Workload(prompt_len=418, gen_len=128, max_prompt_len=418)
     )
-    assert search(model, Aim(), 2.0).ffn_on_device
+    assert search(model, Objective(), 2.0).ffn_on_device
 
 
 def link_and_disk(changed):
@@ -94,7 +94,7 @@ def test_resources_that_are_full_together_are_named_together():
 def test_every_resource_named_is_full_and_nothing_full_is_left_out(name):
     workload = Workload(prompt_len=418, gen_len=128, max_prompt_len=418)
     model = CostModel(load_machine(name), ModelCosts(MIXTRAL, HALF), workload)
-    policy = search(model, Aim(), 1.5)
+    policy = search(model, Objective(), 1.5)
     prediction, named = model.predict(policy), bottleneck(model, policy)
     names = {
         "host": ("reading from RAM", "arithmetic"),
@@ -112,10 +112,10 @@ def test_every_resource_named_is_full_and_nothing_full_is_left_out(name):
 @pytest.mark.parametrize(
     ("where", "aim"),
     [
-        (machine(ram=10**9, device=850 * MB), Aim(max_sequences=64)),
-        (machine(ram=10**9, device=850 * MB), Aim(goal="latency", max_sequences=16)),
-        (machine(ram=10**9, device=830 * MB, num_devices=2), Aim(max_sequences=16)),
-        (machine(ram=10**9, device=850 * MB), Aim(max_sequences=16, memory_limits={"ram": 45 * MB})),
+        (machine(ram=10**9, device=850 * MB), Objective(max_sequences=64)),
+        (machine(ram=10**9, device=850 * MB), Objective(goal="latency", max_sequences=16)),
+        (machine(ram=10**9, device=830 * MB, num_devices=2), Objective(max_sequences=16)),
+        (machine(ram=10**9, device=850 * MB), Objective(max_sequences=16, memory_limits={"ram": 45 * MB})),
     ],
 )
 def test_the_map_of_policies_has_the_plan_itself_at_its_centre(where, aim, monkeypatch):
@@ -131,7 +131,7 @@ def test_the_map_of_policies_has_the_plan_itself_at_its_centre(where, aim, monke
 @pytest.mark.slow
 def test_the_time_to_the_first_token_of_all_at_once_is_that_of_all_prompts():
     model = small_model(machine(ram=10**9, device=850 * MB))
-    made = make_plan(model, Aim(max_sequences=64), model_name="small")
+    made = make_plan(model, Objective(max_sequences=64), model_name="small")
     prediction = model.predict(made.policy)
     assert made.all_prompts_s.value == pytest.approx(prediction.prefill_s)
     assert made.all_prompts_s.low == pytest.approx(prediction.prefill_s / (1 + model.machine.uncertainty))

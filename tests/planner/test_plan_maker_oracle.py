@@ -9,8 +9,8 @@ import pytest
 from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import DEVICE, DISK, RAM
 from moeflow.core.plan import Policy
-from moeflow.planner.plan_maker import Found, describe, expert_places, helps_by, pipeline_of
-from moeflow.planner.policy_search import Aim
+from moeflow.planner.plan_maker import SearchResult, describe, expert_places, helps_by, pipeline_of
+from moeflow.planner.policy_search import Objective
 from tests.planner.examples import machine, small_model
 
 HOST = small_model(machine(ram=10**9))
@@ -49,21 +49,21 @@ def test_twice_as_much_of_what_bounds_halves_the_cost(change):
     def cost(model, aim):
         return ONE_RESOURCE[change](model.machine)
 
-    assert [(it.change, it.speedup) for it in helps_by(cost, DEVICE_MODEL, Aim())] == [(change, 2.0)]
+    assert [(it.change, it.speedup) for it in helps_by(cost, DEVICE_MODEL, Objective())] == [(change, 2.0)]
 
 
 def test_the_way_back_and_overheads_come_with_link_and_processor():
     def both_ways(model, aim):
         return model.machine.link(RAM, DEVICE).seconds(1e6) + model.machine.link(DEVICE, RAM).seconds(1e6)
 
-    (link,) = helps_by(both_ways, DEVICE_MODEL, Aim())
+    (link,) = helps_by(both_ways, DEVICE_MODEL, Objective())
     assert (link.change, link.speedup) == ("a link to the device twice as fast", 2.0)
 
     def overheads(model, aim):
         level = model.machine.level(RAM)
         return processor(level, "pass_s") + processor(level, "token_s") + processor(level, "launch_s")
 
-    (faster,) = helps_by(overheads, HOST, Aim())
+    (faster,) = helps_by(overheads, HOST, Objective())
     assert (faster.change, faster.speedup) == ("a processor that computes twice as fast", 2.0)
 
 
@@ -71,7 +71,7 @@ def test_memory_that_was_allowed_is_doubled_with_the_memory():
     def cost(model, aim):
         return 1e9 / min(model.machine.level(RAM).capacity_bytes, aim.memory_limits.get(RAM, 1e12))
 
-    (more,) = helps_by(cost, HOST, Aim(memory_limits={RAM: 10**8}))
+    (more,) = helps_by(cost, HOST, Objective(memory_limits={RAM: 10**8}))
     assert (more.change, more.speedup) == ("twice the memory", 2.0)
 
 
@@ -83,7 +83,7 @@ def test_the_best_comes_first_and_what_hardly_helps_or_does_not_fit_is_left_out(
         read, flops = here.read_bytes_per_s / 1e10, processor(here) / 1e11
         return 0.02 / read + 0.75 / flops + 0.2 / (model.machine.link(DISK, RAM).bytes_per_s(1.0) / 5e8) + 0.03
 
-    found = [(it.change, it.speedup) for it in helps_by(cost, HOST, Aim())]
+    found = [(it.change, it.speedup) for it in helps_by(cost, HOST, Objective())]
     assert found == [
         ("a processor that computes twice as fast", round(1 / 0.625, 3)),
         ("a disk that is read twice as fast", round(1 / 0.9, 3)),
@@ -92,7 +92,7 @@ def test_the_best_comes_first_and_what_hardly_helps_or_does_not_fit_is_left_out(
     def never(model, aim):
         raise CapacityError("no")
 
-    assert helps_by(never, HOST, Aim()) == ()
+    assert helps_by(never, HOST, Objective()) == ()
 
 
 def test_smaller_formats_are_weighed():
@@ -105,10 +105,10 @@ def test_smaller_formats_are_weighed():
         "weights in int4 (--quantize int4)": before / (4.5 / 8 + table * 8.5 / 8 * 1e-6),
         "weights in int8 (--quantize int8)": before / (8.5 / 8 + table * 8.5 / 8 * 1e-6),
     }
-    assert {it.change: it.speedup for it in helps_by(cost, HOST, Aim())} == pytest.approx(expected, abs=1e-3)
+    assert {it.change: it.speedup for it in helps_by(cost, HOST, Objective())} == pytest.approx(expected, abs=1e-3)
     costs = HOST.costs
     small = dataclasses.replace(costs, formats=dataclasses.replace(costs.formats, matrices="int8", embeddings="int8"))
-    (only,) = helps_by(cost, dataclasses.replace(HOST, costs=small), Aim())
+    (only,) = helps_by(cost, dataclasses.replace(HOST, costs=small), Objective())
     assert only.change == "weights in int4 (--quantize int4)"
 
 
@@ -138,7 +138,7 @@ def test_experts_get_what_other_weights_leave():
         ({"attention_on_device": False}, "cgopipe"),
         ({}, "flexgen"),
         ({"kv_on_device": 1.0}, "zero-inference"),
-        ({"kv_on_device": 1.0, "weights_on_device": 1.0, "experts_on_disk": 0.0}, "direct"),
+        ({"kv_on_device": 1.0, "weights_on_device": 1.0, "experts_on_disk": 0.0}, "resident"),
     ],
 )
 def test_pipelines(changes, name):
@@ -146,16 +146,18 @@ def test_pipelines(changes, name):
 
 
 def test_a_host_streams_what_is_on_disk():
-    assert pipeline_of(HOST, dataclasses.replace(POLICY, experts_on_disk=0.1)) == "streaming"
-    assert pipeline_of(HOST, dataclasses.replace(POLICY, experts_on_disk=0.0)) == "direct"
+    assert pipeline_of(HOST, dataclasses.replace(POLICY, experts_on_disk=0.1)) == "disk-offload"
+    assert pipeline_of(HOST, dataclasses.replace(POLICY, experts_on_disk=0.0)) == "resident"
 
 
 def test_a_plan_holds_the_prediction():
     """An uncertainty of a quarter: from 1 / 1.25 of a figure to 1.25 of it; memory is known to a twentieth."""
     model, policy = HOST, dataclasses.replace(POLICY, micro_batch=6, experts_on_disk=0.0, ffn_on_device=False)
     prediction = model.predict(policy)
-    found = Found(policy=policy, prediction=prediction, pipeline="direct", uncertainty=0.25, bottleneck="it", helps=())
-    plan = describe(model, Aim(memory_limits={RAM: 2 * 10**8}), found, model_name="small", reasons=(("a", "b"),))
+    found = SearchResult(
+        policy=policy, prediction=prediction, pipeline="resident", uncertainty=0.25, bottleneck="it", helps=()
+    )
+    plan = describe(model, Objective(memory_limits={RAM: 2 * 10**8}), found, model_name="small", reasons=(("a", "b"),))
     figures = {
         "prefill_tokens_per_s": 6 * 100 / prediction.prefill_s,
         "decode_tokens_per_s": 6 / prediction.decode_s,
@@ -170,7 +172,7 @@ def test_a_plan_holds_the_prediction():
     used = prediction.memory["ram"]
     assert (ram.tier, ram.capacity_bytes, plan.memory_bytes) == ("ram", 2 * 10**8, 2 * 10**8)
     assert (ram.peak_bytes.value, ram.peak_bytes.high) == pytest.approx((used, used * 1.05))
-    tight = describe(model, Aim(memory_limits={RAM: int(used * 1.01)}), found, model_name="small", reasons=())
+    tight = describe(model, Objective(memory_limits={RAM: int(used * 1.01)}), found, model_name="small", reasons=())
     assert tight.memory[0].peak_bytes.high == int(used * 1.01)  # it will be kept to
     assert dict(plan.busy) == {"host": 1.0, "disk": 0.0}
 
@@ -183,4 +185,4 @@ def test_pinned_memory_grows_with_the_memory_that_it_is_part_of():
     def cost(model, aim):
         return 1 / model.machine.level("pinned").capacity_bytes
 
-    assert [(it.change, it.speedup) for it in helps_by(cost, model, Aim())] == [("twice the memory", 2.0)]
+    assert [(it.change, it.speedup) for it in helps_by(cost, model, Objective())] == [("twice the memory", 2.0)]

@@ -12,7 +12,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.planner import planning
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.hardware.hardware_json import machine_to_json
-from moeflow.planner.planning import PlanWish, plan_for
+from moeflow.planner.planning import PlanRequest, plan_for
 from moeflow.planner.settings import Settings
 from tests.planner.examples import machine
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -51,7 +51,7 @@ def config(tmp_path):
 
 
 def test_a_bare_config_is_planned_for(host, config):
-    wish = PlanWish(settings=Settings(model=config), workload=WORKLOAD, machine=host, num_requests=5)
+    wish = PlanRequest(settings=Settings(model=config), workload=WORKLOAD, machine=host, num_requests=5)
     plan = plan_for(wish).plan
     assert plan.policy.batch_size <= 5
     assert (plan.weight_format, plan.kv_dtype, plan.model) == ("bfloat16", "float32", config)
@@ -59,7 +59,7 @@ def test_a_bare_config_is_planned_for(host, config):
 
 def test_a_memory_limit_goes_along_and_formats_are_those_asked_for(host, config):
     asked = Settings(model=config, quantize="int8", memory_bytes=480 * 2**20, kv_dtype="int8")
-    plan = plan_for(PlanWish(settings=asked, workload=WORKLOAD, machine=host, goal="latency")).plan
+    plan = plan_for(PlanRequest(settings=asked, workload=WORKLOAD, machine=host, goal="latency")).plan
     assert (plan.weight_format, plan.kv_dtype, plan.memory_bytes) == ("int8", "int8", 480 * 2**20)
     assert plan.policy.batch_size == 1
 
@@ -69,15 +69,17 @@ def test_what_comes_from_disk_is_read_for_more_prompt_tokens_at_once(host, confi
 
     def chunk(**settings):
         asked = Settings(model=config, **settings)
-        return plan_for(PlanWish(settings=asked, workload=long, machine=host, num_sequences=1)).plan.policy.chunk_tokens
+        return plan_for(
+            PlanRequest(settings=asked, workload=long, machine=host, num_sequences=1)
+        ).plan.policy.chunk_tokens
 
     assert chunk(memory_bytes=420 * 2**20) > 512
     assert chunk() == 512
-    assert chunk(memory_bytes=420 * 2**20, max_batch_tokens=64) == 64
+    assert chunk(memory_bytes=420 * 2**20, max_num_batched_tokens=64) == 64
 
 
 def test_a_shape_that_is_shipped_is_planned_for_by_name():
-    wish = PlanWish(settings=Settings(model="mixtral-8x7b"), workload=WORKLOAD, machine="paper-s1", num_sequences=64)
+    wish = PlanRequest(settings=Settings(model="mixtral-8x7b"), workload=WORKLOAD, machine="paper-s1", num_sequences=64)
     plan = plan_for(wish).plan
     assert (plan.model, plan.num_threads) == ("mixtral-8x7b", 0)
 
@@ -88,19 +90,19 @@ def test_what_has_no_weights_is_refused_with_what_can_be_planned_for(host, confi
         ("mixtral", "without weights are dbrx, mixtral-8x22b"),
     ):
         with pytest.raises(CheckpointError, match=hint):
-            plan_for(PlanWish(settings=Settings(model=str(model)), workload=WORKLOAD, machine=host))
+            plan_for(PlanRequest(settings=Settings(model=str(model)), workload=WORKLOAD, machine=host))
 
 
 def test_what_is_no_model_is_refused(host):
     for model, error in ((None, ConfigError), ("/nowhere", CheckpointError), ("/nowhere/config.json", CheckpointError)):
         with pytest.raises(error):
-            plan_for(PlanWish(settings=Settings(model=model), workload=WORKLOAD, machine=host))
+            plan_for(PlanRequest(settings=Settings(model=model), workload=WORKLOAD, machine=host))
 
 
 @pytest.mark.parametrize("device", ["cuda:1", "emulated:1GiB,1"])
 def test_devices_that_cannot_be_planned_for_are_refused(config, device):
     with pytest.raises(ConfigError, match=r"Plan for a described one \(--machine t4"):
-        plan_for(PlanWish(settings=Settings(model=config, device=device), workload=WORKLOAD))
+        plan_for(PlanRequest(settings=Settings(model=config, device=device), workload=WORKLOAD))
 
 
 @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -109,7 +111,7 @@ def test_experts_packed_already_need_no_room_on_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(planning, "shutil", SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=7)))
     write_tiny_mixtral(tmp_path / "model")
     settings = Settings(model=str(tmp_path / "model"), cache_dir=tmp_path)
-    wish = PlanWish(settings=settings, workload=WORKLOAD)
+    wish = PlanRequest(settings=settings, workload=WORKLOAD)
     assert plan_for(wish).model.machine.level(DISK).capacity_bytes == 7
     pack(settings.model, None, cache_dir=tmp_path, num_threads=1)
     (packed,) = (tmp_path / "experts").glob("*.slabs")

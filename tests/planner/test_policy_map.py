@@ -6,7 +6,7 @@ from moeflow.bench.plan_plots import panels_and_notes
 from moeflow.core.plan import Policy
 from moeflow.planner.hardware.machine_files import load_machine
 from moeflow.planner.policy_map import MapPoint, PolicyMap, num_map_points, policy_map, scaled_link_and_host
-from moeflow.planner.policy_search import Aim
+from moeflow.planner.policy_search import Objective
 from tests.planner.examples import machine, small_model
 
 
@@ -50,7 +50,7 @@ def test_link_and_host_are_scaled_and_nothing_else():
 def test_a_host_with_more_memory_and_a_faster_disk_is_no_slower():
     done: list[int] = []
     model = small_model(machine(ram=10**9))
-    made = policy_map(model, Aim(max_sequences=16), on_point=lambda: done.append(1))
+    made = policy_map(model, Objective(max_sequences=16), on_point=lambda: done.append(1))
     assert len(done) == len(made.points) == num_map_points(model)
     known = {(point.x, point.y): point for point in made.points}
     for (x, y), point in known.items():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from moeflow.core.errors import CapacityError
 from moeflow.core.plan import Policy
 from moeflow.planner.hardware.machine_files import load_machine
-from moeflow.planner.policy_search import KEPT_SPEED, Aim, cost_per_token, fits, search
+from moeflow.planner.policy_search import KEPT_SPEED, Objective, cost_per_token, fits, search
 from tests.planner.examples import SHORT, machine, routing, small_model
 from tests.shapes import MIXTRAL
 
@@ -67,7 +67,7 @@ def test_no_policy_of_an_exhaustive_grid_is_better(number, goal, overlap):
     model = small_model(
         where, routing=learnt, overlap=overlap, prefill_overlap=1 - overlap, num_devices=max(where.num_devices, 1)
     )
-    aim = Aim(goal=goal, max_sequences=32)
+    aim = Objective(goal=goal, max_sequences=32)
     exhaustive = best_of_grid(model, aim)
     assert exhaustive is not None
     policy = search(model, aim)
@@ -79,7 +79,7 @@ def test_no_policy_of_an_exhaustive_grid_is_better(number, goal, overlap):
 @given(st.integers(40, 300), st.integers(1, 9))
 def test_a_number_of_sequences_is_kept_to(ram, num_sequences):
     model = small_model(machine(ram=ram * MB))
-    policy = search(model, Aim(num_sequences=num_sequences))
+    policy = search(model, Objective(num_sequences=num_sequences))
     assert policy.batch_size == num_sequences
     assert fits(model, policy, {})
 
@@ -88,23 +88,23 @@ def test_a_number_of_sequences_is_kept_to(ram, num_sequences):
 @pytest.mark.parametrize("num_sequences", [1, 7, 50, 101])
 def test_a_number_of_sequences_is_kept_to_in_micro_batches(num_sequences):
     model = small_model(machine(ram=200 * MB, device=870 * MB, link=1e10))
-    policy = search(model, Aim(num_sequences=num_sequences))
+    policy = search(model, Objective(num_sequences=num_sequences))
     assert policy.batch_size == num_sequences
     assert fits(model, policy, {})
 
 
 def test_what_does_not_fit_is_said_with_need_have_and_remedy():
     with pytest.raises(CapacityError, match=r"one sequence of 148 tokens needs at least .* \(1.0 MiB there\): take"):
-        search(small_model(machine(ram=2**20)), Aim())
+        search(small_model(machine(ram=2**20)), Objective())
     with pytest.raises(CapacityError, match="of device memory"):
-        search(small_model(machine(ram=10**12, device=10**6)), Aim())
+        search(small_model(machine(ram=10**12, device=10**6)), Objective())
     with pytest.raises(CapacityError, match="at least"):
-        search(small_model(machine(ram=10**12)), Aim(memory_limits={"ram": 10**6}))
+        search(small_model(machine(ram=10**12)), Objective(memory_limits={"ram": 10**6}))
 
 
 def test_less_memory_at_nearly_the_best_speed():
     model = small_model(machine(ram=10**10))
-    fast, small = search(model, Aim(max_sequences=64)), search(model, Aim(goal="memory", max_sequences=64))
+    fast, small = search(model, Objective(max_sequences=64)), search(model, Objective(goal="memory", max_sequences=64))
     assert model.predict(small).memory["ram"] < model.predict(fast).memory["ram"]
     assert model.predict(small).tokens_per_s >= KEPT_SPEED * model.predict(fast).tokens_per_s * 0.999
 
@@ -112,6 +112,6 @@ def test_less_memory_at_nearly_the_best_speed():
 def test_mixtral_on_one_t4_attends_on_the_host_and_streams_experts_as_in_the_paper():
     model = small_model(load_machine("paper-s1"))
     model = dataclasses.replace(model, costs=dataclasses.replace(model.costs, shape=MIXTRAL), workload=SHORT)
-    policy = search(model, Aim())
+    policy = search(model, Objective())
     assert (policy.attention_on_device, policy.ffn_on_device) == (False, True)
     assert policy.weights_on_device < 0.2

@@ -15,7 +15,7 @@ from scipy.optimize import linprog
 from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import RAM
 from moeflow.core.plan import Policy
-from moeflow.planner.policy_search import KEPT_SPEED, Aim, cost_per_token, fits, search
+from moeflow.planner.policy_search import KEPT_SPEED, Objective, cost_per_token, fits, search
 from tests.planner.examples import machine, routing, small_model
 
 MB = 10**6
@@ -129,7 +129,7 @@ def of_device(model, sizes, goal):
 @pytest.mark.parametrize("overlap", [1.0, 0.3])
 def test_a_hosts_policy_is_the_best_of_all(where, goal, overlap):
     model = small_model(where, routing=LEARNT, overlap=overlap, prefill_overlap=1 - overlap)
-    found = search(model, Aim(goal=goal, max_sequences=5))
+    found = search(model, Objective(goal=goal, max_sequences=5))
     assert fits(model, found, {})
     assert cost_per_token(model, found, goal) == pytest.approx(of_host(model, range(1, 6), goal), rel=2e-4)
 
@@ -138,7 +138,7 @@ def test_a_hosts_policy_is_the_best_of_all(where, goal, overlap):
 @pytest.mark.parametrize(("goal", "overlap"), [("throughput", 1.0), ("throughput", 0.3), ("latency", 0.3)])
 def test_a_devices_policy_is_the_best_of_all(where, goal, overlap):
     model = small_model(where, overlap=overlap, prefill_overlap=1 - overlap)
-    found = search(model, Aim(goal=goal, max_sequences=5))
+    found = search(model, Objective(goal=goal, max_sequences=5))
     sizes = [(mu, count) for mu in range(1, 6) for count in range(1, 5 // mu + 1)]
     assert fits(model, found, {})
     assert cost_per_token(model, found, goal) <= of_device(model, sizes, goal) * (1 + 2e-4)
@@ -147,7 +147,7 @@ def test_a_devices_policy_is_the_best_of_all(where, goal, overlap):
 @pytest.mark.parametrize("where", DEVICES[:2])
 def test_a_number_of_sequences_is_cut_as_is_best(where):
     model = small_model(where)
-    found = search(model, Aim(num_sequences=7))
+    found = search(model, Objective(num_sequences=7))
     assert found.batch_size == 7
     assert fits(model, found, {})
 
@@ -163,8 +163,8 @@ def test_a_number_of_sequences_is_cut_as_is_best(where):
 @pytest.mark.parametrize("where", HOSTS)
 def test_the_least_memory_at_nearly_the_best_speed(where):
     model = small_model(where, routing=LEARNT)
-    found = search(model, Aim(goal="memory", max_sequences=4))
-    fast = search(model, Aim(max_sequences=4))
+    found = search(model, Objective(goal="memory", max_sequences=4))
+    fast = search(model, Objective(max_sequences=4))
     limit = cost_per_token(model, fast, "throughput") / KEPT_SPEED
     assert cost_per_token(model, found, "throughput") <= limit * (1 + 1e-4)
     least = min(filter(None, (least_memory(model, batch, limit) for batch in range(1, 5))))
@@ -173,31 +173,31 @@ def test_the_least_memory_at_nearly_the_best_speed(where):
 
 def test_memory_that_is_allowed_is_what_counts():
     model = small_model(machine(ram=200 * MB))
-    limited = search(model, Aim(max_sequences=4, memory_limits={"ram": 43 * MB}))
+    limited = search(model, Objective(max_sequences=4, memory_limits={"ram": 43 * MB}))
     assert model.predict(limited).memory["ram"] <= 43 * MB * (1 + 1e-6)
-    assert limited == search(small_model(HOSTS[1]), Aim(max_sequences=4))
-    assert not fits(model, search(model, Aim(max_sequences=4)), {"ram": 40 * MB})
-    unlimited = search(small_model(HOSTS[1]), Aim(max_sequences=4, memory_limits={"ram": 10**12}))
+    assert limited == search(small_model(HOSTS[1]), Objective(max_sequences=4))
+    assert not fits(model, search(model, Objective(max_sequences=4)), {"ram": 40 * MB})
+    unlimited = search(small_model(HOSTS[1]), Objective(max_sequences=4, memory_limits={"ram": 10**12}))
     assert unlimited == limited  # no more than there is
 
 
 def test_as_many_experts_stay_in_memory_as_must():
     free = small_model(machine(ram=25 * MB))
     bound = dataclasses.replace(free, least_experts=0.9)
-    assert search(free, Aim(max_sequences=2)).experts_on_disk > 0.3
+    assert search(free, Objective(max_sequences=2)).experts_on_disk > 0.3
     with pytest.raises(CapacityError):
-        search(bound, Aim(max_sequences=2))
+        search(bound, Objective(max_sequences=2))
     roomy = dataclasses.replace(small_model(machine(ram=60 * MB)), least_experts=0.9)
-    assert search(roomy, Aim(goal="memory", max_sequences=2)).experts_on_disk <= 0.1 + 1e-6
+    assert search(roomy, Objective(goal="memory", max_sequences=2)).experts_on_disk <= 0.1 + 1e-6
 
 
 def test_without_a_disk_all_experts_stay_in_memory():
     levels = tuple(level for level in machine(ram=10**9).levels if level.name != "disk")
     where = dataclasses.replace(machine(ram=10**9), levels=levels)
-    assert search(small_model(where), Aim(goal="memory", max_sequences=2)).experts_on_disk == 0
+    assert search(small_model(where), Objective(goal="memory", max_sequences=2)).experts_on_disk == 0
     short = tuple(dataclasses.replace(it, capacity_bytes=25 * MB) for it in levels)
     with pytest.raises(CapacityError, match="of memory"):
-        search(small_model(dataclasses.replace(where, levels=short)), Aim(max_sequences=2))
+        search(small_model(dataclasses.replace(where, levels=short)), Objective(max_sequences=2))
 
 
 def test_a_finer_grid_finds_the_batch_that_just_fits():
@@ -205,7 +205,7 @@ def test_a_finer_grid_finds_the_batch_that_just_fits():
     free = small_model(machine(ram=10**10))
     room = free.costs.model_bytes + 333.5 * 160 * free.costs.kv_bytes  # 148 tokens, in blocks of 16
     model = dataclasses.replace(small_model(machine(ram=int(room))), least_experts=1.0)
-    found = search(model, Aim(max_sequences=2000))
+    found = search(model, Objective(max_sequences=2000))
     best = min(cost_per_token(model, on_host(batch, 0.0), "throughput") for batch in range(1, 334))
     assert found.batch_size <= 333
     assert cost_per_token(model, found, "throughput") <= best * 1.001

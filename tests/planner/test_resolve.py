@@ -40,7 +40,7 @@ def test_everything_is_decided_with_its_reason(model):
     config = decide(Settings(model=model), machine())
     assert (config.device, config.weight_format, config.num_threads) == ("cpu", "float32", 4)
     assert config.scheduler.max_model_len == 512
-    assert config.scheduler.num_blocks == 32 * config.scheduler.max_running
+    assert config.scheduler.num_blocks == 32 * config.scheduler.max_num_seqs
     assert {name for name, _ in config.reasons} == {
         "device",
         "weights",
@@ -62,8 +62,8 @@ def test_the_users_word_is_kept(model):
             device="cpu",
             num_threads=2,
             max_model_len=100,
-            max_running=3,
-            max_batch_tokens=50,
+            max_num_seqs=3,
+            max_num_batched_tokens=50,
             kv_cache_bytes=1 * MIB,
             prefix_caching=False,
         ),
@@ -71,7 +71,7 @@ def test_the_users_word_is_kept(model):
     )
     assert (config.model_name, config.weight_format, config.num_threads) == ("mine", "bfloat16", 2)
     assert config.kv_dtype == "bfloat16"
-    assert (config.scheduler.max_model_len, config.scheduler.max_running) == (100, 3)
+    assert (config.scheduler.max_model_len, config.scheduler.max_num_seqs) == (100, 3)
     assert config.kv_cache_bytes <= 1 * MIB
     assert config.scheduler.num_blocks == 1 * MIB // (2 * 2 * 2 * 8 * 2 * 16)
     assert config.reasons == ()
@@ -173,7 +173,7 @@ def wide_model(tmp_path_factory) -> str:
 
 
 HELD_BYTES = 200 * MIB  # by the process that decides
-LIMITED = {"kv_dtype": "float32", "max_running": 4, "max_batch_tokens": 64}
+LIMITED = {"kv_dtype": "float32", "max_num_seqs": 4, "max_num_batched_tokens": 64}
 
 
 def limited(model, folder, memory_bytes, **settings):
@@ -210,16 +210,16 @@ def test_passes_are_longer_where_each_reads_most_of_the_model_if_there_is_room(w
     overhead = limited(wide_model, tmp_path, 2 * GIB).memory.process_bytes
 
     def batch_tokens(left_bytes, **wishes):
-        config = limited(wide_model, tmp_path, overhead + left_bytes, max_batch_tokens=None, **wishes)
+        config = limited(wide_model, tmp_path, overhead + left_bytes, max_num_batched_tokens=None, **wishes)
         assert (config.experts is None) == (left_bytes > 60 * MIB)
-        return config.scheduler.max_batch_tokens
+        return config.scheduler.max_num_batched_tokens
 
     assert batch_tokens(32 * MIB) == 2048
     assert batch_tokens(20 * MIB) == 1024
     assert batch_tokens(12 * MIB) == 512
     assert batch_tokens(100 * MIB) == 512
-    wish = limited(wide_model, tmp_path, overhead + 32 * MIB, max_batch_tokens=600)
-    assert wish.scheduler.max_batch_tokens == 600
+    wish = limited(wide_model, tmp_path, overhead + 32 * MIB, max_num_batched_tokens=600)
+    assert wish.scheduler.max_num_batched_tokens == 600
 
 
 @needs_extension

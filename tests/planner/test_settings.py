@@ -8,7 +8,7 @@ from moeflow.core.errors import ConfigError
 from moeflow.planner.settings import Settings
 
 
-@pytest.mark.parametrize("name", ["max_running", "max_batch_tokens", "num_threads", "max_model_len"])
+@pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "num_threads", "max_model_len"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_counts_are_at_least_one(name, value):
     Settings().check_counts()

@@ -65,13 +65,13 @@ def test_an_arrival_is_in_the_very_next_pass_whatever_the_job_holds(jobs, late, 
         took_part = run_pass(scheduler, model, 0.01)
         assert arrival in took_part
         num_served += 1
-    assert num_served <= -(-len(late[0]) // scheduler.config.max_batch_tokens) + late[1]
+    assert num_served <= -(-len(late[0]) // scheduler.config.max_num_batched_tokens) + late[1]
     assert arrival.num_preemptions == 0
     assert arrival.output_token_ids == generate_alone(*late)
 
 
 def test_a_row_that_sits_out_keeps_its_blocks():
-    scheduler, model = make_scheduler(max_running=2, num_blocks=20), FakeModel(4)
+    scheduler, model = make_scheduler(max_num_seqs=2, num_blocks=20), FakeModel(4)
     rows = [background("a", [1] * 4, 12), background("b", [2] * 4, 12)]
     for row in rows:
         scheduler.add(row)
@@ -102,7 +102,7 @@ def test_blocks_are_taken_from_the_youngest_of_the_job():
 
 
 def test_a_job_goes_on_in_the_gaps_of_a_conversation():
-    scheduler, model = make_scheduler(max_running=4, num_blocks=40, max_model_len=100), FakeModel(4)
+    scheduler, model = make_scheduler(max_num_seqs=4, num_blocks=40, max_model_len=100), FakeModel(4)
     rows = [background(str(i), [i], 30) for i in range(3)]
     for row in rows:
         scheduler.add(row)
@@ -119,7 +119,7 @@ def test_a_job_goes_on_in_the_gaps_of_a_conversation():
 
 def test_prompts_are_computed_ahead_once_the_engine_is_shared():
     scheduler, model = (
-        make_scheduler(max_running=4, num_blocks=80, max_model_len=100, max_batch_tokens=20),
+        make_scheduler(max_num_seqs=4, num_blocks=80, max_model_len=100, max_num_batched_tokens=20),
         FakeModel(4),
     )
     for number in range(12):
@@ -142,7 +142,7 @@ def test_prompts_are_computed_ahead_once_the_engine_is_shared():
 
 def test_beside_a_conversation_decodes_take_part_and_prompts_wait():
     scheduler, model = (
-        make_scheduler(max_running=4, num_blocks=80, max_model_len=100, max_batch_tokens=20),
+        make_scheduler(max_num_seqs=4, num_blocks=80, max_model_len=100, max_num_batched_tokens=20),
         FakeModel(4),
     )
     for number in range(4):
@@ -166,7 +166,7 @@ def test_beside_a_conversation_decodes_take_part_and_prompts_wait():
 def test_a_job_that_only_has_prompts_goes_on_beside_a_conversation():
     """Nothing decodes, so prompts are what is saved up for."""
     scheduler, model = (
-        make_scheduler(max_running=4, num_blocks=80, max_model_len=100, max_batch_tokens=20),
+        make_scheduler(max_num_seqs=4, num_blocks=80, max_model_len=100, max_num_batched_tokens=20),
         FakeModel(4),
     )
     for number in range(3):
@@ -181,7 +181,7 @@ def test_a_job_that_only_has_prompts_goes_on_beside_a_conversation():
 
 
 def test_a_job_is_admitted_only_as_far_as_its_answers_will_fit():
-    scheduler, model = make_scheduler(num_blocks=12, max_model_len=40, max_running=8), FakeModel(4)
+    scheduler, model = make_scheduler(num_blocks=12, max_model_len=40, max_num_seqs=8), FakeModel(4)
     rows = [background(str(i), [i] * 4, 12) for i in range(6)]  # four blocks each in the end
     for row in rows:
         scheduler.add(row)
@@ -190,7 +190,7 @@ def test_a_job_is_admitted_only_as_far_as_its_answers_will_fit():
 
 
 def test_a_job_begins_with_its_longest_prompts():
-    scheduler = make_scheduler(num_blocks=40, max_batch_tokens=100, max_model_len=100)
+    scheduler = make_scheduler(num_blocks=40, max_num_batched_tokens=100, max_model_len=100)
     for length in (3, 9, 6):
         scheduler.add(background(str(length), [length] * length))
     assert [entry.request.request_id for entry in scheduler.schedule().entries] == ["9", "6", "3"]
@@ -198,7 +198,7 @@ def test_a_job_begins_with_its_longest_prompts():
 
 def test_a_place_that_is_kept_for_a_prompt_that_finds_no_blocks_goes_to_a_decode():
     """Memory may lend the cache fewer blocks than the condition of algorithm 2 counts on."""
-    scheduler, model = make_scheduler(max_running=1, num_blocks=12), FakeModel(4)
+    scheduler, model = make_scheduler(max_num_seqs=1, num_blocks=12), FakeModel(4)
     scheduler.add(make_request("somebody", [1, 2]))  # from now on prompts are computed ahead
     run_to_end(scheduler, model, 0.01)
     scheduler.add(background("decodes", [1, 2, 0], 12))
@@ -212,7 +212,7 @@ def test_a_place_that_is_kept_for_a_prompt_that_finds_no_blocks_goes_to_a_decode
 
 
 def test_background_requests_that_may_grow_keep_no_blocks_from_an_interactive_one():
-    scheduler, model = make_scheduler(num_blocks=6, max_model_len=20, max_batch_tokens=16), FakeModel(4)
+    scheduler, model = make_scheduler(num_blocks=6, max_model_len=20, max_num_batched_tokens=16), FakeModel(4)
     for name in ("a", "b"):
         scheduler.add(background(name, [1, 2, 0, int(name == "a")], 5))
     run_pass(scheduler, model, 0.01)

@@ -16,15 +16,17 @@ from tests.scheduler.traffic import AnyTraffic, finish_pass, make_request, make_
 @given(
     jobs=st.lists(st.tuples(prompts, st.integers(1, 12)), min_size=1, max_size=8),
     num_blocks=st.integers(10, 24),
-    max_running=st.integers(1, 5),
-    max_batch_tokens=st.integers(5, 40),
+    max_num_seqs=st.integers(1, 5),
+    max_num_batched_tokens=st.integers(5, 40),
     prefix_caching=st.booleans(),
 )
-def test_every_request_gets_the_tokens_it_gets_alone(jobs, num_blocks, max_running, max_batch_tokens, prefix_caching):
+def test_every_request_gets_the_tokens_it_gets_alone(
+    jobs, num_blocks, max_num_seqs, max_num_batched_tokens, prefix_caching
+):
     scheduler = make_scheduler(
         num_blocks=num_blocks,
-        max_running=max_running,
-        max_batch_tokens=max_batch_tokens,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
         prefix_caching=prefix_caching,
     )
     requests = [make_request(str(i), prompt, n) for i, (prompt, n) in enumerate(jobs)]
@@ -47,7 +49,7 @@ TestTraffic.settings = settings(max_examples=60, stateful_step_count=60)
 
 
 def test_decodes_go_on_while_a_long_prompt_is_prefilled_in_chunks():
-    scheduler, model = make_scheduler(max_batch_tokens=6), FakeModel(4)
+    scheduler, model = make_scheduler(max_num_batched_tokens=6), FakeModel(4)
     short = make_request("short", [1], 20)
     scheduler.add(short)
     run_pass(scheduler, model)
@@ -61,7 +63,7 @@ def test_decodes_go_on_while_a_long_prompt_is_prefilled_in_chunks():
 
 
 def test_equal_prompts_of_one_pass_share_their_full_blocks():
-    scheduler = make_scheduler(max_batch_tokens=30)
+    scheduler = make_scheduler(max_num_batched_tokens=30)
     first, second = (make_request(name, list(range(10)), 3) for name in "ab")
     scheduler.add(first)
     scheduler.add(second)
@@ -100,8 +102,8 @@ def test_the_youngest_is_preempted_and_still_gets_its_tokens():
 def test_with_room_for_all_tokens_of_all_requests_none_waits_for_blocks(num, prompt_len, max_tokens, num_tokens):
     """Room for just these: a request that has all its blocks keeps none from others."""
     num_blocks = num * -(-(prompt_len + max_tokens - 1) // 4)
-    limits = {"num_blocks": num_blocks, "max_model_len": prompt_len + max_tokens, "max_batch_tokens": num_tokens}
-    scheduler, model = make_scheduler(max_running=num, prefix_caching=False, **limits), FakeModel(4)
+    limits = {"num_blocks": num_blocks, "max_model_len": prompt_len + max_tokens, "max_num_batched_tokens": num_tokens}
+    scheduler, model = make_scheduler(max_num_seqs=num, prefix_caching=False, **limits), FakeModel(4)
     for index in range(num):
         scheduler.add(make_request(str(index), [index % VOCAB_SIZE] * prompt_len, max_tokens))
     while scheduler.has_work:
@@ -112,7 +114,7 @@ def test_with_room_for_all_tokens_of_all_requests_none_waits_for_blocks(num, pro
 
 
 def test_requests_of_a_pass_that_is_undone_are_computed_one_by_one():
-    scheduler, model = make_scheduler(max_batch_tokens=30, num_blocks=20), FakeModel(4)
+    scheduler, model = make_scheduler(max_num_batched_tokens=30, num_blocks=20), FakeModel(4)
     decoding, prefilled, like_it = (make_request(*of) for of in (("a", [7]), ("b", [1] * 10), ("c", [1] * 10)))
     scheduler.add(decoding)
     run_pass(scheduler, model)
@@ -137,7 +139,7 @@ def test_a_pass_of_one_request_cannot_be_undone():
 
 
 def test_prompt_logprobs_make_every_position_be_computed():
-    scheduler = make_scheduler(max_batch_tokens=30)
+    scheduler = make_scheduler(max_num_batched_tokens=30)
     scheduler.add(make_request("first", list(range(10)), 2))
     run_to_end(scheduler)
     scheduler.add(make_request("all", list(range(10)), 2, prompt_logprobs=0))
@@ -145,8 +147,8 @@ def test_prompt_logprobs_make_every_position_be_computed():
 
 
 def test_limits_that_cannot_work_are_refused():
-    with pytest.raises(ConfigError, match="max_batch_tokens"):
-        make_scheduler(max_running=9)
+    with pytest.raises(ConfigError, match="max_num_batched_tokens"):
+        make_scheduler(max_num_seqs=9)
     with pytest.raises(ConfigError, match="KV cache holds 48"):
         make_scheduler(max_model_len=49)
 

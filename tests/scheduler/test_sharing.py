@@ -19,10 +19,15 @@ from moeflow.workload.offline import SHAPES, made_up_lengths
 from moeflow.workload.poisson import Arrival, WorkloadSpec, make_arrivals
 
 LIMITS = SchedulerConfig(
-    block_size=16, num_blocks=7679, max_model_len=8192, max_running=32, max_batch_tokens=512, prefix_caching=False
+    block_size=16,
+    num_blocks=7679,
+    max_model_len=8192,
+    max_num_seqs=32,
+    max_num_batched_tokens=512,
+    prefix_caching=False,
 )
 JOB = SHAPES["reasoning"]
-WINDOW = 4 * LIMITS.max_running  # requests of the job in the engine
+WINDOW = 4 * LIMITS.max_num_seqs  # requests of the job in the engine
 
 
 def pass_s(num_tokens: int) -> float:

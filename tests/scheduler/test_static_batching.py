@@ -31,8 +31,8 @@ def make_static(clock=None, **changes) -> StaticBatching:
         "block_size": 4,
         "num_blocks": 60,
         "max_model_len": 40,
-        "max_running": 4,
-        "max_batch_tokens": 200,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 200,
         "batch_timeout_s": 0.5,
         "policy": "static",
         **changes,
@@ -52,11 +52,13 @@ def add_all(scheduler, *jobs: tuple[int, int]) -> list[Request]:
 @given(
     jobs=st.lists(st.tuples(prompts, st.integers(1, 12)), min_size=1, max_size=9),
     num_blocks=st.integers(10, 60),
-    max_running=st.integers(1, 5),
-    max_batch_tokens=st.integers(5, 120),
+    max_num_seqs=st.integers(1, 5),
+    max_num_batched_tokens=st.integers(5, 120),
 )
-def test_every_request_gets_the_tokens_it_gets_alone(jobs, num_blocks, max_running, max_batch_tokens):
-    scheduler = make_static(num_blocks=num_blocks, max_running=max_running, max_batch_tokens=max_batch_tokens)
+def test_every_request_gets_the_tokens_it_gets_alone(jobs, num_blocks, max_num_seqs, max_num_batched_tokens):
+    scheduler = make_static(
+        num_blocks=num_blocks, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+    )
     requests = [make_request(str(i), prompt, n) for i, (prompt, n) in enumerate(jobs)]
     for request in requests:
         scheduler.add(request)
@@ -71,14 +73,14 @@ def test_every_request_gets_the_tokens_it_gets_alone(jobs, num_blocks, max_runni
 @settings(max_examples=100)
 @given(
     jobs=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 12)), min_size=1, max_size=9),
-    max_running=st.integers(1, 5),
+    max_num_seqs=st.integers(1, 5),
 )
-def test_a_batch_costs_its_longest_prompt_and_its_longest_answer_in_every_row(jobs, max_running):
-    scheduler, model = make_static(max_running=max_running), FakeModel(4)
+def test_a_batch_costs_its_longest_prompt_and_its_longest_answer_in_every_row(jobs, max_num_seqs):
+    scheduler, model = make_static(max_num_seqs=max_num_seqs), FakeModel(4)
     add_all(scheduler, *jobs)
     while scheduler.has_work:
-        rows = jobs[:max_running]
-        jobs = jobs[max_running:]
+        rows = jobs[:max_num_seqs]
+        jobs = jobs[max_num_seqs:]
         longest_prompt, longest_answer = (max(lengths) for lengths in zip(*rows, strict=True))
         assert len(scheduler.waiting) == len(rows) + len(jobs), "nobody joins a batch that runs"
         costs = []
@@ -92,7 +94,7 @@ def test_a_batch_costs_its_longest_prompt_and_its_longest_answer_in_every_row(jo
 
 class Traffic(AnyTraffic):
     def __init__(self) -> None:
-        super().__init__(make_static(max_batch_tokens=13, num_blocks=24))
+        super().__init__(make_static(max_num_batched_tokens=13, num_blocks=24))
 
     @precondition(lambda self: self.scheduler.has_work)
     @rule()
@@ -109,7 +111,7 @@ TestTraffic.settings = settings(max_examples=60, stateful_step_count=60)
 
 def test_a_pass_is_held_back_until_the_batch_is_full_or_the_oldest_has_waited_enough():
     clock, model = Clock(), FakeModel(4)
-    scheduler = make_static(clock, max_running=3)
+    scheduler = make_static(clock, max_num_seqs=3)
     assert scheduler.held_s == 0.0  # nothing to hold back
     add_all(scheduler, (2, 5))
     assert scheduler.held_s == pytest.approx(0.5)
@@ -128,7 +130,7 @@ def test_a_pass_is_held_back_until_the_batch_is_full_or_the_oldest_has_waited_en
 
 
 def test_shorter_prompts_are_padded_on_the_left_and_all_rows_get_their_first_token_together():
-    scheduler, model = make_static(max_batch_tokens=8), FakeModel(4)  # two rows: four columns a pass
+    scheduler, model = make_static(max_num_batched_tokens=8), FakeModel(4)  # two rows: four columns a pass
     long, short = add_all(scheduler, (10, 2), (3, 2))
     shares = []
     for _ in range(3):
@@ -156,7 +158,7 @@ def test_a_row_that_is_over_goes_on_costing_a_token_a_pass():
 
 
 def test_a_cancelled_prompt_is_computed_as_padding_to_the_end():
-    scheduler, model = make_static(max_batch_tokens=8), FakeModel(4)
+    scheduler, model = make_static(max_num_batched_tokens=8), FakeModel(4)
     gone, _ = add_all(scheduler, (9, 2), (12, 2))
     finish_pass(scheduler, model, scheduler.schedule())
     scheduler.finish(gone, FinishReason.CANCELLED)
@@ -167,7 +169,7 @@ def test_a_cancelled_prompt_is_computed_as_padding_to_the_end():
 
 
 def test_a_batch_takes_no_more_rows_than_memory_holds_to_the_end():
-    scheduler = make_static(num_blocks=20, max_running=4)  # a row of 12 + 12 tokens takes 6 blocks, and one to spare
+    scheduler = make_static(num_blocks=20, max_num_seqs=4)  # a row of 12 + 12 tokens takes 6 blocks, and one to spare
     add_all(scheduler, (12, 12), (4, 12), (12, 4), (1, 1))
     scheduler.schedule()
     assert len(scheduler.running) == 2
@@ -183,5 +185,5 @@ def test_policies_are_chosen_by_name():
 
 
 def test_limits_that_cannot_work_are_refused():
-    with pytest.raises(ConfigError, match="max_batch_tokens"):
-        make_static(max_batch_tokens=3)
+    with pytest.raises(ConfigError, match="max_num_batched_tokens"):
+        make_static(max_num_batched_tokens=3)

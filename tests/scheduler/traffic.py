@@ -24,8 +24,8 @@ def make_scheduler(**changes) -> Scheduler:
         "block_size": 4,
         "num_blocks": 12,
         "max_model_len": 40,
-        "max_running": 4,
-        "max_batch_tokens": 8,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 8,
         **changes,
     }
     return Scheduler(SchedulerConfig(**values))
@@ -54,9 +54,11 @@ def run_pass(scheduler: AnyScheduler, model: FakeModel, elapsed_s: float = 0.0) 
     """Do what the engine does; return who took part."""
     batch = scheduler.schedule()
     assert batch, "a pass must never be empty while there is work"
-    assert batch.num_tokens <= scheduler.config.max_batch_tokens
+    assert batch.num_tokens <= scheduler.config.max_num_batched_tokens
     assert len({id(e.request) for e in batch.entries}) == len(batch.entries)
-    assert sum(e.request in scheduler.running for e in batch.entries) <= scheduler.config.max_running  # without padding
+    assert (
+        sum(e.request in scheduler.running for e in batch.entries) <= scheduler.config.max_num_seqs
+    )  # without padding
     finish_pass(scheduler, model, batch, elapsed_s)
     return [entry.request for entry in batch.entries]
 

@@ -23,7 +23,7 @@ REPLY = "Grüße, world 🦊!"  # characters of 1, 2 and 4 bytes, so of as many 
 
 
 class FakeClient:
-    def __init__(self, tokenizer: Tokenizer, *, max_running: int = 4, max_model_len: int = 256) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, max_num_seqs: int = 4, max_model_len: int = 256) -> None:
         self.reply = [*tokenizer.encode(REPLY, add_special_tokens=False), EOS]
         self.model = msgspec.structs.replace(
             INFO,
@@ -31,7 +31,7 @@ class FakeClient:
             path="/secret/place",
             vocab_size=tokenizer.vocab_size,
             max_model_len=max_model_len,
-            max_running=max_running,
+            max_num_seqs=max_num_seqs,
             eos_token_ids=(EOS,),
             num_layers=2,
         )

@@ -20,32 +20,32 @@ class Clock:
 
 def test_running_and_waiting_together_are_bounded():
     admission = Admission(max_queue=2)
-    tickets = [admission.admit(1, max_running=3) for _ in range(5)]
+    tickets = [admission.admit(1, max_num_seqs=3) for _ in range(5)]
     with pytest.raises(QueueFullError):
-        admission.admit(1, max_running=3)
+        admission.admit(1, max_num_seqs=3)
     tickets[0].close()
     tickets[0].close()
-    admission.admit(1, max_running=3)
+    admission.admit(1, max_num_seqs=3)
     assert admission.num_unfinished == 5
 
 
 def test_a_request_is_all_in_or_all_out():
     admission = Admission(max_queue=2)
-    admission.admit(3, max_running=2)
+    admission.admit(3, max_num_seqs=2)
     with pytest.raises(QueueFullError):
-        admission.admit(2, max_running=2)
+        admission.admit(2, max_num_seqs=2)
     assert admission.num_unfinished == 3
 
 
 def test_what_could_never_come_in_need_not_come_back():
     with pytest.raises(RequestError, match="takes 4") as caught:
-        Admission(max_queue=2).admit(5, max_running=2)
+        Admission(max_queue=2).admit(5, max_num_seqs=2)
     assert not isinstance(caught.value, QueueFullError)
 
 
 def test_sequences_leave_one_by_one():
     admission = Admission(max_queue=0)
-    ticket = admission.admit(3, max_running=3)
+    ticket = admission.admit(3, max_num_seqs=3)
     ticket.finish_one()
     assert admission.num_unfinished == 2
     for _ in range(5):
@@ -58,12 +58,12 @@ def test_the_longer_sequences_take_the_later_to_come_back():
     clock = Clock()
     admission = Admission(max_queue=0, clock=clock)
     for _ in range(100):
-        ticket = admission.admit(1, max_running=1)
+        ticket = admission.admit(1, max_num_seqs=1)
         clock.now += 20
         ticket.finish_one()
-    admission.admit(1, max_running=1)
+    admission.admit(1, max_num_seqs=1)
     with pytest.raises(QueueFullError) as caught:
-        admission.admit(1, max_running=1)
+        admission.admit(1, max_num_seqs=1)
     assert caught.value.retry_after_s == pytest.approx(20, rel=0.01)
 
 
@@ -71,10 +71,10 @@ def test_a_request_that_never_ran_teaches_nothing():
     clock = Clock()
     admission = Admission(max_queue=9, clock=clock)
     for _ in range(100):
-        admission.admit(10, max_running=1).close()
-    admission.admit(5, max_running=1)
+        admission.admit(10, max_num_seqs=1).close()
+    admission.admit(5, max_num_seqs=1)
     with pytest.raises(QueueFullError) as caught:
-        admission.admit(10, max_running=1)
+        admission.admit(10, max_num_seqs=1)
     assert caught.value.retry_after_s == 10  # ten places, a second each until something better is known
 
 

@@ -120,7 +120,7 @@ def test_clients_that_hang_up_leave_nothing_behind(tmp_path: Path):
     jobs = make_jobs(vocab_size=258, longest_prompt=200, longest_answer=120)
     # 24 blocks, a longest request needs 20: they run out as soon as any two long ones overlap, however fast they go
     memory = ("--dtype", "float32", "--kv-dtype", "float32", "--kv-cache", "100kB", "--max-model-len", "320")
-    options = ("--max-running", "12", "--threads", "1", *memory)
+    options = ("--max-num-seqs", "12", "--threads", "1", *memory)
     with serving(str(tmp_path), *options) as url:
         stats = asyncio.run(soak(url, jobs, rounds=3))
     assert stats["kv_blocks_total"] == 24

@@ -34,7 +34,7 @@ from moeflow.planner.settings import Settings
 from moeflow.server.config import ServerConfig
 from moeflow.server.launch import serve
 
-settings = Settings(model=sys.argv[1], slab_file=Path(sys.argv[2]), num_threads=1, max_running=4, max_model_len=256)
+settings = Settings(model=sys.argv[1], slab_file=Path(sys.argv[2]), num_threads=1, max_num_seqs=4, max_model_len=256)
 if sys.argv[3] == "streamed":
     memory = decide(dataclasses.replace(settings, is_served=True, memory_bytes=2**31)).memory
     limit_bytes = memory.process_bytes + memory.work_bytes + 16 * 2**20

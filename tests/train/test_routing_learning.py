@@ -61,7 +61,7 @@ def test_prompts_computed_together_are_in_order(model, tmp_path, little, studied
     """One prompt a pass and many a pass are the same text, so that they must be the same study."""
     monkeypatch.setattr(routing_learning, "SEQUENCE_TOKENS", 30)
     limited = routing_learning._to_learn
-    for number, limits in enumerate(({"max_batch_tokens": 64, "max_running": 8}, {"max_running": 1})):
+    for number, limits in enumerate(({"max_num_batched_tokens": 64, "max_num_seqs": 8}, {"max_num_seqs": 1})):
         monkeypatch.setattr(
             routing_learning, "_to_learn", lambda *asked, limits=limits: dataclasses.replace(limited(*asked), **limits)
         )
@@ -71,7 +71,7 @@ def test_prompts_computed_together_are_in_order(model, tmp_path, little, studied
 
 
 def test_what_is_learnt_does_not_depend_on_the_workload_that_is_planned_for(model, tmp_path, little, studied):
-    ensure_profile(settings(model, tmp_path / "short", max_model_len=24, max_running=1, max_batch_tokens=16))
+    ensure_profile(settings(model, tmp_path / "short", max_model_len=24, max_num_seqs=1, max_num_batched_tokens=16))
     ensure_profile(settings(model, tmp_path / "any"))
     assert (studied[0] == studied[1]).all()
 

@@ -14,7 +14,7 @@ import llama_cpp as llama
 
 from benchmarks.peers.workers.protocol import FIRST_ORDINARY_TOKEN, likeliest, serve
 
-MAX_BATCH_TOKENS = 2048
+MAX_NUM_BATCHED_TOKENS = 2048
 MAX_NEW_TOKENS = 128  # of a sequence: what its part of the cache has room for
 
 
@@ -31,7 +31,7 @@ class LlamaWorker:
         if not self._model:
             raise SystemExit(f"llama.cpp cannot load {wish['model']}")
         self.vocab_size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self._model))
-        self._batch = llama.llama_batch_init(MAX_BATCH_TOKENS, 0, 1)
+        self._batch = llama.llama_batch_init(MAX_NUM_BATCHED_TOKENS, 0, 1)
         self._contexts: dict[int, Any] = {}
         self._prefilled: dict[int, int] = {}  # batch size -> prompt length in its context
 
@@ -50,8 +50,8 @@ class LlamaWorker:
                 for sequence, prompt in enumerate(prompts)
                 for position, token in enumerate(prompt)
             ]
-            for at in range(0, len(rows), MAX_BATCH_TOKENS):
-                self._run(context, rows[at : at + MAX_BATCH_TOKENS])
+            for at in range(0, len(rows), MAX_NUM_BATCHED_TOKENS):
+                self._run(context, rows[at : at + MAX_NUM_BATCHED_TOKENS])
             self._prefilled[num] = length
         llama.llama_synchronize(context)
         start = time.perf_counter()
@@ -71,7 +71,7 @@ class LlamaWorker:
 
     def follow(self, prompt: list[int], tokens: list[int]) -> dict[str, Any]:
         """See `Following.follow`; it is fed the tokens."""
-        context = self._context(1, MAX_BATCH_TOKENS)
+        context = self._context(1, MAX_NUM_BATCHED_TOKENS)
         llama.llama_memory_clear(llama.llama_get_memory(context), True)
         start = time.perf_counter()
         self._run(context, [(token, at, 0, at == len(prompt) - 1) for at, token in enumerate(prompt)])
@@ -96,7 +96,7 @@ class LlamaWorker:
         if num_sequences not in self._contexts:
             params = llama.llama_context_default_params()
             params.n_ctx = num_tokens
-            params.n_batch = MAX_BATCH_TOKENS
+            params.n_batch = MAX_NUM_BATCHED_TOKENS
             params.n_seq_max = max(num_sequences, 1)
             params.n_threads = params.n_threads_batch = self._threads
             context = llama.llama_init_from_model(self._model, params)

@@ -29,8 +29,8 @@ class MoeflowWorker:
             model=wish["model"],
             num_threads=wish["threads"],
             max_model_len=1024,
-            max_running=32,
-            max_batch_tokens=2048,
+            max_num_seqs=32,
+            max_num_batched_tokens=2048,
             prefix_caching=False,
             **{name: Path(value) if name == "slab_file" else value for name, value in wish["settings"].items()},
         )

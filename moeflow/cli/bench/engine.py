@@ -34,7 +34,7 @@ measurement and keeps what there is."""
 @click.option("--prefill", "prefill_lens", type=click.IntRange(1), multiple=True, help="Prefill so many tokens.")
 @click.option("--prompt-len", type=click.IntRange(1), default=32, show_default=True, help="Prompts of decoding rows.")
 @click.option("--new-tokens", type=click.IntRange(1), default=32, show_default=True, help="Decode passes to time.")
-@click.option("--max-batch-tokens", type=click.IntRange(1), help="Tokens in one pass, at most.")
+@click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Tokens in one pass, at most.")
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Measurements of each row.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed makes the same prompts.")
 @result_options
@@ -44,7 +44,7 @@ def engine(
     prefill_lens: tuple[int, ...],
     prompt_len: int,
     new_tokens: int,
-    max_batch_tokens: int | None,
+    max_num_batched_tokens: int | None,
     repeats: int,
     seed: int,
     as_json: bool,
@@ -57,8 +57,8 @@ def engine(
     """
     if not batch_sizes and not prefill_lens:
         batch_sizes, prefill_lens = lazy.BATCH_SIZES, lazy.PREFILL_LENS
-    most = wishes["max_running"] or (max(batch_sizes, default=1) if wishes["plan_file"] is None else None)
-    wishes = {**wishes, "max_running": most, "max_batch_tokens": max_batch_tokens}
+    most = wishes["max_num_seqs"] or (max(batch_sizes, default=1) if wishes["plan_file"] is None else None)
+    wishes = {**wishes, "max_num_seqs": most, "max_num_batched_tokens": max_num_batched_tokens}
     settings = prepare(wishes, prefix_caching=False)
     cases = lazy.make_cases(batch_sizes, prefill_lens, prompt_len, new_tokens)
     run = lazy.EngineRun(settings, cases, repeats=repeats, seed=seed)

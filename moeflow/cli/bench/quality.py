@@ -52,7 +52,7 @@ def quality(
 
     MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model is measured.
     """
-    settings = dataclasses.replace(prepare({**wishes, "max_running": 1}), prefix_caching=False)
+    settings = dataclasses.replace(prepare({**wishes, "max_num_seqs": 1}), prefix_caching=False)
     reference, tested = lazy.decide(lazy.in_own_precision(settings)), lazy.decide(settings)
     about = lazy.describe_comparison(reference, tested)
     if (about["reference_format"], about["reference_kv_dtype"]) == (about["weight_format"], about["kv_dtype"]):

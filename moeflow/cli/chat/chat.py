@@ -53,7 +53,7 @@ def chat(
     if url and wishes["model"]:
         raise click.UsageError("MODEL and --url exclude each other: the server has its own model")
     # One conversation needs no more than one place in a pass.
-    talker = RemoteTalker(url, api_key) if url else LocalTalker(load(wishes, max_running=1))
+    talker = RemoteTalker(url, api_key) if url else LocalTalker(load(wishes, max_num_seqs=1))
     with closing(talker):
         converse(talker, Conversation(sampling, system))
 

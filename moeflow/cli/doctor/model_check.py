@@ -92,7 +92,7 @@ def limits(config: EngineConfig, shape: ModelConfig) -> list[Finding]:
         ),
         Finding("KV cache", Verdict.OK, f"{format_bytes(config.kv_cache_bytes)} in {config.kv_dtype}, {tokens} tokens"),
         Finding(
-            "requests", Verdict.OK, f"{scheduler.max_running} together, {scheduler.max_model_len} tokens each at most"
+            "requests", Verdict.OK, f"{scheduler.max_num_seqs} together, {scheduler.max_model_len} tokens each at most"
         ),
     ]
     if config.cpu_isa and not config.packed_file and config.experts is None:
@@ -120,7 +120,7 @@ def shares(config: EngineConfig, memory: MemoryPlan, shape: ModelConfig) -> list
     lines = [
         (memory.process_bytes, processes),
         (memory.weight_bytes, "weights that stay there"),
-        (memory.work_bytes, f"work space of a pass of {config.scheduler.max_batch_tokens} tokens, at most"),
+        (memory.work_bytes, f"work space of a pass of {config.scheduler.max_num_batched_tokens} tokens, at most"),
     ]
     if config.experts is None:
         lines.append((config.kv_cache_bytes, "keys and values, at most"))

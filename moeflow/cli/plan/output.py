@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from moeflow.bench.tables import Table
 from moeflow.core.hardware import DEVICE, DISK, FAR_APART, PINNED, RAM
-from moeflow.core.plan import DIRECT, FROM_DISK, Estimate, Plan, plan_to_json
+from moeflow.core.plan import DISK_OFFLOAD, RESIDENT, Estimate, Plan, plan_to_json
 from moeflow.core.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _TIERS = {RAM: "memory", DEVICE: "device memory", DISK: "disk", PINNED: "pinned memory"}
 _PIPELINES = {
-    DIRECT: "everything is resident",
-    FROM_DISK: "experts come from disk as they are needed",
+    RESIDENT: "everything is resident",
+    DISK_OFFLOAD: "experts come from disk as they are needed",
     "cgopipe": "the host attends; weights go to the device in pages",
     "flexgen": "the device attends; keys, values and weights go there",
     "zero-inference": "the device attends; weights go there layer by layer",

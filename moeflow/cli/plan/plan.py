@@ -130,7 +130,7 @@ def plan(
     )
     if prompts is not None:
         workload, num_requests = workload_of(prompts, name, gen_len, rate)
-    wish = lazy.PlanWish(
+    wish = lazy.PlanRequest(
         settings=lazy.Settings(model=name, **wishes),
         workload=workload,
         goal=goal,

@@ -27,7 +27,7 @@ Examples:
   moeflow simulate serve --machine h100 --model mixtral-8x7b \\
       --weights int8 --rate 8
   moeflow simulate serve --machine a100-80g --devices 2 \\
-      --model mixtral-8x7b --rate 4 --rate 16 --max-running 128
+      --model mixtral-8x7b --rate 4 --rate 16 --max-num-seqs 128
 
 The scheduler is the one that serves; machine and clock are virtual, and the traffic is that of `moeflow bench serve`
 with the same options, so that both print the same tables. The whole model is resident; what HTTP, text and sampling
@@ -40,8 +40,8 @@ cost is left out.
 @rates_option
 @workload_options
 @policies_option
-@click.option("--max-running", type=click.IntRange(1), default=32, help="Requests in a pass at most.")
-@click.option("--max-batch-tokens", type=click.IntRange(1), default=512, help="Tokens in a pass at most.")
+@click.option("--max-num-seqs", type=click.IntRange(1), default=32, help="Requests in a pass at most.")
+@click.option("--max-num-batched-tokens", type=click.IntRange(1), default=512, help="Tokens in a pass at most.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line instead of tables.")
 def serve(
     machine: str,
@@ -51,8 +51,8 @@ def serve(
     rates: tuple[float, ...],
     traffic: dict[str, int],
     policies: tuple[str, ...],
-    max_running: int,
-    max_batch_tokens: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
     as_json: bool,
 ) -> None:
     """Predict requests and tokens a second, and latencies, of traffic that arrives at random."""
@@ -71,8 +71,8 @@ def serve(
                 block_size=BLOCK_SIZE,
                 num_blocks=_checked(num_blocks, spec),
                 max_model_len=spec.max_total,
-                max_running=max_running,
-                max_batch_tokens=max_batch_tokens,
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
                 policy=policy,
             )
             served = [

@@ -37,7 +37,7 @@ class _Rate:
         self._units = self._seconds = 0.0
 
 
-class HostShare:
+class HostExpertSplit:
     """Measures, and chooses for each pass; lanes time what they do from their own threads, one kind of work each."""
 
     def __init__(

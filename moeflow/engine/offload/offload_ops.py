@@ -12,7 +12,7 @@ from time import perf_counter
 
 import torch
 
-from moeflow.engine.offload.host_split import HostShare
+from moeflow.engine.offload.host_split import HostExpertSplit
 from moeflow.engine.offload.micro_batches import MicroBatch
 from moeflow.engine.offload.shared_expert_ops import SharedExpertOps
 from moeflow.kernels.embedding import embedding
@@ -37,7 +37,7 @@ class OffloadOps:
         kv: OffloadedKV,
         device: OffloadDevice,
         costs: ModelCosts,
-        share: HostShare,
+        share: HostExpertSplit,
     ) -> None:
         """`halves[i]` are layer i with its experts in the one half of the weight buffer, and in the other."""
         self.micro_batches: Sequence[MicroBatch] = ()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.offload_config import OffloadConfig
-from moeflow.engine.offload.host_split import HostShare
+from moeflow.engine.offload.host_split import HostExpertSplit
 from moeflow.engine.offload.micro_batches import Side, cut_pass
 from moeflow.engine.offload.offload_ops import OffloadOps
 from moeflow.models.layers.context import ForwardContext
@@ -54,13 +54,13 @@ class OffloadedModel:
         self.device = make_device(config.offload)
         costs = costs_of(model.config, config)
         self.device.memory.take(_bytes_outside_experts(model), "weights outside of experts")
-        self.device.memory.take(int(costs.activation_bytes(config.scheduler.max_batch_tokens)), "activations")
+        self.device.memory.take(int(costs.activation_bytes(config.scheduler.max_num_batched_tokens)), "activations")
         self._kv = self._place_kv(config)
         self._host, self._side = _sides(model, self.device.torch_device)
         self._resident, streamed = self._split_experts()
         self._weights = PagedWeights(streamed, self.device)
         has_experts = [bool(size) for size in self._sharable_bytes]
-        self._share = HostShare(costs, has_experts, self._num_sharable, config.offload.num_hosted_experts)
+        self._share = HostExpertSplit(costs, has_experts, self._num_sharable, config.offload.num_hosted_experts)
         self._ops = OffloadOps(model, self._make_halves(), self._weights, self._kv, self.device, costs, self._share)
         self._costs = costs
         self._is_warm = False

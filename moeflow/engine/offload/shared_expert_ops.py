@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from moeflow.engine.offload.host_split import HostShare
+from moeflow.engine.offload.host_split import HostExpertSplit
 from moeflow.engine.offload.micro_batches import MicroBatch
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
@@ -32,7 +32,7 @@ class SharedExpertOps:
         end_layer: Callable[[int, MicroBatch], None],
         device: OffloadDevice,
         costs: ModelCosts,
-        share: HostShare,
+        share: HostExpertSplit,
     ) -> None:
         """`layer_on_device` finds a layer where its streamed experts are, which `end_layer` may give back."""
         self._model = model

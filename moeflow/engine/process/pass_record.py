@@ -63,14 +63,14 @@ class PassRecord:
         self._memory.close()
 
 
-def make_descriptor(max_running: int) -> int:
+def make_descriptor(max_num_seqs: int) -> int:
     """Make the memory of a record: a file without a name, which a child can inherit.
 
-    It has room for passes of `max_running` requests, and is no larger: users may limit the size of files.
+    It has room for passes of `max_num_seqs` requests, and is no larger: users may limit the size of files.
 
     Raises: OSError.
     """
-    num_bytes = _ENTRY_AT + max_running * _REQUEST_BYTES
+    num_bytes = _ENTRY_AT + max_num_seqs * _REQUEST_BYTES
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("moeflow-pass-record")
     else:

@@ -102,7 +102,7 @@ class ProcessEngine:
         Raises: the error that kept the engine from loading (CheckpointError, CapacityError, ...), or EngineError;
         ConfigError if there is no place for the socket.
         """
-        engine = await cls._launch(StallWatch(timeout_s), config.scheduler.max_running)
+        engine = await cls._launch(StallWatch(timeout_s), config.scheduler.max_num_seqs)
         engine._on_progress = on_progress
         engine._on_failure = on_failure
         try:
@@ -118,12 +118,12 @@ class ProcessEngine:
         return engine
 
     @classmethod
-    async def _launch(cls, stall: StallWatch, max_running: int) -> ProcessEngine:
+    async def _launch(cls, stall: StallWatch, max_num_seqs: int) -> ProcessEngine:
         """Start a process that has nothing to do yet."""
         with contextlib.ExitStack() as undo:
             folder = SocketFolder()
             undo.callback(folder.remove)
-            descriptor = make_descriptor(max_running)
+            descriptor = make_descriptor(max_num_seqs)
             undo.callback(os.close, descriptor)
             socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
             undo.callback(socket.close, linger=0)

@@ -23,7 +23,7 @@ _BYTES_PER_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.125, "int4": 0.6
 
 def foreseen_pass_s(config: EngineConfig, model: ModelInfo) -> float:
     """Return what the longest pass takes where everything is slow: all tokens, all weights from a disk."""
-    num_flops = 2.0 * model.num_active_parameters * config.scheduler.max_batch_tokens
+    num_flops = 2.0 * model.num_active_parameters * config.scheduler.max_num_batched_tokens
     num_bytes = _BYTES_PER_WEIGHT.get(model.weight_format, 4.0) * model.num_parameters
     return num_flops / (_SLOW_FLOPS * max(config.num_threads, 1)) + num_bytes / _SLOW_DISK_BYTES_PER_S
 

@@ -13,7 +13,7 @@ from moeflow.experts.cache.occupancy import Occupancy
 from moeflow.experts.cache.scan import Scan
 
 
-class Victims:
+class EvictionSelector:
     """The choice among the experts of all layers, over the passes."""
 
     def __init__(self, policy: EvictionPolicy, num_layers: int, num_experts: int) -> None:

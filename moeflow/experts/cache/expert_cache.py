@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from moeflow.core.errors import CapacityError
 from moeflow.experts.cache.cache_stats import CacheStats
 from moeflow.experts.cache.eviction import EvictionPolicy
-from moeflow.experts.cache.eviction_selector import Victims
-from moeflow.experts.cache.inflight_loads import Loads
+from moeflow.experts.cache.eviction_selector import EvictionSelector
+from moeflow.experts.cache.inflight_loads import InflightLoads
 from moeflow.experts.cache.lease import Lease
 from moeflow.experts.cache.load_job import LoadJob, StartLoads
 from moeflow.experts.cache.occupancy import Occupancy
@@ -68,8 +68,8 @@ class ExpertCache:
         self._changed = threading.Condition()  # its lock may be taken again by who has it
         self._occupancy = Occupancy(num_layers, num_experts, num_slots)
         self._prefetches = Prefetches(total, slab_bytes, self._stats)
-        self._victims = Victims(policy, num_layers, num_experts)
-        self._loads = Loads(
+        self._victims = EvictionSelector(policy, num_layers, num_experts)
+        self._loads = InflightLoads(
             self._occupancy, self._prefetches, start_loads, self._changed, slab_bytes=slab_bytes, stats=self._stats
         )
         self._first_numbers = np.arange(0, total, num_experts).reshape(-1, 1, 1)  # of each layer

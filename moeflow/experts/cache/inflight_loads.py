@@ -16,7 +16,7 @@ from moeflow.experts.cache.occupancy import Occupancy
 from moeflow.experts.cache.prefetches import Prefetches
 
 
-class Loads:
+class InflightLoads:
     """One job for each expert on its way, by its number over all layers."""
 
     def __init__(

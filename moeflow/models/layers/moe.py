@@ -24,7 +24,7 @@ from moeflow.models.layers.expert_slabs import ExpertSlabs
 from moeflow.models.layers.expert_stage import expert_stage
 from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.norm import RMSNorm
-from moeflow.models.layers.placement import AbsentExperts, Destination, Placement, whole
+from moeflow.models.layers.placement import Destination, OffloadedExperts, Placement, whole
 
 # router logits [T, E] -> (topk_ids [T, K] int64, topk_weights [T, K] float32)
 Choose = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -70,7 +70,7 @@ class MoE:
             return self.weights(hidden, topk_ids, topk_weights, residual)
         if isinstance(self.weights, PackedExperts):
             return extension.experts(hidden, self.weights, topk_ids, topk_weights, residual)
-        assert not isinstance(self.weights, AbsentExperts)
+        assert not isinstance(self.weights, OffloadedExperts)
         out = fused_experts(hidden, self.weights.gate_up, self.weights.down, topk_ids, topk_weights)
         return out if residual is None else out.add_(residual)
 
@@ -97,7 +97,7 @@ class MoE:
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination); experts that are kept elsewhere are left out."""
         yield self.router_name(prefix), whole(self.router)
-        if isinstance(self.weights, CachedExperts | AbsentExperts):
+        if isinstance(self.weights, CachedExperts | OffloadedExperts):
             return
         experts: Sequence[tuple[Destination, Destination, Destination]] = self.weights.parts()
         for expert, parts in enumerate(experts):

@@ -47,7 +47,7 @@ class ExpertTensors:
         return list(zip(gates, ups, self.down, strict=True))
 
 
-class AbsentExperts:
+class OffloadedExperts:
     """Stands for a layer's experts in a model that is built for its other weights only; nothing is computed."""
 
 
@@ -93,7 +93,7 @@ class Placement:
 
     def experts(
         self, num_experts: int, hidden_size: int, intermediate_size: int
-    ) -> ExpertTensors | ExpertSlabs | PackedExperts | CachedExperts | AbsentExperts:
+    ) -> ExpertTensors | ExpertSlabs | PackedExperts | CachedExperts | OffloadedExperts:
         """Return a layer's experts, to be filled through their `parts` if they have some. Raises: as `matrix` does."""
         if self.pool is not None:
             return self.pool.add_layer()
@@ -101,7 +101,7 @@ class Placement:
             num_bytes = expert_bytes(hidden_size, intermediate_size, self.packed.matrices)
             storage = self.memory.experts(num_experts, num_bytes)
             if storage is None:
-                return AbsentExperts()
+                return OffloadedExperts()
             return PackedExperts(
                 num_experts,
                 hidden_size,

@@ -11,16 +11,16 @@ from moeflow.core.offload_config import PREFIX, CudaDeviceConfig
 from moeflow.core.units import format_bytes
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.memory_allowance import allowed_bytes
-from moeflow.planner.choices.offload_plan import OffloadWishes, costs_of, offload_wishes, plan_offload
+from moeflow.planner.choices.offload_plan import OffloadOverrides, costs_of, offload_overrides, plan_offload
 from moeflow.planner.choices.processor_choice import no_cuda
 from moeflow.planner.hardware.host import Machine
-from moeflow.planner.settings import OFFLOADED_BATCH_TOKENS, OFFLOADED_MAX_RUNNING, Settings
+from moeflow.planner.settings import OFFLOADED_MAX_NUM_SEQS, OFFLOADED_NUM_BATCHED_TOKENS, Settings
 
 
-def device_wishes(settings: Settings, machine: Machine) -> OffloadWishes | None:
+def device_overrides(settings: Settings, machine: Machine) -> OffloadOverrides | None:
     """Return what the user said of a device that is smaller than the model. Raises: ConfigError, CapacityError."""
     cuda_bytes = settings.device_memory_bytes or machine.accelerator_free_bytes
-    wishes = offload_wishes(
+    wishes = offload_overrides(
         settings.device,
         settings.pipeline,
         settings.micro_batch,
@@ -40,12 +40,12 @@ def device_wishes(settings: Settings, machine: Machine) -> OffloadWishes | None:
     return wishes
 
 
-def computes_in_torch(wishes: OffloadWishes) -> bool:
+def computes_in_torch(wishes: OffloadOverrides) -> bool:
     """Say whether torch computes on the device, and not the CPU kernels that play it."""
     return isinstance(wishes.device, CudaDeviceConfig) or wishes.device.computes_in_torch
 
 
-def settings_of_host(settings: Settings, wishes: OffloadWishes) -> Settings:
+def settings_of_host(settings: Settings, wishes: OffloadOverrides) -> Settings:
     """Return what holds for the host of a smaller device. Raises: ConfigError for what pipelines do not do."""
     if computes_in_torch(wishes) and settings.slab_file is not None:
         raise ConfigError(
@@ -61,12 +61,13 @@ def settings_of_host(settings: Settings, wishes: OffloadWishes) -> Settings:
         device="cpu",
         device_memory_bytes=None if isinstance(wishes.device, CudaDeviceConfig) else settings.device_memory_bytes,
         prefix_caching=False,  # or micro-batches could need blocks that others of the same pass write
-        max_running=settings.max_running or OFFLOADED_MAX_RUNNING,
-        max_batch_tokens=settings.max_batch_tokens or max(OFFLOADED_BATCH_TOKENS, settings.max_running or 0),
+        max_num_seqs=settings.max_num_seqs or OFFLOADED_MAX_NUM_SEQS,
+        max_num_batched_tokens=settings.max_num_batched_tokens
+        or max(OFFLOADED_NUM_BATCHED_TOKENS, settings.max_num_seqs or 0),
     )
 
 
-def with_pipeline(config: EngineConfig, wishes: OffloadWishes, shape: ModelConfig) -> EngineConfig:
+def with_pipeline(config: EngineConfig, wishes: OffloadOverrides, shape: ModelConfig) -> EngineConfig:
     """Return a configuration whose passes go through a pipeline. Raises: ConfigError, CapacityError."""
     costs = costs_of(shape, config)
     offload = plan_offload(wishes, costs, config.scheduler)

@@ -40,7 +40,7 @@ def choose_kv_cache(
     torch_dtype: str | None,
     left_bytes: int,
     share: float,
-    max_running: int,
+    max_num_seqs: int,
     reasons: Reasons,
 ) -> KVCacheChoice:
     """Decide for a cache that takes `share` of the bytes that weights and processes leave, unless the user says more.
@@ -57,7 +57,7 @@ def choose_kv_cache(
         )
     blocks_per_request = -(-(settings.max_model_len or shape.max_position) // BLOCK_SIZE)
     if settings.kv_cache_bytes is None:
-        num_blocks = min(blocks_per_request * max_running, int(left_bytes * share) // block_bytes)
+        num_blocks = min(blocks_per_request * max_num_seqs, int(left_bytes * share) // block_bytes)
         most = f"{share:.0%} of what the weights leave, at most"
         reasons.append(("kv_cache", f"{format_bytes(num_blocks * block_bytes)}: {most}"))
     elif settings.kv_cache_bytes > left_bytes:

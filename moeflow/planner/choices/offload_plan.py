@@ -63,7 +63,7 @@ def costs_of(shape: ModelConfig, config: EngineConfig) -> ModelCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadWishes:
+class OffloadOverrides:
     """What the user said; None: decide for me."""
 
     device: DeviceConfig
@@ -72,14 +72,14 @@ class OffloadWishes:
     resident_experts: float | None = None  # share (r_w of MoE-Lightning)
 
 
-def offload_wishes(
+def offload_overrides(
     device: str,
     pipeline: str | None,
     micro_batch_tokens: int | None,
     resident_experts: float | None,
     *,
     cuda_bytes: int,
-) -> OffloadWishes | None:
+) -> OffloadOverrides | None:
     """Return what the user said of a device that is smaller than the model; None if none is asked for.
 
     `cuda_bytes` are those of a GPU that may be used, unless the user says it with the device.
@@ -99,7 +99,7 @@ def offload_wishes(
         return None
     if micro_batch_tokens is not None and micro_batch_tokens < 1:
         raise ConfigError(f"micro_batch must be at least 1, not {micro_batch_tokens}")
-    return OffloadWishes(
+    return OffloadOverrides(
         device=found, pipeline=pipeline, micro_batch_tokens=micro_batch_tokens, resident_experts=resident_experts
     )
 
@@ -118,7 +118,7 @@ def _device(device: str, cuda_bytes: int, *, is_smaller: bool) -> DeviceConfig |
     return CudaDeviceConfig(name=name, memory_bytes=memory_bytes, capacity_bytes=max(memory_bytes - PROCESS_BYTES, 0))
 
 
-def plan_offload(wishes: OffloadWishes, costs: ModelCosts, limits: SchedulerConfig) -> OffloadConfig:
+def plan_offload(wishes: OffloadOverrides, costs: ModelCosts, limits: SchedulerConfig) -> OffloadConfig:
     """Return what stays where. Raises: ConfigError, CapacityError."""
     name = wishes.pipeline or DEFAULT_PIPELINE
     if name not in OFFLOADING:
@@ -132,7 +132,7 @@ def plan_offload(wishes: OffloadWishes, costs: ModelCosts, limits: SchedulerConf
     block_bytes = costs.kv_layer_bytes * limits.block_size
     fixed_bytes = (
         (costs.model_bytes - _expert_bytes(costs) * num_layers) * _MARGIN
-        + costs.activation_bytes(limits.max_batch_tokens)
+        + costs.activation_bytes(limits.max_num_batched_tokens)
         + (kv_layers * limits.num_blocks + NUM_WINDOWS * window_blocks) * block_bytes
     )
     device = wishes.device
@@ -159,7 +159,7 @@ def _may_share(device: DeviceConfig) -> bool:
     )
 
 
-def _resident_experts(wishes: OffloadWishes, costs: ModelCosts, fixed_bytes: float) -> int:
+def _resident_experts(wishes: OffloadOverrides, costs: ModelCosts, fixed_bytes: float) -> int:
     """Return how many experts of each layer stay, beside room for two layers' others."""
     shape = costs.shape
     num_experts = max(shape.num_experts, 1)
@@ -181,7 +181,7 @@ def _resident_experts(wishes: OffloadWishes, costs: ModelCosts, fixed_bytes: flo
         f"the device has {format_bytes(wishes.device.capacity_bytes)}, but this model and these limits need "
         f"{format_bytes(least)} of it: {format_bytes(fixed_bytes)} for weights outside of experts, activations, and "
         f"keys and values, {format_bytes(least - fixed_bytes)} for experts. Give the device more memory, or ask for "
-        "smaller micro-batches, fewer requests together (--max-running), shorter ones (--max-model-len), another "
+        "smaller micro-batches, fewer requests together (--max-num-seqs), shorter ones (--max-model-len), another "
         "pipeline, or a smaller weight format"
     )
 

@@ -2,7 +2,7 @@
 
 For a choice of the whole numbers (micro-batch, number of micro-batches, where attention runs), the time of every
 resource and the bytes in every tier are linear in the shares (weights and KV on the device, experts on disk,
-misses of the expert cache). The same `Linear` serves the prediction for a policy and the search for the best one.
+misses of the expert cache). The same `LinearCost` serves the prediction for a policy and the search for the best one.
 
 Beyond the paper: prefill; a disk under RAM, behind an expert cache; tensor parallelism; hosts without a device, which
 compute one thing after another; kernel efficiencies. Average lengths are taken for times, the longest for memory.
@@ -29,7 +29,7 @@ HOST_COMPUTE: Final = "host"
 DEVICE_COMPUTE: Final = "device"
 TO_DEVICE: Final = "link to device"
 FROM_DEVICE: Final = "link from device"
-FROM_DISK: Final = "disk"
+DISK_OFFLOAD: Final = "disk"
 
 PROCESS_BYTES: Final = 512 * MIB  # Python, torch and the work space of a pass
 DEVICE_RESERVE_BYTES: Final = 768 * MIB  # CUDA's context, the allocator's slack, kernels' work space
@@ -38,7 +38,7 @@ BLOCK_TOKENS: Final = 16  # of a KV block: a sequence's last is half empty on av
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class LinearCost:
     """const + weights * r_w + kv * r_c + disk * (experts on disk) + misses * (a step's) + streamed * (a prompt's)."""
 
     const: float = 0.0
@@ -48,13 +48,13 @@ class Linear:
     misses: float = 0.0
     streamed: float = 0.0
 
-    def __add__(self, other: Linear) -> Linear:
+    def __add__(self, other: LinearCost) -> LinearCost:
         """Add term by term."""
-        return Linear(*(a + b for a, b in zip(self.terms, other.terms, strict=True)))
+        return LinearCost(*(a + b for a, b in zip(self.terms, other.terms, strict=True)))
 
-    def __mul__(self, factor: float) -> Linear:
+    def __mul__(self, factor: float) -> LinearCost:
         """Multiply all terms."""
-        return Linear(*(term * factor for term in self.terms))
+        return LinearCost(*(term * factor for term in self.terms))
 
     @property
     def terms(self) -> tuple[float, float, float, float, float, float]:
@@ -68,7 +68,7 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class IntegerPolicy:
     """The whole numbers of a policy."""
 
     micro_batch: int  # mu
@@ -81,12 +81,12 @@ class Choice:
         return self.micro_batch * self.num_micro_batches
 
     @classmethod
-    def of(cls, policy: Policy) -> Choice:
+    def of(cls, policy: Policy) -> IntegerPolicy:
         """Return those of a policy."""
         return cls(policy.micro_batch, policy.num_micro_batches, policy.attention_on_device)
 
 
-Resources = Mapping[str, Linear]  # seconds of each in a step, or bytes of each tier
+Resources = Mapping[str, LinearCost]  # seconds of each in a step, or bytes of each tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,14 +122,14 @@ class CostModel:
         """Say whether there is a device; otherwise the host computes everything."""
         return self.machine.has(DEVICE)
 
-    def decode(self, choice: Choice) -> Resources:
+    def decode(self, choice: IntegerPolicy) -> Resources:
         """Return the seconds of each resource in one step of the whole batch."""
         if not self.has_device:
             attention = self.costs.decode_attention(*self._decoding(choice.batch_size))
             distinct = self.routing.decode_distinct(choice.batch_size)
             return {
-                HOST_COMPUTE: Linear(self._host_pass_s(choice.batch_size, attention, distinct)),
-                FROM_DISK: Linear(misses=self.reads(choice)[0].waits.all_on_disk_s),
+                HOST_COMPUTE: LinearCost(self._host_pass_s(choice.batch_size, attention, distinct)),
+                DISK_OFFLOAD: LinearCost(misses=self.reads(choice)[0].waits.all_on_disk_s),
             }
         costs, layers, mu = self.costs, self.costs.shape.num_layers, choice.micro_batch
         device = layers * self._device_s(costs.pre_attention(mu), costs.output_projection(mu))
@@ -140,13 +140,13 @@ class CostModel:
         device += sum(count * self._device_s(work) for count, work in costs.feed_forward(mu))
         times = choice.num_micro_batches
         return {
-            DEVICE_COMPUTE: Linear(device * times),
-            HOST_COMPUTE: Linear(host * times),
+            DEVICE_COMPUTE: LinearCost(device * times),
+            HOST_COMPUTE: LinearCost(host * times),
             **self._decode_transfers(choice),
-            FROM_DISK: Linear(disk=self._disk_s(costs.experts_bytes)),
+            DISK_OFFLOAD: LinearCost(disk=self._disk_s(costs.experts_bytes)),
         }
 
-    def prefill(self, choice: Choice) -> Resources:
+    def prefill(self, choice: IntegerPolicy) -> Resources:
         """Return the seconds of each resource for the prompts of the whole batch, all computed on the device."""
         num_prompts, length = choice.batch_size, self.workload.prompt_len
         if not self.has_device:
@@ -157,38 +157,38 @@ class CostModel:
         layer += self._device_s(costs.prefill_attention(mu, length))
         device = costs.shape.num_layers * layer + self._device_s(costs.head(mu))
         device += sum(count * self._device_s(work) for count, work in costs.feed_forward(tokens))
-        weights = Linear(costs.layers_bytes, weights=-costs.layers_bytes)
+        weights = LinearCost(costs.layers_bytes, weights=-costs.layers_bytes)
         all_kv = num_prompts * length * costs.kv_bytes
-        kv = Linear(all_kv, kv=-all_kv if choice.attention_on_device else 0.0)
+        kv = LinearCost(all_kv, kv=-all_kv if choice.attention_on_device else 0.0)
         return {
-            DEVICE_COMPUTE: Linear(device * choice.num_micro_batches),
+            DEVICE_COMPUTE: LinearCost(device * choice.num_micro_batches),
             TO_DEVICE: weights * self._link_s(self.weight_link, costs.layers_bytes / costs.shape.num_layers),
             FROM_DEVICE: kv * self._link_s(self.machine.link(DEVICE, RAM), tokens * costs.kv_layer_bytes),
-            FROM_DISK: Linear(disk=self._disk_s(costs.experts_bytes)),
+            DISK_OFFLOAD: LinearCost(disk=self._disk_s(costs.experts_bytes)),
         }
 
-    def memory(self, choice: Choice) -> Resources:
+    def memory(self, choice: IntegerPolicy) -> Resources:
         """Return the bytes of each tier at the peak; on several devices, of each."""
         costs, workload = self.costs, self.workload
         tokens = choice.batch_size * ceil(workload.max_tokens / BLOCK_TOKENS) * BLOCK_TOKENS
         all_kv = tokens * costs.kv_bytes
-        on_disk = Linear(disk=costs.experts_bytes)
+        on_disk = LinearCost(disk=costs.experts_bytes)
         if not self.has_device:
-            ram = Linear(self.process_bytes + costs.model_bytes + all_kv, disk=-costs.experts_bytes)
+            ram = LinearCost(self.process_bytes + costs.model_bytes + all_kv, disk=-costs.experts_bytes)
             return {RAM: ram, DISK: on_disk}
         layers, mu = costs.shape.num_layers, choice.micro_batch
         all_layers = costs.layers_bytes
-        buffers = Linear(2 * all_layers / layers, weights=-2 * all_layers / layers)
-        device = Linear(costs.embedding_bytes, weights=all_layers) + buffers
-        ram = Linear(self.process_bytes + all_layers, weights=-all_layers, disk=-costs.experts_bytes)
+        buffers = LinearCost(2 * all_layers / layers, weights=-2 * all_layers / layers)
+        device = LinearCost(costs.embedding_bytes, weights=all_layers) + buffers
+        ram = LinearCost(self.process_bytes + all_layers, weights=-all_layers, disk=-costs.experts_bytes)
         if choice.attention_on_device:
             window = 2 * mu * workload.max_tokens * costs.kv_layer_bytes  # one micro-batch's while the next arrives
-            device += Linear(window, kv=all_kv - window)
-            ram += Linear(all_kv, kv=-all_kv)
+            device += LinearCost(window, kv=all_kv - window)
+            ram += LinearCost(all_kv, kv=-all_kv)
         else:
-            ram += Linear(all_kv)
+            ram += LinearCost(all_kv)
         device = device * (1 / self.num_devices)
-        device += Linear(DEVICE_RESERVE_BYTES + costs.activation_bytes(mu * workload.max_prompt_len))
+        device += LinearCost(DEVICE_RESERVE_BYTES + costs.activation_bytes(mu * workload.max_prompt_len))
         return {RAM: ram, DEVICE: device, DISK: on_disk}
 
     @staticmethod
@@ -199,11 +199,11 @@ class CostModel:
     def predict(self, policy: Policy) -> Prediction:
         """Return what a policy brings."""
         assert policy.ffn_on_device == self.has_device, "feed-forward networks run where the device is, if there is one"
-        choice = Choice.of(policy)
+        choice = IntegerPolicy.of(policy)
         shares = self._shares(policy, choice)
         decode, busy = self._step(self.decode(choice), shares, self.overlap)
         prefill, prefill_busy = self._step(self.prefill(choice), shares, self.prefill_overlap)
-        alone = Choice(1, 1, policy.attention_on_device)
+        alone = IntegerPolicy(1, 1, policy.attention_on_device)
         first, _ = self._step(self.prefill(alone), self._shares(policy, alone), self.prefill_overlap)
         gen_len = self.workload.gen_len
         seconds = prefill + (gen_len - 1) * decode  # the prefill brings the first token
@@ -222,17 +222,17 @@ class CostModel:
         """The way of weights to the device."""
         return self.machine.link(PINNED if self.machine.has(PINNED) else RAM, DEVICE)
 
-    def reads(self, choice: Choice) -> tuple[ExpertReads, ExpertReads]:
+    def reads(self, choice: IntegerPolicy) -> tuple[ExpertReads, ExpertReads]:
         """Return what a step, and what a pass over prompts, reads of experts on disk, on a host that computes all."""
         if choice not in self._reads:
             self._reads[choice] = self._make_reads(choice)
         return self._reads[choice]
 
     @cached_property
-    def _reads(self) -> dict[Choice, tuple[ExpertReads, ExpertReads]]:
+    def _reads(self) -> dict[IntegerPolicy, tuple[ExpertReads, ExpertReads]]:
         return {}  # of choices that were asked for: a search asks again and again
 
-    def _make_reads(self, choice: Choice) -> tuple[ExpertReads, ExpertReads]:
+    def _make_reads(self, choice: IntegerPolicy) -> tuple[ExpertReads, ExpertReads]:
         routing, tokens = self.routing, self._prompt_pass(choice)
         step = self._expert_reads(choice.batch_size, routing.decode_distinct, routing.decode_misses)
         prompts = self._expert_reads(tokens, routing.prefill_distinct, routing.prefill_misses)
@@ -240,7 +240,7 @@ class CostModel:
 
     def num_read(self, policy: Policy) -> tuple[float, float]:
         """Return how many experts a host reads for a step, and for the prefill of the whole batch."""
-        choice = Choice.of(policy)
+        choice = IntegerPolicy.of(policy)
         step, prompts = (reads.num_read(policy.experts_on_disk) for reads in self.reads(choice))
         return step, prompts * choice.batch_size * self.workload.prompt_len / self._prompt_pass(choice)
 
@@ -257,7 +257,7 @@ class CostModel:
             read_s=self._disk_s(costs.expert_bytes),
         )
 
-    def _prompt_pass(self, choice: Choice) -> float:
+    def _prompt_pass(self, choice: IntegerPolicy) -> float:
         """Return how many tokens of prompts a pass takes."""
         tokens = choice.batch_size * self.workload.prompt_len
         return tokens / ceil(tokens / self.chunk_tokens)
@@ -266,7 +266,7 @@ class CostModel:
         seconds = {name: max(linear.at(*shares), 0.0) for name, linear in resources.items()}
         return self.combine(seconds, overlap), seconds
 
-    def _shares(self, policy: Policy, choice: Choice) -> tuple[float, ...]:
+    def _shares(self, policy: Policy, choice: IntegerPolicy) -> tuple[float, ...]:
         on_disk = policy.experts_on_disk
         if self.has_device:  # streams what is on disk, whatever routers choose
             return (policy.weights_on_device, policy.kv_on_device, on_disk, 0.0, 0.0)
@@ -276,11 +276,11 @@ class CostModel:
     def _decoding(self, num_sequences: int) -> tuple[int, float]:
         return num_sequences, self.workload.mean_context
 
-    def _decode_transfers(self, choice: Choice) -> dict[str, Linear]:
+    def _decode_transfers(self, choice: IntegerPolicy) -> dict[str, LinearCost]:
         costs, batch = self.costs, choice.batch_size
         shape, size = costs.shape, costs.formats.activation_bytes
         page = costs.layers_bytes / shape.num_layers / choice.num_micro_batches
-        to_device = Linear(costs.layers_bytes, weights=-costs.layers_bytes) * self._link_s(self.weight_link, page)
+        to_device = LinearCost(costs.layers_bytes, weights=-costs.layers_bytes) * self._link_s(self.weight_link, page)
         small, back = self.machine.link(RAM, DEVICE), self.machine.link(DEVICE, RAM)
         one = choice.micro_batch * shape.hidden_size * size  # bytes of a micro-batch's hidden states
         up = down = 0.0  # bytes of activations in all layers
@@ -288,17 +288,17 @@ class CostModel:
         if choice.attention_on_device:
             context = batch * self.workload.mean_context * costs.kv_bytes
             window = choice.micro_batch * self.workload.mean_context * costs.kv_layer_bytes
-            to_device += Linear(context, kv=-context) * self._link_s(small, window)
+            to_device += LinearCost(context, kv=-context) * self._link_s(small, window)
             new = batch * costs.kv_bytes
-            from_device = Linear(new, kv=-new) * self._link_s(back, choice.micro_batch * costs.kv_layer_bytes)
+            from_device = LinearCost(new, kv=-new) * self._link_s(back, choice.micro_batch * costs.kv_layer_bytes)
         else:
             up += per_layer * shape.num_heads * shape.head_dim
             down += per_layer * (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-            from_device = Linear()
+            from_device = LinearCost()
         summed = 2 * per_layer * shape.hidden_size * (1 - 1 / self.num_devices)  # two all-reduces a layer
         return {
-            TO_DEVICE: to_device + Linear((up + summed) * self._link_s(small, one)),
-            FROM_DEVICE: from_device + Linear((down + summed) * self._link_s(back, one)),
+            TO_DEVICE: to_device + LinearCost((up + summed) * self._link_s(small, one)),
+            FROM_DEVICE: from_device + LinearCost((down + summed) * self._link_s(back, one)),
         }
 
     def _host_pass_s(
@@ -319,7 +319,7 @@ class CostModel:
         processor = processor_of(level)
         return compute_s + self._host_s(costs.head(sampled)) + processor.pass_s + sampled * processor.token_s
 
-    def _host_prefill(self, choice: Choice) -> dict[str, Linear]:
+    def _host_prefill(self, choice: IntegerPolicy) -> dict[str, LinearCost]:
         """Return the chunks of all prompts."""
         num_prompts, tokens = choice.batch_size, self._prompt_pass(choice)
         passes = num_prompts * self.workload.prompt_len / tokens
@@ -329,8 +329,8 @@ class CostModel:
         )
         compute_s = self._host_pass_s(tokens, part, self.routing.prefill_distinct(tokens), num_prompts / passes)
         return {
-            HOST_COMPUTE: Linear(compute_s * passes),
-            FROM_DISK: Linear(streamed=self.reads(choice)[1].waits.all_on_disk_s * passes),
+            HOST_COMPUTE: LinearCost(compute_s * passes),
+            DISK_OFFLOAD: LinearCost(streamed=self.reads(choice)[1].waits.all_on_disk_s * passes),
         }
 
     def _device_s(self, *works: Work) -> float:

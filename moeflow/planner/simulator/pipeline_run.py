@@ -18,7 +18,7 @@ from moeflow.core.plan import Policy, Workload
 from moeflow.pipeline.catalog import Pipeline
 from moeflow.pipeline.task import Task
 from moeflow.pipeline.zero_inference import zero_inference
-from moeflow.planner.costs.cost_model import Choice, CostModel
+from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy
 from moeflow.planner.costs.model_costs import ModelCosts, Work
 from moeflow.planner.costs.roofline import work_seconds
 from moeflow.planner.costs.task_costs import TaskCost, TaskShape, task_cost
@@ -195,7 +195,7 @@ def make_policy(
 def memory_of(machine: Machine, costs: ModelCosts, workload: Workload, policy: Policy) -> dict[str, float]:
     """Return the bytes that a policy takes of each tier at its peak."""
     model = CostModel(machine, costs, workload, num_devices=policy.num_devices)
-    uses = model.memory(Choice.of(policy))
+    uses = model.memory(IntegerPolicy.of(policy))
     shares = (policy.weights_on_device, policy.kv_on_device, policy.experts_on_disk, 0.0, 0.0)
     return {tier: use.at(*shares) for tier, use in uses.items()}
 

@@ -23,12 +23,12 @@ class Admission:
         self._mean_duration_s = 1.0
         self.num_unfinished = 0
 
-    def admit(self, num_sequences: int, *, max_running: int, is_background: bool = False) -> Ticket:
+    def admit(self, num_sequences: int, *, max_num_seqs: int, is_background: bool = False) -> Ticket:
         """Let a request of so many sequences in. One in the background stands in no queue here: its job sees to that.
 
         Raises: QueueFullError when it should come back later; RequestError when it can never come in.
         """
-        limit = max_running + self._max_queue
+        limit = max_num_seqs + self._max_queue
         if num_sequences > limit:
             raise RequestError(
                 f"the request asks for {num_sequences} sequences (prompts times n) at once; "
@@ -38,7 +38,7 @@ class Admission:
         if is_background:
             return Ticket(self, 0, self._clock(), is_background=True)
         if self.num_unfinished + num_sequences > limit:
-            wait_s = self._mean_duration_s * num_sequences / max_running
+            wait_s = self._mean_duration_s * num_sequences / max_num_seqs
             raise QueueFullError(
                 f"{self.num_unfinished} sequences are under way or waiting, of {limit} at most; try again later",
                 retry_after_s=min(max(wait_s, 1.0), _MAX_RETRY_AFTER_S),

@@ -135,7 +135,7 @@ def _request_id(line: BatchLine, journal: Journal) -> str:
 def _require_engine(service: Service) -> int:
     """Return how many requests the engine computes together. Raises: EngineError if there is none."""
     try:
-        return service.require_generator(is_background=True).client.model.max_running
+        return service.require_generator(is_background=True).client.model.max_num_seqs
     except ApiError as error:
         raise EngineError(error.detail) from None
 

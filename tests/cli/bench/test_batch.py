@@ -141,6 +141,6 @@ def test_questions_that_are_none(folder, tmp_path, measured, content):
 
 @pytest.mark.slow
 def test_a_small_job_for_real(folder):
-    done = run(folder, "--workload", "reasoning", "-n", "4", "--new", "2", "--threads", "1", "--max-running", "2")
+    done = run(folder, "--workload", "reasoning", "-n", "4", "--new", "2", "--threads", "1", "--max-num-seqs", "2")
     assert done.exit_code == 0, done.stderr
     assert "padded" in done.stdout

@@ -36,7 +36,7 @@ def engine(folder: str, *args: str):
 
 
 def serve(folder: str, *args: str):
-    small = ("-n", "6", "--max-prompt", "20", "--max-new", "6", "--threads", "1", "--max-running", "4")
+    small = ("-n", "6", "--max-prompt", "20", "--max-new", "6", "--threads", "1", "--max-num-seqs", "4")
     return run("serve", folder, *small, *args)
 
 

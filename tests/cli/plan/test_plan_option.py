@@ -27,10 +27,10 @@ def file(tmp_path):
 
 
 def test_a_plan_is_read_and_what_the_user_said_is_told(file, capsys):
-    settings = settings_of({"model": None, "max_running": 2, "plan_file": file, "kv_cache_bytes": 1 << 21})
-    assert (settings.model, settings.max_running, settings.quantize) == (PLAN.model, 2, "int8")
+    settings = settings_of({"model": None, "max_num_seqs": 2, "plan_file": file, "kv_cache_bytes": 1 << 21})
+    assert (settings.model, settings.max_num_seqs, settings.quantize) == (PLAN.model, 2, "int8")
     told = capsys.readouterr().err
-    assert "note: --max-running 2 instead of the plan's 6, as you say" in told
+    assert "note: --max-num-seqs 2 instead of the plan's 6, as you say" in told
     assert "note: --kv-cache 2.0 MiB instead of the plan's 1.0 MiB, as you say" in told
     assert "warning: the plan was made for this machine, not for this one with --threads 3" in told
 

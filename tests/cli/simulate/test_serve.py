@@ -34,7 +34,7 @@ def test_tables_are_those_of_bench_serve(model):
 
 
 def test_json_has_an_object_a_rate_and_policy(model):
-    done = run(model, "--rate", "10", "--rate", "1000", "--json", "--max-running", "4")
+    done = run(model, "--rate", "10", "--rate", "1000", "--json", "--max-num-seqs", "4")
     assert done.exit_code == 0, done.output
     records = [json.loads(line) for line in done.stdout.splitlines()]
     cases = [(record["rate"], record["system"]) for record in records]
@@ -46,7 +46,7 @@ def test_json_has_an_object_a_rate_and_policy(model):
 
 
 @pytest.mark.parametrize(
-    ("args", "complaint"), [(("--rate", "0"), "make no traffic"), (("--max-batch-tokens", "8"), "max_running")]
+    ("args", "complaint"), [(("--rate", "0"), "make no traffic"), (("--max-num-batched-tokens", "8"), "max_num_seqs")]
 )
 def test_what_makes_no_sense_is_an_error(model, args, complaint):
     done = run(model, *args)

@@ -31,7 +31,7 @@ def device(monkeypatch):
 
 
 def wishes(model, pipeline, micro_batch=3, share=0.4):
-    return offloaded(model, pipeline, micro_batch, share, DEVICE, dtype="bfloat16", max_batch_tokens=48)
+    return offloaded(model, pipeline, micro_batch, share, DEVICE, dtype="bfloat16", max_num_batched_tokens=48)
 
 
 @pytest.mark.parametrize(("micro_batch", "share"), [(3, 0.4), (1, 0.0), (1000, 1.0)])

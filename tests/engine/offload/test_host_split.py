@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeflow.engine.offload import host_split
-from moeflow.engine.offload.host_split import WORTH_IT, HostShare
+from moeflow.engine.offload.host_split import WORTH_IT, HostExpertSplit
 from moeflow.models.registry import read_bare_config
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.model_files import shipped_models
@@ -26,7 +26,7 @@ class Machine:
     def __init__(self, monkeypatch, *, link=1e10, expert_s=1e-6, attention_s=1e-9, fixed=None, dense=()):
         self.now = 0.0
         monkeypatch.setattr(host_split, "perf_counter", lambda: self.now)
-        self.share = HostShare(COSTS, [layer not in dense for layer in range(LAYERS)], EXPERTS - 2, fixed)
+        self.share = HostExpertSplit(COSTS, [layer not in dense for layer in range(LAYERS)], EXPERTS - 2, fixed)
         self.link, self.expert_s, self.attention_s = link, expert_s, attention_s
 
     def run(self, num_tokens, num_read):

@@ -52,7 +52,7 @@ def model(tmp_path_factory):
 
 
 def config(model, **settings) -> EngineConfig:
-    limits = {"num_threads": 1, "kv_cache_bytes": 2**20, "max_running": 16, "max_batch_tokens": 96}
+    limits = {"num_threads": 1, "kv_cache_bytes": 2**20, "max_num_seqs": 16, "max_num_batched_tokens": 96}
     return decide(Settings(model=model, max_model_len=112, **{**limits, **settings}))
 
 
@@ -187,14 +187,14 @@ def test_a_pass_that_fails_ends_its_requests_and_the_next_begins_anew(model):
 
 
 def test_as_many_experts_stay_as_fit(model):
-    whole = decide(Settings(model=model, device="emulated:64MiB,1", max_running=4)).offload
-    part = decide(Settings(model=model, device="emulated:7MiB,1", max_running=4)).offload
+    whole = decide(Settings(model=model, device="emulated:64MiB,1", max_num_seqs=4)).offload
+    part = decide(Settings(model=model, device="emulated:7MiB,1", max_num_seqs=4)).offload
     assert whole.num_resident_experts == 5
     assert 0 <= part.num_resident_experts <= 5
 
 
 def test_a_device_that_is_too_small_is_refused_before_loading(model):
-    with pytest.raises(CapacityError, match=r"the device has 100.0 KiB, but .*--max-running"):
+    with pytest.raises(CapacityError, match=r"the device has 100.0 KiB, but .*--max-num-seqs"):
         decide(Settings(model=model, device="emulated:100KiB,1"))
 
 

@@ -33,7 +33,7 @@ KINDS = {
 def engine(tmp_path_factory) -> Iterator[Engine]:
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny_mixtral(folder, max_position_embeddings=512)
-    loaded = Engine.load(decide(Settings(model=str(folder), num_threads=1, max_running=4, max_batch_tokens=16)))
+    loaded = Engine.load(decide(Settings(model=str(folder), num_threads=1, max_num_seqs=4, max_num_batched_tokens=16)))
     yield loaded
     loaded.close()
 

@@ -37,7 +37,7 @@ LONG = 30_000  # tokens: many seconds, which nobody waits for
 def config(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny_mixtral(folder, max_position_embeddings=2 * LONG)
-    return decide(Settings(model=str(folder), num_threads=1, max_running=4, max_batch_tokens=64))
+    return decide(Settings(model=str(folder), num_threads=1, max_num_seqs=4, max_num_batched_tokens=64))
 
 
 def submission(name: str, max_tokens: int = LONG) -> Submission:

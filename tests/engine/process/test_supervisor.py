@@ -115,7 +115,7 @@ def has(name: str, num_tokens: int) -> Callable[[Batch], bool]:
 @pytest.mark.parametrize("num_tokens", [0, 1, 4])
 def test_a_request_that_kills_twice_fails_alone(num_tokens, loss):
     async def body() -> None:
-        world = World(is_deadly=has("deadly", num_tokens), loss=loss, num_blocks=40, max_batch_tokens=40)
+        world = World(is_deadly=has("deadly", num_tokens), loss=loss, num_blocks=40, max_num_batched_tokens=40)
         supervisor = await supervise(world)
         good = [submission(f"good-{number}", [number, 1], 12) for number in range(5)]
         bad = submission("deadly", [9], 12)
@@ -136,7 +136,7 @@ def test_a_request_that_kills_twice_fails_alone(num_tokens, loss):
 def test_several_deadly_requests_fail_each_for_itself():
     async def body() -> None:
         deadly = [has("deadly-0", 0), has("deadly-1", 1), has("deadly-2", 1)]
-        world = World(is_deadly=lambda batch: any(each(batch) for each in deadly), num_blocks=40, max_running=8)
+        world = World(is_deadly=lambda batch: any(each(batch) for each in deadly), num_blocks=40, max_num_seqs=8)
         supervisor = await supervise(world)
         good = [submission(f"good-{number}", [number, 1], 9) for number in range(3)]
         bad = [submission(f"deadly-{number}", [number, 2], 9) for number in range(3)]
@@ -160,7 +160,7 @@ def test_those_in_the_pass_of_a_crash_are_computed_alone_up_to_where_it_happened
             first = first and not is_now
             return is_now
 
-        world = World(is_deadly=is_deadly, num_blocks=40, max_running=3, max_batch_tokens=40)
+        world = World(is_deadly=is_deadly, num_blocks=40, max_num_seqs=3, max_num_batched_tokens=40)
         supervisor = await supervise(world)
         submissions = [submission(f"r{number}", [number], 8) for number in range(4)]
         answers = await asyncio.gather(*(read(supervisor, each) for each in submissions))

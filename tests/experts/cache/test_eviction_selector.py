@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from moeflow.experts.cache.eviction import LRU
-from moeflow.experts.cache.eviction_selector import Victims
+from moeflow.experts.cache.eviction_selector import EvictionSelector
 from moeflow.experts.cache.occupancy import Occupancy
 
 NUM_LAYERS, NUM_EXPERTS = 2, 3
@@ -32,7 +32,7 @@ def filled(leased=()):
     for_demand=st.booleans(),
 )
 def test_the_least_recently_used_goes_and_what_is_awaited_last(uses, leased, awaited, for_demand):
-    victims = Victims(LRU(TOTAL), NUM_LAYERS, NUM_EXPERTS)
+    victims = EvictionSelector(LRU(TOTAL), NUM_LAYERS, NUM_EXPERTS)
     victims.on_use(np.array(uses))
     may_go = [number for number in uses if number not in leased]
     order = [number for number in may_go if not awaited[number]]
@@ -42,7 +42,7 @@ def test_the_least_recently_used_goes_and_what_is_awaited_last(uses, leased, awa
 
 
 def test_the_best_of_a_layer_come_first_and_equal_ones_as_they_lie():
-    victims = Victims(LRU(TOTAL), NUM_LAYERS, NUM_EXPERTS)
+    victims = EvictionSelector(LRU(TOTAL), NUM_LAYERS, NUM_EXPERTS)
     assert victims.best_first(1) == [0, 1, 2]
     victims.on_use(np.array([4, 0]))
     assert victims.best_first(1) == [1, 0, 2]
@@ -50,7 +50,7 @@ def test_the_best_of_a_layer_come_first_and_equal_ones_as_they_lie():
 
 
 def test_a_scan_looks_ahead_until_the_next_pass():
-    victims = Victims(LRU(TOTAL), NUM_LAYERS, NUM_EXPERTS)
+    victims = EvictionSelector(LRU(TOTAL), NUM_LAYERS, NUM_EXPERTS)
     nobody = np.zeros(TOTAL, bool)
     victims.on_use(np.array([4, 5, 3, 0, 1, 2]))
     assert victims.choose(filled(), nobody, for_demand=True) == 4

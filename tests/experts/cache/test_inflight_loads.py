@@ -8,7 +8,7 @@ import pytest
 
 from moeflow.core.errors import StorageError
 from moeflow.experts.cache.cache_stats import CacheStats
-from moeflow.experts.cache.inflight_loads import Loads
+from moeflow.experts.cache.inflight_loads import InflightLoads
 from moeflow.experts.cache.occupancy import Occupancy
 from moeflow.experts.cache.prefetches import Prefetches
 
@@ -30,7 +30,9 @@ class Fixture:
         self.prefetches = Prefetches(6, 100, self.stats)
         self.changed = threading.Condition()
         self.can_cancel = True
-        self.loads = Loads(self.occupancy, self.prefetches, self.start, self.changed, slab_bytes=100, stats=self.stats)
+        self.loads = InflightLoads(
+            self.occupancy, self.prefetches, self.start, self.changed, slab_bytes=100, stats=self.stats
+        )
 
     def start(self, jobs, on_done):
         self.done = on_done

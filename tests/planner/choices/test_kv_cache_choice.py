@@ -24,7 +24,7 @@ from tests.shapes import MIXTRAL
 TOKEN_BYTES = 2 * 32 * 8 * 128  # of Mixtral's keys and values, at a byte a value
 
 
-def choose(left_bytes=16 * GIB, share=0.25, torch_dtype=None, max_running=32, **wishes):
+def choose(left_bytes=16 * GIB, share=0.25, torch_dtype=None, max_num_seqs=32, **wishes):
     reasons = []
     cache = choose_kv_cache(
         Settings(**wishes),
@@ -32,7 +32,7 @@ def choose(left_bytes=16 * GIB, share=0.25, torch_dtype=None, max_running=32, **
         torch_dtype=torch_dtype,
         left_bytes=left_bytes,
         share=share,
-        max_running=max_running,
+        max_num_seqs=max_num_seqs,
         reasons=reasons,
     )
     return cache, dict(reasons)
@@ -73,17 +73,17 @@ def test_keys_and_values_are_kept_exactly_where_that_costs_nothing(torch_dtype, 
     left_bytes=st.integers(16 * TOKEN_BYTES * 4, 64 * GIB),
     share=st.sampled_from([0.25, 0.5, 1.0]),
     kv_dtype=st.sampled_from(["auto", *KV_DTYPES]),
-    max_running=st.integers(1, 256),
+    max_num_seqs=st.integers(1, 256),
 )
-def test_the_cache_stays_within_its_share_and_holds_the_longest_request(left_bytes, share, kv_dtype, max_running):
+def test_the_cache_stays_within_its_share_and_holds_the_longest_request(left_bytes, share, kv_dtype, max_num_seqs):
     try:
-        cache, reasons = choose(left_bytes, share, max_running=max_running, kv_dtype=kv_dtype)
+        cache, reasons = choose(left_bytes, share, max_num_seqs=max_num_seqs, kv_dtype=kv_dtype)
     except CapacityError:
         assert left_bytes * share < BLOCK_SIZE * TOKEN_BYTES * 4
         return
     assert cache.num_bytes <= left_bytes * share
     assert 1 <= cache.max_model_len <= min(cache.num_blocks * BLOCK_SIZE, MIXTRAL.max_position)
-    assert cache.num_blocks <= MIXTRAL.max_position // BLOCK_SIZE * max_running
+    assert cache.num_blocks <= MIXTRAL.max_position // BLOCK_SIZE * max_num_seqs
     is_cut = cache.max_model_len < MIXTRAL.max_position
     assert reasons["max_model_len"].endswith("KV cache" if is_cut else "the model's context")
 

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.plan import Policy, Workload
-from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, FROM_DISK, HOST_COMPUTE, TO_DEVICE, Choice, CostModel
+from moeflow.planner.costs.cost_model import (
+    DEVICE_RESERVE_BYTES,
+    DISK_OFFLOAD,
+    HOST_COMPUTE,
+    TO_DEVICE,
+    CostModel,
+    IntegerPolicy,
+)
 from moeflow.planner.costs.disk_waits import LOAD_S, STOP_S
 from moeflow.planner.costs.hit_curve import HitCurve
 from moeflow.planner.costs.model_costs import ModelCosts, expected_distinct
@@ -52,9 +59,9 @@ def test_what_misses_is_read_from_disk():
     busy = model.predict(policy).busy
     distinct = expected_distinct(8, 2, 2)
     loads, stops = 4 * 0.2 * distinct, 4 * (1 - 0.8**distinct)
-    assert busy[FROM_DISK] == pytest.approx(loads * (3 * 512 * 512 * 2 / 5e8 + LOAD_S) + stops * STOP_S)
+    assert busy[DISK_OFFLOAD] == pytest.approx(loads * (3 * 512 * 512 * 2 / 5e8 + LOAD_S) + stops * STOP_S)
     assert model.num_read(policy) == pytest.approx((loads, 4 * expected_distinct(8, 2, 200) * 0.5))
-    assert model.predict(policy).decode_s == pytest.approx(busy[FROM_DISK] + busy[HOST_COMPUTE])
+    assert model.predict(policy).decode_s == pytest.approx(busy[DISK_OFFLOAD] + busy[HOST_COMPUTE])
     assert dataclasses.replace(model, overlap=1.0).predict(policy).decode_s == pytest.approx(max(busy.values()))
 
 
@@ -69,7 +76,7 @@ def test_no_more_is_read_than_is_used():
 def test_times_and_bytes_are_linear_in_the_shares(weights, kv, disk):
     model = small_model(machine(ram=10**10, device=10**10))
     for attends_there in (False, True):
-        choice = Choice(4, 2, attends_there)
+        choice = IntegerPolicy(4, 2, attends_there)
         policy = dataclasses.replace(
             POLICY,
             attention_on_device=attends_there,

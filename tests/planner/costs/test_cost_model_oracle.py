@@ -10,7 +10,7 @@ import pytest
 
 from moeflow.core.hardware import Link, LinkRate, Machine, MemoryLevel, Processor
 from moeflow.core.plan import Policy, Workload
-from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, ROW_SHARE, Choice, CostModel, Linear
+from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, ROW_SHARE, CostModel, IntegerPolicy, LinearCost
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.task_costs import TaskShape, task_cost
 from tests.planner.examples import SMALL, machine, routing
@@ -226,12 +226,12 @@ def test_resources_that_overlap_in_part():
 
 
 def test_linear_terms():
-    one, other = Linear(1.0, 2.0, 3.0, 4.0, 5.0, 6.0), Linear(10.0, kv=20.0, streamed=30.0)
+    one, other = LinearCost(1.0, 2.0, 3.0, 4.0, 5.0, 6.0), LinearCost(10.0, kv=20.0, streamed=30.0)
     assert (one + other).terms == (11.0, 2.0, 23.0, 4.0, 5.0, 36.0)
     assert (one * 3).terms == (3.0, 6.0, 9.0, 12.0, 15.0, 18.0)
     assert one.at(10.0, 100.0, 1e3, 1e4, 1e5) == 1 + 20 + 300 + 4000 + 5e4 + 6e5
-    assert Choice(3, 5, True).batch_size == 15
-    assert Choice.of(policy(9, 4)) == Choice(4, 3, False)
+    assert IntegerPolicy(3, 5, True).batch_size == 15
+    assert IntegerPolicy.of(policy(9, 4)) == IntegerPolicy(4, 3, False)
 
 
 def shape_of(num_sequences, **others):

@@ -50,8 +50,8 @@ def test_all_pipelines_compute_the_same_and_cgopipe_is_the_fastest_that_keeps_kv
     flops = {sum(run.middle_step.use(lane).num_flops for lane in (COMPUTE, "host")) for run in runs.values()}
     assert max(flops) == pytest.approx(min(flops))
     steps = {name: run.middle_step.seconds for name, run in runs.items()}
-    assert min(steps["fastdecode"], steps["flexgen"], steps["flexgen-c"]) > 1.05 * steps["cgopipe"]
-    assert steps["flexgen-c"] > steps["fastdecode"]
+    assert min(steps["fastdecode"], steps["flexgen"], steps["flexgen-cpu-attention"]) > 1.05 * steps["cgopipe"]
+    assert steps["flexgen-cpu-attention"] > steps["fastdecode"]
 
 
 def test_a_prefill_stores_keys_and_values_where_they_are_needed():
@@ -83,7 +83,7 @@ def test_a_last_smaller_micro_batch_costs_less():
 
 
 def test_slower_kernels_count_for_their_op_alone():
-    plain, slow = make_run("flexgen-c"), make_run("flexgen-c", slower={"cpu_attention": 3.0})
+    plain, slow = make_run("flexgen-cpu-attention"), make_run("flexgen-cpu-attention", slower={"cpu_attention": 3.0})
     assert slow.middle_step.use("host").busy_s == pytest.approx(3 * plain.middle_step.use("host").busy_s)
     assert slow.middle_step.use(COMPUTE).busy_s == pytest.approx(plain.middle_step.use(COMPUTE).busy_s)
 

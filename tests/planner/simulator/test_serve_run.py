@@ -13,7 +13,7 @@ from moeflow.core.engine_config import SchedulerConfig
 from moeflow.core.errors import CapacityError
 from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.planner.costs.cost_model import HOST_COMPUTE, Choice, CostModel
+from moeflow.planner.costs.cost_model import HOST_COMPUTE, CostModel, IntegerPolicy
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.hardware.machine_files import load_machine
 from moeflow.planner.simulator.serve_run import block_count, pass_seconds_of, serve_virtually
@@ -25,12 +25,12 @@ COSTS = ModelCosts(SMALL, HALF)
 
 
 def config(policy="continuous", **more):
-    return SchedulerConfig(**{"num_blocks": 400, "max_model_len": 64, "max_running": 4, "policy": policy, **more})
+    return SchedulerConfig(**{"num_blocks": 400, "max_model_len": 64, "max_num_seqs": 4, "policy": policy, **more})
 
 
 def test_one_after_another_when_one_place_is_all_there_is():
     arrivals = [Arrival(0.0, [1] * 8, 3), Arrival(1.0, [2] * 8, 2), Arrival(20.0, [3] * 8, 1)]
-    served = serve_virtually(arrivals, config(max_running=1), lambda _: 2.0)
+    served = serve_virtually(arrivals, config(max_num_seqs=1), lambda _: 2.0)
     assert [(one.first_s, one.end_s) for one in served] == [(2, 6), (8, 10), (22, 22)]
 
 
@@ -63,7 +63,9 @@ def test_continuous_batching_is_ahead_of_static():
     spec = WorkloadSpec(rate=1000.0, num_requests=60, max_prompt=20, max_new=40, vocab_size=9)
     arrivals, spans = make_arrivals(spec), {}
     for policy in ("continuous", "static"):
-        served = serve_virtually(arrivals, config(policy, max_running=8), lambda batch: 0.01 + 0.001 * batch.num_tokens)
+        served = serve_virtually(
+            arrivals, config(policy, max_num_seqs=8), lambda batch: 0.01 + 0.001 * batch.num_tokens
+        )
         spans[policy] = max(one.end_s for one in served)
     assert spans["static"] > 1.3 * spans["continuous"]
 
@@ -97,7 +99,7 @@ def test_a_pass_of_a_host_takes_what_the_planner_says():
     """With what passes through operations on rows, which a host does one after another."""
     host = machine(ram=2**34)
     seconds = pass_seconds_of(host, COSTS)(batch(*[(110, 111)] * 8))
-    step = CostModel(host, COSTS, replace(SHORT, gen_len=21)).decode(Choice(8, 1, False))
+    step = CostModel(host, COSTS, replace(SHORT, gen_len=21)).decode(IntegerPolicy(8, 1, False))
     assert seconds == pytest.approx(step[HOST_COMPUTE].const)
 
 

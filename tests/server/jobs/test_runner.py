@@ -81,7 +81,7 @@ async def test_only_a_window_of_the_input_is_in_the_engine(service, engine, tmp_
     job = asyncio.create_task(run(service, tmp_path, *(chat_line(str(i)) for i in range(100))))
     for _ in range(60):
         await asyncio.sleep(0.002)
-    assert len(engine.live) == WINDOW * engine.model.max_running
+    assert len(engine.live) == WINDOW * engine.model.max_num_seqs
     assert service.admission.num_unfinished == 0  # the job stands in no queue
     engine.pause_after = None
     assert (await job).totals.completed == 100

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 class TestBusy:
     @pytest.fixture
     def engine(self, tokenizer):
-        return FakeClient(tokenizer, max_running=1, max_model_len=4096)
+        return FakeClient(tokenizer, max_num_seqs=1, max_model_len=4096)
 
     def test_a_full_queue_says_when_to_come_back(self, make_app, serve, open_page, say, engine):
         say("Welcome.", until="Wel")

@@ -33,7 +33,7 @@ def state_limits(document: Any, model: ModelInfo | None, max_queue: int) -> Any:
     stated = {name: state_limits(value, model, max_queue) for name, value in document.items() if name != _MARK}
     if model is None or _MARK not in document:
         return stated
-    return stated | _limit(document[_MARK], stated, model, model.max_running + max_queue)
+    return stated | _limit(document[_MARK], stated, model, model.max_num_seqs + max_queue)
 
 
 def _limit(mark: str, schema: dict[str, Any], model: ModelInfo, max_sequences: int) -> dict[str, Any]:
