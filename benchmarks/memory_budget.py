@@ -132,9 +132,9 @@ def watched(command: list[str], group: Group | None, **options: object) -> Itera
             peak.group_bytes = group.peak_bytes()
 
 
-def generate(moeflow: list[str], wishes: list[str], group: Group | None) -> tuple[Peak, str]:
+def generate(moeflow: list[str], overrides: list[str], group: Group | None) -> tuple[Peak, str]:
     asked = ["-p", PROMPT, "--max-tokens", str(NUM_TOKENS), "--json", "--stats"]
-    command = [*moeflow, "generate", *wishes, *asked]
+    command = [*moeflow, "generate", *overrides, *asked]
     with watched(command, group, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as (process, peak):
         _, err = process.communicate()
     if process.returncode:
@@ -142,8 +142,8 @@ def generate(moeflow: list[str], wishes: list[str], group: Group | None) -> tupl
     return peak, err.strip().splitlines()[-1]
 
 
-def serve(moeflow: list[str], wishes: list[str], group: Group | None) -> tuple[Peak, str]:
-    command = [*moeflow, "serve", *wishes, "--port", "0"]
+def serve(moeflow: list[str], overrides: list[str], group: Group | None) -> tuple[Peak, str]:
+    command = [*moeflow, "serve", *overrides, "--port", "0"]
     with watched(command, group, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as (process, peak):
         line = (process.stdout.readline() if process.stdout else "").strip()
         if not line:
@@ -171,12 +171,12 @@ def ask(address: str, number: int) -> None:
 
 def run(model: str | None, weight_format: str, limit_bytes: int, is_served: bool, is_enforced: bool) -> dict[str, Any]:
     """Run one format under one limit; return what was held."""
-    wishes = [*([model] if model else []), f"--memory={limit_bytes}"]
-    wishes += ["--dtype=bfloat16"] if weight_format == "bfloat16" else [f"--quantize={weight_format}"]
+    overrides = [*([model] if model else []), f"--memory={limit_bytes}"]
+    overrides += ["--dtype=bfloat16"] if weight_format == "bfloat16" else [f"--quantize={weight_format}"]
     group = make_group(limit_bytes if is_enforced else None)
     try:
         moeflow = [str(Path(sys.executable).with_name("moeflow"))]
-        peak, at_end = (serve if is_served else generate)(moeflow, wishes, group)
+        peak, at_end = (serve if is_served else generate)(moeflow, overrides, group)
     finally:
         if group is not None:
             group.close()

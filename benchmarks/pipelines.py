@@ -191,7 +191,7 @@ def fitted(
     name, micro_batch = case
     num_requests = config.scheduler.max_num_seqs
     blocks_per_request = config.scheduler.num_blocks // num_requests
-    wishes = OffloadOverrides(
+    overrides = OffloadOverrides(
         device=device,
         pipeline="cgopipe" if name == SHARING else name,
         micro_batch_tokens=num_requests if name == "zero-inference" else micro_batch,
@@ -204,7 +204,7 @@ def fitted(
             num_blocks=num_requests * blocks_per_request,
         )
         try:
-            offload = plan_offload(wishes, costs, limits)
+            offload = plan_offload(overrides, costs, limits)
         except CapacityError:
             if num_requests == 1:
                 raise

@@ -20,7 +20,7 @@ from moeflow.core.plan import Workload
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import EngineStats
 from moeflow.engine.text.tokenizer import Tokenizer
-from moeflow.planner.costs.cost_model import DISK_OFFLOAD, HOST_COMPUTE, Choice, CostModel
+from moeflow.planner.costs.cost_model import DISK_OFFLOAD, HOST_COMPUTE, CostModel, IntegerPolicy
 from moeflow.planner.costs.disk_waits import ExpertReads
 from moeflow.planner.estimate import HOST_OVERLAP, HOST_PREFILL_OVERLAP, expectations
 from moeflow.planner.planning import Planned
@@ -202,7 +202,7 @@ class PlanCheck:
         policy = self._expected.policy(case.batch_size, workload.max_tokens)
         it, (step_reads, prompt_reads) = costs.predict(policy), costs.num_read(policy)
         num_read = prompt_reads + passes * step_reads
-        step, prompts = costs.reads(Choice.of(policy))
+        step, prompts = costs.reads(IntegerPolicy.of(policy))
         return _Predicted(
             seconds=passes * it.decode_s if passes else it.prefill_s,
             timed_compute_s=passes * it.busy[HOST_COMPUTE] if passes else it.prefill_busy[HOST_COMPUTE],

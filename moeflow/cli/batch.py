@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from moeflow.cli import lazy
 from moeflow.cli.bench.output import repeated_command
+from moeflow.cli.help import Command
 from moeflow.cli.local_model import prepare
 from moeflow.cli.options import engine_options
 from moeflow.cli.params import NEW_FILE
@@ -47,7 +48,7 @@ goes on where it was: no request is lost, none is answered twice. To try failed 
 EXIT_INTERRUPTED = 130
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Command, epilog=EPILOG)
 @click.argument("source", metavar="INPUT", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "-o",
@@ -69,7 +70,7 @@ def batch(
     output: Path,
     errors: Path | None,
     model_name: str | None,
-    wishes: dict[str, Any],
+    overrides: dict[str, Any],
     as_json: bool,
 ) -> int:
     """Answer a file of requests, each with its own settings; stop and go on at any time.
@@ -80,7 +81,7 @@ def batch(
     if any(_is_same(*pair) for pair in itertools.combinations((source, output, errors), 2)):
         raise click.UsageError("input, output and error file must be three different files")
     result_ids = lazy.check_input(source)
-    settings = prepare({**wishes, "model_name": model_name}, is_served=True)
+    settings = prepare({**overrides, "model_name": model_name}, is_served=True)
     config = lazy.decide(settings)
     with lazy.Journal(output, errors, result_ids, config.model_name) as journal:
         job = Job(source, output, errors, config.model_name, len(result_ids), len(journal.done))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from moeflow.cli.help import Command
 from moeflow.cli.local_model import load
 from moeflow.cli.options import engine_options, sampling_options
 from moeflow.core.errors import EngineError
@@ -44,7 +45,7 @@ class Timings:
     generate_s: float
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Command, epilog=EPILOG)
 @engine_options
 @click.option("-p", "--prompt", "prompts", multiple=True, help="A prompt; may be given several times.")
 @click.option(
@@ -59,7 +60,7 @@ class Timings:
 @click.option("--stats", "with_stats", is_flag=True, help="Say on stderr how many tokens there were and how fast.")
 @click.option("--json", "as_json", is_flag=True, help="Print texts, token ids, usage and timings as JSON.")
 def generate(
-    wishes: dict[str, Any],
+    overrides: dict[str, Any],
     prompts: tuple[str, ...],
     files: tuple[TextIO, ...],
     is_chat: bool,
@@ -75,7 +76,7 @@ def generate(
     if not asked:
         raise click.UsageError("there is no prompt; give one with -p or --prompt-file")
     started = time.monotonic()
-    with load(wishes, says_expected=with_stats) as llm:
+    with load(overrides, says_expected=with_stats) as llm:
         loaded = time.monotonic()
         results = complete(llm, asked, sampling, is_chat)
         timings = Timings(load_s=loaded - started, generate_s=time.monotonic() - loaded)

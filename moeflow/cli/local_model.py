@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from moeflow.planner.settings import Settings
 
 
-def prepare(wishes: dict[str, Any], **always: Any) -> Settings:
+def prepare(overrides: dict[str, Any], **always: Any) -> Settings:
     """Return the settings for what the user wished, with a model that exists, and the verb's own in `always`.
 
     Raises: CheckpointError, ConfigError or CapacityError if the built-in model has to be made and cannot; ConfigError
     if there is a plan that cannot be carried out.
     """
-    if wishes["model"] is None and wishes.get("plan_file") is None:
-        wishes = {**wishes, "model": str(built_in_model(wishes["cache_dir"]))}
-    return dataclasses.replace(settings_of(wishes), **always)
+    if overrides["model"] is None and overrides.get("plan_file") is None:
+        overrides = {**overrides, "model": str(built_in_model(overrides["cache_dir"]))}
+    return dataclasses.replace(settings_of(overrides), **always)
 
 
-def load(wishes: dict[str, Any], *, says_expected: bool = False, **always: Any) -> LLM:
+def load(overrides: dict[str, Any], *, says_expected: bool = False, **always: Any) -> LLM:
     """Load the wished model into this process; if wanted, say before what to expect."""
-    settings = prepare(wishes, **always)
+    settings = prepare(overrides, **always)
     config = lazy.decide(settings)
     if says_expected and (expected := lazy.what_to_expect(config, settings.cache_dir)):
         click.echo(expected, err=True)

@@ -1,6 +1,6 @@
 """Options that several verbs share, and where the environment is read.
 
-The verbs' heavy imports stay out of here: wishes are passed on as plain values.
+The verbs' heavy imports stay out of here: overrides are passed on as plain values.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
+from moeflow.cli.help import GroupedOption
 from moeflow.cli.params import NEW_FILE
 from moeflow.core.errors import ConfigError
 from moeflow.core.sampling_params import (
@@ -22,6 +23,7 @@ from moeflow.core.sampling_params import (
     SamplingParams,
 )
 from moeflow.core.units import MIB, parse_bytes
+from moeflow.planner.settings import Option, Settings, options
 
 _LEAST_MIB = 64  # so many of something are more likely mebibytes than gibibytes
 
@@ -56,147 +58,78 @@ def default_cache_dir() -> Path:
 
 cache_dir_option = click.option(
     "--cache-dir",
+    cls=GroupedOption,
+    group="Diagnostics",
     type=click.Path(file_okay=False, path_type=Path),
     default=default_cache_dir,
     show_default="$MOEFLOW_CACHE or ~/.cache/moeflow",
     help="Where the built-in model and packed experts are kept.",
 )
 
-_ENGINE_OPTIONS = [
-    click.argument("model", required=False),
-    click.option(
-        "--dtype",
-        type=click.Choice(["auto", "float32", "bfloat16"]),
-        default="auto",
-        show_default=True,
-        help="Number format of the weights; auto: what loses nothing of them and fits.",
-    ),
-    click.option(
-        "--quantize",
-        type=click.Choice(["int8", "int4"]),
-        help="Round the weights to integers in groups of 32: smaller and faster, not quite the same answers.",
-    ),
-    click.option(
-        "--kv-dtype",
-        type=click.Choice(["auto", "float32", "bfloat16", "int8"]),
-        default="auto",
-        show_default=True,
-        help="Number format that keys and values are kept in.",
-    ),
-    click.option(
-        "--device",
-        default="auto",
-        show_default=True,
-        help="Where to compute: cpu, cuda, cuda:1. cuda:MEMORY (experimental) uses so much of a GPU, to which experts "
-        "that do not fit are streamed. emulated:MEMORY,GB_PER_S plays such a device and its link; with ,t4 behind it, "
-        "processors are as much faster than the link as those of a T4 and its host, with ,torch it computes as a GPU "
-        "would.",
-    ),
-    click.option(
-        "--pipeline",
-        type=click.Choice(
-            ["cgopipe", "fastdecode", "flexgen-cpu-attention", "flexgen", "zero-inference", "sequential"]
-        ),
-        help="How weights go to a device that is smaller than the model.  [default: cgopipe]",
-    ),
-    click.option(
-        "--micro-batch", type=click.IntRange(1), help="Tokens that go through a pipeline together.  [default: 32]"
-    ),
-    click.option("--threads", "num_threads", type=click.IntRange(1), help="CPU threads.  [default: all cores]"),
-    click.option(
-        "--max-model-len", type=click.IntRange(1), help="Prompt and answer of one request, in tokens, at most."
-    ),
-    click.option("--max-num-seqs", type=click.IntRange(1), help="Requests computed together, at most."),
-    click.option(
-        "--kv-cache",
-        "kv_cache_bytes",
-        metavar="SIZE",
-        callback=memory_size,
-        help="Memory for keys and values, such as 2GiB.",
-    ),
-    click.option(
-        "--memory",
-        "memory_bytes",
-        metavar="SIZE",
-        callback=memory_size,
-        help="Memory for everything, such as 4GiB; experts that do not fit come from disk.",
-    ),
-    click.option(
-        "--device-memory",
-        "device_memory_bytes",
-        metavar="SIZE",
-        callback=memory_size,
-        help="Memory of a GPU to use at most, such as 16GiB.  [default: all that is free]",
-    ),
-    click.option(
-        "--slabs",
-        "slab_file",
-        type=click.Path(dir_okay=False, path_type=Path),
-        help="What `moeflow pack` wrote: starts take a moment; with --memory, made if need be.  "
-        "[default: in the cache folder]",
-    ),
-    click.option(
-        "--expert-policy",
-        type=click.Choice(["auto", "fifo", "lru", "lfu", "lfru"]),
-        default="auto",
-        show_default=True,
-        help="Which expert leaves memory for another.",
-    ),
-    click.option(
-        "--predictor",
-        type=click.Choice(["auto", "next-router", "frequency", "previous-token", "none"]),
-        default="auto",
-        show_default=True,
-        help="What experts are read ahead by, where a trial shows that passes are faster for it.",
-    ),
-    click.option(
-        "--record-routing",
-        type=NEW_FILE,
-        help="Append which experts each token used to this file, for `moeflow simulate cache`.",
-    ),
-    click.option(
-        "--trace",
-        "trace_file",
-        type=NEW_FILE,
-        help="Write at the end what was computed, read and waited for when, for ui.perfetto.dev.",
-    ),
-    click.option(
-        "--graph",
-        "graph_file",
-        type=NEW_FILE,
-        help="Write at the end the tasks of the last pass, as it ran, and what they waited for, for GraphViz.",
-    ),
-    click.option(
-        "--plan",
-        "plan_file",
-        type=click.Path(dir_okay=False, path_type=Path),
-        help="Do what `moeflow plan --json` planned; what other options say goes before.",
-    ),
-    cache_dir_option,
-]
-_ENGINE_NAMES = (
-    "model",
-    "dtype",
-    "quantize",
-    "kv_dtype",
-    "device",
-    "pipeline",
-    "micro_batch",
-    "num_threads",
-    "max_model_len",
-    "max_num_seqs",
-    "kv_cache_bytes",
-    "memory_bytes",
-    "device_memory_bytes",
-    "slab_file",
-    "expert_policy",
-    "predictor",
-    "record_routing",
-    "trace_file",
-    "graph_file",
+
+def _kind(option: Option) -> dict[str, Any]:
+    """Return how click reads an option."""
+    match option.kind:
+        case "choice":
+            return {"type": click.Choice(option.choices)}
+        case "count":
+            return {"type": click.IntRange(1)}
+        case "bytes":
+            return {"metavar": "SIZE", "callback": memory_size}
+        case "existing file":
+            return {"type": click.Path(dir_okay=False, path_type=Path)}
+        case "new file":
+            return {"type": NEW_FILE}
+        case _:
+            return {}
+
+
+def settings_option(name: str) -> Callable[[Verb], Verb]:
+    """Return the option that sets a field of `Settings`."""
+    option, default = options()[name], getattr(Settings(), name)
+    return click.option(
+        option.flag,
+        name,
+        cls=GroupedOption,
+        group=option.group,
+        is_common=option.is_common,
+        default=default,
+        show_default=option.default or default is not None,
+        help=option.help,
+        **_kind(option),
+    )
+
+
+_PLAN = click.option(
+    "--plan",
     "plan_file",
-    "cache_dir",
+    type=click.Path(dir_okay=False, path_type=Path),
+    cls=GroupedOption,
+    is_common=True,
+    help="Run what `moeflow plan --json` wrote; other options take precedence.",
 )
+
+
+def engine_options_but(*left_out: str) -> Callable[[Verb], Verb]:
+    """Return what adds MODEL and the options that shape an engine, but for some fields of `Settings`.
+
+    The verb gets them as one dict, `overrides`.
+    """
+    names = [name for name in options() if name not in left_out]
+
+    def decorate(verb: Verb) -> Verb:
+        @functools.wraps(verb)
+        def gathered(**kwargs: Any) -> Any:
+            overrides = _gather(kwargs, ("model", *names, "plan_file", "cache_dir"))
+            return verb(overrides={**overrides, "cpu_isa": os.environ.get("MOEFLOW_CPU_ISA", "")}, **kwargs)
+
+        shared = [click.argument("model", required=False), *map(settings_option, names), _PLAN, cache_dir_option]
+        return _stack(shared, gathered)  # type: ignore[no-any-return]
+
+    return decorate
+
+
+engine_options = engine_options_but()
 
 
 def _stack(options: list[Callable[[Any], Any]], function: Any) -> Any:
@@ -205,17 +138,6 @@ def _stack(options: list[Callable[[Any], Any]], function: Any) -> Any:
 
 def _gather(kwargs: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {name: kwargs.pop(name) for name in names}
-
-
-def engine_options(verb: Verb) -> Verb:
-    """Add MODEL and the options that shape an engine; the verb gets them as one dict, `wishes`."""
-
-    @functools.wraps(verb)
-    def gathered(**kwargs: Any) -> Any:
-        wishes = _gather(kwargs, _ENGINE_NAMES)
-        return verb(wishes={**wishes, "cpu_isa": os.environ.get("MOEFLOW_CPU_ISA", "")}, **kwargs)
-
-    return _stack(_ENGINE_OPTIONS, gathered)  # type: ignore[no-any-return]
 
 
 _SAMPLING_OPTIONS = [
@@ -231,16 +153,26 @@ _SAMPLING_OPTIONS = [
     ),
     click.option(
         "--top-p",
+        cls=GroupedOption,
+        group="Sampling",
         type=float,
         default=1.0,
         show_default=True,
         help="Sample from the likeliest tokens whose shares sum to this.",
     ),
     click.option(
-        "--top-k", type=int, default=0, show_default=True, help="Sample from this many likeliest tokens; 0: all."
+        "--top-k",
+        cls=GroupedOption,
+        group="Sampling",
+        type=int,
+        default=0,
+        show_default=True,
+        help="Sample from this many likeliest tokens; 0: all.",
     ),
     click.option(
         "--min-p",
+        cls=GroupedOption,
+        group="Sampling",
         type=float,
         default=0.0,
         show_default=True,
@@ -248,6 +180,8 @@ _SAMPLING_OPTIONS = [
     ),
     click.option(
         "--repetition-penalty",
+        cls=GroupedOption,
+        group="Sampling",
         type=float,
         default=1.0,
         show_default=True,

@@ -23,7 +23,7 @@ Examples:
       into the cache folder, where it is found
   moeflow pack ~/models/olmoe --out /fast-disk/olmoe.slabs
   moeflow generate ~/models/olmoe --memory 4GiB \\
-      --slabs /fast-disk/olmoe.slabs -p "Once"
+      --packed-weights /fast-disk/olmoe.slabs -p "Once"
 
 Without the file, a model's weights are packed at every start. With it, a model that fits into memory computes from
 the file as it lies in the system's cache; one larger than --memory reads from it the experts that it needs, and

@@ -1,6 +1,6 @@
 """`moeflow serve`: a model behind an OpenAI-compatible HTTP API, and a page to talk to it.
 
-Says only what the user may wish; how to serve is the server's business.
+Knows only what the user may set; how to serve is the server's business.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from moeflow.cli import lazy
+from moeflow.cli.help import Command, GroupedOption
 from moeflow.cli.local_model import prepare
 from moeflow.cli.options import byte_count, engine_options
 
@@ -31,19 +32,10 @@ Only this machine can connect unless --host says otherwise; then set an API key.
 taking requests, lets running ones finish within --shutdown-deadline, and exits with 0."""
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Command, epilog=EPILOG)
 @engine_options
-@click.option("--model-name", help="The model's name in the API.  [default: its folder or file]")
 @click.option(
-    "--max-num-batched-tokens",
-    type=click.IntRange(1),
-    help="Tokens computed in one pass, at most: lower shortens the pauses that long prompts cause.",
-)
-@click.option(
-    "--prefix-caching/--no-prefix-caching",
-    default=True,
-    show_default=True,
-    help="Compute what prompts have in common once.",
+    "--model-name", cls=GroupedOption, group="API", help="The model's name in the API.  [default: its folder or file]"
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is every network.")
 @click.option("--port", type=int, default=8000, show_default=True, help="Port to listen on; 0: any free one.")
@@ -51,11 +43,15 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
 @click.option(
     "--allowed-host",
     "allowed_hosts",
+    cls=GroupedOption,
+    group="API",
     multiple=True,
     help="A name under which browsers may call this server; may be given several times.",
 )
 @click.option(
     "--max-queue",
+    cls=GroupedOption,
+    group="Limits",
     type=int,
     default=64,
     show_default=True,
@@ -64,6 +60,8 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
 @click.option(
     "--max-body",
     "max_body_bytes",
+    cls=GroupedOption,
+    group="Limits",
     metavar="SIZE",
     callback=byte_count,
     default="4MiB",
@@ -72,12 +70,16 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
 )
 @click.option(
     "--data-dir",
+    cls=GroupedOption,
+    group="Files and batch jobs",
     type=click.Path(file_okay=False, path_type=Path),
     help="Where uploaded files and batch jobs are kept, for this server alone.  [default: jobs/ in the cache folder]",
 )
 @click.option(
     "--max-file",
     "max_file_bytes",
+    cls=GroupedOption,
+    group="Files and batch jobs",
     metavar="SIZE",
     callback=byte_count,
     default="200MiB",
@@ -87,6 +89,8 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
 @click.option(
     "--file-quota",
     "file_quota_bytes",
+    cls=GroupedOption,
+    group="Files and batch jobs",
     metavar="SIZE",
     callback=byte_count,
     default="10GiB",
@@ -96,6 +100,8 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
 @click.option(
     "--shutdown-deadline",
     "shutdown_deadline_s",
+    cls=GroupedOption,
+    group="Engine process",
     type=float,
     default=30.0,
     show_default=True,
@@ -103,17 +109,33 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
 )
 @click.option(
     "--log-level",
+    cls=GroupedOption,
+    group="Log",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
     help="What is logged to stderr: at info a line for each request, at debug for probes and the page's files, too.",
 )
 @click.option(
-    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Form of the log."
+    "--log-format",
+    cls=GroupedOption,
+    group="Log",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Form of the log.",
 )
-@click.option("--log-prompts", is_flag=True, help="Log what is asked, too; else no prompt ever is in the log.")
+@click.option(
+    "--log-prompts",
+    cls=GroupedOption,
+    group="Log",
+    is_flag=True,
+    help="Log what is asked, too; else no prompt ever is in the log.",
+)
 @click.option(
     "--max-engine-restarts",
+    cls=GroupedOption,
+    group="Engine process",
     type=int,
     default=100,
     show_default=True,
@@ -122,27 +144,22 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
 @click.option(
     "--engine-timeout",
     "engine_timeout_s",
+    cls=GroupedOption,
+    group="Engine process",
     type=float,
     default=300.0,
     show_default=True,
     help="Seconds after which an engine that does not answer is started again; 0: never.",
 )
 def serve(
-    wishes: dict[str, Any],
+    overrides: dict[str, Any],
     model_name: str | None,
-    max_num_batched_tokens: int | None,
-    prefix_caching: bool,
     data_dir: Path | None,
-    **server_wishes: Any,
+    **server_overrides: Any,
 ) -> int:
     """Serve a model: an OpenAI-compatible API and a page to talk to it.
 
     MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model is served.
     """
-    config = lazy.ServerConfig(**server_wishes, data_dir=data_dir or wishes["cache_dir"] / "jobs")
-    wishes |= {
-        "model_name": model_name,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "prefix_caching": prefix_caching,
-    }
-    return lazy.serve(lambda: prepare(wishes), config)
+    config = lazy.ServerConfig(**server_overrides, data_dir=data_dir or overrides["cache_dir"] / "jobs")
+    return lazy.serve(lambda: prepare({**overrides, "model_name": model_name}), config)

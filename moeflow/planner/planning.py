@@ -1,4 +1,4 @@
-"""From what the user wishes to a plan. Of a model only headers are read, or a bare config.
+"""From what the user overrides to a plan. Of a model only headers are read, or a bare config.
 
 A machine with a device is planned for as MoE-Lightning does, weights in 16 bits unless the user says otherwise; this
 machine and others without a device in the formats that the engine itself would choose.
@@ -76,53 +76,55 @@ class Planned:
     aim: Objective
 
 
-def plan_for(wish: PlanRequest, on_step: Callable[[str], None] = lambda _: None) -> Planned:
+def plan_for(request: PlanRequest, on_step: Callable[[str], None] = lambda _: None) -> Planned:
     """Return the best plan for what is wished.
 
     Blocks: for some seconds, more if this machine is measured first.
     Raises: CapacityError if nothing fits; CheckpointError, ConfigError.
     """
-    settings = wish.settings
+    settings = request.settings
     if settings.model is None:
         raise ConfigError("no model is named")
-    _check_device(wish)
+    _check_device(request)
     _check_threads(settings, measure_machine().num_cores)
-    machine = None if wish.machine is None else load_machine(wish.machine)
+    machine = None if request.machine is None else load_machine(request.machine)
     costs, reason = _look_at(settings, has_device=machine is not None and machine.has(DEVICE))
-    _check_lengths(wish, costs.shape)
-    if wish.routing is None and _has_weights(settings):
-        wish = dataclasses.replace(wish, routing=known_routing(str(settings.model), settings.cache_dir))
+    _check_lengths(request, costs.shape)
+    if request.routing is None and _has_weights(settings):
+        request = dataclasses.replace(request, routing=known_routing(str(settings.model), settings.cache_dir))
     if machine is None:
-        machine = _measured_here(wish, costs, on_step)
+        machine = _measured_here(request, costs, on_step)
     on_step("the best policy")
     has_device = machine.has(DEVICE)
-    most = wish.num_requests or wish.num_sequences or (MAX_SEQUENCES if has_device else MAX_SEQUENCES_ON_HOST)
+    most = request.num_requests or request.num_sequences or (MAX_SEQUENCES if has_device else MAX_SEQUENCES_ON_HOST)
     aim = Objective(
-        goal=wish.goal,
-        num_sequences=wish.num_sequences,
+        goal=request.goal,
+        num_sequences=request.num_sequences,
         max_sequences=most,
         memory_limits={} if settings.memory_bytes is None else {RAM: settings.memory_bytes},
     )
-    model = _cost_model(wish, machine, costs, settings.max_num_batched_tokens or DEFAULT_MAX_NUM_BATCHED_TOKENS)
+    model = _cost_model(request, machine, costs, settings.max_num_batched_tokens or DEFAULT_MAX_NUM_BATCHED_TOKENS)
     if settings.max_num_batched_tokens is None and not has_device and aim.memory_limits:
-        model = _with_best_chunk(model, aim, [_cost_model(wish, machine, costs, it) for it in DISK_NUM_BATCHED_TOKENS])
+        model = _with_best_chunk(
+            model, aim, [_cost_model(request, machine, costs, it) for it in DISK_NUM_BATCHED_TOKENS]
+        )
     with _cautious(machine):
         plan = make_plan(model, aim, model_name=_name(settings), reasons=_reasons(machine, reason))
-    if wish.machine is None:
+    if request.machine is None:
         plan = dataclasses.replace(plan, num_threads=settings.num_threads or measure_machine().num_cores)
     return Planned(plan, model, aim)
 
 
-def _cost_model(wish: PlanRequest, machine: Machine, costs: ModelCosts, chunk_tokens: int) -> CostModel:
+def _cost_model(request: PlanRequest, machine: Machine, costs: ModelCosts, chunk_tokens: int) -> CostModel:
     has_device = machine.has(DEVICE)
     return CostModel(
         machine,
         costs,
-        wish.workload,
-        routing=wish.routing or EVEN_ROUTING,
+        request.workload,
+        routing=request.routing or EVEN_ROUTING,
         overlap=1.0 if has_device else HOST_OVERLAP,
         prefill_overlap=1.0 if has_device else HOST_PREFILL_OVERLAP,
-        process_bytes=_process_bytes(costs.shape, wish.settings, chunk_tokens),
+        process_bytes=_process_bytes(costs.shape, request.settings, chunk_tokens),
         least_experts=0.0 if has_device else _least_experts(costs),
         chunk_tokens=chunk_tokens,
     )
@@ -164,16 +166,16 @@ def _name(settings: Settings) -> str:
     return str(settings.model) if settings.model in shipped_models() else str(Path(str(settings.model)).absolute())
 
 
-def _measured_here(wish: PlanRequest, costs: ModelCosts, on_step: Callable[[str], None]) -> Machine:
+def _measured_here(request: PlanRequest, costs: ModelCosts, on_step: Callable[[str], None]) -> Machine:
     """Return this machine. Blocks: for some seconds if it was never measured, or not for such a model."""
-    settings, here = wish.settings, measure_machine()
+    settings, here = request.settings, measure_machine()
     folder = cache_folder(settings.cache_dir)
     machine = this_machine(
         folder,
         num_threads=settings.num_threads or here.num_cores,
         ram_bytes=here.available_bytes,
         shapes=shapes_of(costs),
-        is_fresh=wish.is_fresh,
+        is_fresh=request.is_fresh,
         on_step=on_step,
     )
     packed = _packed_file(settings, costs)
@@ -209,22 +211,22 @@ def _packed_file(settings: Settings, costs: ModelCosts) -> Path | None:
         return None
 
 
-def _check_device(wish: PlanRequest) -> None:
+def _check_device(request: PlanRequest) -> None:
     """Raises: ConfigError for a device that cannot be planned for."""
-    if wish.settings.device not in ("auto", "cpu"):
+    if request.settings.device not in ("auto", "cpu"):
         raise ConfigError(
-            f"--device {wish.settings.device} cannot be planned for: this machine's processor and disk are measured, a "
-            "device of it is not. Plan for a described one (--machine t4, or a file)"
+            f"--device {request.settings.device} cannot be planned for: this machine's processor and disk are "
+            "measured, a device of it is not. Plan for a described one (--machine t4, or a file)"
         )
 
 
-def _check_lengths(wish: PlanRequest, shape: ModelConfig) -> None:
+def _check_lengths(request: PlanRequest, shape: ModelConfig) -> None:
     """Raises: ConfigError if a request would be longer than the model's context."""
-    workload = wish.workload
+    workload = request.workload
     if workload.max_tokens > shape.max_position:
         raise ConfigError(
             f"a prompt of {workload.max_prompt_len} tokens and an answer of {workload.gen_len} are "
-            f"{workload.max_tokens} together, but {wish.settings.model} was made for {shape.max_position} at most: "
+            f"{workload.max_tokens} together, but {request.settings.model} was made for {shape.max_position} at most: "
             "plan for shorter prompts (--prompt-len, --prompts) or answers (--gen-len)"
         )
 

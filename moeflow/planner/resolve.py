@@ -52,16 +52,16 @@ def decide(settings: Settings, machine: Machine | None = None) -> EngineConfig:
         raise ConfigError("no model is named")
     settings.check_counts()
     machine = machine or measure_machine()
-    wishes = device_overrides(settings, machine)
+    overrides = device_overrides(settings, machine)
     checkpoint = open_checkpoint(settings.model)
     try:
         shape = read_model_config(checkpoint)
-        if wishes is None:
+        if overrides is None:
             return _Decision(settings, machine, checkpoint, shape).config()
-        on_host = settings_of_host(settings, wishes)
-        in_torch = computes_in_torch(wishes)
+        on_host = settings_of_host(settings, overrides)
+        in_torch = computes_in_torch(overrides)
         config = _Decision(on_host, machine, checkpoint, shape, offloads_to_torch=in_torch).config()
-        return with_pipeline(config, wishes, shape)
+        return with_pipeline(config, overrides, shape)
     finally:
         checkpoint.close()
 

@@ -1,10 +1,14 @@
-"""What the user said, before anything is decided; and what holds where many said nothing."""
+"""What the user sets before anything is decided, and what holds where many set nothing.
+
+A field that may be set from the command line says so itself: verbs make their options of these fields.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal
 
 from moeflow.core.errors import ConfigError
 
@@ -15,35 +19,227 @@ OFFLOADED_NUM_BATCHED_TOKENS: Final = 2048
 DEFAULT_MAX_NUM_BATCHED_TOKENS: Final = 512  # about a second on two CPU cores: as long as decodes wait for a prefill
 DISK_NUM_BATCHED_TOKENS: Final = (2048, 1024)  # where a pass reads most of the model: the first with room for its work
 
+Kind = Literal["text", "choice", "count", "bytes", "switch", "existing file", "new file"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """How a field is set on the command line."""
+
+    flag: str
+    help: str
+    group: str
+    kind: Kind
+    choices: tuple[str, ...] = ()
+    default: str = ""  # as help shows it, where the field's own says nothing
+    is_common: bool = False  # one of the few that --help shows
+
+
+def _option(kind: Kind, flag: str, help: str, group: str, **more: Any) -> dict[str, Option]:
+    return {"option": Option(flag=flag, help=help, group=group, kind=kind, **more)}
+
+
+def options() -> dict[str, Option]:
+    """Return the fields of `Settings` that the command line sets, in the order of help."""
+    found = {field.name: field.metadata.get("option") for field in dataclasses.fields(Settings)}
+    return {name: option for name, option in found.items() if option is not None}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the user said. None or "auto": decide for me."""
+    """What the user set. None or "auto": to be decided."""
 
     model: str | None = None  # Hugging Face folder or GGUF file; None: the built-in model
     model_name: str | None = None
-    dtype: str = "auto"
-    quantize: str | None = None  # "int8" or "int4"; None: leave the weights as they are
-    kv_dtype: str = "auto"
-    device: str = "auto"
-    pipeline: str | None = None  # by which weights go to a device that is smaller than the model
-    micro_batch: int | None = None  # tokens that go through such a pipeline together
+    dtype: str = field(
+        default="auto",
+        metadata=_option(
+            "choice",
+            "--dtype",
+            "Weight data type; auto: the checkpoint's own, or the one that fits.",
+            "Weights",
+            choices=("auto", "float32", "bfloat16"),
+        ),
+    )
+    quantize: str | None = field(
+        default=None,
+        metadata=_option(
+            "choice",
+            "--quantize",
+            "Quantize weights (group size 32): smaller and faster, not quite the same answers.",
+            "Weights",
+            choices=("int8", "int4"),
+            is_common=True,
+        ),
+    )
+    slab_file: Path | None = field(
+        default=None,
+        metadata=_option(
+            "existing file",
+            "--packed-weights",
+            "Packed weights that `moeflow pack` wrote: loading takes a moment; with --memory, written if missing.",
+            "Weights",
+            default="in the cache folder",
+        ),
+    )
+    memory_bytes: int | None = field(
+        default=None,
+        metadata=_option(
+            "bytes",
+            "--memory",
+            "Memory for everything, such as 4GiB; experts that do not fit are read from disk.",
+            "Memory",
+            is_common=True,
+        ),
+    )
+    kv_cache_bytes: int | None = field(
+        default=None, metadata=_option("bytes", "--kv-cache", "Memory for the KV cache, such as 2GiB.", "Memory")
+    )
+    kv_dtype: str = field(
+        default="auto",
+        metadata=_option(
+            "choice",
+            "--kv-dtype",
+            "KV cache data type.",
+            "Memory",
+            choices=("auto", "float32", "bfloat16", "int8"),
+        ),
+    )
+    max_model_len: int | None = field(
+        default=None,
+        metadata=_option(
+            "count",
+            "--max-model-len",
+            "Maximum context length: prompt and answer of one request, in tokens.",
+            "Batching",
+            default="the model's, or what fits",
+            is_common=True,
+        ),
+    )
+    max_num_seqs: int | None = field(
+        default=None,
+        metadata=_option(
+            "count",
+            "--max-num-seqs",
+            "Maximum concurrent requests.",
+            "Batching",
+            default=str(DEFAULT_MAX_NUM_SEQS),
+            is_common=True,
+        ),
+    )
+    max_num_batched_tokens: int | None = field(
+        default=None,
+        metadata=_option(
+            "count",
+            "--max-num-batched-tokens",
+            "Maximum tokens of one pass: fewer shorten the pauses that long prompts cause.",
+            "Batching",
+            default=str(DEFAULT_MAX_NUM_BATCHED_TOKENS),
+        ),
+    )
+    prefix_caching: bool = field(
+        default=True,
+        metadata=_option(
+            "switch",
+            "--prefix-caching/--no-prefix-caching",
+            "Reuse the KV cache of shared prefixes.",
+            "Batching",
+        ),
+    )
+    num_threads: int | None = field(
+        default=None,
+        metadata=_option(
+            "count", "--threads", "CPU threads.", "Processor and device", default="all cores", is_common=True
+        ),
+    )
+    device: str = field(
+        default="auto",
+        metadata=_option(
+            "text",
+            "--device",
+            "Where to compute: cpu, cuda, cuda:1. cuda:MEMORY (experimental) uses that much of a GPU, and streams "
+            "experts that do not fit. emulated:MEMORY,GB_PER_S emulates a GPU and its PCIe link; ,t4 behind it slows "
+            "down computing in the same proportion, ,torch computes as a GPU would.",
+            "Processor and device",
+            is_common=True,
+        ),
+    )
+    device_memory_bytes: int | None = field(
+        default=None,
+        metadata=_option(
+            "bytes",
+            "--device-memory",
+            "Maximum memory of a GPU to use, such as 16GiB.",
+            "Processor and device",
+            default="all that is free",
+        ),
+    )
+    pipeline: str | None = field(
+        default=None,
+        metadata=_option(
+            "choice",
+            "--pipeline",
+            "How weights are streamed to a device that is smaller than the model.",
+            "Processor and device",
+            choices=("cgopipe", "fastdecode", "flexgen-cpu-attention", "flexgen", "zero-inference", "sequential"),
+            default="cgopipe",
+        ),
+    )
+    micro_batch: int | None = field(
+        default=None,
+        metadata=_option(
+            "count", "--micro-batch", "Tokens of a pipeline's micro-batch.", "Processor and device", default="32"
+        ),
+    )
     resident_experts: float | None = None  # share of them that stays on such a device
-    num_threads: int | None = None
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    kv_cache_bytes: int | None = None
-    prefix_caching: bool = True
-    memory_bytes: int | None = None  # for everything; experts that do not fit come from disk
-    device_memory_bytes: int | None = None  # of an accelerator's memory, that the engine may use
+    expert_policy: str = field(
+        default="auto",
+        metadata=_option(
+            "choice",
+            "--expert-policy",
+            "Expert cache eviction policy.",
+            "Expert cache",
+            choices=("auto", "fifo", "lru", "lfu", "lfru"),
+        ),
+    )
+    predictor: str = field(
+        default="auto",
+        metadata=_option(
+            "choice",
+            "--predictor",
+            "Expert prefetch predictor, used where a trial shows that passes are faster with it.",
+            "Expert cache",
+            choices=("auto", "next-router", "frequency", "previous-token", "none"),
+        ),
+    )
+    record_routing: Path | None = field(
+        default=None,
+        metadata=_option(
+            "new file",
+            "--record-routing",
+            "Append the experts that each token used to this file, for `moeflow simulate cache`.",
+            "Diagnostics",
+        ),
+    )
+    trace_file: Path | None = field(
+        default=None,
+        metadata=_option(
+            "new file",
+            "--trace",
+            "Write a trace of computing, reading and waiting at the end, for ui.perfetto.dev.",
+            "Diagnostics",
+        ),
+    )
+    graph_file: Path | None = field(
+        default=None,
+        metadata=_option(
+            "new file",
+            "--graph",
+            "Write the tasks of the last pass, and what each waited for, at the end, for GraphViz.",
+            "Diagnostics",
+        ),
+    )
     is_served: bool = False  # by a process of its own, which memory_bytes has to cover, too
-    slab_file: Path | None = None  # packed weights, or where experts will be packed; None: one in cache_dir
-    expert_policy: str = "auto"  # which expert leaves memory for another
-    predictor: str = "auto"  # what experts are read ahead by
-    record_routing: Path | None = None  # file that gets what routers choose
-    graph_file: Path | None = None  # file that gets the last pass's tasks as a graph, for GraphViz
-    trace_file: Path | None = None  # file that gets what each lane did when, for Perfetto
     cpu_isa: str = ""  # the best instruction set that the CPU kernels may use; empty: the best there is
     cache_dir: Path | None = None  # where the built-in model and packed experts are kept
 

@@ -51,7 +51,7 @@ class ShoutingLLM:
 @pytest.fixture
 def llm(monkeypatch):
     made = ShoutingLLM()
-    monkeypatch.setattr(module, "load", lambda wishes, **_: made)
+    monkeypatch.setattr(module, "load", lambda overrides, **_: made)
     return made
 
 
@@ -90,7 +90,7 @@ def test_prompts_come_from_files_and_stdin_too(llm, tmp_path):
 
 
 def test_no_prompt_is_told_before_anything_is_loaded(monkeypatch):
-    monkeypatch.setattr(module, "load", lambda wishes, **_: pytest.fail("loaded"))
+    monkeypatch.setattr(module, "load", lambda overrides, **_: pytest.fail("loaded"))
     result = run()
     assert result.exit_code == 2
     assert "there is no prompt; give one with -p or --prompt-file" in result.stderr

@@ -24,7 +24,7 @@ def made(monkeypatch):
     return asked
 
 
-def wishes(model: str | None, cache_dir: Path) -> dict[str, object]:
+def overrides(model: str | None, cache_dir: Path) -> dict[str, object]:
     return {"model": model, "dtype": "bfloat16", "max_num_seqs": 3, "cache_dir": cache_dir}
 
 
@@ -37,13 +37,13 @@ def test_the_built_in_model_is_made_once_and_the_user_told(made, tmp_path, capsy
 
 
 def test_without_a_model_the_built_in_one_is_prepared(made, tmp_path):
-    assert prepare(wishes(None, tmp_path)) == Settings(
+    assert prepare(overrides(None, tmp_path)) == Settings(
         model=str(tmp_path / "builtin"), dtype="bfloat16", max_num_seqs=3, cache_dir=tmp_path
     )
 
 
 def test_a_model_of_ones_own_needs_nothing_made(made, tmp_path):
-    assert prepare(wishes("my/model", tmp_path)).model == "my/model"
+    assert prepare(overrides("my/model", tmp_path)).model == "my/model"
     assert made == []
 
 
@@ -61,6 +61,6 @@ def test_what_is_expected_is_said_of_what_is_loaded_and_that_decided_once(monkey
     monkeypatch.setitem(vars(lazy), "decide", decide)
     monkeypatch.setitem(vars(lazy), "what_to_expect", lambda config, cache_dir: f"{config} is fast")
     monkeypatch.setitem(vars(lazy), "LLM", FakeLLM)
-    load(wishes("my/model", tmp_path), says_expected=says_expected)
+    load(overrides("my/model", tmp_path), says_expected=says_expected)
     assert (len(decided), loaded) == (1, ["config 1"])
     assert capsys.readouterr().err == ("config 1 is fast\n" if says_expected else "")

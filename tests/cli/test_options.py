@@ -4,9 +4,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from moeflow.cli.help import Command
 from moeflow.cli.options import default_cache_dir, engine_options, sampling_options
 from moeflow.core.errors import RequestError
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.planner.settings import Settings, options
 
 
 @pytest.fixture
@@ -16,7 +18,7 @@ def seen():
 
 @pytest.fixture
 def verb(seen):
-    @click.command()
+    @click.command(cls=Command)
     @engine_options
     @sampling_options
     @click.option("--own")
@@ -60,38 +62,36 @@ def test_wishes_and_sampling_are_gathered(verb, seen):
     args += ["--temperature", "0.5", "--stop", "a", "--stop", "b", "--seed", "7"]
     result = CliRunner().invoke(verb, args, catch_exceptions=False)
     assert result.exit_code == 0
-    assert seen["wishes"] == {
-        "model": "my/model",
-        "dtype": "auto",
-        "quantize": None,
-        "kv_dtype": "auto",
-        "device": "auto",
-        "pipeline": None,
-        "micro_batch": None,
-        "num_threads": 2,
-        "max_model_len": None,
-        "max_num_seqs": None,
-        "kv_cache_bytes": 2 * 1024**3,
-        "memory_bytes": 3 * 1024**3,
-        "device_memory_bytes": None,
-        "slab_file": None,
-        "expert_policy": "auto",
-        "predictor": "auto",
-        "record_routing": None,
-        "trace_file": None,
-        "graph_file": None,
-        "plan_file": None,
-        "cache_dir": Path("/tmp/x"),
-        "cpu_isa": "",
-    }
+    overrides = seen["overrides"]
+    assert overrides.pop("plan_file") is None
+    assert Settings(**overrides) == Settings(
+        model="my/model",
+        num_threads=2,
+        kv_cache_bytes=2 * 1024**3,
+        memory_bytes=3 * 1024**3,
+        cache_dir=Path("/tmp/x"),
+    )
     assert seen["sampling"] == SamplingParams(max_tokens=512, temperature=0.5, stop=("a", "b"), seed=7)
     assert seen["own"] == "1"
+
+
+def test_help_shows_what_people_use_and_help_all_shows_everything(verb):
+    short, whole = (
+        CliRunner().invoke(verb, [flag], catch_exceptions=False).output for flag in ("--help", "--help-all")
+    )
+    for option in options().values():
+        flag = option.flag.partition("/")[0]
+        assert (f"  {flag} " in short) == option.is_common
+        assert f"  {flag} " in whole
+        assert f"\n{option.group}:\n" in whole
+    assert "--own" in short
+    assert short.count("\n  -") < 20
 
 
 def test_the_environment_caps_the_instruction_set(verb, seen, monkeypatch):
     monkeypatch.setenv("MOEFLOW_CPU_ISA", "avx2")
     CliRunner().invoke(verb, ["m", "--quantize", "int4", "--own", "1"], catch_exceptions=False)
-    assert (seen["wishes"]["cpu_isa"], seen["wishes"]["quantize"]) == ("avx2", "int4")
+    assert (seen["overrides"]["cpu_isa"], seen["overrides"]["quantize"]) == ("avx2", "int4")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_memory_without_a_unit_is_asked_about(verb, option, size, meant):
 @pytest.mark.parametrize(("size", "num_bytes"), [("2147483648", 2**31), ("512k", 2**19), ("4096B", 4096)])
 def test_memory_in_bytes_is_taken_where_it_can_be_meant(verb, seen, size, num_bytes):
     assert CliRunner().invoke(verb, ["--memory", size]).exit_code == 0
-    assert seen["wishes"]["memory_bytes"] == num_bytes
+    assert seen["overrides"]["memory_bytes"] == num_bytes
 
 
 @pytest.mark.parametrize(("temperature", "code"), [("0", 0), ("2", 0), ("2.1", 2), ("100", 2), ("-1", 2)])

@@ -95,7 +95,7 @@ def test_the_servers_exit_code_is_the_shells(served, monkeypatch):
 def unmade(monkeypatch):
     """Refuse to look for a model."""
 
-    def prepare(wishes: dict[str, object]) -> Settings:
+    def prepare(overrides: dict[str, object]) -> Settings:
         raise ConfigError("looked for a model")
 
     monkeypatch.setattr("moeflow.cli.serve.prepare", prepare)

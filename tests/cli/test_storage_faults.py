@@ -56,7 +56,7 @@ def refuse_large_files() -> None:
 
 def streamed(model: str, file: Path) -> tuple[str | Path, ...]:
     """A limit with room for some experts, which is known from what too low a one is refused with."""
-    few = ("--slabs", file, "--max-model-len", "128", "--max-num-seqs", "2", "--threads", "1")
+    few = ("--packed-weights", file, "--max-model-len", "128", "--max-num-seqs", "2", "--threads", "1")
     _, refusal = ended(begin("generate", model, "-p", "hello", *few, "--memory", "1MiB"))
     need_mib = float(refusal.split("with the process that is ")[1].split(" MiB")[0])
     return ("generate", model, "-p", "hello", "--max-tokens", "4", *few, "--memory", f"{need_mib + 30:.0f}MiB")

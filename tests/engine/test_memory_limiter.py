@@ -75,11 +75,11 @@ def measures(kept, resident):
 
 @given(
     room=st.integers(LEAST_BLOCKS, NUM_BLOCKS + 50),
-    wishes=st.lists(st.integers(-80, 64), min_size=3, max_size=12),
+    overrides=st.lists(st.integers(-80, 64), min_size=3, max_size=12),
     kept=st.integers(0, WORK_BYTES),
 )
-def test_requests_are_given_no_more_blocks_than_there_is_room_for(room, wishes, kept):
-    """`room` blocks fit beside all else; each pass of `wishes` writes so many more, or a request gives some back.
+def test_requests_are_given_no_more_blocks_than_there_is_room_for(room, overrides, kept):
+    """`room` blocks fit beside all else; each pass of `overrides` writes so many more, or a request gives some back.
 
     What kernels keep of their work space is held and is room for the pass, as far as it needs that.
     """
@@ -95,7 +95,7 @@ def test_requests_are_given_no_more_blocks_than_there_is_room_for(room, wishes, 
     blocks = BlockTables(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, prefix_caching=False, num_kept=20)
     requests = []
     with measures(kept, lambda: FIXED_BYTES + kv.num_touched * BLOCK_BYTES):
-        for wish in (LEAST_BLOCKS, *wishes):  # before the first pass nothing is measured
+        for wish in (LEAST_BLOCKS, *overrides):  # before the first pass nothing is measured
             num_new = min(wish, blocks.num_available)
             if num_new > 0:
                 request = Request(f"{len(requests)}", [1] * num_new * BLOCK_SIZE, SamplingParams(), max_tokens=1)

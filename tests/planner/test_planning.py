@@ -51,8 +51,8 @@ def config(tmp_path):
 
 
 def test_a_bare_config_is_planned_for(host, config):
-    wish = PlanRequest(settings=Settings(model=config), workload=WORKLOAD, machine=host, num_requests=5)
-    plan = plan_for(wish).plan
+    request = PlanRequest(settings=Settings(model=config), workload=WORKLOAD, machine=host, num_requests=5)
+    plan = plan_for(request).plan
     assert plan.policy.batch_size <= 5
     assert (plan.weight_format, plan.kv_dtype, plan.model) == ("bfloat16", "float32", config)
 
@@ -79,8 +79,10 @@ def test_what_comes_from_disk_is_read_for_more_prompt_tokens_at_once(host, confi
 
 
 def test_a_shape_that_is_shipped_is_planned_for_by_name():
-    wish = PlanRequest(settings=Settings(model="mixtral-8x7b"), workload=WORKLOAD, machine="paper-s1", num_sequences=64)
-    plan = plan_for(wish).plan
+    request = PlanRequest(
+        settings=Settings(model="mixtral-8x7b"), workload=WORKLOAD, machine="paper-s1", num_sequences=64
+    )
+    plan = plan_for(request).plan
     assert (plan.model, plan.num_threads) == ("mixtral-8x7b", 0)
 
 
@@ -111,9 +113,9 @@ def test_experts_packed_already_need_no_room_on_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(planning, "shutil", SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=7)))
     write_tiny_mixtral(tmp_path / "model")
     settings = Settings(model=str(tmp_path / "model"), cache_dir=tmp_path)
-    wish = PlanRequest(settings=settings, workload=WORKLOAD)
-    assert plan_for(wish).model.machine.level(DISK).capacity_bytes == 7
+    request = PlanRequest(settings=settings, workload=WORKLOAD)
+    assert plan_for(request).model.machine.level(DISK).capacity_bytes == 7
     pack(settings.model, None, cache_dir=tmp_path, num_threads=1)
     (packed,) = (tmp_path / "experts").glob("*.slabs")
     size = packed.stat().st_size
-    assert plan_for(wish).model.machine.level(DISK).capacity_bytes == 7 + size
+    assert plan_for(request).model.machine.level(DISK).capacity_bytes == 7 + size

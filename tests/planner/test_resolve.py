@@ -177,8 +177,8 @@ LIMITED = {"kv_dtype": "float32", "max_num_seqs": 4, "max_num_batched_tokens": 6
 
 
 def limited(model, folder, memory_bytes, **settings):
-    wishes = {"model": model, "cache_dir": folder, "memory_bytes": memory_bytes, **LIMITED, **settings}
-    return decide(Settings(**wishes), machine(process_bytes=HELD_BYTES))
+    overrides = {"model": model, "cache_dir": folder, "memory_bytes": memory_bytes, **LIMITED, **settings}
+    return decide(Settings(**overrides), machine(process_bytes=HELD_BYTES))
 
 
 @pytest.fixture(scope="module")
@@ -209,8 +209,8 @@ def test_passes_are_longer_where_each_reads_most_of_the_model_if_there_is_room(w
     monkeypatch.setattr(resolve, "work_bytes", lambda shape, *, num_tokens, num_sampled: num_tokens * 2**10)
     overhead = limited(wide_model, tmp_path, 2 * GIB).memory.process_bytes
 
-    def batch_tokens(left_bytes, **wishes):
-        config = limited(wide_model, tmp_path, overhead + left_bytes, max_num_batched_tokens=None, **wishes)
+    def batch_tokens(left_bytes, **overrides):
+        config = limited(wide_model, tmp_path, overhead + left_bytes, max_num_batched_tokens=None, **overrides)
         assert (config.experts is None) == (left_bytes > 60 * MIB)
         return config.scheduler.max_num_batched_tokens
 

@@ -16,8 +16,8 @@ def make_routers(num_experts):
     return [torch.randn(num_experts, HIDDEN, generator=generator) for _ in range(LAYERS)]
 
 
-def write(source, folder, **wishes):
-    recipe = UpcycleRecipe(**{"num_experts": 4, "top_k": 2, **wishes})
+def write(source, folder, **overrides):
+    recipe = UpcycleRecipe(**{"num_experts": 4, "top_k": 2, **overrides})
     folder.mkdir()
     checkpoint = open_checkpoint(source)
     write_mixtral(checkpoint, read_model_config(checkpoint), make_routers(recipe.num_experts), recipe, folder)
@@ -161,7 +161,7 @@ def test_a_missing_tensor_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wishes", "message"),
+    ("overrides", "message"),
     [
         ({"num_experts": 0}, "experts is 0"),
         ({"num_experts": 4, "top_k": 5}, "top-k is 5"),
@@ -171,6 +171,6 @@ def test_a_missing_tensor_is_named(tmp_path):
         ({"seed": -1}, "seed is -1"),
     ],
 )
-def test_impossible_recipes_are_refused(wishes, message):
+def test_impossible_recipes_are_refused(overrides, message):
     with pytest.raises(ConfigError, match=message):
-        UpcycleRecipe(**wishes)
+        UpcycleRecipe(**overrides)

@@ -14,8 +14,9 @@ from moeflow.bench.records import Record, make_record
 from moeflow.bench.tables import batch_tables
 from moeflow.cli import lazy
 from moeflow.cli.bench.output import keep, repeated_command, result_options, show
+from moeflow.cli.help import Command
 from moeflow.cli.local_model import prepare
-from moeflow.cli.options import engine_options
+from moeflow.cli.options import engine_options_but
 from moeflow.cli.progress import bar
 from moeflow.workload.offline import MTBENCH_NEW, SHAPES, made_up_lengths, read_questions, replicated_lengths
 from moeflow.workload.poisson import WorkloadSpec
@@ -33,8 +34,8 @@ and "summarization" (1693, 1984) are made up. "padded" is static batching, each 
 With --beside, interactive requests arrive at random while a job runs, and are compared with the same ones alone."""
 
 
-@click.command(epilog=EPILOG, context_settings={"show_default": True})
-@engine_options
+@click.command(cls=Command, epilog=EPILOG, context_settings={"show_default": True})
+@engine_options_but("prefix_caching")
 @click.option(
     "--workload", "names", type=click.Choice([*SHAPES, "mtbench"]), multiple=True, help="What to run; may be repeated."
 )
@@ -65,7 +66,7 @@ With --beside, interactive requests arrive at random while a job runs, and are c
 @click.option("--seed", type=int, default=0, help="The same seed makes the same requests.")
 @result_options
 def batch(
-    wishes: dict[str, Any],
+    overrides: dict[str, Any],
     names: tuple[str, ...],
     questions: Path | None,
     num_requests: int,
@@ -90,7 +91,7 @@ def batch(
         WorkloadSpec(rate=beside, num_requests=beside_requests, vocab_size=1)
     run = Run(policies, repeats, seed, beside, beside_requests, out, as_json)
     try:
-        asyncio.run(run.all(wishes, names, asked, num_requests, num_new))
+        asyncio.run(run.all(overrides, names, asked, num_requests, num_new))
         interrupted = False
     except KeyboardInterrupt:
         interrupted = True
@@ -115,14 +116,14 @@ class Run:
 
     async def all(
         self,
-        wishes: dict[str, Any],
+        overrides: dict[str, Any],
         names: tuple[str, ...],
         questions: list[str],
         num_requests: int,
         num_new: tuple[int, ...],
     ) -> None:
         """Measure every workload."""
-        config = lazy.decide(dataclasses.replace(prepare(wishes), prefix_caching=False))
+        config = lazy.decide(dataclasses.replace(prepare(overrides), prefix_caching=False))
         with closing(lazy.open_checkpoint(config.model_path)) as checkpoint:
             vocab_size = lazy.read_model_config(checkpoint).vocab_size
         jobs = []

@@ -10,8 +10,9 @@ from moeflow.bench.records import make_record
 from moeflow.bench.tables import engine_table
 from moeflow.cli import lazy
 from moeflow.cli.bench.output import keep, repeated_command, result_options, show
+from moeflow.cli.help import Command
 from moeflow.cli.local_model import prepare
-from moeflow.cli.options import engine_options
+from moeflow.cli.options import engine_options_but
 from moeflow.cli.progress import bar, progress_bar
 
 EPILOG = """\b
@@ -28,23 +29,21 @@ read once, and what share of the float32 peak. Both ceilings are measured here, 
 measurement and keeps what there is."""
 
 
-@click.command(epilog=EPILOG)
-@engine_options
+@click.command(cls=Command, epilog=EPILOG)
+@engine_options_but("prefix_caching")
 @click.option("--batch", "batch_sizes", type=click.IntRange(1, 4096), multiple=True, help="Decode with so many.")
 @click.option("--prefill", "prefill_lens", type=click.IntRange(1), multiple=True, help="Prefill so many tokens.")
 @click.option("--prompt-len", type=click.IntRange(1), default=32, show_default=True, help="Prompts of decoding rows.")
 @click.option("--new-tokens", type=click.IntRange(1), default=32, show_default=True, help="Decode passes to time.")
-@click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Tokens in one pass, at most.")
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Measurements of each row.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed makes the same prompts.")
 @result_options
 def engine(
-    wishes: dict[str, Any],
+    overrides: dict[str, Any],
     batch_sizes: tuple[int, ...],
     prefill_lens: tuple[int, ...],
     prompt_len: int,
     new_tokens: int,
-    max_num_batched_tokens: int | None,
     repeats: int,
     seed: int,
     as_json: bool,
@@ -57,9 +56,8 @@ def engine(
     """
     if not batch_sizes and not prefill_lens:
         batch_sizes, prefill_lens = lazy.BATCH_SIZES, lazy.PREFILL_LENS
-    most = wishes["max_num_seqs"] or (max(batch_sizes, default=1) if wishes["plan_file"] is None else None)
-    wishes = {**wishes, "max_num_seqs": most, "max_num_batched_tokens": max_num_batched_tokens}
-    settings = prepare(wishes, prefix_caching=False)
+    most = overrides["max_num_seqs"] or (max(batch_sizes, default=1) if overrides["plan_file"] is None else None)
+    settings = prepare({**overrides, "max_num_seqs": most}, prefix_caching=False)
     cases = lazy.make_cases(batch_sizes, prefill_lens, prompt_len, new_tokens)
     run = lazy.EngineRun(settings, cases, repeats=repeats, seed=seed)
     with progress_bar("Loading") as on_progress:

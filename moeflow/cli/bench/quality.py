@@ -12,8 +12,9 @@ from moeflow.bench.records import make_record
 from moeflow.bench.tables import quality_table
 from moeflow.cli import lazy
 from moeflow.cli.bench.output import keep, repeated_command, result_options, show
+from moeflow.cli.help import Command
 from moeflow.cli.local_model import prepare
-from moeflow.cli.options import engine_options
+from moeflow.cli.options import engine_options_but
 from moeflow.cli.progress import bar
 
 EPILOG = """\b
@@ -28,8 +29,8 @@ likeliest tokens counts the places of the text where both formats hold the same 
 greedy tokens counts those before the first different one in each continued prompt."""
 
 
-@click.command(epilog=EPILOG)
-@engine_options
+@click.command(cls=Command, epilog=EPILOG)
+@engine_options_but("prefix_caching")
 @click.option(
     "--text",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -40,7 +41,7 @@ greedy tokens counts those before the first different one in each continued prom
 @click.option("--seed", type=int, default=0, show_default=True, help="Where prompts are cut from the text.")
 @result_options
 def quality(
-    wishes: dict[str, Any],
+    overrides: dict[str, Any],
     text: Path | None,
     num_prompts: int,
     new_tokens: int,
@@ -52,7 +53,7 @@ def quality(
 
     MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model is measured.
     """
-    settings = dataclasses.replace(prepare({**wishes, "max_num_seqs": 1}), prefix_caching=False)
+    settings = dataclasses.replace(prepare({**overrides, "max_num_seqs": 1}), prefix_caching=False)
     reference, tested = lazy.decide(lazy.in_own_precision(settings)), lazy.decide(settings)
     about = lazy.describe_comparison(reference, tested)
     if (about["reference_format"], about["reference_kv_dtype"]) == (about["weight_format"], about["kv_dtype"]):

@@ -14,8 +14,9 @@ from moeflow.bench.records import Record, make_record
 from moeflow.bench.tables import serve_tables
 from moeflow.cli import lazy
 from moeflow.cli.bench.output import keep, repeated_command, result_options, show
+from moeflow.cli.help import Command
 from moeflow.cli.local_model import prepare
-from moeflow.cli.options import engine_options
+from moeflow.cli.options import engine_options_but
 from moeflow.cli.progress import Bar, bar
 from moeflow.cli.traffic_options import policies_option, rates_option, workload_options
 from moeflow.workload.poisson import WorkloadSpec
@@ -35,8 +36,8 @@ or --batch-timeout is over, is padded to its longest prompt and runs until its l
 policies get the same requests at the same times. Ctrl-C ends the measurement; finished runs are kept."""
 
 
-@click.command(epilog=EPILOG, context_settings={"show_default": True})
-@engine_options
+@click.command(cls=Command, epilog=EPILOG, context_settings={"show_default": True})
+@engine_options_but("prefix_caching")
 @click.option("--url", help="Measure this running server instead of a model here.")
 @click.option("--api-key", envvar="MOEFLOW_API_KEY", show_envvar=True, help="The server's key, with --url.")
 @click.option("--allow-remote", is_flag=True, help="Let --url be another machine: be sure that it is yours.")
@@ -50,7 +51,7 @@ policies get the same requests at the same times. Ctrl-C ends the measurement; f
 @click.option("--plots", type=click.Path(file_okay=False, path_type=Path), help="Draw latencies into this folder.")
 @result_options
 def serve(
-    wishes: dict[str, Any],
+    overrides: dict[str, Any],
     traffic: dict[str, int],
     url: str | None,
     api_key: str | None,
@@ -69,7 +70,7 @@ def serve(
 
     MODEL is a Hugging Face folder or a .gguf file; without it and without --url, the built-in model is measured.
     """
-    if url and wishes["model"]:
+    if url and overrides["model"]:
         raise click.UsageError("MODEL and --url exclude each other: the server has its own model")
     if batch_timeout < 0 or request_timeout <= 0:
         raise click.UsageError("--batch-timeout must be at least 0, --request-timeout above 0")
@@ -83,7 +84,7 @@ def serve(
             address = lazy.check_address(url, allow_remote=allow_remote)
             asyncio.run(run.server(lazy.HttpTarget(address, api_key=api_key, timeout_s=request_timeout), vocab_size))
         else:
-            asyncio.run(run.engines(wishes, policies, batch_timeout))
+            asyncio.run(run.engines(overrides, policies, batch_timeout))
         interrupted = False
     except KeyboardInterrupt:
         interrupted = True
@@ -110,9 +111,9 @@ class Run:
         self._out = out
         self._as_json = as_json
 
-    async def engines(self, wishes: dict[str, Any], policies: tuple[str, ...], batch_timeout_s: float) -> None:
+    async def engines(self, overrides: dict[str, Any], policies: tuple[str, ...], batch_timeout_s: float) -> None:
         """Measure each policy in an engine process of its own."""
-        settings = dataclasses.replace(prepare(wishes), prefix_caching=False)
+        settings = dataclasses.replace(prepare(overrides), prefix_caching=False)
         base = lazy.decide(settings)
         configs = [
             lazy.with_policy(base, policy, max_prompt=self._traffic["max_prompt"], batch_timeout_s=batch_timeout_s)

@@ -18,6 +18,7 @@ import click
 
 from moeflow.cli.chat.chat_backend import LocalTalker, RemoteTalker, Talker
 from moeflow.cli.chat.conversation import HELP, Conversation, Leave
+from moeflow.cli.help import Command
 from moeflow.cli.local_model import load
 from moeflow.cli.options import engine_options, sampling_options
 from moeflow.core.errors import ChatTemplateError, RequestError
@@ -37,23 +38,23 @@ In the chat, /help lists the commands. Ctrl-C stops an answer; at the prompt, Ct
 is a file or a pipe, every line of it is a question, and nothing but answers is printed."""
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Command, epilog=EPILOG)
 @engine_options
 @sampling_options
 @click.option("--system", help="A system prompt: who the model is, how it shall answer.")
 @click.option("--url", help="Talk to this server instead of loading a model here.")
 @click.option("--api-key", envvar="MOEFLOW_API_KEY", show_envvar=True, help="The server's key, with --url.")
 def chat(
-    wishes: dict[str, Any], sampling: SamplingParams, system: str | None, url: str | None, api_key: str | None
+    overrides: dict[str, Any], sampling: SamplingParams, system: str | None, url: str | None, api_key: str | None
 ) -> None:
     """Talk to a model in the terminal; answers appear as they are made.
 
     MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model answers.
     """
-    if url and wishes["model"]:
+    if url and overrides["model"]:
         raise click.UsageError("MODEL and --url exclude each other: the server has its own model")
     # One conversation needs no more than one place in a pass.
-    talker = RemoteTalker(url, api_key) if url else LocalTalker(load(wishes, max_num_seqs=1))
+    talker = RemoteTalker(url, api_key) if url else LocalTalker(load(overrides, max_num_seqs=1))
     with closing(talker):
         converse(talker, Conversation(sampling, system))
 

@@ -18,6 +18,7 @@ from rich.markup import escape
 from moeflow.cli.bench.output import PAGE_WIDTH
 from moeflow.cli.doctor.diagnostics import REINSTALL, Finding, Verdict, examine
 from moeflow.cli.doctor.model_check import examine_builtin_model, examine_model, examine_planned_model
+from moeflow.cli.help import Command
 from moeflow.cli.options import engine_options
 
 INDENT = 23  # of what stands beside verdict and topic
@@ -42,18 +43,18 @@ with the options that choose it, and compares it with its checksums: damaged exp
 have weights in a damaged part, are named."""
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Command, epilog=EPILOG)
 @engine_options
 @click.option("--verify", "verifies", is_flag=True, help="Compare the model's packed file with its checksums.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-def doctor(wishes: dict[str, Any], verifies: bool, as_json: bool) -> int:
+def doctor(overrides: dict[str, Any], verifies: bool, as_json: bool) -> int:
     """Say what this machine has, what is missing and what to do.
 
     With MODEL, a Hugging Face folder or a .gguf file, say also whether it fits and what it will use.
     """
-    findings = examine(wishes["cache_dir"], wishes["cpu_isa"])
+    findings = examine(overrides["cache_dir"], overrides["cpu_isa"])
     try:
-        findings += look_at(wishes, verifies)
+        findings += look_at(overrides, verifies)
     except ImportError as error:  # torch or one of its like is broken; looking at the rest was worth it
         findings.append(Finding("model", Verdict.MISSING, f"cannot be looked at: {error}", REINSTALL))
     if as_json:
@@ -63,13 +64,13 @@ def doctor(wishes: dict[str, Any], verifies: bool, as_json: bool) -> int:
     return int(any(finding.verdict is Verdict.MISSING for finding in findings))
 
 
-def look_at(wishes: dict[str, Any], verifies: bool) -> list[Finding]:
+def look_at(overrides: dict[str, Any], verifies: bool) -> list[Finding]:
     """Look at the model that is named, by the user or by his plan; else at the built-in one."""
-    if wishes["model"] is not None:
-        return examine_model(wishes, verifies=verifies)
-    if wishes["plan_file"] is not None:
-        return examine_planned_model(wishes, verifies=verifies)
-    return examine_builtin_model(wishes, verifies=verifies)
+    if overrides["model"] is not None:
+        return examine_model(overrides, verifies=verifies)
+    if overrides["plan_file"] is not None:
+        return examine_planned_model(overrides, verifies=verifies)
+    return examine_builtin_model(overrides, verifies=verifies)
 
 
 def show(findings: list[Finding]) -> None:

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 _MOST_SHOWN = 10  # damaged parts that are named; others are counted
 
 
-def examine_model(wishes: dict[str, Any], *, verifies: bool = False) -> list[Finding]:
+def examine_model(overrides: dict[str, Any], *, verifies: bool = False) -> list[Finding]:
     """Look at the model that the user named, with the limits that the user wished; read its packed file if wanted."""
     try:
-        checkpoint = lazy.open_checkpoint(wishes["model"])
+        checkpoint = lazy.open_checkpoint(overrides["model"])
     except CheckpointError as error:
         return [Finding("model", Verdict.MISSING, str(error))]
     try:
@@ -39,11 +39,11 @@ def examine_model(wishes: dict[str, Any], *, verifies: bool = False) -> list[Fin
         checkpoint.close()
     found = [Finding("model", Verdict.OK, f"{describe(shape)}, {format_bytes(num_bytes)} on disk")]
     try:
-        config = lazy.decide(settings_of(wishes))
+        config = lazy.decide(settings_of(overrides))
     except (CapacityError, CheckpointError, ConfigError) as error:
         return [*found, Finding("fit", Verdict.MISSING, str(error))]
     found += limits(config, shape)
-    expected = lazy.what_to_expect(config, wishes["cache_dir"])
+    expected = lazy.what_to_expect(config, overrides["cache_dir"])
     if expected:
         found.append(Finding("speed", Verdict.OK, expected))
     return [*found, *(verify(config) if verifies else [])]
@@ -137,20 +137,20 @@ def shares(config: EngineConfig, memory: MemoryPlan, shape: ModelConfig) -> list
     return [head, *(Finding("", Verdict.OK, f"{format_bytes(size):>10}  {what}") for size, what in lines)]
 
 
-def examine_planned_model(wishes: dict[str, Any], *, verifies: bool = False) -> list[Finding]:
+def examine_planned_model(overrides: dict[str, Any], *, verifies: bool = False) -> list[Finding]:
     """Look at the model that a plan is for."""
     try:
-        model = read_plan(wishes["plan_file"]).model
+        model = read_plan(overrides["plan_file"]).model
     except ConfigError as error:
         return [Finding("plan", Verdict.MISSING, str(error))]
-    return examine_model({**wishes, "model": model}, verifies=verifies)
+    return examine_model({**overrides, "model": model}, verifies=verifies)
 
 
-def examine_builtin_model(wishes: dict[str, Any], *, verifies: bool = False) -> list[Finding]:
+def examine_builtin_model(overrides: dict[str, Any], *, verifies: bool = False) -> list[Finding]:
     """Look at the built-in model, or at what it would be made from."""
-    folder = lazy.builtin_folder(wishes["cache_dir"])
+    folder = lazy.builtin_folder(overrides["cache_dir"])
     if folder.is_dir():
-        found = examine_model({**wishes, "model": str(folder)}, verifies=verifies)
+        found = examine_model({**overrides, "model": str(folder)}, verifies=verifies)
         return [Finding("built-in model", Verdict.OK, str(folder)), *found]
     try:
         source = lazy.builtin_source()

@@ -112,7 +112,7 @@ def plan(
     policy_map: Path | None,
     goal: str,
     batch_size: int | None,
-    **wishes: Any,
+    **overrides: Any,
 ) -> None:
     """Decide how to run a model here or on another machine, and say what to expect.
 
@@ -123,15 +123,15 @@ def plan(
         require_matplotlib()
     if check and machine is not None:
         raise ConfigError("--check runs the model on this machine; leave --machine away")
-    name = model or str(built_in_model(wishes["cache_dir"]))
+    name = model or str(built_in_model(overrides["cache_dir"]))
     workload, num_requests = (
         Workload(prompt_len=prompt_len, gen_len=gen_len, max_prompt_len=prompt_len, rate=rate),
         None,
     )
     if prompts is not None:
         workload, num_requests = workload_of(prompts, name, gen_len, rate)
-    wish = lazy.PlanRequest(
-        settings=lazy.Settings(model=name, **wishes),
+    request = lazy.PlanRequest(
+        settings=lazy.Settings(model=name, **overrides),
         workload=workload,
         goal=goal,
         machine=machine,
@@ -143,14 +143,14 @@ def plan(
     if fresh and machine is not None:
         raise ConfigError("--fresh measures this machine; leave --machine away")
     with steps("Planning") as say:
-        planned = lazy.plan_for(wish, say)
+        planned = lazy.plan_for(request, say)
     if check and routing is None and has_to_learn(planned):
-        learn(planned, wishes["cache_dir"])
+        learn(planned, overrides["cache_dir"])
         with steps("Planning") as say:
-            planned = lazy.plan_for(dataclasses.replace(wish, is_fresh=False), say)
+            planned = lazy.plan_for(dataclasses.replace(request, is_fresh=False), say)
     made = planned.plan
     if check:
-        checked(planned, wishes["cache_dir"], as_json=as_json)
+        checked(planned, overrides["cache_dir"], as_json=as_json)
     elif as_json:
         click.echo(plan_to_json(made), nl=False)
     else:

@@ -11,26 +11,25 @@ from moeflow.cli import lazy
 from moeflow.core.errors import ConfigError
 from moeflow.core.plan import Plan, plan_from_json
 from moeflow.core.units import format_bytes
+from moeflow.planner.settings import options
 
 if TYPE_CHECKING:
     from moeflow.planner.settings import Settings
 
-_OPTIONS = {"num_threads": "--threads", "kv_cache_bytes": "--kv-cache", "memory_bytes": "--memory"}
 
-
-def settings_of(wishes: dict[str, Any]) -> Settings:
+def settings_of(overrides: dict[str, Any]) -> Settings:
     """Return the settings for what the user wished, those of a plan where he named one and said no other.
 
     Raises: ConfigError if the plan cannot be read, or is for another model or a machine with a device.
     """
-    said = lazy.Settings(**{name: value for name, value in wishes.items() if name != "plan_file"})
-    file: Path | None = wishes.get("plan_file")
+    said = lazy.Settings(**{name: value for name, value in overrides.items() if name != "plan_file"})
+    file: Path | None = overrides.get("plan_file")
     if file is None:
         return said
     plan = read_plan(file)
     settings = lazy.settings_from_plan(plan, said)
     for name, wished, planned in lazy.overruled(plan, said):
-        text = f"{option_of(name)} {_text(name, wished)} instead of the plan's {_text(name, planned)}, as you say"
+        text = f"{options()[name].flag} {_text(name, wished)} instead of the plan's {_text(name, planned)}, as you say"
         click.echo(f"note: {text}", err=True)
     if (notice := lazy.machine_notice(plan, said)) is not None:
         click.echo(f"warning: {notice}", err=True)
@@ -48,11 +47,6 @@ def read_plan(file: Path) -> Plan:
             f"plan {file} is empty: make it anew, `moeflow plan --json > {file}`, and see that it succeeds"
         )
     return plan_from_json(text, str(file))
-
-
-def option_of(field: str) -> str:
-    """Return how the shell calls a field of the settings."""
-    return _OPTIONS.get(field, f"--{field.replace('_', '-')}")
 
 
 def _text(name: str, value: Any) -> str:

@@ -50,7 +50,8 @@ Examples:
 
 cgopipe streams weights in pages between the hidden states that attention on the host sends back (MoE-Lightning);
 fastdecode does the same with whole layers; flexgen-cpu-attention attends on the host while the device waits; flexgen
-fetches keys and values to attend on the device; zero-inference keeps them there and goes layer by layer. All use the same kernels.
+fetches keys and values to attend on the device; zero-inference keeps them there and goes layer by layer. All use the
+same kernels.
 {SHIPPED}"""
 
 

@@ -20,36 +20,36 @@ from moeflow.planner.settings import OFFLOADED_MAX_NUM_SEQS, OFFLOADED_NUM_BATCH
 def device_overrides(settings: Settings, machine: Machine) -> OffloadOverrides | None:
     """Return what the user said of a device that is smaller than the model. Raises: ConfigError, CapacityError."""
     cuda_bytes = settings.device_memory_bytes or machine.accelerator_free_bytes
-    wishes = offload_overrides(
+    overrides = offload_overrides(
         settings.device,
         settings.pipeline,
         settings.micro_batch,
         settings.resident_experts,
         cuda_bytes=cuda_bytes,
     )
-    if wishes is None or not isinstance(wishes.device, CudaDeviceConfig):
-        return wishes
+    if overrides is None or not isinstance(overrides.device, CudaDeviceConfig):
+        return overrides
     if machine.accelerator is None:
         raise no_cuda(settings.device)
-    memory_bytes = allowed_bytes("device memory", wishes.device.memory_bytes, machine.accelerator_free_bytes)
+    memory_bytes = allowed_bytes("device memory", overrides.device.memory_bytes, machine.accelerator_free_bytes)
     if settings.device_memory_bytes not in (None, memory_bytes):
         raise ConfigError(
             f"--device {settings.device} and --device-memory {format_bytes(cuda_bytes)} say different things: "
             "leave one of them away"
         )
-    return wishes
+    return overrides
 
 
-def computes_in_torch(wishes: OffloadOverrides) -> bool:
+def computes_in_torch(overrides: OffloadOverrides) -> bool:
     """Say whether torch computes on the device, and not the CPU kernels that play it."""
-    return isinstance(wishes.device, CudaDeviceConfig) or wishes.device.computes_in_torch
+    return isinstance(overrides.device, CudaDeviceConfig) or overrides.device.computes_in_torch
 
 
-def settings_of_host(settings: Settings, wishes: OffloadOverrides) -> Settings:
+def settings_of_host(settings: Settings, overrides: OffloadOverrides) -> Settings:
     """Return what holds for the host of a smaller device. Raises: ConfigError for what pipelines do not do."""
-    if computes_in_torch(wishes) and settings.slab_file is not None:
+    if computes_in_torch(overrides) and settings.slab_file is not None:
         raise ConfigError(
-            "--slabs names weights that are packed for the CPU's kernels, but torch computes: leave it away"
+            "--packed-weights names weights that are packed for the CPU's kernels, but torch computes: leave it away"
         )
     for name, value in (("--memory", settings.memory_bytes), ("--record-routing", settings.record_routing)):
         if value is not None:
@@ -59,7 +59,7 @@ def settings_of_host(settings: Settings, wishes: OffloadOverrides) -> Settings:
     return replace(
         settings,
         device="cpu",
-        device_memory_bytes=None if isinstance(wishes.device, CudaDeviceConfig) else settings.device_memory_bytes,
+        device_memory_bytes=None if isinstance(overrides.device, CudaDeviceConfig) else settings.device_memory_bytes,
         prefix_caching=False,  # or micro-batches could need blocks that others of the same pass write
         max_num_seqs=settings.max_num_seqs or OFFLOADED_MAX_NUM_SEQS,
         max_num_batched_tokens=settings.max_num_batched_tokens
@@ -67,10 +67,10 @@ def settings_of_host(settings: Settings, wishes: OffloadOverrides) -> Settings:
     )
 
 
-def with_pipeline(config: EngineConfig, wishes: OffloadOverrides, shape: ModelConfig) -> EngineConfig:
+def with_pipeline(config: EngineConfig, overrides: OffloadOverrides, shape: ModelConfig) -> EngineConfig:
     """Return a configuration whose passes go through a pipeline. Raises: ConfigError, CapacityError."""
     costs = costs_of(shape, config)
-    offload = plan_offload(wishes, costs, config.scheduler)
+    offload = plan_offload(overrides, costs, config.scheduler)
     if not config.cpu_isa and not offload.computes_in_torch:
         raise ConfigError(
             f"an emulated device computes with the CPU extension: {extension.why_not()}. Install it, or have "

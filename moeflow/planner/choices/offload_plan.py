@@ -118,13 +118,13 @@ def _device(device: str, cuda_bytes: int, *, is_smaller: bool) -> DeviceConfig |
     return CudaDeviceConfig(name=name, memory_bytes=memory_bytes, capacity_bytes=max(memory_bytes - PROCESS_BYTES, 0))
 
 
-def plan_offload(wishes: OffloadOverrides, costs: ModelCosts, limits: SchedulerConfig) -> OffloadConfig:
+def plan_offload(overrides: OffloadOverrides, costs: ModelCosts, limits: SchedulerConfig) -> OffloadConfig:
     """Return what stays where. Raises: ConfigError, CapacityError."""
-    name = wishes.pipeline or DEFAULT_PIPELINE
+    name = overrides.pipeline or DEFAULT_PIPELINE
     if name not in OFFLOADING:
         raise ConfigError(f"pipeline {name!r} is unknown; use one of {', '.join(OFFLOADING)}")
     pipeline, num_layers = OFFLOADING[name], costs.shape.num_layers
-    micro_batch = wishes.micro_batch_tokens or DEFAULT_MICRO_BATCH
+    micro_batch = overrides.micro_batch_tokens or DEFAULT_MICRO_BATCH
     blocks_per_request = -(-limits.max_model_len // limits.block_size)
     is_windowed = pipeline.has_kv_on_host and not pipeline.attends_on_host
     window_blocks = min(micro_batch * blocks_per_request, limits.num_blocks) if is_windowed else 0
@@ -135,13 +135,13 @@ def plan_offload(wishes: OffloadOverrides, costs: ModelCosts, limits: SchedulerC
         + costs.activation_bytes(limits.max_num_batched_tokens)
         + (kv_layers * limits.num_blocks + NUM_WINDOWS * window_blocks) * block_bytes
     )
-    device = wishes.device
+    device = overrides.device
     return OffloadConfig(
         emulated=device if isinstance(device, EmulatedDeviceConfig) else None,
         cuda=device if isinstance(device, CudaDeviceConfig) else None,
         pipeline=name,
         micro_batch_tokens=micro_batch,
-        num_resident_experts=_resident_experts(wishes, costs, fixed_bytes),
+        num_resident_experts=_resident_experts(overrides, costs, fixed_bytes),
         num_resident_kv_layers=kv_layers,
         window_blocks=window_blocks,
         num_hosted_experts=None if _may_share(device) else 0,
@@ -159,17 +159,17 @@ def _may_share(device: DeviceConfig) -> bool:
     )
 
 
-def _resident_experts(wishes: OffloadOverrides, costs: ModelCosts, fixed_bytes: float) -> int:
+def _resident_experts(overrides: OffloadOverrides, costs: ModelCosts, fixed_bytes: float) -> int:
     """Return how many experts of each layer stay, beside room for two layers' others."""
     shape = costs.shape
     num_experts = max(shape.num_experts, 1)
     expert_bytes = _expert_bytes(costs) / num_experts * _MARGIN
-    left = wishes.device.capacity_bytes - fixed_bytes
+    left = overrides.device.capacity_bytes - fixed_bytes
 
     def needed(num_resident: int) -> float:
         return (num_resident * shape.num_layers + 2 * (num_experts - num_resident)) * expert_bytes
 
-    wish = wishes.resident_experts
+    wish = overrides.resident_experts
     if wish is not None and not 0 <= wish <= 1:
         raise ConfigError(f"resident_experts is a share, from 0 to 1, not {wish:g}")
     choices = range(num_experts, -1, -1) if wish is None else [round(wish * num_experts)]
@@ -178,7 +178,7 @@ def _resident_experts(wishes: OffloadOverrides, costs: ModelCosts, fixed_bytes: 
             return num_resident
     least = fixed_bytes + needed(choices[-1])
     raise CapacityError(
-        f"the device has {format_bytes(wishes.device.capacity_bytes)}, but this model and these limits need "
+        f"the device has {format_bytes(overrides.device.capacity_bytes)}, but this model and these limits need "
         f"{format_bytes(least)} of it: {format_bytes(fixed_bytes)} for weights outside of experts, activations, and "
         f"keys and values, {format_bytes(least - fixed_bytes)} for experts. Give the device more memory, or ask for "
         "smaller micro-batches, fewer requests together (--max-num-seqs), shorter ones (--max-model-len), another "

@@ -57,7 +57,7 @@ def examined(monkeypatch):
 
     def install(*findings: Finding) -> None:
         monkeypatch.setattr(module, "examine", lambda cache_dir, cpu_isa: list(findings))
-        monkeypatch.setattr(module, "examine_builtin_model", lambda wishes, **_: [])
+        monkeypatch.setattr(module, "examine_builtin_model", lambda overrides, **_: [])
 
     return install
 
@@ -177,7 +177,7 @@ def packed(tmp_path_factory):
 
 
 def verify(model, file, cache_dir, *more):
-    options = ["--slabs", str(file), "--cache-dir", str(cache_dir), "--kv-cache", "1MiB", "--json", *more]
+    options = ["--packed-weights", str(file), "--cache-dir", str(cache_dir), "--kv-cache", "1MiB", "--json", *more]
     done = CliRunner().invoke(main, ["doctor", str(model), "--verify", *options])
     found = json.loads(done.stdout)
     at = [finding["topic"] for finding in found].index("packed file")

@@ -30,14 +30,14 @@ def device(monkeypatch):
     return device
 
 
-def wishes(model, pipeline, micro_batch=3, share=0.4):
+def overrides(model, pipeline, micro_batch=3, share=0.4):
     return offloaded(model, pipeline, micro_batch, share, DEVICE, dtype="bfloat16", max_num_batched_tokens=48)
 
 
 @pytest.mark.parametrize(("micro_batch", "share"), [(3, 0.4), (1, 0.0), (1000, 1.0)])
 @pytest.mark.parametrize("pipeline", OFFLOADING)
 def test_nothing_races_and_tokens_are_the_same(model, device, monkeypatch, pipeline, micro_batch, share):
-    config = wishes(model, pipeline, micro_batch, share)
+    config = overrides(model, pipeline, micro_batch, share)
     tokens = run(config, SHORT)
     assert not device.cuda.races
     assert any(entry[:2] == ("up", "waits for") for entry in device.cuda.log)
@@ -47,12 +47,12 @@ def test_nothing_races_and_tokens_are_the_same(model, device, monkeypatch, pipel
 
 @pytest.mark.parametrize(("micro_batch", "share"), [(3, 0.4), (1, 0.0), (1000, 0.0)])
 def test_nothing_races_where_the_host_computes_experts(model, device, micro_batch, share):
-    run(sharing(wishes(model, "cgopipe", micro_batch, share), 2), SHORT)
+    run(sharing(overrides(model, "cgopipe", micro_batch, share), 2), SHORT)
     assert not device.cuda.races
 
 
 def test_pages_wait_for_room_and_for_nothing_else(model, device):
-    run(wishes(model, "cgopipe", micro_batch=1, share=0.0), SHORT)
+    run(overrides(model, "cgopipe", micro_batch=1, share=0.0), SHORT)
     log = device.cuda.log
     num_pages = sum(entry[:2] == ("up", "records") for entry in log)
     assert 0 < sum(entry[:2] == ("up", "waits for") for entry in log) < num_pages / 5
@@ -60,7 +60,7 @@ def test_pages_wait_for_room_and_for_nothing_else(model, device):
 
 
 def test_rows_that_were_selected_elsewhere_are_waited_for(model, device):
-    engine = Engine.load(wishes(model, "cgopipe"))
+    engine = Engine.load(overrides(model, "cgopipe"))
     try:
         device.cuda.log.clear()
         with torch.inference_mode():
@@ -82,7 +82,7 @@ class Hasty(WatchedDevice):
 def test_streams_that_do_not_wait_race(model, monkeypatch, pipeline, num_hosted):
     device = Hasty()
     monkeypatch.setattr(offloaded_model, "make_device", lambda config: device)
-    engine = Engine.load(sharing(wishes(model, pipeline), num_hosted))
+    engine = Engine.load(sharing(overrides(model, pipeline), num_hosted))
     try:
         _, errors = answers(engine, SHORT)
     finally:

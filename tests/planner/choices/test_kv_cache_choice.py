@@ -24,10 +24,10 @@ from tests.shapes import MIXTRAL
 TOKEN_BYTES = 2 * 32 * 8 * 128  # of Mixtral's keys and values, at a byte a value
 
 
-def choose(left_bytes=16 * GIB, share=0.25, torch_dtype=None, max_num_seqs=32, **wishes):
+def choose(left_bytes=16 * GIB, share=0.25, torch_dtype=None, max_num_seqs=32, **overrides):
     reasons = []
     cache = choose_kv_cache(
-        Settings(**wishes),
+        Settings(**overrides),
         MIXTRAL,
         torch_dtype=torch_dtype,
         left_bytes=left_bytes,
@@ -54,7 +54,7 @@ def test_the_cache_is_planned_as_it_is_allocated(kv_dtype):
 
 
 @pytest.mark.parametrize(
-    ("torch_dtype", "wishes", "want", "why"),
+    ("torch_dtype", "overrides", "want", "why"),
     [
         (None, {"dtype": "bfloat16"}, "float32", "exact"),
         ("bfloat16", {}, "bfloat16", "what is computed in"),
@@ -63,8 +63,8 @@ def test_the_cache_is_planned_as_it_is_allocated(kv_dtype):
         (None, {"kv_cache_bytes": 100 * TOKEN_BYTES}, "float32", "exact"),
     ],
 )
-def test_keys_and_values_are_kept_exactly_where_that_costs_nothing(torch_dtype, wishes, want, why):
-    cache, reasons = choose(torch_dtype=torch_dtype, **wishes)
+def test_keys_and_values_are_kept_exactly_where_that_costs_nothing(torch_dtype, overrides, want, why):
+    cache, reasons = choose(torch_dtype=torch_dtype, **overrides)
     assert cache.dtype == want
     assert why in reasons["kv_dtype"]
 
@@ -89,22 +89,22 @@ def test_the_cache_stays_within_its_share_and_holds_the_longest_request(left_byt
 
 
 @pytest.mark.parametrize(
-    ("wishes", "words"),
+    ("overrides", "words"),
     [
         ({"kv_cache_bytes": 20 * GIB}, "20.0 GiB is asked for, but .* only 16.0 GiB are free"),
         ({"kv_cache_bytes": 100}, "one request of 16 tokens .* enlarge the KV cache"),
         ({"max_model_len": 512, "kv_cache_bytes": 10_000}, "one request of 512 tokens .* lower max_model_len"),
     ],
 )
-def test_what_does_not_fit_says_need_have_and_remedy(wishes, words):
+def test_what_does_not_fit_says_need_have_and_remedy(overrides, words):
     with pytest.raises(CapacityError, match=words):
-        choose(**wishes)
+        choose(**overrides)
 
 
-@pytest.mark.parametrize("wishes", [{"kv_dtype": "int4"}, {"max_model_len": MIXTRAL.max_position + 1}])
-def test_wishes_without_sense_are_refused(wishes):
-    with pytest.raises(ConfigError, match=next(iter(wishes))):
-        choose(**wishes)
+@pytest.mark.parametrize("overrides", [{"kv_dtype": "int4"}, {"max_model_len": MIXTRAL.max_position + 1}])
+def test_wishes_without_sense_are_refused(overrides):
+    with pytest.raises(ConfigError, match=next(iter(overrides))):
+        choose(**overrides)
 
 
 def test_blocks_that_nobody_uses_give_memory_back_to_experts_unless_the_user_said_how_much_there_is():
