@@ -1,6 +1,6 @@
 """Claim: what `moeflow plan` expects is what a run brings.
 
-Runs `moeflow plan --check` of one model in several ways, each in a process of its own: predicted beside measured.
+Runs `moeflow plan --validate` of one model in several ways, each in a process of its own: predicted beside measured.
 
     python benchmarks/plan_accuracy.py [MODEL] [--case "--quantize int8" --case "--memory 900MiB"]
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from moeflow.bench.plan_check import CheckRow
+from moeflow.bench.plan_validation import CheckRow
 from moeflow.bench.records import Record, make_record
 from moeflow.bench.tables import Table
 from moeflow.cli.bench.output import keep, result_options, show
@@ -29,11 +29,11 @@ CASES = ("--dtype bfloat16", "--quantize int8", "--quantize int4", "--dtype bflo
 
 
 def run(model: str | None, case: str) -> dict[str, Any]:
-    """Return the plan and what came of it, as `--check --json` prints it."""
+    """Return the plan and what came of it, as `--validate --json` prints it."""
     command = [str(Path(sys.executable).with_name("moeflow")), "plan", *([model] if model else []), *shlex.split(case)]
-    done = subprocess.run([*command, "--check", "--json"], stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run([*command, "--validate", "--json"], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raise click.ClickException(f"moeflow plan {case} --check ended with {done.returncode}")
+        raise click.ClickException(f"moeflow plan {case} --validate ended with {done.returncode}")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

@@ -103,7 +103,7 @@ def test_jobs_of_one_engine_share_a_table(tmp_path):
 
 
 def test_interactive_requests_of_all_seeds_are_taken_together(tmp_path):
-    old = beside_record(9, command="moeflow bench batch --beside 0.25 -n 9", time="2025-01-01T00:00:00+00:00")
+    old = beside_record(9, command="moeflow bench batch --interactive-rate 0.25 -n 9", time="2025-01-01T00:00:00+00:00")
     done = write_page(tmp_path, old, beside_record(0), beside_record(1))
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "docs" / "benchmarks.md").read_text()

@@ -71,7 +71,7 @@ def peer_servers(weights: str, folder: Path, threads: int) -> Iterator[Server]:
     if vllm is not None and vllm.python.exists():
         port = free_port()
         command = [str(vllm.python), "-m", "vllm.entrypoints.openai.api_server"]  # its `vllm` command does not start
-        command += ["--model", str(vllm.model), "--served-model-name", vllm.name, "--port", str(port)]
+        command += ["--model", str(vllm.model), "--for-server-model-name", vllm.name, "--port", str(port)]
         command += ["--dtype", weights, "--enforce-eager", "--no-enable-prefix-caching"]
         command += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(MAX_NUM_SEQS)]
         yield Server(vllm.name, command, port)

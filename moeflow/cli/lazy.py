@@ -25,9 +25,9 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.bench.engine_run import make_cases as make_cases
     from moeflow.bench.http_target import HttpTarget as HttpTarget
     from moeflow.bench.http_target import check_address as check_address
-    from moeflow.bench.plan_check import PlanCheck as PlanCheck
     from moeflow.bench.plan_plots import plot_policy_map as plot_policy_map
     from moeflow.bench.plan_plots import plot_rooflines as plot_rooflines
+    from moeflow.bench.plan_validation import PlanValidation as PlanValidation
     from moeflow.bench.plots import plot_cache_replay as plot_cache_replay
     from moeflow.bench.plots import plot_latencies as plot_latencies
     from moeflow.bench.plots import plot_time_lines as plot_time_lines
@@ -88,7 +88,7 @@ _MODULES = {
     "HttpTarget": "moeflow.bench.http_target",
     "Journal": "moeflow.server.jobs.journal",
     "LLM": "moeflow.llm",
-    "PlanCheck": "moeflow.bench.plan_check",
+    "PlanValidation": "moeflow.bench.plan_validation",
     "PlanRequest": "moeflow.planner.planning",
     "Progress": "moeflow.bench.serve_run",
     "ServerConfig": "moeflow.server.config",

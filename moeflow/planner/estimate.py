@@ -36,7 +36,7 @@ HOST_PREFILL_OVERLAP: Final = 0.6
 PROMPT_TOKENS: Final = 512  # whose first token is spoken of
 ANSWER_TOKENS: Final = 128
 GUESS: Final = "faster if its routers choose alike, which `moeflow pack` learns"
-RENEW: Final = "`moeflow plan --fresh` measures it again, while nothing else runs"
+RENEW: Final = "`moeflow plan --recalibrate` measures it again, while nothing else runs"
 HINT: Final = "how fast this will be is not known yet: `moeflow plan` measures this machine, in some twenty seconds"
 
 

@@ -61,7 +61,7 @@ class PlanRequest:
     workload: Workload
     goal: str = "throughput"
     machine: str | None = None  # a name or a file; None: this one
-    is_fresh: bool = False  # measure this machine again
+    recalibrate: bool = False  # measure this machine again
     num_sequences: int | None = None  # that decode together; None: as many as is best
     num_requests: int | None = None  # there are no more of them
     routing: RoutingProfile | None = None  # None: what was learnt of this model, or even routing
@@ -175,7 +175,7 @@ def _measured_here(request: PlanRequest, costs: ModelCosts, on_step: Callable[[s
         num_threads=settings.num_threads or here.num_cores,
         ram_bytes=here.available_bytes,
         shapes=shapes_of(costs),
-        is_fresh=request.is_fresh,
+        recalibrate=request.recalibrate,
         on_step=on_step,
     )
     packed = _packed_file(settings, costs)

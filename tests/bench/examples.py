@@ -133,7 +133,7 @@ def beside_record(seed: int, **changes: Any) -> dict[str, Any]:
     return {
         **job_record("variable length", 50),
         "measured": "beside",
-        "command": f"moeflow bench batch --beside 0.25 --seed {seed} --out all.jsonl",
+        "command": f"moeflow bench batch --interactive-rate 0.25 --seed {seed} --out all.jsonl",
         "rate": 0.25,
         "kv_capacity_tokens": 4096 + 16 * seed,  # what memory was free
         "interactive_alone": alone,

@@ -26,12 +26,13 @@ Examples:
   moeflow bench batch --workload reasoning -n 64
   moeflow bench batch --questions mt_bench_questions.jsonl --new 32 \\
       --new 128 --kv-cache 256MiB
-  moeflow bench batch --workload reasoning --beside 0.5 --beside-requests 32
+  moeflow bench batch --workload reasoning --interactive-rate 0.5 --interactive-requests 32
 
 Workloads have the lengths that MoE-Lightning measures with: MTBench's questions, from a file of yours with a JSON
 object {"turns": ["question", ...]} a line, are taken again and again; "reasoning" (242 tokens on average, 256 at most)
 and "summarization" (1693, 1984) are made up. "padded" is static batching, each batch padded to its longest prompt.
-With --beside, interactive requests arrive at random while a job runs, and are compared with the same ones alone."""
+With --interactive-rate, interactive requests arrive at random while a job runs, and are compared with the same ones
+alone."""
 
 
 @click.command(cls=Command, epilog=EPILOG, context_settings={"show_default": True})
@@ -60,8 +61,8 @@ With --beside, interactive requests arrive at random while a job runs, and are c
     default=("continuous", "static"),
     help="Batches of different lengths, or padded ones; may be given twice.",
 )
-@click.option("--beside", type=float, help="Interactive requests/s to send while a job runs.")
-@click.option("--beside-requests", type=click.IntRange(1), default=32, help="So many of them.")
+@click.option("--interactive-rate", type=float, help="Interactive requests/s to send while a job runs.")
+@click.option("--interactive-requests", type=click.IntRange(1), default=32, help="So many of them.")
 @click.option("--repeats", type=click.IntRange(1), default=1, help="Measurements of each.")
 @click.option("--seed", type=int, default=0, help="The same seed makes the same requests.")
 @result_options
@@ -72,8 +73,8 @@ def batch(
     num_requests: int,
     num_new: tuple[int, ...],
     policies: tuple[str, ...],
-    beside: float | None,
-    beside_requests: int,
+    interactive_rate: float | None,
+    interactive_requests: int,
     repeats: int,
     seed: int,
     as_json: bool,
@@ -87,9 +88,9 @@ def batch(
     if ("mtbench" in names) != (questions is not None):
         raise click.UsageError("--workload mtbench and --questions belong together")
     asked = read_questions(questions) if questions else []
-    if beside is not None:
-        WorkloadSpec(rate=beside, num_requests=beside_requests, vocab_size=1)
-    run = Run(policies, repeats, seed, beside, beside_requests, out, as_json)
+    if interactive_rate is not None:
+        WorkloadSpec(rate=interactive_rate, num_requests=interactive_requests, vocab_size=1)
+    run = Run(policies, repeats, seed, interactive_rate, interactive_requests, out, as_json)
     try:
         asyncio.run(run.all(overrides, names, asked, num_requests, num_new))
         interrupted = False
@@ -108,8 +109,8 @@ class Run:
     policies: tuple[str, ...]
     repeats: int
     seed: int
-    beside: float | None
-    beside_requests: int
+    interactive_rate: float | None
+    interactive_requests: int
     out: Path | None
     as_json: bool
     records: list[Record] = dataclasses.field(default_factory=list)
@@ -140,7 +141,7 @@ class Run:
 
     async def _measure(self, config: Any, job: Any, vocab_size: int, repetition: int) -> None:
         policies = tuple(dict.fromkeys(self.policies))
-        with bar(1 if self.beside else len(policies)) as shown:
+        with bar(1 if self.interactive_rate else len(policies)) as shown:
 
             def on_result(fields: dict[str, Any]) -> None:
                 record = make_record("batch", repeated_command(), seed=self.seed, threads=config.num_threads, **fields)
@@ -153,10 +154,10 @@ class Run:
                 on_run=shown.say,
                 on_result=on_result,
             )
-            if self.beside is not None:
+            if self.interactive_rate is not None:
                 traffic = WorkloadSpec(
-                    rate=self.beside,
-                    num_requests=self.beside_requests,
+                    rate=self.interactive_rate,
+                    num_requests=self.interactive_requests,
                     min_new=32,
                     vocab_size=vocab_size,
                     seed=self.seed + repetition,

@@ -15,7 +15,7 @@ from moeflow.core.plan import DISK_OFFLOAD, RESIDENT, Estimate, Plan, plan_to_js
 from moeflow.core.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from moeflow.bench.plan_check import CheckRow
+    from moeflow.bench.plan_validation import CheckRow
 
 _TIERS = {RAM: "memory", DEVICE: "device memory", DISK: "disk", PINNED: "pinned memory"}
 _PIPELINES = {
@@ -119,11 +119,11 @@ def prediction_table(plan: Plan) -> Table:
         notes.append(f"Busy while a step is decoded: {', '.join(busy)} of the time.")
     measured = dict(plan.reasons).get("machine", "")
     if measured:
-        notes.append(f"This machine was {measured}; --fresh measures it again.")
+        notes.append(f"This machine was {measured}; --recalibrate measures it again.")
     spread = plan.tokens_per_s.high / plan.tokens_per_s.value
     if plan.machine_identity and spread >= 1 + FAR_APART:
         notes.append(f"The machine was busy while it was measured: its figures lay up to {spread:.1f} times apart.")
-        notes.append("Measured again while nothing else runs (--fresh), predictions are closer.")
+        notes.append("Measured again while nothing else runs (--recalibrate), predictions are closer.")
     return Table("Expected", ("", "value", "between"), tuple(rows), tuple(notes))
 
 

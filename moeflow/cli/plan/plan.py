@@ -10,6 +10,7 @@ import click
 
 from moeflow.cli import lazy
 from moeflow.cli.bench.output import show
+from moeflow.cli.help import Command, GroupedOption
 from moeflow.cli.local_model import built_in_model
 from moeflow.cli.options import cache_dir_option, memory_size
 from moeflow.cli.params import NEW_PICTURE
@@ -32,7 +33,7 @@ Examples:
       the built-in model on this machine
   moeflow plan ~/models/olmoe --memory 4GiB
       with experts that come from disk
-  moeflow plan ~/models/olmoe --memory 4GiB --served
+  moeflow plan ~/models/olmoe --memory 4GiB --for-server
       the same for `serve` and `batch`, which have two processes
   moeflow plan ~/models/olmoe --goal latency --rate 2
       two requests a second
@@ -41,28 +42,37 @@ Examples:
       --roofline roofs.png --policy-map map.png
   moeflow plan ~/models/olmoe --json > plan.json
       for programs, and for --plan
-  moeflow plan ~/models/olmoe --check
+  moeflow plan ~/models/olmoe --validate
       and run it: predicted beside measured
 
-This machine is measured first, in some twenty seconds, while nothing else should run; again with --fresh, or if a
+This machine is measured first, in some twenty seconds, while nothing else should run; again with --recalibrate, or if a
 glance before a later plan shows that it became slower or faster.
 Machines that are shipped: {", ".join(machine_names())}; others are described in a file like these.
 Only headers of a model are read: the answer does not depend on its size."""
 
 
-@click.command(epilog=EPILOG, context_settings={"show_default": True})
+@click.command(cls=Command, epilog=EPILOG, context_settings={"show_default": True})
 @click.argument("model", required=False)
 @click.option("--machine", metavar="NAME|FILE", help="Plan for another machine.", show_default="this one")
-@click.option("--fresh", is_flag=True, help="Measure this machine again.")
-@click.option("--goal", type=click.Choice(GOALS), default="throughput", help="What to make best.")
+@click.option("--recalibrate", is_flag=True, help="Measure this machine again.")
+@click.option("--goal", type=click.Choice(GOALS), default="throughput", help="Objective.")
 @click.option("--prompt-len", type=click.IntRange(1), default=256, help="Tokens of a prompt, on average.")
 @click.option("--gen-len", type=click.IntRange(1), default=128, help="Tokens of an answer, on average.")
 @click.option(
     "--prompts",
+    cls=GroupedOption,
+    group="Workload",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Take lengths from a JSONL of prompts.",
 )
-@click.option("--rate", type=click.FloatRange(0), default=0.0, help="Requests a second; 0: all are there at once.")
+@click.option(
+    "--rate",
+    cls=GroupedOption,
+    group="Workload",
+    type=click.FloatRange(0),
+    default=0.0,
+    help="Requests a second; 0: all are there at once.",
+)
 @click.option(
     "--batch-size", type=click.IntRange(1, MOST_SEQUENCES), help="Sequences that decode together.", show_default="best"
 )
@@ -70,29 +80,60 @@ Only headers of a model are read: the answer does not depend on its size."""
     "--memory", "memory_bytes", metavar="SIZE", callback=memory_size, help="RAM for everything, such as 4GiB."
 )
 @click.option(
-    "--served", "is_served", is_flag=True, help="For `serve` and `batch`: --memory covers their second process, too."
+    "--for-server",
+    "is_served",
+    cls=GroupedOption,
+    group="Machine",
+    is_flag=True,
+    help="For `serve` and `batch`: --memory covers their second process, too.",
 )
-@click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", help="Weights' format.")
-@click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Round the weights.")
 @click.option(
-    "--kv-dtype", type=click.Choice(["auto", "float32", "bfloat16", "int8"]), default="auto", help="Keys and values."
+    "--dtype",
+    cls=GroupedOption,
+    group="Weights",
+    type=click.Choice(["auto", "float32", "bfloat16"]),
+    default="auto",
+    help="Weight data type.",
 )
-@click.option("--threads", "num_threads", type=click.IntRange(1), help="CPU threads.", show_default="all cores")
+@click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Quantize weights (group size 32).")
+@click.option(
+    "--kv-dtype",
+    cls=GroupedOption,
+    group="Weights",
+    type=click.Choice(["auto", "float32", "bfloat16", "int8"]),
+    default="auto",
+    help="KV cache data type.",
+)
+@click.option(
+    "--threads",
+    "num_threads",
+    cls=GroupedOption,
+    group="Machine",
+    type=click.IntRange(1),
+    help="CPU threads.",
+    show_default="all cores",
+)
 @click.option(
     "--routing",
+    cls=GroupedOption,
+    group="Machine",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="What --record-routing wrote: how often experts on disk are needed.",
     show_default="what `moeflow pack` has learnt",
 )
-@click.option("--check", is_flag=True, help="Run the model as planned, too: predicted beside measured.")
-@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON; with --check, what came of it.")
+@click.option("--validate", is_flag=True, help="Run the model as planned, too: predicted beside measured.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON; with --validate, what came of it.")
 @click.option(
     "--roofline",
+    cls=GroupedOption,
+    group="Pictures",
     type=NEW_PICTURE,
     help="Draw attention and experts under their roofs into this PNG.",
 )
 @click.option(
     "--policy-map",
+    cls=GroupedOption,
+    group="Pictures",
     type=NEW_PICTURE,
     help="Draw how the policy changes with the machine into this PNG.",
 )
@@ -100,13 +141,13 @@ Only headers of a model are read: the answer does not depend on its size."""
 def plan(
     model: str | None,
     machine: str | None,
-    fresh: bool,
+    recalibrate: bool,
     prompts: Path | None,
     prompt_len: int,
     gen_len: int,
     rate: float,
     routing: Path | None,
-    check: bool,
+    validate: bool,
     as_json: bool,
     roofline: Path | None,
     policy_map: Path | None,
@@ -121,8 +162,8 @@ def plan(
     """
     if roofline is not None or policy_map is not None:
         require_matplotlib()
-    if check and machine is not None:
-        raise ConfigError("--check runs the model on this machine; leave --machine away")
+    if validate and machine is not None:
+        raise ConfigError("--validate runs the model on this machine; leave --machine away")
     name = model or str(built_in_model(overrides["cache_dir"]))
     workload, num_requests = (
         Workload(prompt_len=prompt_len, gen_len=gen_len, max_prompt_len=prompt_len, rate=rate),
@@ -135,22 +176,22 @@ def plan(
         workload=workload,
         goal=goal,
         machine=machine,
-        is_fresh=fresh,
+        recalibrate=recalibrate,
         num_sequences=batch_size,
         num_requests=num_requests,
         routing=None if routing is None else routing_of(routing),
     )
-    if fresh and machine is not None:
-        raise ConfigError("--fresh measures this machine; leave --machine away")
+    if recalibrate and machine is not None:
+        raise ConfigError("--recalibrate measures this machine; leave --machine away")
     with steps("Planning") as say:
         planned = lazy.plan_for(request, say)
-    if check and routing is None and has_to_learn(planned):
+    if validate and routing is None and has_to_learn(planned):
         learn(planned, overrides["cache_dir"])
         with steps("Planning") as say:
-            planned = lazy.plan_for(dataclasses.replace(request, is_fresh=False), say)
+            planned = lazy.plan_for(dataclasses.replace(request, recalibrate=False), say)
     made = planned.plan
-    if check:
-        checked(planned, overrides["cache_dir"], as_json=as_json)
+    if validate:
+        validated(planned, overrides["cache_dir"], as_json=as_json)
     elif as_json:
         click.echo(plan_to_json(made), nl=False)
     else:
@@ -186,9 +227,9 @@ def settings_to_check(planned: Planned, cache_dir: Path) -> Settings:
     return settings
 
 
-def checked(planned: Planned, cache_dir: Path, *, as_json: bool) -> None:
+def validated(planned: Planned, cache_dir: Path, *, as_json: bool) -> None:
     """Run what was planned and print it beside what was predicted."""
-    run = lazy.PlanCheck(planned, settings_to_check(planned, cache_dir))
+    run = lazy.PlanValidation(planned, settings_to_check(planned, cache_dir))
     with progress_bar("Loading") as on_progress:
         run.load(on_progress)
     try:

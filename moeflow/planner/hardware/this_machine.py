@@ -39,18 +39,18 @@ def this_machine(
     num_threads: int,
     ram_bytes: int,
     shapes: Sequence[KernelShape] = (),
-    is_fresh: bool = False,
+    recalibrate: bool = False,
     on_step: OnStep = lambda _: None,
 ) -> Machine:
     """Return this machine with `ram_bytes` of memory to use; what is not known yet is measured.
 
-    All of it if `is_fresh`, and if a glance, while nobody else is at work, shows that the machine is not as fast as it
-    was, or is faster, or it was measured beside other work. What was measured calmly stays while others are at work.
+    All of it if `recalibrate`, and if a glance, while nobody else is at work, shows that the machine is not as fast as
+    it was, or is faster, or it was measured beside other work. What was measured calmly stays while others are at work.
     Blocks: for some 15 seconds when all is measured, otherwise a second, and some more for each new model.
     Raises: OSError.
     """
     file = machine_file(cache_dir, num_threads)
-    known = None if is_fresh else _load(file)
+    known = None if recalibrate else _load(file)
     machine = known if known is not None and _holds(known, num_threads, on_step) else None
     if machine is None:
         machine = measure_machine(

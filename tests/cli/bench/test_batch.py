@@ -101,7 +101,7 @@ def test_records_for_programs(folder, measured):
 
 
 def test_stopped_it_shows_what_it_has(folder, measured):
-    done = run(folder, "-n", "3", "--beside", "0.5", "--beside-requests", "7", "--seed", "4")
+    done = run(folder, "-n", "3", "--interactive-rate", "0.5", "--interactive-requests", "7", "--seed", "4")
     assert done.exit_code == 130
     ((traffic, _, _),) = measured
     assert (traffic.rate, traffic.num_requests, traffic.seed) == (0.5, 7, 4)
@@ -115,8 +115,8 @@ def test_stopped_it_shows_what_it_has(folder, measured):
         (("--questions", "nowhere.jsonl"), "does not exist"),
         (("--workload", "chat"), "is not one of 'reasoning', 'summarization', 'mtbench'"),
         (("--policy", "greedy"), "is not one of 'continuous', 'static'"),
-        (("--beside", "0"), "0 requests a second make no traffic"),
-        (("--beside", "nan"), "nan requests a second make no traffic"),
+        (("--interactive-rate", "0"), "0 requests a second make no traffic"),
+        (("--interactive-rate", "nan"), "nan requests a second make no traffic"),
         (("-n", "0"), "0 is not in the range"),
         (("--new", "0"), "0 is not in the range"),
         (("--repeats", "0"), "0 is not in the range"),

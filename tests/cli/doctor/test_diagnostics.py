@@ -169,12 +169,12 @@ def test_this_machine_can_be_examined():
 @pytest.mark.parametrize(
     ("other_work", "verdict", "found", "remedy"),
     [
-        (0.02, Verdict.OK, "measured 2026-01-31: reads 43 GB/s; `moeflow plan --fresh` measures it again", None),
+        (0.02, Verdict.OK, "measured 2026-01-31: reads 43 GB/s; `moeflow plan --recalibrate` measures it again", None),
         (
             0.4,
             Verdict.WARN,
             "measured 2026-01-31 while other work had 40% of the processor: reads 43 GB/s",
-            "Run `moeflow plan --fresh` while nothing else does: what is expected of models is too little",
+            "Run `moeflow plan --recalibrate` while nothing else does: what is expected of models is too little",
         ),
     ],
 )

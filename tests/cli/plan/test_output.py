@@ -21,6 +21,6 @@ def test_a_plan_for_a_machine_that_was_busy_says_so():
     notes = {name: " ".join(prediction_table(it).notes) for name, it in (("quiet", measured), ("busy", busy))}
     assert "busy while it was measured" not in notes["quiet"]
     assert "busy while it was measured: its figures lay up to 2.3 times apart" in notes["busy"]
-    assert "--fresh" in notes["busy"]
+    assert "--recalibrate" in notes["busy"]
     from_sheets = dataclasses.replace(busy, machine_identity="")
-    assert "--fresh" not in " ".join(prediction_table(from_sheets).notes)
+    assert "--recalibrate" not in " ".join(prediction_table(from_sheets).notes)

@@ -98,7 +98,7 @@ def test_what_is_kept_is_measured_anew_if_damaged_or_asked_for(little, tmp_path,
     )
     this_machine.this_machine(tmp_path, **arguments)
     assert not count
-    this_machine.this_machine(tmp_path, **arguments, is_fresh=True)
+    this_machine.this_machine(tmp_path, **arguments, recalibrate=True)
     this_machine.machine_file(tmp_path, 1).write_text("{")
     this_machine.this_machine(tmp_path, **arguments)
     assert len(count) == 2
@@ -188,10 +188,10 @@ def test_rounds_beside_other_work_are_repeated_and_the_calmest_count(
 
 
 def test_a_calm_measurement_stays_and_a_disturbed_one_is_made_again_once_it_is_calm(fake_rounds, tmp_path, monkeypatch):
-    def now(others, *, is_fast=True, is_fresh=False):
+    def now(others, *, is_fast=True, recalibrate=False):
         others_take(monkeypatch, others)
         monkeypatch.setattr(this_machine, "is_as_measured", lambda *_: is_fast)
-        found = this_machine.this_machine(tmp_path, num_threads=1, ram_bytes=10**9, is_fresh=is_fresh)
+        found = this_machine.this_machine(tmp_path, num_threads=1, ram_bytes=10**9, recalibrate=recalibrate)
         return found.level(RAM).read_bytes_per_s / 1e9, this_machine.was_disturbed(found)
 
     assert now(0.5) == (2, True)  # the first time: all six rounds are disturbed, and the earliest count
@@ -200,7 +200,7 @@ def test_a_calm_measurement_stays_and_a_disturbed_one_is_made_again_once_it_is_c
     assert now(0.5, is_fast=False) == (8, False)  # slower, for others are at work
     assert now(0.0) == (8, False)
     assert now(0.0, is_fast=False) == (11, False)  # slower or faster by itself
-    assert now(0.5, is_fresh=True)[1]  # as the user says
+    assert now(0.5, recalibrate=True)[1]  # as the user says
 
 
 def test_how_a_machine_was_measured_is_said_with_its_date():

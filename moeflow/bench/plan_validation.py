@@ -1,4 +1,4 @@
-"""`plan --check`: runs the engine as planned, and sets what was predicted beside what was measured.
+"""`plan --validate`: runs the engine as planned, and sets what was predicted beside what was measured.
 
 Predicted is what is measured: the same batch, prompt and number of passes, by the plan's own cost model. Where experts
 come from disk, passes are taken apart into computing and waiting, and what they read is counted: how often routers
@@ -81,7 +81,7 @@ class _Measured:
         return case.num_tokens / statistics.median(self.rates)
 
 
-class PlanCheck:
+class PlanValidation:
     """One engine that runs a plan."""
 
     def __init__(self, planned: Planned, settings: Settings, seed: int = 0) -> None:

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from moeflow.bench.engine_speed import Case, SetBackError
-from moeflow.bench.plan_check import CheckRow, PlanCheck
+from moeflow.bench.plan_validation import CheckRow, PlanValidation
 from moeflow.cli.main import main
 from moeflow.cli.plan.output import check_table
 from moeflow.kernels.cpu import extension
@@ -45,7 +45,7 @@ def checked(tmp_path, *options):
     file.parent.mkdir()
     file.write_text(machine_to_json(machine(ram=2 * 10**9)))  # as if measured: only kernels of new shapes are
     lengths = ("--prompt-len", "24", "--gen-len", "12", "--batch-size", "3", "--threads", "1")
-    shell = ["plan", str(tmp_path / "model"), "--check", "--json", "--cache-dir", str(tmp_path), *lengths, *options]
+    shell = ["plan", str(tmp_path / "model"), "--validate", "--json", "--cache-dir", str(tmp_path), *lengths, *options]
     done = CliRunner().invoke(main, shell)
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
@@ -63,7 +63,7 @@ def test_what_was_planned_is_run(tmp_path):
 
 
 def test_a_batch_that_finds_no_room_becomes_smaller(monkeypatch):
-    check = object.__new__(PlanCheck)
+    check = object.__new__(PlanValidation)
     check.cases, check._measured = [Case(1, 8, 2), Case(16, 8, 2)], {}
     monkeypatch.setattr(check.__class__, "_decode_case", lambda _, size: Case(size, 8, 2))
     monkeypatch.setattr(check.__class__, "_repeats", lambda *_: 2)
@@ -81,6 +81,6 @@ def test_a_batch_that_finds_no_room_becomes_smaller(monkeypatch):
 
 
 def test_another_machine_cannot_be_checked():
-    done = CliRunner().invoke(main, ["plan", "mixtral-8x7b", "--machine", "t4", "--check"])
+    done = CliRunner().invoke(main, ["plan", "mixtral-8x7b", "--machine", "t4", "--validate"])
     assert done.exit_code == 2
-    assert "--check runs the model on this machine" in done.output
+    assert "--validate runs the model on this machine" in done.output
