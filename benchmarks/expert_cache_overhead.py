@@ -49,7 +49,7 @@ def over_slots(config: EngineConfig, quantize: str | None, percent: int, policy:
     cache_dir = Path.home() / ".cache" / "moeflow"
     index = pack(config.model_path, None, cache_dir=cache_dir, quantize=quantize)
     slots = ExpertSlotsConfig(
-        slab_file=str(index.path),
+        packed_weights_file=str(index.path),
         num_slots=max(index.spec.num_slabs * percent // 100, 1),
         slab_bytes=index.spec.slab_bytes,
         policy=policy,

@@ -1,11 +1,11 @@
 """Claim: experts come from disk as fast as the disk reads, however few are missing, through cache and checks.
 
-A slab file, which may be one of noise that is written first, is read in random order, past the page cache, a case after
-the other in many turns, so that a drift of the disk hits all alike. (A virtual machine's host may have the file in its
-memory: take one that is larger.) "plain" is `preadv` of whole slabs by as many threads as there are slabs:
-what the disk does if asked for so many at once; the best of these is what there is to be had, as fio's random reads
-of slab size at the best depth are. "cache" is a lease on as many experts, none of them resident: a pass that is stalled
-on the disk. "first" is the same right after opening the file, when every slab's checksum is compared. Shares are of the
+A file of packed weights, which may be one of noise that is written first, is read in random order, past the page cache,
+a case after the other in many turns, so that a drift of the disk hits all alike. (A virtual machine's host may have the
+file in its memory: take one that is larger.) "plain" is `preadv` of whole slabs by as many threads as there are slabs:
+what the disk does if asked for so many at once; the best of these is what there is to be had, as fio's random reads of
+slab size at the best depth are. "cache" is a lease on as many experts, none of them resident: a pass that is stalled on
+the disk. "first" is the same right after opening the file, when every slab's checksum is compared. Shares are of the
 best "plain", medians of turns.
 
     python benchmarks/slab_reads.py FOLDER --slab 5.5MiB --num-slabs 200 --seconds 30
@@ -26,7 +26,7 @@ import click
 from moeflow.bench.tables import Table
 from moeflow.checkpoint.packed.layout import SlabIndex, SlabSpec, read_slab_index
 from moeflow.checkpoint.packed.reader import SlabReader
-from moeflow.checkpoint.packed.writer import build_slab_file
+from moeflow.checkpoint.packed.writer import build_packed_weights_file
 from moeflow.cli.bench.output import show
 from moeflow.core.units import format_bytes, parse_bytes
 from moeflow.experts.cache.eviction import FIFO
@@ -42,7 +42,7 @@ WAYS = ("plain", "cache", "first")
 
 def write(file: Path, spec: SlabSpec) -> SlabIndex:
     """Write slabs of noise."""
-    with build_slab_file(file, spec) as writer:
+    with build_packed_weights_file(file, spec) as writer:
         for layer, expert in writer.missing():
             writer.write(layer, expert, memoryview(random.Random(expert).randbytes(spec.slab_bytes)))
     return read_slab_index(file)
@@ -115,7 +115,7 @@ def share(ours: list[float], best: list[float]) -> float:
 @click.option("--num-slabs", default=200, help="Of noise.")
 @click.option("--seconds", default=30.0)
 def main(place: Path, slab: str, num_slabs: int, seconds: float) -> None:
-    """Read and compare: a slab file, or noise that is written to a folder first."""
+    """Read and compare: packed weights, or noise that is written to a folder first."""
     if place.is_file():
         index = read_slab_index(place)
     else:

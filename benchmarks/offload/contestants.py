@@ -23,7 +23,7 @@ def ours(name: str, folder: Path, **settings: Any) -> Contestant:
 
 def within(budget_bytes: int, folder: Path, policies: Sequence[str]) -> list[Contestant]:
     """Return everyone who runs within a budget; a policy is measured beside the default one."""
-    limited = {"memory_bytes": budget_bytes, "slab_file": str((folder / SLABS).absolute())}
+    limited = {"memory_bytes": budget_bytes, "packed_weights_file": str((folder / SLABS).absolute())}
     found = [
         ours(OURS, folder, **limited),
         ours(UNPREDICTED, folder, **limited, predictor="none"),

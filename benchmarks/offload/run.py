@@ -1,7 +1,7 @@
 """A model larger than memory: moeflow reading experts, and llama.cpp mapping the file, under the same limit.
 
     python benchmarks/peers/run.py setup --peer llama
-    python benchmarks/offload/run.py model                   make model, slab file and GGUF file (30 GB, once)
+    python benchmarks/offload/run.py model                   make model, packed weights file and GGUF file (30 GB, once)
     python benchmarks/offload/run.py measure --out docs/results/offload.jsonl
 
 Everything lies in `.peers` unless `--folder` names another place. The limit is a cgroup's, so that it holds for memory

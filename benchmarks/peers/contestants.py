@@ -36,7 +36,7 @@ class Contestant:
     @property
     def packed(self) -> Path | None:
         """The file that its weights are mapped from, if that is another; `convert` makes it."""
-        file = self.wish.get("settings", {}).get("slab_file")
+        file = self.wish.get("settings", {}).get("packed_weights_file")
         return None if file is None else Path(file)
 
 
@@ -47,7 +47,7 @@ def ours(weights: str, folder: Path) -> Contestant:
     """
     is_gguf = weights in ("int8", "int4")
     model = folder / (FILE.format(_LLAMA[weights]) if is_gguf else FOLDER)
-    settings = {"slab_file": str(folder / PACKED.format(weights))} | ({} if is_gguf else {"dtype": weights})
+    settings = {"packed_weights_file": str(folder / PACKED.format(weights))} | ({} if is_gguf else {"dtype": weights})
     wish = {"model": str(model), "settings": settings, "weights": weights}
     return Contestant(f"moeflow {weights}", Path(sys.executable), "moeflow_engine", wish, "temperature 1")
 

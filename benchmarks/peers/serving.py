@@ -21,7 +21,7 @@ from moeflow.core.errors import EngineError
 MAX_MODEL_LEN = 512  # prompt and answer of a request
 MAX_NUM_SEQS = 32
 READY_S = 600.0
-OPTIONS = {"dtype": "--dtype", "slab_file": "--packed-weights"}  # of `moeflow serve`, by setting
+OPTIONS = {"dtype": "--dtype", "packed_weights_file": "--packed-weights"}  # of `moeflow serve`, by setting
 EXIT_S = 30.0
 
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.planner.apply_plan import settings_from_plan as settings_from_plan
     from moeflow.planner.choices.packed_files import find_damage as find_damage
     from moeflow.planner.choices.packed_files import pack as pack
-    from moeflow.planner.choices.packed_files import used_slab_file as used_slab_file
+    from moeflow.planner.choices.packed_files import used_packed_weights_file as used_packed_weights_file
     from moeflow.planner.estimate import what_to_expect as what_to_expect
     from moeflow.planner.hardware.calibrate_device import measure_device as measure_device
     from moeflow.planner.hardware.host import measure_machine as measure_machine
@@ -123,7 +123,7 @@ _MODULES = {
     "overruled": "moeflow.planner.apply_plan",
     "find_damage": "moeflow.planner.choices.packed_files",
     "pack": "moeflow.planner.choices.packed_files",
-    "used_slab_file": "moeflow.planner.choices.packed_files",
+    "used_packed_weights_file": "moeflow.planner.choices.packed_files",
     "num_map_points": "moeflow.planner.policy_map",
     "plan_for": "moeflow.planner.planning",
     "plot_policy_map": "moeflow.bench.plan_plots",

@@ -108,7 +108,7 @@ def pack(
 
 
 def learn_routing(
-    model: str, slab_file: Path, cache_dir: Path, num_threads: int | None, dtype: str, quantize: str | None
+    model: str, packed_weights_file: Path, cache_dir: Path, num_threads: int | None, dtype: str, quantize: str | None
 ) -> int:
     """Learn how a packed model's routers choose, unless it is known; return from how many tokens.
 
@@ -116,7 +116,7 @@ def learn_routing(
     """
     settings = lazy.Settings(
         model=model,
-        slab_file=slab_file,
+        packed_weights_file=packed_weights_file,
         cache_dir=cache_dir,
         num_threads=num_threads,
         dtype=dtype,

@@ -30,7 +30,7 @@ class SchedulerConfig:
 class ExpertSlotsConfig:
     """How experts come from disk."""
 
-    slab_file: str  # made first if it is not there
+    packed_weights_file: str  # made first if it is not there
     num_slots: int  # experts in memory, over all layers
     slab_bytes: int  # of one expert
     least_slots: int = 2  # that experts keep whatever else needs memory: half is computed with while half is filled
@@ -76,7 +76,9 @@ class EngineConfig:
     kv_cache_bytes: int
     experts: ExpertSlotsConfig | None = None  # None: all experts are resident
     offload: OffloadConfig | None = None  # to a device that is smaller than the model; None: `device` computes all
-    packed_file: str = ""  # slab file that all weights are mapped from; empty: they are packed from the checkpoint
+    packed_file: str = (
+        ""  # packed weights file that all weights are mapped from; empty: they are packed from the checkpoint
+    )
     device_memory_bytes: int = 0  # that the user allows on an accelerator; 0: what there is
     memory: MemoryPlan | None = None  # None: the user set no limit
     record_routing: str = ""  # file that gets what routers choose; empty: none

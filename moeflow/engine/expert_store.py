@@ -1,4 +1,4 @@
-"""Everything between a slab file and the experts of a model, put together: slots, reader, lane, cache.
+"""Everything between packed weights and the experts of a model, put together: slots, reader, lane, cache.
 
 Owns the threads that read and ends them.
 """
@@ -39,7 +39,7 @@ from moeflow.models.layers.moe import MoE
 from moeflow.models.registry import read_model_config
 from moeflow.pipeline.runtime.lane import Lane
 from moeflow.pipeline.runtime.trace import Label, Row, Trace
-from moeflow.planner.choices.packed_files import ensure_slab_file, formats_of
+from moeflow.planner.choices.packed_files import ensure_packed_weights_file, formats_of
 
 T = TypeVar("T")
 COMPUTING = "experts"  # a trace's row of what the pass itself computes and waits for
@@ -59,7 +59,7 @@ class ExpertStore:
         is_wide: bool = False,
         trace: Trace | None = None,
     ) -> None:
-        """Open the slab file and reserve the slots; `memory_bytes` is what all together may take, 0: not limited.
+        """Open the packed weights and reserve the slots; `memory_bytes` is what all together may take, 0: not limited.
         `is_wide` as in `PackedWeight`.
 
         Raises: CheckpointError, CapacityError.
@@ -106,14 +106,14 @@ class ExpertStore:
         on_bytes: Callable[[int, int], None] | None = None,
         trace: Trace | None = None,
     ) -> ExpertStore:
-        """Open the slab file of a checkpoint, which is made first if it is not there.
+        """Open the packed weights of a checkpoint, which is made first if it is not there.
 
         Raises: ConfigError, CheckpointError, CapacityError.
         """
         assert config.experts is not None
-        index = ensure_slab_file(
+        index = ensure_packed_weights_file(
             checkpoint,
-            Path(config.experts.slab_file),
+            Path(config.experts.packed_weights_file),
             formats_of(config),
             num_threads=config.num_threads,
             on_bytes=on_bytes,

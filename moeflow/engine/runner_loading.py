@@ -25,7 +25,7 @@ from moeflow.engine.offload.offloaded_model import OffloadedModel
 from moeflow.kernels.cpu.packed_weights import expert_bytes
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.layers.decoder import CausalLM
-from moeflow.models.layers.placement import Placement
+from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.loading import load_model
 from moeflow.models.plausibility import read_eos_token_ids
 from moeflow.models.registry import read_model_config
@@ -47,8 +47,8 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
             experts = ExpertStore.open(checkpoint, config, on_bytes=progress, trace=trace)
             on_failure.callback(experts.close)
         memory = _weight_memory(checkpoint, config, experts, progress)
-        place = placement(config, memory, experts, recorder)
-        model = load_model(checkpoint, place, num_threads=config.num_threads, progress=progress)
+        allocator = make_allocator(config, memory, experts, recorder)
+        model = load_model(checkpoint, allocator, num_threads=config.num_threads, progress=progress)
         if experts is not None:
             experts.predict_for(model)
         served: CausalLM | OffloadedModel = model
@@ -72,14 +72,14 @@ def _weight_memory(
     return map_packed(checkpoint, config, progress) if config.packed_file else FreshMemory()
 
 
-def placement(
+def make_allocator(
     config: EngineConfig,
     memory: WeightMemory,
     experts: ExpertStore | None = None,
     recorder: RoutingRecorder | None = None,
-) -> Placement:
+) -> WeightAllocator:
     """Return where the layers' weights go, and in which form."""
-    return Placement(
+    return WeightAllocator(
         getattr(torch, config.dtype),
         device_of_layers(config),
         formats_of(config) if config.cpu_isa else None,

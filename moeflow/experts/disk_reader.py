@@ -1,4 +1,4 @@
-"""Brings experts from a slab file into slots, in the threads of a lane: demand first, prefetches in what time is left.
+"""Brings experts from disk into slots, in the threads of a lane: demand first, prefetches in what time is left.
 
 The lane is passed in as a function that queues work, for it belongs to a higher floor. Few urgent reads are cut into
 pieces, so that they keep as many threads busy as many do. One slab of 6 MiB at a time, on a virtual disk that gave

@@ -8,7 +8,7 @@ from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.mlp import dense_mlp
-from moeflow.models.layers.placement import Placement
+from moeflow.models.layers.weight_allocator import WeightAllocator
 
 
 def read_config(reader: ConfigReader) -> ModelConfig:
@@ -21,11 +21,11 @@ def read_config(reader: ConfigReader) -> ModelConfig:
     )
 
 
-def build(config: ModelConfig, place: Placement) -> CausalLM:
+def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
     """Return the model with its weights still to be filled."""
-    return CausalLM(config, place, (_layer(config, place, layer_idx) for layer_idx in range(config.num_layers)))
+    return CausalLM(config, allocator, (_layer(config, allocator, layer_idx) for layer_idx in range(config.num_layers)))
 
 
-def _layer(config: ModelConfig, place: Placement, layer_idx: int) -> DecoderLayer:
-    mlp = dense_mlp(place, config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-    return DecoderLayer(config, place, Attention(config, place, layer_idx), mlp)
+def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
+    mlp = dense_mlp(allocator, config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+    return DecoderLayer(config, allocator, Attention(config, allocator, layer_idx), mlp)

@@ -20,7 +20,7 @@ from moeflow.core.errors import CapacityError, CheckpointError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import MIB, format_bytes
 from moeflow.models.layers.decoder import CausalLM
-from moeflow.models.layers.placement import Destination, Placement
+from moeflow.models.layers.weight_allocator import Destination, WeightAllocator
 from moeflow.models.registry import Family, find_family, read_model_config
 
 _LISTED = 3
@@ -31,12 +31,12 @@ _PIECE_ROWS = 16  # a multiple of these lies together in a packed matrix
 
 def load_model(
     checkpoint: Checkpoint,
-    place: Placement,
+    allocator: WeightAllocator,
     *,
     num_threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> CausalLM:
-    """Return the model with its weights where and how `place` says; memory that is filled already is taken as it is.
+    """Return the model with its weights as `allocator` has them; memory that is filled already is taken as it is.
 
     `progress(bytes_done, bytes_total)` is called from this thread after each piece; bytes are those of the file.
 
@@ -44,9 +44,9 @@ def load_model(
     the config says; CapacityError if the weights do not fit into the device's memory.
     """
     family = find_family(checkpoint)
-    if place.memory.is_filled:
-        return _allocate(family, read_model_config(checkpoint), place)
-    model = _allocate(family, outline(checkpoint).config, place)
+    if allocator.memory.is_filled:
+        return _allocate(family, read_model_config(checkpoint), allocator)
+    model = _allocate(family, outline(checkpoint).config, allocator)
     fill_in_threads(checkpoint, model.named_weights(), num_threads, progress)
     return model
 
@@ -57,7 +57,7 @@ def outline(checkpoint: Checkpoint) -> CausalLM:
     Raises: CheckpointError if tensors are missing, surplus or of another shape than the config says.
     """
     model = find_family(checkpoint).build(
-        read_model_config(checkpoint), Placement(checkpoint.dtype, torch.device("meta"))
+        read_model_config(checkpoint), WeightAllocator(checkpoint.dtype, torch.device("meta"))
     )
     _check_tensors(checkpoint, model)
     return model
@@ -68,8 +68,8 @@ def router_names(checkpoint: Checkpoint) -> frozenset[str]:
 
     Raises: CheckpointError if one of them is missing.
     """
-    place = Placement(checkpoint.dtype, torch.device("meta"))
-    model = find_family(checkpoint).build(read_model_config(checkpoint), place)
+    allocator = WeightAllocator(checkpoint.dtype, torch.device("meta"))
+    model = find_family(checkpoint).build(read_model_config(checkpoint), allocator)
     names = frozenset(model.router_names())
     missing = sorted(names - checkpoint.tensors.keys())
     if missing:
@@ -106,13 +106,13 @@ def _blame(file: Path, names: list[str], problem: str) -> CheckpointError:
     return CheckpointError(f"is {problem}; so are {listed}", file=file, tensor=names[0], remedy=_CHECK_CONFIG)
 
 
-def _allocate(family: Family, config: ModelConfig, place: Placement) -> CausalLM:
+def _allocate(family: Family, config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
     try:
-        return family.build(config, place)
+        return family.build(config, allocator)
     except (RuntimeError, MemoryError) as error:  # torch's, and that of packed weights
-        need = format_bytes(int(config.num_parameters * place.bits_per_value / 8))
+        need = format_bytes(int(config.num_parameters * allocator.bits_per_value / 8))
         raise CapacityError(
-            f"The weights need {need} on {place.device}, which cannot be allocated; "
+            f"The weights need {need} on {allocator.device}, which cannot be allocated; "
             "take a smaller model or a smaller format of weights"
         ) from error
 

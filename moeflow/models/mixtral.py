@@ -9,7 +9,7 @@ from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.moe import ExpertNames, MoE
-from moeflow.models.layers.placement import Placement
+from moeflow.models.layers.weight_allocator import WeightAllocator
 
 NAMES = ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2")
 
@@ -27,11 +27,13 @@ def read_config(reader: ConfigReader) -> ModelConfig:
     )
 
 
-def build(config: ModelConfig, place: Placement) -> CausalLM:
+def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
     """Return the model with its weights still to be filled."""
-    return CausalLM(config, place, (_layer(config, place, layer_idx) for layer_idx in range(config.num_layers)))
+    return CausalLM(config, allocator, (_layer(config, allocator, layer_idx) for layer_idx in range(config.num_layers)))
 
 
-def _layer(config: ModelConfig, place: Placement, layer_idx: int) -> DecoderLayer:
+def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
     choose = SoftmaxTopK(config.top_k, renormalize=True)
-    return DecoderLayer(config, place, Attention(config, place, layer_idx), MoE(config, place, choose, NAMES))
+    return DecoderLayer(
+        config, allocator, Attention(config, allocator, layer_idx), MoE(config, allocator, choose, NAMES)
+    )

@@ -9,7 +9,7 @@ from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.moe import ExpertNames, MoE
-from moeflow.models.layers.placement import Placement
+from moeflow.models.layers.weight_allocator import WeightAllocator
 
 NAMES = ExpertNames()
 
@@ -30,12 +30,12 @@ def read_config(reader: ConfigReader) -> ModelConfig:
     )
 
 
-def build(config: ModelConfig, place: Placement) -> CausalLM:
+def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
     """Return the model with its weights still to be filled."""
-    return CausalLM(config, place, (_layer(config, place, layer_idx) for layer_idx in range(config.num_layers)))
+    return CausalLM(config, allocator, (_layer(config, allocator, layer_idx) for layer_idx in range(config.num_layers)))
 
 
-def _layer(config: ModelConfig, place: Placement, layer_idx: int) -> DecoderLayer:
-    attention = Attention(config, place, layer_idx, qk_norm="all_heads")
+def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
+    attention = Attention(config, allocator, layer_idx, qk_norm="all_heads")
     choose = SoftmaxTopK(config.top_k, renormalize=config.norm_topk_prob)
-    return DecoderLayer(config, place, attention, MoE(config, place, choose, NAMES))
+    return DecoderLayer(config, allocator, attention, MoE(config, allocator, choose, NAMES))

@@ -1,4 +1,4 @@
-"""From a checkpoint to a slab file: all weights packed as the kernels read them, experts a few at a time in memory."""
+"""From a checkpoint to packed weights: packed as the kernels read them, experts a few at a time in memory."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from moeflow.checkpoint.identity import checkpoint_identity
 from moeflow.checkpoint.packed.file_io import whole_pages
 from moeflow.checkpoint.packed.layout import SlabSpec
 from moeflow.checkpoint.packed.weight_memory import LaidOutMemory, NotedMemory, WeightMemory
-from moeflow.checkpoint.packed.writer import OnBytes, SlabWriter, build_slab_file
+from moeflow.checkpoint.packed.writer import OnBytes, SlabWriter, build_packed_weights_file
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.cpu.packed_weights import PackedExperts, expert_bytes
 from moeflow.kernels.lazy_memory import allocate_lazily
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.moe import MoE
-from moeflow.models.layers.placement import Destination, Placement, WeightFormats
+from moeflow.models.layers.weight_allocator import Destination, WeightAllocator, WeightFormats
 from moeflow.models.loading import fill, fill_in_threads, outline
 from moeflow.models.registry import find_family, read_model_config
 
 
 def slab_spec(checkpoint: Checkpoint, formats: WeightFormats) -> SlabSpec:
-    """Return what the slab file of a model holds. Only headers are looked at."""
+    """Return what the packed weights of a model holds. Only headers are looked at."""
     shape = read_model_config(checkpoint)
     memory = NotedMemory()
     model = _build_resident(checkpoint, shape, formats, memory)
@@ -57,15 +57,16 @@ def pack_model(
     num_threads: int = 1,
     on_bytes: OnBytes | None = None,
 ) -> SlabSpec:
-    """Write the slab file of a model, or what an interrupted run left of it to be written.
+    """Write the packed weights of a model, or what an interrupted run left of it to be written.
 
     Memory holds all weights outside of experts, then a few experts at a time.
 
-    Raises: CheckpointError if the checkpoint's tensors are not those of its config; else as `build_slab_file`.
+    Raises: CheckpointError if the checkpoint's tensors are not those of its config; else as
+    `build_packed_weights_file`.
     """
     model = outline(checkpoint)
     spec = slab_spec(checkpoint, formats)
-    with build_slab_file(target, spec, on_bytes) as writer:
+    with build_packed_weights_file(target, spec, on_bytes) as writer:
         if writer.lacks_resident:
             packed = on_bytes if model.config.num_experts == 0 else None  # otherwise most of the work is experts
             writer.write_resident(_resident_content(checkpoint, model.config, formats, spec, num_threads, packed))
@@ -122,12 +123,12 @@ def _build_resident(
     checkpoint: Checkpoint, shape: ModelConfig, formats: WeightFormats, memory: WeightMemory
 ) -> CausalLM:
     """Return the model without its experts."""
-    place = Placement(torch.float32, torch.device("cpu"), formats, memory)
-    return find_family(checkpoint).build(shape, place)
+    allocator = WeightAllocator(torch.float32, torch.device("cpu"), formats, memory)
+    return find_family(checkpoint).build(shape, allocator)
 
 
 def names_in_part(checkpoint: Checkpoint, formats: WeightFormats, spec: SlabSpec, number: int) -> list[str]:
-    """Return which of the checkpoint's tensors have weights in a part of the slab file, for messages."""
+    """Return which of the checkpoint's tensors have weights in a part of the packed weights, for messages."""
     if number < spec.num_slabs:
         layer, expert = divmod(number, spec.num_experts)
         named = [(f"model.layers.{i}", one.mlp) for i, one in enumerate(outline(checkpoint).layers)]

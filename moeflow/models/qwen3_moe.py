@@ -11,7 +11,7 @@ from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.mlp import dense_mlp
 from moeflow.models.layers.moe import ExpertNames, MoE
-from moeflow.models.layers.placement import Placement
+from moeflow.models.layers.weight_allocator import WeightAllocator
 
 NAMES = ExpertNames()
 
@@ -43,17 +43,17 @@ def _dense_layers(reader: ConfigReader) -> tuple[int, ...]:
     )
 
 
-def build(config: ModelConfig, place: Placement) -> CausalLM:
+def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
     """Return the model with its weights still to be filled."""
-    return CausalLM(config, place, (_layer(config, place, layer_idx) for layer_idx in range(config.num_layers)))
+    return CausalLM(config, allocator, (_layer(config, allocator, layer_idx) for layer_idx in range(config.num_layers)))
 
 
-def _layer(config: ModelConfig, place: Placement, layer_idx: int) -> DecoderLayer:
+def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
     choose = SoftmaxTopK(config.top_k, renormalize=config.norm_topk_prob)
     is_dense = layer_idx in config.dense_layers
     mlp = (
-        dense_mlp(place, config.hidden_size, config.dense_intermediate_size)
+        dense_mlp(allocator, config.hidden_size, config.dense_intermediate_size)
         if is_dense
-        else MoE(config, place, choose, NAMES)
+        else MoE(config, allocator, choose, NAMES)
     )
-    return DecoderLayer(config, place, Attention(config, place, layer_idx, qk_norm="per_head"), mlp)
+    return DecoderLayer(config, allocator, Attention(config, allocator, layer_idx, qk_norm="per_head"), mlp)

@@ -17,7 +17,7 @@ from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.models.layers.decoder import CausalLM
-from moeflow.models.layers.placement import Placement
+from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.plausibility import check_sizes, read_eos_token_ids
 
 
@@ -28,7 +28,7 @@ class Family(Protocol):
         """Read `config.json`. Raises: CheckpointError."""
         ...
 
-    def build(self, config: ModelConfig, place: Placement) -> CausalLM:
+    def build(self, config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
         """Return the model with its weights still to be filled."""
         ...
 

@@ -22,10 +22,10 @@ from moeflow.core.hardware import DEVICE, DISK, RAM, Machine
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.plan import Plan, Workload
 from moeflow.kernels.weight_format import WeightFormat
-from moeflow.models.layers.placement import WeightFormats
+from moeflow.models.layers.weight_allocator import WeightFormats
 from moeflow.models.registry import read_bare_config, read_model_config
 from moeflow.planner.choices.expert_plan import least_slots
-from moeflow.planner.choices.packed_files import find_slab_file
+from moeflow.planner.choices.packed_files import find_packed_weights_file
 from moeflow.planner.choices.weight_choice import WeightChoice, own_precision, wished
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
@@ -185,7 +185,7 @@ def _measured_here(request: PlanRequest, costs: ModelCosts, on_step: Callable[[s
     is_too_small = costs.model_bytes > (settings.memory_bytes or here.available_bytes)
     if packed is None or not is_too_small:
         return machine
-    on_step("how fast the experts' file is read")  # which may lie on another disk than the folder, or less well
+    on_step("how fast the packed weights is read")  # which may lie on another disk than the folder, or less well
     link = file_link(packed)
     if link is None:
         return machine
@@ -198,7 +198,7 @@ def _has_weights(settings: Settings) -> bool:
 
 
 def _packed_file(settings: Settings, costs: ModelCosts) -> Path | None:
-    """Return the experts' file that is on disk already; None: it has yet to be made, or cannot be used."""
+    """Return the packed weights that is on disk already; None: it has yet to be made, or cannot be used."""
     if not _has_weights(settings):
         return None
     names = (costs.formats.matrices, costs.formats.embeddings, costs.formats.of_routers)
@@ -206,7 +206,7 @@ def _packed_file(settings: Settings, costs: ModelCosts) -> Path | None:
     formats = WeightFormats(matrices, embeddings, routers)
     try:
         with closing(open_checkpoint(str(settings.model))) as checkpoint:
-            return find_slab_file(checkpoint, formats, settings.slab_file, settings.cache_dir)
+            return find_packed_weights_file(checkpoint, formats, settings.packed_weights_file, settings.cache_dir)
     except MoeflowError:  # making it will say why
         return None
 

@@ -19,7 +19,7 @@ from moeflow.planner.choices.device_offload import computes_in_torch, device_ove
 from moeflow.planner.choices.expert_plan import ExpertPlan
 from moeflow.planner.choices.kv_cache_choice import choose_kv_cache, kv_share, least_kv_bytes, num_kept_blocks
 from moeflow.planner.choices.memory_allowance import free_bytes
-from moeflow.planner.choices.packed_files import find_slab_file
+from moeflow.planner.choices.packed_files import find_packed_weights_file
 from moeflow.planner.choices.processor_choice import Reasons, choose_cpu_isa, choose_device, choose_num_threads
 from moeflow.planner.choices.weight_choice import WeightChoice, for_torch, own_precision, wished
 from moeflow.planner.costs.process_memory import PROCESS_BYTES, margin_bytes, planned_bytes
@@ -194,7 +194,7 @@ class _Decision:
             self.checkpoint,
             self.shape,
             weights,
-            slab_file=self.settings.slab_file,
+            packed_weights_file=self.settings.packed_weights_file,
             cache_dir=self.settings.cache_dir,
             policy=self.settings.expert_policy,
             predictor=self.settings.predictor,
@@ -226,9 +226,9 @@ class _Decision:
         return self.free_bytes - weights.num_bytes(self.checkpoint) - self._overhead_bytes
 
     def _packed_file(self, weights: WeightChoice) -> str:
-        """Return the slab file that all weights are mapped from; empty if there is none."""
-        named = self.settings.slab_file
-        file = find_slab_file(self.checkpoint, weights.formats, named, self.settings.cache_dir)
+        """Return the packed weights that all weights are mapped from; empty if there is none."""
+        named = self.settings.packed_weights_file
+        file = find_packed_weights_file(self.checkpoint, weights.formats, named, self.settings.cache_dir)
         if file is not None:
             self.reasons.append(("start", f"weights are mapped from {file}, as `moeflow pack` left them"))
         elif named is not None:

@@ -72,7 +72,7 @@ class Settings:
             is_common=True,
         ),
     )
-    slab_file: Path | None = field(
+    packed_weights_file: Path | None = field(
         default=None,
         metadata=_option(
             "existing file",

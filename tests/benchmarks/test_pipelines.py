@@ -13,7 +13,7 @@ from benchmarks import pipelines
 from benchmarks.hollow_model import FILLED, write_hollow_mixtral
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.engine.offload import offloaded_model
-from moeflow.models.layers.placement import Placement
+from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.planner.hardware.host import measure_machine
 from moeflow.planner.model_files import shipped_models
 from moeflow.planner.resolve import decide
@@ -39,7 +39,7 @@ def measured(folder, device, *more):
 
 
 def in_main_memory(config, memory):
-    return Placement(getattr(torch, config.dtype), torch.device("cpu"), memory=memory, has_slabs=True)
+    return WeightAllocator(getattr(torch, config.dtype), torch.device("cpu"), memory=memory, has_slabs=True)
 
 
 def test_experts_are_holes_but_for_a_few_values(folder):

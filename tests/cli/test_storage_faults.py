@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from moeflow.checkpoint.packed.layout import read_slab_index
-from moeflow.checkpoint.packed.reader import verify_slab_file
+from moeflow.checkpoint.packed.reader import verify_packed_weights_file
 from moeflow.checkpoint.packed.writer import partial_file
 from moeflow.core.errors import StorageError
 from moeflow.kernels.cpu import extension
@@ -88,7 +88,7 @@ def test_packing_that_was_cut_short_is_done_again(model, tmp_path, number):
     assert {path.name for path in tmp_path.iterdir()} <= {"slabs", partial_file(file).name}
     assert ended(begin("pack", model, "--out", file)) == (0, "")
     assert list(tmp_path.iterdir()) == [file]
-    verify_slab_file(read_slab_index(file), lambda *_: None)
+    verify_packed_weights_file(read_slab_index(file), lambda *_: None)
 
 
 @pytest.mark.parametrize("delay_s", [0.3, 1.0, 2.0])
@@ -116,7 +116,7 @@ def test_damage_ends_a_generation_with_a_line_and_packing_again_mends_it(model, 
     assert "cannot be read" in errors.splitlines()[-1]
     assert errors.splitlines()[-1].startswith("error: the pass failed: StorageError: file slabs, layer 0, expert ")
     with pytest.raises(StorageError):
-        verify_slab_file(read_slab_index(file), lambda *_: None)
+        verify_packed_weights_file(read_slab_index(file), lambda *_: None)
     assert ended(begin("pack", model, "--out", file)) == (0, "")
     assert ended(begin(*command)) == (0, "")
     os.truncate(file, spec.file_bytes // 2)

@@ -25,7 +25,7 @@ from tests.shapes import TINY
 BLOCK_SIZE, NUM_BLOCKS, BLOCK_BYTES = 16, 400, MIB
 MAX_TOKENS = 64 * BLOCK_SIZE  # of a pass
 WORK_BYTES = work_bytes(TINY, num_tokens=MAX_TOKENS, num_sampled=1)
-EXPERTS = ExpertSlotsConfig(slab_file="", num_slots=8, slab_bytes=MIB, least_slots=8)
+EXPERTS = ExpertSlotsConfig(packed_weights_file="", num_slots=8, slab_bytes=MIB, least_slots=8)
 FIXED_BYTES = 300 * MIB
 LEAST_BLOCKS = 2  # of one request
 

@@ -1,4 +1,4 @@
-"""A model that fits into memory, mapped from its slab file: the tokens of the one that is packed at the start."""
+"""A model that fits into memory, mapped from its packed weights: the tokens of the one that is packed at the start."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def test_a_file_in_the_cache_folder_is_for_one_format(models, tmp_path):
 def test_a_named_file_is_mapped_also_within_a_limit_that_holds_everything(models, tmp_path):
     pack(str(models / "mixtral"), tmp_path / "mine", cache_dir=None, quantize="int8")
     limit = GIB + resident_bytes([os.getpid()])  # tests share a process, which has grown with those before
-    config = config_of(models / "mixtral", slab_file=tmp_path / "mine", quantize="int8", memory_bytes=limit)
+    config = config_of(models / "mixtral", packed_weights_file=tmp_path / "mine", quantize="int8", memory_bytes=limit)
     assert config.experts is None
     assert config.packed_file == str(tmp_path / "mine")
     assert len(run(config, PROMPTS)) == 2
 
 
 def test_a_named_file_that_is_not_there_is_told_and_not_made(models, tmp_path):
-    config = config_of(models / "mixtral", slab_file=tmp_path / "mine")
+    config = config_of(models / "mixtral", packed_weights_file=tmp_path / "mine")
     assert config.packed_file == ""
     assert "mine is not there (`moeflow pack` makes it)" in dict(config.reasons)["start"]
     run(config, PROMPTS)
@@ -76,7 +76,7 @@ def test_a_named_file_that_is_not_there_is_told_and_not_made(models, tmp_path):
 def test_the_file_of_another_model_is_refused(models, tmp_path):
     pack(str(models / "mixtral"), tmp_path / "mine", cache_dir=None)
     with pytest.raises(ConfigError, match="another model"):
-        config_of(models / "built-in", slab_file=tmp_path / "mine")
+        config_of(models / "built-in", packed_weights_file=tmp_path / "mine")
 
 
 def test_a_checkpoint_that_was_changed_does_not_fit_its_file_any_more(models, tmp_path):
@@ -84,15 +84,15 @@ def test_a_checkpoint_that_was_changed_does_not_fit_its_file_any_more(models, tm
     pack(str(tmp_path / "model"), tmp_path / "mine", cache_dir=None)
     os.utime(tmp_path / "model" / "model.safetensors", (1, 1))
     with pytest.raises(ConfigError, match="another model"):
-        config_of(tmp_path / "model", slab_file=tmp_path / "mine")
+        config_of(tmp_path / "model", packed_weights_file=tmp_path / "mine")
 
 
 def test_a_file_that_was_cut_is_an_error_before_and_after_the_decision(models, tmp_path):
     index = pack(str(models / "mixtral"), tmp_path / "mine", cache_dir=None)
-    config = config_of(models / "mixtral", slab_file=tmp_path / "mine")
+    config = config_of(models / "mixtral", packed_weights_file=tmp_path / "mine")
     os.truncate(index.path, index.spec.file_bytes - 4096)
     with pytest.raises(CheckpointError, match=r"it was cut.*Pack the model again"):
-        config_of(models / "mixtral", slab_file=tmp_path / "mine")
+        config_of(models / "mixtral", packed_weights_file=tmp_path / "mine")
     with pytest.raises(CheckpointError, match=r"it was cut.*Pack the model again"):
         run(config, PROMPTS)
 
@@ -101,7 +101,7 @@ def test_a_file_of_an_older_version_says_what_to_do(models, tmp_path):
     index = pack(str(models / "mixtral"), tmp_path / "mine", cache_dir=None)
     index.path.write_bytes(encode_header(msgspec.structs.replace(index.spec, format_version=FORMAT_VERSION - 1)))
     with pytest.raises(CheckpointError, match=r"reads version \d+.*Pack the model again"):
-        config_of(models / "mixtral", slab_file=tmp_path / "mine")
+        config_of(models / "mixtral", packed_weights_file=tmp_path / "mine")
 
 
 def test_a_model_that_is_built_in_another_order_does_not_take_the_file(models, tmp_path):
@@ -109,10 +109,10 @@ def test_a_model_that_is_built_in_another_order_does_not_take_the_file(models, t
     other = encode_header(msgspec.structs.replace(index.spec, layout="otherwise"))
     index.path.write_bytes(other + index.path.read_bytes()[len(other) :])
     with pytest.raises(ConfigError, match="in another arrangement"):
-        config_of(models / "mixtral", slab_file=tmp_path / "mine")
+        config_of(models / "mixtral", packed_weights_file=tmp_path / "mine")
 
 
 def test_torch_maps_nothing(models, tmp_path, monkeypatch):
     pack(str(models / "mixtral"), tmp_path / "mine", cache_dir=None)
     monkeypatch.setattr(extension, "is_available", lambda: False)
-    assert config_of(models / "mixtral", slab_file=tmp_path / "mine").packed_file == ""
+    assert config_of(models / "mixtral", packed_weights_file=tmp_path / "mine").packed_file == ""

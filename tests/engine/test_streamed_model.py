@@ -49,10 +49,10 @@ def resident_config(model, **settings) -> EngineConfig:
     return decide(Settings(model=model, num_threads=1, kv_cache_bytes=2**20, **settings))
 
 
-def streamed_config(model, slab_file, num_slots, policy="lru", predictor="none", **settings) -> EngineConfig:
-    index = pack(model, slab_file, cache_dir=None, quantize=settings.get("quantize"))
+def streamed_config(model, packed_weights_file, num_slots, policy="lru", predictor="none", **settings) -> EngineConfig:
+    index = pack(model, packed_weights_file, cache_dir=None, quantize=settings.get("quantize"))
     experts = ExpertSlotsConfig(
-        slab_file=str(slab_file),
+        packed_weights_file=str(packed_weights_file),
         num_slots=num_slots,
         slab_bytes=index.spec.slab_bytes,
         policy=policy,

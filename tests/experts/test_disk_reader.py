@@ -18,16 +18,16 @@ from moeflow.experts.cache.load_job import LoadJob
 from moeflow.experts.disk_reader import READ_DEPTHS, DiskReader, probe_read_depth
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.pipeline.runtime.lane import Lane
-from tests.checkpoint.packed.slabs import flip_bit, make_spec, slab, write_slab_file
+from tests.checkpoint.packed.slabs import flip_bit, make_spec, slab, write_packed_weights_file
 
 
 class Machine:
-    """A slab file, slots, a lane, and a way to hold the lane back."""
+    """A file of packed weights, slots, a lane, and a way to hold the lane back."""
 
     def __init__(self, folder, *, num_slots=6, num_threads=1, **spec):
         self.spec = make_spec(**spec)
         self.arena = SlotArena(num_slots, self.spec.slab_bytes)
-        self.slabs = SlabReader(write_slab_file(folder / "model.slabs", self.spec), self.arena.view(0))
+        self.slabs = SlabReader(write_packed_weights_file(folder / "model.slabs", self.spec), self.arena.view(0))
         self.lane = Lane("disk", num_threads)
         self.submitted = []  # (is urgent, expert, bytes)
         self.reader = DiskReader(self.slabs, self.arena, self.submit, num_threads=num_threads)

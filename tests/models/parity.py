@@ -21,7 +21,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM
-from moeflow.models.layers.placement import Placement, WeightFormats
+from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.models.loading import load_model
 from moeflow.models.packing import pack_model
 
@@ -72,7 +72,7 @@ def random_model(config: PretrainedConfig) -> PreTrainedModel:
 def load(folder, dtype=torch.float32, packed: WeightFormats | None = None) -> CausalLM:
     checkpoint = open_checkpoint(folder)
     try:
-        return load_model(checkpoint, Placement(dtype, CPU, packed))
+        return load_model(checkpoint, WeightAllocator(dtype, CPU, packed))
     finally:
         checkpoint.close()
 
@@ -200,12 +200,12 @@ class Parity:
 
     @needs_extension
     @pytest.mark.parametrize("formats", FORMATS)
-    def test_weights_from_a_slab_file_give_the_same_bits(self, pair, tmp_path, formats):
+    def test_weights_from_a_packed_weights_file_give_the_same_bits(self, pair, tmp_path, formats):
         formats = WeightFormats(*formats)
         with closing(open_checkpoint(pair.folder)) as checkpoint:
             pack_model(checkpoint, tmp_path / "slabs", formats)
             memory = map_weights(read_slab_index(tmp_path / "slabs"))
-            mapped = load_model(checkpoint, Placement(torch.float32, CPU, formats, memory))
+            mapped = load_model(checkpoint, WeightAllocator(torch.float32, CPU, formats, memory))
         expected = in_mixed_passes(load(pair.folder, packed=formats), SEQUENCES)
         for name, logits in in_mixed_passes(mapped, SEQUENCES).items():
             assert torch.equal(logits, expected[name])

@@ -4,7 +4,7 @@ import torch
 from moeflow.core.errors import CapacityError, CheckpointError
 from moeflow.kernels.cpu import extension
 from moeflow.models import loading
-from moeflow.models.layers.placement import Placement, WeightFormats
+from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.models.loading import load_model
 from tests.models.fake_checkpoint import FakeCheckpoint
 from tests.models.parity import held_weights
@@ -53,7 +53,7 @@ def checkpoint():
 
 
 def load(checkpoint, dtype=torch.float32, packed=None, **options):
-    return load_model(checkpoint, Placement(dtype, CPU, packed), **options)
+    return load_model(checkpoint, WeightAllocator(dtype, CPU, packed), **options)
 
 
 def test_every_tensor_lands_in_its_place(checkpoint):

@@ -18,7 +18,7 @@ from moeflow.checkpoint.packed.writer import partial_file
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
 from moeflow.models import packing
-from moeflow.models.layers.placement import Placement, WeightFormats
+from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.models.loading import load_model
 from moeflow.models.packing import names_in_part, pack_model, slab_spec
 from moeflow.models.registry import read_model_config
@@ -45,7 +45,7 @@ def slabs(index):
 
 
 def resident(checkpoint, weight_format):
-    model = load_model(checkpoint, Placement(torch.float32, CPU, WeightFormats(weight_format, weight_format)))
+    model = load_model(checkpoint, WeightAllocator(torch.float32, CPU, WeightFormats(weight_format, weight_format)))
     return [row.numpy().tobytes() for layer in model.layers for row in layer.mlp.weights.storage]
 
 
@@ -92,9 +92,9 @@ KILLED_PACKING = """
 import sys, time
 from pathlib import Path
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.models.layers.placement import WeightFormats
+from moeflow.models.layers.weight_allocator import WeightFormats
 from moeflow.checkpoint.packed import writer
-from moeflow.models.layers.placement import WeightFormats
+from moeflow.models.layers.weight_allocator import WeightFormats
 from moeflow.models.packing import pack_model
 writer._UNSETTLED_BYTES = 1  # every slab is settled
 def slowly(done, total):

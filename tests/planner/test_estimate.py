@@ -32,7 +32,7 @@ def config(tmp_path_factory):
 @pytest.fixture
 def streamed(config):
     """Return the configuration with room for six of eight experts."""
-    slots = ExpertSlotsConfig(slab_file="x", num_slots=6, slab_bytes=4096, least_slots=1)
+    slots = ExpertSlotsConfig(packed_weights_file="x", num_slots=6, slab_bytes=4096, least_slots=1)
     memory = MemoryPlan(limit_bytes=1 << 30, process_bytes=1 << 28, weight_bytes=1 << 20, work_bytes=0)
     return dataclasses.replace(config, experts=slots, memory=memory)
 

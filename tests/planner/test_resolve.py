@@ -199,9 +199,11 @@ def test_experts_go_to_disk_if_the_memory_limit_asks_for_it(wide_model, tmp_path
     assert 4 == tight.experts.least_slots < tight.experts.num_slots <= 30
     assert tight.experts.policy == "lfru"
     assert f"up to {tight.experts.num_slots} of 32 in memory" in dict(tight.reasons)["experts"]
-    assert tight.experts.slab_file.startswith(str(tmp_path / "experts"))
-    mine = limited(wide_model, tmp_path, overhead_bytes + 24 * MIB, slab_file=tmp_path / "mine", expert_policy="lru")
-    assert (mine.experts.slab_file, mine.experts.policy) == (str(tmp_path / "mine"), "lru")
+    assert tight.experts.packed_weights_file.startswith(str(tmp_path / "experts"))
+    mine = limited(
+        wide_model, tmp_path, overhead_bytes + 24 * MIB, packed_weights_file=tmp_path / "mine", expert_policy="lru"
+    )
+    assert (mine.experts.packed_weights_file, mine.experts.policy) == (str(tmp_path / "mine"), "lru")
 
 
 @needs_extension

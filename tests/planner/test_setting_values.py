@@ -17,7 +17,7 @@ from moeflow.planner.settings import Settings
 SIZES = ("kv_cache_bytes", "memory_bytes", "device_memory_bytes")
 COUNTS = ("micro_batch", "num_threads", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
 FLAGS = ("prefix_caching", "is_served")
-PATHS = ("slab_file", "record_routing", "graph_file", "trace_file", "cache_dir")
+PATHS = ("packed_weights_file", "record_routing", "graph_file", "trace_file", "cache_dir")
 TEXTS = (
     "model",
     "model_name",

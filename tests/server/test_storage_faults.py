@@ -34,7 +34,9 @@ from moeflow.planner.settings import Settings
 from moeflow.server.config import ServerConfig
 from moeflow.server.launch import serve
 
-settings = Settings(model=sys.argv[1], slab_file=Path(sys.argv[2]), num_threads=1, max_num_seqs=4, max_model_len=256)
+settings = Settings(
+    model=sys.argv[1], packed_weights_file=Path(sys.argv[2]), num_threads=1, max_num_seqs=4, max_model_len=256
+)
 if sys.argv[3] == "streamed":
     memory = decide(dataclasses.replace(settings, is_served=True, memory_bytes=2**31)).memory
     limit_bytes = memory.process_bytes + memory.work_bytes + 16 * 2**20
@@ -44,11 +46,11 @@ sys.exit(serve(lambda: settings, ServerConfig(port=0)))
 
 
 class SlabServer(Server):
-    """A server that starts from a slab file."""
+    """A server that starts from packed weights."""
 
-    def __init__(self, model: Path, slab_file: Path, how: str) -> None:
-        command = [sys.executable, "-c", START, str(model), str(slab_file), how]
-        self.folder = slab_file.parent / "tmp"
+    def __init__(self, model: Path, packed_weights_file: Path, how: str) -> None:
+        command = [sys.executable, "-c", START, str(model), str(packed_weights_file), how]
+        self.folder = packed_weights_file.parent / "tmp"
         self.folder.mkdir()
         environment = {**os.environ, "TMPDIR": str(self.folder)}
         self.process = subprocess.Popen(
@@ -71,7 +73,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def slab_file(model: Path, tmp_path: Path) -> Path:
+def packed_weights_file(model: Path, tmp_path: Path) -> Path:
     return pack(str(model), tmp_path / "mine.slabs", cache_dir=None).path
 
 
@@ -89,37 +91,37 @@ def start(model: Path, tmp_path: Path) -> Iterator[object]:
         server.process.communicate()
 
 
-def spec_of(model: Path, slab_file: Path) -> SlabSpec:
-    return pack(str(model), slab_file, cache_dir=None).spec
+def spec_of(model: Path, packed_weights_file: Path) -> SlabSpec:
+    return pack(str(model), packed_weights_file, cache_dir=None).spec
 
 
-def test_a_damaged_expert_is_an_error_for_those_who_need_it(model, slab_file, start):
-    offset = spec_of(model, slab_file).offset(5) + 99
-    flip_bit(slab_file, offset)
+def test_a_damaged_expert_is_an_error_for_those_who_need_it(model, packed_weights_file, start):
+    offset = spec_of(model, packed_weights_file).offset(5) + 99
+    flip_bit(packed_weights_file, offset)
     server = start("streamed").wait_until_ready()
     answers = {prompt: server.first_token(prompt) for prompt in range(2, 42)}
     failed = {prompt: message for prompt, (status, message) in answers.items() if status != 200}
     assert 0 < len(failed) < len(answers)
     assert {answers[prompt][0] for prompt in failed} == {500}
     assert all("file mine.slabs, layer 0, expert 5: cannot be read" in message for message in failed.values())
-    assert not any(str(slab_file.parent) in message for message in failed.values())
+    assert not any(str(packed_weights_file.parent) in message for message in failed.values())
     streamed = server.post(prompt=[next(iter(failed))], max_tokens=1, stream=True).text
     assert json.loads(streamed.split("\n\n")[0].removeprefix("data: "))["error"]["code"] == "generation_failed"
     assert server.status("/health") == server.status("/ready") == 200
 
-    flip_bit(slab_file, offset)  # a backup was copied over it
+    flip_bit(packed_weights_file, offset)  # a backup was copied over it
     assert {prompt: server.first_token(prompt) for prompt in answers if prompt not in failed}.items() <= answers.items()
     assert all(server.first_token(prompt)[0] == 200 for prompt in failed)
     server.process.send_signal(signal.SIGTERM)
     assert server.end() == 0
     log = server.process.stderr.read()
-    assert f"file {slab_file}, layer 0, expert 5" in log
+    assert f"file {packed_weights_file}, layer 0, expert 5" in log
     assert "Traceback" not in log
     assert not list(server.folder.iterdir())
 
 
-def test_damage_outside_of_experts_is_known_before_anything_is_served(model, slab_file, start):
-    flip_bit(slab_file, spec_of(model, slab_file).resident_start + 8)
+def test_damage_outside_of_experts_is_known_before_anything_is_served(model, packed_weights_file, start):
+    flip_bit(packed_weights_file, spec_of(model, packed_weights_file).resident_start + 8)
     server = start("streamed")
     _, errors = server.process.communicate(timeout=120)
     assert server.process.returncode == 1
@@ -128,16 +130,16 @@ def test_damage_outside_of_experts_is_known_before_anything_is_served(model, sla
 
 
 @pytest.mark.parametrize("how", ["streamed", "resident"])
-def test_a_file_that_was_cut_is_known_before_anything_is_served(slab_file, start, how):
-    os.truncate(slab_file, slab_file.stat().st_size - 4096)
+def test_a_file_that_was_cut_is_known_before_anything_is_served(packed_weights_file, start, how):
+    os.truncate(packed_weights_file, packed_weights_file.stat().st_size - 4096)
     _, errors = start(how).process.communicate(timeout=120)
     assert "it was cut or is another file. Pack the model again" in errors
 
 
-def test_a_mapped_file_that_is_cut_ends_the_engine_and_with_it_the_server(slab_file, start):
+def test_a_mapped_file_that_is_cut_ends_the_engine_and_with_it_the_server(packed_weights_file, start):
     server = start("resident").wait_until_ready()
     assert server.first_token(7)[0] == 200
-    os.truncate(slab_file, 4096)
+    os.truncate(packed_weights_file, 4096)
     assert server.first_token(9)[0] == 503
     assert server.end() == 1
     log = complaints(server.process.stderr.read())

@@ -32,7 +32,10 @@ class MoeflowWorker:
             max_num_seqs=32,
             max_num_batched_tokens=2048,
             prefix_caching=False,
-            **{name: Path(value) if name == "slab_file" else value for name, value in wish["settings"].items()},
+            **{
+                name: Path(value) if name == "packed_weights_file" else value
+                for name, value in wish["settings"].items()
+            },
         )
         config = decide(settings)
         if config.weight_format != wish["weights"]:  # a figure under the wrong name is worse than none

@@ -1,4 +1,4 @@
-"""The slab file: a model's weights in the layout that kernels read, so that a read, or mapping them, is all it takes.
+"""Packed weights: a model's weights in the layout that kernels read, so that a read, or a mapping, is all it takes.
 
     page 0          magic, length and checksum of the description, the description (JSON)
     from page 1     table: for each part, checksum and mark (4 bytes each); the table's own checksum ends its last page
@@ -36,7 +36,7 @@ _CHECKSUM: Final = struct.Struct("<I")
 
 
 class SlabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a slab file holds; two files with equal specs are interchangeable."""
+    """What packed weights holds; two files with equal specs are interchangeable."""
 
     identity: str  # of the checkpoint it was made from
     weight_format: str
@@ -111,7 +111,7 @@ class SlabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 @dataclass(frozen=True, slots=True)
 class SlabIndex:
-    """A finished slab file, as its first pages describe it."""
+    """A finished packed weights file, as its first pages describe it."""
 
     path: Path
     spec: SlabSpec
@@ -156,9 +156,9 @@ def encode_table(checksums: Sequence[int], spec: SlabSpec) -> bytes:
 
 
 def read_slab_index(path: Path) -> SlabIndex:
-    """Read what a slab file holds. No part is read: those are checked when they are.
+    """Read what packed weights holds. No part is read: those are checked when they are.
 
-    Raises: CheckpointError if the file cannot be read, is no slab file, of another version, cut or damaged.
+    Raises: CheckpointError if the file cannot be read, is no packed weights file, of another version, cut or damaged.
     """
     try:
         with path.open("rb") as stream:
@@ -187,7 +187,7 @@ def read_slab_index(path: Path) -> SlabIndex:
 def decode_header(page: bytes, path: Path) -> SlabSpec:
     """Return what page 0 says. Raises: CheckpointError."""
     if len(page) < PAGE_BYTES or not page.startswith(_MAGIC):
-        raise CheckpointError("is not a slab file", file=path, remedy="Name a file that moeflow made")
+        raise CheckpointError("is not packed weights", file=path, remedy="Name a file that moeflow made")
     _, length, expected = _PREFIX.unpack_from(page)
     text = page[_PREFIX.size : _PREFIX.size + length]
     if len(text) != length or isal_zlib.crc32(text) != expected:
@@ -218,7 +218,7 @@ def _makes_sense(spec: SlabSpec) -> bool:
     return (has_slabs or is_dense) and spec.resident_bytes >= 0 and spec.resident_bytes % PAGE_BYTES == 0
 
 
-def is_slab_file(path: Path) -> bool:
+def is_packed_weights_file(path: Path) -> bool:
     """Say whether a file was written here, in whatever version and state. Raises: OSError."""
     with path.open("rb") as stream:
         return stream.read(len(_MAGIC)) == _MAGIC

@@ -1,4 +1,4 @@
-"""A slab file as memory: mapped, so that a model computes from the system's page cache and nothing is copied.
+"""Packed weights as memory: mapped, so that a model computes from the page cache and nothing is copied.
 
 The file is brought into the cache, if it is not there, and into this process's page tables before anything computes,
 so that a disk that fails is an error here. Once that is done, whoever cuts the file short ends the process by a

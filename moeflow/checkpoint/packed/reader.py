@@ -32,7 +32,7 @@ _MIN_PIECE_BYTES = MIB  # smaller ones brought nothing
 
 
 class SlabReader:
-    """An open slab file."""
+    """An open packed weights file."""
 
     def __init__(self, index: SlabIndex, probe: memoryview) -> None:
         """Open it, past the page cache if reading a page into `probe` shows that this works.
@@ -124,7 +124,7 @@ def damaged_parts(index: SlabIndex, on_bytes: OnBytes) -> Generator[tuple[int, S
         reader.close()
 
 
-def verify_slab_file(index: SlabIndex, on_bytes: OnBytes) -> None:
+def verify_packed_weights_file(index: SlabIndex, on_bytes: OnBytes) -> None:
     """Read a file until something is wrong.
 
     Raises: StorageError, which names the first part that is damaged or cannot be read.

@@ -1,4 +1,4 @@
-"""The weights outside of slabs, read from a slab file into memory of our own, past the page cache.
+"""The weights outside of slabs, read from packed weights into memory of our own, past the page cache.
 
 For models that run within a memory limit: what is mapped lies in the page cache, where the system may drop it when
 memory is short, and reads it again in the middle of a pass.

@@ -1,4 +1,4 @@
-"""The memory that a model's weights lie in, handed out while the model is built: fresh, or filled from a slab file.
+"""The memory that a model's weights lie in, handed out while the model is built: fresh, or filled from packed weights.
 
 A model that is built in the same way asks for the same blocks in the same order, so that a file needs no names.
 """
@@ -71,7 +71,7 @@ class NotedMemory:
 
 
 class LaidOutMemory:
-    """Memory laid out as in a slab file: each block from the start of a page, a layer's experts slab by slab."""
+    """Memory laid out as in packed weights: each block from the start of a page, a layer's experts slab by slab."""
 
     def __init__(self, resident: Tensor, slabs: Tensor | None = None, *, is_filled: bool) -> None:
         """Take resident [bytes] uint8 for the blocks, slabs [L, E, stride] uint8; None: experts are kept elsewhere."""

@@ -1,4 +1,4 @@
-"""Writes a slab file, so that it is there finished or not at all, and so that an interrupted writing can go on.
+"""Writes packed weights, so that it is there finished or not at all, and so that an interrupted writing can go on.
 
 It grows under a hidden name beside its place and is renamed at the end. Parts are entered in its table once they are
 on disk; whoever writes the same file again finds them there, checks them by reading, and writes only the others.
@@ -38,7 +38,7 @@ OnBytes = Callable[[int, int], None]  # bytes done, bytes total
 
 
 class SlabWriter:
-    """Takes the parts of one file, in any order; made by `build_slab_file`."""
+    """Takes the parts of one file, in any order; made by `build_packed_weights_file`."""
 
     def __init__(self, descriptor: int, spec: SlabSpec, on_bytes: OnBytes) -> None:
         self._descriptor = descriptor
@@ -73,7 +73,7 @@ class SlabWriter:
     def write(self, layer: int, expert: int, content: memoryview) -> None:
         """Write one slab, `slab_bytes` long.
 
-        Raises: OSError; `build_slab_file` turns a full disk into a CapacityError.
+        Raises: OSError; `build_packed_weights_file` turns a full disk into a CapacityError.
         """
         if content.nbytes != self._spec.slab_bytes:
             raise ValueError(f"slabs have {self._spec.slab_bytes} bytes here, not {content.nbytes}")
@@ -127,7 +127,7 @@ class SlabWriter:
 
 
 @contextmanager
-def build_slab_file(target: Path, spec: SlabSpec, on_bytes: OnBytes | None = None) -> Iterator[SlabWriter]:
+def build_packed_weights_file(target: Path, spec: SlabSpec, on_bytes: OnBytes | None = None) -> Iterator[SlabWriter]:
     """Yield a writer; `target` is there, or replaced, when the block ends well.
 
     When it does not, what was written is kept under a hidden name, and the next build for the same place goes on

@@ -51,7 +51,7 @@ def examine_model(overrides: dict[str, Any], *, verifies: bool = False) -> list[
 
 def verify(config: EngineConfig) -> list[Finding]:
     """Compare the packed file that would be used with its checksums, under a progress bar."""
-    file = lazy.used_slab_file(config)
+    file = lazy.used_packed_weights_file(config)
     if file is None or not file.exists():
         remedy = "`moeflow pack`, with the same model and format, makes one"
         return [Finding("packed file", Verdict.WARN, "there is none to verify", remedy)]

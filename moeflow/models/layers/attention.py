@@ -21,8 +21,8 @@ from moeflow.kernels.heads import Heads
 from moeflow.kernels.kv_blocks import KVBlocks
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.linear import Linear
-from moeflow.models.layers.placement import Destination, Placement
 from moeflow.models.layers.rotary import RotaryTable
+from moeflow.models.layers.weight_allocator import Destination, WeightAllocator
 
 QKNorm = Literal["per_head", "all_heads"]
 
@@ -30,18 +30,20 @@ QKNorm = Literal["per_head", "all_heads"]
 class Attention:
     """The attention of one layer."""
 
-    def __init__(self, config: ModelConfig, place: Placement, layer_idx: int, qk_norm: QKNorm | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, allocator: WeightAllocator, layer_idx: int, qk_norm: QKNorm | None = None
+    ) -> None:
         self.layer_idx = layer_idx
         self.sliding_window = config.sliding_window
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
-        self.qkv_proj = Linear(place, config.hidden_size, parts, bias=config.attention_bias)
-        self.o_proj = Linear(place, q_size, {"o_proj": config.hidden_size}, bias=config.attention_bias)
+        self.qkv_proj = Linear(allocator, config.hidden_size, parts, bias=config.attention_bias)
+        self.o_proj = Linear(allocator, q_size, {"o_proj": config.hidden_size}, bias=config.attention_bias)
         self.q_norm = self.k_norm = None
         if qk_norm is not None:
             per_head = qk_norm == "per_head"
-            self.q_norm = place.empty(config.head_dim if per_head else q_size)
-            self.k_norm = place.empty(config.head_dim if per_head else kv_size)
+            self.q_norm = allocator.empty(config.head_dim if per_head else q_size)
+            self.k_norm = allocator.empty(config.head_dim if per_head else kv_size)
         self.heads = Heads(
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,

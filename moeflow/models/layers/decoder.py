@@ -15,25 +15,27 @@ from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.norm import RMSNorm
 from moeflow.models.layers.packed_layers import PackedLayers
-from moeflow.models.layers.placement import Destination, Placement, whole
 from moeflow.models.layers.rotary import RotaryEmbedding
+from moeflow.models.layers.weight_allocator import Destination, WeightAllocator, whole
 
 
 class CausalLM:
     """What the model files build. Weights are uninitialised until a loader fills `named_weights`."""
 
-    def __init__(self, config: ModelConfig, place: Placement, layers: Iterable[DecoderLayer]) -> None:
+    def __init__(self, config: ModelConfig, allocator: WeightAllocator, layers: Iterable[DecoderLayer]) -> None:
         self.config = config
-        self.dtype = place.dtype  # of hidden states
-        self.device = place.device
-        self.embed_tokens = place.embedding(config.vocab_size, config.hidden_size)
+        self.dtype = allocator.dtype  # of hidden states
+        self.device = allocator.device
+        self.embed_tokens = allocator.embedding(config.vocab_size, config.hidden_size)
         self.layers = tuple(layers)
-        self.norm = RMSNorm(place, config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(allocator, config.hidden_size, config.rms_norm_eps)
         self.lm_head = (
-            self.embed_tokens if config.tie_word_embeddings else place.embedding(config.vocab_size, config.hidden_size)
+            self.embed_tokens
+            if config.tie_word_embeddings
+            else allocator.embedding(config.vocab_size, config.hidden_size)
         )
-        self._packed = PackedLayers.of(self.layers, place)
-        self.rotary = RotaryEmbedding(config.rope, config.head_dim, place.device)
+        self._packed = PackedLayers.of(self.layers, allocator)
+        self.rotary = RotaryEmbedding(config.rope, config.head_dim, allocator.device)
 
     @torch.inference_mode()
     def __call__(self, token_ids: Tensor, context: ForwardContext) -> Tensor:

@@ -17,19 +17,21 @@ from moeflow.models.layers.expert_slabs import ExpertSlabs
 from moeflow.models.layers.mlp import MLP, FusedMLP
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.norm import RMSNorm
-from moeflow.models.layers.placement import Destination, Placement
 from moeflow.models.layers.rotary import RotaryTable
 from moeflow.models.layers.shared_experts import Routed
+from moeflow.models.layers.weight_allocator import Destination, WeightAllocator
 
 
 class DecoderLayer:
     """Attention, then feed-forward network, each normalised before and added to what came in."""
 
-    def __init__(self, config: ModelConfig, place: Placement, self_attn: Attention, mlp: MLP | FusedMLP | MoE) -> None:
+    def __init__(
+        self, config: ModelConfig, allocator: WeightAllocator, self_attn: Attention, mlp: MLP | FusedMLP | MoE
+    ) -> None:
         self.self_attn = self_attn
         self.mlp = mlp
-        self.input_layernorm = RMSNorm(place, config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(place, config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(allocator, config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(allocator, config.hidden_size, config.rms_norm_eps)
         self._stage = self._make_stage()
 
     def __call__(self, hidden: Tensor, rotary: RotaryTable, context: ForwardContext) -> Tensor:

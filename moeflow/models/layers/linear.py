@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moeflow.kernels.linear import linear, norm_linear
 from moeflow.models.layers.norm import RMSNorm
-from moeflow.models.layers.placement import Destination, Placement, rows_of
+from moeflow.models.layers.weight_allocator import Destination, WeightAllocator, rows_of
 
 
 class Linear:
@@ -18,11 +18,13 @@ class Linear:
     One product instead of several reads the input once and keeps the cores busy on narrow parts.
     """
 
-    def __init__(self, place: Placement, in_features: int, parts: Mapping[str, int], *, bias: bool = False) -> None:
+    def __init__(
+        self, allocator: WeightAllocator, in_features: int, parts: Mapping[str, int], *, bias: bool = False
+    ) -> None:
         self.parts = dict(parts)
         out_features = sum(self.parts.values())
-        self.weight = place.matrix(out_features, in_features)
-        self.bias = place.empty(out_features) if bias else None
+        self.weight = allocator.matrix(out_features, in_features)
+        self.bias = allocator.empty(out_features) if bias else None
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the parts side by side, plus the residual. Shapes: x [T, in], residual [T, out] -> [T, out]."""

@@ -17,16 +17,18 @@ from moeflow.models.layers.expert_slabs import ExpertSlabs
 from moeflow.models.layers.expert_stage import expert_stage
 from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.norm import RMSNorm
-from moeflow.models.layers.placement import Destination, Placement
+from moeflow.models.layers.weight_allocator import Destination, WeightAllocator
 
 
 class MLP:
     """`down(silu(gate(x)) * up(x))`, gate and up in one product."""
 
-    def __init__(self, place: Placement, hidden_size: int, intermediate_size: int, *, bias: bool = False) -> None:
+    def __init__(
+        self, allocator: WeightAllocator, hidden_size: int, intermediate_size: int, *, bias: bool = False
+    ) -> None:
         gate_up = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
-        self.gate_up_proj = Linear(place, hidden_size, gate_up, bias=bias)
-        self.down_proj = Linear(place, intermediate_size, {"down_proj": hidden_size}, bias=bias)
+        self.gate_up_proj = Linear(allocator, hidden_size, gate_up, bias=bias)
+        self.down_proj = Linear(allocator, intermediate_size, {"down_proj": hidden_size}, bias=bias)
 
     def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the network's result plus the residual. Shapes: hidden and residual [T, H] -> [T, H]."""
@@ -78,9 +80,11 @@ class FusedMLP:
         yield f"{prefix}.mlp.down_proj.weight", down
 
 
-def dense_mlp(place: Placement, hidden_size: int, intermediate_size: int, *, bias: bool = False) -> MLP | FusedMLP:
+def dense_mlp(
+    allocator: WeightAllocator, hidden_size: int, intermediate_size: int, *, bias: bool = False
+) -> MLP | FusedMLP:
     """Return the network in the form that suits where its weights are."""
-    weights = None if bias else place.network(hidden_size, intermediate_size)
+    weights = None if bias else allocator.network(hidden_size, intermediate_size)
     if weights is not None:
         return FusedMLP(weights)
-    return MLP(place, hidden_size, intermediate_size, bias=bias)
+    return MLP(allocator, hidden_size, intermediate_size, bias=bias)

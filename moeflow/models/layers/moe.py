@@ -24,7 +24,7 @@ from moeflow.models.layers.expert_slabs import ExpertSlabs
 from moeflow.models.layers.expert_stage import expert_stage
 from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.norm import RMSNorm
-from moeflow.models.layers.placement import Destination, OffloadedExperts, Placement, whole
+from moeflow.models.layers.weight_allocator import Destination, OffloadedExperts, WeightAllocator, whole
 
 # router logits [T, E] -> (topk_ids [T, K] int64, topk_weights [T, K] float32)
 Choose = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -43,13 +43,13 @@ class ExpertNames:
 class MoE:
     """Routes each token to `top_k` experts and adds up what they return."""
 
-    def __init__(self, config: ModelConfig, place: Placement, choose: Choose, names: ExpertNames) -> None:
+    def __init__(self, config: ModelConfig, allocator: WeightAllocator, choose: Choose, names: ExpertNames) -> None:
         self.config = config
         self.choose = choose
         self.names = names
-        self.router = place.router(config.num_experts, config.hidden_size)
-        self.weights = place.experts(config.num_experts, config.hidden_size, config.intermediate_size)
-        self.on_route = place.on_route
+        self.router = allocator.router(config.num_experts, config.hidden_size)
+        self.weights = allocator.experts(config.num_experts, config.hidden_size, config.intermediate_size)
+        self.on_route = allocator.on_route
 
     def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the block's result plus the residual. Shapes: hidden and residual [T, H] -> [T, H]."""

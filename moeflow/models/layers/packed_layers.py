@@ -17,8 +17,8 @@ from moeflow.kernels.cpu.decoder import NOTHING, PackedDecoder, PackedPass
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.moe import MoE
-from moeflow.models.layers.placement import Placement
 from moeflow.models.layers.rotary import RotaryTable
+from moeflow.models.layers.weight_allocator import WeightAllocator
 
 OnRoute = Callable[[Tensor], None]
 
@@ -33,7 +33,7 @@ class PackedLayers:
         self._on_route = on_route
 
     @classmethod
-    def of(cls, layers: Sequence[DecoderLayer], place: Placement) -> PackedLayers | None:
+    def of(cls, layers: Sequence[DecoderLayer], allocator: WeightAllocator) -> PackedLayers | None:
         """Return a model's layers; None if one of them has to be run by itself."""
         packed = [layer.packed() for layer in layers]
         if None in packed:
@@ -41,7 +41,7 @@ class PackedLayers:
         decoder = PackedDecoder([layer for layer in packed if layer is not None])
         experts = [layer.mlp.weights for layer in layers if isinstance(layer.mlp, MoE)]
         cached = [weights for weights in experts if isinstance(weights, CachedExperts)]
-        return cls(decoder, _CachedLayers(decoder, cached) if cached else None, place.on_route)
+        return cls(decoder, _CachedLayers(decoder, cached) if cached else None, allocator.on_route)
 
     def __call__(self, hidden: Tensor, rotary: RotaryTable, context: ForwardContext) -> Tensor:
         """Return what comes out of the last layer; writes K and V of every token.

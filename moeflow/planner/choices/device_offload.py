@@ -47,7 +47,7 @@ def computes_in_torch(overrides: OffloadOverrides) -> bool:
 
 def settings_of_host(settings: Settings, overrides: OffloadOverrides) -> Settings:
     """Return what holds for the host of a smaller device. Raises: ConfigError for what pipelines do not do."""
-    if computes_in_torch(overrides) and settings.slab_file is not None:
+    if computes_in_torch(overrides) and settings.packed_weights_file is not None:
         raise ConfigError(
             "--packed-weights names weights that are packed for the CPU's kernels, but torch computes: leave it away"
         )

@@ -14,7 +14,7 @@ from moeflow.core.units import format_bytes
 from moeflow.experts.cache.eviction import DEFAULT_POLICY, POLICIES
 from moeflow.experts.slot_arena import arena_bytes, slots_within
 from moeflow.models.packing import slab_spec
-from moeflow.planner.choices.packed_files import slab_file_place
+from moeflow.planner.choices.packed_files import packed_weights_file_place
 from moeflow.planner.choices.weight_choice import WeightChoice
 
 PREDICTORS = ("next-router", "frequency", "previous-token", "none")  # the first by default
@@ -25,7 +25,7 @@ class ExpertPlan:
     """What a model needs whose experts come from disk."""
 
     spec: SlabSpec
-    slab_file: Path
+    packed_weights_file: Path
     policy: str
     predictor: str
     resident_bytes: int  # weights that stay in memory
@@ -38,7 +38,7 @@ class ExpertPlan:
         shape: ModelConfig,
         weights: WeightChoice,
         *,
-        slab_file: Path | None,
+        packed_weights_file: Path | None,
         cache_dir: Path | None,
         policy: str,
         predictor: str,
@@ -53,7 +53,7 @@ class ExpertPlan:
         spec = slab_spec(checkpoint, weights.formats)
         return cls(
             spec,
-            (slab_file or slab_file_place(cache_dir, checkpoint, spec)).absolute(),
+            (packed_weights_file or packed_weights_file_place(cache_dir, checkpoint, spec)).absolute(),
             policy,
             predictor,
             spec.resident_bytes,
@@ -69,7 +69,7 @@ class ExpertPlan:
         """Return the slots that fit into what is left for experts. Raises: CapacityError."""
         num_slots = slots_within(left_bytes, self.spec.slab_bytes, least=self.least_slots)
         return ExpertSlotsConfig(
-            slab_file=str(self.slab_file),
+            packed_weights_file=str(self.packed_weights_file),
             num_slots=min(num_slots, self.spec.num_slabs),
             slab_bytes=self.spec.slab_bytes,
             least_slots=self.least_slots,
@@ -79,10 +79,11 @@ class ExpertPlan:
 
     def reason(self, config: ExpertSlotsConfig) -> str:
         """Say what was decided."""
-        made = "is" if self.slab_file.exists() else "will be"
+        made = "is" if self.packed_weights_file.exists() else "will be"
         return (
             f"up to {config.num_slots} of {self.spec.num_slabs} in memory, of {format_bytes(self.spec.slab_bytes)} "
-            f"each; the others come from {self.slab_file}, which {made} there ({format_bytes(self.spec.file_bytes)})"
+            f"each; the others come from {self.packed_weights_file}, which {made} there "
+            f"({format_bytes(self.spec.file_bytes)})"
         )
 
 

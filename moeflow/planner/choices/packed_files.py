@@ -1,5 +1,5 @@
-"""The slab file that belongs to a model: where it is kept, that it is there when experts are to come from it, and that
-a model which fits into memory starts from it if it is there.
+"""The packed weights that belong to a model: where they are kept, that they are there when experts are to come from
+them, and that a model which fits into memory starts from them if they are there.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import msgspec
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.checkpoint.packed.layout import SlabIndex, SlabSpec, is_slab_file, read_slab_index
+from moeflow.checkpoint.packed.layout import SlabIndex, SlabSpec, is_packed_weights_file, read_slab_index
 from moeflow.checkpoint.packed.mapped import map_weights
-from moeflow.checkpoint.packed.reader import damaged_parts, verify_slab_file
+from moeflow.checkpoint.packed.reader import damaged_parts, verify_packed_weights_file
 from moeflow.checkpoint.packed.weight_memory import WeightMemory
 from moeflow.checkpoint.packed.writer import OnBytes
 from moeflow.core.cache_dir import cache_folder
@@ -24,32 +24,32 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CheckpointError, ConfigError, StorageError
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.weight_format import WeightFormat
-from moeflow.models.layers.placement import WeightFormats
+from moeflow.models.layers.weight_allocator import WeightFormats
 from moeflow.models.packing import names_in_part, pack_model, slab_spec
 from moeflow.planner.choices.weight_choice import own_precision, wished
 from moeflow.planner.hardware.host import measure_machine
 
 
-def slab_file_place(cache_dir: Path | None, checkpoint: Checkpoint, spec: SlabSpec) -> Path:
-    """Return where a model's slab file is kept if the user names no place: one for each checkpoint and format."""
+def packed_weights_file_place(cache_dir: Path | None, checkpoint: Checkpoint, spec: SlabSpec) -> Path:
+    """Return where a model's packed weights are kept if the user names no place: a file each checkpoint and format."""
     folder = cache_folder(cache_dir) / "experts"
     digest = hashlib.sha256(msgspec.json.encode(spec)).hexdigest()[:12]
     return folder / f"{checkpoint.path.resolve().stem}-{spec.weight_format}-{digest}.slabs"
 
 
-def find_slab_file(
-    checkpoint: Checkpoint, formats: WeightFormats, slab_file: Path | None, cache_dir: Path | None
+def find_packed_weights_file(
+    checkpoint: Checkpoint, formats: WeightFormats, packed_weights_file: Path | None, cache_dir: Path | None
 ) -> Path | None:
-    """Return the slab file that a model's weights can be mapped from, the one named or one in the cache folder.
+    """Return the packed weights that a model's weights can be mapped from, the one named or one in the cache folder.
 
     None: it is not there.
 
     Raises: ConfigError if it belongs to another model or format, CheckpointError if it is damaged.
     """
-    if slab_file is not None and not slab_file.exists():
+    if packed_weights_file is not None and not packed_weights_file.exists():
         return None
     spec = slab_spec(checkpoint, formats)
-    file = (slab_file or slab_file_place(cache_dir, checkpoint, spec)).absolute()
+    file = (packed_weights_file or packed_weights_file_place(cache_dir, checkpoint, spec)).absolute()
     if not file.exists():
         return None
     _read_index(file, spec)
@@ -59,12 +59,12 @@ def find_slab_file(
 def map_packed(checkpoint: Checkpoint, config: EngineConfig, on_bytes: OnBytes | None = None) -> WeightMemory:
     """Return the weights of a model that fits into memory, mapped from `config.packed_file`.
 
-    Raises: as `find_slab_file` and `map_weights` do.
+    Raises: as `find_packed_weights_file` and `map_weights` do.
     """
     return map_weights(_read_index(Path(config.packed_file), slab_spec(checkpoint, formats_of(config))), on_bytes)
 
 
-def ensure_slab_file(
+def ensure_packed_weights_file(
     checkpoint: Checkpoint,
     file: Path,
     formats: WeightFormats,
@@ -72,7 +72,7 @@ def ensure_slab_file(
     num_threads: int,
     on_bytes: OnBytes | None = None,
 ) -> SlabIndex:
-    """Return what the model's slab file holds, after writing it if it is not there.
+    """Return what the model's packed weights file holds, after writing it if it is not there.
 
     Raises: ConfigError if the file belongs to another model or format; as `pack_model` and `read_slab_index` do.
     """
@@ -84,25 +84,25 @@ def ensure_slab_file(
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A part of a slab file that is not as it was written."""
+    """A part of packed weights that is not as it was written."""
 
     part: str  # as messages name it
     tensors: list[str]  # of the checkpoint, that have weights in it
     cause: str
 
 
-def used_slab_file(config: EngineConfig) -> Path | None:
-    """Return the slab file that an engine would use or make; None: it packs the checkpoint's weights at its start."""
-    name = config.packed_file if config.experts is None else config.experts.slab_file
+def used_packed_weights_file(config: EngineConfig) -> Path | None:
+    """Return the packed weights that an engine would use or make; None: it packs the checkpoint's at its start."""
+    name = config.packed_file if config.experts is None else config.experts.packed_weights_file
     return Path(name) if name else None
 
 
 def find_damage(config: EngineConfig, on_bytes: OnBytes | None = None) -> list[Damage]:
-    """Compare the slab file that an engine would use, which is there, with its checksums: the whole of it.
+    """Compare the packed weights that an engine would use, which is there, with its checksums: the whole of it.
 
     Raises: ConfigError if it belongs to another model or format, CheckpointError if its first pages are damaged.
     """
-    file, formats = used_slab_file(config), formats_of(config)
+    file, formats = used_packed_weights_file(config), formats_of(config)
     assert file is not None
     with closing(open_checkpoint(config.model_path)) as checkpoint:
         spec = slab_spec(checkpoint, formats)
@@ -135,7 +135,7 @@ def pack(
     num_threads: int | None = None,
     on_bytes: OnBytes | None = None,
 ) -> SlabIndex:
-    """Make a model's slab file, at `out` or where the engine looks for it.
+    """Make a model's packed weights file, at `out` or where the engine looks for it.
 
     One that is there is compared with its checksums; if it is damaged or of an older version, it is made anew.
 
@@ -147,7 +147,7 @@ def pack(
         choice = wished(dtype, quantize, can_pack=True) or own_precision(checkpoint, lambda _: True)
         formats = choice.with_routers(checkpoint).formats
         spec = slab_spec(checkpoint, formats)
-        file = out or slab_file_place(cache_dir, checkpoint, spec)
+        file = out or packed_weights_file_place(cache_dir, checkpoint, spec)
         if not file.exists() or not _is_right(file, spec, on_bytes):
             threads = num_threads or measure_machine().num_cores
             pack_model(checkpoint, file, formats, num_threads=threads, on_bytes=on_bytes)
@@ -157,9 +157,9 @@ def pack(
 def _is_right(file: Path, spec: SlabSpec, on_bytes: OnBytes | None) -> bool:
     """Say whether a file is whole. Raises: ConfigError if it is another model's, CheckpointError if it is not ours."""
     try:
-        verify_slab_file(_read_index(file, spec), on_bytes or _ignore)
+        verify_packed_weights_file(_read_index(file, spec), on_bytes or _ignore)
     except (CheckpointError, StorageError):
-        if not is_slab_file(file):
+        if not is_packed_weights_file(file):
             raise
         return False
     return True

@@ -11,7 +11,7 @@ import torch
 from moeflow.checkpoint.checkpoint import Checkpoint, TensorInfo
 from moeflow.core.errors import ConfigError
 from moeflow.kernels.weight_format import BITS_PER_VALUE, WeightFormat
-from moeflow.models.layers.placement import WeightFormats
+from moeflow.models.layers.weight_allocator import WeightFormats
 from moeflow.models.loading import router_names
 
 DTYPES: tuple[WeightFormat, ...] = ("float32", "bfloat16")

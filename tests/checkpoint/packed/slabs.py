@@ -1,4 +1,4 @@
-"""Small slab files, whose slabs say whose they are."""
+"""Small packed weights files, whose slabs say whose they are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from moeflow.checkpoint.packed.layout import SlabIndex, SlabSpec, read_slab_index
-from moeflow.checkpoint.packed.writer import build_slab_file
+from moeflow.checkpoint.packed.writer import build_packed_weights_file
 
 
 def make_spec(**changes) -> SlabSpec:
@@ -33,8 +33,8 @@ def resident(spec: SlabSpec) -> bytes:
     return random.Random("resident").randbytes(spec.resident_bytes)
 
 
-def write_slab_file(file: Path, spec: SlabSpec) -> SlabIndex:
-    with build_slab_file(file, spec) as writer:
+def write_packed_weights_file(file: Path, spec: SlabSpec) -> SlabIndex:
+    with build_packed_weights_file(file, spec) as writer:
         for layer, expert in writer.missing():
             writer.write(layer, expert, memoryview(slab(spec, layer, expert)))
         writer.write_resident(memoryview(resident(spec)))

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moeflow.checkpoint.packed.file_io import PAGE_BYTES
-from moeflow.checkpoint.packed.layout import PIECE_BYTES, encode_header, is_slab_file, read_slab_index
+from moeflow.checkpoint.packed.layout import PIECE_BYTES, encode_header, is_packed_weights_file, read_slab_index
 from moeflow.core.errors import CheckpointError
-from tests.checkpoint.packed.slabs import flip_bit, make_spec, resident, slab, write_slab_file
+from tests.checkpoint.packed.slabs import flip_bit, make_spec, resident, slab, write_packed_weights_file
 
 
 @given(
@@ -28,7 +28,7 @@ def test_every_part_is_where_the_spec_says(tmp_path, num_layers, num_experts, sl
         slab_bytes=slab_bytes,
         resident_bytes=resident_pages * PAGE_BYTES,
     )
-    index = write_slab_file(tmp_path / "model.slabs", spec)
+    index = write_packed_weights_file(tmp_path / "model.slabs", spec)
     assert index.spec == spec
     content = index.path.read_bytes()
     assert len(content) == spec.file_bytes
@@ -49,7 +49,7 @@ def test_every_part_is_where_the_spec_says(tmp_path, num_layers, num_experts, sl
 def test_a_table_may_take_several_pages(tmp_path):
     spec = make_spec(num_layers=2, num_experts=512, slab_bytes=1)
     assert spec.table_bytes == 3 * PAGE_BYTES
-    assert len(write_slab_file(tmp_path / "many.slabs", spec).checksums) == 1024
+    assert len(write_packed_weights_file(tmp_path / "many.slabs", spec).checksums) == 1024
 
 
 @pytest.mark.parametrize(("layer", "expert"), [(3, 0), (0, 4), (-1, 0), (0, -1)])
@@ -67,7 +67,7 @@ def test_a_missing_file_is_named(tmp_path):
 def test_other_files_are_refused(tmp_path, content):
     file = tmp_path / "other"
     file.write_bytes(content)
-    with pytest.raises(CheckpointError, match="is not a slab file"):
+    with pytest.raises(CheckpointError, match="is not packed weights"):
         read_slab_index(file)
 
 
@@ -91,20 +91,20 @@ def test_impossible_sizes_are_refused(tmp_path, change):
 
 def test_a_dense_model_has_no_slabs(tmp_path):
     spec = make_spec(**DENSE, resident_bytes=PIECE_BYTES + PAGE_BYTES)
-    index = write_slab_file(tmp_path / "model.slabs", spec)
+    index = write_packed_weights_file(tmp_path / "model.slabs", spec)
     assert (spec.num_slabs, spec.num_parts, len(index.checksums)) == (0, 2, 2)
     assert spec.name(1) == "weights outside of experts, piece 1"
 
 
 def test_our_files_are_told_from_others(tmp_path):
-    index = write_slab_file(tmp_path / "model.slabs", make_spec())
+    index = write_packed_weights_file(tmp_path / "model.slabs", make_spec())
     (tmp_path / "other").write_bytes(b"GGUF")
-    assert is_slab_file(index.path)
-    assert not is_slab_file(tmp_path / "other")
+    assert is_packed_weights_file(index.path)
+    assert not is_packed_weights_file(tmp_path / "other")
 
 
 def test_a_cut_file_says_how_long_it_should_be(tmp_path):
-    index = write_slab_file(tmp_path / "model.slabs", make_spec())
+    index = write_packed_weights_file(tmp_path / "model.slabs", make_spec())
     with index.path.open("r+b") as stream:
         stream.truncate(index.spec.file_bytes - 1)
     with pytest.raises(CheckpointError, match=f"instead of {index.spec.file_bytes}"):
@@ -115,7 +115,7 @@ def test_a_cut_file_says_how_long_it_should_be(tmp_path):
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_flipped_bit_before_the_slabs_is_found_or_harmless(tmp_path, offset):
     spec = make_spec()
-    index = write_slab_file(tmp_path / "model.slabs", spec)
+    index = write_packed_weights_file(tmp_path / "model.slabs", spec)
     flip_bit(index.path, offset)
     if len(encode_header(spec).rstrip(b"\0")) <= offset < PAGE_BYTES:  # the rest of page 0 means nothing
         assert read_slab_index(index.path) == index

@@ -11,12 +11,12 @@ import moeflow.checkpoint.packed.mapped as slab_map
 from moeflow.checkpoint.packed.file_io import PAGE_BYTES
 from moeflow.checkpoint.packed.mapped import map_weights
 from moeflow.core.errors import CapacityError, CheckpointError
-from tests.checkpoint.packed.slabs import make_spec, resident, slab, write_slab_file
+from tests.checkpoint.packed.slabs import make_spec, resident, slab, write_packed_weights_file
 
 
 @pytest.fixture
 def index(tmp_path):
-    return write_slab_file(tmp_path / "model.slabs", make_spec(resident_bytes=3 * PAGE_BYTES))
+    return write_packed_weights_file(tmp_path / "model.slabs", make_spec(resident_bytes=3 * PAGE_BYTES))
 
 
 def test_weights_are_what_was_written(index):
@@ -33,7 +33,7 @@ def test_weights_are_what_was_written(index):
 
 def test_a_dense_model_has_no_experts_to_map(tmp_path):
     spec = make_spec(num_layers=0, num_experts=0, slab_bytes=0, resident_bytes=PAGE_BYTES)
-    memory = map_weights(write_slab_file(tmp_path / "model.slabs", spec))
+    memory = map_weights(write_packed_weights_file(tmp_path / "model.slabs", spec))
     assert memory.block(PAGE_BYTES).numpy().tobytes() == resident(spec)
 
 

@@ -15,7 +15,7 @@ from moeflow.checkpoint.packed.layout import SlabIndex
 from moeflow.checkpoint.packed.reader import SlabReader
 from moeflow.core.errors import CheckpointError, StorageError
 from moeflow.experts.slot_arena import SlotArena
-from tests.checkpoint.packed.slabs import flip_bit, make_spec, slab, write_slab_file
+from tests.checkpoint.packed.slabs import flip_bit, make_spec, slab, write_packed_weights_file
 
 
 @pytest.fixture(params=["direct", "buffered"])
@@ -23,7 +23,7 @@ def reader(tmp_path, request, monkeypatch):
     if request.param == "buffered":
         monkeypatch.setattr(slab_reader, "has_direct_reads", lambda path, buffer: False)
     arena = SlotArena(2, 5000)
-    reader = SlabReader(write_slab_file(tmp_path / "model.slabs", make_spec()), arena.view(0))
+    reader = SlabReader(write_packed_weights_file(tmp_path / "model.slabs", make_spec()), arena.view(0))
     if request.param == "direct" and not reader.is_direct:
         pytest.skip("the file system of the tests reads through the page cache only")
     yield reader

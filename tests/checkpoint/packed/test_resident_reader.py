@@ -8,17 +8,17 @@ import pytest
 
 from moeflow.checkpoint.packed.file_io import PAGE_BYTES
 from moeflow.checkpoint.packed.layout import PIECE_BYTES
-from moeflow.checkpoint.packed.reader import verify_slab_file
+from moeflow.checkpoint.packed.reader import verify_packed_weights_file
 from moeflow.checkpoint.packed.resident_reader import read_resident
 from moeflow.core.errors import StorageError
-from tests.checkpoint.packed.slabs import flip_bit, make_spec, resident, write_slab_file
+from tests.checkpoint.packed.slabs import flip_bit, make_spec, resident, write_packed_weights_file
 
 NUM_BYTES = 2 * PIECE_BYTES + 3 * PAGE_BYTES
 
 
 @pytest.fixture
 def index(tmp_path):
-    return write_slab_file(tmp_path / "model.slabs", make_spec(num_layers=1, resident_bytes=NUM_BYTES))
+    return write_packed_weights_file(tmp_path / "model.slabs", make_spec(num_layers=1, resident_bytes=NUM_BYTES))
 
 
 def test_they_are_what_was_written(index):
@@ -42,9 +42,9 @@ def test_a_file_that_was_cut_meanwhile_is_an_error(index):
 
 def test_a_whole_file_is_compared_with_its_checksums(index):
     seen = []
-    verify_slab_file(index, lambda *counts: seen.append(counts))
+    verify_packed_weights_file(index, lambda *counts: seen.append(counts))
     assert len(seen) == index.spec.num_parts == 7
     assert seen[-1] == (index.spec.content_bytes, index.spec.content_bytes)
     flip_bit(index.path, index.spec.offset(3) + 4999)
     with pytest.raises(StorageError, match="layer 0, expert 3"):
-        verify_slab_file(index, lambda *_: None)
+        verify_packed_weights_file(index, lambda *_: None)

@@ -7,7 +7,7 @@ import torch
 
 from moeflow.checkpoint.packed.layout import read_slab_index
 from moeflow.checkpoint.packed.reader import SlabReader
-from moeflow.checkpoint.packed.writer import build_slab_file
+from moeflow.checkpoint.packed.writer import build_packed_weights_file
 from moeflow.experts.cache.eviction import LRU
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.disk_reader import DiskReader
@@ -31,7 +31,7 @@ def test_experts_from_disk_answer_like_resident_ones(tmp_path, weight_format):
     slabs = resident.storage.view(NUM_EXPERTS, -1)
     slab_bytes = slabs.shape[1]
     spec = make_spec(weight_format=weight_format, num_layers=1, num_experts=NUM_EXPERTS, slab_bytes=slab_bytes)
-    with build_slab_file(tmp_path / "slabs", spec) as writer:
+    with build_packed_weights_file(tmp_path / "slabs", spec) as writer:
         for layer, expert in writer.missing():
             writer.write(layer, expert, slabs[expert].numpy().data)
 

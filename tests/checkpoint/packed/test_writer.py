@@ -1,4 +1,4 @@
-"""Interruptions of every kind while a slab file grows: the result is all right, or absent and quick to complete."""
+"""Interruptions of every kind while packed weights grows: the result is all right, or absent and quick to complete."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 import moeflow.checkpoint.packed.writer as slab_writer
 from moeflow.checkpoint.packed.file_io import PAGE_BYTES
 from moeflow.checkpoint.packed.layout import read_slab_index
-from moeflow.checkpoint.packed.writer import build_slab_file, partial_file
+from moeflow.checkpoint.packed.writer import build_packed_weights_file, partial_file
 from moeflow.core.errors import CapacityError, ConfigError
-from tests.checkpoint.packed.slabs import flip_bit, make_spec, slab, write_slab_file
+from tests.checkpoint.packed.slabs import flip_bit, make_spec, slab, write_packed_weights_file
 
 
 def names(folder):
@@ -26,7 +26,7 @@ def names(folder):
 
 def write_some(target, spec, count, raising=None):
     """Write `count` of the missing slabs; return how many were missing."""
-    with build_slab_file(target, spec) as writer:
+    with build_packed_weights_file(target, spec) as writer:
         missing = writer.missing()
         for layer, expert in missing[:count]:
             writer.write(layer, expert, memoryview(slab(spec, layer, expert)))
@@ -61,7 +61,7 @@ def test_an_interruption_while_checking_what_is_there_loses_nothing(tmp_path):
     spec, target = make_spec(), tmp_path / "model.slabs"
     with pytest.raises(KeyboardInterrupt):
         write_some(target, spec, 5, KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt), build_slab_file(target, spec, interrupt):
+    with pytest.raises(KeyboardInterrupt), build_packed_weights_file(target, spec, interrupt):
         pass
     assert write_some(target, spec, 99) == 12 - 5
 
@@ -77,7 +77,7 @@ def test_slabs_left_behind_are_read_before_they_are_trusted(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         write_some(target, spec, 5, KeyboardInterrupt())
     flip_bit(partial_file(target), spec.offset(2) + 17)
-    with build_slab_file(target, spec) as writer:
+    with build_packed_weights_file(target, spec) as writer:
         assert writer.missing()[0] == (0, 2)
         assert len(writer.missing()) == 12 - 4
         for layer, expert in writer.missing():
@@ -103,7 +103,7 @@ def test_a_damaged_leftover_is_started_anew(tmp_path):
 
 def test_a_finished_file_is_replaced_at_the_end_only(tmp_path):
     old, new, target = make_spec(), make_spec(identity="another model"), tmp_path / "model.slabs"
-    write_slab_file(target, old)
+    write_packed_weights_file(target, old)
     with pytest.raises(KeyboardInterrupt):
         write_some(target, new, 3, KeyboardInterrupt())
     assert read_slab_index(target).spec == old
@@ -118,7 +118,7 @@ def test_a_forgotten_slab_keeps_the_file_from_appearing(tmp_path):
 
 
 def test_a_slab_of_another_size_is_refused(tmp_path):
-    with build_slab_file(tmp_path / "model.slabs", make_spec(num_layers=1, num_experts=1)) as writer:
+    with build_packed_weights_file(tmp_path / "model.slabs", make_spec(num_layers=1, num_experts=1)) as writer:
         with pytest.raises(ValueError, match="5000 bytes here, not 4999"):
             writer.write(0, 0, memoryview(bytes(4999)))
         writer.write(0, 0, memoryview(bytes(5000)))
@@ -126,8 +126,8 @@ def test_a_slab_of_another_size_is_refused(tmp_path):
 
 def test_two_writers_of_one_file_do_not_meet(tmp_path):
     target = tmp_path / "model.slabs"
-    with build_slab_file(target, make_spec()) as writer:
-        with pytest.raises(ConfigError, match="another process"), build_slab_file(target, make_spec()):
+    with build_packed_weights_file(target, make_spec()) as writer:
+        with pytest.raises(ConfigError, match="another process"), build_packed_weights_file(target, make_spec()):
             pass
         for layer, expert in writer.missing():
             writer.write(layer, expert, memoryview(slab(make_spec(), layer, expert)))
@@ -138,7 +138,7 @@ def test_progress_counts_what_was_there_already(tmp_path):
     spec, target, seen = make_spec(), tmp_path / "model.slabs", []
     with pytest.raises(KeyboardInterrupt):
         write_some(target, spec, 5, KeyboardInterrupt())
-    with build_slab_file(target, spec, lambda done, total: seen.append((done, total))) as writer:
+    with build_packed_weights_file(target, spec, lambda done, total: seen.append((done, total))) as writer:
         for layer, expert in writer.missing():
             writer.write(layer, expert, memoryview(slab(spec, layer, expert)))
     assert seen == [(count * 5000, 60_000) for count in range(5, 13)]
@@ -181,9 +181,9 @@ def test_a_killed_writer_leaves_what_the_next_one_can_use(tmp_path):
         import os, signal, sys
         from pathlib import Path
         from tests.checkpoint.packed.slabs import make_spec, slab
-        from moeflow.checkpoint.packed.writer import build_slab_file
+        from moeflow.checkpoint.packed.writer import build_packed_weights_file
         spec = make_spec()
-        with build_slab_file(Path(sys.argv[1]), spec) as writer:
+        with build_packed_weights_file(Path(sys.argv[1]), spec) as writer:
             for layer, expert in writer.missing()[:5]:
                 writer.write(layer, expert, memoryview(slab(spec, layer, expert)))
             writer.settle()

@@ -20,8 +20,8 @@ from moeflow.kernels.kv_blocks import KVBlocks
 from moeflow.models.layers import attention as layers_attention
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.moe import MoE
-from moeflow.models.layers.placement import ExpertTensors, Placement
 from moeflow.models.layers.rotary import RotaryEmbedding
+from moeflow.models.layers.weight_allocator import ExpertTensors, WeightAllocator
 from moeflow.models.registry import find_family, read_model_config
 from tests.engine.offload.test_offloading import FAMILIES
 from tests.models.parity import random_model
@@ -39,7 +39,7 @@ def test_a_layer_s_stages_stay_on_the_device(tmp_path, monkeypatch, family):
     monkeypatch.setattr(torch, "bincount", lambda ids, minlength: torch.empty(minlength, device=ids.device))
     monkeypatch.setattr(layers_attention, "attend", attend_in_part)
     with FakeTensorMode(), torch.inference_mode():
-        model = find_family(checkpoint).build(shape, Placement(torch.bfloat16, GPU))
+        model = find_family(checkpoint).build(shape, WeightAllocator(torch.bfloat16, GPU))
         kv = BlocksOnGpu(shape)
         for batch in cut(model):
             hidden = embedding(batch.token_ids, model.embed_tokens)

@@ -209,7 +209,7 @@ def test_a_device_that_is_too_small_is_refused_before_loading(model):
         ({"device": "emulated:1GiB"}, "does not say how fast its link is"),
         ({"device": DEVICE, "device_memory_bytes": 2**30}, "limit of device memory .* is set, but the processor"),
         (
-            {"device": DEVICE + ",torch", "slab_file": Path("it.slabs")},
+            {"device": DEVICE + ",torch", "packed_weights_file": Path("it.slabs")},
             "--packed-weights names weights .* but torch computes",
         ),
         ({"device": "cuda:16GB:1"}, 'cuda:16GB:1\' cannot be read: write it as "cuda:MEMORY"'),

@@ -27,7 +27,7 @@ from moeflow.kernels.weight_format import WEIGHT_FORMATS
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.moe import MoE
-from moeflow.models.layers.placement import Placement, WeightFormats
+from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.models.qwen3_moe import build
 from tests.shapes import TINY
 
@@ -100,7 +100,7 @@ def fill(model):
 
 @cache
 def resident_model(weight_format):
-    place = Placement(torch.float32, torch.device("cpu"), WeightFormats(weight_format, "float32"))
+    place = WeightAllocator(torch.float32, torch.device("cpu"), WeightFormats(weight_format, "float32"))
     model = build(CONFIG, place)
     fill(model)
     return model
@@ -143,7 +143,7 @@ class Cached:
         self.pool.spanned = self._spanned
         formats = WeightFormats(weight_format, "float32")
         device = torch.device("cpu")
-        self.model = build(CONFIG, Placement(torch.float32, device, formats, pool=self.pool, on_route=on_route))
+        self.model = build(CONFIG, WeightAllocator(torch.float32, device, formats, pool=self.pool, on_route=on_route))
         fill(self.model)
         makers = {
             "next-router": lambda: NextRouter([layer.mlp for layer in self.model.layers if isinstance(layer.mlp, MoE)]),

@@ -74,7 +74,7 @@ def test_memory_is_taken_once_and_held_where_it_lies(device):
 
 
 class Reads:
-    """A slab file whose reads take a tenth of a second each, some of which fail."""
+    """A file of packed weights whose reads take a tenth of a second each, some of which fail."""
 
     def __init__(self, monkeypatch, bad=()):
         self.index = SimpleNamespace(spec=SimpleNamespace(stride_bytes=1000, num_slabs=7))

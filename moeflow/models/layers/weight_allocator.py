@@ -52,7 +52,7 @@ class OffloadedExperts:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class WeightAllocator:
     """Handed to each layer at construction. On the device "meta" nothing is allocated: shapes only."""
 
     dtype: torch.dtype  # of activations and of what is not packed
