@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 import mutants  # noqa: E402
 
-FILES = [ROOT / "moeflow" / name for name in ("planner/roofline.py", "pipeline/task.py", "kvcache/prefix_tree.py")]
+FILES = [ROOT / "moeflow" / name for name in ("planner/costs/roofline.py", "pipeline/task.py", "kv/prefix_tree.py")]
 
 
 def texts(source):
@@ -91,8 +91,8 @@ def test_columns_are_bytes():
     assert [edit.apply(source) for place in mutants.places(source) for edit in place] == ["x = 'é' if (not (a)) else b"]
 
 
-FILE = ROOT / "moeflow" / "predict" / "frequency.py"
-CHILDREN = ROOT / "tests" / "predict"
+FILE = ROOT / "moeflow" / "experts" / "predict" / "frequency.py"
+CHILDREN = ROOT / "tests" / "experts" / "predict"
 
 
 def start(*arguments):

@@ -68,7 +68,7 @@ class NoSlots:
 def measures(kept, resident):
     """Have the kernels keep so much of their work space, and the processes hold what `resident` returns."""
     stack = ExitStack()
-    stack.enter_context(patch.object(memory_limiter.cpu, "kept_bytes", lambda: kept))
+    stack.enter_context(patch.object(memory_limiter.extension, "kept_bytes", lambda: kept))
     stack.enter_context(patch.object(memory_limiter, "resident_bytes", lambda _: resident()))
     return stack
 

@@ -259,7 +259,7 @@ def test_without_the_kernels_help_an_orphan_ends_in_the_midst_of_a_pass(tmp_path
     script = tmp_path / "child.py"
     script.write_text(
         "import os, sys, time\n"
-        "from moeflow.engine import lifeline\n"
+        "from moeflow.engine.process import lifeline\n"
         "from moeflow.engine.process.pass_record import PassRecord, make_descriptor\n"
         "sys.platform = 'another'\n"
         "parent = os.getpid()\n"
