@@ -22,13 +22,13 @@ import click
 import torch
 import transformers
 
-from moeflow.bench.ceilings import torch_threads
 from moeflow.bench.records import make_record
 from moeflow.bench.tables import versus_table
 from moeflow.cli.bench.output import keep, show
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
+from moeflow.kernels.ceilings import torch_threads
 from moeflow.planner.resolve import decide
 from moeflow.planner.settings import Settings
 

@@ -34,7 +34,7 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.weight_memory import FreshMemory
 from moeflow.core.engine_config import EngineConfig
 from moeflow.engine.compute_setup import set_up
-from moeflow.engine.runner_loading import placement
+from moeflow.engine.runner_loading import make_allocator
 from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.models.loading import load_model
 from moeflow.planner.resolve import decide
@@ -120,7 +120,7 @@ def ours(config: EngineConfig, texts: Sequence[list[int]], prompts: Sequence[lis
     answers = Answers()
     set_up(config)
     with closing(open_checkpoint(config.model_path)) as checkpoint:
-        model = load_model(checkpoint, placement(config, FreshMemory()), num_threads=config.num_threads)
+        model = load_model(checkpoint, make_allocator(config, FreshMemory()), num_threads=config.num_threads)
     with torch.inference_mode():
         for text in texts:
             answers.logprobs.append(torch.log_softmax(model.logits(run_sequence(model, text)).double(), -1))

@@ -54,7 +54,7 @@ from moeflow.core.errors import CapacityError
 from moeflow.core.offload_config import DeviceConfig
 from moeflow.engine.compute_setup import set_up
 from moeflow.engine.offload.offloaded_model import OffloadedModel
-from moeflow.engine.runner_loading import placement
+from moeflow.engine.runner_loading import make_allocator
 from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.context import ForwardContext
@@ -175,7 +175,7 @@ def load(config: EngineConfig) -> CausalLM:
     """Load the model as the engine does."""
     set_up(config)
     with closing(open_checkpoint(config.model_path)) as checkpoint:
-        return load_model(checkpoint, placement(config, FreshMemory()), num_threads=config.num_threads)
+        return load_model(checkpoint, make_allocator(config, FreshMemory()), num_threads=config.num_threads)
 
 
 def most_requests(costs: ModelCosts, host_bytes: float, context: int) -> int:

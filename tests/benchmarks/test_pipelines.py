@@ -75,7 +75,7 @@ def test_a_gpu_s_pipelines_come_one_after_the_other(folder, monkeypatch):
     monkeypatch.setattr(offloaded_model, "make_device", make_device)
     machine = dataclasses.replace(measure_machine(), accelerator="cuda", accelerator_free_bytes=2**33)
     monkeypatch.setattr(pipelines, "decide", lambda settings: decide(settings, machine))
-    monkeypatch.setattr(pipelines, "placement", in_main_memory)
+    monkeypatch.setattr(pipelines, "make_allocator", in_main_memory)
     monkeypatch.setattr(pipelines, "set_up", lambda _: None)
     records = measured(folder, "cuda:2GiB")
     assert [record["pipeline"] for record in records] == list(pipelines.PIPELINES)

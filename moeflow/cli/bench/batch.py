@@ -26,7 +26,8 @@ Examples:
   moeflow bench batch --workload reasoning -n 64
   moeflow bench batch --questions mt_bench_questions.jsonl --new 32 \\
       --new 128 --kv-cache 256MiB
-  moeflow bench batch --workload reasoning --interactive-rate 0.5 --interactive-requests 32
+  moeflow bench batch --workload reasoning --interactive-rate 0.5 \\
+      --interactive-requests 32
 
 Workloads have the lengths that MoE-Lightning measures with: MTBench's questions, from a file of yours with a JSON
 object {"turns": ["question", ...]} a line, are taken again and again; "reasoning" (242 tokens on average, 256 at most)
