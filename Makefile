@@ -7,7 +7,8 @@
 
 SHELL := /bin/bash
 ARGS ?=
-SETUP_INPUTS := pyproject.toml constraints.txt scripts/setup CMakeLists.txt $(wildcard csrc/*)
+# Where packages move, an installation that points to them has to be made again.
+SETUP_INPUTS := pyproject.toml constraints.txt scripts/setup CMakeLists.txt $(wildcard csrc/*) $(shell find moeflow -name __init__.py)
 
 .PHONY: run test clean
 
