@@ -1,6 +1,7 @@
 # make run     set everything up, build the built-in model if it is not there, serve it on http://127.0.0.1:8000
 #              make run ARGS="--port 9000"          passes options on to `moeflow serve`
 # make test    everything that continuous integration runs: format, lint, types, architecture, all tests
+# make test-all  the same, with the CPU kernels under every instruction set that this processor has, not under two
 # make clean   remove the virtual environment and every tool's leftovers (the model cache stays)
 #
 # PYTHON=/path/to/python chooses the interpreter; otherwise the first Python 3.11 or newer on the PATH is taken.
@@ -10,7 +11,7 @@ ARGS ?=
 # Where packages move, an installation that points to them has to be made again.
 SETUP_INPUTS := pyproject.toml constraints.txt scripts/setup CMakeLists.txt $(wildcard csrc/*) $(shell find moeflow -name __init__.py)
 
-.PHONY: run test clean
+.PHONY: run test test-all clean
 
 run: .venv/run.stamp
 	@exec .venv/bin/moeflow serve $(ARGS)
@@ -18,6 +19,9 @@ run: .venv/run.stamp
 test: .venv/test.stamp
 	@VIRTUAL_ENV="$(CURDIR)/.venv" scripts/check
 	@VIRTUAL_ENV="$(CURDIR)/.venv" scripts/test $(ARGS)
+
+test-all: .venv/test.stamp
+	@$(MAKE) --no-print-directory test ARGS="--all-instruction-sets $(ARGS)"
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

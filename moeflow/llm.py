@@ -59,8 +59,7 @@ class LLM:
         on_progress: Callable[[int, int], None] | None = None,
         **settings: Any,
     ) -> None:
-        wish = _make_settings(model, settings, on_progress)
-        self._load(decide(wish), on_progress)
+        self._load(decide(_make_settings(model, settings, on_progress)), on_progress)
 
     def _load(self, config: EngineConfig, on_progress: Callable[[int, int], None] | None) -> None:
         self.tokenizer = Tokenizer.load(config.model_path)

@@ -155,7 +155,7 @@ def _pipelines(records: list[Record]) -> list[Claim]:
             share = f"{newest['device_share']:.0%} of" if newest.get("device_share") else "less than"
             return [
                 Claim(
-                    f"a played device with room for {share} the model: tokens/s beside the best other pipeline",
+                    f"a emulated device with room for {share} the model: tokens/s beside the best other pipeline",
                     f"{best}: {spread_text(speeds[best][1]['tokens_per_s'])}",
                     f"{other}: {spread_text(speeds[other][1]['tokens_per_s'])}",
                     f"{speeds[best][0] / speeds[other][0]:.2f}",

@@ -7,6 +7,10 @@ settings.register_profile("untimed", deadline=None)  # a busy machine is no fail
 settings.load_profile("untimed")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-instruction-sets", action="store_true", help="test CPU kernels under each, not under two")
+
+
 @pytest.fixture(scope="session")
 def builtin_model() -> Path:
     """The folder of the built-in model, built once on this machine; tests that use it are marked `weights`."""

@@ -1,4 +1,4 @@
-"""From what the user wished to settings an engine can load: the built-in model is made first, if it is needed.
+"""From what the user set to settings an engine can load: the built-in model is made first, if it is needed.
 
 Shows progress on stderr, so that stdout stays the verb's own.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def prepare(overrides: dict[str, Any], **always: Any) -> Settings:
-    """Return the settings for what the user wished, with a model that exists, and the verb's own in `always`.
+    """Return the settings for what the user set, with a model that exists, and the verb's own in `always`.
 
     Raises: CheckpointError, ConfigError or CapacityError if the built-in model has to be made and cannot; ConfigError
     if there is a plan that cannot be carried out.
@@ -32,7 +32,7 @@ def prepare(overrides: dict[str, Any], **always: Any) -> Settings:
 
 
 def load(overrides: dict[str, Any], *, says_expected: bool = False, **always: Any) -> LLM:
-    """Load the wished model into this process; if wanted, say before what to expect."""
+    """Load the model into this process; if wanted, say before what to expect."""
     settings = prepare(overrides, **always)
     config = lazy.decide(settings)
     if says_expected and (expected := lazy.what_to_expect(config, settings.cache_dir)):

@@ -104,7 +104,7 @@ def pack(
         f"{format_bytes(spec.file_bytes)} in all"
     )
     if routing_tokens:
-        click.echo(f"How its routers choose is known from {routing_tokens:,} tokens: `moeflow plan` reckons with it.")
+        click.echo(f"How its routers choose is known from {routing_tokens:,} tokens: `moeflow plan` uses it.")
 
 
 def learn_routing(

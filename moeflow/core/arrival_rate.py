@@ -11,12 +11,12 @@ MOST_RATE: Final = 1e6
 
 
 def check_rate(rate: float, *, also: str = "") -> None:
-    """Refuse what is no rate, or none that figures could be reckoned with; `also` is what else may be said.
+    """Refuse what is no rate, or none that figures could be computed with; `also` is what else may be said.
 
     Raises: ConfigError.
     """
     if not LEAST_RATE <= rate <= MOST_RATE:  # false for nan, too
         raise ConfigError(
-            f"{rate:g} requests a second make no traffic to reckon with: say a rate from {LEAST_RATE:g} (about one a "
+            f"{rate:g} requests a second make no traffic to measure: say a rate from {LEAST_RATE:g} (about one a "
             f"day) to {MOST_RATE:,.0f}{also}"
         )

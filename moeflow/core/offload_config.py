@@ -30,7 +30,7 @@ class EmulatedSpeeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedDeviceConfig:
-    """A device that this machine plays."""
+    """A device that this machine emulates."""
 
     capacity_bytes: int
     speeds: EmulatedSpeeds

@@ -35,7 +35,7 @@ class Workload:
 
     prompt_len: int  # s
     gen_len: int  # n
-    max_prompt_len: int  # what room and padding are reckoned with
+    max_prompt_len: int  # what room and padding are computed with
     rate: float = 0.0  # requests a second; 0: all are there at once
 
     def __post_init__(self) -> None:

@@ -36,7 +36,7 @@ class Request:
     request_id: str
     prompt_token_ids: list[int]
     sampling: SamplingParams
-    max_tokens: int  # output tokens at most: the user's wish cut to the context; set by the engine
+    max_tokens: int  # output tokens at most: the user's limit, cut to the context; set by the engine
     stop_token_ids: frozenset[int] = frozenset()  # end it: the model's EOS (unless ignored) and the user's
     seed: int = 0  # always concrete, so that a preempted request samples the same tokens again
     is_background: bool = False  # of a batch job: takes what interactive requests leave

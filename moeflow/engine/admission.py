@@ -1,7 +1,7 @@
 """From a prompt and sampling parameters to what an engine is given: checks, and one submission a completion.
 
 Shared by the asyncio and the offline API. Checks here what can be known before the engine sees a request, so
-that the one who asked hears of it at once. Knows nothing of when or where the engine runs.
+that the caller gets an error at once. Knows nothing of when or where the engine runs.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class ExpertStore:
         return cls(index, shape, config.experts, memory_bytes=config.memory_bytes, is_wide=config.is_wide, trace=trace)
 
     def predict_for(self, model: CausalLM) -> None:
-        """Read ahead for a model that was built on the pool, if a predictor is wished."""
+        """Read ahead for a model that was built on the pool, if there is a predictor."""
         name, num_layers, num_experts = self._predictor_name, self._spec.num_layers, self._spec.num_experts
         makers: dict[str, Callable[[], Predictor]] = {
             "next-router": lambda: NextRouter([layer.mlp for layer in model.layers if isinstance(layer.mlp, MoE)]),

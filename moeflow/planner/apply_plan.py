@@ -1,4 +1,4 @@
-"""From a plan to the settings that carry it out. What the user said himself stays, and what does not match is said."""
+"""From a plan to the settings that run it. What the user set explicitly takes precedence, and is reported."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _DEFAULTS: Final = Settings()
 
 
 def settings_from_plan(plan: Plan, settings: Settings) -> Settings:
-    """Return settings that make the engine do what a plan says; what the user said himself stays.
+    """Return settings that make the engine do what a plan says; what the user set explicitly stays.
 
     Raises: ConfigError if the plan is for a machine with a device, for another model, or for one without weights.
     """
     _check_device(plan, settings)
     _check_model(plan, settings)
-    said, planned = _said(settings), _planned(plan)
-    return dataclasses.replace(settings, **{name: value for name, value in planned.items() if name not in said})
+    explicit, planned = _explicit(settings), _planned(plan)
+    return dataclasses.replace(settings, **{name: value for name, value in planned.items() if name not in explicit})
 
 
 def overruled(plan: Plan, settings: Settings) -> list[tuple[str, Any, Any]]:
-    """Return what the user said that a plan says otherwise: (field, what he said, what was planned)."""
-    said = _said(settings) - {"model"}
+    """Return where explicit settings differ from a plan: (field, the explicit value, the planned value)."""
+    explicit = _explicit(settings) - {"model"}
     planned = _planned(plan)
     return [
         (name, getattr(settings, name), planned[name])
         for name in planned
-        if name in said and getattr(settings, name) not in (planned[name], _unsaid(name))
+        if name in explicit and getattr(settings, name) not in (planned[name], _default(name))
     ]
 
 
@@ -53,15 +53,15 @@ def machine_notice(plan: Plan, settings: Settings) -> str | None:
     )
 
 
-def _unsaid(name: str) -> Any:
+def _default(name: str) -> Any:
     return getattr(_DEFAULTS, name)
 
 
-def _said(settings: Settings) -> set[str]:
+def _explicit(settings: Settings) -> set[str]:
     """Return the fields that the user gave a value; of formats both, if one of them."""
-    said = {field.name for field in dataclasses.fields(settings)}
-    said = {name for name in said if getattr(settings, name) != _unsaid(name)}
-    return said | set(_FORMATS) if said & set(_FORMATS) else said
+    explicit = {field.name for field in dataclasses.fields(settings)}
+    explicit = {name for name in explicit if getattr(settings, name) != _default(name)}
+    return explicit | set(_FORMATS) if explicit & set(_FORMATS) else explicit
 
 
 def _planned(plan: Plan) -> dict[str, Any]:

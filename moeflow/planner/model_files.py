@@ -1,6 +1,6 @@
 """Shapes of models by name: bare `config.json` files that moeflow ships, to plan and simulate with.
 
-DBRX is written down in Mixtral's keys: the same matrices, which is all that costs are reckoned from.
+DBRX is written down in Mixtral's keys: the same matrices, which is all that costs are computed from.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from moeflow.models.layers.weight_allocator import WeightFormats
 from moeflow.models.registry import read_bare_config, read_model_config
 from moeflow.planner.choices.expert_plan import least_slots
 from moeflow.planner.choices.packed_files import find_packed_weights_file
-from moeflow.planner.choices.weight_choice import WeightChoice, own_precision, wished
+from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, own_precision
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.process_memory import ENGINE_BYTES, margin_bytes, planned_bytes
@@ -77,7 +77,7 @@ class Planned:
 
 
 def plan_for(request: PlanRequest, on_step: Callable[[str], None] = lambda _: None) -> Planned:
-    """Return the best plan for what is wished.
+    """Return the best plan for a request.
 
     Blocks: for some seconds, more if this machine is measured first.
     Raises: CapacityError if nothing fits; CheckpointError, ConfigError.
@@ -243,7 +243,7 @@ def _check_threads(settings: Settings, num_cores: int) -> None:
 def _look_at(settings: Settings, *, has_device: bool) -> tuple[ModelCosts, str]:
     """Return a model's costs in the formats to use, and why these."""
     assert settings.model is not None, "a model is named"
-    choice = wished(settings.dtype, settings.quantize, can_pack=True)
+    choice = explicit_choice(settings.dtype, settings.quantize, can_pack=True)
     shipped = shipped_models()
     bare = shipped.get(settings.model) or (Path(settings.model) if settings.model.endswith(".json") else None)
     if bare is not None:

@@ -21,7 +21,7 @@ from moeflow.planner.choices.kv_cache_choice import choose_kv_cache, kv_share, l
 from moeflow.planner.choices.memory_allowance import free_bytes
 from moeflow.planner.choices.packed_files import find_packed_weights_file
 from moeflow.planner.choices.processor_choice import Reasons, choose_cpu_isa, choose_device, choose_num_threads
-from moeflow.planner.choices.weight_choice import WeightChoice, for_torch, own_precision, wished
+from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, for_torch, own_precision
 from moeflow.planner.costs.process_memory import PROCESS_BYTES, margin_bytes, planned_bytes
 from moeflow.planner.costs.work_space import work_bytes
 from moeflow.planner.hardware.host import Machine, measure_machine
@@ -45,7 +45,7 @@ _SMALLER = {  # what to ask for instead of a format
 def decide(settings: Settings, machine: Machine | None = None) -> EngineConfig:
     """Turn settings into a configuration for this model on this machine.
 
-    Raises: ConfigError for a wish that makes no sense, CapacityError if model or cache do not fit,
+    Raises: ConfigError for a setting that makes no sense, CapacityError if model or cache do not fit,
     CheckpointError if the model cannot be read. `settings.model` must name a path.
     """
     if settings.model is None:
@@ -207,7 +207,7 @@ class _Decision:
         return config
 
     def _weights(self, device: str, *, can_pack: bool) -> WeightChoice:
-        choice = wished(self.settings.dtype, self.settings.quantize, can_pack=can_pack)
+        choice = explicit_choice(self.settings.dtype, self.settings.quantize, can_pack=can_pack)
         if choice is None:
             if can_pack:
                 choice = own_precision(self.checkpoint, self._keeps_precision)

@@ -1,8 +1,8 @@
 """What MoE-Lightning's figures 4 and 5 show, for any machine, model and policy. Numbers only, drawn elsewhere.
 
 Two levels are looked at: the near one (i), where a pass computes, and the far one (j), where there is more room. An
-intensity belongs to a level: on the near one, operations a byte of what is read there; on the far one, operations a
-byte of what really comes from there. What stays on the near level comes from nowhere, and no link bounds it.
+operational intensity (FLOP/byte) belongs to a level: on the near one it counts bytes that are read there, on the far
+one bytes that really come from there. What stays on the near level comes from nowhere, and no link bounds it.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class Connection(H11Protocol):
                 record.client = self.client[0] if self.client else None
                 record.log()
         if has_begun:
-            self.cycle.disconnected = True  # the application hears of it when the connection is gone
+            self.cycle.disconnected = True  # the application learns of it when the connection is gone
         self.transport.close()
 
     def _write(self, error: ApiError, request_id: str) -> None:

@@ -93,7 +93,7 @@ class Service:
             raise self.refusal()
 
     def refusal(self) -> ApiError:
-        """Return what requests are told that are not taken now."""
+        """Return the error for requests that are not accepted now."""
         code, message = _REFUSALS[self.status]
         back_in_s = 0.0 if self._generator is None else self._generator.client.back_in_s
         retry_after_s = max(math.ceil(back_in_s), 1) if self.status == "restarting" else _RETRY_AFTER_S

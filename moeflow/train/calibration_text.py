@@ -1,6 +1,6 @@
 """The text that routers are fitted on, and the part of it that is kept to measure with.
 
-Knows no model: text in, token ids out. Where the text comes from is told in `calibration/SOURCES.md`.
+Knows no model: text in, token ids out. Where the text comes from is written in `calibration/SOURCES.md`.
 """
 
 from __future__ import annotations

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 from moeflow.bench.ceilings import Ceilings
 from moeflow.bench.memory import peak_bytes, reset_peak, resident_bytes
+from moeflow.kernels import ceilings
 from moeflow.kernels.ceilings import measure_flops, measure_read, torch_threads
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_reading_is_measured(num_threads):
-    assert 1e8 < measure_read(num_threads, buffer_bytes=2**20) < 1e13
+@pytest.fixture
+def half_seconds(monkeypatch):
+    """A clock that goes on by half a second each time somebody looks."""
+    looks = itertools.count()
+    monkeypatch.setattr(ceilings.time, "perf_counter", lambda: 0.5 * next(looks))
 
 
-def test_computing_is_measured_and_threads_stay():
+@pytest.mark.parametrize("num_threads", [1, 2, 4])
+def test_reading_is_measured(half_seconds, num_threads):
+    assert measure_read(num_threads, buffer_bytes=2**20) == 2 * 2**20
+
+
+def test_a_byte_that_is_there_would_be_found():
+    buffer = torch.ones(2**16, dtype=torch.uint8)
+    buffer[-1] = 0
+    with pytest.raises(AssertionError, match="whole buffer must be read"):
+        measure_read(2, buffer=buffer)
+
+
+def test_computing_is_measured_and_threads_stay(half_seconds):
     before = torch.get_num_threads()
-    assert 1e7 < measure_flops(2, size=64) < 1e14
+    assert measure_flops(2, size=64) == 2 * 2 * 64**3
     assert torch.get_num_threads() == before
 
 

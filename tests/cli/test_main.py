@@ -1,6 +1,5 @@
 import subprocess
 import sys
-import time
 
 import click
 import pytest
@@ -31,15 +30,10 @@ def failing_verb(monkeypatch):
     return install
 
 
-def test_help_answers_at_once_and_imports_nothing_heavy():
-    durations = []
-    for _ in range(5):  # the best of five: the machine may be busy
-        start = time.monotonic()
-        done = run_shell("--help", code=SHOW_MODULES)
-        durations.append(time.monotonic() - start)
+def test_help_imports_nothing_heavy():
+    done = run_shell("--help", code=SHOW_MODULES)
     assert done.returncode == 0
     assert not set(HEAVY) & set(done.stdout.split())
-    assert min(durations) < 0.3
     assert all(f"  {verb} " in done.stdout for verb in VERBS)
 
 

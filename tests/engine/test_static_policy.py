@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import time
+import math
+from types import SimpleNamespace
 
 import pytest
 
 from moeflow.core.request import FinishReason
 from moeflow.engine.engine import Engine
-from moeflow.engine.process.process_client import ProcessEngine
+from moeflow.engine.messages import EngineStats, TokenOutput
+from moeflow.engine.process.main import EngineProcess
 from moeflow.planner.resolve import decide
 from moeflow.planner.settings import Settings
 from tests.engine.fake_runner import make_engine
@@ -85,15 +86,30 @@ def test_both_policies_give_the_same_tokens_on_a_real_model(config):
     assert answers[0] == answers[1]
 
 
-@pytest.mark.slow
-def test_the_process_waits_for_the_timeout_and_no_longer(config):
-    async def body() -> float:
-        engine = await ProcessEngine.start(static(config, batch_timeout_s=0.4))
-        start = time.monotonic()
-        (output,) = [o async for o in engine.stream(submission("a", [5, 6, 7], max_tokens=1, temperature=0.0))]
-        took = time.monotonic() - start
-        assert output.finish_reason is FinishReason.LENGTH
-        await engine.shutdown(1)
-        return took
+def test_the_process_waits_for_the_timeout_and_no_longer():
+    """While a batch waits to fill, it waits for messages as long as the policy holds requests back."""
+    socket = QuietSocket()
+    engine = SimpleNamespace(has_work=True, held_s=0.4, stats=EngineStats)
+    process = EngineProcess(socket, SimpleNamespace(end=lambda: None))
 
-    assert 0.4 <= asyncio.run(asyncio.wait_for(body(), 60)) < 0.9  # an idle process looks up once a second
+    def step() -> list[TokenOutput]:
+        engine.has_work, process._deadline = False, math.inf
+        return []
+
+    engine.step = step
+    process._serve(engine)
+    assert socket.waits_ms == [400]
+
+
+class QuietSocket:
+    """Nobody sends anything."""
+
+    def __init__(self) -> None:
+        self.waits_ms: list[int] = []
+
+    def poll(self, timeout_ms: int) -> int:
+        self.waits_ms.append(timeout_ms)
+        return 0
+
+    def send(self, message: bytes) -> None:
+        pass

@@ -2,7 +2,22 @@ import pytest
 
 from moeflow.kernels.cpu import extension
 
-CAPS = ("generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
+INSTRUCTION_SETS = ("generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
+
+
+def pytest_generate_tests(metafunc):
+    """Run what depends on the instruction set under two of those that this processor has, or under all of them."""
+    if "isa" in metafunc.fixturenames:
+        chosen = INSTRUCTION_SETS if metafunc.config.getoption("--all-instruction-sets") else two_instruction_sets()
+        metafunc.parametrize("isa", chosen, indirect=True, scope="module")
+
+
+def two_instruction_sets():
+    """Return the best one, and one that differs from it in all: AVX2, or the generic form where AVX2 is the best."""
+    if not extension.is_available():
+        return INSTRUCTION_SETS[:1]
+    best = extension.best_isa("")
+    return ("generic" if best == "avx2" else "avx2", best) if best != "generic" else ("generic",)
 
 
 @pytest.fixture
@@ -13,7 +28,7 @@ def needs_kernels():
     extension.set_num_threads(2)
 
 
-@pytest.fixture(scope="module", params=CAPS)
+@pytest.fixture(scope="module")
 def isa(request):
     """Each instruction set in turn: all tests of a module that ask for it run under one cap, then under the next.
 

@@ -1,4 +1,4 @@
-"""Plans become settings; what the user said stays; plans for something else are refused with what to do."""
+"""Plans become settings; explicit settings stay; plans for something else are refused with what to do."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ def test_all_that_a_plan_decides_becomes_settings():
 
 
 def test_what_the_user_said_stays_and_is_told():
-    said = Settings(model=MODEL, max_num_seqs=2, kv_dtype="bfloat16")
-    assert settings_from_plan(PLAN, said).max_num_seqs == 2
-    assert overruled(PLAN, said) == [("max_num_seqs", 2, 6)]
+    explicit = Settings(model=MODEL, max_num_seqs=2, kv_dtype="bfloat16")
+    assert settings_from_plan(PLAN, explicit).max_num_seqs == 2
+    assert overruled(PLAN, explicit) == [("max_num_seqs", 2, 6)]
 
 
-@pytest.mark.parametrize("said", [{"dtype": "bfloat16"}, {"quantize": "int4"}])
-def test_formats_are_said_by_one_of_them(said):
-    settings = settings_from_plan(PLAN, Settings(**said))
-    assert (settings.dtype, settings.quantize) == (said.get("dtype", "auto"), said.get("quantize"))
-    assert [name for name, _, _ in overruled(PLAN, Settings(**said))] == list(said)
+@pytest.mark.parametrize("explicit", [{"dtype": "bfloat16"}, {"quantize": "int4"}])
+def test_formats_are_said_by_one_of_them(explicit):
+    settings = settings_from_plan(PLAN, Settings(**explicit))
+    assert (settings.dtype, settings.quantize) == (explicit.get("dtype", "auto"), explicit.get("quantize"))
+    assert [name for name, _, _ in overruled(PLAN, Settings(**explicit))] == list(explicit)
 
 
 def test_experts_from_disk_keep_to_the_memory_that_was_planned_with():
@@ -73,7 +73,7 @@ def test_experts_from_disk_keep_to_the_memory_that_was_planned_with():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said", "complaint"),
+    ("changes", "explicit", "complaint"),
     [
         ({}, {"model": "other"}, "not for other: make one for this model, `moeflow plan other --json`"),
         ({}, {"device": "emulated:1GiB,1"}, "--device says emulated:1GiB,1: leave one of them away"),
@@ -86,9 +86,9 @@ def test_experts_from_disk_keep_to_the_memory_that_was_planned_with():
         ),
     ],
 )
-def test_plans_for_something_else_are_refused(changes, said, complaint):
+def test_plans_for_something_else_are_refused(changes, explicit, complaint):
     with pytest.raises(ConfigError, match=complaint):
-        settings_from_plan(dataclasses.replace(PLAN, **changes), Settings(**said))
+        settings_from_plan(dataclasses.replace(PLAN, **changes), Settings(**explicit))
 
 
 def test_a_plan_of_another_machine_is_told():

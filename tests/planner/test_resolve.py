@@ -220,8 +220,8 @@ def test_passes_are_longer_where_each_reads_most_of_the_model_if_there_is_room(w
     assert batch_tokens(20 * MIB) == 1024
     assert batch_tokens(12 * MIB) == 512
     assert batch_tokens(100 * MIB) == 512
-    wish = limited(wide_model, tmp_path, overhead + 32 * MIB, max_num_batched_tokens=600)
-    assert wish.scheduler.max_num_batched_tokens == 600
+    requested = limited(wide_model, tmp_path, overhead + 32 * MIB, max_num_batched_tokens=600)
+    assert requested.scheduler.max_num_batched_tokens == 600
 
 
 @needs_extension

@@ -1,8 +1,7 @@
 """Writes a model's weights as Hugging Face does: bf16 safetensors shards with an index.
 
-Shards are laid out from the shapes beforehand and filled in order, so one tensor at a time is in memory
-however large the model is. Knows nothing about models. Format: the safetensors README (a little-endian
-64-bit header length, a JSON header, the tensors' bytes).
+Tensors are taken in order, and one shard of them at a time is in memory, however large the model is. Knows nothing
+about models.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
 MAX_SHARD_BYTES = 10**9
 _BYTES_PER_VALUE = 2
@@ -30,12 +30,11 @@ def write_safetensors(
 ) -> None:
     """Write `tensors`, which come in the order of `shapes`.
 
-    Shapes: any; bf16. on_bytes(bytes_done, bytes_total) is called after each tensor.
+    Shapes: any; bf16. on_bytes(bytes_done, bytes_total) is called for each tensor.
     """
     shards = _split(shapes, max_shard_bytes)
     total_bytes = weight_bytes(shapes)
-    done_bytes = 0
-    stream = iter(tensors)
+    stream = _counted(tensors, total_bytes, on_bytes)
     weight_map: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):
         file_name = "model.safetensors"
@@ -43,10 +42,7 @@ def write_safetensors(
             file_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         weight_map |= dict.fromkeys(names, file_name)
         shard_shapes = {name: shapes[name] for name in names}
-        for num_bytes in _write_shard(folder / file_name, shard_shapes, stream):
-            done_bytes += num_bytes
-            if on_bytes is not None:
-                on_bytes(done_bytes, total_bytes)
+        save_file(_take(shard_shapes, stream), folder / file_name, metadata={"format": "pt"})
     if len(shards) > 1:
         metadata = {"total_parameters": total_bytes // _BYTES_PER_VALUE, "total_size": total_bytes}
         index = {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
@@ -81,24 +77,22 @@ def _split(shapes: Shapes, max_shard_bytes: int) -> list[list[str]]:
     return shards
 
 
-def _write_shard(file: Path, shapes: Shapes, tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[int]:
-    """Write one file and yield the size of each tensor once it is written."""
-    with file.open("wb") as stream:
-        stream.write(_header(shapes))
-        for expected, shape in shapes.items():
-            name, tensor = next(tensors)
-            assert (name, tuple(tensor.shape), tensor.dtype) == (expected, shape, torch.bfloat16)
-            stream.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
-            yield _num_bytes(shape)
+def _counted(
+    tensors: Iterable[tuple[str, torch.Tensor]], total_bytes: int, on_bytes: Callable[[int, int], None] | None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    done_bytes = 0
+    for name, tensor in tensors:
+        done_bytes += tensor.nbytes
+        if on_bytes is not None:
+            on_bytes(done_bytes, total_bytes)
+        yield name, tensor
 
 
-def _header(shapes: Shapes) -> bytes:
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    start = 0
-    for name, shape in shapes.items():
-        stop = start + _num_bytes(shape)
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [start, stop]}
-        start = stop
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the data start on an 8-byte border
-    return len(text).to_bytes(8, "little") + text
+def _take(shapes: Shapes, tensors: Iterator[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Return the next tensors, which must be those of `shapes`."""
+    taken = {}
+    for expected, shape in shapes.items():
+        name, tensor = next(tensors)
+        assert (name, tuple(tensor.shape), tensor.dtype) == (expected, shape, torch.bfloat16)
+        taken[name] = tensor.contiguous()
+    return taken

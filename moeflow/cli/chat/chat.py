@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from moeflow.cli.chat.chat_backend import LocalTalker, RemoteTalker, Talker
+from moeflow.cli.chat.chat_backend import ChatBackend, LocalChat, RemoteChat
 from moeflow.cli.chat.conversation import HELP, Conversation, Leave
 from moeflow.cli.help import Command
 from moeflow.cli.local_model import load
@@ -54,22 +54,22 @@ def chat(
     if url and overrides["model"]:
         raise click.UsageError("MODEL and --url exclude each other: the server has its own model")
     # One conversation needs no more than one place in a pass.
-    talker = RemoteTalker(url, api_key) if url else LocalTalker(load(overrides, max_num_seqs=1))
-    with closing(talker):
-        converse(talker, Conversation(sampling, system))
+    backend = RemoteChat(url, api_key) if url else LocalChat(load(overrides, max_num_seqs=1))
+    with closing(backend):
+        converse(backend, Conversation(sampling, system))
 
 
-def converse(talker: Talker, conversation: Conversation) -> None:
+def converse(backend: ChatBackend, conversation: Conversation) -> None:
     """Read, answer, show, until the user leaves or the input ends."""
     at_terminal = sys.stdin.isatty()
     if at_terminal:
-        click.echo(f"{talker.name}. {HELP.splitlines()[-1]} /help for more.")
+        click.echo(f"{backend.name}. {HELP.splitlines()[-1]} /help for more.")
     for line in questions(at_terminal):
         try:
             if at_terminal and line.startswith("/"):
                 click.echo(conversation.command(line))
             else:
-                answer(talker, conversation, line, show_speed=at_terminal)
+                answer(backend, conversation, line, show_speed=at_terminal)
         except Leave:
             return
         except (RequestError, ChatTemplateError) as error:
@@ -95,7 +95,7 @@ def questions(at_terminal: bool) -> Iterator[str]:
         click.echo()
 
 
-def answer(talker: Talker, conversation: Conversation, question: str, *, show_speed: bool) -> None:
+def answer(backend: ChatBackend, conversation: Conversation, question: str, *, show_speed: bool) -> None:
     """Print the answer as it comes and remember it."""
     started = time.monotonic()
     first = None
@@ -103,7 +103,7 @@ def answer(talker: Talker, conversation: Conversation, question: str, *, show_sp
     text = ""
     with (
         stoppable() as is_stopped,
-        closing(talker.answer(conversation.messages(question), conversation.sampling)) as pieces,
+        closing(backend.answer(conversation.messages(question), conversation.sampling)) as pieces,
     ):
         for piece in pieces:
             first = first or time.monotonic()

@@ -34,7 +34,7 @@ class Piece:
 Answer = Generator[Piece, None, None]
 
 
-class Talker(Protocol):
+class ChatBackend(Protocol):
     """Something that answers."""
 
     @property
@@ -54,7 +54,7 @@ class Talker(Protocol):
         ...
 
 
-class RemoteTalker:
+class RemoteChat:
     """A running server, spoken to as any OpenAI client would."""
 
     def __init__(self, url: str, api_key: str | None, transport: httpx.BaseTransport | None = None) -> None:
@@ -66,7 +66,7 @@ class RemoteTalker:
         self.name = str(self._read_json("/v1/models")["data"][0]["id"])
 
     def answer(self, messages: Messages, sampling: SamplingParams) -> Answer:
-        """See `Talker`."""
+        """See `ChatBackend`."""
         body = {"model": self.name, "messages": messages, "stream": True, **to_json(sampling)}
         try:
             with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -78,7 +78,7 @@ class RemoteTalker:
             raise EngineError(f"{self._url} is gone: {error}") from error
 
     def close(self) -> None:
-        """See `Talker`."""
+        """See `ChatBackend`."""
         self._client.close()
 
     def _read_json(self, path: str) -> Any:
@@ -91,7 +91,7 @@ class RemoteTalker:
         return response.json()
 
 
-class LocalTalker:
+class LocalChat:
     """A model in this process."""
 
     def __init__(self, llm: LLM) -> None:
@@ -99,14 +99,14 @@ class LocalTalker:
         self.name = llm.model.name
 
     def answer(self, messages: Messages, sampling: SamplingParams) -> Answer:
-        """See `Talker`."""
+        """See `ChatBackend`."""
         for delta in self._llm.stream(messages, sampling):
             if delta.error is not None:
                 raise EngineError(delta.error)
             yield Piece(delta.text, len(delta.token_ids), delta.finish_reason)
 
     def close(self) -> None:
-        """See `Talker`."""
+        """See `ChatBackend`."""
         self._llm.close()
 
 

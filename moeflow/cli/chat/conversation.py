@@ -70,7 +70,7 @@ class Conversation:
     def _system(self, text: str) -> str:
         self.system = text or None
         self.turns.clear()
-        return "set; what was said before is forgotten"
+        return "set; conversation cleared"
 
     def _set(self, text: str) -> str:
         if not text:

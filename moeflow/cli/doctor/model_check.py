@@ -25,7 +25,7 @@ _MOST_SHOWN = 10  # damaged parts that are named; others are counted
 
 
 def examine_model(overrides: dict[str, Any], *, verifies: bool = False) -> list[Finding]:
-    """Look at the model that the user named, with the limits that the user wished; read its packed file if wanted."""
+    """Look at the model that the user named, with the limits that the user set; read its packed file if wanted."""
     try:
         checkpoint = lazy.open_checkpoint(overrides["model"])
     except CheckpointError as error:

@@ -1,4 +1,4 @@
-"""What `moeflow plan` is told about the work: lengths of prompts from a file, and hits from recorded routing."""
+"""What `moeflow plan` gets to know of the workload: lengths of prompts from a file, and hits from recorded routing."""
 
 from __future__ import annotations
 

@@ -155,9 +155,7 @@ def check_table(rows: Sequence[CheckRow]) -> Table:
         notes.append(
             f"Knowing what is read: {known:.1%}. How often experts are needed again depends on model and text:"
         )
-        notes.append(
-            "`moeflow generate --record-routing FILE` notes it, `moeflow plan --routing FILE` reckons with it."
-        )
+        notes.append("`moeflow generate --record-routing FILE` notes it, `moeflow plan --routing FILE` uses it.")
     columns = ("", "predicted", "measured", "error")
     return Table("Checked", (*columns, "knowing reads") if is_informed else columns, tuple(cells), tuple(notes))
 

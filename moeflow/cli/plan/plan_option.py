@@ -1,4 +1,4 @@
-"""--plan FILE: reads a plan and makes it settings; what the user said otherwise wins, and is said on stderr."""
+"""--plan FILE: reads a plan and makes settings of it; explicit options take precedence, and are reported on stderr."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 def settings_of(overrides: dict[str, Any]) -> Settings:
-    """Return the settings for what the user wished, those of a plan where he named one and said no other.
+    """Return the settings of the command line; with --plan those of the plan, where no option sets another.
 
     Raises: ConfigError if the plan cannot be read, or is for another model or a machine with a device.
     """
-    said = lazy.Settings(**{name: value for name, value in overrides.items() if name != "plan_file"})
+    explicit = lazy.Settings(**{name: value for name, value in overrides.items() if name != "plan_file"})
     file: Path | None = overrides.get("plan_file")
     if file is None:
-        return said
+        return explicit
     plan = read_plan(file)
-    settings = lazy.settings_from_plan(plan, said)
-    for name, wished, planned in lazy.overruled(plan, said):
-        text = f"{options()[name].flag} {_text(name, wished)} instead of the plan's {_text(name, planned)}, as you say"
+    settings = lazy.settings_from_plan(plan, explicit)
+    for name, value, planned in lazy.overruled(plan, explicit):
+        text = f"{options()[name].flag} {_text(name, value)} instead of the plan's {_text(name, planned)}, as you say"
         click.echo(f"note: {text}", err=True)
-    if (notice := lazy.machine_notice(plan, said)) is not None:
+    if (notice := lazy.machine_notice(plan, explicit)) is not None:
         click.echo(f"warning: {notice}", err=True)
     return settings
 

@@ -213,9 +213,9 @@ def require_matplotlib() -> None:
         raise click.ClickException(f"--plot needs matplotlib ({error}): pip install 'moeflow[bench]'") from error
 
 
-def _slab_bytes(header: TraceHeader, wish: str | None) -> int:
-    if wish is not None:
-        return parse_bytes(wish)
+def _slab_bytes(header: TraceHeader, requested: str | None) -> int:
+    if requested is not None:
+        return parse_bytes(requested)
     if not header.slab_bytes:
         raise ConfigError("the trace does not tell how large an expert is. Say it (--slab-size)")
     return header.slab_bytes

@@ -49,7 +49,7 @@ def read_shape(model: str) -> ModelConfig:
 
 
 def choose_formats(machine: Machine, weights: str | None) -> Formats:
-    """Return the formats to reckon with; embeddings have 16 bits, and on devices keys and values, too."""
+    """Return the formats to assume; embeddings have 16 bits, and on devices keys and values, too."""
     peaks = dict(processor_of(machine.compute_level).peak_flops_per_s)
     half = "float16" if "float16" in peaks and "bfloat16" not in peaks else "bfloat16"
     if machine.num_devices:
@@ -67,5 +67,5 @@ def check_devices(machine: Machine, shape: ModelConfig, num_devices: int) -> Non
             f"{shape.num_heads} heads, so take a number that divides {shape.num_heads}"
         )
     if num_devices > max(machine.num_devices, 1):
-        others = f"{num_devices} are reckoned with as if each had a link like its own"
+        others = f"{num_devices} are assumed, as if each had a link like its own"
         click.echo(f"note: {machine.name} has {machine.num_devices} device(s); {others}", err=True)

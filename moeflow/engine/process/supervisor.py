@@ -112,7 +112,7 @@ class Supervisor:
 
     @property
     def state(self) -> EngineState:
-        """See `EngineClient.state`. An engine that is gone has died a moment ago: we hear of it only once its last
+        """See `EngineClient.state`. An engine that is gone has died a moment ago: it is noticed only once its last
         messages have been read.
         """
         if self._end:
@@ -196,7 +196,7 @@ class Supervisor:
         self._engine.submit(request.rest(), partial(self._receive, request))
 
     def _receive(self, request: Continuation, output: TokenOutput | None) -> None:
-        """Take what the engine says of a request. Its end without the request's is a death, of which we hear, too."""
+        """Take what the engine says of a request. Its end without the request's is a death, which is reported, too."""
         if output is not None and request.receive(output):
             self._limits.note_progress()
             if request.is_finished:

@@ -200,7 +200,7 @@ class _Run:
         cost, failure = None, None
         try:
             cost = self.executor.ops[entry.task.op](entry.task)
-        except BaseException as error:  # whatever it is, the caller has to hear of it
+        except BaseException as error:  # whatever it is, the caller has to get it
             failure = error
         self._report(entry, failure)
         failure = None  # its traceback holds this frame

@@ -136,7 +136,7 @@ class _Job(Future[T]):
         start_ns = 0 if row is None else perf_counter_ns()
         try:
             value = work(*args)
-        except BaseException as error:  # whoever waits has to hear of it, whatever it is
+        except BaseException as error:  # whoever waits has to get it, whatever it is
             self._record(row, start_ns, None)
             self.set_error(error)
             del self  # the error's traceback holds this frame, and would hold the future that holds the error

@@ -41,7 +41,7 @@ def device_overrides(settings: Settings, machine: Machine) -> OffloadOverrides |
 
 
 def computes_in_torch(overrides: OffloadOverrides) -> bool:
-    """Say whether torch computes on the device, and not the CPU kernels that play it."""
+    """Say whether torch computes on the device, and not the CPU kernels that emulate it."""
     return isinstance(overrides.device, CudaDeviceConfig) or overrides.device.computes_in_torch
 
 

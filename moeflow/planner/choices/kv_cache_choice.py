@@ -47,7 +47,7 @@ def choose_kv_cache(
 
     `torch_dtype` is what torch attends in, None where the CPU kernels do.
 
-    Raises: ConfigError for a wish that makes no sense, CapacityError if it does not fit, or holds no request.
+    Raises: ConfigError for a setting that makes no sense, CapacityError if it does not fit, or holds no request.
     """
     dtype = _dtype(settings, shape, torch_dtype, int(left_bytes * share), reasons)
     block_bytes = _block_bytes(shape, dtype)
@@ -78,11 +78,11 @@ def choose_kv_cache(
 
 
 def _dtype(settings: Settings, shape: ModelConfig, torch_dtype: str | None, share_bytes: int, reasons: Reasons) -> str:
-    wish = settings.kv_dtype
-    if wish != "auto":
-        if wish not in KV_DTYPES:
-            raise ConfigError(f"kv_dtype {wish!r} is unknown; use one of auto, {', '.join(KV_DTYPES)}")
-        return wish
+    requested = settings.kv_dtype
+    if requested != "auto":
+        if requested not in KV_DTYPES:
+            raise ConfigError(f"kv_dtype {requested!r} is unknown; use one of auto, {', '.join(KV_DTYPES)}")
+        return requested
     if torch_dtype is not None:
         reasons.append(("kv_dtype", f"{torch_dtype}: what is computed in"))
         return torch_dtype

@@ -32,11 +32,11 @@ def free_bytes(settings: Settings, machine: Machine, device: str) -> int:
     return allowed_bytes("device memory", on_device, machine.accelerator_free_bytes)
 
 
-def allowed_bytes(what: str, wish: int | None, have: int) -> int:
+def allowed_bytes(what: str, requested: int | None, have: int) -> int:
     """Return the limit that the user set, else what there is. Raises: CapacityError if the first is more."""
-    if wish is not None and wish > have:
+    if requested is not None and requested > have:
         raise CapacityError(
-            f"a {what} limit of {format_bytes(wish)} is asked for, but {format_bytes(have)} are free: "
+            f"a {what} limit of {format_bytes(requested)} is asked for, but {format_bytes(have)} are free: "
             "ask for less or free memory"
         )
-    return have if wish is None else wish
+    return have if requested is None else requested

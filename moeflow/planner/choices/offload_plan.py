@@ -169,10 +169,10 @@ def _resident_experts(overrides: OffloadOverrides, costs: ModelCosts, fixed_byte
     def needed(num_resident: int) -> float:
         return (num_resident * shape.num_layers + 2 * (num_experts - num_resident)) * expert_bytes
 
-    wish = overrides.resident_experts
-    if wish is not None and not 0 <= wish <= 1:
-        raise ConfigError(f"resident_experts is a share, from 0 to 1, not {wish:g}")
-    choices = range(num_experts, -1, -1) if wish is None else [round(wish * num_experts)]
+    requested = overrides.resident_experts
+    if requested is not None and not 0 <= requested <= 1:
+        raise ConfigError(f"resident_experts is a share, from 0 to 1, not {requested:g}")
+    choices = range(num_experts, -1, -1) if requested is None else [round(requested * num_experts)]
     for num_resident in choices:
         if needed(num_resident) <= left:
             return num_resident

@@ -26,7 +26,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.layers.weight_allocator import WeightFormats
 from moeflow.models.packing import names_in_part, pack_model, slab_spec
-from moeflow.planner.choices.weight_choice import own_precision, wished
+from moeflow.planner.choices.weight_choice import explicit_choice, own_precision
 from moeflow.planner.hardware.host import measure_machine
 
 
@@ -144,7 +144,7 @@ def pack(
     if not extension.is_available():
         raise ConfigError(f"weights are packed for the CPU kernels, which are not there: {extension.why_not()}")
     with closing(open_checkpoint(model)) as checkpoint:
-        choice = wished(dtype, quantize, can_pack=True) or own_precision(checkpoint, lambda _: True)
+        choice = explicit_choice(dtype, quantize, can_pack=True) or own_precision(checkpoint, lambda _: True)
         formats = choice.with_routers(checkpoint).formats
         spec = slab_spec(checkpoint, formats)
         file = out or packed_weights_file_place(cache_dir, checkpoint, spec)

@@ -14,41 +14,40 @@ Reasons = list[tuple[str, str]]  # the name of a choice, and why it was made
 def no_cuda(device: str) -> ConfigError:
     """Return what to raise where a GPU is asked for and there is none."""
     return ConfigError(
-        f"device {device} is asked for, but torch finds no CUDA device here; use --device cpu, or have this machine "
-        "play a device that is smaller than the model: --device emulated:16GiB,12 (its memory, and GB a second of its "
-        "link)"
+        f"device {device} is asked for, but torch finds no CUDA device here; use --device cpu, or emulate a GPU "
+        "that is smaller than the model: --device emulated:16GiB,12 (its memory, and GB/s of its link)"
     )
 
 
-def choose_device(wish: str, machine: Machine, reasons: Reasons) -> str:
-    """Return where torch keeps tensors. Raises: ConfigError if the wish is unknown, or not there."""
-    if wish == "auto":
+def choose_device(requested: str, machine: Machine, reasons: Reasons) -> str:
+    """Return where torch keeps tensors. Raises: ConfigError if it is unknown, or not there."""
+    if requested == "auto":
         reasons.append(("device", f"{machine.accelerator}: found" if machine.accelerator else "cpu: no accelerator"))
         return machine.accelerator or "cpu"
     try:
-        device = torch.device(wish)
+        device = torch.device(requested)
     except RuntimeError:
-        raise ConfigError(f"device {wish!r} is unknown; use cpu or cuda") from None
+        raise ConfigError(f"device {requested!r} is unknown; use cpu or cuda") from None
     if device.type == "cuda" and machine.accelerator is None:
-        raise no_cuda(wish)
+        raise no_cuda(requested)
     return str(device)
 
 
-def choose_cpu_isa(wish: str, device: str, reasons: Reasons) -> str:
-    """Return the instruction set of the CPU kernels, at most `wish`; empty if torch computes. Raises: ConfigError."""
+def choose_cpu_isa(requested: str, device: str, reasons: Reasons) -> str:
+    """Return the CPU kernels' instruction set, at most `requested`; empty if torch computes. Raises: ConfigError."""
     if device != "cpu":
         return ""
     if not extension.is_available():
         reasons.append(("cpu_isa", f"torch computes: {extension.why_not()}"))
         return ""
     try:
-        return extension.best_isa(wish)
+        return extension.best_isa(requested)
     except ValueError as error:
         raise ConfigError(f"{error}; known are {', '.join(extension.ISAS)}") from None
 
 
-def choose_num_threads(wish: int | None, machine: Machine, reasons: Reasons) -> int:
+def choose_num_threads(requested: int | None, machine: Machine, reasons: Reasons) -> int:
     """Return how many threads compute: one a core, unless the user says otherwise."""
-    if wish is None:
+    if requested is None:
         reasons.append(("num_threads", f"{machine.num_cores}: one a core"))
-    return wish or machine.num_cores
+    return requested or machine.num_cores

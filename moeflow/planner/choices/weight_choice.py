@@ -63,7 +63,7 @@ class WeightChoice:
         return BITS_PER_VALUE[self.embeddings if name in _EMBEDDINGS else self.matrices]
 
 
-def wished(dtype: str, quantize: str | None, *, can_pack: bool) -> WeightChoice | None:
+def explicit_choice(dtype: str, quantize: str | None, *, can_pack: bool) -> WeightChoice | None:
     """Return what the user said, None if that is nothing.
 
     Raises: ConfigError if it makes no sense or cannot be done without the CPU kernels.

@@ -40,7 +40,7 @@ class Admission:
         if self.num_unfinished + num_sequences > limit:
             wait_s = self._mean_duration_s * num_sequences / max_num_seqs
             raise QueueFullError(
-                f"{self.num_unfinished} sequences are under way or waiting, of {limit} at most; try again later",
+                f"Queue full ({self.num_unfinished}/{limit}); try again later",
                 retry_after_s=min(max(wait_s, 1.0), _MAX_RETRY_AFTER_S),
             )
         self.num_unfinished += num_sequences

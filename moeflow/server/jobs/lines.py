@@ -1,6 +1,6 @@
 """The input of a batch job: one request a line, in OpenAI's format, checked as strictly as the endpoints do.
 
-A line that is no request at all makes the whole file useless and is told before anything runs; a request that
+A line that is no request at all makes the whole file useless and is reported before anything runs; a request that
 the model cannot answer is an error of its own line, later.
 """
 
@@ -20,7 +20,7 @@ from moeflow.server.api.schema.strict_model import StrictModel
 from moeflow.server.errors import from_pydantic
 from moeflow.server.guard import strict_json
 
-MAX_PROBLEMS = 20  # that are told of one file
+MAX_PROBLEMS = 20  # that are reported of one file
 
 
 class BatchLine(StrictModel):

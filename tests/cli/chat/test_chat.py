@@ -61,28 +61,28 @@ def typed(monkeypatch):
 
 def test_questions_are_answered_with_what_was_said_before(typed, conversation, capsys):
     typed("one two", "three", at_terminal=False)
-    talker = EchoTalker()
-    converse(talker, conversation)
+    backend = EchoTalker()
+    converse(backend, conversation)
     assert capsys.readouterr().out == "one two \nthree \n"
-    assert [message["content"] for message in talker.asked[1]] == ["one two", "one two ", "three"]
+    assert [message["content"] for message in backend.asked[1]] == ["one two", "one two ", "three"]
 
 
 def test_a_terminal_gets_greeting_commands_and_speed(typed, conversation, capsys):
     typed("one two three", "/reset", "", "/exit", "never asked")
-    talker = EchoTalker()
-    converse(talker, conversation)
+    backend = EchoTalker()
+    converse(backend, conversation)
     out = capsys.readouterr().out
     assert out.startswith("echo. Ctrl-C while an answer comes stops it. /help for more.\none two three \n[3 tokens")
     assert "forgotten\n" in out
-    assert len(talker.asked) == 1
+    assert len(backend.asked) == 1
 
 
 @pytest.mark.parametrize("key", [EOFError, KeyboardInterrupt])
 def test_ctrl_c_or_ctrl_d_at_the_prompt_leaves(typed, conversation, key):
     typed("one", key, "never asked")
-    talker = EchoTalker()
-    converse(talker, conversation)
-    assert len(talker.asked) == 1
+    backend = EchoTalker()
+    converse(backend, conversation)
+    assert len(backend.asked) == 1
 
 
 def test_a_slash_is_text_when_no_terminal_types_it(typed, conversation, capsys):
@@ -93,10 +93,10 @@ def test_a_slash_is_text_when_no_terminal_types_it(typed, conversation, capsys):
 
 def test_a_refused_question_is_told_and_forgotten(typed, conversation, capsys):
     typed("refuse this", "again")
-    talker = EchoTalker()
-    converse(talker, conversation)
+    backend = EchoTalker()
+    converse(backend, conversation)
     assert "error: the prompt is too long" in capsys.readouterr().err
-    assert talker.asked[1] == [{"role": "user", "content": "again"}]
+    assert backend.asked[1] == [{"role": "user", "content": "again"}]
 
 
 def test_a_refused_question_from_a_pipe_ends_with_the_error(typed, conversation):
@@ -113,9 +113,9 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_came(conversation, capsys):
                     signal.raise_signal(signal.SIGINT)
                 yield piece
 
-    talker = Interrupted()
+    backend = Interrupted()
     before = signal.getsignal(signal.SIGINT)
-    answer(talker, conversation, "one two three", show_speed=False)
+    answer(backend, conversation, "one two three", show_speed=False)
     assert capsys.readouterr().out == "one two \n"
     assert conversation.turns[-1] == {"role": "assistant", "content": "one two "}
     assert signal.getsignal(signal.SIGINT) is before

@@ -3,7 +3,7 @@ import json
 import httpx
 import pytest
 
-from moeflow.cli.chat.chat_backend import Piece, RemoteTalker, full_url
+from moeflow.cli.chat.chat_backend import Piece, RemoteChat, full_url
 from moeflow.core.errors import EngineError, RequestError
 from moeflow.core.sampling_params import SamplingParams
 
@@ -33,14 +33,14 @@ class FakeServer:
             return httpx.Response(200, json=MODELS)
         return httpx.Response(self.status, text=self.answer)
 
-    def talker(self, url: str = "http://server:1", api_key: str | None = None) -> RemoteTalker:
-        return RemoteTalker(url, api_key, httpx.MockTransport(self))
+    def backend(self, url: str = "http://server:1", api_key: str | None = None) -> RemoteChat:
+        return RemoteChat(url, api_key, httpx.MockTransport(self))
 
 
 def test_an_answer_comes_in_pieces():
     server = FakeServer(sse(chunk(""), chunk("Par"), chunk("is"), chunk(None, "stop"), "[DONE]"))
-    talker = server.talker(api_key="k")
-    pieces = list(talker.answer([{"role": "user", "content": "capital?"}], SAMPLING))
+    backend = server.backend(api_key="k")
+    pieces = list(backend.answer([{"role": "user", "content": "capital?"}], SAMPLING))
     assert pieces == [Piece("", 0), Piece("Par", 1), Piece("is", 1), Piece("", 0, "stop")]
     asked = json.loads(server.requests[1].content)
     assert asked["model"] == "tiny"
@@ -48,31 +48,31 @@ def test_an_answer_comes_in_pieces():
     assert (asked["max_tokens"], asked["temperature"], asked["stop"]) == (5, 0.0, ["END"])
     assert asked["messages"] == [{"role": "user", "content": "capital?"}]
     assert {request.headers["Authorization"] for request in server.requests} == {"Bearer k"}
-    talker.close()
+    backend.close()
 
 
 @pytest.mark.parametrize("url", ["http://server:1", "http://server:1/", "http://server:1/v1"])
 def test_the_address_may_be_written_as_people_write_it(url):
     server = FakeServer("")
-    talker = server.talker(url)
+    backend = server.backend(url)
     assert str(server.requests[0].url) == "http://server:1/v1/models"
-    assert talker.name == "tiny"
-    talker.close()
+    assert backend.name == "tiny"
+    backend.close()
 
 
 def test_a_refusal_is_told_in_the_servers_words():
     server = FakeServer(json.dumps({"error": {"message": "the prompt is too long"}}), status=400)
-    talker = server.talker()
+    backend = server.backend()
     with pytest.raises(RequestError, match=r"^the prompt is too long$"):
-        list(talker.answer([], SAMPLING))
-    talker.close()
+        list(backend.answer([], SAMPLING))
+    backend.close()
 
 
 def test_a_refusal_by_something_else_is_told_by_its_status():
-    talker = FakeServer("<html>", status=502).talker()
+    backend = FakeServer("<html>", status=502).backend()
     with pytest.raises(RequestError, match="502 Bad Gateway"):
-        list(talker.answer([], SAMPLING))
-    talker.close()
+        list(backend.answer([], SAMPLING))
+    backend.close()
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_a_refusal_by_something_else_is_told_by_its_status():
     ],
 )
 def test_a_broken_answer_is_an_error_not_an_end(answer, complaint):
-    talker = FakeServer(answer).talker()
+    backend = FakeServer(answer).backend()
     with pytest.raises(EngineError, match=complaint):
-        list(talker.answer([], SAMPLING))
-    talker.close()
+        list(backend.answer([], SAMPLING))
+    backend.close()
 
 
 def test_no_server_says_what_to_do():
@@ -96,7 +96,7 @@ def test_no_server_says_what_to_do():
     with pytest.raises(
         EngineError, match=r"no server answers at http://server:1: refused. Start one with `moeflow serve`"
     ):
-        RemoteTalker("http://server:1", None, httpx.MockTransport(refuse))
+        RemoteChat("http://server:1", None, httpx.MockTransport(refuse))
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_a_rate_that_is_none_is_refused(places, rate):
     config, host = places
     done = run(config, "--machine", host, "--rate", rate)
     assert done.exit_code == 2
-    assert "make no traffic to reckon with: say a rate from" in " ".join(done.output.split())
+    assert "make no traffic to measure: say a rate from" in " ".join(done.output.split())
 
 
 @pytest.mark.parametrize(

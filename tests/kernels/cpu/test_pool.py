@@ -61,13 +61,20 @@ def test_threads_begin_and_end_with_their_number():
     assert num_os_threads() == before
 
 
+@needs_proc
 def test_idle_threads_sleep():
+    others = {task.name for task in Path("/proc/self/task").iterdir()}
     extension.set_num_threads(4)
     weight, x = PackedWeight.pack(torch.randn(200, 64), "float32"), torch.randn(9, 64)
     extension.linear(x, weight)
-    before = time.process_time()
-    time.sleep(0.1)
-    assert time.process_time() - before < 0.05  # one thread that spins would take 0.1
+    pool = [task for task in Path("/proc/self/task").iterdir() if task.name not in others]
+    assert len(pool) == 3
+    while {_state(task) for task in pool} != {"S"}:  # for ever if one spins: the test's time limit ends it
+        time.sleep(0.001)
+
+
+def _state(task: Path) -> str:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_many_tiny_jobs_at_changing_numbers_of_threads():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 
@@ -62,18 +60,15 @@ def test_bytes_come_back_as_they_went(device):
         back.zero_()
 
 
-def test_links_take_their_time_and_directions_are_independent():
+def test_links_and_processors_are_charged_for_their_time():
     device = emulated(link=1e7, device_bytes=1e7, host_flops=1e7)
     memory = device.allocate(100_000, "bytes")
-    start = time.perf_counter()
     device.upload(memory, memory.clone())
     device.download(memory.clone(), memory)
     with device.computing(100_000, 5):
         pass
     with device.computing_on_host(10**9, 100_000):
         pass
-    taken = time.perf_counter() - start
-    assert taken >= 0.035  # each 10 ms, less what bursts may save
     late_s, charged_s = device.late_and_charged_s
     assert charged_s == pytest.approx(0.04)
     assert late_s >= 0

@@ -1,4 +1,4 @@
-"""How long a played device makes work last, and how fast a probe says that a file is read: by a clock of the test."""
+"""How long a emulated device makes work last, and how fast a probe says that a file is read: by a clock of the test."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 
 from moeflow.checkpoint.checkpoint import TensorInfo
 from moeflow.core.errors import ConfigError
-from moeflow.planner.choices.weight_choice import WeightChoice, own_precision, wished
+from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, own_precision
 from tests.models.fake_checkpoint import FakeCheckpoint
 
 VOCAB, HIDDEN, HEAD_DIM, WIDTH, NUM_EXPERTS = 20, 64, 4, 32, 4
@@ -145,10 +145,10 @@ def test_bytes_are_counted_by_format():
 
 
 def test_what_the_user_says():
-    assert wished("auto", None, can_pack=False) is None
-    assert wished("bfloat16", None, can_pack=False) == WeightChoice("bfloat16", "bfloat16")
-    assert wished("auto", "int8", can_pack=True) == WeightChoice("int8", "int8")
-    assert wished("auto", "int4", can_pack=True) == WeightChoice("int4", "int8")
+    assert explicit_choice("auto", None, can_pack=False) is None
+    assert explicit_choice("bfloat16", None, can_pack=False) == WeightChoice("bfloat16", "bfloat16")
+    assert explicit_choice("auto", "int8", can_pack=True) == WeightChoice("int8", "int8")
+    assert explicit_choice("auto", "int4", can_pack=True) == WeightChoice("int4", "int8")
 
 
 @pytest.mark.parametrize(
@@ -162,4 +162,4 @@ def test_what_the_user_says():
 )
 def test_what_makes_no_sense(dtype, quantize, can_pack, words):
     with pytest.raises(ConfigError, match=words):
-        wished(dtype, quantize, can_pack=can_pack)
+        explicit_choice(dtype, quantize, can_pack=can_pack)
