@@ -48,9 +48,9 @@ from moeflow.engine.engine import Engine  # noqa: E402
 from moeflow.engine.messages import Submission  # noqa: E402
 from moeflow.engine.offload import offloaded_model  # noqa: E402
 from moeflow.models.registry import read_bare_config  # noqa: E402
+from moeflow.pipeline.catalog import OFFLOADING  # noqa: E402
 from moeflow.pipeline.devices.cuda_device import CudaDevice  # noqa: E402
 from moeflow.pipeline.devices.emulated_device import EmulatedDevice  # noqa: E402
-from moeflow.planner.choices.offload_plan import OFFLOADING  # noqa: E402
 from moeflow.planner.hardware.calibrate_device import measure_device  # noqa: E402
 from moeflow.planner.hardware.host import measure_machine  # noqa: E402
 from moeflow.planner.model_files import shipped_models  # noqa: E402

@@ -17,15 +17,6 @@ from moeflow.core.json_fields import Fields, read_json
 GOALS: Final = ("throughput", "latency", "memory")
 RESIDENT: Final = "resident"  # everything resident: a pass is the model's plain forward
 DISK_OFFLOAD: Final = "disk-offload"  # experts come from disk as a pass needs them
-PIPELINES: Final = (
-    RESIDENT,
-    DISK_OFFLOAD,
-    "cgopipe",
-    "fastdecode",
-    "flexgen-cpu-attention",
-    "flexgen",
-    "zero-inference",
-)
 FORMAT_VERSION: Final = 1  # of the JSON; to be raised when a field means something else
 
 
@@ -171,7 +162,7 @@ def _plan(fields: Fields) -> Plan:
         embedding_format=fields.one_of("embedding_format", DTYPES),
         kv_dtype=fields.one_of("kv_dtype", DTYPES),
         policy=fields.item("policy", _policy),
-        pipeline=fields.one_of("pipeline", PIPELINES),
+        pipeline=fields.text("pipeline"),
         kv_cache_bytes=fields.count("kv_cache_bytes", least=0),
         memory_bytes=fields.count("memory_bytes", least=0),
         prefill_tokens_per_s=fields.item("prefill_tokens_per_s", _estimate),

@@ -10,6 +10,7 @@ from moeflow.pipeline.cgopipe import cgopipe
 from moeflow.pipeline.cgopipe_sharing import cgopipe_sharing
 from moeflow.pipeline.fastdecode import fastdecode
 from moeflow.pipeline.flexgen import flexgen, flexgen_host_attention
+from moeflow.pipeline.sequential import sequential
 from moeflow.pipeline.task import Task
 from moeflow.pipeline.zero_inference import zero_inference
 
@@ -25,9 +26,10 @@ class MakeTasks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """One of those that stream weights from the host."""
+    """One of those that stream weights from the host. A new one is a file, and a row below."""
 
     name: str
+    summary: str
     make_tasks: MakeTasks
     is_paged: bool  # weights in as many pages as micro-batches, not whole layers
     attends_on_host: bool
@@ -40,17 +42,48 @@ PIPELINES: Final = {
     for one in (
         Pipeline(
             "cgopipe",
+            "the host attends; weights go to the device in pages",
             cgopipe,
             is_paged=True,
             attends_on_host=True,
             has_kv_on_host=True,
             make_sharing_tasks=cgopipe_sharing,
         ),
-        Pipeline("fastdecode", fastdecode, is_paged=False, attends_on_host=True, has_kv_on_host=True),
         Pipeline(
-            "flexgen-cpu-attention", flexgen_host_attention, is_paged=False, attends_on_host=True, has_kv_on_host=True
+            "fastdecode",
+            "the host attends; weights go to the device layer by layer",
+            fastdecode,
+            is_paged=False,
+            attends_on_host=True,
+            has_kv_on_host=True,
         ),
-        Pipeline("flexgen", flexgen, is_paged=False, attends_on_host=False, has_kv_on_host=True),
-        Pipeline("zero-inference", zero_inference, is_paged=False, attends_on_host=False, has_kv_on_host=False),
+        Pipeline(
+            "flexgen-cpu-attention",
+            "the host attends while the device waits",
+            flexgen_host_attention,
+            is_paged=False,
+            attends_on_host=True,
+            has_kv_on_host=True,
+        ),
+        Pipeline(
+            "flexgen",
+            "the device attends; keys, values and weights go there",
+            flexgen,
+            is_paged=False,
+            attends_on_host=False,
+            has_kv_on_host=True,
+        ),
+        Pipeline(
+            "zero-inference",
+            "the device attends; weights go there layer by layer",
+            zero_inference,
+            is_paged=False,
+            attends_on_host=False,
+            has_kv_on_host=False,
+        ),
     )
 }
+SEQUENTIAL: Final = Pipeline(
+    "sequential", "one thing after another", sequential, is_paged=False, attends_on_host=True, has_kv_on_host=True
+)
+OFFLOADING: Final = {SEQUENTIAL.name: SEQUENTIAL, **PIPELINES}  # what an engine can run

@@ -7,8 +7,13 @@ from collections.abc import Iterator
 from moeflow.pipeline.task import Task, TaskMaker
 
 
-def sequential(num_layers: int, num_micro_batches: int) -> Iterator[Task]:
-    """Yield a pass: for each layer its weights, then the three stages of each micro-batch in turn."""
+def sequential(
+    num_layers: int, num_micro_batches: int, /, *, is_warm: bool = False, wraps: bool = False
+) -> Iterator[Task]:
+    """Yield a pass: for each layer its weights, then the three stages of each micro-batch in turn.
+
+    Nothing is loaded ahead, so it does not matter whether a pass finds weights of the one before or leaves some.
+    """
     make, last = TaskMaker(), None
     for layer in range(num_layers):
         last = make("load_weights", layer, after=[last])

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import RAM
-from moeflow.core.plan import DISK_OFFLOAD, Plan
+from moeflow.core.plan import DISK_OFFLOAD, RESIDENT, Plan
+from moeflow.pipeline.catalog import PIPELINES
 from moeflow.planner.choices.weight_choice import DTYPES, QUANTIZED
 from moeflow.planner.hardware.host import measure_machine
 from moeflow.planner.hardware.this_machine import machine_identity
@@ -85,6 +86,9 @@ def _planned(plan: Plan) -> dict[str, Any]:
 
 
 def _check_device(plan: Plan, settings: Settings) -> None:
+    known = (RESIDENT, DISK_OFFLOAD, *PIPELINES)
+    if plan.pipeline not in known:
+        raise ConfigError(f"the plan's pipeline is {plan.pipeline!r}: use one of {', '.join(known)}")
     if plan.policy.attention_on_device or plan.policy.ffn_on_device:
         raise ConfigError(
             f"the plan is for {plan.machine}, which has a device: make one for this machine with `moeflow plan --json`"

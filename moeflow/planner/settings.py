@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from moeflow.core.errors import ConfigError
+from moeflow.pipeline.catalog import OFFLOADING
 
 BLOCK_SIZE: Final = 16
 DEFAULT_MAX_NUM_SEQS: Final = 32
@@ -181,7 +182,7 @@ class Settings:
             "--pipeline",
             "How weights are streamed to a device that is smaller than the model.",
             "Processor and device",
-            choices=("cgopipe", "fastdecode", "flexgen-cpu-attention", "flexgen", "zero-inference", "sequential"),
+            choices=tuple(OFFLOADING),
             default="cgopipe",
         ),
     )

@@ -77,6 +77,7 @@ def test_experts_from_disk_keep_to_the_memory_that_was_planned_with():
     [
         ({}, {"model": "other"}, "not for other: make one for this model, `moeflow plan other --json`"),
         ({}, {"device": "emulated:1GiB,1"}, "--device says emulated:1GiB,1: leave one of them away"),
+        ({"pipeline": "magic"}, {}, "pipeline is 'magic': use one of resident, disk-offload, cgopipe"),
         ({"model": "/models/config.json"}, {}, "without weights: make one for a folder"),
         ({"model": "mixtral-8x7b"}, {"model": None}, "without weights: make one for a folder"),
         (

@@ -112,10 +112,6 @@ def test_pipelines_are_those_of_the_paper():
     ("change", "complaint"),
     [
         (('"goal": "throughput"', '"goal": "fun"'), "goal is 'fun': use one of"),
-        (
-            ('"pipeline": "resident"', '"pipeline": "magic"'),
-            "pipeline is 'magic': use one of resident, disk-offload, cgopipe",
-        ),
         (('"kv_dtype": "bfloat16"', '"kv_dtype": "float3"'), "kv_dtype is 'float3': use one of float32"),
         (('"batch_size"', '"batch_sice"'), "policy.batch_size is missing"),
         (('"kv_cache_bytes"', '"kv_cash_bytes"'), "kv_cache_bytes is missing"),

@@ -13,6 +13,7 @@ from moeflow.bench.tables import Table
 from moeflow.core.hardware import DEVICE, DISK, FAR_APART, PINNED, RAM
 from moeflow.core.plan import DISK_OFFLOAD, RESIDENT, Estimate, Plan, plan_to_json
 from moeflow.core.units import format_bytes, format_seconds
+from moeflow.pipeline.catalog import PIPELINES
 
 if TYPE_CHECKING:
     from moeflow.bench.plan_validation import CheckRow
@@ -20,10 +21,8 @@ if TYPE_CHECKING:
 _TIERS = {RAM: "memory", DEVICE: "device memory", DISK: "disk", PINNED: "pinned memory"}
 _PIPELINES = {
     RESIDENT: "everything is resident",
-    DISK_OFFLOAD: "experts come from disk as they are needed",
-    "cgopipe": "the host attends; weights go to the device in pages",
-    "flexgen": "the device attends; keys, values and weights go there",
-    "zero-inference": "the device attends; weights go there layer by layer",
+    DISK_OFFLOAD: "experts are read from disk as they are needed",
+    **{name: pipeline.summary for name, pipeline in PIPELINES.items()},
 }
 _RESOURCES = {"device": "the device", "disk": "the disk", "host": "the processor"}
 _MOST_HELPS = 4

@@ -25,6 +25,7 @@ from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.rotary import RotaryEmbedding
 from moeflow.models.layers.weight_allocator import Destination
+from moeflow.pipeline.catalog import OFFLOADING, SEQUENTIAL
 from moeflow.pipeline.devices.cuda_device import CudaDevice
 from moeflow.pipeline.devices.emulated_device import EmulatedDevice
 from moeflow.pipeline.devices.offloaded_kv import KVShape, OffloadedKV
@@ -33,7 +34,7 @@ from moeflow.pipeline.offloading import DEVICE_TO_HOST, HOST, HOST_TO_DEVICE, HO
 from moeflow.pipeline.runtime.executor import Executor
 from moeflow.pipeline.runtime.lane import Lane
 from moeflow.pipeline.runtime.trace import Trace
-from moeflow.planner.choices.offload_plan import OFFLOADING, SEQUENTIAL, costs_of
+from moeflow.planner.choices.offload_plan import costs_of
 
 LANES: Final = (HOST, HOST_TO_DEVICE, DEVICE_TO_HOST, HOST_TO_PINNED)  # beside the one that computes
 

@@ -6,7 +6,6 @@ refused when it is allocated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,28 +23,14 @@ from moeflow.core.offload_config import (
     parse_emulated_device,
 )
 from moeflow.core.units import format_bytes
-from moeflow.pipeline.catalog import PIPELINES, Pipeline
+from moeflow.pipeline.catalog import OFFLOADING
 from moeflow.pipeline.devices.offloaded_kv import NUM_WINDOWS
-from moeflow.pipeline.sequential import sequential
-from moeflow.pipeline.task import Task
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.process_memory import PROCESS_BYTES
 
 DEFAULT_PIPELINE: Final = "cgopipe"
 DEFAULT_MICRO_BATCH: Final = 32  # tokens
 _MARGIN: Final = 1.02  # of sizes that are worked out: for what the cost model leaves out, and packing fills up
-
-
-def _one_after_another(
-    num_layers: int, num_micro_batches: int, /, *, is_warm: bool = False, wraps: bool = False
-) -> Iterator[Task]:
-    return sequential(num_layers, num_micro_batches)
-
-
-SEQUENTIAL: Final = Pipeline(
-    "sequential", _one_after_another, is_paged=False, attends_on_host=True, has_kv_on_host=True
-)
-OFFLOADING: Final = {SEQUENTIAL.name: SEQUENTIAL, **PIPELINES}
 
 
 def costs_of(shape: ModelConfig, config: EngineConfig) -> ModelCosts:

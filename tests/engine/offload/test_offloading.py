@@ -21,7 +21,7 @@ from moeflow.engine import model_runner
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
 from moeflow.kernels.cpu import extension
-from moeflow.planner.choices.offload_plan import OFFLOADING
+from moeflow.pipeline.catalog import OFFLOADING
 from moeflow.planner.costs.process_memory import PROCESS_BYTES
 from moeflow.planner.hardware.host import measure_machine
 from moeflow.planner.resolve import decide

@@ -11,7 +11,7 @@ import torch
 
 from moeflow.core.errors import ConfigError
 from moeflow.engine.runner_loading import load_runner
-from moeflow.planner.choices.offload_plan import OFFLOADING
+from moeflow.pipeline.catalog import OFFLOADING
 from moeflow.planner.resolve import decide
 from moeflow.planner.settings import Settings
 from tests.engine.offload.test_offloading import FAMILIES, config, offloaded, run, sharing
