@@ -6,7 +6,7 @@ import pytest
 
 from moeflow.bench.engine_speed import Case, Stopwatch
 from moeflow.core.errors import EngineError
-from tests.bench.test_floors import SHAPE, cost
+from tests.bench.example_costs import SHAPE, cost
 from tests.engine.fake_runner import make_engine
 
 PASS_S = 0.5

@@ -7,32 +7,13 @@ import random
 
 import pytest
 
-from moeflow.bench.floors import distinct_experts, pass_cost
-from tests.shapes import TINY
+from moeflow.bench.floors import distinct_experts
+from tests.bench.example_costs import SHAPE, cost
 
-SHAPE = dataclasses.replace(
-    TINY,
-    vocab_size=100,
-    hidden_size=8,
-    num_layers=3,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=4,
-    intermediate_size=16,
-    num_experts=4,
-    top_k=2,
-)
 ATTENTION = 8 * 8 + 2 * (8 * 4) + 8 * 8  # q, k and v, output
 EXPERT = 3 * 8 * 16
 ROUTER = 8 * 4
 HEAD = 100 * 8
-
-
-def cost(shape=SHAPE, **changes):
-    bits = changes.get("weight_bits", 16)
-    both = {"weight_bits": bits, "embedding_bits": bits}
-    values = {**both, "kv_bytes_per_token": 48, "num_tokens": 1, "num_sampled": 1, "num_seen": 10, **changes}
-    return pass_cost(shape, **values)
 
 
 def test_embeddings_may_be_kept_in_another_format():

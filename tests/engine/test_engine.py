@@ -12,28 +12,10 @@ from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.counters import WINDOW_S, Counters
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission, TokenOutput
+from moeflow.engine.messages import Submission
 from tests.engine.fake_runner import EOS, make_engine
+from tests.engine.submissions import run, submission, tokens
 from tests.scheduler.fake_model import VOCAB_SIZE, generate_alone
-
-
-def submission(name: str, prompt: list[int], **sampling) -> Submission:
-    return Submission(name, prompt, SamplingParams(**{"max_tokens": 6, "ignore_eos": True, **sampling}), seed=1)
-
-
-def run(engine: Engine, limit: int = 500) -> dict[str, list[TokenOutput]]:
-    outputs: dict[str, list[TokenOutput]] = {}
-    for _ in range(limit):
-        if not engine.has_work:
-            return outputs
-        for output in engine.step():
-            outputs.setdefault(output.request_id, []).append(output)
-        engine.check_integrity()
-    pytest.fail("the engine does not come to an end")
-
-
-def tokens(outputs: list[TokenOutput]) -> list[int]:
-    return [token for output in outputs for token in output.token_ids]
 
 
 def test_tokens_come_one_a_pass_and_are_those_of_a_solo_run():

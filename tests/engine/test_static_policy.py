@@ -15,7 +15,7 @@ from moeflow.engine.process.main import EngineProcess
 from moeflow.planner.resolve import decide
 from moeflow.planner.settings import Settings
 from tests.engine.fake_runner import make_engine
-from tests.engine.test_engine import run, submission, tokens
+from tests.engine.submissions import run, submission, tokens
 from tests.scheduler.fake_model import generate_alone
 from tests.tiny_mixtral import write_tiny_mixtral
 

@@ -14,10 +14,8 @@ import pytest
 from moeflow.checkpoint.packed.layout import read_slab_index
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
 from moeflow.core.errors import CapacityError
-from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine import expert_store
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission
 from moeflow.experts.cache.eviction import POLICIES
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import expert_bytes
@@ -27,10 +25,10 @@ from moeflow.planner.resolve import decide
 from moeflow.planner.settings import Settings
 from moeflow.workload.routing_trace import read_routing_trace
 from tests.checkpoint.packed.slabs import flip_bit
+from tests.engine.streamed_runs import PROMPTS, answers, answers_of, run
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
-PROMPTS = [[5, 9, 200, 31, 7], [100], list(range(40, 90)), [3, 3, 3]]
 
 
 @pytest.fixture(scope="module")
@@ -59,35 +57,6 @@ def streamed_config(model, packed_weights_file, num_slots, policy="lru", predict
         predictor=predictor,
     )
     return dataclasses.replace(resident_config(model, **settings), experts=experts)
-
-
-def answers(engine, prompts=PROMPTS, num_tokens=12):
-    for number, prompt in enumerate(prompts):
-        sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-        engine.submit(Submission(f"{number}", list(prompt), sampling, seed=0))
-    tokens = {f"{number}": [] for number in range(len(prompts))}
-    errors = {}
-    while engine.has_work:
-        for output in engine.step():
-            tokens[output.request_id] += output.token_ids
-            if output.error:
-                errors[output.request_id] = output.error
-        engine.check_integrity()
-    return list(tokens.values()), errors
-
-
-def answers_of(config, prompts):
-    engine = Engine.load(config)
-    try:
-        return answers(engine, prompts)
-    finally:
-        engine.close()
-
-
-def run(config, prompts=PROMPTS):
-    tokens, errors = answers_of(config, prompts)
-    assert not errors
-    return tokens
 
 
 @pytest.mark.parametrize("quantize", [None, "int8"])

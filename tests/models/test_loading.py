@@ -8,23 +8,10 @@ from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormat
 from moeflow.models.loading import load_model
 from tests.models.fake_checkpoint import FakeCheckpoint
 from tests.models.parity import held_weights
+from tests.models.tiny_config import CONFIG
 
 CPU = torch.device("cpu")
 needs_extension = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
-CONFIG = {
-    "model_type": "mixtral",
-    "architectures": ["MixtralForCausalLM"],
-    "vocab_size": 20,
-    "hidden_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "intermediate_size": 6,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "num_local_experts": 3,
-    "num_experts_per_tok": 2,
-}
 LAYER_SHAPES = {
     "self_attn.q_proj": (8, 8),
     "self_attn.k_proj": (4, 8),

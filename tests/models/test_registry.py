@@ -8,7 +8,7 @@ from moeflow.core.errors import CheckpointError
 from moeflow.models.registry import FAMILIES, read_bare_config
 from moeflow.planner.model_files import shipped_models
 from tests.models.fake_checkpoint import shape_of
-from tests.models.test_loading import CONFIG
+from tests.models.tiny_config import CONFIG
 
 
 def read(**changes):

@@ -3,40 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
 from moeflow.core.errors import ConfigError
-from moeflow.core.plan import DISK_OFFLOAD, RESIDENT, Estimate, Plan, Policy, TierUse, Workload
+from moeflow.core.plan import DISK_OFFLOAD
 from moeflow.planner.apply_plan import machine_notice, overruled, settings_from_plan
 from moeflow.planner.hardware.this_machine import machine_identity
 from moeflow.planner.settings import Settings
-
-ONE = Estimate(1.0, 0.5, 2.0)
-MODEL = str(Path("/models/tiny"))
-PLAN = Plan(
-    model=MODEL,
-    machine="this machine",
-    goal="throughput",
-    workload=Workload(prompt_len=20, gen_len=10, max_prompt_len=30),
-    weight_format="int8",
-    embedding_format="int8",
-    kv_dtype="bfloat16",
-    policy=Policy(batch_size=6, micro_batch=6, attention_on_device=False, ffn_on_device=False, chunk_tokens=128),
-    pipeline=RESIDENT,
-    kv_cache_bytes=1 << 20,
-    memory_bytes=0,
-    prefill_tokens_per_s=ONE,
-    decode_tokens_per_s=ONE,
-    tokens_per_s=ONE,
-    time_to_first_token_s=ONE,
-    time_per_token_s=ONE,
-    memory=(TierUse(tier="ram", peak_bytes=ONE, capacity_bytes=1 << 30),),
-    bottleneck="reading from RAM",
-    busy=(("host", 1.0),),
-    num_threads=3,
-)
+from tests.planner.example_plans import MODEL, PLAN
 
 
 def test_all_that_a_plan_decides_becomes_settings():

@@ -14,23 +14,11 @@ from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.hardware.hardware_json import machine_to_json
 from moeflow.planner.planning import PlanRequest, plan_for
 from moeflow.planner.settings import Settings
+from tests.planner.example_plans import CONFIG
 from tests.planner.examples import machine
 from tests.tiny_mixtral import write_tiny_mixtral
 
 WORKLOAD = Workload(prompt_len=20, gen_len=10, max_prompt_len=30)
-CONFIG = {
-    "model_type": "mixtral",
-    "vocab_size": 1000,
-    "hidden_size": 512,
-    "intermediate_size": 512,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-}
 
 
 pytestmark = pytest.mark.slow  # each plans several times

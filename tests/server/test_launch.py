@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,25 +13,11 @@ import httpx
 import psutil
 import pytest
 
-from tests.server.live_server import complaints, eventually
+from tests.server.live_server import eventually
+from tests.server.server_process import LONG, Server
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = pytest.mark.slow
-
-START = """
-import sys
-from pathlib import Path
-from moeflow.planner.settings import Settings
-from moeflow.server.config import ServerConfig
-from moeflow.server.launch import serve
-sys.exit(serve(
-    lambda: Settings(model=sys.argv[1], num_threads=1, kv_cache_bytes=2**24, cache_dir=Path(sys.argv[1])),
-    ServerConfig(
-        port=int(sys.argv[2]), shutdown_deadline_s=float(sys.argv[3]), max_engine_restarts=int(sys.argv[4])
-    ),
-))
-"""
-LONG = {"prompt": [5, 6, 7], "max_tokens": 2000, "temperature": 0, "ignore_eos": True}  # takes seconds
 
 
 @pytest.fixture(scope="module")
@@ -42,58 +25,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny-mixtral")
     write_tiny_mixtral(folder, max_position_embeddings=4096)
     return folder
-
-
-class Server:
-    """One server process."""
-
-    def __init__(self, model: Path, *, port: int = 0, deadline_s: float = 30.0, max_restarts: int = 9) -> None:
-        command = [sys.executable, "-c", START, str(model), str(port), str(deadline_s), str(max_restarts)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.url = ""
-        self.num_begun = 0
-
-    def wait_until_ready(self) -> Server:
-        line = self.process.stdout.readline()
-        match = re.fullmatch(r"moeflow serves tiny-mixtral\S* at (http://127\.0\.0\.1:\d+)\n", line)
-        assert match, f"{line!r}, {self.process.stderr.read()}"
-        self.url = match[1]
-        return self
-
-    def engine(self) -> psutil.Process:
-        (engine,) = self.engines()
-        return engine
-
-    def engines(self) -> list[psutil.Process]:
-        """Return the processes of engines; another renders chat templates."""
-        children = psutil.Process(self.process.pid).children()
-        return [child for child in children if "moeflow.engine.process.main" in child.cmdline()]
-
-    def post(self, **changes) -> httpx.Response:
-        return httpx.post(f"{self.url}/v1/completions", json=LONG | changes, timeout=60)
-
-    def in_background(self, **changes) -> tuple[threading.Thread, list[httpx.Response]]:
-        """Send a request and return once the engine works on it."""
-        responses: list[httpx.Response] = []
-        thread = threading.Thread(target=lambda: responses.append(self.post(**changes)))
-        self.num_begun += changes.get("n", 1)
-        thread.start()
-        assert eventually(self._has_begun, 10)
-        return thread, responses
-
-    def _has_begun(self) -> bool:
-        stats = httpx.get(f"{self.url}/stats").json()
-        return stats["num_unfinished"] == self.num_begun and stats["num_running"] > 0
-
-    def status(self, path: str) -> int:
-        return httpx.get(self.url + path, timeout=10).status_code
-
-    def said(self) -> str:
-        """Return all of stderr but what to expect, which nobody measured here."""
-        return complaints(self.process.stderr.read())
-
-    def end(self, timeout_s: float = 30) -> int:
-        return self.process.wait(timeout_s)
 
 
 @pytest.fixture

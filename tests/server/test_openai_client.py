@@ -9,10 +9,10 @@ import pytest
 from fastapi import FastAPI
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from pydantic import BaseModel
 
 from tests.server.fake_client import NAME, REPLY
 from tests.server.live_server import eventually, serve_in_thread
+from tests.server.openai_objects import check
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -27,22 +27,6 @@ def url(app: FastAPI) -> Iterator[str]:
 def client(url: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
         yield client
-
-
-def check(value: BaseModel) -> None:
-    """Exactly the client's own type: nothing missing, nothing of another type, nothing it does not know."""
-    type(value).model_validate_json(value.model_dump_json(), strict=True)
-    check_no_extras(value)
-
-
-def check_no_extras(value: object) -> None:
-    if isinstance(value, BaseModel):
-        assert not value.model_extra, f"{type(value).__name__} does not know {value.model_extra}"
-        for name in type(value).model_fields:
-            check_no_extras(getattr(value, name))
-    elif isinstance(value, list):
-        for item in value:
-            check_no_extras(item)
 
 
 def test_chat(client):

@@ -18,7 +18,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.packed_files import pack
 from tests.checkpoint.packed.slabs import flip_bit
 from tests.server.live_server import complaints, eventually
-from tests.server.test_launch import Server
+from tests.server.server_process import Server
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = [

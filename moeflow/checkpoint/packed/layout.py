@@ -187,7 +187,7 @@ def read_slab_index(path: Path) -> SlabIndex:
 def decode_header(page: bytes, path: Path) -> SlabSpec:
     """Return what page 0 says. Raises: CheckpointError."""
     if len(page) < PAGE_BYTES or not page.startswith(_MAGIC):
-        raise CheckpointError("is not packed weights", file=path, remedy="Name a file that moeflow made")
+        raise CheckpointError("is no file of packed weights", file=path, remedy="Name a file that moeflow made")
     _, length, expected = _PREFIX.unpack_from(page)
     text = page[_PREFIX.size : _PREFIX.size + length]
     if len(text) != length or isal_zlib.crc32(text) != expected:

@@ -53,5 +53,5 @@ def test_reading_goes_on_from_whole_pages_and_ends_with_the_file(descriptor, mon
 
 @pytest.mark.parametrize("page", [b"", b"MOESLAB\n", b"MOESLAB\n" + bytes(PAGE_BYTES - 9), b"other".ljust(PAGE_BYTES)])
 def test_a_file_cut_within_its_first_page_is_no_packed_weights_file(page, tmp_path):
-    with pytest.raises(CheckpointError, match="is not packed weights"):
+    with pytest.raises(CheckpointError, match="is no file of packed weights"):
         decode_header(page, tmp_path)

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from moeflow.cli.main import main
 from moeflow.core.plan import plan_from_json
 from moeflow.planner.hardware.hardware_json import machine_to_json
+from tests.planner.example_plans import CONFIG
 from tests.planner.examples import machine
-from tests.planner.test_planning import CONFIG
 
 pytestmark = pytest.mark.slow  # each plans several times
 

@@ -14,8 +14,8 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.plan import plan_to_json
 from moeflow.kernels.cpu import extension
 from moeflow.planner.hardware.hardware_json import machine_to_json
+from tests.planner.example_plans import PLAN
 from tests.planner.examples import machine
-from tests.planner.test_apply_plan import PLAN
 from tests.tiny_mixtral import write_tiny_mixtral
 
 

@@ -8,7 +8,7 @@ import torch
 from moeflow.engine.engine import Engine
 from moeflow.engine.offload import offloaded_model
 from moeflow.pipeline.catalog import OFFLOADING
-from tests.engine.offload.test_offloading import LENGTHS, answers, offloaded, run, sharing
+from tests.engine.offload.offloaded_runs import LENGTHS, answers, offloaded, run, sharing
 from tests.pipeline.devices.fake_cuda import WatchedDevice
 from tests.tiny_mixtral import write_tiny_mixtral
 

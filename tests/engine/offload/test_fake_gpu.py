@@ -23,7 +23,7 @@ from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.rotary import RotaryEmbedding
 from moeflow.models.layers.weight_allocator import ExpertTensors, WeightAllocator
 from moeflow.models.registry import find_family, read_model_config
-from tests.engine.offload.test_offloading import FAMILIES
+from tests.engine.offload.offloaded_runs import FAMILIES
 from tests.models.parity import random_model
 
 GPU, HOST = torch.device("cuda:0"), torch.device("cpu")

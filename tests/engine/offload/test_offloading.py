@@ -5,85 +5,27 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import random
 import threading
 from pathlib import Path
 
 import msgspec
 import pytest
-from transformers import LlamaConfig, MixtralConfig, OlmoeConfig, Qwen3MoeConfig
 
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.offload_config import CudaDeviceConfig
-from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine import model_runner
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission
 from moeflow.kernels.cpu import extension
 from moeflow.pipeline.catalog import OFFLOADING
 from moeflow.planner.costs.process_memory import PROCESS_BYTES
 from moeflow.planner.hardware.host import measure_machine
 from moeflow.planner.resolve import decide
 from moeflow.planner.settings import Settings, options
-from tests.models.parity import SHAPE, random_model
-from tests.tiny_mixtral import write_tiny_mixtral
+from tests.engine.offload.offloaded_runs import DEVICE, FAMILIES, answers, config, offloaded, run, sharing
+from tests.models.parity import random_model
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
-DEVICE = "emulated:16MiB,1000"
-LENGTHS = (5, 1, 60, 17, 33, 2, 90)
-FAMILIES = {
-    "llama": LlamaConfig(**SHAPE),
-    "one layer": MixtralConfig(**{**SHAPE, "num_hidden_layers": 1}, num_local_experts=4),
-    "sliding window": MixtralConfig(**{**SHAPE, "num_hidden_layers": 2}, num_local_experts=4, sliding_window=7),
-    "olmoe": OlmoeConfig(**SHAPE, num_experts=6, num_experts_per_tok=3, clip_qkv=0.5),
-    "dense layers": Qwen3MoeConfig(
-        **SHAPE, head_dim=8, moe_intermediate_size=16, num_experts=6, num_experts_per_tok=3, mlp_only_layers=[1]
-    ),
-}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    write_tiny_mixtral(folder, num_local_experts=5, num_hidden_layers=3)
-    return str(folder)
-
-
-def config(model, **settings) -> EngineConfig:
-    limits = {"num_threads": 1, "kv_cache_bytes": 2**20, "max_num_seqs": 16, "max_num_batched_tokens": 96}
-    return decide(Settings(model=model, max_model_len=112, **{**limits, **settings}))
-
-
-def offloaded(model, pipeline, micro_batch, share=0.0, device=DEVICE, **settings) -> EngineConfig:
-    overrides = {"pipeline": pipeline, "micro_batch": micro_batch, "resident_experts": share}
-    return config(model, device=device, **overrides, **settings)
-
-
-def answers(engine, lengths=LENGTHS, num_tokens=5):
-    rng = random.Random(3)
-    tokens, errors = {}, []
-    for number, length in enumerate(lengths):
-        prompt = [rng.randrange(2, engine.model.vocab_size) for _ in range(length)]
-        sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens + number % 3, ignore_eos=True)
-        engine.submit(Submission(f"{number}", prompt, sampling, seed=number))
-        tokens[f"{number}"] = []
-    while engine.has_work:
-        for output in engine.step():
-            tokens[output.request_id] += output.token_ids
-            errors += [output.error] if output.error else []
-        engine.check_integrity()
-    return tokens, errors
-
-
-def run(config, lengths=LENGTHS, num_tokens=5):
-    engine = Engine.load(config)
-    try:
-        tokens, errors = answers(engine, lengths, num_tokens)
-        assert not errors
-        return tokens
-    finally:
-        engine.close()
 
 
 @pytest.mark.parametrize("pipeline", OFFLOADING)
@@ -100,10 +42,6 @@ def test_all_families_run(tmp_path, family):
     expected = run(config(folder, quantize="int8"))
     for pipeline in ("cgopipe", "flexgen", "zero-inference"):
         assert run(offloaded(folder, pipeline, 2, quantize="int8")) == expected
-
-
-def sharing(config, num_hosted) -> EngineConfig:
-    return dataclasses.replace(config, offload=dataclasses.replace(config.offload, num_hosted_experts=num_hosted))
 
 
 @pytest.mark.parametrize(("num_hosted", "share"), [(0, 0.0), (1, 0.4), (3, 0.2), (5, 0.0), (None, 0.2)])

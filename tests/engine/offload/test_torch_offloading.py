@@ -14,7 +14,7 @@ from moeflow.engine.runner_loading import load_runner
 from moeflow.pipeline.catalog import OFFLOADING
 from moeflow.planner.resolve import decide
 from moeflow.planner.settings import Settings
-from tests.engine.offload.test_offloading import FAMILIES, config, offloaded, run, sharing
+from tests.engine.offload.offloaded_runs import FAMILIES, config, offloaded, run, sharing
 from tests.models.parity import SEQUENCES, in_mixed_passes, load, random_model
 from tests.tiny_mixtral import write_tiny_mixtral
 

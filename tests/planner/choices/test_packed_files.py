@@ -66,6 +66,6 @@ def test_packing_again_replaces_an_older_version_but_no_file_of_others(model, tm
     index.path.write_bytes(older)
     assert pack(model, index.path, cache_dir=None) == index
     (tmp_path / "letter").write_text("Dear all")
-    with pytest.raises(CheckpointError, match="is not packed weights"):
+    with pytest.raises(CheckpointError, match="is no file of packed weights"):
         pack(model, tmp_path / "letter", cache_dir=None)
     assert (tmp_path / "letter").read_text() == "Dear all"

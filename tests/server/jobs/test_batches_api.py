@@ -25,7 +25,7 @@ from tests.server.conftest import connect
 from tests.server.fake_client import NAME, REPLY
 from tests.server.jobs.requests import CHAT, chat_line, completion_line
 from tests.server.live_server import eventually, serve_in_thread
-from tests.server.test_openai_client import check
+from tests.server.openai_objects import check
 
 pytestmark = pytest.mark.slow  # real sockets, and jobs that are looked after a few times a second
 
