@@ -24,14 +24,16 @@ import click
 import gguf
 import torch
 from gguf import GGMLQuantizationType as Kind
-from rich.console import Console
-from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.gguf_answers_table import table
 from moeflow import LLM, SamplingParams
-from moeflow.bench import records
+from moeflow.bench.records import Record, make_record
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.weight_memory import FreshMemory
+from moeflow.cli.bench.output import keep, show
 from moeflow.core.engine_config import EngineConfig
 from moeflow.engine.compute_setup import set_up
 from moeflow.engine.runner_loading import make_allocator
@@ -204,28 +206,18 @@ def main(
     tokenizer = Tokenizer.load(source)
     texts = _texts(tokenizer, tokens)
     prompts = [tokenizer.apply_chat_template([{"role": "user", "content": it}]) for it in QUESTIONS[:answers]]
-    table = Table("file", "weights", "divergence", "largest", "same likeliest", "perplexity", "of its own", "answers")
+    found: list[Record] = []
     for name, file in _files(source, formats or (AS_IT_IS, *KINDS)):
         config = decide(Settings(model=str(file), quantize=quantize, device="cpu", num_threads=threads))
         want = reference(file, texts, prompts, new_tokens)
-        found = compare(want, ours(config, texts, prompts, new_tokens), texts)
+        figures = compare(want, ours(config, texts, prompts, new_tokens), texts)
         about = {"format": name, "weight_format": config.weight_format, "embedding_format": config.embedding_format}
-        if out is not None:
-            record = records.make_record(
-                "gguf_answers", ["python", *sys.argv], seed=0, threads=threads, model=source.name, **about, **found
-            )
-            records.append(out, record)
-        table.add_row(
-            name,
-            f"{config.weight_format} and {config.embedding_format}",
-            f"{found['divergence']:.2g}",
-            f"{found['largest_divergence']:.2g}",
-            f"{found['same_likeliest_share']:.2%}",
-            f"{found['perplexity']:.4f}",
-            f"{found['reference_perplexity']:.4f}",
-            f"{found['num_same_answers']} of {found['num_answers']}",
+        command = ["python", *sys.argv]
+        found.append(
+            make_record("gguf_answers", command, seed=0, threads=threads, model=source.name, **about, **figures)
         )
-        Console().print(table)
+        keep(found[-1], out, as_json=False)
+    show(table(found))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.engine_deaths import aborts_table, kills_table  # noqa: E402
 from benchmarks.expert_cache_overhead import table as cache_table  # noqa: E402
 from benchmarks.fused_experts import table as experts_table  # noqa: E402
+from benchmarks.gguf_answers_table import table as gguf_table  # noqa: E402
 from benchmarks.memory_budget import table as memory_table  # noqa: E402
 from benchmarks.offload.tables import offload_table  # noqa: E402
 from benchmarks.paper_settings import tables as paper_tables  # noqa: E402
@@ -210,6 +211,12 @@ def write_pipelines(records: list[Record], _docs: Path) -> str:
     return text
 
 
+def write_gguf(records: list[Record], _docs: Path) -> str:
+    """Write one table, a row for each format."""
+    chosen = [newest(found) for found in group(records, lambda r: (r["model"], r["format"])).values()]
+    return gguf_table(chosen).to_markdown() + origins(chosen)
+
+
 def write_newest(table: Callable[[Record], Table], key: Callable[[Record], Any]) -> Callable[[list[Record], Path], str]:
     """Return how to write a table of the newest record of each kind that the key tells apart."""
 
@@ -249,6 +256,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
     "engine_aborts": ("Clients that hang up", write_newest(aborts_table, lambda r: r["num_aborts"])),
     "batch": ("Batch jobs", write_batch),
     "quality": ("Quality", write_quality),
+    "gguf_answers": ("Answers of GGUF files", write_gguf),
     "plan_accuracy": ("Plans: predicted and measured", write_newest(accuracy_table, lambda r: r["model"])),
     "policy_grid": (
         "Plans against a grid",
