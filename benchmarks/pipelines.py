@@ -178,7 +178,7 @@ def load(config: EngineConfig) -> CausalLM:
         return load_model(checkpoint, make_allocator(config, FreshMemory()), num_threads=config.num_threads)
 
 
-def most_requests(costs: ModelCosts, host_bytes: float, context: int) -> int:
+def max_requests(costs: ModelCosts, host_bytes: float, context: int) -> int:
     """Return for how many requests the host has room, beside all weights and two layers that are staged."""
     staged = 2 * costs.experts_bytes / costs.shape.num_layers
     return int((host_bytes - costs.model_bytes - staged) / (context * costs.kv_bytes))
@@ -262,7 +262,7 @@ def main(  # noqa: PLR0913
     if device_share is not None:
         smaller = dataclasses.replace(smaller, capacity_bytes=int(device_share * costs.model_bytes))
     if host_share is not None:
-        num_requests = most_requests(costs, host_share * costs.model_bytes, context)
+        num_requests = max_requests(costs, host_share * costs.model_bytes, context)
     num_blocks = num_requests * context // config.scheduler.block_size
     limits = dataclasses.replace(config.scheduler, max_num_seqs=num_requests, num_blocks=num_blocks)
     config = dataclasses.replace(config, scheduler=limits)

@@ -22,7 +22,7 @@ from moeflow.planner.settings import Settings
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 PREFILL_LENS = (128, 512, 2048)
-MOST_REPEATED = 3  # outliers of a case that are measured again
+MAX_REPEATED = 3  # outliers of a case that are measured again
 
 
 class EngineRun:
@@ -89,7 +89,7 @@ class EngineRun:
     def _repeat_outliers(self, case: Case, on_begin: Callable[[str], None]) -> None:
         """Measure again what lies far from the case's other rates; the record keeps both."""
         rates = self._rates.get(case, [])
-        for number in range(MOST_REPEATED):
+        for number in range(MAX_REPEATED):
             far = outliers(rates)
             if not far:
                 return

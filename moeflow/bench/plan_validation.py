@@ -30,7 +30,7 @@ from moeflow.train.routing_learning import other_text
 
 REPEATS: Final = 5
 LONG_S: Final = 5.0  # what takes longer is measured once
-MOST_S: Final = 25.0  # of one measurement: a batch that would take longer is made smaller
+MAX_S: Final = 25.0  # of one measurement: a batch that would take longer is made smaller
 NEW_TOKENS: Final = (32, 16, 8, 4, 2, 1)  # decode passes to time: the first for which there is room
 
 
@@ -96,7 +96,7 @@ class PlanValidation:
         reset_peak()
         self._engine = Engine.load(self.config, on_progress)
         self._stopwatch = Stopwatch(self._engine, self._seed, temperature=1.0, text=self._text())
-        sizes = sorted({1, self._most_together()})
+        sizes = sorted({1, self._max_together()})
         decodes = [case for size in sizes if (case := self._decode_case(size)) is not None]
         self.cases = [*decodes, Case(1, self._plan.workload.prompt_len, 0)]  # decoding ones may become smaller yet
 
@@ -143,12 +143,12 @@ class PlanValidation:
         except CheckpointError:  # a model without a tokenizer
             return []
 
-    def _most_together(self) -> int:
+    def _max_together(self) -> int:
         """Return the largest batch up to the planned one for which there is room and time."""
         size = self._plan.policy.batch_size
         while size > 1:
             case = self._decode_case(size)
-            if case is not None and self._predict(case).whole_s <= MOST_S:
+            if case is not None and self._predict(case).whole_s <= MAX_S:
                 return size
             size = size * 3 // 4
         return 1

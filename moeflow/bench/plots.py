@@ -29,8 +29,8 @@ TASK_COLOURS = {
     "load_kv": "#33a02c",
     "store_kv": "#e78ac3",
 }
-MOST_RANGES = 6  # of lengths, each with its own quantiles
-LEAST_IN_RANGE = 10  # requests: fewer have no 90th percentile to speak of
+MAX_RANGES = 6  # of lengths, each with its own quantiles
+MIN_IN_RANGE = 10  # requests: fewer have no 90th percentile to speak of
 Quantiles = Sequence[tuple[int, Literal["-", ":"]]]
 QUANTILES: Quantiles = ((50, "-"), (90, ":"))  # and how they are drawn; of more than two systems, only the first
 REFERENCE = "belady"  # a policy that no cache can have: drawn in every panel
@@ -211,7 +211,7 @@ def _draw(axis: Axes, name: str, colour: str, points: Sequence[tuple[int, float]
     xs, ys = zip(*points, strict=True)
     axis.scatter(xs, ys, s=8, alpha=0.35, color=colour, linewidths=0, label=name)
     ordered = sorted(points)
-    num_ranges = max(min(MOST_RANGES, len(ordered) // LEAST_IN_RANGE), 1)
+    num_ranges = max(min(MAX_RANGES, len(ordered) // MIN_IN_RANGE), 1)
     for number in range(num_ranges):
         part = ordered[number * len(ordered) // num_ranges : (number + 1) * len(ordered) // num_ranges]
         for percent, style in quantiles:

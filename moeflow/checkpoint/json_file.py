@@ -17,13 +17,13 @@ MAX_INDEX_BYTES = 32 * MIB  # names of a quarter of a million tensors
 _MAX_VALUES = 1_000_000  # a few hundred megabytes once they are Python's
 
 
-def read_json_object(file: Path, most_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
+def read_json_object(file: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     """Return the object that a JSON file holds.
 
-    Raises: CheckpointError if the file cannot be read, is no regular one or larger than `most_bytes`, is no JSON, holds
+    Raises: CheckpointError if the file cannot be read, is no regular one or larger than `max_bytes`, is no JSON, holds
     something else than an object, or the same key twice.
     """
-    return parse_json_object(read_whole(file, most_bytes), file)
+    return parse_json_object(read_whole(file, max_bytes), file)
 
 
 def parse_json_object(data: bytes, file: Path) -> dict[str, Any]:

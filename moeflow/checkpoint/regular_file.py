@@ -45,13 +45,13 @@ def open_stream(file: Path) -> BinaryIO:
     return os.fdopen(open_regular(file), "rb")
 
 
-def read_whole(file: Path, most_bytes: int) -> bytes:
-    """Return what a file holds. Raises: CheckpointError as `open_regular`, or if it holds more than `most_bytes`."""
+def read_whole(file: Path, max_bytes: int) -> bytes:
+    """Return what a file holds. Raises: CheckpointError as `open_regular`, or if it holds more than `max_bytes`."""
     with open_stream(file) as stream, blame_file(file):
-        data = stream.read(most_bytes + 1) if os.fstat(stream.fileno()).st_size <= most_bytes else None
-    if data is None or len(data) > most_bytes:
+        data = stream.read(max_bytes + 1) if os.fstat(stream.fileno()).st_size <= max_bytes else None
+    if data is None or len(data) > max_bytes:
         raise CheckpointError(
-            f"is larger than {format_bytes(most_bytes)}, which no file of this kind is",
+            f"is larger than {format_bytes(max_bytes)}, which no file of this kind is",
             file=file,
             remedy="Download the file again, or look at what is in it",
         )

@@ -57,7 +57,7 @@ class Timings:
 )
 @click.option("--chat", "is_chat", is_flag=True, help="Ask each prompt as a user's message.")
 @sampling_options
-@click.option("--stats", "with_stats", is_flag=True, help="Say on stderr how many tokens there were and how fast.")
+@click.option("--stats", "with_stats", is_flag=True, help="Print token counts and speed on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print texts, token ids, usage and timings as JSON.")
 def generate(
     overrides: dict[str, Any],

@@ -29,9 +29,9 @@ VERBS = {
     "upcycle": "Make a Mixture-of-Experts model from a dense one.",
     "pack": "Write a model's weights once as they lie in memory, so that it starts at once.",
     "bench": "Measure speed and quality here, beside what the machine could do at best.",
-    "plan": "Decide how to run a model, here or elsewhere, and say what to expect.",
-    "simulate": "Predict what other memory, policies, pipelines, machines or traffic would bring.",
-    "doctor": "Say what this machine has, what is missing and what to do.",
+    "plan": "Decide how to run a model, here or elsewhere, and predict its speed.",
+    "simulate": "Predict speeds with other memory, policies, pipelines, machines or traffic.",
+    "doctor": "Check this machine: what it has, what is missing, what to do.",
 }
 IN_FOLDERS = {
     "bench": "bench.group",

@@ -25,7 +25,7 @@ from moeflow.core.sampling_params import (
 from moeflow.core.units import MIB, parse_bytes
 from moeflow.planner.settings import Option, Settings, options
 
-_LEAST_MIB = 64  # so many of something are more likely mebibytes than gibibytes
+_MIN_MIB = 64  # so many of something are more likely mebibytes than gibibytes
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -42,7 +42,7 @@ def memory_size(ctx: click.Context, param: click.Parameter, value: str | None) -
     """Read an amount of memory likewise; a number that would be too few bytes for anything lacks its unit."""
     num_bytes = byte_count(ctx, param, value)
     if value is not None and num_bytes is not None and num_bytes < MIB and value.strip().isdecimal():
-        unit = "GiB" if num_bytes < _LEAST_MIB else "MiB"
+        unit = "GiB" if num_bytes < _MIN_MIB else "MiB"
         raise click.BadParameter(
             f"{value!r} has no unit and would be bytes; did you mean {value.strip()}{unit}?", ctx, param
         )
@@ -59,7 +59,7 @@ def default_cache_dir() -> Path:
 cache_dir_option = click.option(
     "--cache-dir",
     cls=GroupedOption,
-    group="Diagnostics",
+    group="Files",
     type=click.Path(file_okay=False, path_type=Path),
     default=default_cache_dir,
     show_default="$MOEFLOW_CACHE or ~/.cache/moeflow",

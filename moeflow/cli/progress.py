@@ -26,7 +26,7 @@ from rich.text import Text
 
 PLAIN_PROGRESS_S = 10.0  # where no terminal watches: how often a line is printed
 PLAIN_FIRST_S = 2.0  # and after how long the first
-_LEAST_ELAPSED_S = 2.0  # before that the rate says little of the time left
+_MIN_ELAPSED_S = 2.0  # before that the rate says little of the time left
 
 
 class TimeLeftColumn(ProgressColumn):
@@ -143,7 +143,7 @@ def plain_line(task: Task, amount: str) -> str:
 
 def time_left(elapsed_s: float, done: float, total: float) -> str:
     """Write the time left if work goes on at its mean rate: "about 40 s left"; nothing as long as that is unknown."""
-    if elapsed_s < _LEAST_ELAPSED_S or not 0 < done < total:
+    if elapsed_s < _MIN_ELAPSED_S or not 0 < done < total:
         return ""
     return f"about {duration_text(elapsed_s / done * (total - done))} left"
 

@@ -39,7 +39,7 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is every network.")
 @click.option("--port", type=int, default=8000, show_default=True, help="Port to listen on; 0: any free one.")
-@click.option("--api-key", envvar="MOEFLOW_API_KEY", show_envvar=True, help="Ask clients for this key.")
+@click.option("--api-key", envvar="MOEFLOW_API_KEY", show_envvar=True, help="Key that clients must send.")
 @click.option(
     "--allowed-host",
     "allowed_hosts",
@@ -55,7 +55,7 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
     type=int,
     default=64,
     show_default=True,
-    help="Requests that may wait; more are turned away with 429.",
+    help="Maximum waiting requests; more get 429.",
 )
 @click.option(
     "--max-body",
@@ -95,7 +95,7 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
     callback=byte_count,
     default="10GiB",
     show_default=True,
-    help="Most that all files may have together, results of jobs included; beyond it uploads are refused.",
+    help="Maximum size of all files together, results of jobs included; uploads beyond it are refused.",
 )
 @click.option(
     "--shutdown-deadline",
@@ -114,7 +114,7 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
-    help="What is logged to stderr: at info a line for each request, at debug for probes and the page's files, too.",
+    help="Minimum level of log lines on stderr; info: one for each request, debug: probes and the page's files, too.",
 )
 @click.option(
     "--log-format",
@@ -130,7 +130,7 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
     cls=GroupedOption,
     group="Log",
     is_flag=True,
-    help="Log what is asked, too; else no prompt ever is in the log.",
+    help="Log prompts, too.",
 )
 @click.option(
     "--max-engine-restarts",
@@ -139,7 +139,7 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
     type=int,
     default=100,
     show_default=True,
-    help="How often an engine that dies is started again within an hour; 0: the server exits with it.",
+    help="Maximum restarts of a dead engine within an hour; 0: the server exits with it.",
 )
 @click.option(
     "--engine-timeout",
@@ -149,7 +149,7 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
     type=float,
     default=300.0,
     show_default=True,
-    help="Seconds after which an engine that does not answer is started again; 0: never.",
+    help="Seconds without an answer after which the engine is restarted; 0: never.",
 )
 def serve(
     overrides: dict[str, Any],

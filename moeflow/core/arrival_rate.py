@@ -6,8 +6,8 @@ from typing import Final
 
 from moeflow.core.errors import ConfigError
 
-LEAST_RATE: Final = 1e-5  # requests a second: about one a day
-MOST_RATE: Final = 1e6
+MIN_RATE: Final = 1e-5  # requests a second: about one a day
+MAX_RATE: Final = 1e6
 
 
 def check_rate(rate: float, *, also: str = "") -> None:
@@ -15,8 +15,8 @@ def check_rate(rate: float, *, also: str = "") -> None:
 
     Raises: ConfigError.
     """
-    if not LEAST_RATE <= rate <= MOST_RATE:  # false for nan, too
+    if not MIN_RATE <= rate <= MAX_RATE:  # false for nan, too
         raise ConfigError(
-            f"{rate:g} requests a second make no traffic to measure: say a rate from {LEAST_RATE:g} (about one a "
-            f"day) to {MOST_RATE:,.0f}{also}"
+            f"{rate:g} requests a second make no traffic to measure: say a rate from {MIN_RATE:g} (about one a "
+            f"day) to {MAX_RATE:,.0f}{also}"
         )

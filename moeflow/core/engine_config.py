@@ -33,15 +33,15 @@ class ExpertSlotsConfig:
     packed_weights_file: str  # made first if it is not there
     num_slots: int  # experts in memory, over all layers
     slab_bytes: int  # of one expert
-    least_slots: int = 2  # that experts keep whatever else needs memory: half is computed with while half is filled
+    min_slots: int = 2  # that experts keep whatever else needs memory: half is computed with while half is filled
     policy: str = "lfru"  # who is evicted: a name of memory/eviction.py
     predictor: str = "none"  # what experts are read ahead by: "next-router", "frequency", "previous-token"
 
     def __post_init__(self) -> None:
         """Refuse what no pass could run with. Raises: CapacityError."""
-        if self.num_slots < self.least_slots:
+        if self.num_slots < self.min_slots:
             raise CapacityError(
-                f"{self.num_slots} of the experts fit into memory, but {self.least_slots} must: raise the memory limit "
+                f"{self.num_slots} of the experts fit into memory, but {self.min_slots} must: raise the memory limit "
                 "(--memory), or use a smaller weight format"
             )
 

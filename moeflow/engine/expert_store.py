@@ -70,8 +70,8 @@ class ExpertStore:
         self._pass_began_s = 0.0
         self.index = index
         self._spec = spec = index.spec
-        most_slots = max(min(num_slots_in(memory_bytes, spec.slab_bytes), spec.num_slabs), config.num_slots)
-        arena = SlotArena(most_slots, spec.slab_bytes)
+        max_slots = max(min(num_slots_in(memory_bytes, spec.slab_bytes), spec.num_slabs), config.num_slots)
+        arena = SlotArena(max_slots, spec.slab_bytes)
         with ExitStack() as on_failure:
             self._reader = SlabReader(index, arena.view(0))
             on_failure.callback(self._reader.close)

@@ -35,15 +35,15 @@ class MemoryLimiter:
         """Take what was planned, and what can be made more or less."""
         processes = own_processes(is_served=plan.is_served)
         self._limit_bytes = plan.limit_bytes - margin_bytes(is_served=plan.is_served)
-        self._least_bytes = arena_bytes(experts.least_slots, experts.slab_bytes) + plan.work_bytes
+        self._min_bytes = arena_bytes(experts.min_slots, experts.slab_bytes) + plan.work_bytes
         self._budget = MemoryBudget(
-            self._limit_bytes, slots, lambda: resident_bytes(processes), least_slots=experts.least_slots
+            self._limit_bytes, slots, lambda: resident_bytes(processes), min_slots=experts.min_slots
         )
         self._shape = shape
-        self._most_tokens = scheduler.max_num_batched_tokens
+        self._max_tokens = scheduler.max_num_batched_tokens
         self._kv = kv
         self._block_size = scheduler.block_size
-        self._least_blocks = -(-scheduler.max_model_len // scheduler.block_size)
+        self._min_blocks = -(-scheduler.max_model_len // scheduler.block_size)
 
     def make_room(self, batch: Batch) -> None:
         """Have no more slots than leave room for a pass. Raises: CapacityError if that cannot be had."""
@@ -64,10 +64,10 @@ class MemoryLimiter:
         given = blocks.give_back()
         self._budget.other_bytes -= len(given) * self._kv.block_bytes
         self._kv.give_back(given)
-        left_bytes = self._limit_bytes - self._budget.other_bytes - self._least_bytes
-        left_bytes += self._kept_bytes(self._most_tokens)
+        left_bytes = self._limit_bytes - self._budget.other_bytes - self._min_bytes
+        left_bytes += self._kept_bytes(self._max_tokens)
         most = self._kv.num_touched + left_bytes // self._kv.block_bytes
-        blocks.limit = min(max(most, self._least_blocks), blocks.num_blocks)
+        blocks.limit = min(max(most, self._min_blocks), blocks.num_blocks)
 
     def _kept_bytes(self, num_tokens: int) -> int:
         """Return how much of such a pass's work space is held already, whether or not a pass runs."""

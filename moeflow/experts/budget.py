@@ -42,13 +42,13 @@ class Slots(Protocol):
 class MemoryBudget:
     """Keeps a process, or several, within a limit."""
 
-    def __init__(self, limit_bytes: int, slots: Slots, measure: Callable[[], int], *, least_slots: int) -> None:
-        """`measure` returns the bytes that are held now, by slots too; `least_slots` are never given away."""
+    def __init__(self, limit_bytes: int, slots: Slots, measure: Callable[[], int], *, min_slots: int) -> None:
+        """`measure` returns the bytes that are held now, by slots too; `min_slots` are never given away."""
         self.limit_bytes = limit_bytes
         self.other_bytes = 0  # held beside slots, when that was last measured
         self._slots = slots
         self._measure = measure
-        self._least_slots = least_slots
+        self._min_slots = min_slots
         self._rooms: deque[int] = deque(maxlen=CALM_PASSES)  # how many slots there was room for in the last passes
 
     def make_room(self, growth_bytes: int) -> None:
@@ -60,7 +60,7 @@ class MemoryBudget:
         room = self._slots.within(self.limit_bytes - self.other_bytes - growth_bytes)
         is_first = not self._rooms
         self._rooms.append(room)
-        wanted = max(min(self._rooms), self._least_slots)
+        wanted = max(min(self._rooms), self._min_slots)
         have = self._slots.num_slots
         if wanted < have or (wanted > have and (is_first or len(self._rooms) == CALM_PASSES)):
             have = self._slots.resize(wanted)

@@ -1,6 +1,6 @@
 """Drawing tokens from logits: temperature, top-k, top-p, min-p, and the cumulative distribution inverted at a number.
 
-Each row by itself. A token whose weight is zero is never drawn: one at -inf, or less likely than LEAST_WEIGHT times
+Each row by itself. A token whose weight is zero is never drawn: one at -inf, or less likely than MIN_WEIGHT times
 the likeliest. The extension sums in float64 in an order that depends on the size of the row alone, so a row's token
 is the same in any batch. Weights are float32 and may differ in their last bits between instruction sets and torch; a
 token can then differ only where the number falls on the border between two.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from moeflow.kernels.cpu import row_ops
 
-LEAST_WEIGHT = 1.3e-38  # about the smallest normal float32
+MIN_WEIGHT = 1.3e-38  # about the smallest normal float32
 NUCLEUS_WIDTH = 1024  # likeliest tokens that top-p looks at before it sorts a whole row: 8x cheaper at V = 49152
 
 
@@ -51,7 +51,7 @@ def _draw_one(logits: Tensor, one: Draw) -> int:
     scores = (logits - one.largest) * (1 / one.temperature)
     if one.top_k == 0 and one.top_p == 1.0:
         weights = scores.exp_()
-        return _invert(weights.masked_fill_(weights < max(one.min_p, LEAST_WEIGHT), 0.0).double(), one.number)
+        return _invert(weights.masked_fill_(weights < max(one.min_p, MIN_WEIGHT), 0.0).double(), one.number)
     if one.top_k > 0:
         values, tokens = scores.topk(min(one.top_k, scores.shape[-1]))
         weights = values.exp().double()
@@ -67,7 +67,7 @@ def _draw_one(logits: Tensor, one: Draw) -> int:
 
 def _draw_sorted(weights: Tensor, mass: Tensor, one: Draw) -> int:
     """Apply top-p and min-p to weights [C], likeliest first, that are parts of a mass; then draw one of them."""
-    outside = weights < max(one.min_p, LEAST_WEIGHT)
+    outside = weights < max(one.min_p, MIN_WEIGHT)
     if one.top_p < 1.0:
         outside |= weights.cumsum(-1) - weights >= one.top_p * mass
     outside[0] = False

@@ -15,10 +15,10 @@ from moeflow.core.model_config import ConfigReader, ModelConfig, RopeConfig
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 _MSCALES = ("mscale", "mscale_all_dim")
 # Far beyond what models have, and far from where positions or norms would stop being numbers.
-_MOST_LAYERS = 1 << 17
-_LEAST_EPS = 1e-30
-_MOST_THETA = 1e15
-_MOST_FACTOR = 1e6
+_MAX_LAYERS = 1 << 17
+_MIN_EPS = 1e-30
+_MAX_THETA = 1e15
+_MAX_FACTOR = 1e6
 
 
 def read_decoder_config(
@@ -49,7 +49,7 @@ def read_decoder_config(
         "head_dim": head_dim,
         "intermediate_size": reader.positive("intermediate_size"),
         "max_position": max_position,
-        "rms_norm_eps": reader.number("rms_norm_eps", least=_LEAST_EPS, most=1.0),
+        "rms_norm_eps": reader.number("rms_norm_eps", least=_MIN_EPS, most=1.0),
         "rope": _read_rope(reader, default_theta, max_position),
         "tie_word_embeddings": reader.get(bool, "tie_word_embeddings", False),
         "hidden_act": _read_activation(reader),
@@ -62,7 +62,7 @@ def read_decoder_config(
 
 def read_num_layers(reader: ConfigReader) -> int:
     """Return the number of layers, which whoever reads a config may count up to."""
-    return reader.positive("num_hidden_layers", most=_MOST_LAYERS)
+    return reader.positive("num_hidden_layers", most=_MAX_LAYERS)
 
 
 def read_num_experts(reader: ConfigReader) -> int:
@@ -89,11 +89,11 @@ def _read_rope(reader: ConfigReader, default_theta: float, max_position: int) ->
         raise reader.error(f"rotary positions are of the kind {brief(kind)}; supported are {', '.join(ROPE_KINDS)}")
     _refuse_variants(reader, rope)
     theta = rope.get(float, "rope_theta", reader.get(float, "rope_theta", default_theta))
-    if not 1 < theta <= _MOST_THETA:
-        raise reader.error(f"'rope_theta' is {theta}, where a number above 1, up to {_MOST_THETA:g}, is expected")
+    if not 1 < theta <= _MAX_THETA:
+        raise reader.error(f"'rope_theta' is {theta}, where a number above 1, up to {_MAX_THETA:g}, is expected")
     if kind == "default":
         return RopeConfig(theta=theta)
-    factor = rope.number("factor", least=1.0, most=_MOST_FACTOR)
+    factor = rope.number("factor", least=1.0, most=_MAX_FACTOR)
     if kind == "linear":
         return RopeConfig(theta=theta, kind=kind, factor=factor)
     original = reader.positive(
@@ -119,7 +119,7 @@ def _read_yarn_bands(rope: ConfigReader, factor: float) -> dict[str, Any]:
 
 
 def _factor(rope: ConfigReader, key: str, *default: float) -> float:
-    return rope.number(key, *default, least=1 / _MOST_FACTOR, most=_MOST_FACTOR)
+    return rope.number(key, *default, least=1 / _MAX_FACTOR, most=_MAX_FACTOR)
 
 
 def _refuse_variants(reader: ConfigReader, rope: ConfigReader) -> None:
@@ -132,7 +132,7 @@ def _refuse_variants(reader: ConfigReader, rope: ConfigReader) -> None:
 
 def _yarn_attention_factor(rope: ConfigReader, factor: float) -> float | None:
     """Return the stated factor, or the one that DeepSeek's two mscale keys give; None: yarn's default."""
-    mscale, mscale_all_dim = (rope.number(key, 0.0, least=0.0, most=_MOST_FACTOR) for key in _MSCALES)
+    mscale, mscale_all_dim = (rope.number(key, 0.0, least=0.0, most=_MAX_FACTOR) for key in _MSCALES)
     if rope.raw.get("attention_factor") is not None:
         return _factor(rope, "attention_factor")
     if not (mscale and mscale_all_dim) or factor <= 1:

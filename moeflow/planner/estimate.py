@@ -75,7 +75,7 @@ class Expectations:
             total = self._costs.num_moe_layers * self.shape.num_experts
             tokens = batch_size * ceil(max_tokens / BLOCK_TOKENS) * BLOCK_TOKENS
             taken = tokens * self._costs.kv_bytes + (self.config.memory.work_bytes if self.config.memory else 0)
-            num_slots = max(experts.num_slots - ceil(taken / experts.slab_bytes), experts.least_slots)
+            num_slots = max(experts.num_slots - ceil(taken / experts.slab_bytes), experts.min_slots)
             on_disk = max(1 - num_slots / total, 0.0)
         return Policy(
             batch_size=batch_size,
@@ -87,7 +87,7 @@ class Expectations:
         )
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """What the processes hold at most."""
         if self.config.memory is not None:
             return self.config.memory.limit_bytes
@@ -154,7 +154,7 @@ def what_to_expect(config: EngineConfig, cache_dir: Path | None, *, is_served: b
     if most > 1:
         together = expected.predict(most, prompt_len, gen_len)
         speeds += f" and {_rounded(most / together.decode_s)} at {most}"
-    memory = format_bytes(expected.most_bytes)
+    memory = format_bytes(expected.max_bytes)
     said = f"expect some {speeds}, first token of {prompt_len} after {alone.first_token_s:.2g} s, at most {memory}"
     is_guess = config.experts is not None and not routing.decode
     how = how_measured(machine) + (f": {RENEW}" if was_disturbed(machine) else "")

@@ -22,7 +22,7 @@ from moeflow.planner.policy_search import COARSE, FINE, Objective, cost_per_toke
 DISK_UNCERTAINTY: Final = 0.3  # what hits the expert cache depends on the text
 MEMORY_UNCERTAINTY: Final = 0.05
 MORE_MEMORY: Final = "twice the memory"
-LEAST_HELP: Final = 1.02  # that is worth mentioning
+MIN_HELP: Final = 1.02  # that is worth mentioning
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,11 @@ class SearchResult:
     helps: tuple[Sensitivity, ...]
 
 
-def make_plan(model: CostModel, aim: Objective, *, model_name: str, reasons: tuple[tuple[str, str], ...] = ()) -> Plan:
+def make_plan(
+    model: CostModel, objective: Objective, *, model_name: str, reasons: tuple[tuple[str, str], ...] = ()
+) -> Plan:
     """Return the plan for a goal. Raises: CapacityError if nothing fits, or the rate cannot be reached."""
-    model, policy = best_policy(model, aim)
+    model, policy = best_policy(model, objective)
     uncertainty = model.machine.uncertainty
     if policy.experts_on_disk:
         uncertainty = max(uncertainty, DISK_UNCERTAINTY)
@@ -58,13 +60,18 @@ def make_plan(model: CostModel, aim: Objective, *, model_name: str, reasons: tup
         pipeline=pipeline_of(model, policy),
         uncertainty=uncertainty,
         bottleneck=bottleneck(model, policy),
-        helps=helps(model, aim),
+        helps=helps(model, objective),
     )
-    return describe(model, aim, found, model_name=model_name, reasons=(*reasons, *why(model, aim, policy)))
+    return describe(model, objective, found, model_name=model_name, reasons=(*reasons, *why(model, objective, policy)))
 
 
 def describe(
-    model: CostModel, aim: Objective, found: SearchResult, *, model_name: str, reasons: tuple[tuple[str, str], ...]
+    model: CostModel,
+    objective: Objective,
+    found: SearchResult,
+    *,
+    model_name: str,
+    reasons: tuple[tuple[str, str], ...],
 ) -> Plan:
     """Return what was found as a plan."""
     costs, workload, policy, prediction = model.costs, model.workload, found.policy, found.prediction
@@ -75,7 +82,7 @@ def describe(
     return Plan(
         model=model_name,
         machine=model.machine.name,
-        goal=aim.goal,
+        goal=objective.goal,
         workload=workload,
         weight_format=costs.formats.matrices,
         embedding_format=costs.formats.embeddings,
@@ -83,7 +90,7 @@ def describe(
         policy=policy,
         pipeline=found.pipeline,
         kv_cache_bytes=ceil(tokens * costs.kv_bytes),
-        memory_bytes=aim.memory_limits.get(RAM, 0),
+        memory_bytes=objective.memory_limits.get(RAM, 0),
         prefill_tokens_per_s=Estimate.within(num_prompt_tokens / prediction.prefill_s, uncertainty),
         decode_tokens_per_s=Estimate.within(policy.batch_size / prediction.decode_s, uncertainty),
         tokens_per_s=Estimate.within(prediction.tokens_per_s, uncertainty),
@@ -92,8 +99,8 @@ def describe(
         memory=tuple(
             TierUse(
                 tier=tier,
-                peak_bytes=_peak(num_bytes, min(levels[tier], aim.memory_limits.get(tier, levels[tier]))),
-                capacity_bytes=min(levels[tier], aim.memory_limits.get(tier, levels[tier])),
+                peak_bytes=_peak(num_bytes, min(levels[tier], objective.memory_limits.get(tier, levels[tier]))),
+                capacity_bytes=min(levels[tier], objective.memory_limits.get(tier, levels[tier])),
             )
             for tier, num_bytes in prediction.memory.items()
             if tier in levels and num_bytes > 0
@@ -159,14 +166,14 @@ def bottleneck_by(step_s: Callable[[CostModel], float], model: CostModel) -> str
         return before / step_s(reduce(_turned, perturbations, model))
 
     best = max(timed, key=lambda perturbation: gain([perturbation]))
-    if gain([best]) > LEAST_HELP:
+    if gain([best]) > MIN_HELP:
         return best.bottleneck
     needed = timed
-    if gain(needed) <= LEAST_HELP:
+    if gain(needed) <= MIN_HELP:
         return "the time between kernels"
     for perturbation in sorted(timed, key=lambda it: gain([it])):
         others = [it for it in needed if it is not perturbation]
-        needed = others if gain(others) > LEAST_HELP else needed
+        needed = others if gain(others) > MIN_HELP else needed
     return f"{_listed([perturbation.bottleneck for perturbation in needed])} together"
 
 
@@ -174,41 +181,41 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def helps(model: CostModel, aim: Objective) -> tuple[Sensitivity, ...]:
+def helps(model: CostModel, objective: Objective) -> tuple[Sensitivity, ...]:
     """Return what twice as much of a resource, or a smaller format, would bring; best first."""
-    return helps_by(_cost, model, aim)
+    return helps_by(_cost, model, objective)
 
 
 def helps_by(
-    cost: Callable[[CostModel, Objective], float], model: CostModel, aim: Objective
+    cost: Callable[[CostModel, Objective], float], model: CostModel, objective: Objective
 ) -> tuple[Sensitivity, ...]:
     """Return the same, where `cost` says what the best policy costs, or raises a CapacityError."""
     try:
-        before = cost(model, aim)
+        before = cost(model, objective)
     except CapacityError:  # fits only between the points of the coarse grid
         return ()
     changes = {perturbation.change: _turned(model, perturbation) for perturbation in _perturbations(model)} | dict(
         _smaller_formats(model)
     )
-    doubled = {tier: size * (2 if tier == RAM else 1) for tier, size in aim.memory_limits.items()}
+    doubled = {tier: size * (2 if tier == RAM else 1) for tier, size in objective.memory_limits.items()}
     found = []
     for change, changed in changes.items():
-        relaxed = replace(aim, memory_limits=doubled) if change == MORE_MEMORY else aim
+        relaxed = replace(objective, memory_limits=doubled) if change == MORE_MEMORY else objective
         try:
             speedup = before / cost(changed, relaxed)
         except CapacityError:
             continue
-        if speedup >= LEAST_HELP:
+        if speedup >= MIN_HELP:
             found.append(Sensitivity(change=change, speedup=round(speedup, 3)))
     return tuple(sorted(found, key=lambda help_: -help_.speedup))
 
 
-def _cost(model: CostModel, aim: Objective) -> float:
-    timed = replace(aim, goal="throughput") if aim.goal == "memory" else aim
+def _cost(model: CostModel, objective: Objective) -> float:
+    timed = replace(objective, goal="throughput") if objective.goal == "memory" else objective
     return cost_per_token(*best_policy(model, timed, COARSE), timed.goal)
 
 
-def best_policy(model: CostModel, aim: Objective, ratio: float = FINE) -> tuple[CostModel, Policy]:
+def best_policy(model: CostModel, objective: Objective, ratio: float = FINE) -> tuple[CostModel, Policy]:
     """Return the best policy with one device, or with all of them, and the costs that it was found with.
 
     `ratio` is that of `search`. Raises: CapacityError if nothing fits, or the rate cannot be reached.
@@ -218,33 +225,33 @@ def best_policy(model: CostModel, aim: Objective, ratio: float = FINE) -> tuple[
     for num_devices in sorted({1, max(model.machine.num_devices, 1)}):
         shared = replace(model, num_devices=num_devices)
         try:
-            policy = _for_rate(shared, aim, ratio)
+            policy = _for_rate(shared, objective, ratio)
         except CapacityError as error:
             missing = error
             continue
-        found.append((cost_per_token(shared, policy, aim.goal), shared, policy))
+        found.append((cost_per_token(shared, policy, objective.goal), shared, policy))
     if not found:
         assert missing is not None, "some number of devices was tried"
         raise missing
     return min(found, key=lambda one: one[0])[1:]
 
 
-def planned_policy(model: CostModel, aim: Objective) -> tuple[Policy, Prediction]:
+def planned_policy(model: CostModel, objective: Objective) -> tuple[Policy, Prediction]:
     """Return the policy that `make_plan` plans, and what it brings. Raises: CapacityError as `best_policy`."""
-    model, policy = best_policy(model, aim)
+    model, policy = best_policy(model, objective)
     return policy, model.predict(policy)
 
 
-def _for_rate(model: CostModel, aim: Objective, ratio: float) -> Policy:
+def _for_rate(model: CostModel, objective: Objective, ratio: float) -> Policy:
     """Return the best policy; for latency under a rate of arrivals, with the fewest sequences that keep up with it."""
     rate = model.workload.rate
-    if aim.goal != "latency" or not rate or aim.num_sequences is not None:
-        only_one = aim.goal == "latency" and aim.num_sequences is None
-        return search(model, replace(aim, num_sequences=1) if only_one else aim, ratio)
+    if objective.goal != "latency" or not rate or objective.num_sequences is not None:
+        only_one = objective.goal == "latency" and objective.num_sequences is None
+        return search(model, replace(objective, num_sequences=1) if only_one else objective, ratio)
     num_sequences, best = 1, 0.0
-    while num_sequences <= aim.max_sequences:
+    while num_sequences <= objective.max_sequences:
         try:
-            policy = search(model, replace(aim, num_sequences=num_sequences), ratio)
+            policy = search(model, replace(objective, num_sequences=num_sequences), ratio)
         except CapacityError:
             if not best:
                 raise
@@ -344,14 +351,14 @@ def _faster_link(machine: Machine, source: str) -> Machine:
     return replace(machine, links=tuple(faster(link) for link in machine.links))
 
 
-def why(model: CostModel, aim: Objective, policy: Policy) -> Iterator[tuple[str, str]]:
+def why(model: CostModel, objective: Objective, policy: Policy) -> Iterator[tuple[str, str]]:
     """Yield the reasons for a policy: (field, why)."""
     whys = {
         "throughput": "most tokens a second for this workload",
         "latency": "as few as are waited for: each more makes every step longer",
         "memory": "least memory at nearly the best speed",
     }
-    yield "batch_size", f"{policy.batch_size}: {whys[aim.goal]}"
+    yield "batch_size", f"{policy.batch_size}: {whys[objective.goal]}"
     if model.has_device:
         far = "faster than fetching keys and values"
         yield "attention_on_device", "faster there" if policy.attention_on_device else far

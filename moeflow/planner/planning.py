@@ -24,7 +24,7 @@ from moeflow.core.plan import Plan, Workload
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.layers.weight_allocator import WeightFormats
 from moeflow.models.registry import read_bare_config, read_model_config
-from moeflow.planner.choices.expert_plan import least_slots
+from moeflow.planner.choices.expert_plan import min_slots
 from moeflow.planner.choices.packed_files import find_packed_weights_file
 from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, own_precision
 from moeflow.planner.costs.cost_model import CostModel
@@ -73,7 +73,7 @@ class Planned:
 
     plan: Plan
     model: CostModel
-    aim: Objective
+    objective: Objective
 
 
 def plan_for(request: PlanRequest, on_step: Callable[[str], None] = lambda _: None) -> Planned:
@@ -97,22 +97,22 @@ def plan_for(request: PlanRequest, on_step: Callable[[str], None] = lambda _: No
     on_step("the best policy")
     has_device = machine.has(DEVICE)
     most = request.num_requests or request.num_sequences or (MAX_SEQUENCES if has_device else MAX_SEQUENCES_ON_HOST)
-    aim = Objective(
+    objective = Objective(
         goal=request.goal,
         num_sequences=request.num_sequences,
         max_sequences=most,
         memory_limits={} if settings.memory_bytes is None else {RAM: settings.memory_bytes},
     )
     model = _cost_model(request, machine, costs, settings.max_num_batched_tokens or DEFAULT_MAX_NUM_BATCHED_TOKENS)
-    if settings.max_num_batched_tokens is None and not has_device and aim.memory_limits:
+    if settings.max_num_batched_tokens is None and not has_device and objective.memory_limits:
         model = _with_best_chunk(
-            model, aim, [_cost_model(request, machine, costs, it) for it in DISK_NUM_BATCHED_TOKENS]
+            model, objective, [_cost_model(request, machine, costs, it) for it in DISK_NUM_BATCHED_TOKENS]
         )
     with _cautious(machine):
-        plan = make_plan(model, aim, model_name=_name(settings), reasons=_reasons(machine, reason))
+        plan = make_plan(model, objective, model_name=_name(settings), reasons=_reasons(machine, reason))
     if request.machine is None:
         plan = dataclasses.replace(plan, num_threads=settings.num_threads or measure_machine().num_cores)
-    return Planned(plan, model, aim)
+    return Planned(plan, model, objective)
 
 
 def _cost_model(request: PlanRequest, machine: Machine, costs: ModelCosts, chunk_tokens: int) -> CostModel:
@@ -125,12 +125,12 @@ def _cost_model(request: PlanRequest, machine: Machine, costs: ModelCosts, chunk
         overlap=1.0 if has_device else HOST_OVERLAP,
         prefill_overlap=1.0 if has_device else HOST_PREFILL_OVERLAP,
         process_bytes=_process_bytes(costs.shape, request.settings, chunk_tokens),
-        least_experts=0.0 if has_device else _least_experts(costs),
+        min_experts=0.0 if has_device else _min_experts(costs),
         chunk_tokens=chunk_tokens,
     )
 
 
-def _with_best_chunk(model: CostModel, aim: Objective, others: Sequence[CostModel]) -> CostModel:
+def _with_best_chunk(model: CostModel, objective: Objective, others: Sequence[CostModel]) -> CostModel:
     """Return the costs with so many tokens a pass as is best, where experts may come from disk for each pass.
 
     The more a pass has, the fewer experts there is room for beside its work.
@@ -138,10 +138,10 @@ def _with_best_chunk(model: CostModel, aim: Objective, others: Sequence[CostMode
     found = []
     for one in (model, *others):
         try:
-            policy = search(one, aim, COARSE)
+            policy = search(one, objective, COARSE)
         except CapacityError:
             continue
-        found.append((cost_per_token(one, policy, aim.goal) + one.predict(policy).first_token_s * TIE, one))
+        found.append((cost_per_token(one, policy, objective.goal) + one.predict(policy).first_token_s * TIE, one))
     return min(found, key=lambda pair: pair[0])[1] if found else model
 
 
@@ -286,10 +286,10 @@ def _process_bytes(shape: ModelConfig, settings: Settings, chunk_tokens: int) ->
     return processes + margin + work_bytes(shape, num_tokens=chunk_tokens, num_sampled=num_sampled)
 
 
-def _least_experts(costs: ModelCosts) -> float:
+def _min_experts(costs: ModelCosts) -> float:
     """Return the share of experts without which the engine computes no pass."""
     num_experts = costs.num_moe_layers * costs.shape.num_experts
-    return min(least_slots(costs.shape) / num_experts, 1.0) if num_experts else 0.0
+    return min(min_slots(costs.shape) / num_experts, 1.0) if num_experts else 0.0
 
 
 def _formats(shape: ModelConfig, chosen: WeightChoice, settings: Settings, *, has_device: bool) -> Formats:

@@ -39,7 +39,7 @@ class PolicyMap:
     has_device: bool
 
 
-def policy_map(model: CostModel, aim: Objective, on_point: Callable[[], None] = lambda: None) -> PolicyMap:
+def policy_map(model: CostModel, objective: Objective, on_point: Callable[[], None] = lambda: None) -> PolicyMap:
     """Return how the best policy changes: with link and host (figure 10), or without a device with memory and disk.
 
     Policies are found as the plan's is, so that the machine itself, where it is one of the map's, has that.
@@ -50,7 +50,7 @@ def policy_map(model: CostModel, aim: Objective, on_point: Callable[[], None] = 
     points = []
     for y in ys:
         for x in xs:
-            points.append(_point(*change(model, aim, x, y), x, y))
+            points.append(_point(*change(model, objective, x, y), x, y))
             on_point()
     if model.has_device:
         return PolicyMap(
@@ -70,19 +70,19 @@ def _axes(model: CostModel) -> tuple[Sequence[float], Sequence[float]]:
     return (FACTORS if model.has_device else MEMORY_SHARES), FACTORS
 
 
-def _point(model: CostModel, aim: Objective, x: float, y: float) -> MapPoint:
+def _point(model: CostModel, objective: Objective, x: float, y: float) -> MapPoint:
     try:
-        policy, prediction = planned_policy(model, aim)
+        policy, prediction = planned_policy(model, objective)
     except CapacityError:
         return MapPoint(x, y, None, 0.0)
     return MapPoint(x, y, policy, prediction.tokens_per_s)
 
 
-def _other_device(model: CostModel, aim: Objective, link: float, host: float) -> tuple[CostModel, Objective]:
+def _other_device(model: CostModel, objective: Objective, link: float, host: float) -> tuple[CostModel, Objective]:
     """Return the same with another link and host; a limit of memory grows with it."""
-    limits = {tier: int(size * host) if tier == RAM else size for tier, size in aim.memory_limits.items()}
+    limits = {tier: int(size * host) if tier == RAM else size for tier, size in objective.memory_limits.items()}
     machine = scaled_link_and_host(model.machine, link, host)
-    return replace(model, machine=machine), replace(aim, memory_limits=limits)
+    return replace(model, machine=machine), replace(objective, memory_limits=limits)
 
 
 def scaled_link_and_host(machine: Machine, link: float, host: float) -> Machine:
@@ -100,7 +100,7 @@ def scaled_link_and_host(machine: Machine, link: float, host: float) -> Machine:
     return replace(machine, levels=tuple(levels), links=links)
 
 
-def _other_host(model: CostModel, aim: Objective, share: float, disk: float) -> tuple[CostModel, Objective]:
+def _other_host(model: CostModel, objective: Objective, share: float, disk: float) -> tuple[CostModel, Objective]:
     """Return the same with room for another share of the model, and another disk; the room is the only limit."""
     size = int(
         model.process_bytes
@@ -111,7 +111,9 @@ def _other_host(model: CostModel, aim: Objective, share: float, disk: float) -> 
         replace(level, capacity_bytes=size) if level.name == RAM else level for level in model.machine.levels
     )
     links = tuple(_scaled_link(it, disk) if it.source == DISK else it for it in model.machine.links)
-    return replace(model, machine=replace(model.machine, levels=levels, links=links)), replace(aim, memory_limits={})
+    return replace(model, machine=replace(model.machine, levels=levels, links=links)), replace(
+        objective, memory_limits={}
+    )
 
 
 def _scaled_link(link: Link, factor: float) -> Link:

@@ -31,7 +31,7 @@ _OUT_OF_TIME: Final = 1  # what scipy calls it
 FINE: Final = 1.3
 COARSE: Final = 2.0
 _FINER: Final = ((1.03, 1.5), (1.005, 1.04))  # ratio of a finer grid, and up to how far from the best so far
-_MOST_MOVES: Final = 4  # of the finer grid, after a best that lies at its edge
+_MAX_MOVES: Final = 4  # of the finer grid, after a best that lies at its edge
 _FEWER: Final = 1.1  # from one point to the next where less memory is looked for,
 _FAR: Final = 4.0  # up to so many times smaller
 _SLACK: Final = 1e-5  # of a constraint, relative: what the solver may be off by, and shares rounded to six places
@@ -47,27 +47,27 @@ class Objective:
     memory_limits: Mapping[str, int] = dataclasses.field(default_factory=dict)  # tier -> bytes, below its capacity
 
 
-def search(model: CostModel, aim: Objective, ratio: float = FINE) -> Policy:
+def search(model: CostModel, objective: Objective, ratio: float = FINE) -> Policy:
     """Return the best policy; `ratio` is from one point of the first grid to the next, and finer ones need a fine one.
 
     Raises: CapacityError if none fits, saying what is missing.
     """
-    best = _solve(model, aim, _choices(model, aim, ratio, None))
+    best = _solve(model, objective, _choices(model, objective, ratio, None))
     if ratio > FINE:
         return best
     for ratio, times in _FINER:
-        best = _climb(model, aim, best, ratio, times)
-    if aim.goal != "memory":
+        best = _climb(model, objective, best, ratio, times)
+    if objective.goal != "memory":
         return best
     around = IntegerPolicy.of(best)
-    return _least_memory(model, aim, around, _beside(model, aim, around, _FEWER, _FAR))
+    return _min_memory(model, objective, around, _beside(model, objective, around, _FEWER, _FAR))
 
 
-def _climb(model: CostModel, aim: Objective, best: Policy, ratio: float, times: float) -> Policy:
+def _climb(model: CostModel, objective: Objective, best: Policy, ratio: float, times: float) -> Policy:
     """Return the best of a finer grid around a policy; if that lies at its edge, of one around that, and so on."""
-    for _ in range(_MOST_MOVES):
+    for _ in range(_MAX_MOVES):
         around = IntegerPolicy.of(best)
-        best = _solve(model, aim, [around, *_beside(model, aim, around, ratio, times)])
+        best = _solve(model, objective, [around, *_beside(model, objective, around, ratio, times)])
         if not _is_at_edge(IntegerPolicy.of(best), around, times):
             break
     return best
@@ -87,18 +87,18 @@ def cost_per_token(model: CostModel, policy: Policy, goal: str) -> float:
 
 
 def _choices(
-    model: CostModel, aim: Objective, ratio: float, around: IntegerPolicy | None, times: float = 1.0
+    model: CostModel, objective: Objective, ratio: float, around: IntegerPolicy | None, times: float = 1.0
 ) -> list[IntegerPolicy]:
-    most = min(aim.num_sequences or aim.max_sequences, MAX_SEQUENCES)
+    most = min(objective.num_sequences or objective.max_sequences, MAX_SEQUENCES)
     low, high = (1, most) if around is None else _about(around.micro_batch, times)
     sizes = _grid(max(low, 1), min(high, most), ratio)
-    if aim.num_sequences is not None and not model.has_device:
+    if objective.num_sequences is not None and not model.has_device:
         sizes = [most]  # which a host computes together
     places = (False, True) if model.has_device else (False,)  # of attention; experts run on the device if there is one
     found = []
     for mu in sizes:
-        if aim.num_sequences is not None:
-            counts = [-(-aim.num_sequences // mu)]
+        if objective.num_sequences is not None:
+            counts = [-(-objective.num_sequences // mu)]
         elif not model.has_device:
             counts = [1]
         else:
@@ -117,9 +117,11 @@ def _grid(low: int, high: int, ratio: float) -> list[int]:
     return [*dict.fromkeys(numbers), high] if high >= low and (not numbers or numbers[-1] != high) else numbers
 
 
-def _beside(model: CostModel, aim: Objective, around: IntegerPolicy, ratio: float, times: float) -> list[IntegerPolicy]:
+def _beside(
+    model: CostModel, objective: Objective, around: IntegerPolicy, ratio: float, times: float
+) -> list[IntegerPolicy]:
     """Return a grid of choices up to so many times larger and smaller, which run in the same places."""
-    choices = _choices(model, aim, ratio, around, times)
+    choices = _choices(model, objective, ratio, around, times)
     return [choice for choice in choices if choice.attention_on_device == around.attention_on_device]
 
 
@@ -142,19 +144,19 @@ def _capacities(model: CostModel, limits: Mapping[str, int]) -> dict[str, int]:
     return {tier: min(size, limits.get(tier, size)) for tier, size in tiers.items()}
 
 
-def _solve(model: CostModel, aim: Objective, choices: Sequence[IntegerPolicy]) -> Policy:
-    programme = _Programme(model, aim)
+def _solve(model: CostModel, objective: Objective, choices: Sequence[IntegerPolicy]) -> Policy:
+    programme = _Programme(model, objective)
     for choice in choices:
         programme.add(choice)
     found = programme.minimise(programme.seconds)
     if found is None:
-        raise _too_little(model, aim, choices)
+        raise _too_little(model, objective, choices)
     return found
 
 
-def _least_memory(model: CostModel, aim: Objective, best: IntegerPolicy, others: Sequence[IntegerPolicy]) -> Policy:
+def _min_memory(model: CostModel, objective: Objective, best: IntegerPolicy, others: Sequence[IntegerPolicy]) -> Policy:
     """Return the policy that takes the least memory of those that are nearly as fast as the best."""
-    programme = _Programme(model, aim)
+    programme = _Programme(model, objective)
     smaller = [dataclasses.replace(best, micro_batch=mu) for mu in _grid(1, best.micro_batch, FINE)]
     for choice in dict.fromkeys([best, *others, *smaller]):
         programme.add(choice)
@@ -171,13 +173,13 @@ class _Programme:
     _SHARES = ("weights", "kv", "disk", "misses", "streamed")  # in the order of `LinearCost.terms`
     _STEP, _PREFILL, _NUM = len(_SHARES) + 1, len(_SHARES) + 2, len(_SHARES) + 3
 
-    def __init__(self, model: CostModel, aim: Objective) -> None:
+    def __init__(self, model: CostModel, objective: Objective) -> None:
         self.seconds: dict[int, float] = {}  # objective: variable -> what it costs
         self.memory: dict[int, float] = {}
         self._model = model
-        self._goal = aim.goal
-        self._most = aim.num_sequences or aim.max_sequences  # the last micro-batch may be smaller
-        self._capacities = _capacities(model, aim.memory_limits)
+        self._goal = objective.goal
+        self._most = objective.num_sequences or objective.max_sequences  # the last micro-batch may be smaller
+        self._capacities = _capacities(model, objective.memory_limits)
         self._choices: list[IntegerPolicy] = []
         self._rows: list[tuple[dict[int, float], float]] = []  # sum of terms <= bound
 
@@ -259,8 +261,8 @@ class _Programme:
             zeros.append(shares["kv"])
         for share in zeros:
             self._at_most({share: 1.0})
-        if self._model.least_experts:
-            self._at_most({shares["disk"]: 1.0, z: self._model.least_experts - 1.0})
+        if self._model.min_experts:
+            self._at_most({shares["disk"]: 1.0, z: self._model.min_experts - 1.0})
         if self._model.has_device and self._model.costs.layers_bytes:
             experts = self._model.costs.experts_bytes / self._model.costs.layers_bytes
             self._at_most({shares["weights"]: 1.0, shares["disk"]: experts, z: -1.0})
@@ -320,15 +322,15 @@ def _least(linear: LinearCost) -> float:
     return linear.const + sum(min(term, 0.0) for term in linear.terms[1:])
 
 
-def _too_little(model: CostModel, aim: Objective, choices: Iterable[IntegerPolicy]) -> CapacityError:
+def _too_little(model: CostModel, objective: Objective, choices: Iterable[IntegerPolicy]) -> CapacityError:
     """Say what is missing for the smallest choice."""
-    capacities = _capacities(model, aim.memory_limits)
+    capacities = _capacities(model, objective.memory_limits)
     smallest = min(choices, key=lambda choice: (choice.batch_size, choice.micro_batch))
     memory = model.memory(smallest)
     names = {RAM: "memory", DEVICE: "device memory", DISK: "disk"}
     short = [
         f"{format_bytes(_least(linear))} of {names[tier]} ({format_bytes(capacities[tier])} "
-        f"{'allowed' if tier in aim.memory_limits else 'there'})"
+        f"{'allowed' if tier in objective.memory_limits else 'there'})"
         for tier, linear in memory.items()
         if _least(linear) > capacities[tier]
     ]

@@ -17,7 +17,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.models.registry import read_model_config
 from moeflow.planner.choices.device_offload import computes_in_torch, device_overrides, settings_of_host, with_pipeline
 from moeflow.planner.choices.expert_plan import ExpertPlan
-from moeflow.planner.choices.kv_cache_choice import choose_kv_cache, kv_share, least_kv_bytes, num_kept_blocks
+from moeflow.planner.choices.kv_cache_choice import choose_kv_cache, kv_share, min_kv_bytes, num_kept_blocks
 from moeflow.planner.choices.memory_allowance import free_bytes
 from moeflow.planner.choices.packed_files import find_packed_weights_file
 from moeflow.planner.choices.processor_choice import Reasons, choose_cpu_isa, choose_device, choose_num_threads
@@ -161,7 +161,7 @@ class _Decision:
 
     def _streamed_batch_tokens(self, plan: ExpertPlan, least: int, max_num_seqs: int) -> int:
         """Return how many tokens a pass may have whose experts come from disk, of which any prompt needs nearly all."""
-        left_bytes = self.free_bytes - plan.least_bytes - self.process_bytes
+        left_bytes = self.free_bytes - plan.min_bytes - self.process_bytes
         for num_tokens in DISK_NUM_BATCHED_TOKENS:
             work = work_bytes(self.shape, num_tokens=num_tokens, num_sampled=max_num_seqs)
             if num_tokens > least and work <= left_bytes // 8:
@@ -188,7 +188,7 @@ class _Decision:
 
     def _expert_plan(self, weights: WeightChoice, dtype: str) -> ExpertPlan | None:
         """Return how experts come from disk; None if there are none, or all that is needed fits into memory."""
-        if not self.shape.num_experts or self._left(weights) >= least_kv_bytes(self.settings, self.shape, dtype):
+        if not self.shape.num_experts or self._left(weights) >= min_kv_bytes(self.settings, self.shape, dtype):
             return None
         return ExpertPlan.make(
             self.checkpoint,
@@ -237,11 +237,11 @@ class _Decision:
 
     def _check_weights(self, weights: WeightChoice, plan: ExpertPlan | None) -> int:
         """Return the bytes of the weights that must be in memory. Raises: CapacityError if they do not fit."""
-        num_bytes = weights.num_bytes(self.checkpoint) if plan is None else plan.least_bytes
+        num_bytes = weights.num_bytes(self.checkpoint) if plan is None else plan.min_bytes
         if num_bytes + self._overhead_bytes > self.free_bytes:
             if plan is not None:
                 raise CapacityError(
-                    f"{format_bytes(plan.resident_bytes)} of the weights must be in memory, and {plan.least_slots} "
+                    f"{format_bytes(plan.resident_bytes)} of the weights must be in memory, and {plan.min_slots} "
                     f"experts at a time: with the process that is {format_bytes(num_bytes + self._overhead_bytes)} in "
                     f"{weights.matrices}, but {format_bytes(self.free_bytes)} are allowed: raise the memory limit "
                     f"(--memory), or use {_SMALLER[weights.matrices]}"

@@ -57,11 +57,11 @@ class PassTimes:
         Fewer tokens never take more time: they were disturbed, as the first pass of all is by memory not yet touched.
         """
         points = []
-        least_s = math.inf
+        min_s = math.inf
         for octave in sorted(self._seconds, reverse=True):
             tokens, seconds = self._seconds[octave]
-            least_s = min(least_s, seconds)
-            points.append((tokens, least_s))
+            min_s = min(min_s, seconds)
+            points.append((tokens, min_s))
         return points[::-1]
 
 
@@ -81,7 +81,7 @@ class LatencyBudget:
         if not self._alone_times.has_seen(num_interactive):
             return 0  # by itself first, to know what that takes
         alone_s = self._alone_s(num_interactive)
-        most = self._most_within_pause(num_interactive, num_wanted)
+        most = self._max_within_pause(num_interactive, num_wanted)
         extra_s = self._times.expect(num_interactive + most) - alone_s
         return most if extra_s <= self._saved_s + (SLOWDOWN - 1) * alone_s else 0
 
@@ -103,15 +103,15 @@ class LatencyBudget:
         else:
             self._alone_times.note(num_interactive, elapsed_s)
             cost_s = 0.0
-        most_s = (PAUSE - 1) * alone_s  # what one pass may cost: more need not be saved, and is never owed
+        max_s = (PAUSE - 1) * alone_s  # what one pass may cost: more need not be saved, and is never owed
         self._saved_s += (SLOWDOWN - 1) * alone_s - cost_s
-        self._saved_s = min(max(self._saved_s, -most_s), most_s)
+        self._saved_s = min(max(self._saved_s, -max_s), max_s)
 
     def _alone_s(self, num_interactive: int) -> float:
         """Return what a pass takes without background tokens: no more than any that had as many tokens."""
         return min(self._alone_times.expect(num_interactive), self._times.expect(num_interactive))
 
-    def _most_within_pause(self, num_interactive: int, num_wanted: int) -> int:
+    def _max_within_pause(self, num_interactive: int, num_wanted: int) -> int:
         limit_s = PAUSE * self._alone_s(num_interactive)
         low, high = 0, num_wanted
         while low < high:

@@ -25,7 +25,7 @@ import gguf
 from moeflow.core.errors import CheckpointError
 from tests.checkpoint.tiny_models import CONFIGS, gguf_writer, random_weights, write_folder, write_gguf
 
-MOST_BYTES = 500 * 10**6
+MAX_BYTES = 500 * 10**6
 HANG_S = 120.0  # on a machine that is busy with other things, too
 GIGABYTE = 10**9
 Maker = Callable[[Path], Path]
@@ -345,7 +345,7 @@ def attempt(maker: str, path: str, reply: Any) -> None:
 
     before = _peak_bytes()
     held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (held + MOST_BYTES, -1))
+    resource.setrlimit(resource.RLIMIT_AS, (held + MAX_BYTES, -1))
     start = time.process_time()
     error: BaseException | None = None
     try:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from moeflow.core.arrival_rate import LEAST_RATE, MOST_RATE, check_rate
+from moeflow.core.arrival_rate import MAX_RATE, MIN_RATE, check_rate
 from moeflow.core.errors import ConfigError
 from moeflow.core.plan import Workload
 from moeflow.workload.poisson import WorkloadSpec
@@ -22,9 +22,9 @@ def traffic(rate):
 
 @pytest.mark.parametrize("take", [check_rate, workload, traffic])
 def test_rates_without_sense_are_refused(take):
-    for rate in (LEAST_RATE, 0.5, 4.0, MOST_RATE):
+    for rate in (MIN_RATE, 0.5, 4.0, MAX_RATE):
         take(rate)
-    for rate in (-1.0, 1e-300, LEAST_RATE / 2, MOST_RATE * 2, 1e300, math.inf, -math.inf, math.nan):
+    for rate in (-1.0, 1e-300, MIN_RATE / 2, MAX_RATE * 2, 1e300, math.inf, -math.inf, math.nan):
         with pytest.raises(ConfigError, match=r"requests a second make no traffic.*from 1e-05 .*to 1,000,000"):
             take(rate)
 

@@ -54,7 +54,7 @@ stats = engine.stats()
 engine.close()
 peak = int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 seen = {"limit": limit_bytes, "peak": peak, "slots": sorted(slots), "errors": errors}
-print(json.dumps(seen | {"kept": extension.kept_bytes(), "most_tokens": chosen.scheduler.max_num_batched_tokens}))
+print(json.dumps(seen | {"kept": extension.kept_bytes(), "max_tokens": chosen.scheduler.max_num_batched_tokens}))
 """
 
 
@@ -71,7 +71,7 @@ def test_a_run_stays_within_its_limit_and_uses_it(tmp_path):
     assert 0.92 <= seen["peak"] / (seen["limit"] - TEMPLATE_BYTES) <= 1  # no chat template was rendered
     assert len(seen["slots"]) > 1, "prompts take from experts, and give back"
     with closing(open_checkpoint(model)) as checkpoint:
-        at_least = kept_bytes(read_model_config(checkpoint), num_tokens=seen["most_tokens"])
+        at_least = kept_bytes(read_model_config(checkpoint), num_tokens=seen["max_tokens"])
     assert at_least <= seen["kept"] <= 4 * at_least
 
 

@@ -25,9 +25,9 @@ from tests.shapes import TINY
 BLOCK_SIZE, NUM_BLOCKS, BLOCK_BYTES = 16, 400, MIB
 MAX_TOKENS = 64 * BLOCK_SIZE  # of a pass
 WORK_BYTES = work_bytes(TINY, num_tokens=MAX_TOKENS, num_sampled=1)
-EXPERTS = ExpertSlotsConfig(packed_weights_file="", num_slots=8, slab_bytes=MIB, least_slots=8)
+EXPERTS = ExpertSlotsConfig(packed_weights_file="", num_slots=8, slab_bytes=MIB, min_slots=8)
 FIXED_BYTES = 300 * MIB
-LEAST_BLOCKS = 2  # of one request
+MIN_BLOCKS = 2  # of one request
 
 
 class FakeKV:
@@ -55,14 +55,14 @@ class FakeKV:
 class NoSlots:
     """As few slots as there may be, none of them filled."""
 
-    num_slots = EXPERTS.least_slots
+    num_slots = EXPERTS.min_slots
     taken_bytes = 0
 
     def within(self, num_bytes):
         return max(num_bytes, 0) // EXPERTS.slab_bytes
 
     def resize(self, num_slots):
-        return EXPERTS.least_slots
+        return EXPERTS.min_slots
 
 
 def measures(kept, resident):
@@ -74,7 +74,7 @@ def measures(kept, resident):
 
 
 @given(
-    room=st.integers(LEAST_BLOCKS, NUM_BLOCKS + 50),
+    room=st.integers(MIN_BLOCKS, NUM_BLOCKS + 50),
     overrides=st.lists(st.integers(-80, 64), min_size=3, max_size=12),
     kept=st.integers(0, WORK_BYTES),
 )
@@ -84,18 +84,18 @@ def test_requests_are_given_no_more_blocks_than_there_is_room_for(room, override
     What kernels keep of their work space is held and is room for the pass, as far as it needs that.
     """
     reused = min(kept, kept_bytes(TINY, num_tokens=MAX_TOKENS))
-    least_bytes = arena_bytes(EXPERTS.least_slots, EXPERTS.slab_bytes) + WORK_BYTES
-    limit_bytes = FIXED_BYTES + least_bytes - reused + room * BLOCK_BYTES + margin_bytes(is_served=False)
+    min_bytes = arena_bytes(EXPERTS.min_slots, EXPERTS.slab_bytes) + WORK_BYTES
+    limit_bytes = FIXED_BYTES + min_bytes - reused + room * BLOCK_BYTES + margin_bytes(is_served=False)
     plan = MemoryPlan(limit_bytes=limit_bytes, process_bytes=0, weight_bytes=0, work_bytes=WORK_BYTES)
     scheduler = SchedulerConfig(
-        num_blocks=NUM_BLOCKS, max_model_len=LEAST_BLOCKS * BLOCK_SIZE, max_num_batched_tokens=MAX_TOKENS
+        num_blocks=NUM_BLOCKS, max_model_len=MIN_BLOCKS * BLOCK_SIZE, max_num_batched_tokens=MAX_TOKENS
     )
     kv = FakeKV()
     keeper = MemoryLimiter(plan, TINY, scheduler, EXPERTS, NoSlots(), kv)
     blocks = BlockTables(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, prefix_caching=False, num_kept=20)
     requests = []
     with measures(kept, lambda: FIXED_BYTES + kv.num_touched * BLOCK_BYTES):
-        for wish in (LEAST_BLOCKS, *overrides):  # before the first pass nothing is measured
+        for wish in (MIN_BLOCKS, *overrides):  # before the first pass nothing is measured
             num_new = min(wish, blocks.num_available)
             if num_new > 0:
                 request = Request(f"{len(requests)}", [1] * num_new * BLOCK_SIZE, SamplingParams(), max_tokens=1)

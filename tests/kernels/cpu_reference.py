@@ -31,7 +31,7 @@ def pack_experts(gate_up, down, form, **kind):
     return PackedExperts.pack(gate_up, down, weight_format, is_wide=bool(wide), **kind)
 
 
-def most_of(packed):
+def max_of(packed):
     """Return the largest integer that activations become beside a weight; None: they stay floats."""
     if packed.format == "int4-min":
         return 32767
@@ -48,7 +48,7 @@ def prepared(x, packed, isa, slack=0.0):
 
     They may differ only if x is known to a relative error `slack`, and then mostly where it rounds either way.
     """
-    most = most_of(packed)
+    most = max_of(packed)
     if most is not None:
         values, unsure = (part.flatten(-2)[..., : x.shape[-1]] for part in _quantized(groups(x.float()), most, slack))
         return values, unsure
@@ -73,7 +73,7 @@ def num_roundings(packed):
     num_groups = -(-packed.cols // GROUP)
     if packed.format == "int4-min":
         return 2 * num_groups + 5  # twice a group, and once or twice where sums of integers become floats
-    return packed.cols + 2 if most_of(packed) is None else num_groups + 4
+    return packed.cols + 2 if max_of(packed) is None else num_groups + 4
 
 
 def product(values, unsure, packed):

@@ -32,7 +32,7 @@ def config(tmp_path_factory):
 @pytest.fixture
 def streamed(config):
     """Return the configuration with room for six of eight experts."""
-    slots = ExpertSlotsConfig(packed_weights_file="x", num_slots=6, slab_bytes=4096, least_slots=1)
+    slots = ExpertSlotsConfig(packed_weights_file="x", num_slots=6, slab_bytes=4096, min_slots=1)
     memory = MemoryPlan(limit_bytes=1 << 30, process_bytes=1 << 28, weight_bytes=1 << 20, work_bytes=0)
     return dataclasses.replace(config, experts=slots, memory=memory)
 
@@ -71,7 +71,7 @@ def test_prefill_decode_and_memory_are_those_of_the_cost_model(config):
     assert small.decode_s < large.decode_s < 4 * small.decode_s
     assert large.prefill_s > small.prefill_s == small.first_token_s
     assert expected.peak_bytes(4, 30, 10) > expected.peak_bytes(1, 30, 10)
-    assert expected.most_bytes > config.kv_cache_bytes
+    assert expected.max_bytes > config.kv_cache_bytes
 
 
 def test_experts_that_have_no_slot_are_on_disk_and_keys_take_slots(streamed):
@@ -79,4 +79,4 @@ def test_experts_that_have_no_slot_are_on_disk_and_keys_take_slots(streamed):
     assert expected.policy(1, 0).experts_on_disk == 1 - 6 / 8  # two layers of four experts
     assert expected.policy(1, 16).experts_on_disk == 1 - 5 / 8  # 16 tokens of 256 bytes: one slab
     assert expected.policy(4, 500).experts_on_disk == 1 - 1 / 8
-    assert expected.most_bytes == 1 << 30
+    assert expected.max_bytes == 1 << 30

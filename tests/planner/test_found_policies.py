@@ -16,7 +16,7 @@ from moeflow.planner.costs.cost_model import DEVICE_COMPUTE, FROM_DEVICE, HOST_C
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.task_costs import TaskShape, task_cost
 from moeflow.planner.hardware.machine_files import load_machine
-from moeflow.planner.plan_maker import LEAST_HELP, bottleneck, bottleneck_by, make_plan, pipeline_of
+from moeflow.planner.plan_maker import MIN_HELP, bottleneck, bottleneck_by, make_plan, pipeline_of
 from moeflow.planner.policy_search import Objective, search
 from tests.planner.examples import HALF, SHORT, machine, small_model
 from tests.shapes import MIXTRAL
@@ -105,12 +105,12 @@ def test_every_resource_named_is_full_and_nothing_full_is_left_out(name):
     words = set(named.removesuffix(" together").replace(" and ", ", ").split(", "))
     for resource, its in names.items():
         share = prediction.busy[resource] / prediction.decode_s
-        assert bool(words & set(its)) == (share > 1 / LEAST_HELP), (resource, share, named)
+        assert bool(words & set(its)) == (share > 1 / MIN_HELP), (resource, share, named)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("where", "aim"),
+    ("where", "objective"),
     [
         (machine(ram=10**9, device=850 * MB), Objective(max_sequences=64)),
         (machine(ram=10**9, device=850 * MB), Objective(goal="latency", max_sequences=16)),
@@ -118,11 +118,11 @@ def test_every_resource_named_is_full_and_nothing_full_is_left_out(name):
         (machine(ram=10**9, device=850 * MB), Objective(max_sequences=16, memory_limits={"ram": 45 * MB})),
     ],
 )
-def test_the_map_of_policies_has_the_plan_itself_at_its_centre(where, aim, monkeypatch):
+def test_the_map_of_policies_has_the_plan_itself_at_its_centre(where, objective, monkeypatch):
     monkeypatch.setattr(policy_map, "FACTORS", (1.0, 2.0))
     model = small_model(where, workload=dataclasses.replace(SHORT, gen_len=30))
-    planned = make_plan(model, aim, model_name="small")
-    made = policy_map.policy_map(model, aim)
+    planned = make_plan(model, objective, model_name="small")
+    made = policy_map.policy_map(model, objective)
     centre = next(point for point in made.points if point.x == point.y == 1.0)
     assert centre.policy == planned.policy
     assert centre.tokens_per_s == planned.tokens_per_s.value

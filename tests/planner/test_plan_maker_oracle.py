@@ -46,20 +46,20 @@ ONE_RESOURCE = {
 
 @pytest.mark.parametrize("change", ONE_RESOURCE)
 def test_twice_as_much_of_what_bounds_halves_the_cost(change):
-    def cost(model, aim):
+    def cost(model, objective):
         return ONE_RESOURCE[change](model.machine)
 
     assert [(it.change, it.speedup) for it in helps_by(cost, DEVICE_MODEL, Objective())] == [(change, 2.0)]
 
 
 def test_the_way_back_and_overheads_come_with_link_and_processor():
-    def both_ways(model, aim):
+    def both_ways(model, objective):
         return model.machine.link(RAM, DEVICE).seconds(1e6) + model.machine.link(DEVICE, RAM).seconds(1e6)
 
     (link,) = helps_by(both_ways, DEVICE_MODEL, Objective())
     assert (link.change, link.speedup) == ("a link to the device twice as fast", 2.0)
 
-    def overheads(model, aim):
+    def overheads(model, objective):
         level = model.machine.level(RAM)
         return processor(level, "pass_s") + processor(level, "token_s") + processor(level, "launch_s")
 
@@ -68,15 +68,15 @@ def test_the_way_back_and_overheads_come_with_link_and_processor():
 
 
 def test_memory_that_was_allowed_is_doubled_with_the_memory():
-    def cost(model, aim):
-        return 1e9 / min(model.machine.level(RAM).capacity_bytes, aim.memory_limits.get(RAM, 1e12))
+    def cost(model, objective):
+        return 1e9 / min(model.machine.level(RAM).capacity_bytes, objective.memory_limits.get(RAM, 1e12))
 
     (more,) = helps_by(cost, HOST, Objective(memory_limits={RAM: 10**8}))
     assert (more.change, more.speedup) == ("twice the memory", 2.0)
 
 
 def test_the_best_comes_first_and_what_hardly_helps_or_does_not_fit_is_left_out():
-    def cost(model, aim):
+    def cost(model, objective):
         here = model.machine.level(RAM)
         if here.capacity_bytes > 10**9:
             raise CapacityError("no")
@@ -89,14 +89,14 @@ def test_the_best_comes_first_and_what_hardly_helps_or_does_not_fit_is_left_out(
         ("a disk that is read twice as fast", round(1 / 0.9, 3)),
     ]
 
-    def never(model, aim):
+    def never(model, objective):
         raise CapacityError("no")
 
     assert helps_by(never, HOST, Objective()) == ()
 
 
 def test_smaller_formats_are_weighed():
-    def cost(model, aim):
+    def cost(model, objective):
         return model.costs.formats.weight_bytes + model.costs.embedding_bytes * 1e-6
 
     table = 2 * 1000 * 512
@@ -182,7 +182,7 @@ def test_pinned_memory_grows_with_the_memory_that_it_is_part_of():
     pinned = dataclasses.replace(where.level(RAM), name="pinned", capacity_bytes=10**6, processor=None)
     model = dataclasses.replace(DEVICE_MODEL, machine=dataclasses.replace(where, levels=(*where.levels, pinned)))
 
-    def cost(model, aim):
+    def cost(model, objective):
         return 1 / model.machine.level("pinned").capacity_bytes
 
     assert [(it.change, it.speedup) for it in helps_by(cost, model, Objective())] == [("twice the memory", 2.0)]

@@ -41,9 +41,9 @@ def grid(model, max_sequences):
             )
 
 
-def best_of_grid(model, aim):
-    kept = [policy for policy in grid(model, aim.max_sequences) if fits(model, policy, aim.memory_limits)]
-    return min((cost_per_token(model, policy, aim.goal) for policy in kept), default=None)
+def best_of_grid(model, objective):
+    kept = [policy for policy in grid(model, objective.max_sequences) if fits(model, policy, objective.memory_limits)]
+    return min((cost_per_token(model, policy, objective.goal) for policy in kept), default=None)
 
 
 MACHINES = [
@@ -67,10 +67,10 @@ def test_no_policy_of_an_exhaustive_grid_is_better(number, goal, overlap):
     model = small_model(
         where, routing=learnt, overlap=overlap, prefill_overlap=1 - overlap, num_devices=max(where.num_devices, 1)
     )
-    aim = Objective(goal=goal, max_sequences=32)
-    exhaustive = best_of_grid(model, aim)
+    objective = Objective(goal=goal, max_sequences=32)
+    exhaustive = best_of_grid(model, objective)
     assert exhaustive is not None
-    policy = search(model, aim)
+    policy = search(model, objective)
     assert fits(model, policy, {})
     assert cost_per_token(model, policy, goal) <= exhaustive * 1.002
 

@@ -65,7 +65,7 @@ def of_host(model, sizes, goal):
     return min(costs)
 
 
-def least_memory(model, batch, limit):
+def min_memory(model, batch, limit):
     """Return the least bytes with which a batch costs no more than a limit, by halving."""
     low, high = 0.0, 1.0
     if cost_per_token(model, on_host(batch, 0.0), "throughput") > limit:
@@ -167,7 +167,7 @@ def test_the_least_memory_at_nearly_the_best_speed(where):
     fast = search(model, Objective(max_sequences=4))
     limit = cost_per_token(model, fast, "throughput") / KEPT_SPEED
     assert cost_per_token(model, found, "throughput") <= limit * (1 + 1e-4)
-    least = min(filter(None, (least_memory(model, batch, limit) for batch in range(1, 5))))
+    least = min(filter(None, (min_memory(model, batch, limit) for batch in range(1, 5))))
     assert model.predict(found).memory["ram"] == pytest.approx(least, abs=1e-3 * model.costs.experts_bytes)
 
 
@@ -183,11 +183,11 @@ def test_memory_that_is_allowed_is_what_counts():
 
 def test_as_many_experts_stay_in_memory_as_must():
     free = small_model(machine(ram=25 * MB))
-    bound = dataclasses.replace(free, least_experts=0.9)
+    bound = dataclasses.replace(free, min_experts=0.9)
     assert search(free, Objective(max_sequences=2)).experts_on_disk > 0.3
     with pytest.raises(CapacityError):
         search(bound, Objective(max_sequences=2))
-    roomy = dataclasses.replace(small_model(machine(ram=60 * MB)), least_experts=0.9)
+    roomy = dataclasses.replace(small_model(machine(ram=60 * MB)), min_experts=0.9)
     assert search(roomy, Objective(goal="memory", max_sequences=2)).experts_on_disk <= 0.1 + 1e-6
 
 
@@ -204,7 +204,7 @@ def test_a_finer_grid_finds_the_batch_that_just_fits():
     """All experts are to stay, and each sequence takes its blocks: as many decode together as there is room for."""
     free = small_model(machine(ram=10**10))
     room = free.costs.model_bytes + 333.5 * 160 * free.costs.kv_bytes  # 148 tokens, in blocks of 16
-    model = dataclasses.replace(small_model(machine(ram=int(room))), least_experts=1.0)
+    model = dataclasses.replace(small_model(machine(ram=int(room))), min_experts=1.0)
     found = search(model, Objective(max_sequences=2000))
     best = min(cost_per_token(model, on_host(batch, 0.0), "throughput") for batch in range(1, 334))
     assert found.batch_size <= 333

@@ -196,7 +196,7 @@ def test_experts_go_to_disk_if_the_memory_limit_asks_for_it(wide_model, tmp_path
     tight = limited(wide_model, tmp_path, overhead_bytes + 24 * MIB)
     assert tight.experts is not None
     assert tight.weight_format == "float32"
-    assert 4 == tight.experts.least_slots < tight.experts.num_slots <= 30
+    assert 4 == tight.experts.min_slots < tight.experts.num_slots <= 30
     assert tight.experts.policy == "lfru"
     assert f"up to {tight.experts.num_slots} of 32 in memory" in dict(tight.reasons)["experts"]
     assert tight.experts.packed_weights_file.startswith(str(tmp_path / "experts"))
@@ -233,7 +233,7 @@ def test_what_a_memory_limit_is_used_for_adds_up_to_it(wide_model, tmp_path, ove
     beside_kv = plan.process_bytes + plan.weight_bytes
     assert beside_kv + experts.num_slots * slot_bytes <= plan.limit_bytes
     assert beside_kv + (experts.num_slots + 3) * slot_bytes > plan.limit_bytes
-    assert beside_kv + plan.work_bytes + config.kv_cache_bytes + experts.least_slots * slot_bytes <= plan.limit_bytes
+    assert beside_kv + plan.work_bytes + config.kv_cache_bytes + experts.min_slots * slot_bytes <= plan.limit_bytes
     assert config.scheduler.num_kept_blocks == max(config.scheduler.num_blocks // 4, 1)
     asked = limited(wide_model, tmp_path, overhead_bytes + 24 * MIB, kv_cache_bytes=MIB)
     assert asked.scheduler.num_kept_blocks == asked.scheduler.num_blocks

@@ -22,7 +22,7 @@ from moeflow.cli.help import Command
 from moeflow.cli.options import engine_options
 
 INDENT = 23  # of what stands beside verdict and topic
-LEAST_WIDTH = 40
+MIN_WIDTH = 40
 STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.MISSING: "red"}
 
 EPILOG = """\b
@@ -89,5 +89,5 @@ def show(findings: list[Finding]) -> None:
 
 def wrapped(text: str, width: int) -> list[str]:
     """Cut a text into lines that stand beside the topics; a word that is too long, such as a path, stays whole."""
-    size = max(width - INDENT, LEAST_WIDTH)
+    size = max(width - INDENT, MIN_WIDTH)
     return textwrap.wrap(text, size, break_long_words=False, break_on_hyphens=False)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from moeflow.planner.choices.packed_files import Damage
 
 
-_MOST_SHOWN = 10  # damaged parts that are named; others are counted
+_MAX_SHOWN = 10  # damaged parts that are named; others are counted
 
 
 def examine_model(overrides: dict[str, Any], *, verifies: bool = False) -> list[Finding]:
@@ -63,9 +63,9 @@ def verify(config: EngineConfig) -> list[Finding]:
     if not damaged:
         return [Finding("packed file", Verdict.OK, f"{file}: all of it is as it was written")]
     remedy = "Pack the model again (`moeflow pack`, with the same model and format), which makes the file anew"
-    more = "" if len(damaged) <= _MOST_SHOWN else f", of which the first {_MOST_SHOWN} follow"
+    more = "" if len(damaged) <= _MAX_SHOWN else f", of which the first {_MAX_SHOWN} follow"
     head = Finding("packed file", Verdict.MISSING, f"{file}: {len(damaged)} of its parts are damaged{more}", remedy)
-    return [head, *(Finding("", Verdict.MISSING, describe_damage(part)) for part in damaged[:_MOST_SHOWN])]
+    return [head, *(Finding("", Verdict.MISSING, describe_damage(part)) for part in damaged[:_MAX_SHOWN])]
 
 
 def describe_damage(damage: Damage) -> str:
@@ -130,7 +130,7 @@ def shares(config: EngineConfig, memory: MemoryPlan, shape: ModelConfig) -> list
             (config.kv_cache_bytes, "keys and values, at most; experts have what these two do not need"),
             (
                 config.experts.num_slots * config.experts.slab_bytes,
-                f"experts: up to {config.experts.num_slots} of {num_experts}, {config.experts.least_slots} at least",
+                f"experts: up to {config.experts.num_slots} of {num_experts}, {config.experts.min_slots} at least",
             ),
         ]
     head = Finding("memory limit", Verdict.OK, f"{format_bytes(memory.limit_bytes)}, of which")

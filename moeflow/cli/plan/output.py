@@ -25,8 +25,8 @@ _PIPELINES = {
     **{name: pipeline.summary for name, pipeline in PIPELINES.items()},
 }
 _RESOURCES = {"device": "the device", "disk": "the disk", "host": "the processor"}
-_MOST_HELPS = 4
-LEAST_SHARE = 0.005  # of a step's time that is worth a word
+_MAX_HELPS = 4
+MIN_SHARE = 0.005  # of a step's time that is worth a word
 _POLICY_COLUMNS = ("policy", "", "why")
 
 
@@ -113,7 +113,7 @@ def prediction_table(plan: Plan) -> Table:
         between = f"{format_bytes(peak.low)} to {format_bytes(peak.high)}"
         rows.append((f"{name}, of {format_bytes(used.capacity_bytes)}", format_bytes(peak.value), between))
     notes = [f"Decoding is bound by {plan.bottleneck}."]
-    busy = [f"{_RESOURCES.get(name, f'the {name}')} {share:.0%}" for name, share in plan.busy if share >= LEAST_SHARE]
+    busy = [f"{_RESOURCES.get(name, f'the {name}')} {share:.0%}" for name, share in plan.busy if share >= MIN_SHARE]
     if len(busy) > 1:
         notes.append(f"Busy while a step is decoded: {', '.join(busy)} of the time.")
     measured = dict(plan.reasons).get("machine", "")
@@ -136,7 +136,7 @@ def _all_at_once(plan: Plan) -> Iterator[tuple[str, str, str]]:
 def helps_table(plan: Plan) -> Table:
     """Return what more of a resource would bring, or a smaller format; best first."""
     what = "a step's speed" if plan.goal == "latency" else "generated tokens/s"
-    rows = tuple((it.change, f"x{it.speedup:.2f}") for it in plan.helps[:_MOST_HELPS])
+    rows = tuple((it.change, f"x{it.speedup:.2f}") for it in plan.helps[:_MAX_HELPS])
     return Table("What would help most, each planned anew", ("", what), rows)
 
 

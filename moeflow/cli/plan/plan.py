@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from moeflow.planner.planning import Planned
     from moeflow.planner.settings import Settings
 
-MOST_SEQUENCES = 1 << 15  # that a plan is made for
+MAX_SEQUENCES = 1 << 15  # that a plan is made for
 
 EPILOG = f"""\b
 Examples:
@@ -74,7 +74,7 @@ Only headers of a model are read: the answer does not depend on its size."""
     help="Requests a second; 0: all are there at once.",
 )
 @click.option(
-    "--batch-size", type=click.IntRange(1, MOST_SEQUENCES), help="Sequences that decode together.", show_default="best"
+    "--batch-size", type=click.IntRange(1, MAX_SEQUENCES), help="Sequences that decode together.", show_default="best"
 )
 @click.option(
     "--memory", "memory_bytes", metavar="SIZE", callback=memory_size, help="RAM for everything, such as 4GiB."
@@ -202,7 +202,7 @@ def plan(
         lazy.plot_rooflines(lazy.roofline_figures(planned.model, made.policy), title, roofline)
     if policy_map is not None:
         with bar(lazy.num_map_points(planned.model)) as shown:
-            lazy.plot_policy_map(lazy.policy_map(planned.model, planned.aim, shown.advance), title, policy_map)
+            lazy.plot_policy_map(lazy.policy_map(planned.model, planned.objective, shown.advance), title, policy_map)
 
 
 def has_to_learn(planned: Planned) -> bool:

@@ -21,7 +21,7 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.units import format_bytes, parse_bytes
 from moeflow.planner.simulator.cache_replay import (
     BELADY,
-    LEAST_SLOTS,
+    MIN_SLOTS,
     NO_PREDICTOR,
     POLICY_NAMES,
     PREDICTOR_NAMES,
@@ -58,10 +58,10 @@ class SlotCount(click.ParamType[str]):
         """Check the text; what a share comes to is known with the trace."""
         text = str(value).strip()
         try:
-            if not (0 < float(text[:-1]) <= 100 if text.endswith("%") else int(text) >= LEAST_SLOTS):
+            if not (0 < float(text[:-1]) <= 100 if text.endswith("%") else int(text) >= MIN_SLOTS):
                 raise ValueError
         except ValueError:
-            self.fail(f"{text!r} is neither a number of slots from {LEAST_SLOTS} on nor a share like 25%", param, ctx)
+            self.fail(f"{text!r} is neither a number of slots from {MIN_SLOTS} on nor a share like 25%", param, ctx)
         return text
 
 
@@ -149,7 +149,7 @@ def make_cases(
     cases = []
     for text in slots:
         num_slots = round(total * float(text[:-1]) / 100) if text.endswith("%") else int(text)
-        num_slots = min(max(num_slots, LEAST_SLOTS), total)
+        num_slots = min(max(num_slots, MIN_SLOTS), total)
         pairs = itertools.product([name for name in policies if name != BELADY], predictors)
         cases += [Case(num_slots, policy, predictor) for policy, predictor in pairs]
         if BELADY in policies:

@@ -344,7 +344,7 @@ class ExpertCache:
             job.slot >= num_slots and not occupancy.num_leases[job.expert] for job in self._loads.jobs.values()
         ):
             self._wait_for_change()
-        num_slots = occupancy.least_size(num_slots)
+        num_slots = occupancy.min_size(num_slots)
         while occupancy.num_taken > num_slots:
             slot = self._evict(for_demand=True)
             assert slot is not None, "all but leased experts and loads that nobody waits for can be evicted"

@@ -83,7 +83,7 @@ class Occupancy:
         self.evictable[number] = self.is_resident[number]
         return True
 
-    def least_size(self, num_slots: int) -> int:
+    def min_size(self, num_slots: int) -> int:
         """Return how many slots there must be so that leased ones stay: at least `num_slots`."""
         leased = [slot for slot, leases in zip(self.slots, self.num_leases, strict=True) if slot >= 0 and leases]
         return max([num_slots, *(slot + 1 for slot in leased)])

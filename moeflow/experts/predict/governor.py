@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from typing import Final
 
 ARM_PASSES: Final = 4  # in a row with, or without
-LEAST_PASSES: Final = 8  # of each kind, before anything is concluded
-_MOST_PASSES: Final = 64
-_LEAST_GAIN: Final = 0.05  # as a logarithm: about the share of time. Less is not worth the disk's wear
+MIN_PASSES: Final = 8  # of each kind, before anything is concluded
+_MAX_PASSES: Final = 64
+_MIN_GAIN: Final = 0.05  # as a logarithm: about the share of time. Less is not worth the disk's wear
 _CERTAIN: Final = 3.0  # standard errors: it is asked again and again
 _FIRST_REST: Final = 512  # passes
 _LONGEST_REST: Final = 16384
@@ -77,13 +77,13 @@ class Governor:
 def _verdict(without: Sequence[float], with_it: Sequence[float]) -> bool | None:
     """Return whether prefetching pays, or None as long as that is open."""
     fewer = min(len(without), len(with_it))
-    if fewer < LEAST_PASSES:
+    if fewer < MIN_PASSES:
         return None
     gain = _mean(without) - _mean(with_it)
     error = _CERTAIN * math.sqrt(_variance(without) / len(without) + _variance(with_it) / len(with_it))
-    if gain - error > 0 and gain > _LEAST_GAIN:
+    if gain - error > 0 and gain > _MIN_GAIN:
         return True
-    if gain + error < _LEAST_GAIN or fewer >= _MOST_PASSES:
+    if gain + error < _MIN_GAIN or fewer >= _MAX_PASSES:
         return False
     return None
 

@@ -29,7 +29,7 @@ class ExpertPlan:
     policy: str
     predictor: str
     resident_bytes: int  # weights that stay in memory
-    least_slots: int
+    min_slots: int
 
     @classmethod
     def make(
@@ -57,22 +57,22 @@ class ExpertPlan:
             policy,
             predictor,
             spec.resident_bytes,
-            least_slots=min(least_slots(shape), spec.num_slabs),
+            min_slots=min(min_slots(shape), spec.num_slabs),
         )
 
     @property
-    def least_bytes(self) -> int:
+    def min_bytes(self) -> int:
         """What must fit beside process and KV cache."""
-        return self.resident_bytes + arena_bytes(self.least_slots, self.spec.slab_bytes)
+        return self.resident_bytes + arena_bytes(self.min_slots, self.spec.slab_bytes)
 
     def slots(self, left_bytes: int) -> ExpertSlotsConfig:
         """Return the slots that fit into what is left for experts. Raises: CapacityError."""
-        num_slots = slots_within(left_bytes, self.spec.slab_bytes, least=self.least_slots)
+        num_slots = slots_within(left_bytes, self.spec.slab_bytes, least=self.min_slots)
         return ExpertSlotsConfig(
             packed_weights_file=str(self.packed_weights_file),
             num_slots=min(num_slots, self.spec.num_slabs),
             slab_bytes=self.spec.slab_bytes,
-            least_slots=self.least_slots,
+            min_slots=self.min_slots,
             policy=self.policy,
             predictor=self.predictor,
         )
@@ -87,6 +87,6 @@ class ExpertPlan:
         )
 
 
-def least_slots(shape: ModelConfig) -> int:
+def min_slots(shape: ModelConfig) -> int:
     """Return how many experts must have a place: a token's, while the next layer's arrive."""
     return max(2 * shape.top_k, 4)

@@ -12,7 +12,7 @@ from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.settings import BLOCK_SIZE, Settings
 
 KV_DTYPES: Final = {"float32": (4, 0), "bfloat16": (2, 0), "int8": (1, 4)}  # bytes of a value, of a head's scale
-LEAST_KV_TOKENS: Final = 2048  # weights that leave no room for so many do not count as fitting into --memory
+MIN_KV_TOKENS: Final = 2048  # weights that leave no room for so many do not count as fitting into --memory
 KV_SHARE: Final = 0.25  # of what is free once the weights are loaded
 KV_SHARE_BESIDE_SLOTS: Final = 0.5  # if experts come from disk, from whose slots keys and values take what they need
 KV_SHARE_KEPT: Final = 0.125  # that unused keys and values keep there: the more experts are in memory, the less is read
@@ -67,11 +67,11 @@ def choose_kv_cache(
         )
     else:
         num_blocks = settings.kv_cache_bytes // block_bytes
-    least_blocks = blocks_per_request if settings.max_model_len else 1
-    if num_blocks < least_blocks:
+    min_blocks = blocks_per_request if settings.max_model_len else 1
+    if num_blocks < min_blocks:
         raise CapacityError(
             f"one request of {settings.max_model_len or BLOCK_SIZE} tokens needs a KV cache of "
-            f"{format_bytes(least_blocks * block_bytes)}, but it has "
+            f"{format_bytes(min_blocks * block_bytes)}, but it has "
             f"{format_bytes(num_blocks * block_bytes)}: enlarge the KV cache or lower max_model_len"
         )
     return KVCacheChoice(dtype, num_blocks, block_bytes, _max_model_len(settings, shape, num_blocks, reasons))
@@ -107,11 +107,11 @@ def _block_bytes(shape: ModelConfig, kv_dtype: str) -> int:
     return shape.kv_bytes_per_token(*KV_DTYPES[kv_dtype]) * BLOCK_SIZE
 
 
-def least_kv_bytes(settings: Settings, shape: ModelConfig, dtype: str) -> int:
+def min_kv_bytes(settings: Settings, shape: ModelConfig, dtype: str) -> int:
     """Return how much keys and values must have beside weights that stay in memory, where `dtype` is computed in."""
-    least_tokens = min(settings.max_model_len or shape.max_position, LEAST_KV_TOKENS)
+    min_tokens = min(settings.max_model_len or shape.max_position, MIN_KV_TOKENS)
     kv_dtype = dtype if settings.kv_dtype not in KV_DTYPES else settings.kv_dtype
-    return settings.kv_cache_bytes or -(-least_tokens // BLOCK_SIZE) * _block_bytes(shape, kv_dtype)
+    return settings.kv_cache_bytes or -(-min_tokens // BLOCK_SIZE) * _block_bytes(shape, kv_dtype)
 
 
 def kv_share(*, has_slots: bool, is_limited: bool) -> float:
@@ -125,5 +125,5 @@ def num_kept_blocks(settings: Settings, cache: KVCacheChoice, share: float) -> i
     """Return how many blocks stay in memory while nobody uses them: all, if the user says how much there is."""
     if settings.kv_cache_bytes is not None:
         return cache.num_blocks
-    most_bytes = int(cache.num_bytes * KV_SHARE_KEPT / share)
-    return max(most_bytes * cache.num_blocks // max(cache.num_bytes, 1), 1)
+    max_bytes = int(cache.num_bytes * KV_SHARE_KEPT / share)
+    return max(max_bytes * cache.num_blocks // max(cache.num_bytes, 1), 1)

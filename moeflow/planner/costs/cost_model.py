@@ -114,7 +114,7 @@ class CostModel:
     overlap: float = 1.0  # of resources that could work at once: 1: the slowest alone counts; 0: one after another
     prefill_overlap: float = 1.0  # likewise, in prefill
     process_bytes: int = PROCESS_BYTES
-    least_experts: float = 0.0  # share of experts that must have a place in memory
+    min_experts: float = 0.0  # share of experts that must have a place in memory
     chunk_tokens: int = 512  # of prompts in one pass, on a host without a device
 
     @cached_property

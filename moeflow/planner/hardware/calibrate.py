@@ -29,12 +29,12 @@ from moeflow.planner.hardware.other_work import DISTURBING, OtherWork
 OnStep = Callable[[str], None]  # told what is being measured
 
 NUM_ROUNDS: Final = 3
-MOST_ROUNDS: Final = 6  # where others are at work,
+MAX_ROUNDS: Final = 6  # where others are at work,
 LONGEST_S: Final = 40.0  # and no more once they took so long
 NUM_GLANCES: Final = 10  # samples of the roofs by which a machine is known again
 GLANCE_S: Final = 0.1  # between them
 LIKENESS: Final = 1.25  # ratio of speeds that pass for the same
-LEAST_UNCERTAINTY: Final = 0.12
+MIN_UNCERTAINTY: Final = 0.12
 # Of a pass beside kernels, and of each token in it: `step` less the C++ calls in it, a 1.3-billion model on two Zen 5
 # cores: 0.55 ms at batch 1, 1.1 to 1.3 at 32. A tiny model's is a quarter of that: weights drive all else from caches.
 PASS_S: Final = 5.5e-4
@@ -136,7 +136,7 @@ class _Rounds:
     def until_calm(self) -> Iterator[str]:
         """Yield the name of a round to run, until enough were calm or too many were not."""
         began_s = time.monotonic()
-        for number in range(1, MOST_ROUNDS + 1):
+        for number in range(1, MAX_ROUNDS + 1):
             yield f"{number} of {max(number, NUM_ROUNDS)}"
             is_calm = sum(it.other_work < DISTURBING for it in self._all) >= NUM_ROUNDS
             if is_calm or (number >= NUM_ROUNDS and time.monotonic() - began_s > LONGEST_S):
@@ -195,7 +195,7 @@ class _Rounds:
         roofs = [it.roofs for it in self._kept]
         series = [[it.read for it in roofs]]
         series += [[it.peaks[dtype] for it in roofs] for dtype in roofs[0].peaks]
-        return max(LEAST_UNCERTAINTY, *(max(values) / min(values) - 1 for values in series))
+        return max(MIN_UNCERTAINTY, *(max(values) / min(values) - 1 for values in series))
 
 
 def _median(samples: Sequence[Roofs]) -> Roofs:

@@ -20,7 +20,7 @@ from moeflow.kernels.lazy_memory import allocate_lazily
 FILE_BYTES: Final = 256 * MIB
 SIZES: Final = (256 * KIB, MIB, 4 * MIB)
 DEPTHS: Final = (1, 4, 8, 16)
-LEAST_S: Final = 0.1  # of one size and depth
+MIN_S: Final = 0.1  # of one size and depth
 NUM_SAMPLES: Final = 2  # of a file that is there
 
 
@@ -49,7 +49,7 @@ class DiskBench:
         num_places = self._num_bytes // size
         places = random.sample(range(num_places), num_places)  # not twice the same: a host keeps what was read
         memory = _page_aligned(depth * size)
-        end = time.perf_counter() + LEAST_S
+        end = time.perf_counter() + MIN_S
 
         def read(index: int) -> int:
             done = 0

@@ -30,8 +30,8 @@ from moeflow.planner.costs.model_costs import ModelCosts, Work
 BUFFER_BYTES: Final = 384 * MIB
 FILLING: Final = 0x3C  # bytes that are an ordinary number in every format
 TOKENS: Final = (1, 4, 8, 16, 32, 128, 512)
-LEAST_S: Final = 0.03  # of one measurement
-MOST_CALLS: Final = 200
+MIN_S: Final = 0.03  # of one measurement
+MAX_CALLS: Final = 200
 CONTEXT: Final = 512  # of attention's measurements, in tokens
 KV_BLOCK: Final = 16
 
@@ -194,12 +194,12 @@ class KernelBench:
         return [self._buffer[i * stride : i * stride + num_bytes] for i in range(count)]
 
 
-def _times(run: Callable[[], object], least: int = 5, during_s: float = LEAST_S) -> list[float]:
+def _times(run: Callable[[], object], least: int = 5, during_s: float = MIN_S) -> list[float]:
     """Return the seconds of calls, after one that does not count."""
     run()
     times: list[float] = []
     end = time.perf_counter() + during_s
-    while len(times) < least or (time.perf_counter() < end and len(times) < MOST_CALLS):
+    while len(times) < least or (time.perf_counter() < end and len(times) < MAX_CALLS):
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)

@@ -32,7 +32,7 @@ PERFECT: Final = "perfect"
 NO_PREDICTOR: Final = "none"
 POLICY_NAMES: Final = (*POLICIES, BELADY)
 PREDICTOR_NAMES: Final = (NO_PREDICTOR, "previous-token", "frequency", PERFECT)
-LEAST_SLOTS: Final = 2  # one to compute on while the other is filled
+MIN_SLOTS: Final = 2  # one to compute on while the other is filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ def prepare_passes(trace: RoutingTrace, compute_s: float | None) -> list[Replaye
 
 def replay(passes: Sequence[ReplayedPass], header: TraceHeader, machine: Machine, case: Case) -> ReplayResult:
     """Run the passes through a cache that starts empty."""
-    if case.num_slots < LEAST_SLOTS:
-        raise ConfigError(f"{case.num_slots} slots are too few; a replay needs at least {LEAST_SLOTS}")
+    if case.num_slots < MIN_SLOTS:
+        raise ConfigError(f"{case.num_slots} slots are too few; a replay needs at least {MIN_SLOTS}")
     disk = VirtualDisk(machine.slab_bytes / machine.disk_bytes_per_s)
     cache = ExpertCache(
         num_layers=header.num_layers,

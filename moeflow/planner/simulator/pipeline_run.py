@@ -25,7 +25,7 @@ from moeflow.planner.costs.task_costs import TaskCost, TaskShape, task_cost
 from moeflow.planner.simulator.time_line import TimeLine
 from moeflow.planner.simulator.virtual_clock import run_virtually
 
-MOST_STAGES: Final = 100_000  # micro-batches times layers of a step: some million tasks
+MAX_STAGES: Final = 100_000  # micro-batches times layers of a step: some million tasks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +42,10 @@ class PipelineRun:
     def __post_init__(self) -> None:
         """Raise ConfigError where a step would have more tasks than a machine's memory holds."""
         number, layers = self.policy.num_micro_batches, self.costs.shape.num_layers
-        if number * layers > MOST_STAGES:
+        if number * layers > MAX_STAGES:
             raise ConfigError(
                 f"{number:,} micro-batches of {layers} layers are more than can be simulated "
-                f"({MOST_STAGES:,} together). Take larger micro-batches, or fewer sequences"
+                f"({MAX_STAGES:,} together). Take larger micro-batches, or fewer sequences"
             )
 
     def decode_step(self, context: float) -> TimeLine:

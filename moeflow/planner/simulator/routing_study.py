@@ -17,7 +17,7 @@ from moeflow.experts.cache.eviction import DEFAULT_POLICY
 from moeflow.planner.costs.model_costs import expected_distinct
 from moeflow.planner.costs.routing_profile import SHARES_ON_DISK, PassReads, RoutingProfile
 from moeflow.planner.simulator.cache_replay import (
-    LEAST_SLOTS,
+    MIN_SLOTS,
     NO_PREDICTOR,
     Case,
     Machine,
@@ -115,7 +115,7 @@ def _study(passes: Sequence[_Counted], header: TraceHeader) -> dict[_Kind, PassR
             even[kind] = even.get(kind, 0.0) + more
             distinct[kind] += sum(map(len, one.needed))
     for share in SHARES_ON_DISK:
-        case = Case(max(round(total * (1 - share)), LEAST_SLOTS), DEFAULT_POLICY, NO_PREDICTOR)
+        case = Case(max(round(total * (1 - share)), MIN_SLOTS), DEFAULT_POLICY, NO_PREDICTOR)
         num_read: Counter[_Kind | None] = Counter()
         for (_, kind), number in zip(
             passes, replay([it for it, _ in passes], header, _ANY, case).num_read, strict=True

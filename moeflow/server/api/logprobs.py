@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from moeflow.engine.text.output_text import TokenText, TopToken
 
-_LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI sends this for "never"
+_MIN_LOGPROB = -9999.0  # JSON has no infinity; OpenAI sends this for "never"
 
 
 class TopLogprob(BaseModel):
@@ -85,4 +85,4 @@ def token_label(utf8: bytes) -> str:
 
 
 def _finite(logprob: float) -> float:
-    return max(logprob, _LEAST_LOGPROB)
+    return max(logprob, _MIN_LOGPROB)

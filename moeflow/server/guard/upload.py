@@ -79,10 +79,10 @@ class UploadRequest(Request):
             raise ApiError(415, "unsupported_media_type", "Content-Type must be multipart/form-data")
         length = self.headers.get("content-length", "")
         if length.isdecimal():
-            least_bytes = int(length[:20]) - _AROUND_BYTES
-            if least_bytes > self._limit:
+            min_bytes = int(length[:20]) - _AROUND_BYTES
+            if min_bytes > self._limit:
                 raise self._too_large()
-            target.check_room(least_bytes)
+            target.check_room(min_bytes)
         try:
             form = await _ToDisk(self.headers, self.stream(), target).parse()
         except MultiPartException as error:

@@ -144,7 +144,7 @@ def test_without_the_source_the_built_in_model_cannot_be_made(monkeypatch, tmp_p
 def test_a_memory_limit_is_shared_out_line_by_line():
     mib = 2**20
     memory = MemoryPlan(limit_bytes=900 * mib, process_bytes=300 * mib, weight_bytes=100 * mib, work_bytes=50 * mib)
-    experts = ExpertSlotsConfig(packed_weights_file="f", num_slots=10, slab_bytes=50 * mib, least_slots=4)
+    experts = ExpertSlotsConfig(packed_weights_file="f", num_slots=10, slab_bytes=50 * mib, min_slots=4)
     config = dataclasses.replace(CONFIG, memory=memory, experts=experts)
     said = "\n".join(finding.found for finding in model_check.limits(config, TINY))
     for line in (

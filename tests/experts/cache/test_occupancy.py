@@ -64,7 +64,7 @@ class BooksMachine(RuleBasedStateMachine):
         if num_slots >= self.books.num_slots:
             self.books.grow(num_slots)
             return
-        num_slots = self.books.least_size(max(num_slots, self.books.num_taken))
+        num_slots = self.books.min_size(max(num_slots, self.books.num_taken))
         if any(slot >= num_slots for slot in self.loading.values()):
             return  # the cache waits for them
         leased = {slot: number for slot, number in self.contents.items() if self.leases[number]}
@@ -96,8 +96,8 @@ def test_a_leased_slot_says_how_few_there_may_be():
     for number in range(3):
         books.place(number, books.take_free())
         books.arrive(number)
-    assert books.least_size(1) == 1
+    assert books.min_size(1) == 1
     books.lease(2)
-    assert books.least_size(1) == 3
+    assert books.min_size(1) == 3
     assert books.unlease(2)
-    assert books.least_size(1) == 1
+    assert books.min_size(1) == 1

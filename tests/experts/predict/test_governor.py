@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from moeflow.experts.predict.governor import ARM_PASSES, LEAST_PASSES, Governor
+from moeflow.experts.predict.governor import ARM_PASSES, MIN_PASSES, Governor
 
 NAME = "previous token"
-MOST_TRIAL = 2 * 64 + 2 * ARM_PASSES
+MAX_TRIAL = 2 * 64 + 2 * ARM_PASSES
 
 
 class Play:
@@ -36,7 +36,7 @@ class Play:
 @pytest.mark.parametrize("seed", range(20))
 def test_what_makes_passes_faster_is_switched_on(seed):
     play = Play(seed=seed)
-    (message,), _ = play.run(0.7, MOST_TRIAL)
+    (message,), _ = play.run(0.7, MAX_TRIAL)
     assert play.governor.is_on
     assert message.startswith("prefetching by previous token is switched on: passes take")
     assert message.endswith("% less time with it")
@@ -55,7 +55,7 @@ def test_what_does_not_is_left_off(factor, seed):
 def test_what_is_clearly_worse_costs_little():
     messages, num_on = Play(noise=0.05).run(1.5, 5000)
     assert len(messages) == 1
-    assert num_on <= 4 * (LEAST_PASSES + ARM_PASSES)  # a trial after 512 passes, then after 1024, 2048 and so on
+    assert num_on <= 4 * (MIN_PASSES + ARM_PASSES)  # a trial after 512 passes, then after 1024, 2048 and so on
 
 
 @pytest.mark.parametrize("sizes", [(1, 2, 8), (3,)])

@@ -111,7 +111,7 @@ def test_a_pass_of_no_time_is_no_error():
     ],
 )
 def test_verdicts_at_their_limits(monkeypatch, without, with_it, verdict):
-    monkeypatch.setattr(module, "_LEAST_GAIN", 0.0625)
+    monkeypatch.setattr(module, "_MIN_GAIN", 0.0625)
     assert _verdict(without, with_it) is verdict
 
 

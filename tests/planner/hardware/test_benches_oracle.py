@@ -147,7 +147,7 @@ class Disk:
 
 def test_a_disks_rate_is_what_was_read_over_the_time_it_took(monkeypatch, tmp_path):
     disk = Disk(monkeypatch, tmp_path, 64 * 1024)
-    monkeypatch.setattr(disk_rates, "LEAST_S", 0.9)
+    monkeypatch.setattr(disk_rates, "MIN_S", 0.9)
     descriptor = os.open(disk.file, os.O_RDONLY)
     bench = DiskBench(descriptor, 64 * 1024)
     bench.sample()
@@ -164,7 +164,7 @@ def test_a_disks_rate_is_what_was_read_over_the_time_it_took(monkeypatch, tmp_pa
 
 def test_readers_share_the_places_of_a_file(monkeypatch, tmp_path):
     disk = Disk(monkeypatch, tmp_path, 64 * 1024)
-    monkeypatch.setattr(disk_rates, "LEAST_S", 1e9)
+    monkeypatch.setattr(disk_rates, "MIN_S", 1e9)
     bench = DiskBench(0, 64 * 1024)
     bench._rate(4096, 3)
     assert sorted(disk.reads) == [(place * 4096, 4096) for place in range(16)]

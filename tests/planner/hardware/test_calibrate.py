@@ -41,10 +41,10 @@ def others_take(monkeypatch, *shares):
 def little(monkeypatch):
     monkeypatch.setattr(kernel_bench, "BUFFER_BYTES", 2**20)
     monkeypatch.setattr(kernel_bench, "TOKENS", (1, 4))
-    monkeypatch.setattr(kernel_bench, "LEAST_S", 0.0)
+    monkeypatch.setattr(kernel_bench, "MIN_S", 0.0)
     monkeypatch.setattr(calibrate, "GENERAL", SHAPES[:1])
     monkeypatch.setattr(calibrate, "GLANCE_S", 0.0)
-    monkeypatch.setattr(disk_rates, "LEAST_S", 0.001)
+    monkeypatch.setattr(disk_rates, "MIN_S", 0.001)
     monkeypatch.setattr(disk_rates, "FILE_BYTES", 2**22)
     monkeypatch.setattr(this_machine, "is_as_measured", lambda *_: True)  # so little is measured badly
     others_take(monkeypatch, 0.0)
@@ -137,7 +137,7 @@ def test_a_machine_that_became_slower_or_faster_is_measured_again(little, tmp_pa
     monkeypatch.setattr(this_machine, "is_as_measured", is_as_measured)
     arguments = {"num_threads": 1, "ram_bytes": 10**9}
     first = this_machine.this_machine(tmp_path, **arguments)
-    assert first.uncertainty == calibrate.LEAST_UNCERTAINTY
+    assert first.uncertainty == calibrate.MIN_UNCERTAINTY
     speeds["read"] *= read
     speeds["int8"] *= int8
     again = this_machine.this_machine(tmp_path, **arguments)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from moeflow.server.api.schema.file import LEAST_LIFETIME_S, MOST_LIFETIME_S
+from moeflow.server.api.schema.file import MAX_LIFETIME_S, MIN_LIFETIME_S
 from moeflow.server.api.schema.strict_model import StrictModel
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
@@ -19,7 +19,7 @@ class OutputExpiresAfter(StrictModel):
     """How long results are kept."""
 
     anchor: Literal["created_at"]
-    seconds: int = Field(ge=LEAST_LIFETIME_S, le=MOST_LIFETIME_S)
+    seconds: int = Field(ge=MIN_LIFETIME_S, le=MAX_LIFETIME_S)
 
 
 class BatchRequest(StrictModel):

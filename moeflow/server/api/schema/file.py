@@ -9,8 +9,8 @@ from pydantic import BaseModel, Field, WithJsonSchema
 from moeflow.server.api.schema.field_rules import Rule, Together
 from moeflow.server.api.schema.strict_model import StrictModel
 
-LEAST_LIFETIME_S = 3600
-MOST_LIFETIME_S = 30 * 24 * 3600
+MIN_LIFETIME_S = 3600
+MAX_LIFETIME_S = 30 * 24 * 3600
 
 
 class UploadForm(StrictModel):
@@ -22,7 +22,7 @@ class UploadForm(StrictModel):
     purpose: Literal["batch"]
     anchor: Literal["created_at"] = Field("created_at", alias="expires_after[anchor]")
     lifetime_s: int = Field(
-        MOST_LIFETIME_S, ge=LEAST_LIFETIME_S, le=MOST_LIFETIME_S, strict=False, alias="expires_after[seconds]"
+        MAX_LIFETIME_S, ge=MIN_LIFETIME_S, le=MAX_LIFETIME_S, strict=False, alias="expires_after[seconds]"
     )
 
 
