@@ -28,7 +28,7 @@ from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
 from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.experts.cache.eviction import POLICIES
-from moeflow.planner.choices.expert_plan import PREDICTORS
+from moeflow.experts.predict.registry import DEFAULT_PREDICTOR, NO_PREDICTOR, PREDICTORS
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import decide
 from moeflow.planner.settings import Settings
@@ -134,7 +134,7 @@ def compare(resident: Engine, cached: Engine, prompts: Sequence[Sequence[int]], 
 @click.option("--tokens", default=100)
 @click.option("--threads", type=int)
 @click.option("--policy", type=click.Choice(sorted(POLICIES)), default="lfru")
-@click.option("--predictor", type=click.Choice(PREDICTORS), default=PREDICTORS[0])
+@click.option("--predictor", type=click.Choice([*PREDICTORS, NO_PREDICTOR]), default=DEFAULT_PREDICTOR)
 @result_options
 def main(
     model: str | None,

@@ -34,8 +34,8 @@ class ExpertSlotsConfig:
     num_slots: int  # experts in memory, over all layers
     slab_bytes: int  # of one expert
     min_slots: int = 2  # that experts keep whatever else needs memory: half is computed with while half is filled
-    policy: str = "lfru"  # who is evicted: a name of memory/eviction.py
-    predictor: str = "none"  # what experts are read ahead by: "next-router", "frequency", "previous-token"
+    policy: str = "lfru"  # of eviction: a name of experts/cache/eviction.py
+    predictor: str = "none"  # of prefetches: a name of experts/predict/registry.py
 
     def __post_init__(self) -> None:
         """Refuse what no pass could run with. Raises: CapacityError."""

@@ -25,11 +25,10 @@ from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cached_experts import ExpertPool
 from moeflow.experts.disk_reader import DiskReader, ReadFuture, probe_read_depth
 from moeflow.experts.elastic_slots import ElasticSlots
-from moeflow.experts.predict.frequency import FrequencyPredictor
 from moeflow.experts.predict.governor import Governor
-from moeflow.experts.predict.predictor import Predictor
-from moeflow.experts.predict.previous_token import PreviousTokenPredictor
-from moeflow.experts.prefetcher import NextRouter, Prefetcher
+from moeflow.experts.predict.predictor import RoutedModel
+from moeflow.experts.predict.registry import PREDICTORS
+from moeflow.experts.prefetcher import Prefetcher
 from moeflow.experts.slot_arena import SlotArena, num_slots_in
 from moeflow.experts.spans import EXPERTS, WAITS, Spanned
 from moeflow.kernels.cpu.packed_weights import PackedExperts
@@ -125,29 +124,26 @@ class ExpertStore:
         return cls(index, shape, config.experts, memory_bytes=config.memory_bytes, is_wide=config.is_wide, trace=trace)
 
     def predict_for(self, model: CausalLM) -> None:
-        """Read ahead for a model that was built on the pool, if there is a predictor."""
-        name, num_layers, num_experts = self._predictor_name, self._spec.num_layers, self._spec.num_experts
-        makers: dict[str, Callable[[], Predictor]] = {
-            "next-router": lambda: NextRouter([layer.mlp for layer in model.layers if isinstance(layer.mlp, MoE)]),
-            "frequency": lambda: FrequencyPredictor(num_layers, num_experts),
-            "previous-token": lambda: PreviousTokenPredictor(num_layers),
-        }
-        if name in makers:
-            self._prefetcher = Prefetcher(self.cache, makers[name](), Governor(name), num_layers)
-            self.pool.ahead = self._prefetcher
+        """Read ahead for a model that was built on the pool, if a predictor is set."""
+        name, num_layers = self._predictor_name, self._spec.num_layers
+        if name not in PREDICTORS:
+            return
+        routers = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoE)]
+        predictor = PREDICTORS[name](RoutedModel(num_layers, self._spec.num_experts, routers))
+        self._prefetcher = self.pool.ahead = Prefetcher(self.cache, predictor, Governor(name), num_layers)
 
     def begin_pass(self) -> None:
-        """Note that a pass begins."""
+        """Begin a pass."""
         self._pass_began_s = perf_counter()
         self.cache.begin_pass()
 
     def end_pass(self) -> None:
-        """Note that a pass went well."""
+        """End a pass that went well."""
         if self._prefetcher is None:
             return
-        said = self._prefetcher.end_pass(perf_counter() - self._pass_began_s)
-        if said is not None:
-            logger.info("%s", said)
+        message = self._prefetcher.end_pass(perf_counter() - self._pass_began_s)
+        if message is not None:
+            logger.info("%s", message)
 
     @property
     def stall_s(self) -> float:
@@ -194,7 +190,7 @@ def _as_experts(arena: SlotArena, shape: ModelConfig, spec: SlabSpec, *, is_wide
 
 
 def traced_on(row: Row, slab_bytes: int) -> Spanned:
-    """Return a caller of functions that takes down on a row how long they took, and what they read of experts."""
+    """Return a caller of functions that records on a row how long they took, and what they read of experts."""
 
     def spanned(name: str, layer: int, function: Callable[..., T], /, *args: Any) -> T:
         start_ns = perf_counter_ns()

@@ -1,1 +1,1 @@
-"""Experts of which only some are in memory: slots, the cache that decides who has one, reads from disk, guesses."""
+"""Experts of which only some are in memory: slots, the cache that assigns them, reads from disk, guesses."""

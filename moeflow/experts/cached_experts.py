@@ -22,17 +22,17 @@ from moeflow.kernels.cpu.packed_weights import PackedExperts
 
 
 class Ahead(Protocol):
-    """Reads experts ahead, as it hears what routers choose."""
+    """Reads experts ahead, from what routers choose."""
 
     def see(self, layer: int, hidden: Tensor, topk_ids: Tensor) -> None:
-        """Hear of one layer, once the loads it needs are queued or, in a stream, done.
+        """Receive the choice of one layer, once the loads it needs are queued or, in a stream, done.
 
         Shapes: hidden [T, H], its input, topk_ids [T, K].
         """
         ...
 
     def see_hits(self, first_layer: int, topk_ids: Tensor) -> None:
-        """Hear of layers that needed no loads, from this one on: topk_ids [layers, T, K]."""
+        """Receive those of layers that needed no loads, from this one on: topk_ids [layers, T, K]."""
         ...
 
     def expected(self, num_tokens: int) -> Expected:
@@ -67,9 +67,7 @@ class CachedExperts:
         self.slots = torch.from_numpy(pool.cache.slot_table)[layer]  # [E] int32, as it was when last brought up to date
         self._layer = layer
 
-    def __call__(
-        self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None
-    ) -> Tensor:
+    def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the weighted sum of each token's experts plus the residual.
 
         Shapes: hidden and residual [T, H], topk_ids and topk_weights [T, K] -> [T, H].
@@ -83,6 +81,17 @@ class CachedExperts:
         else:
             self._run(work, hidden, topk_ids)
         return work.sums()
+
+    def parts(self) -> tuple[()]:
+        """Return nothing: the cache fills its slots."""
+        return ()
+
+    def movable(self) -> None:
+        """Return nothing: a slot's expert changes."""
+
+    def for_kernels(self) -> tuple[PackedExperts, Tensor]:
+        """Return the memory of the slots, and each expert's slot, [E] int32."""
+        return self.pool.slots, self.slots
 
     def _run(self, work: _Work, hidden: Tensor, topk_ids: Tensor) -> None:
         is_first, spanned = True, self.pool.spanned

@@ -44,7 +44,7 @@ class ReadFuture(Protocol):
         ...
 
 
-# Queues work of a lane: (work, whether somebody waits for it, expert number over all layers, bytes it reads).
+# Queues work of a lane: (work, whether a pass waits for it, expert number over all layers, bytes it reads).
 SubmitRead = Callable[[Callable[[], None], bool, int, int], ReadFuture]
 
 
@@ -136,7 +136,7 @@ class SlabLoad:
                 return error
         except CancelledError:
             return StorageError("experts are not read any more: the engine is stopping")
-        except BaseException as error:  # whatever it is, the pass that waits has to hear of it
+        except BaseException as error:  # whatever it is, the pass that waits must receive it
             return StorageError(f"an expert could not be read: {type(error).__name__}: {error}")
         return None
 

@@ -1,6 +1,6 @@
 """The memory that resident experts live in: slots of one size, each ready to be read into, in a row.
 
-Who is in which slot is not known here, nor how many of them may be used: those beyond give their memory back.
+Which expert is in which slot is not known here, nor how many of them may be used: those beyond give their memory back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How layers have a trace take down what takes time, without knowing traces."""
+"""How layers let a trace record what takes time, without knowing traces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WAITS = "waits for experts"
 
 
 class Spanned(Protocol):
-    """Calls a function; a trace takes down how long that takes."""
+    """Calls a function; a trace records how long that takes."""
 
     def __call__(self, name: str, layer: int, function: Callable[..., T], /, *args: Any) -> T:
         """Return `function(*args)`."""
@@ -20,5 +20,5 @@ class Spanned(Protocol):
 
 
 def untraced(name: str, layer: int, function: Callable[..., T], /, *args: Any) -> T:
-    """Return `function(*args)` and take down nothing."""
+    """Return `function(*args)` and record nothing."""
     return function(*args)

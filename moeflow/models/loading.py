@@ -20,7 +20,8 @@ from moeflow.core.errors import CapacityError, CheckpointError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import MIB, format_bytes
 from moeflow.models.layers.decoder import CausalLM
-from moeflow.models.layers.weight_allocator import Destination, WeightAllocator
+from moeflow.models.layers.expert_weights import Destination
+from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.registry import Family, find_family, read_model_config
 
 _LISTED = 3

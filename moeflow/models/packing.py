@@ -25,8 +25,9 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.cpu.packed_weights import PackedExperts, expert_bytes
 from moeflow.kernels.lazy_memory import allocate_lazily
 from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.moe import MoE
-from moeflow.models.layers.weight_allocator import Destination, WeightAllocator, WeightFormats
+from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.models.loading import fill, fill_in_threads, outline
 from moeflow.models.registry import find_family, read_model_config
 

@@ -17,9 +17,9 @@ from moeflow.core.errors import CapacityError
 from moeflow.engine import expert_store
 from moeflow.engine.engine import Engine
 from moeflow.experts.cache.eviction import POLICIES
+from moeflow.experts.predict.registry import NO_PREDICTOR, PREDICTORS
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import expert_bytes
-from moeflow.planner.choices.expert_plan import PREDICTORS
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import decide
 from moeflow.planner.settings import Settings
@@ -63,7 +63,8 @@ def streamed_config(model, packed_weights_file, num_slots, policy="lru", predict
 @pytest.mark.parametrize("max_num_seqs", [1, 4])
 def test_tokens_are_those_of_the_resident_model(model, tmp_path, quantize, max_num_seqs):
     expected = run(resident_config(model, quantize=quantize, max_num_seqs=max_num_seqs))
-    for policy, predictor, num_slots in zip(sorted(POLICIES), PREDICTORS, (9, 4, 6, 24), strict=True):
+    predictors = (*PREDICTORS, NO_PREDICTOR)
+    for policy, predictor, num_slots in zip(sorted(POLICIES), predictors, (9, 4, 6, 24), strict=True):
         config = streamed_config(
             model, tmp_path / "slabs", num_slots, policy, predictor, quantize=quantize, max_num_seqs=max_num_seqs
         )

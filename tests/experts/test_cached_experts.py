@@ -112,8 +112,8 @@ def test_every_bit_is_that_of_resident_experts(
             hidden = torch.randn(num_tokens, HIDDEN, generator=chance)
             residual = torch.randn(num_tokens, HIDDEN, generator=chance) if has_residual else None
             ids, weights = choose(chance, num_tokens, top_k)
-            out = experts(hidden, ids, weights, residual)
-            assert torch.equal(out, extension.experts(hidden, oracle, ids, weights, residual))
+            out = experts.compute(hidden, ids, weights, residual)
+            assert torch.equal(out, oracle.compute(hidden, ids, weights, residual))
             pool.cache.check_integrity()
 
 
@@ -121,9 +121,9 @@ def test_resident_experts_come_first_in_a_layer_that_does_not_fit(layers):
     pool, _ = make_pool(layers["int8"], 4)
     experts, chance = pool.add_layer(), torch.Generator().manual_seed(0)
     weights = torch.rand(1, 2, generator=chance)
-    experts(torch.randn(1, HIDDEN), torch.tensor([[4, 5]]), weights)
+    experts.compute(torch.randn(1, HIDDEN), torch.tensor([[4, 5]]), weights)
     ids = torch.arange(NUM_EXPERTS).view(3, 2)
-    experts(torch.randn(3, HIDDEN), ids, torch.rand(3, 2))
+    experts.compute(torch.randn(3, HIDDEN), ids, torch.rand(3, 2))
     assert pool.cache.stats().hits == 2
 
 
@@ -133,13 +133,13 @@ def test_an_expert_that_cannot_be_read_fails_the_pass_and_holds_nothing(layers):
     hidden, ids, weights = torch.randn(4, HIDDEN), torch.tensor([[0, 1], [2, 3], [4, 5], [0, 5]]), torch.rand(4, 2)
     disk.bad = {4}
     with pytest.raises(StorageError, match="damaged"):
-        experts(hidden, ids, weights)
+        experts.compute(hidden, ids, weights)
     while disk.pending:
         disk.wait(None)
     disk.bad = set()
     pool.cache.check_integrity()
-    out = experts(hidden, ids, weights)
-    assert torch.equal(out, extension.experts(hidden, layers["int8"][0], ids, weights))
+    out = experts.compute(hidden, ids, weights)
+    assert torch.equal(out, layers["int8"][0].compute(hidden, ids, weights))
 
 
 def test_who_watches_hears_of_a_layer_once_its_loads_are_queued(layers):
@@ -153,5 +153,5 @@ def test_who_watches_hears_of_a_layer_once_its_loads_are_queued(layers):
     pool.ahead = Ahead()
     pool.add_layer()
     ids = torch.tensor([[3, 1], [0, 2]])
-    pool.add_layer()(torch.randn(2, HIDDEN), ids, torch.rand(2, 2))
+    pool.add_layer().compute(torch.randn(2, HIDDEN), ids, torch.rand(2, 2))
     assert heard == [(1, 2, ids.tolist())]

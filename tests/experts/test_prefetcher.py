@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from moeflow.experts.predict.governor import Governor
+from moeflow.experts.predict.next_router import NextRouter
+from moeflow.experts.predict.predictor import RoutedModel
 from moeflow.experts.predict.previous_token import PreviousTokenPredictor
-from moeflow.experts.prefetcher import NextRouter, Prefetcher
+from moeflow.experts.prefetcher import Prefetcher
 from moeflow.kernels.cpu.decoder import NOTHING
 
 
@@ -28,6 +30,9 @@ class Block:
         return torch.cat([first, first + 1], dim=1), torch.ones(len(hidden), 2)
 
 
+MODEL = RoutedModel(2, 8, [Block(), Block()])
+
+
 def trusted(predictor):
     """Return a prefetcher after passes that took half the time with prefetches."""
     cache = Cache()
@@ -45,7 +50,7 @@ def inputs(*experts):
 
 
 def test_the_next_layers_router_is_asked_and_the_commonest_come_first():
-    prefetcher, cache = trusted(NextRouter([Block(), Block()]))
+    prefetcher, cache = trusted(NextRouter(MODEL))
     chosen = torch.zeros(3, 2, dtype=torch.int64)
     prefetcher.see(0, inputs(4, 5, 5), chosen)
     prefetcher.see(1, inputs(1, 1, 1), chosen)
@@ -53,14 +58,14 @@ def test_the_next_layers_router_is_asked_and_the_commonest_come_first():
 
 
 def test_a_pass_of_many_tokens_reads_nothing_ahead():
-    prefetcher, cache = trusted(NextRouter([Block(), Block()]))
+    prefetcher, cache = trusted(NextRouter(MODEL))
     prefetcher.see(0, inputs(*range(9)), torch.zeros(9, 2, dtype=torch.int64))
     assert cache.asked == []
 
 
 def test_a_predictor_that_does_not_pay_is_switched_off_and_that_is_said():
     cache = Cache()
-    prefetcher = Prefetcher(cache, NextRouter([Block(), Block()]), Governor("guess"), 2)
+    prefetcher = Prefetcher(cache, NextRouter(MODEL), Governor("guess"), 2)
     said = []
     for _ in range(20):
         assert prefetcher.expected(1).by_next_router == prefetcher.is_on
@@ -74,7 +79,7 @@ def test_a_predictor_that_does_not_pay_is_switched_off_and_that_is_said():
 
 
 def test_passes_that_lack_nothing_and_large_ones_are_not_judged():
-    prefetcher, _ = trusted(NextRouter([Block(), Block()]))
+    prefetcher, _ = trusted(NextRouter(MODEL))
     for number in range(2000):
         if number % 2:
             assert prefetcher.expected(9) == NOTHING
@@ -83,7 +88,7 @@ def test_passes_that_lack_nothing_and_large_ones_are_not_judged():
 
 
 def test_what_does_not_depend_on_the_pass_is_expected_of_all_layers_at_once():
-    prefetcher, cache = trusted(PreviousTokenPredictor(2))
+    prefetcher, cache = trusted(PreviousTokenPredictor(MODEL))
     prefetcher.expected(1)
     prefetcher.see_hits(0, torch.tensor([[[1, 3]], [[0, 2]]]))
     assert cache.asked == [(0, [1, 3])]  # for the next pass

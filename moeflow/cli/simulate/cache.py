@@ -19,10 +19,10 @@ from moeflow.cli.params import NEW_PICTURE
 from moeflow.cli.progress import bar
 from moeflow.core.errors import ConfigError
 from moeflow.core.units import format_bytes, parse_bytes
+from moeflow.experts.predict.registry import NO_PREDICTOR
 from moeflow.planner.simulator.cache_replay import (
     BELADY,
     MIN_SLOTS,
-    NO_PREDICTOR,
     POLICY_NAMES,
     PREDICTOR_NAMES,
     Case,

@@ -23,8 +23,8 @@ from moeflow.engine.offload.offload_ops import OffloadOps
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
+from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.rotary import RotaryEmbedding
-from moeflow.models.layers.weight_allocator import Destination
 from moeflow.pipeline.catalog import OFFLOADING, SEQUENTIAL
 from moeflow.pipeline.devices.cuda_device import CudaDevice
 from moeflow.pipeline.devices.emulated_device import EmulatedDevice

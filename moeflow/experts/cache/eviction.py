@@ -1,14 +1,15 @@
-"""Who goes when a slot is needed: each policy keeps a score for every expert, and the lowest score is evicted.
+"""Eviction policies: each gives every expert a score, and the lowest score is evicted. A new one is a class and a row.
 
-Experts are numbered from 0 over all layers. A policy hears of every use and every load, also of experts that are not
-resident, and knows nothing of slots or of who may be evicted now. Scores are arrays, so that choosing among thousands
-costs microseconds, and replaying a trace needs no other code than serving.
+Experts are numbered from 0 over all layers. A policy receives every use and every load, also of experts that are not
+resident, and knows nothing of slots or of which experts may be evicted now. Scores are arrays, so that choosing among
+thousands costs microseconds, and replaying a trace needs no other code than serving.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,28 +20,26 @@ Scores = NDArray[np.float64]
 HALF_LIFE_PASSES: Final = 128  # of a use in the policies that count uses
 
 
-class EvictionPolicy(Protocol):
-    """Decides who is worth least. `now` is the number of the pass: uses in one pass are of the same age."""
+class EvictionPolicy(ABC):
+    """Scores experts from their past. `now` is the number of the pass: uses in one pass are of the same age."""
 
-    def on_load(self, expert: int) -> None:
-        """Hear that an expert got a slot."""
-        ...
+    def on_load(self, expert: int) -> None:  # noqa: B027
+        """Receive an expert that got a slot."""
 
-    def on_use(self, experts: Experts, now: int) -> None:
-        """Hear that a pass needs these experts, distinct and in this order, whether or not they are resident."""
-        ...
+    def on_use(self, experts: Experts, now: int) -> None:  # noqa: B027
+        """Receive the experts that a pass needs, distinct and in this order, whether or not they are resident."""
 
+    @abstractmethod
     def scores(self, now: int) -> Scores:
         """Return what each expert is worth, [num_experts of all layers]; only their order matters."""
-        ...
 
 
-def choose_victim(policy: EvictionPolicy, evictable: NDArray[np.bool_], now: int) -> int:
-    """Return the evictable expert of the lowest score, of equal ones the first. At least one must be evictable."""
-    return int(np.argmin(np.where(evictable, policy.scores(now), np.inf)))
+def lowest(scores: Scores, candidates: NDArray[np.bool_]) -> int:
+    """Return the candidate of the lowest score, of equal ones the first. There must be one."""
+    return int(np.argmin(np.where(candidates, scores, np.inf)))
 
 
-class FIFO:
+class FIFO(EvictionPolicy):
     """First in, first out, as in SiDA (section 3.4)."""
 
     def __init__(self, num_experts: int) -> None:
@@ -48,30 +47,24 @@ class FIFO:
         self._num_loads = 0
 
     def on_load(self, expert: int) -> None:
-        """Note the order."""
+        """Store the order."""
         self._num_loads += 1
         self._loaded[expert] = self._num_loads
-
-    def on_use(self, experts: Experts, now: int) -> None:
-        """Uses do not count."""
 
     def scores(self, now: int) -> Scores:
         """Return the order of loading."""
         return self._loaded
 
 
-class LRU:
-    """Least recently used."""
+class LRU(EvictionPolicy):
+    """Least recently used: what was prefetched in vain goes soon."""
 
     def __init__(self, num_experts: int) -> None:
         self._used = np.zeros(num_experts)
         self._num_uses = 0
 
-    def on_load(self, expert: int) -> None:
-        """Loads do not count: what was prefetched in vain goes soon."""
-
     def on_use(self, experts: Experts, now: int) -> None:
-        """Note the order."""
+        """Store the order."""
         first, self._num_uses = self._num_uses + 1, self._num_uses + len(experts)
         self._used[experts] = np.arange(first, self._num_uses + 1)
 
@@ -99,14 +92,11 @@ class _DecayedCounts:
         return np.exp2(self.logs - now / self._half_life)
 
 
-class LFU:
+class LFU(EvictionPolicy):
     """Least frequently used, with old uses counting ever less; an evicted expert keeps its count."""
 
     def __init__(self, num_experts: int, half_life: float = HALF_LIFE_PASSES) -> None:
         self._counts = _DecayedCounts(num_experts, half_life)
-
-    def on_load(self, expert: int) -> None:
-        """Loads do not count."""
 
     def on_use(self, experts: Experts, now: int) -> None:
         """Count them."""
@@ -117,18 +107,15 @@ class LFU:
         return self._counts.logs
 
 
-class LFRU:
+class LFRU(EvictionPolicy):
     """Least frequent and recent use: the decayed count over the passes since the last use."""
 
     def __init__(self, num_experts: int, half_life: float = HALF_LIFE_PASSES) -> None:
         self._counts = _DecayedCounts(num_experts, half_life)
         self._last = np.zeros(num_experts)
 
-    def on_load(self, expert: int) -> None:
-        """Loads do not count."""
-
     def on_use(self, experts: Experts, now: int) -> None:
-        """Count them and note when."""
+        """Count them and store when."""
         self._counts.add(experts, now)
         self._last[experts] = now
 
@@ -137,11 +124,11 @@ class LFRU:
         return self._counts.at(now) / (now - self._last + 1)
 
 
-class Belady:
-    """The best there is, for replay: evicts whom the future needs last (Belady 1966)."""
+class Belady(EvictionPolicy):
+    """The best there is, for replay: evicts what the future needs last (Belady 1966)."""
 
     def __init__(self, num_experts: int, uses: Sequence[int]) -> None:
-        """Take all uses to come, in order, as `on_use` will tell them."""
+        """Take all uses to come, in order, as `on_use` will receive them."""
         self._scores = np.full(num_experts, -np.inf)
         self._next = np.full(len(uses), np.inf)  # position of the same expert's next use
         last: dict[int, int] = {}
@@ -152,9 +139,6 @@ class Belady:
                 self._scores[expert] = -position
             last[expert] = position
         self._position = 0
-
-    def on_load(self, expert: int) -> None:
-        """Loads do not change the future."""
 
     def on_use(self, experts: Experts, now: int) -> None:
         """Advance by so many uses."""

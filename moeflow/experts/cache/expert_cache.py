@@ -1,20 +1,20 @@
 """Which experts are resident: hits at once, misses loaded, what a pass uses never evicted.
 
-A pass takes a *lease* on the experts of a layer that its tokens chose. Until it ends, their slots are theirs. Loads are
-done by others, in other threads (`StartLoads`); here it is decided what to load in whose place, and who waits.
-`occupancy.py` keeps the books of slots, `loads.py` those of what is on its way. Prefetches take a slot only from
-experts that nobody uses and never one from another prefetch that may still prove right. Nothing of this changes what
-is computed, only when.
+A pass takes a *lease* on the experts of a layer that its tokens chose. Until it ends, these keep their slots. Loads run
+in other threads (`StartLoads`); here it is decided what to load in which slot, and what waits. The state of each expert
+is in `expert_states.py`, the choice of victims in `eviction_selector.py`; both are used under the one lock of this
+class. Prefetches take a slot only from experts without a lease, and never from another prefetch that may still prove
+right. Nothing of this changes what is computed, only when.
 
 Kernels that run over several layers take no lease: they read in `slot_table` what is resident. While they do, between
-`begin_read` and `end_read`, nobody is evicted.
+`begin_read` and `end_read`, nothing is evicted.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,11 +24,9 @@ from moeflow.core.errors import CapacityError
 from moeflow.experts.cache.cache_stats import CacheStats
 from moeflow.experts.cache.eviction import EvictionPolicy
 from moeflow.experts.cache.eviction_selector import EvictionSelector
-from moeflow.experts.cache.inflight_loads import InflightLoads
+from moeflow.experts.cache.expert_states import ABSENT, ExpertState, ExpertStates
 from moeflow.experts.cache.lease import Lease
 from moeflow.experts.cache.load_job import LoadJob, StartLoads
-from moeflow.experts.cache.occupancy import Occupancy
-from moeflow.experts.cache.prefetches import Prefetches
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,7 @@ class ScannedLayer:
 
     kept: list[int]  # resident from earlier passes
     read_ahead: list[int]  # resident since they were read for this one
-    absent: list[int]  # those on their way first
+    absent: list[int]  # those being loaded first
 
 
 class ExpertCache:
@@ -59,26 +57,29 @@ class ExpertCache:
 
         `wait` returns when a load may have ended; a simulator advances its clock there.
         """
-        total = num_layers * num_experts
         self.num_experts = num_experts  # of a layer
         self._num_layers = num_layers
         self._max_prefetches = max_prefetches
+        self._start_loads = start_loads
         self._wait = wait
         self._stats = CacheStats()
-        self._changed = threading.Condition()  # its lock may be taken again by who has it
-        self._occupancy = Occupancy(num_layers, num_experts, num_slots)
-        self._prefetches = Prefetches(total, slab_bytes, self._stats)
-        self._victims = EvictionSelector(policy, num_layers, num_experts)
-        self._loads = InflightLoads(
-            self._occupancy, self._prefetches, start_loads, self._changed, slab_bytes=slab_bytes, stats=self._stats
+        self._changed = threading.Condition()  # its lock is reentrant
+        self._states = ExpertStates(
+            num_layers,
+            num_experts,
+            num_slots,
+            slab_bytes=slab_bytes,
+            stats=self._stats,
+            on_dropped=self._changed.notify_all,
         )
-        self._first_numbers = np.arange(0, total, num_experts).reshape(-1, 1, 1)  # of each layer
+        self._victims = EvictionSelector(policy, num_layers, num_experts)
+        self._first_numbers = np.arange(0, num_layers * num_experts, num_experts).reshape(-1, 1, 1)  # of each layer
         self._is_read = False  # the table, by kernels
 
     @property
     def num_slots(self) -> int:
         """How many slots are used now."""
-        return self._occupancy.num_slots
+        return self._states.num_slots
 
     def begin_pass(self) -> None:
         """Count a pass: the unit of age for policies."""
@@ -93,91 +94,69 @@ class ExpertCache:
         Blocks: while all other slots are taken by prefetches that have begun.
         Raises: CapacityError if leases leave too few slots.
         """
-        numbers = [layer * self.num_experts + expert for expert in experts]
+        first = layer * self.num_experts
+        numbers = [first + expert for expert in experts]
         with self._changed:
             if self._victims.scan is None:
-                self._drop_wrong_prefetches(layer, numbers)
+                self._states.end_prefetches(first, first + self.num_experts, numbers)
             self._victims.on_use(np.array(numbers, np.int64))
-            for number in numbers:
-                self._occupancy.lease(number)
+            needed = [self._states.all[number] for number in numbers]
+            for state in needed:
+                self._states.lease(state)
             try:
-                jobs = self._load_absent(numbers)
+                jobs = self._load_absent(needed)
             except BaseException:
-                self._release(numbers)
+                self._release(needed)
                 raise
-            slots = [jobs[number].slot if number in jobs else self._occupancy.slots[number] for number in numbers]
-        pending = {expert: jobs[number] for expert, number in zip(experts, numbers, strict=True) if number in jobs}
-        return Lease(self, numbers, dict(zip(experts, slots, strict=True)), pending)
+            slots = [jobs[state.number].slot if state.number in jobs else state.slot for state in needed]
+        pending = {expert: jobs[first + expert] for expert in experts if first + expert in jobs} if jobs else jobs
+        return Lease(self, needed, dict(zip(experts, slots, strict=True)), pending)
 
     def prefetch(self, layer: int, experts: Sequence[int]) -> int:
         """Start loading experts that a layer will probably need, likeliest first; return how many were started."""
         with self._changed:
-            jobs: list[LoadJob] = []
-            room = self._max_prefetches - self._loads.num_prefetches
-            for expert in experts:
-                number = layer * self.num_experts + expert
-                if self._occupancy.slots[number] >= 0:
-                    self._prefetches.awaited[number] |= self._occupancy.is_resident[number]
-                    continue
-                if len(jobs) >= room:
-                    break
-                slot = self._spare_slot()
-                if slot is None:
-                    break
-                jobs.append(self._place(number, slot, is_prefetch=True))
-            self._loads.start(jobs)
-            return len(jobs)
+            room = self._max_prefetches - self._states.num_prefetches
+            return self._load_ahead(self._absent_of(layer, experts), room)
 
     def scan(self, layer: int, experts: Sequence[int], *, window: int) -> ScannedLayer:
-        """Note that the pass needs nearly all experts of each layer and has come to this one, with these to compute.
+        """Begin or continue a scan: the pass needs nearly all experts of each layer, and now these of this one.
 
-        Until the next pass eviction looks ahead, and keeps all slots but `window` for what later passes will find.
+        Until the next pass eviction looks ahead, and keeps all slots but `window` for what later passes need.
         """
         with self._changed:
             self._victims.scan_at(layer, num_kept=self.num_slots - window)
             first = layer * self.num_experts
             rank = {expert: place for place, expert in enumerate(self._victims.best_first(layer))}
-            resident = [expert for expert in experts if self._occupancy.is_resident[first + expert]]
-            absent = [expert for expert in experts if not self._occupancy.is_resident[first + expert]]
+            states, awaited = self._states.all[first : first + self.num_experts], self._states.awaited[first:]
             found = ScannedLayer(
-                kept=[expert for expert in resident if not self._prefetches.awaited[first + expert]],
-                read_ahead=[expert for expert in resident if self._prefetches.awaited[first + expert]],
-                absent=sorted(absent, key=lambda expert: (self._occupancy.slots[first + expert] < 0, rank[expert])),
+                kept=[expert for expert in experts if states[expert].slot >= 0 and not awaited[expert]],
+                read_ahead=[expert for expert in experts if states[expert].slot >= 0 and awaited[expert]],
+                absent=sorted(
+                    (expert for expert in experts if states[expert].slot < 0),
+                    key=lambda expert: (states[expert].slot == ABSENT, rank[expert]),
+                ),
             )
-            self._drop_wrong_prefetches(layer, [first + expert for expert in experts])
+            self._states.end_prefetches(first, first + self.num_experts, [first + expert for expert in experts])
             return found
 
     def read_ahead(self, at_most: int) -> None:
-        """Start loading what a scan comes to next, the best by the policy first, until so many lie there unused."""
+        """Start loading what a scan needs next, the best by the policy first, until so many are awaited."""
         with self._changed:
             assert self._victims.scan is not None
-            room = at_most - int(self._prefetches.awaited.sum())
-            jobs: list[LoadJob] = []
-            for layer in range(self._victims.scan.layer + 1, self._num_layers):
-                if len(jobs) >= room:
-                    break
-                for expert in self._victims.best_first(layer):
-                    number = layer * self.num_experts + expert
-                    if self._occupancy.slots[number] >= 0:
-                        continue
-                    slot = self._spare_slot() if len(jobs) < room else None
-                    if slot is None:
-                        room = 0
-                        break
-                    jobs.append(self._place(number, slot, is_prefetch=True))
-            self._loads.start(jobs)
+            room = at_most - int(self._states.awaited.sum())
+            if room > 0:
+                self._load_ahead(self._absent_after(self._victims.scan.layer), room)
 
     @property
     def slot_table(self) -> NDArray[np.int32]:
-        """The slot of each expert, or what `slot_table.py` says of those without: [layers, experts], read-only."""
-        return self._occupancy.table.slots
+        """The slot of each expert, ABSENT or LOADING as of the last `begin_read`: [layers, experts], read-only."""
+        return self._states.table
 
     def begin_read(self) -> bool:
-        """Bring the table up to date and evict nobody until `end_read`; return whether an expert is absent."""
+        """Bring the table up to date and evict nothing until `end_read`; return whether an expert is absent."""
         with self._changed:
-            self._occupancy.table.publish()
             self._is_read = True
-            return self._occupancy.table.has_absent
+            return self._states.publish()
 
     def end_read(self, first_layer: int, topk_ids: NDArray[np.int64]) -> None:
         """Count what kernels found in the table on their way through layers: as many as `topk_ids` [layers, T, K] has.
@@ -192,8 +171,8 @@ class ExpertCache:
             self._is_read = False
             self._stats.hits += len(numbers)
             self._victims.on_use(numbers)
-            self._prefetches.on_uses(numbers)
-            self._drop_prefetches(first_layer * size, end_layer * size)
+            self._states.use_all(numbers)
+            self._states.end_prefetches(first_layer * size, end_layer * size, ())
             self._changed.notify_all()
 
     def resize(self, num_slots: int, move: Callable[[int, int], None]) -> int:
@@ -201,13 +180,13 @@ class ExpertCache:
 
         The worst experts by the policy leave. Those that stay and whose slots go are moved, by `move(from, to)`.
 
-        Blocks: while loads that have begun and that nobody waits for write into slots that go.
+        Blocks: while loads that have begun and that no lease waits for write into slots that go.
         """
         with self._changed:
             if num_slots < self.num_slots:
                 self._shrink(num_slots, move)
             else:
-                self._occupancy.grow(num_slots)
+                self._states.grow(num_slots)
             return self.num_slots
 
     def stats(self) -> CacheStats:
@@ -224,91 +203,133 @@ class ExpertCache:
     def num_resident(self) -> int:
         """How many experts are resident."""
         with self._changed:
-            return self._occupancy.num_taken - len(self._loads.jobs)
+            return self._states.num_resident
 
     @property
     def num_filled(self) -> int:
         """How many slots have held an expert since they came into use: their memory is taken."""
         with self._changed:
-            return self._occupancy.num_filled
+            return self._states.num_filled
 
     def slot_of(self, layer: int, expert: int) -> int | None:
         """Return an expert's slot if it is resident."""
-        number = layer * self.num_experts + expert
         with self._changed:
-            return self._occupancy.slots[number] if self._occupancy.is_resident[number] else None
+            slot = self._states.all[layer * self.num_experts + expert].slot
+            return slot if slot >= 0 else None
 
     def drain(self) -> None:
-        """Cancel what nobody waits for and wait for the rest; then nothing is written into slots any more."""
+        """Cancel what no lease waits for and wait for the rest; then nothing is written into slots any more."""
         with self._changed:
-            self._loads.cancel_unleased()
-            self._changed.wait_for(lambda: not self._loads.jobs)
+            self._states.cancel_unleased()
+            self._changed.wait_for(lambda: not self._states.loads)
 
     def check_integrity(self) -> None:
-        """Prove that slots, leases and loads agree; for tests."""
+        """Check that slots, leases and loads agree; for tests."""
         with self._changed:
-            self._occupancy.check_integrity()
-            table = self.slot_table.ravel().tolist()
-            for number, slot in enumerate(self._occupancy.slots):
-                is_resident = self._occupancy.is_resident[number]
-                assert (number in self._loads.jobs) == (slot >= 0 and not is_resident)
-                assert not self._is_read or table[number] < 0 or (is_resident and table[number] == slot)
+            self._states.check_integrity()
+            if self._is_read:
+                for state, slot in zip(self._states.all, self.slot_table.ravel().tolist(), strict=True):
+                    assert slot < 0 or state.slot == slot
 
     # Below, the lock is held.
 
-    def _load_absent(self, numbers: Sequence[int]) -> dict[int, LoadJob]:
+    def _load_absent(self, needed: Sequence[ExpertState]) -> dict[int, LoadJob]:
         """Count hits and misses, find slots for the absent and start their loads; return all loads to wait for."""
         absent = []
         jobs = {}
-        for number in numbers:
-            job = self._loads.jobs.get(number)
-            if self._occupancy.is_resident[number]:
+        for state in needed:
+            job = state.load
+            if state.slot >= 0:
                 self._stats.hits += 1
-                self._prefetches.on_use(number)
-            elif job is not None and not (job.is_prefetch and not job.is_joined and self._loads.cancel(job)):
+                self._states.use(state)
+            elif job is not None and not (job.is_prefetch and not job.is_joined and self._states.cancel(job)):
                 self._stats.late += 1
                 job.is_joined = job.is_prefetch
-                jobs[number] = job
+                jobs[state.number] = job
             else:  # perhaps because its prefetch waited in the queue: demand goes first
                 self._stats.misses += 1
-                absent.append(number)
+                absent.append(state)
         if absent:
             jobs |= self._load_now(absent)
         return jobs
 
-    def _load_now(self, numbers: Sequence[int]) -> dict[int, LoadJob]:
+    def _load_now(self, absent: Sequence[ExpertState]) -> dict[int, LoadJob]:
         """Start loads and return them; another thread may start the same ones while this one waits for a slot."""
         jobs = {}
         placed = []
         try:
-            for number in numbers:
+            for state in absent:
                 slot = self._find_slot()
-                if self._occupancy.slots[number] < 0:
-                    jobs[number] = self._place(number, slot, is_prefetch=False)
-                    placed.append(jobs[number])
+                if state.slot == ABSENT:
+                    jobs[state.number] = self._begin_load(state.number, slot, is_prefetch=False)
+                    placed.append(jobs[state.number])
                     continue
-                self._occupancy.give_back(slot)
-                if number in self._loads.jobs:
-                    jobs[number] = self._loads.jobs[number]
-                    jobs[number].is_joined = jobs[number].is_prefetch
+                self._states.give_back(slot)
+                if state.load is not None:
+                    jobs[state.number] = state.load
+                    state.load.is_joined = state.load.is_prefetch
         except BaseException:
-            self._loads.abandon(placed)
+            self._states.abandon(placed)
             raise
-        self._loads.start(placed)
+        self._start(placed)
         return jobs
+
+    def _begin_load(self, number: int, slot: int, *, is_prefetch: bool) -> LoadJob:
+        self._victims.on_load(number)
+        return self._states.begin_load(number, slot, is_prefetch=is_prefetch)
+
+    def _start(self, jobs: Sequence[LoadJob]) -> None:
+        """Start loads that were begun."""
+        if not jobs:
+            return
+        try:
+            handles = self._start_loads(jobs, self._on_done)
+        except BaseException:
+            self._states.abandon(jobs)
+            raise
+        for job, handle in zip(jobs, handles, strict=True):
+            job.handle = handle
+
+    def _absent_of(self, layer: int, experts: Sequence[int]) -> Iterator[int]:
+        """Yield the numbers of those experts of a layer that are absent, and await those that are resident."""
+        for expert in experts:
+            state = self._states.all[layer * self.num_experts + expert]
+            if state.slot == ABSENT:
+                yield state.number
+            elif state.slot >= 0:
+                self._states.expect(state)
+
+    def _absent_after(self, layer: int) -> Iterator[int]:
+        """Yield the numbers of the absent experts of the layers after this one, the best of each first."""
+        for following in range(layer + 1, self._num_layers):
+            for expert in self._victims.best_first(following):
+                number = following * self.num_experts + expert
+                if self._states.all[number].slot == ABSENT:
+                    yield number
+
+    def _load_ahead(self, numbers: Iterator[int], room: int) -> int:
+        """Start loading absent experts in this order while there is room and a spare slot; return how many."""
+        jobs: list[LoadJob] = []
+        for number in numbers:
+            slot = self._spare_slot() if len(jobs) < room else None
+            if slot is None:
+                break
+            jobs.append(self._begin_load(number, slot, is_prefetch=True))
+        self._start(jobs)
+        return len(jobs)
 
     def _find_slot(self) -> int:
         """Return a slot for what a pass needs. Raises: CapacityError if leases have all."""
-        while (slot := self._occupancy.take_free()) is None:
+        while (slot := self._states.take_free()) is None:
             if self._is_read:
                 self._wait_for_change()
                 continue
             slot = self._evict(for_demand=True)
             if slot is not None:
                 return slot
-            if self._loads.cancel_unleased():
+            if self._states.cancel_unleased():
                 continue
-            if all(self._occupancy.num_leases[number] for number in self._loads.jobs):
+            if all(self._states.all[number].num_leases for number in self._states.loads):
                 raise CapacityError(
                     f"all {self.num_slots} slots for experts are in use, and one more is needed. Raise the memory "
                     "limit (--memory), or take a smaller weight format"
@@ -318,52 +339,35 @@ class ExpertCache:
 
     def _spare_slot(self) -> int | None:
         """Return a slot for a prefetch; None if all are of more use as they are."""
-        slot = self._occupancy.take_free()
+        slot = self._states.take_free()
         return self._evict(for_demand=False) if slot is None else slot
 
     def _evict(self, *, for_demand: bool) -> int | None:
-        """Free a slot and return it; None if nobody may go, or kernels may be reading any."""
+        """Evict an expert and return its slot; None if none may be evicted, or kernels may be reading any."""
         if self._is_read:
             return None
-        number = self._victims.choose(self._occupancy, self._prefetches.awaited, for_demand=for_demand)
-        if number is None:
-            return None
-        self._stats.evictions += 1
-        self._prefetches.on_eviction(number)
-        return self._occupancy.vacate(number)
-
-    def _place(self, number: int, slot: int, *, is_prefetch: bool) -> LoadJob:
-        self._victims.on_load(number)
-        return self._loads.place(number, slot, is_prefetch=is_prefetch)
+        number = self._victims.choose(self._states, for_demand=for_demand)
+        return None if number is None else self._states.evict(number)
 
     def _shrink(self, num_slots: int, move: Callable[[int, int], None]) -> None:
         """Empty the slots from `num_slots` on, but for those that leases hold."""
-        occupancy = self._occupancy
-        self._loads.cancel_unleased()
+        states = self._states
+        states.cancel_unleased()
         while self._is_read or any(
-            job.slot >= num_slots and not occupancy.num_leases[job.expert] for job in self._loads.jobs.values()
+            job.slot >= num_slots and not states.all[number].num_leases for number, job in states.loads.items()
         ):
             self._wait_for_change()
-        num_slots = occupancy.min_size(num_slots)
-        while occupancy.num_taken > num_slots:
+        num_slots = states.min_size(num_slots)
+        while states.num_taken > num_slots:
             slot = self._evict(for_demand=True)
-            assert slot is not None, "all but leased experts and loads that nobody waits for can be evicted"
-            occupancy.give_back(slot)
-        occupancy.shrink(num_slots, move)
+            assert slot is not None, "all but leased experts and loads that no lease waits for can be evicted"
+            states.give_back(slot)
+        states.shrink(num_slots, move)
 
-    def _drop_wrong_prefetches(self, layer: int, needed: Sequence[int]) -> None:
-        """A pass has reached the layer: what was prefetched for it has proved right or wrong."""
-        self._drop_prefetches(layer * self.num_experts, (layer + 1) * self.num_experts, needed)
-
-    def _drop_prefetches(self, first: int, end: int, needed: Sequence[int] = ()) -> None:
-        """Forget that prefetches for experts of these numbers were hoped for; cancel those that are not needed."""
-        self._prefetches.awaited[first:end] = False
-        self._loads.cancel_wrong(first, end, needed)
-
-    def _release(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            if self._occupancy.unlease(number) and number in self._loads.jobs:
-                self._loads.cancel(self._loads.jobs[number])
+    def _release(self, held: Sequence[ExpertState]) -> None:
+        for state in held:
+            if self._states.unlease(state) and state.load is not None:
+                self._states.cancel(state.load)
         self._changed.notify_all()
 
     def _wait_for_change(self) -> None:
@@ -379,7 +383,13 @@ class ExpertCache:
             while not any(job.is_done for job in jobs):
                 self._wait_for_change()
 
-    def release(self, numbers: Sequence[int]) -> None:
-        """End a lease; loads that it alone wanted are cancelled if they have not begun."""
+    def release(self, held: Sequence[ExpertState]) -> None:
+        """End a lease; loads that it alone waited for are cancelled if they have not begun."""
         with self._changed:
-            self._release(numbers)
+            self._release(held)
+
+    def _on_done(self, job: LoadJob, error: Exception | None) -> None:
+        """Receive the end of a load, from any thread."""
+        with self._changed:
+            self._states.end_load(job, error)
+            self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""A pass's hold on the experts that its tokens chose: until it ends, their slots are theirs."""
+"""A pass's hold on the experts that its tokens chose: until it ends, these experts keep their slots."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol
 
+from moeflow.experts.cache.expert_states import ExpertState
 from moeflow.experts.cache.load_job import LoadJob
 
 
 class Lessor(Protocol):
-    """Who gives leases: the expert cache."""
+    """What gives leases: the expert cache."""
 
     def wait_for_any(self, jobs: Sequence[LoadJob]) -> None:
         """Wait until one of the loads is done, well or badly."""
         ...
 
-    def release(self, numbers: Sequence[int]) -> None:
-        """Take experts back, by their numbers over all layers."""
+    def release(self, held: Sequence[ExpertState]) -> None:
+        """End a lease on these experts."""
         ...
 
 
@@ -25,11 +26,11 @@ class Lease:
     """Experts of one layer, held until `release` or the end of a `with` block."""
 
     def __init__(
-        self, lessor: Lessor, numbers: Sequence[int], slots: Mapping[int, int], pending: Mapping[int, LoadJob]
+        self, lessor: Lessor, held: Sequence[ExpertState], slots: Mapping[int, int], pending: Mapping[int, LoadJob]
     ) -> None:
         self.slots = slots  # of each expert, by its number in the layer
         self._lessor = lessor
-        self._numbers: Sequence[int] = numbers
+        self._held = held
         self._pending = pending  # those that were not resident, likewise
 
     @property
@@ -63,9 +64,9 @@ class Lease:
             pass
 
     def release(self) -> None:
-        """Let go; once is enough."""
-        numbers, self._numbers = self._numbers, ()
-        self._lessor.release(numbers)
+        """End the lease; a second call does nothing."""
+        held, self._held = self._held, ()
+        self._lessor.release(held)
 
     def __enter__(self) -> Lease:
         return self

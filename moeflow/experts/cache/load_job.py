@@ -1,4 +1,4 @@
-"""An expert on its way into a slot, between the cache that wants it and the reader that brings it."""
+"""An expert on its way into a slot, between the cache that requests it and the reader that loads it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Protocol
 
 
 class LoadHandle(Protocol):
-    """A load that was asked for."""
+    """A load that was requested."""
 
     def cancel(self) -> bool:
-        """Take it back if it has not begun: then return True, and it is never heard of again."""
+        """Take it back if it has not begun: then return True, and nothing is called for it."""
         ...
 
 
@@ -21,8 +21,8 @@ class LoadJob:
 
     expert: int  # its number over all layers, as slabs are numbered
     slot: int
-    is_prefetch: bool  # nobody waited for it when it started
-    is_joined: bool = False  # by now somebody does, though it is a prefetch
+    is_prefetch: bool  # no pass waited for it when it started
+    is_joined: bool = False  # by now one does, though it is a prefetch
     is_done: bool = False  # well or badly; never if it is cancelled
     error: Exception | None = None
     handle: LoadHandle | None = None  # None until it is started

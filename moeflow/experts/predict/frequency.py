@@ -7,20 +7,20 @@ from typing import Final
 
 import numpy as np
 
+from moeflow.experts.predict.predictor import Predictor, RoutedModel
+
 HALF_LIFE_PASSES: Final = 256
 MIN_RATE: Final = 0.2  # uses per pass; of rarer experts, most prefetches would be in vain
 
 
-class FrequencyPredictor:
+class FrequencyPredictor(Predictor):
     """Ranks by decayed count, and names the experts that are used often enough."""
 
-    def __init__(
-        self, num_layers: int, num_experts: int, half_life: float = HALF_LIFE_PASSES, min_rate: float = MIN_RATE
-    ) -> None:
+    def __init__(self, model: RoutedModel, half_life: float = HALF_LIFE_PASSES, min_rate: float = MIN_RATE) -> None:
         self._decay = 0.5 ** (1 / half_life)
         self._min_rate = min_rate
-        self._counts = np.zeros((num_layers, num_experts))  # passes that used it, decayed
-        self._num_passes = np.zeros(num_layers)  # likewise
+        self._counts = np.zeros((model.num_layers, model.num_experts))  # passes that used it, decayed
+        self._num_passes = np.zeros(model.num_layers)  # likewise
 
     def observe(self, layer: int, expert_ids: Sequence[int]) -> None:
         """Age the layer's counts by a pass, then count."""

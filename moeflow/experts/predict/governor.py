@@ -70,8 +70,8 @@ class Governor:
         self._rest, self.is_on, self._surprises = self._next_rest, verdict, ([], [])
         if not is_new:
             return None
-        said = f"passes take {abs(change):.0%} {'more' if change > 0 else 'less'} time with it"
-        return f"prefetching by {self._name} is switched {'on' if verdict else 'off'}: {said}"
+        change_text = f"passes take {abs(change):.0%} {'more' if change > 0 else 'less'} time with it"
+        return f"prefetching by {self._name} is switched {'on' if verdict else 'off'}: {change_text}"
 
 
 def _verdict(without: Sequence[float], with_it: Sequence[float]) -> bool | None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from moeflow.experts.predict.predictor import Predictor, RoutedModel
 
-class PreviousTokenPredictor:
+
+class PreviousTokenPredictor(Predictor):
     """Remembers one pass."""
 
-    def __init__(self, num_layers: int) -> None:
-        self._last: list[list[int]] = [[] for _ in range(num_layers)]
+    def __init__(self, model: RoutedModel) -> None:
+        self._last: list[list[int]] = [[] for _ in range(model.num_layers)]
 
     def observe(self, layer: int, expert_ids: Sequence[int]) -> None:
         """Remember the layer's experts, those of most tokens first."""

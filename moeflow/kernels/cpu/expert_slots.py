@@ -1,6 +1,6 @@
 """The expert layer by the CPU extension where experts lie in slots, all at once or in parts as they come.
 
-The results are those of `cpu.experts` over all experts in order, to the bit.
+The results are those of `PackedExperts.compute` over all experts in order, to the bit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SlotExperts:
     def sums(
         self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, slots: Mapping[int, int], residual: Tensor | None
     ) -> Tensor:
-        """Return what `cpu.experts` does; `slots` says where each expert that is asked for lies."""
+        """Return what `PackedExperts.compute` does; `slots` says where each expert that is asked for lies."""
         out = torch.empty(x.shape)
         self._check(x, topk_ids, topk_weights)
         if residual is not None:
@@ -54,7 +54,7 @@ class SlotExperts:
     def pairs(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, slots: Mapping[int, int], pairs: Tensor) -> None:
         """Write the weighted results of some experts only to the rows of their pairs (token, k).
 
-        Shapes: as for `cpu.experts`, pairs [T * K, H] float32; other rows stay as they are.
+        Shapes: as there, pairs [T * K, H] float32; other rows stay as they are.
         """
         self._check(x, topk_ids, topk_weights)
         num_tokens, top_k = topk_ids.shape

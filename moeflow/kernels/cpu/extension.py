@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from moeflow.kernels.cpu.arguments import address, describe
-from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.cpu.packed_weights import PackedWeight
 
 try:
     import moeflow.kernels._cpu as _cpu
@@ -87,36 +87,6 @@ def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, residual
         _check(residual, (num_rows, weight.rows), "residual")
     out = torch.empty(num_rows, weight.rows)
     _cpu.linear(weight.handle, x.data_ptr(), num_rows, x.stride(0), address(bias), address(residual), out.data_ptr())
-    return out
-
-
-def experts(
-    x: Tensor, packed: PackedExperts, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None
-) -> Tensor:
-    """Return `residual` plus the weighted sum of each token's experts.
-
-    A token's experts are added in ascending order of their numbers, each of which must exist.
-
-    Shapes: x and residual [T, hidden] float32, topk_ids [T, K] int64, topk_weights [T, K] float32 -> [T, hidden].
-    """
-    num_tokens, top_k = topk_ids.shape
-    _check(x, (num_tokens, packed.hidden), "x")
-    _check(topk_weights, (num_tokens, top_k), "topk_weights")
-    if topk_ids.dtype != torch.int64 or not topk_ids.is_contiguous():
-        raise ValueError(f"topk_ids must be contiguous int64, not {describe(topk_ids)}")
-    if residual is not None:
-        _check(residual, (num_tokens, packed.hidden), "residual")
-    out = torch.empty(num_tokens, packed.hidden)
-    _cpu.experts(
-        packed.handle,
-        x.data_ptr(),
-        num_tokens,
-        top_k,
-        topk_ids.data_ptr(),
-        topk_weights.data_ptr(),
-        address(residual),
-        out.data_ptr(),
-    )
     return out
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from moeflow.kernels.activation import NONLINEARITIES, Nonlinearity
-from moeflow.kernels.cpu.arguments import address, describe
+from moeflow.kernels.cpu.arguments import address, check_floats, describe
 from moeflow.kernels.lazy_memory import allocate_lazily
 from moeflow.kernels.weight_format import BLOCK_BYTES, GROUP_SIZE, BlockKind, WeightFormat
 
@@ -266,6 +266,41 @@ class PackedExperts:
             if mine is not None and theirs is not None:
                 theirs.copy_(mine)
         return moved
+
+    def movable(self) -> PackedExperts:
+        """Return these experts: their rows of memory may be copied elsewhere and computed with there."""
+        return self
+
+    def for_kernels(self) -> tuple[PackedExperts, None]:
+        """Return these experts, which are in order."""
+        return self, None
+
+    def compute(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return `residual` plus the weighted sum of each token's experts.
+
+        A token's experts are added in ascending order of their numbers, each of which must exist.
+
+        Shapes: x and residual [T, hidden] float32, topk_ids [T, K] int64, topk_weights [T, K] float32 -> [T, hidden].
+        """
+        num_tokens, top_k = topk_ids.shape
+        check_floats(x, (num_tokens, self.hidden))
+        check_floats(topk_weights, (num_tokens, top_k))
+        if topk_ids.dtype != torch.int64 or not topk_ids.is_contiguous():
+            raise ValueError(f"topk_ids must be contiguous int64, not {describe(topk_ids)}")
+        if residual is not None:
+            check_floats(residual, (num_tokens, self.hidden))
+        out = torch.empty(num_tokens, self.hidden)
+        _cpu.experts(
+            self.handle,
+            x.data_ptr(),
+            num_tokens,
+            top_k,
+            topk_ids.data_ptr(),
+            topk_weights.data_ptr(),
+            address(residual),
+            out.data_ptr(),
+        )
+        return out
 
     def parts(self) -> list[tuple[PackedRows, PackedRows, PackedRows]]:
         """Return each expert's gate [I, H], up [I, H] and down [H, I], of experts that have a gate."""

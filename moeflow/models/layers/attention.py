@@ -20,9 +20,10 @@ from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.kernels.heads import Heads
 from moeflow.kernels.kv_blocks import KVBlocks
 from moeflow.models.layers.context import ForwardContext
+from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.rotary import RotaryTable
-from moeflow.models.layers.weight_allocator import Destination, WeightAllocator
+from moeflow.models.layers.weight_allocator import WeightAllocator
 
 QKNorm = Literal["per_head", "all_heads"]
 

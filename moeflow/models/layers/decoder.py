@@ -12,11 +12,12 @@ from moeflow.kernels.embedding import embedding
 from moeflow.kernels.linear import linear
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder_layer import DecoderLayer
+from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.norm import RMSNorm
 from moeflow.models.layers.packed_layers import PackedLayers
 from moeflow.models.layers.rotary import RotaryEmbedding
-from moeflow.models.layers.weight_allocator import Destination, WeightAllocator, whole
+from moeflow.models.layers.weight_allocator import WeightAllocator, whole
 
 
 class CausalLM:

@@ -9,17 +9,17 @@ from torch import Tensor
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.cpu.decoder import PackedLayer
-from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.cpu.packed_weights import PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.context import ForwardContext
-from moeflow.models.layers.expert_slabs import ExpertSlabs
+from moeflow.models.layers.expert_weights import Destination, MovableExperts
 from moeflow.models.layers.mlp import MLP, FusedMLP
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.norm import RMSNorm
 from moeflow.models.layers.rotary import RotaryTable
 from moeflow.models.layers.shared_experts import Routed
-from moeflow.models.layers.weight_allocator import Destination, WeightAllocator
+from moeflow.models.layers.weight_allocator import WeightAllocator
 
 
 class DecoderLayer:
@@ -40,12 +40,11 @@ class DecoderLayer:
         return self.post_attention(hidden, attended)
 
     @property
-    def movable_experts(self) -> PackedExperts | ExpertSlabs | None:
+    def movable_experts(self) -> MovableExperts | None:
         """The experts, or the dense network as one; None if `with_experts` cannot take them from elsewhere."""
-        weights = None if isinstance(self.mlp, MLP) else self.mlp.weights
-        return weights if isinstance(weights, PackedExperts | ExpertSlabs) else None
+        return self.mlp.movable_experts()
 
-    def with_experts(self, weights: PackedExperts | ExpertSlabs) -> DecoderLayer:
+    def with_experts(self, weights: MovableExperts) -> DecoderLayer:
         """Return this layer with experts that lie elsewhere; all else is shared."""
         assert not isinstance(self.mlp, MLP)
         layer = copy.copy(self)
@@ -77,8 +76,9 @@ class DecoderLayer:
 
     def post_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Shapes: hidden [T, H] as it came into the layer, attended [T, Q * D] -> [T, H]."""
-        if self._stage is not None and not isinstance(self.mlp, MLP) and self.mlp.is_one_call:
-            return self._stage(hidden, attended)
+        stage = self._stage
+        if stage is not None and stage.slots is None and self.mlp.on_route is None:
+            return stage(hidden, attended)
         hidden = self.self_attn.o_proj(attended, residual=hidden)
         return self.mlp(self.post_attention_layernorm(hidden), residual=hidden)
 
@@ -95,8 +95,6 @@ class DecoderLayer:
         return hidden, Routed(normed, *self.mlp.route(normed))
 
     def _make_stage(self) -> MoEStage | None:
-        if isinstance(self.mlp, MLP):
-            return None
         return self.mlp.stage(self.self_attn.o_proj, self.post_attention_layernorm)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:

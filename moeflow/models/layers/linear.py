@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor
 
 from moeflow.kernels.linear import linear, norm_linear
+from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.norm import RMSNorm
-from moeflow.models.layers.weight_allocator import Destination, WeightAllocator, rows_of
+from moeflow.models.layers.weight_allocator import WeightAllocator, rows_of
 
 
 class Linear:

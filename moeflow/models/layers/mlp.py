@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from moeflow.kernels.activation import silu_and_mul
-from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedExperts
 from moeflow.kernels.cpu.stages import MoEStage
-from moeflow.kernels.experts import fused_experts
 from moeflow.kernels.routing import SoftmaxTopK
-from moeflow.models.layers.expert_slabs import ExpertSlabs
 from moeflow.models.layers.expert_stage import expert_stage
+from moeflow.models.layers.expert_weights import Destination, MovableExperts
 from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.norm import RMSNorm
-from moeflow.models.layers.weight_allocator import Destination, WeightAllocator
+from moeflow.models.layers.weight_allocator import WeightAllocator
 
 
 class MLP:
     """`down(silu(gate(x)) * up(x))`, gate and up in one product."""
+
+    on_route: Final = None  # there is no router
 
     def __init__(
         self, allocator: WeightAllocator, hidden_size: int, intermediate_size: int, *, bias: bool = False
@@ -34,6 +34,12 @@ class MLP:
         """Return the network's result plus the residual. Shapes: hidden and residual [T, H] -> [T, H]."""
         return self.down_proj(silu_and_mul(self.gate_up_proj(hidden)), residual)
 
+    def movable_experts(self) -> None:
+        """Return nothing: these are matrices."""
+
+    def stage(self, o_proj: Linear, norm: RMSNorm) -> None:
+        """Return nothing: there is no one call for this."""
+
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""
         yield from self.gate_up_proj.named_weights(f"{prefix}.mlp")
@@ -43,7 +49,9 @@ class MLP:
 class FusedMLP:
     """The same as the one expert of a layer: packed, in one call, or as a slab."""
 
-    def __init__(self, weights: PackedExperts | ExpertSlabs) -> None:
+    on_route: Final = None  # there is no router
+
+    def __init__(self, weights: MovableExperts) -> None:
         self.weights = weights
 
     def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -51,30 +59,26 @@ class FusedMLP:
         num_tokens = hidden.shape[0]
         topk_ids = torch.zeros(num_tokens, 1, dtype=torch.int64, device=hidden.device)
         topk_weights = torch.ones(num_tokens, 1, device=hidden.device)
-        if isinstance(self.weights, PackedExperts):
-            return extension.experts(hidden, self.weights, topk_ids, topk_weights, residual)
-        out = fused_experts(hidden, self.weights.gate_up, self.weights.down, topk_ids, topk_weights)
-        return out if residual is None else out.add_(residual)
+        return self.weights.compute(hidden, topk_ids, topk_weights, residual)
 
-    @property
-    def is_one_call(self) -> bool:
-        """As `MoE` says it."""
-        return isinstance(self.weights, PackedExperts)
+    def movable_experts(self) -> MovableExperts | None:
+        """Return the weights if `with_experts` can take them from elsewhere."""
+        return self.weights.movable()
 
-    def with_experts(self, weights: PackedExperts | ExpertSlabs) -> FusedMLP:
+    def with_experts(self, weights: MovableExperts) -> FusedMLP:
         """Return the network with weights that lie elsewhere."""
         return FusedMLP(weights)
 
     def stage(self, o_proj: Linear, norm: RMSNorm) -> MoEStage | None:
         """Return one call for all that follows attention in a layer with this network; None if there is none."""
-        if isinstance(self.weights, ExpertSlabs):
+        experts = self.weights.for_kernels()
+        if experts is None:
             return None
-        return expert_stage(o_proj, norm, None, SoftmaxTopK(1, renormalize=False), self.weights)
+        return expert_stage(o_proj, norm, None, SoftmaxTopK(1, renormalize=False), *experts)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""
-        parts: Sequence[tuple[Destination, Destination, Destination]] = self.weights.parts()
-        ((gate, up, down),) = parts
+        ((gate, up, down),) = self.weights.parts()
         yield f"{prefix}.mlp.gate_proj.weight", gate
         yield f"{prefix}.mlp.up_proj.weight", up
         yield f"{prefix}.mlp.down_proj.weight", down

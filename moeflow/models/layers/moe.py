@@ -7,24 +7,21 @@ checkpoint names; the experts are one shared layer.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from moeflow.core.model_config import ModelConfig
-from moeflow.experts.cached_experts import CachedExperts
-from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.cpu.packed_weights import PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
-from moeflow.kernels.experts import fused_experts
 from moeflow.kernels.linear import linear
 from moeflow.kernels.routing import SoftmaxTopK
-from moeflow.models.layers.expert_slabs import ExpertSlabs
 from moeflow.models.layers.expert_stage import expert_stage
+from moeflow.models.layers.expert_weights import Destination, MovableExperts
 from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.norm import RMSNorm
-from moeflow.models.layers.weight_allocator import Destination, OffloadedExperts, WeightAllocator, whole
+from moeflow.models.layers.weight_allocator import WeightAllocator, whole
 
 # router logits [T, E] -> (topk_ids [T, K] int64, topk_weights [T, K] float32)
 Choose = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -56,7 +53,7 @@ class MoE:
         topk_ids, topk_weights = self.route(hidden)
         if self.on_route is not None:
             self.on_route(topk_ids)
-        return self.experts(hidden, topk_ids, topk_weights, residual)
+        return self.weights.compute(hidden, topk_ids, topk_weights, residual)
 
     def route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return topk_ids [T, K] int64 and topk_weights [T, K] float32. Shapes: hidden [T, H]."""
@@ -64,17 +61,11 @@ class MoE:
             hidden = hidden.to(self.router.dtype)  # a router may be kept more precisely than all else
         return self.choose(linear(hidden, self.router))
 
-    def experts(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Return the weighted sum of each token's experts plus the residual. Shapes: hidden [T, H] -> [T, H]."""
-        if isinstance(self.weights, CachedExperts):
-            return self.weights(hidden, topk_ids, topk_weights, residual)
-        if isinstance(self.weights, PackedExperts):
-            return extension.experts(hidden, self.weights, topk_ids, topk_weights, residual)
-        assert not isinstance(self.weights, OffloadedExperts)
-        out = fused_experts(hidden, self.weights.gate_up, self.weights.down, topk_ids, topk_weights)
-        return out if residual is None else out.add_(residual)
+    def movable_experts(self) -> MovableExperts | None:
+        """Return the experts if `with_experts` can take them from elsewhere."""
+        return self.weights.movable()
 
-    def with_experts(self, weights: PackedExperts | ExpertSlabs) -> MoE:
+    def with_experts(self, weights: MovableExperts) -> MoE:
         """Return this block, its router too, with experts that lie elsewhere."""
         block = copy.copy(self)
         block.weights = weights
@@ -82,25 +73,15 @@ class MoE:
 
     def stage(self, o_proj: Linear, norm: RMSNorm) -> MoEStage | None:
         """Return one call for all that follows attention in a layer with this block; None if there is none."""
-        router, weights, choose = self.router, self.weights, self.choose
-        if not (isinstance(router, PackedWeight) and isinstance(choose, SoftmaxTopK)):
+        router, choose, experts = self.router, self.choose, self.weights.for_kernels()
+        if experts is None or not (isinstance(router, PackedWeight) and isinstance(choose, SoftmaxTopK)):
             return None
-        if isinstance(weights, CachedExperts):
-            return expert_stage(o_proj, norm, router, choose, weights.pool.slots, weights.slots)
-        return expert_stage(o_proj, norm, router, choose, weights) if isinstance(weights, PackedExperts) else None
-
-    @property
-    def is_one_call(self) -> bool:
-        """Whether that call does all by itself: no expert may be missing, and nobody hears what the router chose."""
-        return self.on_route is None and isinstance(self.weights, PackedExperts)
+        return expert_stage(o_proj, norm, router, choose, *experts)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
-        """Yield (checkpoint name, destination); experts that are kept elsewhere are left out."""
+        """Yield (checkpoint name, destination); experts that others fill are left out."""
         yield self.router_name(prefix), whole(self.router)
-        if isinstance(self.weights, CachedExperts | OffloadedExperts):
-            return
-        experts: Sequence[tuple[Destination, Destination, Destination]] = self.weights.parts()
-        for expert, parts in enumerate(experts):
+        for expert, parts in enumerate(self.weights.parts()):
             yield from zip(self.expert_names(prefix, expert), parts, strict=True)
 
     def router_name(self, prefix: str) -> str:

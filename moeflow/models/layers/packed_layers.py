@@ -80,7 +80,7 @@ class _CachedLayers:
             if num_routed > first and self._pool.ahead is not None:
                 self._pool.ahead.see_hits(first, work.choices(first, num_routed))
             if layer < num_layers:
-                work.add_experts(self._experts[num_routed], num_routed)
+                work.add_experts(self._experts[num_routed].compute, num_routed)
                 layer, num_routed = layer + 1, num_routed + 1
 
     def _run_on(self, work: PackedPass, layer: int, num_routed: int) -> int:

@@ -12,11 +12,8 @@ import torch
 from torch import Tensor
 
 from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
-from moeflow.kernels.cpu.packed_weights import PackedExperts
 from moeflow.kernels.experts import expert_pairs
-from moeflow.models.layers.expert_slabs import ExpertSlabs
-
-Experts = PackedExperts | ExpertSlabs
+from moeflow.models.layers.expert_weights import ExpertSlabs, MovableExperts
 
 
 class Routed(NamedTuple):
@@ -31,14 +28,14 @@ class Routed(NamedTuple):
         return Routed(*(part.index_select(0, numbers) for part in self))
 
 
-def experts_below(border: int, experts: Experts, routed: Routed) -> Tensor:
+def experts_below(border: int, experts: MovableExperts, routed: Routed) -> Tensor:
     """Return the weighted sum over each token's experts with a number below the border: [T, H] float32."""
     pairs = _pairs(experts, routed, range(border))
     return pairs.sum(dim=1) if isinstance(experts, ExpertSlabs) else _added_up(pairs, routed)
 
 
 def experts_from(
-    border: int, experts: Experts, routed: Routed, below: tuple[Tensor, Tensor], residual: Tensor
+    border: int, experts: MovableExperts, routed: Routed, below: tuple[Tensor, Tensor], residual: Tensor
 ) -> Tensor:
     """Return the weighted sum over each token's experts, of which those below the border were computed before.
 
@@ -53,7 +50,7 @@ def experts_from(
     return _added_up(pairs, routed, residual)
 
 
-def _pairs(experts: Experts, routed: Routed, some: range) -> Tensor:
+def _pairs(experts: MovableExperts, routed: Routed, some: range) -> Tensor:
     """Return the weighted results of some experts, and 0 for others: [T, K, H] float32."""
     if isinstance(experts, ExpertSlabs):
         return expert_pairs(routed.hidden, experts.gate_up, experts.down, routed.topk_ids, routed.topk_weights, some)

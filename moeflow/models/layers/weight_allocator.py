@@ -14,13 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from moeflow.checkpoint.packed.weight_memory import FreshMemory, WeightMemory
-from moeflow.experts.cached_experts import CachedExperts, ExpertPool
-from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedRows, PackedWeight, expert_bytes, matrix_bytes
+from moeflow.experts.cached_experts import ExpertPool
+from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight, expert_bytes, matrix_bytes
 from moeflow.kernels.weight_format import BITS_PER_VALUE, WeightFormat
-from moeflow.models.layers.expert_slabs import ExpertSlabs, slab_bytes
+from moeflow.models.layers.expert_weights import (
+    Destination,
+    ExpertSlabs,
+    ExpertTensors,
+    ExpertWeights,
+    MovableExperts,
+    OffloadedExperts,
+    slab_bytes,
+)
 
 Weight = Tensor | PackedWeight
-Destination = Tensor | PackedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +38,6 @@ class WeightFormats:
     embeddings: WeightFormat  # and the output projection
     routers: WeightFormat = "float32"  # small, and rounding them changes which experts are asked: never in integers
     is_wide: bool = False  # whether integers meet activations of 16 bits, see `PackedWeight`
-
-
-class ExpertTensors:
-    """A layer's experts as torch tensors; the packed form is `PackedExperts`."""
-
-    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
-        """Take gate_up [E, 2I, H] (gate rows first) and down [E, H, I]."""
-        self.gate_up = gate_up
-        self.down = down
-
-    def parts(self) -> Sequence[tuple[Tensor, Tensor, Tensor]]:
-        """Return each expert's gate [I, H], up [I, H] and down [H, I]."""
-        gates, ups = self.gate_up.chunk(2, dim=1)
-        return list(zip(gates, ups, self.down, strict=True))
-
-
-class OffloadedExperts:
-    """Stands for a layer's experts in a model that is built for its other weights only; nothing is computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +80,7 @@ class WeightAllocator:
             return self.empty(num_experts, hidden_size, dtype=self.router_dtype)
         return self._matrix(num_experts, hidden_size, self.packed.routers)
 
-    def experts(
-        self, num_experts: int, hidden_size: int, intermediate_size: int
-    ) -> ExpertTensors | ExpertSlabs | PackedExperts | CachedExperts | OffloadedExperts:
+    def experts(self, num_experts: int, hidden_size: int, intermediate_size: int) -> ExpertWeights:
         """Return a layer's experts, to be filled through their `parts` if they have some. Raises: as `matrix` does."""
         if self.pool is not None:
             return self.pool.add_layer()
@@ -117,7 +104,7 @@ class WeightAllocator:
             self.empty(num_experts, hidden_size, intermediate_size),
         )
 
-    def network(self, hidden_size: int, intermediate_size: int) -> PackedExperts | ExpertSlabs | None:
+    def network(self, hidden_size: int, intermediate_size: int) -> MovableExperts | None:
         """Return a dense network as the one expert of a layer, to be filled likewise; None: it is one of tensors."""
         if self.packed is None:
             return self._slabs(1, hidden_size, intermediate_size) if self.has_slabs else None

@@ -12,12 +12,11 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import format_bytes
 from moeflow.experts.cache.eviction import DEFAULT_POLICY, POLICIES
+from moeflow.experts.predict.registry import DEFAULT_PREDICTOR, NO_PREDICTOR, PREDICTORS
 from moeflow.experts.slot_arena import arena_bytes, slots_within
 from moeflow.models.packing import slab_spec
 from moeflow.planner.choices.packed_files import packed_weights_file_place
 from moeflow.planner.choices.weight_choice import WeightChoice
-
-PREDICTORS = ("next-router", "frequency", "previous-token", "none")  # the first by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +43,11 @@ class ExpertPlan:
         predictor: str,
     ) -> ExpertPlan:
         """Look at a model with experts. Raises: ConfigError if there is no such policy or predictor."""
-        predictor = PREDICTORS[0] if predictor == "auto" else predictor
-        if predictor not in PREDICTORS:
-            raise ConfigError(f"predictor {predictor!r} is unknown; use one of auto, {', '.join(PREDICTORS)}")
+        predictor = DEFAULT_PREDICTOR if predictor == "auto" else predictor
+        if predictor not in (*PREDICTORS, NO_PREDICTOR):
+            raise ConfigError(
+                f"predictor {predictor!r} is unknown; use one of auto, {', '.join(PREDICTORS)}, {NO_PREDICTOR}"
+            )
         policy = DEFAULT_POLICY if policy == "auto" else policy
         if policy not in POLICIES:
             raise ConfigError(f"expert_policy {policy!r} is unknown; use one of auto, {', '.join(POLICIES)}")

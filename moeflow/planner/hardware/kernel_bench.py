@@ -151,7 +151,7 @@ class KernelBench:
             turns = cycle(chosen.unbind())
             shares = torch.full((num_tokens, top_k), 1.0 / top_k)
             used = statistics.mean(len(ids.unique()) for ids in chosen)
-            run = lambda x=x, shares=shares, turns=turns: extension.experts(x, next(layers), next(turns), shares)  # noqa: E731
+            run = lambda x=x, shares=shares, turns=turns: next(layers).compute(x, next(turns), shares)  # noqa: E731
             seconds = statistics.median(_times(run))
             pairs = num_tokens * top_k
             size = used * values * BITS_PER_VALUE[dtype] / 8

@@ -7,7 +7,7 @@ layer's time is cut evenly over the experts it needs: it computes on those that 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,10 +18,9 @@ from moeflow.experts.cache.cache_stats import CacheStats
 from moeflow.experts.cache.eviction import POLICIES, Belady, EvictionPolicy
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.lease import Lease
-from moeflow.experts.predict.frequency import FrequencyPredictor
 from moeflow.experts.predict.governor import Governor
-from moeflow.experts.predict.predictor import Predictor
-from moeflow.experts.predict.previous_token import PreviousTokenPredictor
+from moeflow.experts.predict.predictor import Predictor, RoutedModel
+from moeflow.experts.predict.registry import NO_PREDICTOR, PREDICTORS
 from moeflow.experts.spans import untraced
 from moeflow.experts.streamed_experts import ExpertStream
 from moeflow.planner.simulator.virtual_disk import VirtualDisk
@@ -29,9 +28,9 @@ from moeflow.workload.routing_trace import RoutingTrace, TraceHeader
 
 BELADY: Final = "belady"
 PERFECT: Final = "perfect"
-NO_PREDICTOR: Final = "none"
 POLICY_NAMES: Final = (*POLICIES, BELADY)
-PREDICTOR_NAMES: Final = (NO_PREDICTOR, "previous-token", "frequency", PERFECT)
+_REPLAYABLE: Final = {name: make for name, make in PREDICTORS.items() if not make.by_next_router}
+PREDICTOR_NAMES: Final = (NO_PREDICTOR, *_REPLAYABLE, PERFECT)
 MIN_SLOTS: Final = 2  # one to compute on while the other is filled
 
 
@@ -177,7 +176,7 @@ class _Streamed:
 
 
 class _Prefetcher:
-    """Does between predictor, governor and cache what the engine does."""
+    """Calls predictor, governor and cache as the engine does."""
 
     def __init__(self, cache: ExpertCache, predictor: Predictor | None, num_layers: int, name: str) -> None:
         self.num_passes_on = 0
@@ -188,7 +187,7 @@ class _Prefetcher:
         self._is_streamed_pass = False
 
     def see(self, layer: int, chosen: Sequence[int]) -> None:
-        """Hear of a layer's experts and prefetch for the next one."""
+        """Receive a layer's experts and prefetch for the next one."""
         if self._predictor is not None:
             self._predictor.observe(layer, chosen)
             if self._is_on:
@@ -196,7 +195,7 @@ class _Prefetcher:
                 self._cache.prefetch(following, self._predictor.predict(following))
 
     def see_streamed(self, layer: int, chosen: Sequence[int]) -> None:
-        """Hear of a layer whose followers are read ahead anyway."""
+        """Receive the experts of a layer whose followers are read ahead anyway."""
         self._is_streamed_pass = True
         if self._predictor is not None:
             self._predictor.observe(layer, chosen)
@@ -215,7 +214,7 @@ class _Prefetcher:
         return self._governor is None or self._governor.is_on
 
 
-class PerfectPredictor:
+class PerfectPredictor(Predictor):
     """Knows the trace: what the best predictor could bring."""
 
     def __init__(self, passes: Iterable[ReplayedPass]) -> None:
@@ -245,10 +244,8 @@ def _make_policy(name: str, passes: Sequence[ReplayedPass], header: TraceHeader)
 
 
 def _make_predictor(name: str, passes: Sequence[ReplayedPass], header: TraceHeader) -> Predictor | None:
-    makers: dict[str, Callable[[], Predictor | None]] = {
-        NO_PREDICTOR: lambda: None,
-        "previous-token": lambda: PreviousTokenPredictor(header.num_layers),
-        "frequency": lambda: FrequencyPredictor(header.num_layers, header.num_experts),
-        PERFECT: lambda: PerfectPredictor(passes),
-    }
-    return makers[name]()
+    if name == PERFECT:
+        return PerfectPredictor(passes)
+    if name == NO_PREDICTOR:
+        return None
+    return _REPLAYABLE[name](RoutedModel(header.num_layers, header.num_experts))

@@ -56,7 +56,7 @@ def test_experts_from_disk_answer_like_resident_ones(tmp_path, weight_format):
                 lease.wait()
                 for expert, slot in lease.slots.items():
                     streamed.storage.view(NUM_EXPERTS, -1)[expert] = arena.tensor(slot)[:slab_bytes]
-                out = extension.experts(x, streamed, topk_ids, topk_weights)
-            assert torch.equal(out, extension.experts(x, resident, topk_ids, topk_weights))
+                out = streamed.compute(x, topk_ids, topk_weights)
+            assert torch.equal(out, resident.compute(x, topk_ids, topk_weights))
     assert cache.stats().evictions > 0
     reader.close()

@@ -19,9 +19,10 @@ from moeflow.kernels.embedding import embedding
 from moeflow.kernels.kv_blocks import KVBlocks
 from moeflow.models.layers import attention as layers_attention
 from moeflow.models.layers.context import ForwardContext
+from moeflow.models.layers.expert_weights import ExpertTensors
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.rotary import RotaryEmbedding
-from moeflow.models.layers.weight_allocator import ExpertTensors, WeightAllocator
+from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.registry import find_family, read_model_config
 from tests.engine.offload.offloaded_runs import FAMILIES
 from tests.models.parity import random_model

@@ -141,8 +141,8 @@ class CacheMachine(RuleBasedStateMachine):
                 self.finish(load)
         have = self.cache.resize(num_slots, self.move)
         held = {slot for lease, _ in self.leases for slot in lease.slots.values()}
-        slots = self.cache._occupancy.slots
-        held |= {slots[number] for number in leased}  # what failed for a lease may be prefetched elsewhere
+        states = self.cache._states.all
+        held |= {states[number].taken_slot for number in leased}  # what failed for a lease may be prefetched elsewhere
         assert have == self.cache.num_slots
         assert have == num_slots or (num_slots < have and have - 1 in held)  # a failed load holds none
         assert self.cache.num_filled <= have
@@ -307,6 +307,15 @@ def test_a_prefetch_never_evicts_what_may_still_prove_right():
     assert (stats.used_bytes, stats.wasted_bytes) == (100, 100)
 
 
+def test_what_is_resident_and_predicted_is_not_given_to_a_prefetch():
+    cache, disk = make_cache(1)
+    use(cache, disk, 1, [0])
+    assert cache.prefetch(1, [0]) == 0  # it is there
+    assert cache.prefetch(2, [0]) == 0
+    use(cache, disk, 1, [0])
+    assert cache.prefetch(2, [0]) == 1  # the layer has passed
+
+
 def test_demand_rather_takes_a_slot_from_others_than_from_what_was_predicted():
     cache, disk = make_cache(2)
     cache.prefetch(1, [0])
@@ -412,7 +421,10 @@ def test_a_demand_waits_for_a_slot_that_a_begun_prefetch_has():
 
 
 def test_loads_that_cannot_be_started_leave_nothing_behind():
+    refused = []
+
     def refuse(jobs, on_done):
+        refused.extend(jobs)
         raise RuntimeError("closed")
 
     cache = ExpertCache(num_layers=1, num_experts=4, num_slots=2, slab_bytes=1, policy=LRU(4), start_loads=refuse)
@@ -421,6 +433,8 @@ def test_loads_that_cannot_be_started_leave_nothing_behind():
             attempt()
         cache.check_integrity()
     assert cache.num_resident == 0
+    assert len(refused) == 4
+    assert all(job.is_done and "given up" in str(job.error) for job in refused)  # other passes may wait for them
 
 
 def test_the_best_stay_when_slots_go():

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from moeflow.experts.cache.eviction import POLICIES
+from moeflow.experts.cache.eviction_selector import Scan, scan_victim
 from moeflow.experts.cache.expert_cache import ExpertCache
-from moeflow.experts.cache.scan import Scan
 
 NUM_LAYERS, NUM_EXPERTS = 3, 4
 
@@ -26,8 +26,7 @@ NUM_LAYERS, NUM_EXPERTS = 3, 4
 def test_the_past_goes_first_where_a_layer_has_more_than_its_share(
     layer, num_kept, evictable, scores, leased, for_demand
 ):
-    scan = Scan(NUM_LAYERS, NUM_EXPERTS, num_kept=num_kept)
-    scan.layer = layer
+    scan = Scan(layer, kept_of_layer=num_kept // NUM_LAYERS)
     held = evictable.reshape(NUM_LAYERS, -1).sum(axis=1) + leased
 
     def worth(number):  # of being kept: the tuple is compared from the left
@@ -38,7 +37,7 @@ def test_the_past_goes_first_where_a_layer_has_more_than_its_share(
 
     candidates = [n for n in np.flatnonzero(evictable) if for_demand or n // NUM_EXPERTS <= layer]
     expected = min(candidates, key=worth, default=None)
-    assert scan.victim(evictable, held, scores, for_demand=for_demand) == expected
+    assert scan_victim(scan, evictable, held, scores, for_demand=for_demand) == expected
 
 
 class InstantDisk:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moeflow.experts.cache.slot_table import ABSENT, LOADING
+from moeflow.experts.cache.expert_states import ABSENT, LOADING
 from tests.experts.cache.test_expert_cache import SLAB_BYTES, make_cache, use
 
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeflow.experts.predict.frequency import FrequencyPredictor
+from moeflow.experts.predict.predictor import RoutedModel
 from moeflow.experts.predict.previous_token import PreviousTokenPredictor
 
 passes = st.lists(st.lists(st.integers(0, 4), max_size=6), max_size=12)
@@ -12,7 +13,7 @@ passes = st.lists(st.lists(st.integers(0, 4), max_size=6), max_size=12)
 
 @given(passes=passes, half_life=st.sampled_from([1, 3, 256]), min_rate=st.sampled_from([0.0, 0.3, 1.1]))
 def test_frequency_ranks_by_decayed_counts_of_passes(passes, half_life, min_rate):
-    predictor = FrequencyPredictor(2, 5, half_life, min_rate)
+    predictor = FrequencyPredictor(RoutedModel(2, 5), half_life, min_rate)
     for ids in passes:
         predictor.observe(1, ids)
     weights = [0.5 ** (age / half_life) for age in reversed(range(len(passes)))]
@@ -28,7 +29,7 @@ def test_frequency_ranks_by_decayed_counts_of_passes(passes, half_life, min_rate
 
 @given(passes=passes)
 def test_previous_token_knows_the_last_pass_only(passes):
-    predictor = PreviousTokenPredictor(2)
+    predictor = PreviousTokenPredictor(RoutedModel(2, 5))
     assert predictor.predict(1) == []
     for ids in passes:
         predictor.observe(1, ids)

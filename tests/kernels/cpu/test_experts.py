@@ -58,9 +58,7 @@ def route(num_tokens, hidden, top_k, num_experts=5, seed=0):
 
 
 def check(packed, routed, isa):
-    assert_within(
-        extension.experts(routed[0], packed, *routed[1:]), *reference.experts(routed[0], packed, *routed[1:], isa)
-    )
+    assert_within(packed.compute(routed[0], *routed[1:]), *reference.experts(routed[0], packed, *routed[1:], isa))
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)
@@ -135,7 +133,7 @@ def test_close_to_the_torch_reference(isa, weight_format, function):
         routed = route(33, hidden, 3)
         weights, biases = packed.unpack(), unpacked_biases(packed)
         want = fused_experts(routed[0], *weights, *routed[1:], function=function, biases=biases)
-        got = extension.experts(routed[0], packed, *routed[1:])
+        got = packed.compute(routed[0], *routed[1:])
         assert (got - want).norm() <= RELATIVE_ERROR[weight_format] * want.norm()
 
 
@@ -146,7 +144,7 @@ def test_functions_are_as_exact_as_float32_allows(isa, function):
     one = torch.ones(1, 1, 1)
     packed = PackedExperts.pack(one, one, "float32", function=function)
     ids, weights = torch.zeros(len(units), 1, dtype=torch.int64), torch.ones(len(units), 1)
-    got = extension.experts(units.unsqueeze(1), packed, ids, weights)[:, 0]
+    got = packed.compute(units.unsqueeze(1), ids, weights)[:, 0]
     x = units.double()
     # erfc, where torch's own gelu would be a difference of two numbers near 1
     want = x * torch.special.erfc(x * -(0.5**0.5)) / 2 if function == "gelu" else apply(function, x)
@@ -170,33 +168,31 @@ class TestSameBits:
             packed = pack(70, 65, weight_format, function=function, is_gated=is_gated, has_bias=has_bias)
             routed = route(num_tokens, 70, 2)
             rows = (tuple(part[i : i + 1] for part in routed) for i in range(num_tokens))
-            alone = torch.cat([extension.experts(x, packed, *chosen) for x, *chosen in rows])
-            assert torch.equal(extension.experts(routed[0], packed, *routed[1:]), alone)
+            alone = torch.cat([packed.compute(x, *chosen) for x, *chosen in rows])
+            assert torch.equal(packed.compute(routed[0], *routed[1:]), alone)
 
     def test_in_any_part_of_a_batch(self, isa, weight_format):
         packed = pack(64, 48, weight_format)
         routed = route(20, 64, 3)
-        whole = extension.experts(routed[0], packed, *routed[1:])
+        whole = packed.compute(routed[0], *routed[1:])
         for first, last in ((0, 7), (5, 6), (3, 20), (19, 20)):
             x, *chosen = (part[first:last] for part in routed)
-            assert torch.equal(extension.experts(x, packed, *chosen), whole[first:last])
+            assert torch.equal(packed.compute(x, *chosen), whole[first:last])
 
     def test_in_any_order(self, isa, weight_format):
         packed = pack(65, 33, weight_format)
         routed = route(31, 65, 3)
         shuffle = torch.randperm(31, generator=torch.Generator().manual_seed(1))
         x, *chosen = (part[shuffle] for part in routed)
-        assert torch.equal(
-            extension.experts(x, packed, *chosen), extension.experts(routed[0], packed, *routed[1:])[shuffle]
-        )
+        assert torch.equal(packed.compute(x, *chosen), packed.compute(routed[0], *routed[1:])[shuffle])
 
     def test_in_whatever_order_its_router_lists_the_experts(self, isa, weight_format):
         packed = pack(40, 24, weight_format)
         x, topk_ids, topk_weights = route(9, 40, 5)
-        want = extension.experts(x, packed, topk_ids, topk_weights)
+        want = packed.compute(x, topk_ids, topk_weights)
         for seed in range(3):
             slots = torch.randperm(5, generator=torch.Generator().manual_seed(seed))
-            got = extension.experts(x, packed, topk_ids[:, slots].contiguous(), topk_weights[:, slots].contiguous())
+            got = packed.compute(x, topk_ids[:, slots].contiguous(), topk_weights[:, slots].contiguous())
             assert torch.equal(got, want)
 
     @pytest.mark.usefixtures("some_threads")
@@ -206,7 +202,7 @@ class TestSameBits:
         results = []
         for num_threads in (1, 2, 3, 5):
             extension.set_num_threads(num_threads)
-            results.append(extension.experts(routed[0], packed, *routed[1:]))
+            results.append(packed.compute(routed[0], *routed[1:]))
         assert all(torch.equal(result, results[0]) for result in results)
 
 
@@ -215,11 +211,11 @@ class TestValues:
     def test_the_residual_is_added_to_the_sum(self, isa, weight_format):
         packed = pack(40, 24, weight_format)
         x, *chosen = route(9, 40, 2)
-        assert torch.equal(extension.experts(x, packed, *chosen, residual=x), x + extension.experts(x, packed, *chosen))
+        assert torch.equal(packed.compute(x, *chosen, residual=x), x + packed.compute(x, *chosen))
 
     def test_weights_of_zero_leave_zero(self, isa, weight_format):
         x, topk_ids, topk_weights = route(9, 40, 2)
-        got = extension.experts(x, pack(40, 24, weight_format), topk_ids, torch.zeros_like(topk_weights))
+        got = pack(40, 24, weight_format).compute(x, topk_ids, torch.zeros_like(topk_weights))
         assert (got == 0).all()
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -229,9 +225,9 @@ class TestValues:
 
     def check_not_finite(self, packed, value):
         x, *chosen = route(9, 40, 2)
-        finite = extension.experts(x, packed, *chosen)
+        finite = packed.compute(x, *chosen)
         x[4, 39] = value
-        got = extension.experts(x, packed, *chosen)
+        got = packed.compute(x, *chosen)
         others = [row for row in range(9) if row != 4]
         assert torch.equal(got[others], finite[others])
         assert not got[4].isfinite().any()
@@ -242,7 +238,7 @@ class TestValues:
         for function, scale in itertools.product(NONLINEARITIES, (0.0, 1e-42, 1e-20, 30.0, 1e4)):
             packed = pack(40, 24, weight_format, function=function)
             want, error = reference.experts(x * scale, packed, *chosen, isa)
-            assert_within(extension.experts(x * scale, packed, *chosen), want, error + 1e-28)
+            assert_within(packed.compute(x * scale, *chosen), want, error + 1e-28)
 
 
 @pytest.mark.parametrize("expert", [-1, 5, 2**40])
@@ -250,7 +246,7 @@ def test_experts_that_are_not_there_are_refused(isa, expert):
     x, topk_ids, topk_weights = route(9, 40, 2)
     topk_ids[7, 1] = expert
     with pytest.raises(IndexError, match="topk_ids names an expert that is not there"):
-        extension.experts(x, pack(40, 24, "float32"), topk_ids, topk_weights)
+        pack(40, 24, "float32").compute(x, topk_ids, topk_weights)
 
 
 def test_experts_that_do_not_fit_together_are_refused(needs_kernels):

@@ -59,7 +59,7 @@ class Layer:
         normed = row_ops.rms_norm(hidden, self.norm, EPS)
         logits = extension.linear(normed, self.router)
         ids, weights = row_ops.softmax_topk(logits, self.choose.top_k, renormalize=self.choose.renormalize)
-        return extension.experts(normed, self.experts, ids, weights, hidden)
+        return self.experts.compute(normed, ids, weights, hidden)
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)

@@ -16,9 +16,9 @@ from moeflow.core.errors import StorageError
 from moeflow.experts.cache.eviction import POLICIES
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cached_experts import ExpertPool
-from moeflow.experts.predict.frequency import FrequencyPredictor
-from moeflow.experts.predict.previous_token import PreviousTokenPredictor
-from moeflow.experts.prefetcher import NextRouter, Prefetcher
+from moeflow.experts.predict.predictor import RoutedModel
+from moeflow.experts.predict.registry import NO_PREDICTOR, PREDICTORS
+from moeflow.experts.prefetcher import Prefetcher
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.kernels.cpu import extension
@@ -46,7 +46,7 @@ CONFIG = dataclasses.replace(
     dense_intermediate_size=48,
     tie_word_embeddings=True,
 )
-PREDICTORS = ("none", "next-router", "frequency", "previous-token")
+PREDICTOR_NAMES = (NO_PREDICTOR, *PREDICTORS)
 
 
 class Disk:
@@ -110,6 +110,10 @@ def slabs_of(model):
     return [slab for layer in model.layers if isinstance(layer.mlp, MoE) for slab in layer.mlp.weights.storage]
 
 
+def resident(cache):
+    return [state.number for state in cache._states.all if state.slot >= 0]
+
+
 class AlwaysOn:
     """A governor that no pass convinces."""
 
@@ -122,7 +126,7 @@ class AlwaysOn:
 class Cached:
     """The same model over a few slots."""
 
-    def __init__(self, weight_format, num_slots, policy="lru", predictor="none", seed=None, on_route=None):
+    def __init__(self, weight_format, num_slots, policy="lru", predictor=NO_PREDICTOR, seed=None, on_route=None):
         slabs = slabs_of(resident_model(weight_format))
         slab_bytes = len(slabs[0])
         arena = SlotArena(num_slots, slab_bytes)
@@ -145,14 +149,11 @@ class Cached:
         device = torch.device("cpu")
         self.model = build(CONFIG, WeightAllocator(torch.float32, device, formats, pool=self.pool, on_route=on_route))
         fill(self.model)
-        makers = {
-            "next-router": lambda: NextRouter([layer.mlp for layer in self.model.layers if isinstance(layer.mlp, MoE)]),
-            "frequency": lambda: FrequencyPredictor(NUM_LAYERS, NUM_EXPERTS),
-            "previous-token": lambda: PreviousTokenPredictor(NUM_LAYERS),
-        }
         self.prefetcher = None
-        if predictor in makers:
-            self.prefetcher = Prefetcher(self.cache, makers[predictor](), AlwaysOn(), NUM_LAYERS)
+        if predictor != NO_PREDICTOR:
+            routers = [layer.mlp for layer in self.model.layers if isinstance(layer.mlp, MoE)]
+            made = PREDICTORS[predictor](RoutedModel(NUM_LAYERS, NUM_EXPERTS, routers))
+            self.prefetcher = Prefetcher(self.cache, made, AlwaysOn(), NUM_LAYERS)
             self.pool.ahead = self.prefetcher
         self.names = []
 
@@ -216,7 +217,7 @@ def test_layers_in_one_call_are_layers_one_after_another(weight_format):
 runs = given(
     weight_format=st.sampled_from(WEIGHT_FORMATS),
     policy=st.sampled_from(sorted(POLICIES)),
-    predictor=st.sampled_from(PREDICTORS),
+    predictor=st.sampled_from(PREDICTOR_NAMES),
     num_slots=st.integers(2, NUM_LAYERS * NUM_EXPERTS),
     passes=st.lists(batches, min_size=1, max_size=8),
     seed=st.integers(0, 2**16),
@@ -247,10 +248,10 @@ def test_the_cache_hears_what_it_would_have_heard_layer_by_layer(policy, num_slo
         mine, theirs = cached.cache.stats(), oracle.cache.stats()
         assert (mine.hits, mine.late, mine.misses) == (theirs.hits, theirs.late, theirs.misses)
         assert (mine.evictions, mine.demand_bytes) == (theirs.evictions, theirs.demand_bytes)
-        assert cached.cache._occupancy.is_resident == oracle.cache._occupancy.is_resident
+        assert resident(cached.cache) == resident(oracle.cache)
 
 
-@pytest.mark.parametrize("predictor", PREDICTORS)
+@pytest.mark.parametrize("predictor", PREDICTOR_NAMES)
 def test_a_pass_that_finds_all_it_needs_is_one_call(predictor):
     cached = Cached("float32", NUM_LAYERS * NUM_EXPERTS, predictor=predictor)
     batch = [[token] for token in range(24)]

@@ -8,7 +8,7 @@ import torch
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedExperts
 from moeflow.kernels.experts import expert_pairs, fused_experts
-from moeflow.models.layers.expert_slabs import ExpertSlabs, slab_bytes
+from moeflow.models.layers.expert_weights import ExpertSlabs, slab_bytes
 from moeflow.models.layers.shared_experts import Routed, experts_below, experts_from
 
 EXPERTS, TOP_K, HIDDEN, WIDTH = 5, 3, 64, 48
@@ -43,7 +43,7 @@ def shared(border: int, experts: PackedExperts | ExpertSlabs, routed: Routed, re
 def test_packed_experts_give_the_same_bits(weight_format, num_tokens):
     packed = PackedExperts.pack(*weights(), weight_format)
     given, residual = routed(num_tokens)
-    expected = extension.experts(given.hidden, packed, given.topk_ids, given.topk_weights, residual)
+    expected = packed.compute(given.hidden, given.topk_ids, given.topk_weights, residual)
     for border in range(EXPERTS + 1):
         assert torch.equal(shared(border, packed, given, residual), expected)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.packed_weights import PackedWeight
+from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.hardware import disk_rates, kernel_bench
 from moeflow.planner.hardware.disk_rates import DiskBench, file_link
@@ -43,9 +43,9 @@ def test_a_matrix_that_meets_so_many_rows(bench):
 @needs_kernels
 def test_experts_that_tokens_chose(bench, monkeypatch):
     chosen = []
-    original = extension.experts
+    original = PackedExperts.compute
     monkeypatch.setattr(
-        extension, "experts", lambda x, layer, ids, shares: chosen.append(ids) or original(x, layer, ids, shares)
+        PackedExperts, "compute", lambda self, x, ids, shares: chosen.append(ids) or original(self, x, ids, shares)
     )
     monkeypatch.setattr(kernel_bench, "_times", lambda run, **_: [3.0 for _ in range(8) if run() is not None])
     measured = bench.measure(KernelShape("experts", "bfloat16", (6, 2, 64, 32)))

@@ -1,0 +1,18 @@
+"""The predictors by name."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from moeflow.experts.predict.frequency import FrequencyPredictor
+from moeflow.experts.predict.next_router import NextRouter
+from moeflow.experts.predict.predictor import Predictor
+from moeflow.experts.predict.previous_token import PreviousTokenPredictor
+
+PREDICTORS: Final[dict[str, type[Predictor]]] = {
+    "next-router": NextRouter,
+    "frequency": FrequencyPredictor,
+    "previous-token": PreviousTokenPredictor,
+}
+NO_PREDICTOR: Final = "none"
+DEFAULT_PREDICTOR: Final = "next-router"

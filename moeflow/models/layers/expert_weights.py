@@ -1,0 +1,130 @@
+"""What a layer asks of its experts, wherever their weights are, and the kinds of weights that are torch tensors.
+
+Two more kinds are written elsewhere: `PackedExperts` in the order in which the CPU kernels read them, and
+`CachedExperts`, of which only some are in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedRows
+from moeflow.kernels.experts import fused_experts
+
+Destination = Tensor | PackedRows  # a part of the weights that a checkpoint knows by name
+
+
+class ExpertWeights(Protocol):
+    """The experts of a layer. A new kind has `compute`, and of the others what it can do."""
+
+    def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return the weighted sum of each token's experts plus the residual.
+
+        Shapes: hidden and residual [T, H], topk_ids [T, K] int64, topk_weights [T, K] float32 -> [T, H].
+        """
+        ...
+
+    def parts(self) -> Sequence[tuple[Destination, Destination, Destination]]:
+        """Return each expert's gate [I, H], up [I, H] and down [H, I], to be filled; none if others fill them."""
+        return ()
+
+    def for_kernels(self) -> tuple[PackedExperts, Tensor | None] | None:
+        """Return the memory that the CPU kernels read, and where in it each expert is, [E] int32; None: in order.
+
+        None if the kernels cannot compute with these experts.
+        """
+        return None
+
+    def movable(self) -> PackedExperts | ExpertSlabs | None:
+        """Return these experts if their rows of memory may be copied elsewhere and computed with there."""
+        return None
+
+
+class ExpertTensors(ExpertWeights):
+    """All experts in two tensors."""
+
+    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+        """Take gate_up [E, 2I, H] (gate rows first) and down [E, H, I]."""
+        self.gate_up = gate_up
+        self.down = down
+
+    def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Compute with torch."""
+        return _compute(self, hidden, topk_ids, topk_weights, residual)
+
+    def parts(self) -> Sequence[tuple[Tensor, Tensor, Tensor]]:
+        """Return views of the tensors."""
+        gates, ups = self.gate_up.chunk(2, dim=1)
+        return list(zip(gates, ups, self.down, strict=True))
+
+
+class ExpertSlabs(ExpertWeights):
+    """Each expert's gate, up and down matrices in a row of bytes, which can lie anywhere.
+
+    So an expert reaches a device in one copy, and is computed with where it lies. A dense network may be one of them.
+    """
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, dtype: torch.dtype, storage: Tensor | Sequence[Tensor]
+    ) -> None:
+        """Take `storage` [E, `slab_bytes`] uint8, whose rows hold an expert each and may be on any device."""
+        self.storage = storage
+        self._shape = (hidden_size, intermediate_size)
+        self._dtype = dtype
+        up_values = 2 * intermediate_size * hidden_size
+        values = [row.view(dtype) for row in storage]
+        self.gate_up = [each[:up_values].view(-1, hidden_size) for each in values]  # [2I, H] each, gate rows first
+        self.down = [each[up_values:].view(hidden_size, -1) for each in values]  # [H, I] each
+
+    def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Compute with torch."""
+        return _compute(self, hidden, topk_ids, topk_weights, residual)
+
+    @property
+    def num_experts(self) -> int:
+        """How many there are."""
+        return len(self.storage)
+
+    def at(self, rows: Sequence[Tensor]) -> ExpertSlabs:
+        """Return these experts as they lie, or will lie, in other rows of memory."""
+        return ExpertSlabs(*self._shape, self._dtype, rows)
+
+    def movable(self) -> ExpertSlabs:
+        """Return these experts."""
+        return self
+
+    def parts(self) -> Sequence[tuple[Tensor, Tensor, Tensor]]:
+        """Return views of the rows."""
+        halves = (gate_up.chunk(2) for gate_up in self.gate_up)
+        return [(gate, up, down) for (gate, up), down in zip(halves, self.down, strict=True)]
+
+
+class OffloadedExperts(ExpertWeights):
+    """Stands for a layer's experts in a model that is built for its other weights only."""
+
+    def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Not possible."""
+        raise AssertionError("these experts have no weights")
+
+
+MovableExperts = PackedExperts | ExpertSlabs
+
+
+def slab_bytes(hidden_size: int, intermediate_size: int, dtype: torch.dtype) -> int:
+    """Bytes of an expert of `ExpertSlabs`."""
+    return 3 * hidden_size * intermediate_size * dtype.itemsize
+
+
+def _compute(
+    experts: ExpertTensors | ExpertSlabs,
+    hidden: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    residual: Tensor | None,
+) -> Tensor:
+    out = fused_experts(hidden, experts.gate_up, experts.down, topk_ids, topk_weights)
+    return out if residual is None else out.add_(residual)
