@@ -13,8 +13,8 @@
 namespace moeflow {
 namespace {
 
-constexpr int64_t kBlockRows = 64;        // rows (heads of tokens) that go over K and V together
-constexpr int64_t kItemsPerThread = 16;   // that long decodes are cut into at least
+constexpr int64_t kBlockRows = 64;       // rows (heads of tokens) that go over K and V together
+constexpr int64_t kItemsPerThread = 16;  // that long decodes are cut into at least
 constexpr int64_t kTreePositions = 64;
 
 // Some tokens of a sequence, one KV head, some neighbouring ranges.
@@ -44,7 +44,9 @@ struct AttentionJob {
   float* parts = nullptr;
   Scratch* scratch = nullptr;  // [num_threads]
 
-  int64_t context_end(int64_t sequence) const { return call.starts[sequence] + call.counts[sequence]; }
+  int64_t context_end(int64_t sequence) const {
+    return call.sequences.starts[sequence] + call.sequences.counts[sequence];
+  }
 };
 
 // What the token at `position` sees of its sequence, which ends at `context_end`.
@@ -90,7 +92,7 @@ __attribute__((noinline)) void merge(int64_t dim, float part_max, float part_sum
 void finish(const AttentionJob& job, const Item& item, const Scratch& scratch) {
   const int64_t dim = job.call.cache.head_dim;
   for (int64_t row = 0; row < item.num_tokens * job.group; ++row) {
-    const int64_t token = job.call.first_tokens[item.sequence] + item.first_token + row / job.group;
+    const int64_t token = job.call.sequences.first_tokens[item.sequence] + item.first_token + row / job.group;
     const int64_t head = item.head * job.group + row % job.group;
     const float sum = scratch.total_sum[row];
     const float* const total = scratch.total + row * job.stride;
@@ -100,17 +102,15 @@ void finish(const AttentionJob& job, const Item& item, const Scratch& scratch) {
 }
 
 // Floats that the unfinished results of a range take.
-int64_t part_floats(const AttentionJob& job, int64_t num_rows) {
-  return round_up(num_rows * (job.stride + 2), kBand);
-}
+int64_t part_floats(const AttentionJob& job, int64_t num_rows) { return round_up(num_rows * (job.stride + 2), kBand); }
 
 void prepare_rows(const AttentionJob& job, const Item& item, const Scratch& scratch) {
   const AttentionCall& call = job.call;
   const int64_t dim = call.cache.head_dim, end = job.context_end(item.sequence);
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
   for (int64_t t = 0; t < item.num_tokens; ++t) {
-    const int64_t in_sequence = item.first_token + t, token = call.first_tokens[item.sequence] + in_sequence;
-    const AttentionRow seen = visible(call, token, call.starts[item.sequence] + in_sequence, end);
+    const int64_t in_sequence = item.first_token + t, token = call.sequences.first_tokens[item.sequence] + in_sequence;
+    const AttentionRow seen = visible(call, token, call.sequences.starts[item.sequence] + in_sequence, end);
     for (int64_t g = 0; g < job.group; ++g) {
       const int64_t row = t * job.group + g;
       scratch.rows[row] = seen;
@@ -125,10 +125,10 @@ void prepare_rows(const AttentionJob& job, const Item& item, const Scratch& scra
 void attend(const AttentionJob& job, const Item& item, const Scratch& scratch) {
   prepare_rows(job, item, scratch);
   const int64_t num_rows = item.num_tokens * job.group, dim = job.call.cache.head_dim;
-  const int64_t last = job.call.starts[item.sequence] + item.first_token + item.num_tokens;  // one past
+  const int64_t last = job.call.sequences.starts[item.sequence] + item.first_token + item.num_tokens;  // one past
   AttentionRange range{};
   range.cache = &job.call.cache;
-  range.block_table = job.call.block_tables + job.call.table_offsets[item.sequence];
+  range.block_table = job.call.sequences.block_tables + job.call.sequences.table_offsets[item.sequence];
   range.head = item.head;
   range.num_rows = static_cast<int>(num_rows);
   range.rows = scratch.rows;
@@ -186,15 +186,15 @@ struct Share {
 
   Share(const AttentionJob& job, int64_t sequence)
       : tokens_per_item(std::max<int64_t>(1, kBlockRows / job.group)),
-        num_blocks((job.call.counts[sequence] + tokens_per_item - 1) / tokens_per_item) {}
+        num_blocks((job.call.sequences.counts[sequence] + tokens_per_item - 1) / tokens_per_item) {}
 };
 
 // Tokens [block * tokens_per_item, ..) of a sequence as an item of its own.
 Item whole_item(const AttentionJob& job, int64_t sequence, int64_t head, int64_t block) {
   const AttentionCall& call = job.call;
   const int64_t tokens = Share(job, sequence).tokens_per_item, first = block * tokens;
-  const int64_t count = std::min<int64_t>(tokens, call.counts[sequence] - first);
-  const int64_t position = call.starts[sequence] + first;
+  const int64_t count = std::min<int64_t>(tokens, call.sequences.counts[sequence] - first);
+  const int64_t position = call.sequences.starts[sequence] + first;
   int64_t oldest = 0;
   if (call.sliding_window > 0) {
     // With a tree, what is seen may reach back further by as many positions as are hidden.
@@ -202,15 +202,19 @@ Item whole_item(const AttentionJob& job, int64_t sequence, int64_t head, int64_t
     oldest = std::max<int64_t>(0, position + 1 - call.sliding_window - hidden);
   }
   const int64_t first_range = oldest / kRangePositions, end = position + count;
-  return Item{static_cast<int32_t>(sequence), static_cast<int32_t>(head), static_cast<int32_t>(first),
-              static_cast<int32_t>(count), static_cast<int32_t>(first_range),
-              static_cast<int32_t>((end + kRangePositions - 1) / kRangePositions - first_range), -1};
+  return Item{static_cast<int32_t>(sequence),
+              static_cast<int32_t>(head),
+              static_cast<int32_t>(first),
+              static_cast<int32_t>(count),
+              static_cast<int32_t>(first_range),
+              static_cast<int32_t>((end + kRangePositions - 1) / kRangePositions - first_range),
+              -1};
 }
 
 // Ranges that an item of few tokens covers at most, so that there are enough items for all threads.
 int64_t ranges_per_item(const AttentionJob& job) {
   int64_t total = 0;
-  for (int64_t s = 0; s < job.call.num_sequences; ++s) {
+  for (int64_t s = 0; s < job.call.sequences.count; ++s) {
     if (Share(job, s).num_blocks == 1) total += whole_item(job, s, 0, 0).num_ranges;
   }
   return std::max<int64_t>(1, total * job.call.cache.num_heads / (num_threads() * kItemsPerThread));
@@ -225,14 +229,14 @@ void plan(AttentionJob& job, int64_t max_ranges, int64_t& num_parts) {
     ++job.num_items;
   };
   // Prefill chunks, the longest contexts first, because the last items to end should be short ones.
-  for (int64_t s = 0; s < job.call.num_sequences; ++s) {
+  for (int64_t s = 0; s < job.call.sequences.count; ++s) {
     const int64_t num_blocks = Share(job, s).num_blocks;
     if (num_blocks <= 1) continue;
     for (int64_t block = num_blocks - 1; block >= 0; --block) {
       for (int64_t head = 0; head < num_heads; ++head) add(whole_item(job, s, head, block));
     }
   }
-  for (int64_t s = 0; s < job.call.num_sequences; ++s) {
+  for (int64_t s = 0; s < job.call.sequences.count; ++s) {
     if (Share(job, s).num_blocks != 1) continue;
     for (int64_t head = 0; head < num_heads; ++head) {
       Item whole = whole_item(job, s, head, 0);
@@ -259,7 +263,7 @@ void plan(AttentionJob& job, int64_t max_ranges, int64_t& num_parts) {
 }  // namespace
 
 void attention(const Isa& isa, const AttentionCall& call) {
-  if (call.num_sequences == 0) return;
+  if (call.sequences.count == 0) return;
   WorkspaceLock workspace;  // first of all: while it is held, the number of threads stays
   const int64_t group = call.num_heads / call.cache.num_heads;
   const int64_t rows = std::max(group, kBlockRows), threads = num_threads();

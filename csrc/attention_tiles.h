@@ -1,8 +1,17 @@
-// The inner loops of attention, part of each instruction set's unit (see tiles.h).
+// The inner loops of attention.
 //
 // A *row* is one head of one token. Scores have positions as lanes, results have dimensions as lanes, so every lane
 // adds up in order (over dimensions, then over positions) and nothing is summed across lanes but a row's weights,
 // once a range. What a row does not see is skipped, never multiplied by zero: its bits depend on what it sees alone.
+#pragma once
+
+#include <cstdint>
+
+#include "isa.h"
+#include "isa_unit.h"
+#include "kv_cache.h"
+#include "matrix.h"
+#include "simd.h"
 
 namespace moeflow {
 namespace ISA_NAMESPACE {
@@ -21,66 +30,6 @@ typedef float FourDims __attribute__((vector_size(16)));
 typedef float TwoDims __attribute__((vector_size(8)));
 constexpr int kTilePositions = 64;  // whose K or V stays in L1 while rows go over it
 constexpr int kDimStep = 8;         // dimensions between two looks ahead
-
-template <int kCount>
-struct Narrow {
-  typedef uint16_t Halves __attribute__((vector_size(kCount * 2), aligned(2), may_alias));
-  typedef int8_t Quarters __attribute__((vector_size(kCount), aligned(1), may_alias));
-  typedef uint32_t Bits __attribute__((vector_size(kCount * 4)));
-  typedef int32_t Ints __attribute__((vector_size(kCount * 4)));
-  typedef float Floats __attribute__((vector_size(kCount * 4), aligned(4), may_alias));
-};
-
-// Load neighbouring values of the cache as floats.
-template <typename V>
-FORCE_INLINE V widen(const float* p) {
-  return *reinterpret_cast<const typename Narrow<sizeof(V) / 4>::Floats*>(p);
-}
-template <typename V>
-FORCE_INLINE V widen(const uint16_t* p) {
-#if defined(__AVX512F__)
-  if constexpr (sizeof(V) == 64) {
-    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    return (V)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
-  }
-#endif
-#if defined(__AVX2__)
-  if constexpr (sizeof(V) == 32) {
-    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return (V)_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16);
-  }
-#endif
-  using Types = Narrow<sizeof(V) / 4>;
-  const typename Types::Halves halves = *reinterpret_cast<const typename Types::Halves*>(p);
-  return (V)(__builtin_convertvector(halves, typename Types::Bits) << 16);
-}
-template <typename V>
-FORCE_INLINE V widen(const int8_t* p) {
-#if defined(__AVX512F__)
-  if constexpr (sizeof(V) == 64) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return (V)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
-  }
-#endif
-#if defined(__AVX2__)
-  if constexpr (sizeof(V) == 32) {
-    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-    return (V)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
-  }
-#endif
-  using Types = Narrow<sizeof(V) / 4>;
-  const typename Types::Quarters quarters = *reinterpret_cast<const typename Types::Quarters*>(p);
-  return __builtin_convertvector(__builtin_convertvector(quarters, typename Types::Ints), V);
-}
-
-FORCE_INLINE void prefetch(const uint8_t* from, int64_t begin, int64_t end) {
-  for (int64_t i = begin; i < end; i += 64) __builtin_prefetch(from + i, 0, 2);
-}
-
-template <typename V>
-FORCE_INLINE void store(float* p, V value) {
-  *reinterpret_cast<typename Narrow<sizeof(V) / 4>::Floats*>(p) = value;
-}
 
 // Where a sequence's K and V of one head lie, by position.
 template <typename T>
@@ -125,6 +74,15 @@ struct Positions {
 
 // ---- scores: R rows by P vectors of positions --------------------------------------------------------------
 
+// A step is one dimension: K of neighbouring positions, and one number of each row's query, which all lanes are
+// multiplied by. K lies transposed in its block, [head_dim][block_size], so that positions are neighbours.
+//
+//   lane                     position 0     1     ..  kLanes-1    kLanes ..              (from `position` on)
+//   memory, dimension d      k[0][d]  k[1][d]  ..               | next vector            P vectors
+//                              x        x                            x
+//   row r: q[r][d]           acc[r][0]: a score each lane       | acc[r][1]              acc += k * q, d = 0, 1, 2, ..
+//
+// Scores go to scores[r][position], from where weigh_row makes weights of them.
 template <int R, int P, typename T>
 void score_tile(const Positions<T>& at, int first_row, int64_t position) {
   const AttentionRange& range = at.range;
@@ -146,7 +104,7 @@ void score_tile(const Positions<T>& at, int first_row, int64_t position) {
     for (const int64_t stop = d + kDimStep < dim ? d + kDimStep : dim; d < stop; ++d) {
       FloatLanes keys[P];
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) keys[p] = widen<FloatLanes>(k[p] + d * step);
+      for (int p = 0; p < P; ++p) keys[p] = load_as<FloatLanes>(k[p] + d * step);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const FloatLanes x = q[r * range.stride + d] - FloatLanes{};
@@ -159,7 +117,7 @@ void score_tile(const Positions<T>& at, int first_row, int64_t position) {
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) store(scores + r * kRangePositions + p * kLanes, acc[r][p]);
+    for (int p = 0; p < P; ++p) store_as_floats(scores + r * kRangePositions + p * kLanes, acc[r][p]);
 }
 
 template <int R, typename T>
@@ -199,12 +157,12 @@ void weigh_row(const Positions<T>& at, int row_idx) {
   FloatLanes largest = lowest - FloatLanes{};
   for_each_vector(row, range.begin, range.end, [&](int64_t position, bool is_whole) {
     float* const p = scores + (position - range.begin);
-    FloatLanes values = widen<FloatLanes>(p);
-    if constexpr (sizeof(T) == 1) values *= widen<FloatLanes>(at.scales(position));
+    FloatLanes values = load_as<FloatLanes>(p);
+    if constexpr (sizeof(T) == 1) values *= load_as<FloatLanes>(at.scales(position));
     if (!is_whole) {
       for (int lane = 0; lane < kLanes; ++lane) values[lane] = sees(row, position + lane) ? values[lane] : lowest;
     }
-    if (sizeof(T) == 1 || !is_whole) store(p, values);
+    if (sizeof(T) == 1 || !is_whole) store_as_floats(p, values);
     largest = values > largest ? values : largest;
   });
   float max = lowest;
@@ -212,13 +170,13 @@ void weigh_row(const Positions<T>& at, int row_idx) {
   FloatLanes sums = {};
   for_each_vector(row, range.begin, range.end, [&](int64_t position, bool is_whole) {
     float* const p = scores + (position - range.begin);
-    FloatLanes weights = exp_vec(widen<FloatLanes>(p) - max);
+    FloatLanes weights = exp_vec(load_as<FloatLanes>(p) - max);
     if (!is_whole) {
       for (int lane = 0; lane < kLanes; ++lane) weights[lane] = sees(row, position + lane) ? weights[lane] : 0.0f;
     }
     sums += weights;
-    if constexpr (sizeof(T) == 1) weights *= widen<FloatLanes>(at.scales(position) + range.cache->block_size);
-    store(p, weights);
+    if constexpr (sizeof(T) == 1) weights *= load_as<FloatLanes>(at.scales(position) + range.cache->block_size);
+    store_as_floats(p, weights);
   });
   float sum = 0;
   for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane];
@@ -228,6 +186,14 @@ void weigh_row(const Positions<T>& at, int row_idx) {
 
 // ---- results: R rows by some vectors of dimensions ------------------------------------------------------------
 
+// A step is one position: V of neighbouring dimensions, and its weight for each row, which all lanes are multiplied by.
+//
+//   lane                     dimension dim   +1   ..  kWidth-1    kWidth ..
+//   memory, position p       v[p][dim] v[p][dim+1] ..           | next vector            D vectors
+//                              x        x                            x
+//   row r: weight[r][p]      acc[r][0]: a result each lane      | acc[r][1]              acc += v * weight, p ascending
+//
+// What was added for earlier positions is loaded first and stored back at the end.
 template <int R, int D, typename V, typename T>
 FORCE_INLINE void add_dims(const Positions<T>& at, int first_row, int64_t dim, int64_t begin, int64_t end) {
   constexpr int kWidth = sizeof(V) / 4;
@@ -239,7 +205,7 @@ FORCE_INLINE void add_dims(const Positions<T>& at, int first_row, int64_t dim, i
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int d = 0; d < D; ++d) acc[r][d] = widen<V>(out + r * range.stride + d * kWidth);
+    for (int d = 0; d < D; ++d) acc[r][d] = load_as<V>(out + r * range.stride + d * kWidth);
   while (begin < end) {
     const T* v = at.v(begin) + dim;
     const int64_t block_end = (begin / block_size + 1) * block_size, stop = block_end < end ? block_end : end;
@@ -250,7 +216,7 @@ FORCE_INLINE void add_dims(const Positions<T>& at, int first_row, int64_t dim, i
     for (; begin < stop; ++begin, v += head_dim) {
       V values[D];
 #pragma GCC unroll 4
-      for (int d = 0; d < D; ++d) values[d] = widen<V>(v + d * kWidth);
+      for (int d = 0; d < D; ++d) values[d] = load_as<V>(v + d * kWidth);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const V weight = weights[r * kRangePositions + begin] - V{};
@@ -262,7 +228,7 @@ FORCE_INLINE void add_dims(const Positions<T>& at, int first_row, int64_t dim, i
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int d = 0; d < D; ++d) store(out + r * range.stride + d * kWidth, acc[r][d]);
+    for (int d = 0; d < D; ++d) store_as_floats(out + r * range.stride + d * kWidth, acc[r][d]);
 }
 
 // Some dimensions from `dim` on, if the head has as many left.
@@ -318,14 +284,22 @@ void add_rows(const Positions<T>& at, int first_row, int64_t begin, int64_t end)
 // ---- a range ------------------------------------------------------------------------------------------------------
 
 // CALL(R) with the number of rows, up to kMaxRows, as a constant.
-#define MOEFLOW_WITH_ROWS(num_rows, CALL)                     \
-  switch (num_rows) {                                         \
-    case 1: CALL(1); break;                                   \
-    case 2: CALL(2); break;                                   \
-    case 3: CALL(3); break;                                   \
-    case 4: CALL(4); break;                                   \
-    case 5: if constexpr (kMaxRows >= 5) { CALL(5); } break;  \
-    case 6: if constexpr (kMaxRows >= 6) { CALL(6); } break;  \
+#define MOEFLOW_WITH_ROWS(num_rows, CALL) \
+  switch (num_rows) {                     \
+    case 1: CALL(1); break;               \
+    case 2: CALL(2); break;               \
+    case 3: CALL(3); break;               \
+    case 4: CALL(4); break;               \
+    case 5:                               \
+      if constexpr (kMaxRows >= 5) {      \
+        CALL(5);                          \
+      }                                   \
+      break;                              \
+    case 6:                               \
+      if constexpr (kMaxRows >= 6) {      \
+        CALL(6);                          \
+      }                                   \
+      break;                              \
   }
 
 template <typename T>

@@ -55,10 +55,8 @@ void attend(const Isa& isa, const DecoderCall& call, const DecoderLayer& layer, 
                          layer.eps});
   attention_input(isa, AttentionInputCall{cache, qkv, tokens, layer.num_heads, layer.q_norm, layer.k_norm,
                                           layer.norm_all_heads, layer.eps, layer.clip, call.cos, call.sin, call.slots});
-  const Sequences& sequences = call.sequences;
-  attention(isa, AttentionCall{cache, qkv, row, layer.num_heads, sequences.count, sequences.first_tokens,
-                               sequences.starts, sequences.counts, sequences.table_offsets, sequences.block_tables,
-                               layer.sliding_window, call.tree_masks, attended});
+  attention(isa, AttentionCall{cache, qkv, row, layer.num_heads, call.sequences, layer.sliding_window, call.tree_masks,
+                               attended});
 }
 
 }  // namespace
@@ -66,9 +64,8 @@ void attend(const Isa& isa, const DecoderCall& call, const DecoderLayer& layer, 
 int64_t decoder(const Isa& isa, const DecoderCall& call) {
   static thread_local Between between;
   const int64_t tokens = call.num_tokens;
-  int64_t num_routed = std::count_if(call.layers, call.layers + call.first_layer, [](const DecoderLayer* layer) {
-    return layer->stage.router.data != nullptr;
-  });
+  int64_t num_routed = std::count_if(call.layers, call.layers + call.first_layer,
+                                     [](const DecoderLayer* layer) { return layer->stage.router.data != nullptr; });
   for (int64_t i = call.first_layer; i < call.num_layers; ++i) {
     const DecoderLayer& layer = *call.layers[i];
     const KVCache& cache = *call.caches[i];

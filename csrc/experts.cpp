@@ -20,16 +20,16 @@ namespace {
 struct ExpertsJob {
   const Isa& isa;
   const ExpertsCall& call;
-  Activation x_kind, h_kind;
-  int64_t x_bytes, h_bytes;
-  uint8_t* x_rows;    // [num_tokens, x_bytes]
-  float* h_floats;    // [pairs, width filled up to whole bands]
-  uint8_t* h_rows;    // [pairs, h_bytes]
-  float* sums;        // [num_tokens, hidden filled up to whole tiles]; null: pairs are not added up
-  int32_t* touched;   // experts with at least one pair, ascending
-  int64_t num_touched;
-  int64_t* starts;    // [num_experts + 1], first sorted pair of each expert
-  int64_t* pairs;     // [num_tokens * top_k], (token * top_k + k) sorted by expert, then by token
+  Activation x_kind{}, h_kind{};
+  int64_t x_bytes = 0, h_bytes = 0;
+  uint8_t* x_rows = nullptr;   // [num_tokens, x_bytes]
+  float* h_floats = nullptr;   // [pairs, width filled up to whole bands]
+  uint8_t* h_rows = nullptr;   // [pairs, h_bytes]
+  float* sums = nullptr;       // [num_tokens, hidden filled up to whole tiles]; null: pairs are not added up
+  int32_t* touched = nullptr;  // experts with at least one pair, ascending
+  int64_t num_touched = 0;
+  int64_t* starts = nullptr;  // [num_experts + 1], first sorted pair of each expert
+  int64_t* pairs = nullptr;   // [num_tokens * top_k], (token * top_k + k) sorted by expert, then by token
 
   const Matrix& up_of(int64_t expert) const { return call.layer.up[call.layer.place(expert)]; }
   const Matrix& down_of(int64_t expert) const { return call.layer.down[call.layer.place(expert)]; }
@@ -76,8 +76,14 @@ void for_each_tile(const ExpertsJob& job, const Matrix& weight, int64_t first_ba
                    int64_t last, const uint8_t* following, RowOf row_of, Use use) {
   alignas(64) float tile_out[kMaxTileRows * kTileStride];
   const void* rows[kMaxTileRows];
-  Tile tile{weight.band(first_band), band_bytes(weight.format, weight.cols), bands, rows, 0, weight.cols, tile_out,
-            Fetch::kNothing, following};
+  Tile tile{};
+  tile.bands = weight.band(first_band);
+  tile.band_stride = band_bytes(weight.format, weight.cols);
+  tile.num_bands = bands;
+  tile.rows = rows;
+  tile.cols = weight.cols;
+  tile.out = tile_out;
+  tile.following = following;
   for (int64_t at = first; at < last; at += kMaxTileRows) {
     tile.num_rows = static_cast<int>(last - at < kMaxTileRows ? last - at : kMaxTileRows);
     for (int r = 0; r < tile.num_rows; ++r) rows[r] = row_of(at + r);
@@ -184,14 +190,15 @@ void compute(const Isa& isa, const ExpertsCall& call, bool adds_up) {
   const ExpertLayer& layer = call.layer;
   const Activation x_kind = isa.activation(layer.up[0]), h_kind = isa.activation(layer.down[0]);
   WorkspaceLock workspace;
-  ExpertsJob job{isa, call, x_kind, h_kind,
-                 activation_bytes(x_kind, layer.hidden), activation_bytes(h_kind, layer.width),
-                 nullptr, nullptr, nullptr, nullptr, nullptr, 0, nullptr, nullptr};
+  ExpertsJob job{isa, call};
+  job.x_kind = x_kind;
+  job.h_kind = h_kind;
+  job.x_bytes = activation_bytes(x_kind, layer.hidden);
+  job.h_bytes = activation_bytes(h_kind, layer.width);
   const int64_t num_sums = adds_up ? call.num_tokens * job.out_stride() : 0;
   workspace->begin(Workspace::padded<uint8_t>(call.num_tokens * job.x_bytes) +
                    Workspace::padded<float>(num_pairs * job.h_stride()) +
-                   Workspace::padded<uint8_t>(num_pairs * job.h_bytes) +
-                   Workspace::padded<float>(num_sums) +
+                   Workspace::padded<uint8_t>(num_pairs * job.h_bytes) + Workspace::padded<float>(num_sums) +
                    Workspace::padded<int32_t>(layer.num_experts) + Workspace::padded<int64_t>(layer.num_experts + 1) +
                    Workspace::padded<int64_t>(num_pairs));
   job.x_rows = workspace->take<uint8_t>(call.num_tokens * job.x_bytes);

@@ -1,8 +1,10 @@
 // What each instruction set offers, as one table of functions filled in its own translation unit.
 //
-// Those units are compiled with flags that other units must not meet, so they include nothing but this header,
-// matrix.h, kv_cache.h and tiles, and everything in them but the function that hands out the table has internal linkage.
+// Those units are compiled with flags that other units must not meet, so they include only headers in which everything
+// has internal linkage (see isa_unit.h) beside declarations such as these.
 #pragma once
+
+#include <cstdint>
 
 #include "kv_cache.h"
 #include "matrix.h"
@@ -15,7 +17,7 @@ constexpr int kRangePositions = 256;
 // What one head of one token sees: positions [lo, hi), and beyond hi those with a bit in tree_bits.
 struct AttentionRow {
   int64_t lo, hi;
-  int64_t stop;  // one past the last position seen
+  int64_t stop;        // one past the last position seen
   int64_t tree_begin;  // position of bit 0
   uint64_t tree_bits;
 };
@@ -52,14 +54,14 @@ struct HiddenUnits {
   int64_t h_stride;
 };
 
-struct Largest {
-  float value;  // NaN if there is one in the row
+struct Argmax {
+  float value;    // the maximum of a row, NaN if there is one
   int64_t index;  // of the first such value
 };
 
-// What a value of a row weighs: exp((x - largest) / temperature), and nothing below `least`.
+// What a logit of a row weighs: exp((x - max_logit) / temperature), and nothing below `least`.
 struct Weighing {
-  float largest, inverse_temperature, least;
+  float max_logit, inverse_temperature, least;
 };
 
 struct Isa {
@@ -84,8 +86,8 @@ struct Isa {
   void (*rotate_row)(const float* x, const float* cos, const float* sin, int64_t size, float* out);
   void (*softmax_topk_row)(const float* logits, int64_t num_experts, int64_t top_k, bool renormalize, int64_t* ids,
                            float* weights);
-  Largest (*largest_of_row)(const float* x, int64_t size);
-  // Steps of drawing a token. The sum is made in double; the maxima [kBand] are of every kBand-th value; the places,
+  Argmax (*argmax_row)(const float* x, int64_t size);
+  // Steps of sampling a token. The sum is made in double; the maxima [kBand] are of every kBand-th value; the places,
   // ascending, are those of values that are at least `bound`, of which there are as many as is returned.
   double (*sum_weights)(const float* x, int64_t count, const Weighing& weighing);
   void (*store_weights)(const float* x, int64_t count, const Weighing& weighing, float* out);

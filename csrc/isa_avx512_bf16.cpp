@@ -1,11 +1,5 @@
-#define ISA_NAMESPACE avx512_bf16
-#define ISA_NAME "avx512_bf16"
-#define ROW_TILE 6
-#define ROW_TILE_OF_TWO 12
-#define BAND_TILE 4
-#define MOEFLOW_VNNI
-#define MOEFLOW_BF16
-#include "tiles.h"
+#define MOEFLOW_UNIT MOEFLOW_AVX512_BF16
+#include "isa_table.h"
 
 namespace moeflow {
 const Isa& avx512_bf16_isa() { return avx512_bf16::kTable; }

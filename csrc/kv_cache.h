@@ -10,11 +10,10 @@
 // Included by the instruction sets' units: nothing here may have external linkage.
 #pragma once
 
-#include "matrix.h"
+#include <cstdint>
 
-#if defined(__x86_64__)
-#include <emmintrin.h>
-#endif
+#include "convert.h"
+#include "matrix.h"
 
 namespace moeflow {
 
@@ -24,7 +23,9 @@ struct KVCache {
   int64_t num_blocks, num_heads, block_size, head_dim;
 };
 
-static inline int64_t kv_value_bytes(Format format) { return format == Format::kF32 ? 4 : format == Format::kBF16 ? 2 : 1; }
+static inline int64_t kv_value_bytes(Format format) {
+  return format == Format::kF32 ? 4 : format == Format::kBF16 ? 2 : 1;
+}
 
 // Bytes of K alone, and of V alone, in a cell.
 static inline int64_t kv_half_bytes(const KVCache& cache) {
@@ -40,39 +41,20 @@ static inline uint8_t* kv_cell(const KVCache& cache, int64_t block, int64_t head
   return cache.data + (block * cache.num_heads + head) * kv_cell_bytes(cache);
 }
 
-static inline uint16_t kv_to_bf16(float x) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &x, 4);
-  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>((bits >> 16) | 64);  // NaN stays NaN
-  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-// To the nearest integer, halves to even. One operation, where adding a half could be fused with a product before it.
-static inline int32_t kv_round(float x) {
-#if defined(__x86_64__)
-  return _mm_cvtss_si32(_mm_set_ss(x));
-#else
-  return static_cast<int32_t>(__builtin_rintf(x));
-#endif
-}
-
 // Store `count` floats, `stride` values apart, as int8; returns the scale, which is not finite if one of them is not.
 static inline float kv_quantize(const float* x, int64_t count, int8_t* out, int64_t stride) {
   int32_t largest_bits = 0;  // without their sign, floats are ordered as their bits are, infinity and NaN above all
   for (int64_t i = 0; i < count; ++i) {
-    int32_t bits;
-    __builtin_memcpy(&bits, x + i, 4);
-    bits &= 0x7fffffff;
+    const int32_t bits = bit_cast<int32_t>(x[i]) & 0x7fffffff;
     largest_bits = bits > largest_bits ? bits : largest_bits;
   }
-  float largest;
-  __builtin_memcpy(&largest, &largest_bits, 4);
+  const float largest = bit_cast<float>(largest_bits);
   if (!(largest > 1e-30f && largest_bits < 0x7f800000)) {
     for (int64_t i = 0; i < count; ++i) out[i * stride] = 0;
     return largest / 127.0f;
   }
   const float inverse = 127.0f / largest;
-  for (int64_t i = 0; i < count; ++i) out[i * stride] = static_cast<int8_t>(kv_round(x[i] * inverse));
+  for (int64_t i = 0; i < count; ++i) out[i * stride] = static_cast<int8_t>(to_nearest(x[i] * inverse));
   return largest / 127.0f;
 }
 
@@ -91,8 +73,8 @@ static inline void write_kv_row(const KVCache& cache, int64_t slot, int64_t head
     case Format::kBF16: {
       uint16_t* const to = reinterpret_cast<uint16_t*>(cell) + offset;
       uint16_t* const v_to = reinterpret_cast<uint16_t*>(values) + offset * dim;
-      for (int64_t d = 0; d < dim; ++d) to[d * stride] = kv_to_bf16(k[d]);
-      for (int64_t d = 0; d < dim; ++d) v_to[d] = kv_to_bf16(v[d]);
+      for (int64_t d = 0; d < dim; ++d) to[d * stride] = float_to_bf16(k[d]);
+      for (int64_t d = 0; d < dim; ++d) v_to[d] = float_to_bf16(v[d]);
       break;
     }
     default: {

@@ -17,9 +17,9 @@ struct LinearJob {
   const LinearCall& call;
   Activation kind;
   int64_t row_bytes;
-  uint8_t* prepared;  // [num_rows, row_bytes]
-  float* normed;      // a row for each thread, if there is a norm
-  bool is_prepared;
+  uint8_t* prepared = nullptr;  // [num_rows, row_bytes]
+  float* normed = nullptr;      // a row for each thread, if there is a norm
+  bool is_prepared = false;
 };
 
 void prepare(const LinearJob& job, int64_t row, int thread_idx) {
@@ -44,15 +44,19 @@ void write_tile(const Isa& isa, const LinearCall& call, const float* tile_out, i
   }
 }
 
-void multiply(const LinearJob& job, int64_t first_band, int64_t first_row, int64_t last_row,
-              const uint8_t* following) {
+void multiply(const LinearJob& job, int64_t first_band, int64_t first_row, int64_t last_row, const uint8_t* following) {
   const LinearCall& call = job.call;
   alignas(64) float tile_out[kMaxTileRows * kTileStride];
   const void* rows[kMaxTileRows];
   const int64_t bands = num_bands(call.weight.rows) - first_band;
-  Tile tile{call.weight.band(first_band), band_bytes(call.weight.format, call.weight.cols),
-            static_cast<int>(bands < kMaxTileBands ? bands : kMaxTileBands), rows, 0, call.weight.cols, tile_out,
-            Fetch::kNothing, following};
+  Tile tile{};
+  tile.bands = call.weight.band(first_band);
+  tile.band_stride = band_bytes(call.weight.format, call.weight.cols);
+  tile.num_bands = static_cast<int>(bands < kMaxTileBands ? bands : kMaxTileBands);
+  tile.rows = rows;
+  tile.cols = call.weight.cols;
+  tile.out = tile_out;
+  tile.following = following;
   const int64_t col = first_band * kBand, cols_left = call.weight.rows - col;
   const int64_t num_cols = cols_left < tile.num_bands * kBand ? cols_left : tile.num_bands * kBand;
   for (int64_t row = first_row; row < last_row; row += kMaxTileRows) {
@@ -94,8 +98,10 @@ void linear(const Isa& isa, const LinearCall& call) {
   WorkspaceLock workspace;
   const int64_t normed = call.norm == nullptr ? 0 : num_threads() * padded_cols(call.weight.cols);
   workspace->begin(Workspace::padded<uint8_t>(call.num_rows * row_bytes) + Workspace::padded<float>(normed));
-  LinearJob job{isa, call, kind, row_bytes, workspace->take<uint8_t>(call.num_rows * row_bytes),
-                workspace->take<float>(normed), is_small || call.num_rows <= kFewRows};
+  LinearJob job{isa, call, kind, row_bytes};
+  job.prepared = workspace->take<uint8_t>(call.num_rows * row_bytes);
+  job.normed = workspace->take<float>(normed);
+  job.is_prepared = is_small || call.num_rows <= kFewRows;
   if (job.is_prepared) {
     for (int64_t row = 0; row < call.num_rows; ++row) prepare(job, row, 0);
   }

@@ -103,15 +103,15 @@ static inline Fetch fetch_in(bool is_first, bool is_last) {
 
 // A tile: some activation rows against some neighbouring bands, results written to out[row][16 * num_bands].
 struct Tile {
-  const uint8_t* bands;       // first band
-  int64_t band_stride;        // bytes from a band to the next
-  int num_bands;              // at most kMaxTileBands
-  const void* const* rows;    // prepared activation rows
-  int num_rows;               // at most kMaxTileRows
-  int64_t cols;               // of the matrix, before filling up
-  float* out;                 // [num_rows][kMaxTileBands * kBand], always this stride
+  const uint8_t* bands;     // first band
+  int64_t band_stride;      // bytes from a band to the next
+  int num_bands;            // at most kMaxTileBands
+  const void* const* rows;  // prepared activation rows
+  int num_rows;             // at most kMaxTileRows
+  int64_t cols;             // of the matrix, before filling up
+  float* out;               // [num_rows][kMaxTileBands * kBand], always this stride
   Fetch fetch;
-  const uint8_t* following;   // bands that are likely to be read next, or null
+  const uint8_t* following;  // bands that are likely to be read next, or null
 };
 
 constexpr int kMaxTileBands = 4;

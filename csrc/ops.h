@@ -6,6 +6,8 @@
 #include <cstdint>
 
 #include "isa.h"
+#include "kv_cache.h"
+#include "matrix.h"
 
 namespace moeflow {
 
@@ -14,10 +16,10 @@ struct LinearCall {
   Matrix weight;  // [n, k]
   const float* x;
   int64_t num_rows;
-  int64_t x_stride;       // floats from a row of x to the next
-  const float* bias;      // or null
-  const float* residual;  // or null
-  float* out;             // rows n apart
+  int64_t x_stride;             // floats from a row of x to the next
+  const float* bias;            // or null
+  const float* residual;        // or null
+  float* out;                   // rows n apart
   const float* norm = nullptr;  // weights [k] of a norm that x goes through first (see RmsNormCall), or null
   float eps = 0;                // of the norm
 };
@@ -78,6 +80,16 @@ struct WriteKVCall {
 };
 void write_kv(const WriteKVCall& call);
 
+// The sequences of a pass.
+struct Sequences {
+  int64_t count;
+  const int32_t* first_tokens;   // [count]: index in the pass of each sequence's first token,
+  const int32_t* starts;         // its position in its sequence,
+  const int32_t* counts;         // how many tokens of the pass are the sequence's,
+  const int32_t* table_offsets;  // and where its block numbers begin in:
+  const int32_t* block_tables;
+};
+
 // Causal attention of every token of a pass over its sequence, K and V of the pass being in the cache already.
 // Scores are scaled by head_dim^-0.5. Query heads that share a KV head are neighbours. block_size must be a multiple
 // of 16, head_dim of 2.
@@ -90,12 +102,7 @@ struct AttentionCall {
   KVCache cache;
   const float* q;  // [T, num_heads, head_dim], rows q_stride floats apart
   int64_t q_stride, num_heads;
-  int64_t num_sequences;
-  const int32_t* first_tokens;   // [num_sequences]: index in the pass of each sequence's first token,
-  const int32_t* starts;         // its position in its sequence,
-  const int32_t* counts;         // how many tokens of the pass are the sequence's,
-  const int32_t* table_offsets;  // and where its block numbers begin in:
-  const int32_t* block_tables;
+  Sequences sequences;
   int64_t sliding_window;      // 0: none
   const uint64_t* tree_masks;  // [T], or null
   float* out;                  // [T, num_heads * head_dim]
@@ -121,9 +128,9 @@ struct AttentionInputCall {
   const float *q_norm, *k_norm;  // [head_dim]; over all heads: [heads * head_dim]; or null
   bool norm_all_heads;
   float eps;
-  float clip;               // 0: none
-  const float *cos, *sin;   // [num_tokens, head_dim], the first half of sin negated
-  const int64_t* slots;     // [num_tokens]: block * block_size + offset
+  float clip;              // 0: none
+  const float *cos, *sin;  // [num_tokens, head_dim], the first half of sin negated
+  const int64_t* slots;    // [num_tokens]: block * block_size + offset
 };
 void attention_input(const Isa& isa, const AttentionInputCall& call);
 
@@ -153,8 +160,8 @@ void route_stage(const Isa& isa, const MoEStageCall& call);
 
 // A layer: norm, QKV projection, attention, and what MoEStageCall says. All norms of a model share `eps`.
 struct DecoderLayer {
-  Matrix qkv;              // [(num_heads + 2 KV heads) * head_dim, hidden]
-  const float* qkv_bias;   // or null
+  Matrix qkv;               // [(num_heads + 2 KV heads) * head_dim, hidden]
+  const float* qkv_bias;    // or null
   const float* input_norm;  // [hidden]
   float eps;
   int64_t num_heads;
@@ -163,12 +170,6 @@ struct DecoderLayer {
   float clip;
   int64_t sliding_window;  // 0: none
   MoEStageCall stage;      // its weights; the rest is filled in
-};
-
-// The sequences of a pass, as in AttentionCall.
-struct Sequences {
-  int64_t count;
-  const int32_t *first_tokens, *starts, *counts, *table_offsets, *block_tables;
 };
 
 // What `ExpertLayer::slots` says of an expert without a slot.
@@ -213,37 +214,37 @@ struct SoftmaxTopkCall {
 };
 void softmax_topk(const Isa& isa, const SoftmaxTopkCall& call);
 
-// The largest value of each row, NaN if there is one, and the first place where it stands.
-struct LargestCall {
+// The maximum of each row, NaN if there is one, and the first place where it stands.
+struct ArgmaxCall {
   const float* x;  // [num_rows, size]
   int64_t num_rows, size;
   float* values;     // [num_rows]
   int64_t* indices;  // [num_rows]
 };
-void largest(const Isa& isa, const LargestCall& call);
+void argmax(const Isa& isa, const ArgmaxCall& call);
 
-// How one token is to be drawn from a row of logits.
-struct Draw {
+// How one token is to be sampled from a row of logits.
+struct RowSampling {
   int64_t row;
-  float largest;      // of the row
+  float max_logit;    // of the row
   float temperature;  // above 0
   int64_t top_k;      // 0: all
   double top_p;       // 1: all
-  float min_p;        // tokens less likely than this times the likeliest are not drawn
-  double number;      // in [0, 1)
+  float min_p;        // tokens less likely than this times the likeliest are not sampled
+  double number;      // in [0, 1): where in the cumulative distribution the token lies
 };
 
-// tokens[i] = the first token whose cumulative weight exceeds `number` times that of all that may be drawn: in the
+// tokens[i] = the first token whose cumulative weight exceeds `number` times that of all that may be sampled: in the
 // order of the vocabulary, or under top_k or top_p likeliest first, of equals the lower number. Tokens less likely
-// than 1.3e-38 times the likeliest are never drawn. -1 if the row's largest is not a finite number.
-struct DrawCall {
+// than 1.3e-38 times the likeliest are never sampled. -1 if the row's maximum is not a finite number.
+struct SampleCall {
   const float* x;  // [num_rows, size]
   int64_t num_rows, size;
-  const Draw* draws;
-  int64_t num_draws;
-  int64_t* tokens;  // [num_draws]
+  const RowSampling* samplings;
+  int64_t num_samplings;
+  int64_t* tokens;  // [num_samplings]
 };
-void draw(const Isa& isa, const DrawCall& call);
+void sample(const Isa& isa, const SampleCall& call);
 
 // What rows of a checkpoint consist of: floats, or GGUF blocks of 32 values.
 enum class SourceType : int32_t { kF32 = 0, kBF16 = 1, kF16 = 2, kQ8_0 = 3, kQ4_0 = 4, kQ4_1 = 5 };

@@ -9,6 +9,8 @@
 #include <emmintrin.h>
 #endif
 
+#include "convert.h"
+#include "matrix.h"
 #include "ops.h"
 #include "pool.h"
 
@@ -16,46 +18,6 @@ namespace moeflow {
 namespace {
 
 constexpr int kMaxWords = kGroup;  // of a group of one lane: FP32 has most
-
-float from_bits(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-
-uint32_t to_bits(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  return bits;
-}
-
-// Without branches, so that loops over it are vectorised. The product puts the exponent right, also of subnormals.
-float half_to_float(uint16_t h) {
-  const uint32_t magnitude = static_cast<uint32_t>(h & 0x7fff) << 13;
-  const uint32_t finite = to_bits(from_bits(magnitude) * 0x1p112f);
-  const uint32_t bits = magnitude >= 0x0f800000 ? magnitude | 0x7f800000 : finite;
-  return from_bits(bits | static_cast<uint32_t>(h & 0x8000) << 16);
-}
-
-// Nearest, ties to even; NaN becomes infinity.
-uint16_t float_to_half(float x) {
-  uint32_t bits = to_bits(x);
-  const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000);
-  const float magnitude = std::fabs(x);
-  if (!(magnitude < 65520.0f)) return sign | 0x7c00;
-  if (magnitude < 0x1p-14f) return sign | static_cast<uint16_t>(std::nearbyint(magnitude * 0x1p24f));
-  bits &= 0x7fffffff;
-  bits += 0xfff + (bits >> 13 & 1);
-  return sign | static_cast<uint16_t>((bits - (112u << 23)) >> 13);
-}
-
-float bf16_to_float(uint16_t x) { return from_bits(static_cast<uint32_t>(x) << 16); }
-
-uint16_t float_to_bf16(float x) {
-  const uint32_t bits = to_bits(x);
-  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  return static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 64 : rounded);
-}
 
 int64_t words_in_group(Format format) {
   switch (format) {
@@ -112,8 +74,9 @@ void read_floats(SourceType type, const uint8_t* row, int64_t g, int64_t count, 
     std::memcpy(&scale, block, 2);
     if (type == SourceType::kQ4_1) std::memcpy(&least, block + 2, 2);
     read_block(type, block, q);
-    for (int i = 0; i < kGroup; ++i) w[i] = half_to_float(scale) * static_cast<float>(q[i]);
-    for (int i = 0; i < kGroup && type == SourceType::kQ4_1; ++i) w[i] += half_to_float(least);
+    const float step = half_to_float(scale), lowest = half_to_float(least);
+    for (int i = 0; i < kGroup; ++i) w[i] = step * static_cast<float>(q[i]);
+    for (int i = 0; i < kGroup && type == SourceType::kQ4_1; ++i) w[i] += lowest;
   } else {
     uint16_t halves[kGroup] = {};
     std::memcpy(halves, row + g * kGroup * 2, count * 2);
@@ -134,24 +97,24 @@ struct Group {
 };
 
 // The largest magnitude, found as integers, which compare in the same order and faster.
-float largest_magnitude(const float* w) {
+float max_magnitude(const float* w) {
   int32_t largest = 0;
   for (int i = 0; i < kGroup; ++i) {
-    const int32_t magnitude = static_cast<int32_t>(to_bits(w[i]) & 0x7fffffff);
+    const int32_t magnitude = bit_cast<int32_t>(w[i]) & 0x7fffffff;
     largest = magnitude > largest ? magnitude : largest;
   }
-  return from_bits(static_cast<uint32_t>(largest));
+  return bit_cast<float>(largest);
 }
 
 // Round to nearest, halves away from zero, as GGUF's Q8_0 does.
 void quantize_int8(const float* w, Group& group) {
-  const float scale = largest_magnitude(w) / 127.0f, inverse = scale != 0 ? 1.0f / scale : 0.0f;
+  const float scale = max_magnitude(w) / 127.0f, inverse = scale != 0 ? 1.0f / scale : 0.0f;
   int32_t wide[kGroup];
   for (int i = 0; i < kGroup; ++i) {
     const float scaled = w[i] * inverse, size = std::fabs(scaled), bounded = size < 127.0f ? size : 127.0f;
     const int32_t whole = static_cast<int32_t>(bounded);
     const int32_t rounded = whole + (bounded - static_cast<float>(whole) >= 0.5f ? 1 : 0);
-    const int32_t sign = static_cast<int32_t>(to_bits(scaled)) >> 31;  // 0 or -1
+    const int32_t sign = bit_cast<int32_t>(scaled) >> 31;  // 0 or -1
     wide[i] = (rounded ^ sign) - sign;
   }
   int8_t q[kGroup];
@@ -171,9 +134,9 @@ void join_halves(const int32_t* wide, Group& group) {
 
 // The largest value, with its sign, becomes -8, so that the wider half of the range is used, as GGUF's Q4_0 does.
 void quantize_int4(const float* w, Group& group) {
-  const uint32_t magnitude = to_bits(largest_magnitude(w));  // as bits: NaN would equal nothing
+  const uint32_t magnitude = bit_cast<uint32_t>(max_magnitude(w));  // as bits: NaN would equal nothing
   int first = 0;
-  while (first < kGroup - 1 && (to_bits(w[first]) & 0x7fffffff) != magnitude) ++first;
+  while (first < kGroup - 1 && (bit_cast<uint32_t>(w[first]) & 0x7fffffff) != magnitude) ++first;
   const float scale = w[first] / -8.0f, inverse = scale != 0 ? 1.0f / scale : 0.0f;
   int32_t wide[kGroup];
   for (int i = 0; i < kGroup; ++i) {
@@ -187,8 +150,9 @@ void quantize_int4(const float* w, Group& group) {
 // From the least value to the largest in 15 steps, as GGUF's Q4_1 does.
 void quantize_int4_min(const float* w, Group& group) {
   const auto [least, largest] = std::minmax_element(w, w + kGroup);
-  const float size = largest_magnitude(w);  // as bits, so that NaN is seen
-  const float scale = std::isfinite(size) ? (*largest - *least) / 15.0f : size, inverse = scale != 0 ? 1.0f / scale : 0.0f;
+  const float size = max_magnitude(w);  // as bits, so that NaN is seen
+  const float scale = std::isfinite(size) ? (*largest - *least) / 15.0f : size;
+  const float inverse = scale != 0 ? 1.0f / scale : 0.0f;
   int32_t wide[kGroup];
   for (int i = 0; i < kGroup; ++i) {
     const float raised = (w[i] - *least) * inverse + 0.5f, bounded = raised < 15.0f ? raised : 15.0f;
@@ -335,8 +299,11 @@ void read_packed_floats(const Matrix& m, const uint8_t* band, int64_t g, int lan
     }
   }
   const uint16_t* numbers = reinterpret_cast<const uint16_t*>(band) + g * group_numbers(m.format) * kBand + lane;
-  for (int i = 0; i < kGroup; ++i) w[i] = half_to_float(numbers[0]) * static_cast<float>(q[i]);
-  for (int i = 0; i < kGroup && m.format == Format::kINT4Min; ++i) w[i] += half_to_float(numbers[kBand]);
+  const float step = half_to_float(numbers[0]);
+  for (int i = 0; i < kGroup; ++i) w[i] = step * static_cast<float>(q[i]);
+  if (m.format != Format::kINT4Min) return;
+  const float lowest = half_to_float(numbers[kBand]);
+  for (int i = 0; i < kGroup; ++i) w[i] += lowest;
 }
 
 void unpack_row(const Matrix& m, int64_t row, float* out) {

@@ -1,4 +1,4 @@
-// What is done to each row by itself: normalisation, the router's choice, the largest of the logits.
+// What is done to each row by itself: normalisation, the router's choice, the maximum of the logits.
 #include <limits>
 #include <stdexcept>
 
@@ -21,12 +21,12 @@ void softmax_topk(const Isa& isa, const SoftmaxTopkCall& call) {
   });
 }
 
-void largest(const Isa& isa, const LargestCall& call) {
+void argmax(const Isa& isa, const ArgmaxCall& call) {
   if (call.size > std::numeric_limits<int32_t>::max()) {
     throw std::length_error("places in a row are counted in 32 bits");
   }
   for_each_row(call.num_rows, call.size, [&](int64_t row) {
-    const Largest found = isa.largest_of_row(call.x + row * call.size, call.size);
+    const Argmax found = isa.argmax_row(call.x + row * call.size, call.size);
     call.values[row] = found.value;
     call.indices[row] = found.index;
   });

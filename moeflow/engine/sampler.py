@@ -19,8 +19,8 @@ from moeflow.core.request import Request
 from moeflow.core.sampling_params import MAX_LOGPROBS
 from moeflow.engine.messages import TokenLogprobs
 from moeflow.engine.random_numbers import uniform
-from moeflow.kernels.argmax import largest
-from moeflow.kernels.sample import Draw, draw
+from moeflow.kernels.argmax import argmax
+from moeflow.kernels.sample import RowSampling, sample_rows
 
 MIN_TEMPERATURE = 1e-6  # below, 1/temperature overflows float32; all mass is on the likeliest token long before
 PROMPT_CHUNK = 64  # rows of prompt log-probabilities at a time: bounds the copy of [P, V]
@@ -43,7 +43,7 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
 
     Shapes: logits [R, V] float32, one row a request; not changed.
     """
-    values, indices = largest(logits)  # a NaN anywhere in a row makes its maximum NaN
+    values, indices = argmax(logits)  # a NaN anywhere in a row makes its maximum NaN
     token_ids: list[int] = indices.tolist()
     maxima: list[float] = values.tolist()
     failed = {
@@ -59,13 +59,13 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
             else:
                 token_ids[row] = token_id
     done = {*failed, *edited}
-    draws = [
-        _draw_of(request, row, maxima[row], logits.shape[-1])
+    samplings = [
+        _sampling_of(request, row, maxima[row], logits.shape[-1])
         for row, request in enumerate(requests)
         if row not in done and not request.sampling.is_greedy
     ]
-    if draws:
-        for one, token_id in zip(draws, draw(logits, draws), strict=True):
+    if samplings:
+        for one, token_id in zip(samplings, sample_rows(logits, samplings), strict=True):
             token_ids[one.row] = token_id
 
     asking = [r for r, request in enumerate(requests) if request.sampling.logprobs is not None and r not in failed]
@@ -126,26 +126,26 @@ def _choose_edited(logits: Tensor, requests: list[Request]) -> list[int | None]:
     """Edit logits [R, V] in place and choose from them; None where no token is left."""
     for row_logits, request in zip(logits, requests, strict=True):
         _edit(row_logits, request)
-    values, indices = largest(logits)
+    values, indices = argmax(logits)
     maxima: list[float] = values.tolist()
     chosen: list[int | None] = [
         token_id if math.isfinite(value) else None for token_id, value in zip(indices.tolist(), maxima, strict=True)
     ]
-    draws = [
-        _draw_of(request, row, maxima[row], logits.shape[-1])
+    samplings = [
+        _sampling_of(request, row, maxima[row], logits.shape[-1])
         for row, request in enumerate(requests)
         if chosen[row] is not None and not request.sampling.is_greedy
     ]
-    if draws:
-        for one, token_id in zip(draws, draw(logits, draws), strict=True):
+    if samplings:
+        for one, token_id in zip(samplings, sample_rows(logits, samplings), strict=True):
             chosen[one.row] = token_id
     return chosen
 
 
-def _draw_of(request: Request, row: int, maximum: float, vocab_size: int) -> Draw:
-    """Say how a request's next token is to be drawn."""
+def _sampling_of(request: Request, row: int, maximum: float, vocab_size: int) -> RowSampling:
+    """Say how a request's next token is to be sampled."""
     params = request.sampling
-    return Draw(
+    return RowSampling(
         row,
         maximum,
         max(params.temperature, MIN_TEMPERATURE),

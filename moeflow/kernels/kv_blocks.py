@@ -51,8 +51,14 @@ class KVBlocks:
             self.key_scales, self.value_scales = scales[..., :block_size], scales[..., block_size:]
         self.handle: Any = None  # for the kernels of the CPU extension; None: they do not take these blocks
         if _cpu is not None and storage.device.type == "cpu" and not block_size % _LANES and not head_dim % _DIM_STEP:
-            shape = (cells.shape[0], num_kv_heads, block_size, head_dim)
-            self.handle = _cpu.KVCache(_FORMAT_CODES[dtype], storage.data_ptr(), *shape)
+            self.handle = _cpu.KVCache(
+                format=_FORMAT_CODES[dtype],
+                data=storage.data_ptr(),
+                num_blocks=cells.shape[0],
+                num_heads=num_kv_heads,
+                block_size=block_size,
+                head_dim=head_dim,
+            )
 
     def write(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store K and V of tokens; slots [T] are block * block_size + offset. Shapes: k and v [T, KV, D]."""

@@ -189,8 +189,8 @@ void check_linear(const Isa& isa, bool is_wide) {
         for (int64_t row = 0; row < rows; ++row) {
           std::vector<double> values = product(x.data() + row * stride, weight.values, outputs, inputs);
           for (int64_t n = 0; n < outputs; ++n) want.push_back(values[n] + bias[n] + residual[row * outputs + n]);
-          linear(isa, {weight.matrix, x.data() + row * stride, 1, stride, bias.data(),
-                       residual.data() + row * outputs, alone.data()});
+          linear(isa, {weight.matrix, x.data() + row * stride, 1, stride, bias.data(), residual.data() + row * outputs,
+                       alone.data()});
           expect(std::memcmp(alone.data(), out.data() + row * outputs, outputs * 4) == 0, "a row beside others");
         }
         const double tolerance = tolerance_of(format, weight.matrix.is_wide);
@@ -398,8 +398,9 @@ void check_attention(const Isa& isa, Format format, int64_t start, int64_t dim, 
     }
   }
   Floats out(num_tokens * kHeads * dim);
-  attention(isa, {cache.cache, q.data(), kHeads * dim, kHeads, 2, first_tokens, starts32, counts32, table_offsets,
-                  tables.data(), window, has_tree ? masks.data() : nullptr, out.data()});
+  attention(isa, {cache.cache, q.data(), kHeads * dim, kHeads,
+                  Sequences{2, first_tokens, starts32, counts32, table_offsets, tables.data()}, window,
+                  has_tree ? masks.data() : nullptr, out.data()});
   expect_close(out.data(), want, tolerance_of(format), std::string("attention over ") + name_of(format));
 }
 
@@ -425,8 +426,8 @@ void check_attention_of_nothing(const Isa& isa) {
   const Floats q = random_floats(kDim), k = random_floats(kDim), v = random_floats(kDim);
   Floats out(kDim);
   write_kv({cache.cache, 1, &slot, k.data(), v.data(), kDim, kDim});
-  attention(isa, {cache.cache, q.data(), kDim, 1, 3, first_tokens, starts, counts, offsets, tables, 0, nullptr,
-                  out.data()});
+  attention(isa, {cache.cache, q.data(), kDim, 1, Sequences{3, first_tokens, starts, counts, offsets, tables}, 0,
+                  nullptr, out.data()});
   expect(out == v, "attention to oneself");
 }
 
@@ -472,24 +473,24 @@ void check_largest(const Isa& isa, int64_t rows, int64_t size) {
   const Floats x = random_floats(rows * size);
   std::vector<int64_t> indices(rows);
   Floats values(rows);
-  largest(isa, {x.data(), rows, size, values.data(), indices.data()});
+  argmax(isa, {x.data(), rows, size, values.data(), indices.data()});
   for (int64_t row = 0; row < rows; ++row) {
     const auto first = x.begin() + row * size;
-    expect(std::max_element(first, first + size) - first == indices[row], "the place of the largest");
-    expect(values[row] == x[row * size + indices[row]], "the largest");
+    expect(std::max_element(first, first + size) - first == indices[row], "the place of the maximum");
+    expect(values[row] == x[row * size + indices[row]], "the maximum");
   }
 }
 
-// Each number must fall into the part of the distribution that belongs to the token drawn.
+// Each number must fall into the part of the distribution that belongs to the token sampled.
 void check_draw(const Isa& isa, int64_t rows, int64_t size, int64_t top_k, double top_p) {
   const Floats x = random_floats(rows * size, 2);
-  std::vector<Draw> draws;
+  std::vector<RowSampling> samplings;
   for (int64_t row = 0; row < rows; ++row) {
-    const float largest = *std::max_element(x.begin() + row * size, x.begin() + (row + 1) * size);
-    draws.push_back({row, largest, 0.7f, top_k, top_p, 0.01f, static_cast<double>(row % 5) / 5});
+    const float max_logit = *std::max_element(x.begin() + row * size, x.begin() + (row + 1) * size);
+    samplings.push_back({row, max_logit, 0.7f, top_k, top_p, 0.01f, static_cast<double>(row % 5) / 5});
   }
   std::vector<int64_t> tokens(rows), order(size);
-  draw(isa, {x.data(), rows, size, draws.data(), rows, tokens.data()});
+  sample(isa, {x.data(), rows, size, samplings.data(), rows, tokens.data()});
   for (int64_t row = 0; row < rows; ++row) {
     const float* const own = x.data() + row * size;
     std::vector<double> weights(size);
@@ -498,7 +499,7 @@ void check_draw(const Isa& isa, int64_t rows, int64_t size, int64_t top_k, doubl
     const auto is_likelier = [&](int64_t a, int64_t b) { return own[a] > own[b] || (own[a] == own[b] && a < b); };
     if (top_k > 0 || top_p < 1) std::sort(order.begin(), order.end(), is_likelier);
     for (int64_t i = 0; i < size; ++i) {
-      weights[i] = top_k > 0 && i >= top_k ? 0 : std::exp((own[order[i]] - draws[row].largest) / 0.7);
+      weights[i] = top_k > 0 && i >= top_k ? 0 : std::exp((own[order[i]] - samplings[row].max_logit) / 0.7);
       all += weights[i];
     }
     for (int64_t i = 0; i < size; ++i) {
@@ -508,9 +509,10 @@ void check_draw(const Isa& isa, int64_t rows, int64_t size, int64_t top_k, doubl
     }
     int64_t place = 0;
     for (before = 0; place < size - 1 && order[place] != tokens[row]; ++place) before += weights[place];
-    const double threshold = draws[row].number * total;
+    const double threshold = samplings[row].number * total;
     expect(order[place] == tokens[row] && before <= threshold + 1e-5 * total &&
-               threshold <= before + weights[place] + 1e-5 * total, "a token drawn");
+               threshold <= before + weights[place] + 1e-5 * total,
+           "a token sampled");
   }
 }
 
@@ -567,7 +569,8 @@ void check_small_ops(const Isa& isa) {
 void check_moe_stage(const Isa& isa, Format format, int64_t tokens) {
   constexpr int64_t kExperts = 5, kTopK = 2, kHidden = 70, kWidth = 33, kAttended = 48;
   const Experts all(format, kExperts, kHidden, kWidth, Nonlinearity::kGelu, true, true);
-  const Weight o_proj = random_weight(format, kHidden, kAttended), router = random_weight(Format::kF32, kExperts, kHidden);
+  const Weight o_proj = random_weight(format, kHidden, kAttended),
+               router = random_weight(Format::kF32, kExperts, kHidden);
   const Floats attended = random_floats(tokens * kAttended), hidden = random_floats(tokens * kHidden);
   const Floats norm = random_floats(kHidden);
   MoEStageCall call{};
@@ -621,15 +624,25 @@ void check_decoder(const Isa& isa, Format format, int64_t tokens) {
   std::vector<const DecoderLayer*> layer_list;
   for (const DecoderLayer& layer : layers) layer_list.push_back(&layer);
   const std::vector<const KVCache*> caches(kLayers, &cache.cache);  // one for all: a layer writes before it reads
-  const Floats cos = random_floats(tokens * kDim), sin = random_floats(tokens * kDim), x = random_floats(tokens * kHidden);
+  const Floats cos = random_floats(tokens * kDim), sin = random_floats(tokens * kDim),
+               x = random_floats(tokens * kHidden);
   const std::vector<int64_t> places = in_order(tokens);
   std::vector<int32_t> blocks(num_blocks);
   for (int64_t i = 0; i < num_blocks; ++i) blocks[i] = static_cast<int32_t>(i);
   const int32_t zero = 0, count = static_cast<int32_t>(tokens);
   Floats hidden = x, normed(tokens * kHidden), weights(tokens * kTopK);
   std::vector<int64_t> ids(kLayers * tokens * kTopK);
-  DecoderCall call{layer_list.data(), caches.data(), kLayers, 0, hidden.data(), tokens, cos.data(), sin.data(),
-                   places.data(), Sequences{1, &zero, &zero, &count, &zero, blocks.data()}, nullptr};
+  DecoderCall call{layer_list.data(),
+                   caches.data(),
+                   kLayers,
+                   0,
+                   hidden.data(),
+                   tokens,
+                   cos.data(),
+                   sin.data(),
+                   places.data(),
+                   Sequences{1, &zero, &zero, &count, &zero, blocks.data()},
+                   nullptr};
   expect(decoder(isa, call) == kLayers, "a pass through layers");
   const Floats want = hidden;
 
@@ -684,7 +697,7 @@ void check_refusal(const Isa& isa) {
   }
   bool is_refused = false;
   try {
-    largest(isa, {nullptr, 1, int64_t{1} << 31, nullptr, nullptr});
+    argmax(isa, {nullptr, 1, int64_t{1} << 31, nullptr, nullptr});
   } catch (const std::length_error&) {
     is_refused = true;
   }

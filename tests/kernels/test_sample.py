@@ -1,4 +1,4 @@
-"""Drawn tokens against the plain definition in numpy's float64, by the extension and by torch."""
+"""Sampled tokens against the plain definition in numpy's float64, by the extension and by torch."""
 
 import math
 
@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from moeflow.kernels.cpu import extension, row_ops
-from moeflow.kernels.sample import NUCLEUS_WIDTH, Draw, draw
+from moeflow.kernels.sample import NUCLEUS_WIDTH, RowSampling, sample_rows
 
 INF = math.inf
 ASKED = [
@@ -38,8 +38,8 @@ def by(request, monkeypatch):
     return request.param
 
 
-def make_draw(logits, row, number, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
-    return Draw(row, logits[row].max().item(), temperature, top_k, top_p, min_p, number)
+def make_sampling(logits, row, number, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+    return RowSampling(row, logits[row].max().item(), temperature, top_k, top_p, min_p, number)
 
 
 def make_logits(rows, size, seed=0, scale=3.0):
@@ -47,7 +47,7 @@ def make_logits(rows, size, seed=0, scale=3.0):
 
 
 def expected(logits, one):
-    """Return (tokens in order, their cumulative share of what may be drawn): float64, by definition."""
+    """Return (tokens in order, their cumulative share of what may be sampled): float64, by definition."""
     scores = logits[one.row].double().numpy()
     weights = np.exp((scores - scores.max()) / one.temperature)
     order = np.arange(len(weights))
@@ -62,7 +62,7 @@ def expected(logits, one):
     return order, weights.cumsum() / weights.sum()
 
 
-def assert_drawn(logits, one, token, tolerance=3e-6):
+def assert_sampled(logits, one, token, tolerance=3e-6):
     """Fail unless the number lies in the token's part of the distribution, give or take what rounding explains."""
     order, cumulative = expected(logits, one)
     place = int((order == token).argmax())
@@ -75,17 +75,19 @@ def assert_drawn(logits, one, token, tolerance=3e-6):
 @pytest.mark.parametrize("asked", ASKED, ids=str)
 def test_tokens_are_where_the_numbers_fall(by, asked, size):
     logits = make_logits(3, size, seed=size)
-    draws = [make_draw(logits, row, number, **asked) for row in range(3) for number in (0.0, 0.31, 0.77, 1 - 2**-53)]
-    for one, token in zip(draws, draw(logits, draws), strict=True):
-        assert_drawn(logits, one, token)
+    samplings = [
+        make_sampling(logits, row, number, **asked) for row in range(3) for number in (0.0, 0.31, 0.77, 1 - 2**-53)
+    ]
+    for one, token in zip(samplings, sample_rows(logits, samplings), strict=True):
+        assert_sampled(logits, one, token)
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=str)
 def test_under_every_instruction_set(isa, asked):
     logits = make_logits(2, 3000)
-    draws = [make_draw(logits, row, number, **asked) for row in range(2) for number in (0.02, 0.5, 0.98)]
-    for one, token in zip(draws, draw(logits, draws), strict=True):
-        assert_drawn(logits, one, token)
+    samplings = [make_sampling(logits, row, number, **asked) for row in range(2) for number in (0.02, 0.5, 0.98)]
+    for one, token in zip(samplings, sample_rows(logits, samplings), strict=True):
+        assert_sampled(logits, one, token)
 
 
 rows_strategy = st.lists(st.sampled_from([-INF, -60.0, -2.0, -1.0, 0.0, 0.5, 1.0, 3.0]), min_size=1, max_size=70)
@@ -104,7 +106,7 @@ rows_strategy = st.lists(st.sampled_from([-INF, -60.0, -2.0, -1.0, 0.0, 0.5, 1.0
 def test_ties_and_barred_tokens(values, temperature, top_k, top_p, min_p, number):
     logits = torch.tensor([values])
     assume(logits.max() > -INF)
-    one = make_draw(logits, 0, number, temperature, min(top_k, len(values)), top_p, min_p)
+    one = make_sampling(logits, 0, number, temperature, min(top_k, len(values)), top_p, min_p)
     order, cumulative = expected(logits, one)
     borders = np.append(cumulative, 0.0)
     assume(np.abs(borders - number).min() > 1e-6 or number == 0.0)
@@ -113,57 +115,57 @@ def test_ties_and_barred_tokens(values, temperature, top_k, top_p, min_p, number
         weights = np.exp((scores - scores[0]) / temperature)
         weights[one.top_k or len(weights) :] = 0.0
         assume(np.abs(weights.cumsum() / weights.sum() - top_p).min() > 1e-6)
-    assert draw(logits, [one]) == [int(order[(cumulative > number).argmax()])]
+    assert sample_rows(logits, [one]) == [int(order[(cumulative > number).argmax()])]
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=str)
-def test_a_row_draws_the_same_in_any_batch(needs_kernels, asked):
+def test_a_row_gives_the_same_in_any_batch(needs_kernels, asked):
     logits = make_logits(9, 20000, scale=1.0)
-    draws = [make_draw(logits, row, (row * 0.618) % 1, **asked) for row in range(9)]
-    together = draw(logits, draws)  # by two threads
-    alone = [draw(logits[one.row : one.row + 1], [one._replace(row=0)])[0] for one in draws]
+    samplings = [make_sampling(logits, row, (row * 0.618) % 1, **asked) for row in range(9)]
+    together = sample_rows(logits, samplings)  # by two threads
+    alone = [sample_rows(logits[one.row : one.row + 1], [one._replace(row=0)])[0] for one in samplings]
     assert together == alone
-    assert draw(logits, draws[::-1]) == together[::-1]
+    assert sample_rows(logits, samplings[::-1]) == together[::-1]
 
 
 def test_a_wide_nucleus_and_a_narrow_one(by):
     for scale in (0.01, 3.0):
         logits = make_logits(1, 8 * NUCLEUS_WIDTH, scale=scale)
-        draws = [make_draw(logits, 0, number, top_p=0.9) for number in (0.01, 0.6, 0.99)]
-        for one, token in zip(draws, draw(logits, draws), strict=True):
-            assert_drawn(logits, one, token)
+        samplings = [make_sampling(logits, 0, number, top_p=0.9) for number in (0.01, 0.6, 0.99)]
+        for one, token in zip(samplings, sample_rows(logits, samplings), strict=True):
+            assert_sampled(logits, one, token)
 
 
-def test_masked_tokens_are_never_drawn(by):
+def test_masked_tokens_are_never_sampled(by):
     logits = torch.full((1, 600), -INF)
     logits[0, [3, 299, 300, 550]] = 1.0
     for asked in ({}, {"top_k": 9}, {"top_p": 0.99}):
-        draws = [make_draw(logits, 0, number, **asked) for number in (0.0, 0.3, 0.6, 1 - 2**-53)]
-        drawn = draw(logits, draws)
-        assert sorted(drawn) == [3, 299, 300, 550]
-        assert asked or drawn == sorted(drawn)
+        samplings = [make_sampling(logits, 0, number, **asked) for number in (0.0, 0.3, 0.6, 1 - 2**-53)]
+        sampled = sample_rows(logits, samplings)
+        assert sorted(sampled) == [3, 299, 300, 550]
+        assert asked or sampled == sorted(sampled)
 
 
 def test_at_a_tiny_temperature_only_the_likeliest_is_left(by):
     logits = make_logits(1, 1000)
     for asked in ({}, {"top_k": 9}, {"top_p": 0.99}):
-        assert draw(logits, [make_draw(logits, 0, 0.99, 1e-6, **asked)]) == [logits.argmax().item()]
+        assert sample_rows(logits, [make_sampling(logits, 0, 0.99, 1e-6, **asked)]) == [logits.argmax().item()]
 
 
 def test_rows_may_be_drawn_from_twice_or_not_at_all(by):
     logits = torch.eye(3) * 100
-    assert draw(logits, [make_draw(logits, row, 0.5) for row in (2, 0, 2)]) == [2, 0, 2]
-    assert draw(logits, []) == []
+    assert sample_rows(logits, [make_sampling(logits, row, 0.5) for row in (2, 0, 2)]) == [2, 0, 2]
+    assert sample_rows(logits, []) == []
 
 
 def test_a_row_without_a_largest_number_has_no_token(needs_kernels):
     logits = torch.zeros(3, 40)
     logits[0], logits[1, 5], logits[2, 5] = -INF, math.nan, INF
     for asked in ({}, {"top_k": 9}, {"top_p": 0.9}):
-        assert draw(logits, [make_draw(logits, row, 0.5, **asked) for row in range(3)]) == [-1] * 3
+        assert sample_rows(logits, [make_sampling(logits, row, 0.5, **asked) for row in range(3)]) == [-1] * 3
 
 
 @pytest.mark.parametrize("row", [-1, 2])
 def test_a_row_that_is_not_there_is_refused(needs_kernels, row):
     with pytest.raises(IndexError, match="not there"):
-        draw(torch.zeros(2, 4), [Draw(row, 0.0, 1.0, 0, 1.0, 0.0, 0.5)])
+        sample_rows(torch.zeros(2, 4), [RowSampling(row, 0.0, 1.0, 0, 1.0, 0.0, 0.5)])

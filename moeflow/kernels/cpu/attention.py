@@ -26,23 +26,30 @@ def fits(x: Tensor, blocks: KVBlocks) -> bool:
 
 def write_kv(k: Tensor, v: Tensor, blocks: KVBlocks, slots: Tensor) -> None:
     """Store K and V of tokens. Shapes: k and v [T, KV, D], slots [T] int64."""
-    _cpu.write_kv(blocks.handle, len(slots), slots.data_ptr(), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0))
+    _cpu.write_kv(
+        cache=blocks.handle,
+        num_tokens=len(slots),
+        slots=slots.data_ptr(),
+        k=k.data_ptr(),
+        k_stride=k.stride(0),
+        v=v.data_ptr(),
+        v_stride=v.stride(0),
+    )
 
 
 def attend(q: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, sliding_window: int | None) -> Tensor:
     """Attend from each token to what it sees of its sequence. Shapes: q [T, Q, D] -> [T, Q * D]."""
     num_tokens, num_heads, head_dim = q.shape
     out = torch.empty(num_tokens, num_heads * head_dim)
-    masks = metadata.tree_masks
     _cpu.attention(
-        blocks.handle,
-        q.data_ptr(),
-        q.stride(0),
-        num_heads,
-        len(metadata.spans),
-        metadata.table.buffer_info()[0],
-        sliding_window or 0,
-        address(masks),
-        out.data_ptr(),
+        cache=blocks.handle,
+        q=q.data_ptr(),
+        q_stride=q.stride(0),
+        num_heads=num_heads,
+        num_sequences=len(metadata.spans),
+        sequences=metadata.table.buffer_info()[0],
+        sliding_window=sliding_window or 0,
+        tree_masks=address(metadata.tree_masks),
+        out=out.data_ptr(),
     )
     return out

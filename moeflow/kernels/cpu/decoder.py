@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -88,18 +88,24 @@ class PackedDecoder:
         if len(blocks) != len(self.layers):
             raise ValueError(f"{len(self.layers)} layers need as many KV caches, not {len(blocks)}")
         keeps_choices |= self.has_slots
-        return PackedPass(
-            hidden,
-            torch.empty(len(self.routed), num_tokens, self._top_k, dtype=torch.int64) if keeps_choices else None,
-            torch.empty(num_tokens, first.qkv.cols) if self.has_slots else None,
-            torch.empty(num_tokens, self._top_k) if self.has_slots else None,
-            self._handles,
-            blocks,
-            [layer.handle for layer in blocks],
-            cos,
-            sin,
-            metadata,
+        topk_ids = torch.empty(len(self.routed), num_tokens, self._top_k, dtype=torch.int64) if keeps_choices else None
+        normed = torch.empty(num_tokens, first.qkv.cols) if self.has_slots else None
+        topk_weights = torch.empty(num_tokens, self._top_k) if self.has_slots else None
+        handle = _cpu.DecoderPass(
+            layers=self._handles,
+            caches=[layer.handle for layer in blocks],
+            num_tokens=num_tokens,
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            slots=metadata.slots.data_ptr(),
+            num_sequences=len(metadata.spans),
+            sequences=metadata.table.buffer_info()[0],
+            tree_masks=address(metadata.tree_masks),
+            topk_ids=address(topk_ids),
+            normed=address(normed),
+            topk_weights=address(topk_weights),
         )
+        return PackedPass(hidden, topk_ids, normed, topk_weights, handle, (self, blocks, cos, sin, metadata))
 
 
 @dataclass(slots=True)
@@ -110,12 +116,8 @@ class PackedPass:
     topk_ids: Tensor | None  # [layers with routers, T, K] int64, what routers chose as far as the pass has come
     normed: Tensor | None  # [T, H]; where the pass has stopped: what goes into the experts
     topk_weights: Tensor | None  # [T, K]; likewise
-    _handles: list[object]
-    _blocks: Sequence[KVBlocks]  # whose memory the next ones look at
-    _cache_handles: list[object]
-    _cos: Tensor
-    _sin: Tensor
-    _metadata: AttentionMetadata
+    _handle: Any
+    _memory: tuple[object, ...]  # what the handle looks at, beside the tensors above
 
     @property
     def num_tokens(self) -> int:
@@ -139,24 +141,11 @@ class PackedPass:
 
         Nobody may change who is in which slot meanwhile.
         """
-        metadata = self._metadata
-        stopped: int = _cpu.decoder(
-            self._handles,
-            self._cache_handles,
-            first_layer,
-            self.hidden.data_ptr(),
-            self.hidden.shape[0],
-            self._cos.data_ptr(),
-            self._sin.data_ptr(),
-            metadata.slots.data_ptr(),
-            len(metadata.spans),
-            metadata.table.buffer_info()[0],
-            address(metadata.tree_masks),
-            address(self.topk_ids),
-            address(self.normed),
-            address(self.topk_weights),
-            expected.by_next_router,
-            address(expected.guesses),
+        stopped: int = self._handle.run(
+            first_layer=first_layer,
+            hidden=self.hidden.data_ptr(),
+            asks_next_router=expected.by_next_router,
+            guesses=address(expected.guesses),
         )
         return stopped
 
@@ -171,20 +160,12 @@ def _bind(layer: PackedLayer) -> object:
         qkv=layer.qkv.handle,
         qkv_bias=address(layer.qkv_bias),
         input_norm=layer.input_norm.data_ptr(),
+        eps=stage.eps,
         num_heads=heads.num_heads,
         q_norm=address(heads.q_norm),
         k_norm=address(heads.k_norm),
         norm_all_heads=heads.norms_all_heads,
         clip=heads.clip or 0.0,
         sliding_window=layer.sliding_window or 0,
-        o_proj=stage.o_proj.handle,
-        o_bias=address(stage.o_bias),
-        norm=stage.norm.data_ptr(),
-        eps=stage.eps,
-        router=None if stage.router is None else stage.router.handle,
-        experts=stage.experts.handle,
-        slots=address(stage.slots),
-        num_experts=stage.num_experts,
-        top_k=stage.choose.top_k,
-        renormalize=stage.choose.renormalize,
+        stage=stage.handle,
     )

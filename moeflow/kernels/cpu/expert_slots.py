@@ -38,16 +38,14 @@ class SlotExperts:
         num_tokens, top_k = topk_ids.shape
         table = self._table(slots)
         _cpu.experts(
-            self._slots.handle,
-            x.data_ptr(),
-            num_tokens,
-            top_k,
-            topk_ids.data_ptr(),
-            topk_weights.data_ptr(),
-            address(residual),
-            out.data_ptr(),
-            table.buffer_info()[0],
-            self._num_experts,
+            layer=self._in_slots(table),
+            x=x.data_ptr(),
+            num_tokens=num_tokens,
+            top_k=top_k,
+            topk_ids=topk_ids.data_ptr(),
+            topk_weights=topk_weights.data_ptr(),
+            residual=address(residual),
+            out=out.data_ptr(),
         )
         return out
 
@@ -61,15 +59,13 @@ class SlotExperts:
         check_floats(pairs, (num_tokens * top_k, self._slots.hidden))
         table = self._table(slots)
         _cpu.expert_pairs(
-            self._slots.handle,
-            x.data_ptr(),
-            num_tokens,
-            top_k,
-            topk_ids.data_ptr(),
-            topk_weights.data_ptr(),
-            pairs.data_ptr(),
-            table.buffer_info()[0],
-            self._num_experts,
+            layer=self._in_slots(table),
+            x=x.data_ptr(),
+            num_tokens=num_tokens,
+            top_k=top_k,
+            topk_ids=topk_ids.data_ptr(),
+            topk_weights=topk_weights.data_ptr(),
+            out=pairs.data_ptr(),
         )
 
     def _table(self, slots: Mapping[int, int]) -> array[int]:
@@ -79,6 +75,9 @@ class SlotExperts:
                 raise ValueError(f"there is no slot {slot} among {self._slots.num_experts}")
             table[expert] = slot
         return table
+
+    def _in_slots(self, table: array[int]) -> object:
+        return self._slots.handle.in_slots(slots=table.buffer_info()[0], num_experts=self._num_experts)
 
     def _check(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> None:
         check_floats(x, (topk_ids.shape[0], self._slots.hidden))
@@ -99,12 +98,12 @@ def add_pairs(pairs: Tensor, topk_ids: Tensor, residual: Tensor | None = None) -
         check_floats(residual, (num_tokens, hidden))
     out = torch.empty(num_tokens, hidden)
     _cpu.add_pairs(
-        pairs.data_ptr(),
-        num_tokens,
-        top_k,
-        hidden,
-        topk_ids.data_ptr(),
-        address(residual),
-        out.data_ptr(),
+        pairs=pairs.data_ptr(),
+        num_tokens=num_tokens,
+        top_k=top_k,
+        hidden=hidden,
+        topk_ids=topk_ids.data_ptr(),
+        residual=address(residual),
+        out=out.data_ptr(),
     )
     return out

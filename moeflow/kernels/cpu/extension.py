@@ -86,7 +86,17 @@ def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, residual
     if residual is not None:
         _check(residual, (num_rows, weight.rows), "residual")
     out = torch.empty(num_rows, weight.rows)
-    _cpu.linear(weight.handle, x.data_ptr(), num_rows, x.stride(0), address(bias), address(residual), out.data_ptr())
+    _cpu.linear(
+        weight=weight.handle,
+        x=x.data_ptr(),
+        num_rows=num_rows,
+        x_stride=x.stride(0),
+        bias=address(bias),
+        residual=address(residual),
+        out=out.data_ptr(),
+        norm=0,
+        eps=0.0,
+    )
     return out
 
 

@@ -46,7 +46,9 @@ class PackedWeight:
         self.rows = rows
         self.cols = cols
         self.is_wide = is_wide
-        self.handle: Any = _cpu.PackedMatrix(_FORMAT_CODES[weight_format], rows, cols, storage.data_ptr(), is_wide)
+        self.handle: Any = _cpu.PackedMatrix(
+            format=_FORMAT_CODES[weight_format], rows=rows, cols=cols, data=storage.data_ptr(), is_wide=is_wide
+        )
 
     @classmethod
     def allocate(cls, rows: int, cols: int, weight_format: WeightFormat, *, is_wide: bool = False) -> PackedWeight:
@@ -83,7 +85,13 @@ class PackedWeight:
         if rows.dtype != torch.int64 or rows.dim() != 1:
             raise ValueError(f"rows are numbered by int64, not {describe(rows)}")
         source, rows = source.contiguous(), rows.contiguous()
-        _cpu.pack_rows(self.handle, code, source.data_ptr(), rows.data_ptr(), rows.shape[0])
+        _cpu.pack_rows(
+            weight=self.handle,
+            type=code,
+            source=source.data_ptr(),
+            rows=rows.data_ptr(),
+            num_rows=rows.shape[0],
+        )
 
     def split(self, sizes: Sequence[int]) -> list[PackedRows]:
         """Return parts of so many rows each, one below the other."""
@@ -97,7 +105,7 @@ class PackedWeight:
     def unpack(self) -> Tensor:
         """Return the exact values: [rows, cols] float32."""
         out = torch.empty(self.rows, self.cols)
-        _cpu.unpack_rows(self.handle, 0, self.rows, out.data_ptr())
+        _cpu.unpack_rows(weight=self.handle, rows=0, num_rows=self.rows, out=out.data_ptr())
         return out
 
     def __repr__(self) -> str:
@@ -196,19 +204,19 @@ class PackedExperts:
         self.down = [
             PackedWeight(row[up_bytes:num_bytes], weight_format, hidden, width, is_wide=is_wide) for row in storage
         ]
-        addresses = ([w.storage.data_ptr() for w in weights] for weights in (self.gate_up, self.down))
         self.up_bias = torch.zeros(num_experts, up_rows) if kind.has_bias else None  # in the order of gate_up's rows
         self.down_bias = torch.zeros(num_experts, hidden) if kind.has_bias else None
         self.handle: Any = _cpu.PackedExperts(
-            _FORMAT_CODES[weight_format],
-            hidden,
-            width,
-            *addresses,
-            NONLINEARITIES.index(kind.function),
-            kind.is_gated,
-            address(self.up_bias),
-            address(self.down_bias),
-            is_wide,
+            format=_FORMAT_CODES[weight_format],
+            hidden=hidden,
+            width=width,
+            up=[weight.storage.data_ptr() for weight in self.gate_up],
+            down=[weight.storage.data_ptr() for weight in self.down],
+            function=NONLINEARITIES.index(kind.function),
+            is_gated=kind.is_gated,
+            up_bias=address(self.up_bias),
+            down_bias=address(self.down_bias),
+            is_wide=is_wide,
         )
 
     @classmethod
@@ -291,14 +299,14 @@ class PackedExperts:
             check_floats(residual, (num_tokens, self.hidden))
         out = torch.empty(num_tokens, self.hidden)
         _cpu.experts(
-            self.handle,
-            x.data_ptr(),
-            num_tokens,
-            top_k,
-            topk_ids.data_ptr(),
-            topk_weights.data_ptr(),
-            address(residual),
-            out.data_ptr(),
+            layer=self.handle,
+            x=x.data_ptr(),
+            num_tokens=num_tokens,
+            top_k=top_k,
+            topk_ids=topk_ids.data_ptr(),
+            topk_weights=topk_weights.data_ptr(),
+            residual=address(residual),
+            out=out.data_ptr(),
         )
         return out
 
@@ -350,7 +358,7 @@ def unpack_rows(weight: PackedWeight, numbers: Tensor) -> Tensor:
     if numbers.dtype != torch.int64 or numbers.dim() != 1 or not numbers.is_contiguous():
         raise ValueError(f"rows are numbered by contiguous int64, not {describe(numbers)}")
     out = torch.empty(numbers.shape[0], weight.cols)
-    _cpu.unpack_rows(weight.handle, numbers.data_ptr(), numbers.shape[0], out.data_ptr())
+    _cpu.unpack_rows(weight=weight.handle, rows=numbers.data_ptr(), num_rows=numbers.shape[0], out=out.data_ptr())
     return out
 
 

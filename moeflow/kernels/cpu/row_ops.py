@@ -36,7 +36,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if weight.dtype is not torch.float32 or weight.shape != (size,):
         raise ValueError(f"rows of {size} float32 values cannot be scaled by {weight.dtype} {list(weight.shape)}")
     out = torch.empty_like(x)
-    _cpu.rms_norm(x.data_ptr(), weight.data_ptr(), eps, x.numel() // size, size, out.data_ptr())
+    _cpu.rms_norm(
+        x=x.data_ptr(),
+        weight=weight.data_ptr(),
+        eps=eps,
+        num_rows=x.numel() // size,
+        size=size,
+        out=out.data_ptr(),
+    )
     return out
 
 
@@ -51,37 +58,37 @@ def softmax_topk(router_logits: Tensor, top_k: int, *, renormalize: bool) -> tup
     topk_ids = torch.empty(num_tokens, top_k, dtype=torch.int64)
     topk_weights = torch.empty(num_tokens, top_k)
     _cpu.softmax_topk(
-        router_logits.data_ptr(),
-        num_tokens,
-        num_experts,
-        top_k,
-        renormalize,
-        topk_ids.data_ptr(),
-        topk_weights.data_ptr(),
+        logits=router_logits.data_ptr(),
+        num_rows=num_tokens,
+        num_experts=num_experts,
+        top_k=top_k,
+        renormalize=renormalize,
+        topk_ids=topk_ids.data_ptr(),
+        topk_weights=topk_weights.data_ptr(),
     )
     return topk_ids, topk_weights
 
 
-def largest(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest value of each row, NaN if it has one, and the first place where it stands.
+def argmax(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the maximum of each row, NaN if it has one, and the first place where it stands.
 
     Shapes: x [R, V] -> values [R] float32, indices [R] int64.
     """
     num_rows, size = x.shape
     if not size:
-        raise ValueError("an empty row has no largest value")
+        raise ValueError("an empty row has no maximum")
     values, indices = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
-    _cpu.largest(x.data_ptr(), num_rows, size, values.data_ptr(), indices.data_ptr())
+    _cpu.argmax(x=x.data_ptr(), num_rows=num_rows, size=size, values=values.data_ptr(), indices=indices.data_ptr())
     return values, indices
 
 
-def draw(logits: Tensor, draws: Sequence[tuple[int, float, float, int, float, float, float]]) -> list[int]:
-    """Draw tokens as `kernels.draw` says, whose `Draw` lists the fields.
+def sample(logits: Tensor, samplings: Sequence[tuple[int, float, float, int, float, float, float]]) -> list[int]:
+    """Sample tokens as `kernels.sample` says, whose `RowSampling` lists the fields.
 
     Shapes: logits [R, V].
     """
     num_rows, size = logits.shape
-    tokens: list[int] = _cpu.draw(logits.data_ptr(), num_rows, size, draws)
+    tokens: list[int] = _cpu.sample(x=logits.data_ptr(), num_rows=num_rows, size=size, samplings=samplings)
     return tokens
 
 
@@ -96,19 +103,18 @@ def attention_input(qkv: Tensor, heads: Heads, cos: Tensor, sin: Tensor, blocks:
         raise ValueError(f"rows of {row} values and blocks for heads of {blocks.head_dim} do not fit {heads}")
     if cos.dtype is not torch.float32 or cos.numel() != num_tokens * head_dim or slots.shape[0] != num_tokens:
         raise ValueError(f"{list(cos.shape)} {cos.dtype} and {slots.shape[0]} slots are not for {num_tokens} tokens")
-    q_norm, k_norm = heads.q_norm, heads.k_norm
     _cpu.attention_input(
-        blocks.handle,
-        qkv.data_ptr(),
-        num_tokens,
-        num_heads,
-        address(q_norm),
-        address(k_norm),
-        heads.norms_all_heads,
-        heads.eps,
-        heads.clip or 0.0,
-        cos.data_ptr(),
-        sin.data_ptr(),
-        slots.data_ptr(),
+        cache=blocks.handle,
+        qkv=qkv.data_ptr(),
+        num_tokens=num_tokens,
+        num_heads=num_heads,
+        q_norm=address(heads.q_norm),
+        k_norm=address(heads.k_norm),
+        norm_all_heads=heads.norms_all_heads,
+        eps=heads.eps,
+        clip=heads.clip or 0.0,
+        cos=cos.data_ptr(),
+        sin=sin.data_ptr(),
+        slots=slots.data_ptr(),
     )
     return qkv.as_strided((num_tokens, num_heads, head_dim), (row, head_dim, 1))

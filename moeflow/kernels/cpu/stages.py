@@ -4,7 +4,8 @@ kernels. The results are those of the operations one after another, to the bit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,15 +28,15 @@ def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: PackedWeight, bias:
         check_floats(bias, (weight.rows,))
     out = torch.empty(num_tokens, weight.rows)
     _cpu.linear(
-        weight.handle,
-        x.data_ptr(),
-        num_tokens,
-        weight.cols,
-        address(bias),
-        0,
-        out.data_ptr(),
-        norm.data_ptr(),
-        eps,
+        weight=weight.handle,
+        x=x.data_ptr(),
+        num_rows=num_tokens,
+        x_stride=weight.cols,
+        bias=address(bias),
+        residual=0,
+        out=out.data_ptr(),
+        norm=norm.data_ptr(),
+        eps=eps,
     )
     return out
 
@@ -57,6 +58,7 @@ class MoEStage:
     # [E] int32, where each expert is among `experts`, or that it is not there: `PackedDecoder` can do without some.
     # None: all are there, in order.
     slots: Tensor | None = None
+    handle: Any = field(init=False, repr=False, compare=False)  # looks at the memory of all of these
 
     def __post_init__(self) -> None:
         size, router, num_experts = self.o_proj.rows, self.router, self.num_experts
@@ -71,6 +73,7 @@ class MoEStage:
         fits &= router is None or router.cols == size
         if not fits or not 1 <= self.choose.top_k <= num_experts:
             raise ValueError(f"{self.o_proj}, {router}, {self.experts} and {self.choose} do not fit together")
+        object.__setattr__(self, "handle", self._bind())
 
     @property
     def num_experts(self) -> int:
@@ -86,17 +89,23 @@ class MoEStage:
         check_floats(attended, (num_tokens, o_proj.cols))
         out = torch.empty(num_tokens, o_proj.rows)
         _cpu.moe_stage(
-            o_proj.handle,
-            None if self.router is None else self.router.handle,
-            self.experts.handle,
-            self.choose.top_k,
-            self.choose.renormalize,
-            address(self.o_bias),
-            self.norm.data_ptr(),
-            self.eps,
-            attended.data_ptr(),
-            hidden.data_ptr(),
-            num_tokens,
-            out.data_ptr(),
+            stage=self.handle,
+            attended=attended.data_ptr(),
+            hidden=hidden.data_ptr(),
+            num_tokens=num_tokens,
+            out=out.data_ptr(),
         )
         return out
+
+    def _bind(self) -> object:
+        experts = self.experts.handle
+        return _cpu.MoEStage(
+            o_proj=self.o_proj.handle,
+            router=None if self.router is None else self.router.handle,
+            layer=experts if self.slots is None else experts.in_slots(self.slots.data_ptr(), self.num_experts),
+            top_k=self.choose.top_k,
+            renormalize=self.choose.renormalize,
+            o_bias=address(self.o_bias),
+            norm=self.norm.data_ptr(),
+            eps=self.eps,
+        )

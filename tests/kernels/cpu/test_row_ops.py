@@ -111,26 +111,26 @@ def test_more_experts_than_there_are_cannot_be_chosen(needs_kernels, top_k):
 
 
 @pytest.mark.parametrize(("num_rows", "size"), LOGIT_SHAPES)
-def test_the_largest_and_its_first_place(isa, num_rows, size):
+def test_the_maximum_and_its_first_place(isa, num_rows, size):
     x = (torch.randn(num_rows, size) * 4).round()  # with many equals
-    values, indices = row_ops.largest(x)
+    values, indices = row_ops.argmax(x)
     rows = x.tolist()
     assert values.tolist() == [max(row) for row in rows]
     assert indices.tolist() == [row.index(max(row)) for row in rows]
 
 
 @pytest.mark.parametrize("size", [1, 5, 64, 131])
-def test_nan_anywhere_is_the_largest(isa, size):
+def test_nan_anywhere_is_the_maximum(isa, size):
     x = torch.randn(size, size)
     x.fill_diagonal_(NAN)
-    assert row_ops.largest(x)[0].isnan().all()
+    assert row_ops.argmax(x)[0].isnan().all()
 
 
 def test_infinities_are_ordered(isa):
     x = torch.full((3, 70), -INF)
     x[1, 69] = -3e38
     x[2, 3] = INF
-    values, indices = row_ops.largest(x)
+    values, indices = row_ops.argmax(x)
     assert values.tolist() == [-INF, x[1, 69].item(), INF]
     assert indices.tolist() == [0, 69, 3]
 

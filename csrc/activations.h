@@ -1,4 +1,12 @@
-// What experts make of their hidden units, part of each instruction set's unit (see tiles.h).
+// Activation functions: what experts make of their hidden units.
+#pragma once
+
+#include <cstdint>
+
+#include "isa.h"
+#include "isa_unit.h"
+#include "matrix.h"
+#include "simd.h"
 
 namespace moeflow {
 namespace ISA_NAMESPACE {
@@ -64,6 +72,13 @@ FORCE_INLINE Vec biased(const HiddenUnits& units, int row, int band) {
   return units.bias == nullptr ? x : x + load_some(units.bias + band * kBand, kBand);
 }
 
+// Hidden units of some rows from a tile's results. Gated, bands come in turn:
+//
+//   tile row   | band 0: gate 0..15 | band 1: up 0..15 | band 2: gate 16..31 | band 3: up 16..31 |
+//                         function(gate) * up                    function(gate) * up
+//   h row      |        units 0..15                    |         units 16..31                    |
+//
+// Without a gate each band becomes 16 units: function(up).
 template <Nonlinearity kFunction, bool kIsGated>
 void activate_as(const HiddenUnits& units) {
   for (int row = 0; row < units.num_rows; ++row) {

@@ -1,37 +1,24 @@
-// The inner loops of the small operations, part of each instruction set's unit (see tiles.h). All work on one row;
-// sums over a row run in one fixed order, so a row's bits do not depend on its batch.
+// The inner loops of operations on one row. Sums over a row run in one fixed order, so a row's bits do not depend on
+// its batch.
+#pragma once
+
+#include <cstdint>
+
+#include "isa.h"
+#include "isa_unit.h"
+#include "matrix.h"
+#include "simd.h"
 
 namespace moeflow {
 namespace ISA_NAMESPACE {
 namespace {
 
-typedef Vec UnalignedVec __attribute__((aligned(4), may_alias));
-
-// Up to 16 neighbouring floats, filled up with zeros.
-FORCE_INLINE Vec load_some(const float* p, int64_t count) {
-  if (count >= kBand) return *reinterpret_cast<const UnalignedVec*>(p);
-  Vec v = {};
-  __builtin_memcpy(&v, p, count * sizeof(float));
-  return v;
-}
-
-FORCE_INLINE void store_some(float* p, Vec v, int64_t count) {
-  if (count >= kBand) {
-    *reinterpret_cast<UnalignedVec*>(p) = v;
-  } else {
-    __builtin_memcpy(p, &v, count * sizeof(float));
-  }
-}
-
-FORCE_INLINE float sum_lanes(Vec v) {
-  for (int width = kBand / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) v[i] += v[i + width];
-  }
-  return v[0];
-}
-
+// Four chains, so that additions need not wait for each other; then lanes.
+//
+//   x         | 0 .. 15 | 16 .. 31 | 32 .. 47 | 48 .. 63 | 64 .. 79 | ..
+//   adds to   | sums[0] | sums[1]  | sums[2]  | sums[3]  | sums[0]  | ..     squares, lane by lane
 float inverse_rms(const float* x, int64_t size, float eps) {
-  constexpr int kChains = 4;  // so that additions need not wait for each other
+  constexpr int kChains = 4;
   Vec sums[kChains] = {};
   int64_t i = 0;
   for (; i + kChains * kBand <= size; i += kChains * kBand) {
@@ -67,16 +54,6 @@ void add_row(const float* x, const float* bias, const float* residual, int64_t s
   }
 }
 
-// Keeps compilers from fusing the product with an addition, so that all instruction sets round alike.
-FORCE_INLINE FloatLanes rounded(FloatLanes product) {
-#if defined(__x86_64__)
-  asm("" : "+v"(product));
-#elif defined(__aarch64__)
-  asm("" : "+w"(product));
-#endif
-  return product;
-}
-
 void add_weighted_row(const float* x, const float* bias, float weight, int64_t size, float* sum) {
   for (int64_t i = 0; i < size; i += kBand) {
     const Vec product = plus_some(load_some(x + i, size - i), bias, i, size - i) * weight;
@@ -99,14 +76,18 @@ void clip_row(const float* x, float limit, int64_t size, float* out) {
   }
 }
 
+// Of the first half of a row and of the second, numbers at the same place are turned against each other.
+//
+//   x      | first: 0 .. half - 1               | second: half .. size - 1           |
+//   out    | first * cos + second * sin         | second * cos + first * sin         |   cos and sin at the same place
 void rotate_row(const float* x, const float* cos, const float* sin, int64_t size, float* out) {
   const int64_t half = size / 2;
   for (int64_t i = 0; i < half; i += kBand) {
     const int64_t left = half - i;
     const Vec first = load_some(x + i, left), second = load_some(x + half + i, left);
     store_some(out + i, first * load_some(cos + i, left) + second * load_some(sin + i, left), left);
-    store_some(out + half + i,
-               second * load_some(cos + half + i, left) + first * load_some(sin + half + i, left), left);
+    store_some(out + half + i, second * load_some(cos + half + i, left) + first * load_some(sin + half + i, left),
+               left);
   }
 }
 
@@ -147,12 +128,16 @@ void softmax_topk_row(const float* logits, int64_t num_experts, int64_t top_k, b
   for (int64_t k = 0; k < top_k; ++k) weights[k] /= total;
 }
 
-// In vectors as wide as registers: compilers take wider comparisons apart, value by value.
-Largest largest_of_row(const float* x, int64_t size) {
-  typedef FloatLanes Unaligned __attribute__((aligned(4), may_alias));
+// In vectors as wide as registers: compilers take wider comparisons apart, value by value. Each lane holds the maximum
+// of every so many values and the first place where it was met:
+//
+//   x          | 0 .. L-1 | L .. 2L-1 | 2L .. 3L-1 | 3L .. 4L-1 | 4L .. 5L-1 | ..     L: kLanes
+//   compared   | best[0]  | best[1]   | best[2]    | best[3]    | best[0]    | ..     lane by lane
+//
+// Of lanes with the same maximum the lowest place is the row's.
+Argmax argmax_row(const float* x, int64_t size) {
   typedef int32_t Places __attribute__((vector_size(sizeof(FloatLanes))));
   constexpr int kChains = 4;
-  // Each lane holds the largest of every so many values and the first place where it was met.
   FloatLanes best[kChains], spoiled = {};  // NaN once a lane has met one
   Places place[kChains] = {};
   for (FloatLanes& lanes : best) lanes = -__builtin_inff() - FloatLanes{};
@@ -160,29 +145,29 @@ Largest largest_of_row(const float* x, int64_t size) {
   for (; i + kChains * kLanes <= size; i += kChains * kLanes) {
 #pragma GCC unroll 4
     for (int chain = 0; chain < kChains; ++chain) {
-      const FloatLanes v = *reinterpret_cast<const Unaligned*>(x + i + chain * kLanes);
+      const FloatLanes v = load_unaligned(x + i + chain * kLanes);
       const Places is_larger = v > best[chain];
       best[chain] = is_larger ? v : best[chain];
       place[chain] = is_larger ? Places{} + static_cast<int32_t>(i + chain * kLanes) : place[chain];
       spoiled = v == v ? spoiled : v;
     }
   }
-  Largest largest{-__builtin_inff(), 0};
+  Argmax max{-__builtin_inff(), 0};
   for (int chain = 0; chain < kChains; ++chain) {
     for (int lane = 0; lane < kLanes; ++lane) {
       const int64_t index = place[chain][lane] + lane;
       const float value = best[chain][lane];
-      if (value > largest.value || (value == largest.value && index < largest.index)) largest = {value, index};
+      if (value > max.value || (value == max.value && index < max.index)) max = {value, index};
     }
   }
   for (; i < size; ++i) {
-    if (x[i] > largest.value) largest = {x[i], i};
-    if (!(x[i] == x[i])) largest.value = x[i];  // and stays: nothing is larger than NaN
+    if (x[i] > max.value) max = {x[i], i};
+    if (!(x[i] == x[i])) max.value = x[i];  // and stays: nothing is larger than NaN
   }
   for (int lane = 0; lane < kLanes; ++lane) {
-    if (!(spoiled[lane] == spoiled[lane])) largest.value = spoiled[lane];
+    if (!(spoiled[lane] == spoiled[lane])) max.value = spoiled[lane];
   }
-  return largest;
+  return max;
 }
 
 }  // namespace

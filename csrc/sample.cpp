@@ -29,19 +29,19 @@ struct Candidate {
 
 bool is_likelier(const Candidate& a, const Candidate& b) { return a.x > b.x || (a.x == b.x && a.place < b.place); }
 
-// A row to draw from, and memory for its candidates.
+// A row to sample from, and memory for its candidates.
 struct Row {
   const Isa& isa;
   const float* x;
   int64_t size;
-  const Draw& draw;
+  const RowSampling& sampling;
   Weighing weighing;      // without min_p
   int32_t* places;        // [size]
   Candidate* candidates;  // [size]
   float* maxima;          // [size + kBand]
 };
 
-// Where on the way to `mass` a draw lies: below it, however it is rounded.
+// Where on the way to `mass` the token lies: below it, however it is rounded.
 double threshold_of(double number, double mass) { return std::min(number * mass, std::nextafter(mass, 0.0)); }
 
 int64_t block_size(int64_t size) { return round_up((size + kMaxBlocks - 1) / kMaxBlocks, kBlock); }
@@ -56,11 +56,11 @@ double sum_blocks(const Row& row, const Weighing& weighing, double* sums) {
   return total;
 }
 
-int64_t draw_in_order(const Row& row) {
+int64_t sample_in_order(const Row& row) {
   Weighing weighing = row.weighing;
-  weighing.least = std::max(weighing.least, row.draw.min_p);
+  weighing.least = std::max(weighing.least, row.sampling.min_p);
   double sums[kMaxBlocks];
-  const double threshold = threshold_of(row.draw.number, sum_blocks(row, weighing, sums));
+  const double threshold = threshold_of(row.sampling.number, sum_blocks(row, weighing, sums));
   const int64_t block = block_size(row.size);
   int64_t first = 0;
   double cumulative = 0;
@@ -120,7 +120,7 @@ struct Found {
 };
 
 Found find_top_k(const Row& row) {
-  const int64_t k = std::min(row.draw.top_k, row.size);
+  const int64_t k = std::min(row.sampling.top_k, row.size);
   int64_t count = find_candidates(row, bound_of_top_k(row, k));
   if (count > k) {
     std::nth_element(row.candidates, row.candidates + k - 1, row.candidates + count, is_likelier);
@@ -133,14 +133,14 @@ Found find_top_k(const Row& row) {
 // does: if those above it weigh enough, they hold the nucleus.
 Found find_nucleus(const Row& row) {
   double sums[kMaxBlocks];
-  const double total = sum_blocks(row, row.weighing, sums), outside = (1 - row.draw.top_p) * total;
+  const double total = sum_blocks(row, row.weighing, sums), outside = (1 - row.sampling.top_p) * total;
   const auto find_above = [&](double cut) {
-    const double bound = row.draw.largest + std::log(cut) / row.weighing.inverse_temperature;
-    const double rounding = 1e-6 * (std::fabs(row.draw.largest) + std::fabs(bound));
+    const double bound = row.sampling.max_logit + std::log(cut) / row.weighing.inverse_temperature;
+    const double rounding = 1e-6 * (std::fabs(row.sampling.max_logit) + std::fabs(bound));
     return find_candidates(row, static_cast<float>(bound - rounding));
   };
   int64_t count = find_above(outside / kFirstCut);
-  if (sum_candidates(row.candidates, row.candidates + count) < row.draw.top_p * total) {
+  if (sum_candidates(row.candidates, row.candidates + count) < row.sampling.top_p * total) {
     count = find_above(outside / static_cast<double>(row.size));
   }
   return {count, total};
@@ -198,23 +198,23 @@ class Bins {
   double masses_[kBins] = {};
 };
 
-int64_t draw_likeliest_first(const Row& row) {
-  const Found found = row.draw.top_k > 0 ? find_top_k(row) : find_nucleus(row);
-  const float least = std::max(kLeastWeight, row.draw.min_p);
-  const Candidate* const end =
-      std::remove_if(row.candidates, row.candidates + found.count,
-                     [&](const Candidate& candidate) { return !(candidate.weight >= least); });
+int64_t sample_likeliest_first(const Row& row) {
+  const Found found = row.sampling.top_k > 0 ? find_top_k(row) : find_nucleus(row);
+  const float least = std::max(kLeastWeight, row.sampling.min_p);
+  const Candidate* const end = std::remove_if(row.candidates, row.candidates + found.count,
+                                              [&](const Candidate& candidate) { return !(candidate.weight >= least); });
   if (end == row.candidates) return -1;
   Bins bins(row.candidates, end - row.candidates);
-  const double allowed = row.draw.top_p < 1 ? row.draw.top_p * found.mass : std::numeric_limits<double>::infinity();
+  const double allowed =
+      row.sampling.top_p < 1 ? row.sampling.top_p * found.mass : std::numeric_limits<double>::infinity();
   const double mass = bins.find([&](double so_far) { return so_far >= allowed; }).mass;
-  const double threshold = threshold_of(row.draw.number, mass);
+  const double threshold = threshold_of(row.sampling.number, mass);
   return bins.find([&](double so_far) { return so_far > threshold; }).place;
 }
 
-struct DrawJob {
+struct SampleJob {
   const Isa& isa;
-  const DrawCall& call;
+  const SampleCall& call;
   uint8_t* memory;
   size_t thread_bytes;
 
@@ -223,39 +223,45 @@ struct DrawJob {
            Workspace::padded<float>(size + kBand);
   }
 
-  void draw(int64_t i, int thread) const {
-    const Draw& draw = call.draws[i];
+  void sample(int64_t i, int thread) const {
+    const RowSampling& sampling = call.samplings[i];
     uint8_t* const own = memory + thread * thread_bytes;
     uint8_t* const places = own + Workspace::padded<Candidate>(call.size);
     uint8_t* const maxima = places + Workspace::padded<int32_t>(call.size);
-    const Row row{isa, call.x + draw.row * call.size, call.size, draw,
-                  Weighing{draw.largest, 1 / draw.temperature, kLeastWeight}, reinterpret_cast<int32_t*>(places),
-                  reinterpret_cast<Candidate*>(own), reinterpret_cast<float*>(maxima)};
-    call.tokens[i] = draw.top_k > 0 || draw.top_p < 1 ? draw_likeliest_first(row) : draw_in_order(row);
+    const Row row{isa,
+                  call.x + sampling.row * call.size,
+                  call.size,
+                  sampling,
+                  Weighing{sampling.max_logit, 1 / sampling.temperature, kLeastWeight},
+                  reinterpret_cast<int32_t*>(places),
+                  reinterpret_cast<Candidate*>(own),
+                  reinterpret_cast<float*>(maxima)};
+    call.tokens[i] = sampling.top_k > 0 || sampling.top_p < 1 ? sample_likeliest_first(row) : sample_in_order(row);
   }
 };
 
 }  // namespace
 
-void draw(const Isa& isa, const DrawCall& call) {
+void sample(const Isa& isa, const SampleCall& call) {
   if (call.size > std::numeric_limits<int32_t>::max()) {
     throw std::length_error("places in a row are counted in 32 bits");
   }
-  for (int64_t i = 0; i < call.num_draws; ++i) {
-    if (call.draws[i].row < 0 || call.draws[i].row >= call.num_rows) throw std::out_of_range("a row that is not there");
+  for (int64_t i = 0; i < call.num_samplings; ++i) {
+    const int64_t row = call.samplings[i].row;
+    if (row < 0 || row >= call.num_rows) throw std::out_of_range("a row that is not there");
   }
   WorkspaceLock workspace;
-  DrawJob job{isa, call, nullptr, DrawJob::bytes(call.size)};
+  SampleJob job{isa, call, nullptr, SampleJob::bytes(call.size)};
   workspace->begin(num_threads() * job.thread_bytes);
   job.memory = workspace->take<uint8_t>(num_threads() * job.thread_bytes);
-  if (num_threads() == 1 || call.num_draws * call.size <= kFewFloats || call.num_draws == 1) {
-    for (int64_t i = 0; i < call.num_draws; ++i) job.draw(i, 0);
+  if (num_threads() == 1 || call.num_samplings * call.size <= kFewFloats || call.num_samplings == 1) {
+    for (int64_t i = 0; i < call.num_samplings; ++i) job.sample(i, 0);
     return;
   }
   run_on_pool(
       [](void* context, Team& team, int thread) {
-        const DrawJob& job = *static_cast<const DrawJob*>(context);
-        for (int64_t i; (i = team.counter(0).take()) < job.call.num_draws;) job.draw(i, thread);
+        const SampleJob& job = *static_cast<const SampleJob*>(context);
+        for (int64_t i; (i = team.counter(0).take()) < job.call.num_samplings;) job.sample(i, thread);
       },
       &job);
 }

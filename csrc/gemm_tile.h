@@ -1,0 +1,387 @@
+// Tiles of matrix products: R rows of activations by B bands of weights.
+#pragma once
+
+#include <cstdint>
+
+#include "int_dot.h"
+#include "isa_unit.h"
+#include "matrix.h"
+#include "simd.h"
+
+namespace moeflow {
+namespace ISA_NAMESPACE {
+namespace {
+
+// Where results go: each row's outputs lie side by side, kTileStride floats from a row to the next.
+//
+//                band 0        band 1           band B-1
+//   out row 0    [ 0 .. 15 ]   [16 .. 31]  ..   [  ..  ]      one lane an output, kParts registers a band
+//       row 1    [ 0 .. 15 ]   [16 .. 31]  ..   [  ..  ]
+//       row R-1  [ 0 .. 15 ]   [16 .. 31]  ..   [  ..  ]
+template <int R, int B>
+FORCE_INLINE void store_tile(const Tile& t, const FloatLanes (&acc)[R][B][kParts]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b)
+#pragma GCC unroll 4
+      for (int p = 0; p < kParts; ++p) {
+        *reinterpret_cast<FloatLanesInMemory*>(t.out + r * kTileStride + b * kBand + p * kLanes) = acc[r][b][p];
+      }
+}
+
+// Has what is multiplied later fetched while other lines are multiplied.
+//
+// With several rows, or with halves to take apart, a line is so much work that the processor does not look ahead to
+// the next ones by itself (Zen 5, 6 rows: 28 GB/s of int8 weights instead of 18).
+template <int B>
+class Ahead {
+ public:
+  static constexpr int64_t kLinesAhead = 32;
+
+  // Of each band, `num_lines` are multiplied, which come after `head` bytes.
+  Ahead(const Tile& t, int64_t head, int64_t num_lines) : stride_(t.band_stride) {
+    if (t.fetch == Fetch::kNothing) return;
+    const int64_t lines = t.fetch == Fetch::kOwn && kLinesAhead < num_lines ? kLinesAhead : num_lines;
+    turn_ = num_lines - lines;
+    own_ = t.bands + head + lines * 64;
+    if (t.following == nullptr) return;
+    following_ = t.following + head - turn_ * 64;
+    following_head_ = t.following;
+  }
+
+  // While line `line` is multiplied.
+  void fetch(int64_t line) const {
+    const uint8_t* const from = line < turn_ ? own_ : following_;
+    if (from == nullptr) return;
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) __builtin_prefetch(from + b * stride_ + line * 64);
+  }
+
+  // While the part of the head at `offset` is used.
+  void fetch_head(int64_t offset) const {
+    if (following_head_ == nullptr) return;
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) __builtin_prefetch(following_head_ + b * stride_ + offset);
+  }
+
+ private:
+  int64_t stride_, turn_ = 0;
+  const uint8_t *own_ = nullptr, *following_ = nullptr, *following_head_ = nullptr;
+};
+
+// Where part `part` of the 64-byte line at `offset` in band `band` begins.
+FORCE_INLINE const uint8_t* line_part(const Tile& t, int band, int64_t offset, int part) {
+  return t.bands + band * t.band_stride + offset + part * kLanes * 4;
+}
+
+// Float weights. A step is one k: a line of each band, and one number of each row, which all lanes are multiplied by.
+//
+//                       band 0 (16 outputs)          band 1
+//   memory, line k      w0[k]  w1[k] .. w15[k]       w16[k] .. w31[k]     64 bytes each
+//                         x      x       x             x         x
+//   row r: x[r][k]      acc[r][0], a lane an output   acc[r][1]           acc += w * x, k = 0, 1, 2, ..
+template <int R, int B>
+void tile_f32(const Tile& t) {
+  FloatLanes acc[R][B][kParts] = {};
+  const Ahead<B> ahead(t, 0, padded_cols(t.cols));
+  for (int64_t k = 0; k < t.cols; ++k) {
+    ahead.fetch(k);
+    FloatLanes w[B][kParts];
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b)
+#pragma GCC unroll 4
+      for (int p = 0; p < kParts; ++p) w[b][p] = load_lanes(line_part(t, b, k * 64, p));
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const FloatLanes x = splat_lanes(static_cast<const float*>(t.rows[r])[k]);
+#pragma GCC unroll 4
+      for (int b = 0; b < B; ++b)
+#pragma GCC unroll 4
+        for (int p = 0; p < kParts; ++p) acc[r][b][p] += w[b][p] * x;
+    }
+  }
+  store_tile<R, B>(t, acc);
+}
+
+// bfloat16 weights. A step is a pair of k: a line holds of each output two neighbours, the second in the upper half of
+// the lane's 32 bits.
+//
+//   lane (output)        0                   1                   ..   15
+//   memory, line k / 2   w0[k]   w0[k+1]     w1[k]   w1[k+1]     ..   w15[k]  w15[k+1]      64 bytes
+//   row r                x[r][k] x[r][k+1]   x[r][k] x[r][k+1]   ..   the same in all lanes
+//
+// With instructions for bfloat16 rows come rounded to it too, and one of them multiplies and adds both. Else weights
+// become floats, which is a shift or a mask, rows stay floats, and acc += w[k] * x[k], then acc += w[k+1] * x[k+1].
+template <int R, int B>
+void tile_bf16(const Tile& t) {
+  FloatLanes acc[R][B][kParts] = {};
+  const int64_t pairs = padded_cols(t.cols) / 2;
+  const Ahead<B> ahead(t, 0, pairs);
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    ahead.fetch(pair);
+    BitLanes w[B][kParts];
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b)
+#pragma GCC unroll 4
+      for (int p = 0; p < kParts; ++p) w[b][p] = load_bits(line_part(t, b, pair * 64, p));
+#if MOEFLOW_UNIT >= MOEFLOW_AVX512_BF16
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const __m512bh x = (__m512bh)_mm512_set1_epi32(static_cast<const Int32InMemory*>(t.rows[r])[pair]);
+#pragma GCC unroll 4
+      for (int b = 0; b < B; ++b) {
+        acc[r][b][0] = (FloatLanes)_mm512_dpbf16_ps((__m512)acc[r][b][0], (__m512bh)w[b][0], x);
+      }
+    }
+#else
+    FloatLanes even[B][kParts], odd[B][kParts];
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b)
+#pragma GCC unroll 4
+      for (int p = 0; p < kParts; ++p) {
+        even[b][p] = (FloatLanes)(w[b][p] << 16);
+        odd[b][p] = (FloatLanes)(w[b][p] & 0xffff0000u);
+      }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const float* row = static_cast<const float*>(t.rows[r]) + 2 * pair;
+      const FloatLanes x0 = splat_lanes(row[0]), x1 = splat_lanes(row[1]);
+#pragma GCC unroll 4
+      for (int b = 0; b < B; ++b)
+#pragma GCC unroll 4
+        for (int p = 0; p < kParts; ++p) {
+          acc[r][b][p] += even[b][p] * x0;
+          acc[r][b][p] += odd[b][p] * x1;
+        }
+    }
+#endif
+  }
+  store_tile<R, B>(t, acc);
+}
+
+// A line of weights as pairs of 16 bits: of each four neighbours the first and third, then the second and fourth.
+//
+//   a lane of int8       [ w0 | w1 | w2 | w3 ]                  pairs[0] = (w0, w2), [1] = (w1, w3)
+//   a lane of four bits  [ w0 w4 | w1 w5 | w2 w6 | w3 w7 ]      pairs[0] = (w0, w2), [1] = (w1, w3),
+//   (low half first)                                            pairs[2] = (w4, w6), [3] = (w5, w7)
+//
+// A mask and a shift find them so; rows lie in the same order: x0, x2, x1, x3, x4, x6, x5, x7, ..
+template <bool kIsFour>
+struct WidePairs {
+  static constexpr int kCount = kIsFour ? 4 : 2;
+  BitLanes pairs[kCount];
+
+  explicit WidePairs(BitLanes w) {
+    if constexpr (kIsFour) {
+      constexpr uint32_t kLow = 0x000f000f;
+      pairs[0] = w & kLow, pairs[1] = (w >> 8) & kLow, pairs[2] = (w >> 4) & kLow, pairs[3] = (w >> 12) & kLow;
+    } else {
+      typedef int16_t ShortLanes __attribute__((vector_size(MOEFLOW_LANES * 4)));
+      const ShortLanes bytes = (ShortLanes)w;
+      pairs[0] = (BitLanes)((bytes << 8) >> 8), pairs[1] = (BitLanes)(bytes >> 8);
+    }
+  }
+};
+
+// One prepared row of integers, taken apart.
+struct IntegerRow {
+  const Int32InMemory* quads;  // four values each, of 16 bits two
+  const float* scales;
+  const int32_t* sums;
+
+  IntegerRow(const void* row, int64_t k, int64_t value_bytes)
+      : quads(static_cast<const Int32InMemory*>(row)),
+        scales(reinterpret_cast<const float*>(static_cast<const int8_t*>(row) + k * value_bytes)),
+        sums(reinterpret_cast<const int32_t*>(scales + k / kGroup)) {}
+  IntegerRow() = default;
+};
+
+// What is taken off each weight as it is multiplied: the sums of activations put it right.
+template <Format kFormat, bool kIsWide>
+constexpr int32_t kWeightOffset = 0;
+template <>
+constexpr int32_t kWeightOffset<Format::kINT8, false> = kInt8Offset;
+template <bool kIsWide>
+constexpr int32_t kWeightOffset<Format::kINT4, kIsWide> = 8;
+
+// All integer formats: exact integer sums within a group, then one multiply-add a group in floats (two, where there is
+// a minimum).
+//
+//   a band in memory     scales (and minima) of all groups, 16 x fp16 each | group 0 | group 1 | ..
+//   a group of 32 k      int8: 8 lines of 64 bytes, 4 k a lane; four bits: 4 lines, 8 k a lane
+//
+//   lane (output)        0                       1                       ..   15
+//   int8, line i         w0[4i .. 4i+3]          w1[4i .. 4i+3]          ..   w15[4i .. 4i+3]
+//   four bits, line i    w0[8i .. 8i+7]          w1[8i .. 8i+7]          ..   w15[8i .. 8i+7]
+//                        byte j: k = 8i + j in the low half, 8i + 4 + j in the high half
+//   row r                x[r], four k (of 16 bits: two) at a time, the same in all lanes
+//
+//   in a group           acc[r][b] = sum over its k of w * x               integers, a lane an output
+//   after a group        total[r][b] += acc * (weight's scale * row's scale)           in floats, group after group
+//                        total[r][b] += minimum * (row's scale * row's sum)            where there is a minimum
+template <int R, int B, Format kFormat, bool kIsWide>
+void tile_int(const Tile& t) {
+  constexpr bool kIsFour = kFormat != Format::kINT8, kHasMin = kFormat == Format::kINT4Min;
+  const int64_t k = padded_cols(t.cols), groups = k / kGroup;
+  const int64_t head = scale_bytes(kFormat, t.cols);
+  constexpr int kLines = kIsFour ? 4 : 8;  // of 64 bytes, in a group
+  constexpr int64_t kNumberBytes = (kHasMin ? 2 : 1) * kBand * 2;
+  IntegerRow rows[R];
+  for (int r = 0; r < R; ++r) rows[r] = IntegerRow(t.rows[r], k, kIsWide ? 2 : 1);
+  FloatLanes total[R][B][kParts] = {};
+  const Ahead<B> ahead(t, head, groups * kLines);
+  for (int64_t g = 0; g < groups; ++g) {
+    if (kHasMin || g % 2 == 0) ahead.fetch_head(g * kNumberBytes);
+    IntLanes acc[R][B][kParts];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int b = 0; b < B; ++b)
+#pragma GCC unroll 4
+        for (int p = 0; p < kParts; ++p) acc[r][b][p] = IntLanes{} - kWeightOffset<kFormat, kIsWide> * rows[r].sums[g];
+#pragma GCC unroll 8
+    for (int line = 0; line < kLines; ++line) {
+      const int64_t at = head + (g * kLines + line) * 64;
+      ahead.fetch(g * kLines + line);
+#pragma GCC unroll 4
+      for (int p = 0; p < kParts; ++p) {
+        BitLanes w[B];
+#pragma GCC unroll 4
+        for (int b = 0; b < B; ++b) w[b] = load_bits(line_part(t, b, at, p));
+        if constexpr (kIsWide) {
+          constexpr int kCount = WidePairs<kIsFour>::kCount;
+          const int64_t first = (g * kLines + line) * kCount;
+#pragma GCC unroll 4
+          for (int b = 0; b < B; ++b) {
+            const WidePairs<kIsFour> parts(w[b]);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+              for (int i = 0; i < kCount; ++i) {
+                acc[r][b][p] = dot_pairs(acc[r][b][p], parts.pairs[i], rows[r].quads[first + i]);
+              }
+          }
+        } else {
+#pragma GCC unroll 16
+          for (int r = 0; r < R; ++r) {
+            if constexpr (kIsFour) {
+              const int32_t x0 = rows[r].quads[g * 8 + 2 * line], x1 = rows[r].quads[g * 8 + 2 * line + 1];
+#pragma GCC unroll 4
+              for (int b = 0; b < B; ++b) {
+                acc[r][b][p] = dot_unsigned(acc[r][b][p], w[b] & 0x0f0f0f0fu, x0);
+                acc[r][b][p] = dot_unsigned(acc[r][b][p], (w[b] >> 4) & 0x0f0f0f0fu, x1);
+              }
+            } else {
+              const int32_t x = rows[r].quads[g * 8 + line];
+#pragma GCC unroll 4
+              for (int b = 0; b < B; ++b) acc[r][b][p] = dot_int8(acc[r][b][p], w[b], x);
+            }
+          }
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b)
+#pragma GCC unroll 4
+      for (int p = 0; p < kParts; ++p) {
+        const uint8_t* const numbers = t.bands + b * t.band_stride + g * kNumberBytes + p * kLanes * 2;
+        const FloatLanes scale = load_halves(reinterpret_cast<const uint16_t*>(numbers));
+        FloatLanes least = {};
+        if constexpr (kHasMin) least = load_halves(reinterpret_cast<const uint16_t*>(numbers + kBand * 2));
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+          const FloatLanes sum = __builtin_convertvector(acc[r][b][p], FloatLanes);
+          total[r][b][p] += sum * (scale * splat_lanes(rows[r].scales[g]));
+          if constexpr (kHasMin) {
+            total[r][b][p] += least * splat_lanes(rows[r].scales[g] * static_cast<float>(rows[r].sums[g]));
+          }
+        }
+      }
+  }
+  store_tile<R, B>(t, total);
+}
+
+template <int R, int B>
+void tile_of(const Matrix& weight, const Tile& t) {
+  switch (weight.format) {
+    case Format::kF32: return tile_f32<R, B>(t);
+    case Format::kBF16: return tile_bf16<R, B>(t);
+    case Format::kINT8:
+      return weight.is_wide ? tile_int<R, B, Format::kINT8, true>(t) : tile_int<R, B, Format::kINT8, false>(t);
+    case Format::kINT4:
+      return weight.is_wide ? tile_int<R, B, Format::kINT4, true>(t) : tile_int<R, B, Format::kINT4, false>(t);
+    case Format::kINT4Min: return tile_int<R, B, Format::kINT4Min, true>(t);
+  }
+}
+
+// Compute any tile from the sizes that fit this instruction set's registers.
+//
+//   with AVX-512, 4 bands        with AVX-512, 4 bands          else, 4 bands
+//   and 6 rows: one tile         and 8 rows: two tall tiles     and 3 rows: four tiles
+//
+//           0   1   2   3                0   1   2   3                  0   1   2   3
+//   row 0  +---------------+     row 0  +-------+-------+       row 0  +-------+-------+
+//     ..   |     6 x 4     |       ..   | 8 x 2 | 8 x 2 |           1  | 2 x 2 | 2 x 2 |
+//     5    +---------------+       7    +-------+-------+           2  | 1 x 2 | 1 x 2 |
+//                                                                      +-------+-------+
+//
+// More rows than make a tile of usual shape take a tall one of two bands: two tiles, of six rows and of one or two,
+// would take longer and have memory idle while the second reads the bands from the cache.
+void tile(const Matrix& weight, const Tile& whole) {
+  for (int row = 0; row < whole.num_rows;) {
+    const int rows_left = whole.num_rows - row;
+    const bool is_tall = rows_left > ROW_TILE && ROW_TILE_OF_TWO > ROW_TILE && whole.num_bands % 2 == 0;
+    const int most = is_tall ? ROW_TILE_OF_TWO : ROW_TILE, rows = rows_left < most ? rows_left : most;
+    for (int band = 0; band < whole.num_bands;) {
+      const int left = whole.num_bands - band;
+      const int bands = left >= 4 && BAND_TILE >= 4 && !is_tall ? 4 : left >= 2 ? 2 : 1;
+      Tile part = whole;
+      part.bands = whole.bands + band * whole.band_stride;
+      part.rows = whole.rows + row;
+      part.out = whole.out + row * kTileStride + band * kBand;
+      if (row > 0) {
+        part.fetch = Fetch::kNothing;
+      } else if (whole.fetch == Fetch::kFollowing) {
+        if (whole.following != nullptr) part.following = whole.following + band * whole.band_stride;
+      } else if (band + bands < whole.num_bands) {
+        part.following = part.bands + bands * whole.band_stride;
+      }
+      switch (rows * 8 + bands) {
+#define MOEFLOW_TILE(R, B) \
+  case R * 8 + B: tile_of<R, B>(weight, part); break;
+#define MOEFLOW_TILES(R) MOEFLOW_TILE(R, 1) MOEFLOW_TILE(R, 2)
+        MOEFLOW_TILES(1)
+        MOEFLOW_TILES(2)
+#if ROW_TILE >= 6
+        MOEFLOW_TILES(3)
+        MOEFLOW_TILES(4)
+        MOEFLOW_TILES(5)
+        MOEFLOW_TILES(6)
+#endif
+#if BAND_TILE >= 4
+        MOEFLOW_TILE(1, 4)
+        MOEFLOW_TILE(2, 4)
+        MOEFLOW_TILE(3, 4)
+        MOEFLOW_TILE(4, 4)
+        MOEFLOW_TILE(5, 4)
+        MOEFLOW_TILE(6, 4)
+#endif
+#if ROW_TILE_OF_TWO >= 12
+        MOEFLOW_TILE(7, 2)
+        MOEFLOW_TILE(8, 2)
+        MOEFLOW_TILE(9, 2)
+        MOEFLOW_TILE(10, 2)
+        MOEFLOW_TILE(11, 2)
+        MOEFLOW_TILE(12, 2)
+#endif
+      }
+      band += bands;
+    }
+    row += rows;
+  }
+}
+
+}  // namespace
+}  // namespace ISA_NAMESPACE
+}  // namespace moeflow

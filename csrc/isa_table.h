@@ -1,0 +1,39 @@
+// The table that a unit hands out: all that is compiled once for each instruction set.
+#pragma once
+
+#include "activations.h"
+#include "attention_tiles.h"
+#include "gemm_tile.h"
+#include "isa.h"
+#include "isa_unit.h"
+#include "prepare_row.h"
+#include "row_ops_tiles.h"
+#include "sample_tiles.h"
+
+namespace moeflow {
+namespace ISA_NAMESPACE {
+namespace {
+
+Activation activation(const Matrix& weight) {
+  switch (weight.format) {
+    case Format::kF32: return Activation::kF32;
+#if MOEFLOW_UNIT >= MOEFLOW_AVX512_BF16
+    case Format::kBF16: return Activation::kBF16;
+#else
+    case Format::kBF16: return Activation::kF32;
+#endif
+    case Format::kINT8:
+    case Format::kINT4: return weight.is_wide ? Activation::kInt16 : Activation::kInt8;
+    case Format::kINT4Min: return Activation::kInt16;  // files have it, and whoever rounds has INT4
+  }
+  return Activation::kF32;
+}
+
+constexpr Isa kTable = {ISA_NAME,      activation,  prepare_row,      tile,       activate,
+                        attend,        inverse_rms, scale_row,        add_row,    add_weighted_row,
+                        clip_row,      rotate_row,  softmax_topk_row, argmax_row, sum_weights,
+                        store_weights, lane_maxima, places_at_least};
+
+}  // namespace
+}  // namespace ISA_NAMESPACE
+}  // namespace moeflow

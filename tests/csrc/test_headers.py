@@ -1,0 +1,55 @@
+"""Each header of csrc/ compiles by itself: it includes what it uses, and needs nothing said before it."""
+
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CSRC = Path(__file__).parents[2] / "csrc"
+GPP = shutil.which("g++")
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
+AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
+FLAGS = {  # as CMakeLists.txt has them
+    "generic": (),
+    "avx2": AVX2,
+    "avx512": AVX512,
+    "avx512_vnni": (*AVX512, "-mavx512vnni"),
+    "avx512_bf16": (*AVX512, "-mavx512vnni", "-mavx512bf16"),
+}
+HEADERS = {header.name: header.read_text() for header in sorted(CSRC.glob("*.h"))}
+OF_UNITS = [name for name, text in HEADERS.items() if '#include "isa_unit.h"' in text or name == "isa_unit.h"]
+
+pytestmark = pytest.mark.skipif(GPP is None, reason="there is no g++")
+
+
+def errors_of(header, flags=()):
+    """Return what the compiler says of a unit that includes nothing but this header."""
+    warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-Wno-unused-function")
+    command = [GPP, "-std=c++17", "-fsyntax-only", *warnings, *flags, f"-I{CSRC}", "-x", "c++", "-"]
+    source = f'#include "{header}"\n'
+    return subprocess.run(command, input=source, capture_output=True, text=True, check=False).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("header", HEADERS)
+def test_a_header_compiles_by_itself(header):
+    assert errors_of(header) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="these instruction sets are of x86")
+@pytest.mark.parametrize("isa", [isa for isa in FLAGS if isa != "generic"])
+@pytest.mark.parametrize("header", OF_UNITS)
+def test_a_header_of_units_compiles_for_each_instruction_set(header, isa):
+    assert errors_of(header, FLAGS[isa]) == ""
+
+
+def test_the_flags_are_those_of_the_build():
+    build = (CSRC.parent / "CMakeLists.txt").read_text()
+    assert all(flag in build for flags in FLAGS.values() for flag in flags)
+
+
+def test_every_header_is_included_once():
+    assert [name for name, text in HEADERS.items() if "\n#pragma once\n" not in text] == []
