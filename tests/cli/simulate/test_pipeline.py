@@ -122,4 +122,4 @@ def test_devices_that_cannot_share_a_layer_are_refused_and_made_up_ones_told(mod
     assert "cannot each have a part of every layer: this model has 32 heads" in done.output
     done = run(model, "--devices", "2", "--pipeline", "cgopipe")
     assert done.exit_code == 0, done.output
-    assert "note: l4 has 1 device(s); 2 are reckoned with" in done.stderr
+    assert "note: l4 has 1 device(s); 2 are assumed" in done.stderr
