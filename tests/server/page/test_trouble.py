@@ -35,7 +35,7 @@ class TestBusy:
             page = open_page(address)
             send_and_wait(page, "Me too!")
             expect(page.get_by_role("alert")).to_contain_text(re.compile(r"The server is busy; try again in \d+ s\."))
-            expect(page.get_by_role("alert")).to_contain_text("1 sequences are under way or waiting, of 1 at most")
+            expect(page.get_by_role("alert")).to_contain_text("Queue full (1/1)")
         assert eventually(lambda: not engine.live)
         engine.pause_after = None
         button(page, "Try again").click()
