@@ -12,7 +12,7 @@ from moeflow.cli import lazy
 from moeflow.cli.bench.output import show
 from moeflow.cli.help import Command, GroupedOption
 from moeflow.cli.local_model import built_in_model
-from moeflow.cli.options import cache_dir_option, memory_size
+from moeflow.cli.options import cache_dir_option, settings_option
 from moeflow.cli.params import NEW_PICTURE
 from moeflow.cli.plan.inputs import routing_of, workload_of
 from moeflow.cli.plan.output import check_json, check_table, plan_tables, policy_table, short_name
@@ -76,43 +76,19 @@ Only headers of a model are read: the answer does not depend on its size."""
 @click.option(
     "--batch-size", type=click.IntRange(1, MAX_SEQUENCES), help="Sequences that decode together.", show_default="best"
 )
-@click.option(
-    "--memory", "memory_bytes", metavar="SIZE", callback=memory_size, help="RAM for everything, such as 4GiB."
-)
+@settings_option("memory_bytes")
 @click.option(
     "--for-server",
     "is_served",
     cls=GroupedOption,
-    group="Machine",
+    group="Memory",
     is_flag=True,
     help="For `serve` and `batch`: --memory covers their second process, too.",
 )
-@click.option(
-    "--dtype",
-    cls=GroupedOption,
-    group="Weights",
-    type=click.Choice(["auto", "float32", "bfloat16"]),
-    default="auto",
-    help="Weight data type.",
-)
-@click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Quantize weights (group size 32).")
-@click.option(
-    "--kv-dtype",
-    cls=GroupedOption,
-    group="Weights",
-    type=click.Choice(["auto", "float32", "bfloat16", "int8"]),
-    default="auto",
-    help="KV cache data type.",
-)
-@click.option(
-    "--threads",
-    "num_threads",
-    cls=GroupedOption,
-    group="Machine",
-    type=click.IntRange(1),
-    help="CPU threads.",
-    show_default="all cores",
-)
+@settings_option("dtype")
+@settings_option("quantize")
+@settings_option("kv_dtype")
+@settings_option("num_threads")
 @click.option(
     "--routing",
     cls=GroupedOption,
