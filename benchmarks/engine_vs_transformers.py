@@ -29,7 +29,7 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
 from moeflow.kernels.ceilings import torch_threads
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 
 
@@ -121,7 +121,7 @@ def measure(case: Case, ours: Generate, theirs: Generate, vocab_size: int, repea
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Append the record to this file.")
 def main(model: str, dtype: str, repeats: int, out: Path | None) -> None:
     """Compare the engine with transformers' generate on MODEL, a Hugging Face folder."""
-    engine = Engine.load(decide(Settings(model=model, dtype=dtype, max_num_seqs=32, max_model_len=1024)))
+    engine = Engine.load(resolve(Settings(model=model, dtype=dtype, max_num_seqs=32, max_model_len=1024)).config)
     hf_model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
     transformers.logging.set_verbosity_error()
     ours, theirs = moeflow_generate(engine), transformers_generate(hf_model, engine.config.num_threads)

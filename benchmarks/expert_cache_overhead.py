@@ -30,7 +30,7 @@ from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.experts.cache.eviction import POLICIES
 from moeflow.experts.predict.registry import DEFAULT_PREDICTOR, NO_PREDICTOR, PREDICTORS
 from moeflow.planner.choices.packed_files import pack
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.train.builtin import ensure_builtin_model
 from moeflow.train.calibration_text import calibration_text
@@ -41,7 +41,7 @@ PROMPT_TOKENS = 200
 def resident_config(model: str, quantize: str | None, num_threads: int | None) -> EngineConfig:
     """Return the model with weights in memory of its own: mapped from a file they would have other pages."""
     settings = Settings(model=model, quantize=quantize, num_threads=num_threads, kv_cache_bytes=2**27)
-    return dataclasses.replace(decide(settings), packed_file="")
+    return dataclasses.replace(resolve(settings).config, packed_file="")
 
 
 def over_slots(config: EngineConfig, quantize: str | None, percent: int, policy: str, predictor: str) -> EngineConfig:

@@ -32,7 +32,7 @@ from moeflow.core.errors import ConfigError
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedExperts
 from moeflow.kernels.weight_format import WeightFormat
-from moeflow.planner.hardware.host import measure_machine
+from moeflow.planner.hardware.host import host_resources
 
 NUM_EXPERTS, HIDDEN, WIDTH, TOP_K = 32, 1024, 768, 4
 NUM_LAYERS = 4  # in float32 300 MB each, and as much for our form of it
@@ -187,7 +187,7 @@ def main(
     """Measure the expert layer alone against transformers'."""
     if not extension.is_available():
         raise click.ClickException(extension.why_not())
-    threads = threads or measure_machine().num_cores
+    threads = threads or host_resources().num_cores
     torch.set_num_threads(threads)
     extension.set_num_threads(threads)
     for weights in formats or MAX_ERROR:

@@ -34,12 +34,12 @@ from moeflow.bench.records import Record, make_record
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.weight_memory import FreshMemory
 from moeflow.cli.bench.output import keep, show
-from moeflow.core.engine_config import EngineConfig
+from moeflow.core.plan import Plan
 from moeflow.engine.compute_setup import set_up
 from moeflow.engine.runner_loading import make_allocator
 from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.models.loading import load_model
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.train.bare_model import run_sequence
 from moeflow.train.builtin import builtin_source
@@ -117,9 +117,9 @@ def reference(file: Path, texts: Sequence[list[int]], prompts: Sequence[list[int
     return answers
 
 
-def ours(config: EngineConfig, texts: Sequence[list[int]], prompts: Sequence[list[int]], new_tokens: int) -> Answers:
+def ours(plan: Plan, texts: Sequence[list[int]], prompts: Sequence[list[int]], new_tokens: int) -> Answers:
     """Return what moeflow makes of it."""
-    answers = Answers()
+    answers, config = Answers(), plan.config
     set_up(config)
     with closing(open_checkpoint(config.model_path)) as checkpoint:
         model = load_model(checkpoint, make_allocator(config, FreshMemory()), num_threads=config.num_threads)
@@ -127,7 +127,7 @@ def ours(config: EngineConfig, texts: Sequence[list[int]], prompts: Sequence[lis
         for text in texts:
             answers.logprobs.append(torch.log_softmax(model.logits(run_sequence(model, text)).double(), -1))
     del model
-    with LLM.from_config(config) as llm:
+    with LLM.from_plan(plan) as llm:
         results = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=new_tokens), progress=False)
     answers.greedy = [result.outputs[0].token_ids for result in results]
     return answers
@@ -208,13 +208,16 @@ def main(
     prompts = [tokenizer.apply_chat_template([{"role": "user", "content": it}]) for it in QUESTIONS[:answers]]
     found: list[Record] = []
     for name, file in _files(source, formats or (AS_IT_IS, *KINDS)):
-        config = decide(Settings(model=str(file), quantize=quantize, device="cpu", num_threads=threads))
+        plan = resolve(Settings(model=str(file), quantize=quantize, device="cpu", num_threads=threads)).plan
         want = reference(file, texts, prompts, new_tokens)
-        figures = compare(want, ours(config, texts, prompts, new_tokens), texts)
+        figures = compare(want, ours(plan, texts, prompts, new_tokens), texts)
+        config = plan.config
         about = {"format": name, "weight_format": config.weight_format, "embedding_format": config.embedding_format}
         command = ["python", *sys.argv]
         found.append(
-            make_record("gguf_answers", command, seed=0, threads=threads, model=source.name, **about, **figures)
+            make_record(
+                "gguf_answers", command, seed=0, threads=threads, model=source.name, format=name, **about, **figures
+            )
         )
         keep(found[-1], out, as_json=False)
     show(table(found))

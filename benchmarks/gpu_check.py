@@ -52,9 +52,9 @@ from moeflow.pipeline.catalog import OFFLOADING  # noqa: E402
 from moeflow.pipeline.devices.cuda_device import CudaDevice  # noqa: E402
 from moeflow.pipeline.devices.emulated_device import EmulatedDevice  # noqa: E402
 from moeflow.planner.hardware.calibrate_device import measure_device  # noqa: E402
-from moeflow.planner.hardware.host import measure_machine  # noqa: E402
+from moeflow.planner.hardware.host import host_resources  # noqa: E402
 from moeflow.planner.model_files import shipped_models  # noqa: E402
-from moeflow.planner.resolve import decide  # noqa: E402
+from moeflow.planner.resolve import resolve  # noqa: E402
 from moeflow.planner.settings import Settings  # noqa: E402
 
 SMALL = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 512}
@@ -253,7 +253,7 @@ def hollow(options: argparse.Namespace) -> dict[str, Any]:
     """Write the benchmark's model, as wide as main memory allows."""
     config_file = shipped_models().get(options.shape) or Path(options.shape)
     weights = 2 * read_bare_config(config_file).num_parameters
-    available = measure_machine().available_bytes
+    available = host_resources().available_bytes
     fitting = [narrow for narrow in NARROW if ROOM * weights / narrow**2 <= available]
     if not fitting:
         raise MemoryError(f"{options.shape} does not fit into main memory, however narrow")
@@ -288,7 +288,7 @@ def shaped(folder: Path, sizes: dict[str, int]) -> Path:
 def wished(folder: Path, device: str, dtype: str, **more: Any) -> EngineConfig:
     """Return a configuration for the comparisons."""
     limits = {"max_model_len": 112, "kv_cache_bytes": 8 * MIB, "max_num_seqs": 16, "max_num_batched_tokens": 96}
-    return decide(Settings(model=str(folder), device=device, dtype=dtype, kv_dtype=dtype, **limits, **more))
+    return resolve(Settings(model=str(folder), device=device, dtype=dtype, kv_dtype=dtype, **limits, **more)).config
 
 
 def pipeline_on(

@@ -24,7 +24,8 @@ from moeflow.planner.costs.cost_model import DEVICE_COMPUTE, CostModel, IntegerP
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.hardware.machine_files import load_machine
 from moeflow.planner.model_files import shipped_models
-from moeflow.planner.policy_search import FINE, Objective, search
+from moeflow.planner.objective import Objective
+from moeflow.planner.search import FINE, search_policy
 
 FORMATS: Final = Formats(matrices="float16", embeddings="float16", kv="float16", activation_bytes=2)
 MT_BENCH: Final = (77, 418)  # tokens of a prompt: on average, at most (table 3)
@@ -72,7 +73,7 @@ def _speed(one: Scaling, name: str, gen_len: int, is_shared: bool, ratio: float)
     workload = Workload(prompt_len=longest if one.is_padded else mean, gen_len=gen_len, max_prompt_len=longest)
     costs = ModelCosts(read_bare_config(shipped_models()[one.model]), FORMATS)
     model = CostModel(machine, costs, workload, num_devices=machine.num_devices)
-    return round(model.predict(search(model, Objective(), ratio)).tokens_per_s, 2)
+    return round(model.predict(search_policy(model, Objective(), ratio)).tokens_per_s, 2)
 
 
 def scaling_table(found: list[dict[str, Any]]) -> Table:
@@ -129,7 +130,7 @@ def best_policies(
     for host in hosts:
         for link in links:
             model = DecodingAlone(two_a100s(link * 1e9, host), costs, FIGURE_10, num_devices=2)
-            yield link, host, search(model, Objective())
+            yield link, host, search_policy(model, Objective())
 
 
 def case_study(links: Sequence[int] = LINK_GB_PER_S, hosts: Sequence[int] = HOSTS) -> list[dict[str, Any]]:

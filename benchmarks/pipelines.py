@@ -66,7 +66,7 @@ from moeflow.pipeline.runtime.trace import Trace
 from moeflow.pipeline.task import COMPUTE
 from moeflow.planner.choices.offload_plan import OffloadOverrides, costs_of, plan_offload
 from moeflow.planner.costs.model_costs import ModelCosts
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 
 SHARING = "cgopipe+host"
@@ -242,7 +242,7 @@ def main(  # noqa: PLR0913
 ) -> None:
     """Measure, and print a table and records."""
     context = -(-(CONTEXTS[1] + steps) // 16) * 16
-    config = decide(
+    config = resolve(
         Settings(
             model=model,
             quantize=quantize,
@@ -253,7 +253,7 @@ def main(  # noqa: PLR0913
             max_model_len=context,
             kv_dtype="bfloat16",
         )
-    )
+    ).config
     assert config.offload is not None, "the device is smaller than the model"
     click.echo(f"loading {model}", err=True)
     loaded, smaller = load(config), config.offload.device

@@ -38,8 +38,9 @@ from moeflow.engine.messages import Submission
 from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.planner.apply_plan import settings_from_plan
 from moeflow.planner.planning import PlanRequest, plan_for
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
+from moeflow.planner.usage import Usage
 from moeflow.train.builtin import ensure_builtin_model
 from moeflow.train.routing_learning import other_text
 
@@ -70,7 +71,7 @@ def run(settings: Settings, job: Job) -> float:
 
 
 def _run(settings: Settings, job: Job) -> float:
-    engine = Engine.load(decide(settings))
+    engine = Engine.load(resolve(settings).config)
     try:
         text = other_text(Tokenizer.load(str(settings.model)))
         _answer(engine, dataclasses.replace(job, gen_len=2), text)  # what is done once is not counted
@@ -97,14 +98,14 @@ def _answer(engine: Engine, job: Job, text: Sequence[int]) -> None:
 def points(planned: Settings, batches: Sequence[int]) -> Iterator[tuple[str, Settings]]:
     """Yield each point of the grid, the plan among them: (name, settings)."""
     yield CHOSEN, planned
-    chosen, tokens = decide(planned), planned.max_num_batched_tokens or 512
+    chosen, tokens = resolve(planned).config, planned.max_num_batched_tokens or 512
     for size in batches:
         name = f"{size} together"
         settings = dataclasses.replace(
             planned, max_num_seqs=size, kv_cache_bytes=None, max_num_batched_tokens=max(tokens, size)
         )
         try:
-            if decide(settings) != chosen:
+            if resolve(settings).config != chosen:
                 yield name, settings
         except CapacityError as error:
             print(f"{name}: {error}", file=sys.stderr)
@@ -127,7 +128,9 @@ def main(model: str | None, rounds: int, as_json: bool, out: Path | None, **give
     cache_dir = default_cache_dir()
     asked = Settings(model=model or str(ensure_builtin_model(cache_dir)), cache_dir=cache_dir, **given)
     workload = Workload(prompt_len=job.prompt_len, gen_len=job.gen_len, max_prompt_len=job.prompt_len)
-    plan = plan_for(PlanRequest(settings=asked, workload=workload, num_requests=job.num_requests)).plan
+    usage = Usage(workload=workload, num_requests=job.num_requests, reserves_kv=True)
+    plan = plan_for(PlanRequest(settings=asked, usage=usage)).plan
+    assert plan.forecast is not None, "this machine is measured"
     planned = settings_from_plan(plan, Settings(cache_dir=cache_dir, prefix_caching=False))
     grid = list(points(planned, batches))
     rates: dict[str, list[float]] = {}
@@ -141,13 +144,13 @@ def main(model: str | None, rounds: int, as_json: bool, out: Path | None, **give
         "policy_grid",
         ["python", "benchmarks/policy_grid.py", *sys.argv[1:]],
         seed=0,
-        threads=plan.num_threads,
-        model=short_name(plan.model),
-        weight_format=plan.weight_format,
+        threads=plan.config.num_threads,
+        model=short_name(plan.config.model_path),
+        weight_format=plan.config.weight_format,
         memory_bytes=asked.memory_bytes,
         job=dataclasses.asdict(job),
-        planned=dataclasses.asdict(plan.policy),
-        predicted_tokens_per_s=plan.tokens_per_s.value,
+        planned=dataclasses.asdict(plan.forecast.policy),
+        predicted_tokens_per_s=plan.forecast.tokens_per_s.value,
         tokens_per_s=rates,
     )
     keep(record, out, as_json=as_json)

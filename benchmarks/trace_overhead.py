@@ -28,7 +28,7 @@ from moeflow.engine.messages import Submission
 from moeflow.engine.model_runner import ModelRunner
 from moeflow.engine.runner_loading import load_runner
 from moeflow.experts.spans import untraced
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.train.builtin import ensure_builtin_model
 
@@ -70,7 +70,7 @@ def main(memory: int, tokens: int, as_json: bool, out: Path | None) -> None:
             max_model_len=tokens + 64,
             max_num_seqs=1,
         )
-        config = decide(settings)
+        config = resolve(settings).config
         runner = load_runner(config)
         engine = Engine(config, runner)
         sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)

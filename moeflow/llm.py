@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from moeflow.core.cache_dir import cache_folder
-from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError, EngineError, RequestError
+from moeflow.core.plan import Plan
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.admission import check_request, encode_prompt, make_submissions
 from moeflow.engine.engine import Engine
@@ -29,9 +29,10 @@ from moeflow.engine.messages import EngineStats, ModelInfo, Submission
 from moeflow.engine.results import CompletionOutput, RequestOutput
 from moeflow.engine.text.output_text import SequenceText, TextDelta
 from moeflow.engine.text.tokenizer import Tokenizer
-from moeflow.planner.resolve import decide
+from moeflow.planner.planning import plan_for_start
 from moeflow.planner.setting_values import read_settings
 from moeflow.planner.settings import Settings
+from moeflow.planner.usage import OFFLINE
 from moeflow.train.builtin import ensure_builtin_model
 
 Prompt = str | Sequence[int]
@@ -47,6 +48,8 @@ class LLM:
     would be on the command line, too: memory_bytes="4GiB", num_threads="2", cache_dir="~/models".
     `on_progress(done, total)` is called while the model is made or loaded.
 
+    What is not set is chosen for this machine; `plan` has what was chosen, what to expect of it, and why.
+
     Use it in a `with` block, or close it, to free the memory.
 
     Raises: ConfigError, CheckpointError, CapacityError.
@@ -59,20 +62,21 @@ class LLM:
         on_progress: Callable[[int, int], None] | None = None,
         **settings: Any,
     ) -> None:
-        self._load(decide(_make_settings(model, settings, on_progress)), on_progress)
+        self._load(plan_for_start(_make_settings(model, settings, on_progress), OFFLINE), on_progress)
 
-    def _load(self, config: EngineConfig, on_progress: Callable[[int, int], None] | None) -> None:
-        self.tokenizer = Tokenizer.load(config.model_path)
-        self._engine: Engine | None = Engine.load(config, on_progress)
+    def _load(self, plan: Plan, on_progress: Callable[[int, int], None] | None) -> None:
+        self.plan = plan
+        self.tokenizer = Tokenizer.load(plan.config.model_path)
+        self._engine: Engine | None = Engine.load(plan.config, on_progress)
         self.model: ModelInfo = self._engine.model
         self._is_busy = False
         self._request_numbers = itertools.count()
 
     @classmethod
-    def from_config(cls, config: EngineConfig, on_progress: Callable[[int, int], None] | None = None) -> Self:
-        """Load what was decided already."""
+    def from_plan(cls, plan: Plan, on_progress: Callable[[int, int], None] | None = None) -> Self:
+        """Load what was planned already."""
         llm = cls.__new__(cls)
-        llm._load(config, on_progress)
+        llm._load(plan, on_progress)
         return llm
 
     def generate(

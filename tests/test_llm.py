@@ -11,7 +11,7 @@ from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.interrupts import hold_interrupts
 from moeflow.llm import LLM
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.engine.fakes import byte_level_tokenizer
 
@@ -192,7 +192,7 @@ def test_the_progress_bar_counts_completions(llm, capsys):
 def test_settings(folder):
     reports = []
     settings = Settings(model=str(folder), num_threads=1, max_model_len=64, model_name="tiny", kv_cache_bytes=2**20)
-    with LLM.from_config(decide(settings), lambda done, total: reports.append((done, total))) as llm:
+    with LLM.from_plan(resolve(settings).plan, lambda done, total: reports.append((done, total))) as llm:
         assert (llm.model.name, llm.model.max_model_len) == ("tiny", 64)
     assert reports[-1][0] == reports[-1][1]
     with pytest.raises(EngineError, match="closed"):

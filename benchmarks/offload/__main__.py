@@ -21,7 +21,7 @@ from moeflow.core.errors import MoeflowError
 from moeflow.core.units import format_bytes
 from moeflow.experts.cache.eviction import POLICIES
 from moeflow.planner.choices.packed_files import pack
-from moeflow.planner.hardware.host import measure_machine
+from moeflow.planner.hardware.host import host_resources
 from moeflow.train.builtin import builtin_source
 from moeflow.train.upcycled_checkpoint import UpcycleRecipe
 from moeflow.train.upcycling import upcycle
@@ -88,7 +88,7 @@ def measure(
 
     Everyone computes the same tokens: those that the model chooses where all of it is in memory.
     """
-    threads = threads or measure_machine().num_cores
+    threads = threads or host_resources().num_cores
     files = asked["texts"] or default_texts()
     count, length = asked["rounds"] + 1, asked["prompt_len"]
     prompts = cut_prompts(folder / FOLDER, files, asked["workload"], count=count, length=length, seed=seed)

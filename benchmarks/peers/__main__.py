@@ -16,7 +16,7 @@ from benchmarks.peers.tables import pair_table, summary_table
 from moeflow.bench.records import Record, append, make_record, read, versions
 from moeflow.cli.bench.output import show as show_table
 from moeflow.core.errors import MoeflowError
-from moeflow.planner.hardware.host import measure_machine
+from moeflow.planner.hardware.host import host_resources
 
 folder_option = click.option(
     "--folder",
@@ -82,7 +82,7 @@ def check(folder: Path, peers: tuple[str, ...], formats: tuple[str, ...], thread
     contestants: list[Contestant] = []
     for weights in formats or FORMATS:
         contestants += [ours(weights, folder), *_available(peers, weights, folder)]
-    threads = threads or measure_machine().num_cores
+    threads = threads or host_resources().num_cores
     show_table(checking.compare(contestants, folder, threads=threads, logs=folder / "logs", say=_say))
 
 
@@ -109,7 +109,7 @@ def measure(
 
     A peer that fails is named and left out. A pair takes about two minutes on two cores.
     """
-    threads = threads or measure_machine().num_cores
+    threads = threads or host_resources().num_cores
     records: list[Record] = []
     failures: list[str] = []
     for weights in formats or FORMATS:
@@ -153,7 +153,7 @@ def serve(folder: Path, formats: tuple[str, ...], threads: int | None, traffic: 
 
     TRAFFIC is handed to `moeflow bench serve`: --rate, --num-requests, --repeats, --out and so on.
     """
-    threads = threads or measure_machine().num_cores
+    threads = threads or host_resources().num_cores
     for weights in formats or FORMATS:
         peers = list(serving.peer_servers(weights, folder, threads))
         if not peers:

@@ -17,7 +17,7 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.engine.engine import Engine
 from moeflow.kernels.weight_format import BITS_PER_VALUE
 from moeflow.models.registry import read_model_config
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -33,7 +33,7 @@ class EngineRun:
     """
 
     def __init__(self, settings: Settings, cases: Sequence[Case], *, repeats: int, seed: int) -> None:
-        self.config = decide(settings)
+        self.config = resolve(settings).config
         with closing(open_checkpoint(self.config.model_path)) as checkpoint:
             self._shape = read_model_config(checkpoint)
         self._cases = list(cases)

@@ -22,9 +22,9 @@ from moeflow.engine.messages import EngineStats
 from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.planner.costs.cost_model import DISK_OFFLOAD, HOST_COMPUTE, CostModel, IntegerPolicy
 from moeflow.planner.costs.disk_waits import ExpertReads
-from moeflow.planner.estimate import HOST_OVERLAP, HOST_PREFILL_OVERLAP, expectations
+from moeflow.planner.estimate import HOST_OVERLAP, HOST_PREFILL_OVERLAP
 from moeflow.planner.planning import Planned
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.train.routing_learning import other_text
 
@@ -85,10 +85,13 @@ class PlanValidation:
     """One engine that runs a plan."""
 
     def __init__(self, planned: Planned, settings: Settings, seed: int = 0) -> None:
-        self._plan = planned.plan
+        assert planned.plan.forecast is not None, "this machine's speed is known"
+        self._workload, self._batch_size = planned.plan.workload, planned.plan.forecast.policy.batch_size
         self._seed = seed
-        self.config = decide(settings)
-        self._expected = expectations(self.config, planned.model.machine, planned.model.routing)
+        model = planned.model
+        resolved = resolve(settings, machine_of=lambda _: model.machine, routing=model.routing)
+        assert resolved.estimator is not None, "likewise"
+        self.config, self._expected = resolved.config, resolved.estimator
         self._measured: dict[Case, _Measured] = {}
 
     def load(self, on_progress: Callable[[int, int], None] | None = None) -> None:
@@ -98,7 +101,7 @@ class PlanValidation:
         self._stopwatch = Stopwatch(self._engine, self._seed, temperature=1.0, text=self._text())
         sizes = sorted({1, self._max_together()})
         decodes = [case for size in sizes if (case := self._decode_case(size)) is not None]
-        self.cases = [*decodes, Case(1, self._plan.workload.prompt_len, 0)]  # decoding ones may become smaller yet
+        self.cases = [*decodes, Case(1, self._workload.prompt_len, 0)]  # decoding ones may become smaller yet
 
     @property
     def num_steps(self) -> int:
@@ -145,7 +148,7 @@ class PlanValidation:
 
     def _max_together(self) -> int:
         """Return the largest batch up to the planned one for which there is room and time."""
-        size = self._plan.policy.batch_size
+        size = self._batch_size
         while size > 1:
             case = self._decode_case(size)
             if case is not None and self._predict(case).whole_s <= MAX_S:
@@ -154,7 +157,7 @@ class PlanValidation:
         return 1
 
     def _decode_case(self, batch_size: int) -> Case | None:
-        prompt_len = self._plan.workload.prompt_len
+        prompt_len = self._workload.prompt_len
         cases = (Case(batch_size, prompt_len, num_new) for num_new in NEW_TOKENS)
         return next((case for case in cases if self._stopwatch.why_not(case) is None), None)
 

@@ -19,9 +19,10 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from moeflow.cli import lazy
 from moeflow.cli.bench.output import repeated_command
 from moeflow.cli.help import Command
-from moeflow.cli.local_model import prepare
-from moeflow.cli.options import engine_options
+from moeflow.cli.local_model import planned
+from moeflow.cli.options import engine_options, explain_option
 from moeflow.cli.params import NEW_FILE
+from moeflow.cli.plan.inputs import batch_usage
 from moeflow.cli.progress import PlainLines, drawn, duration_text
 from moeflow.core.errors import EngineError
 
@@ -64,6 +65,7 @@ EXIT_INTERRUPTED = 130
 )
 @click.option("--model-name", help="The model's name, as requests call it.  [default: its folder or file]")
 @engine_options
+@explain_option
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON at the end.")
 def batch(
     source: Path,
@@ -71,6 +73,7 @@ def batch(
     errors: Path | None,
     model_name: str | None,
     overrides: dict[str, Any],
+    explains: bool,
     as_json: bool,
 ) -> int:
     """Answer a file of requests, each with its own settings; stop and go on at any time.
@@ -81,8 +84,8 @@ def batch(
     if any(_is_same(*pair) for pair in itertools.combinations((source, output, errors), 2)):
         raise click.UsageError("input, output and error file must be three different files")
     result_ids = lazy.check_input(source)
-    settings = prepare({**overrides, "model_name": model_name}, is_served=True)
-    config = lazy.decide(settings)
+    overrides = {**overrides, "model_name": model_name}
+    config = planned(overrides, batch_usage(source, len(result_ids)), explains=explains, is_served=True).config
     with lazy.Journal(output, errors, result_ids, config.model_name) as journal:
         job = Job(source, output, errors, config.model_name, len(result_ids), len(journal.done))
         is_complete = job.run(config, journal) if job.num_before < job.total else True

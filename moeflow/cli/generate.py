@@ -12,10 +12,11 @@ import click
 
 from moeflow.cli.help import Command
 from moeflow.cli.local_model import load
-from moeflow.cli.options import engine_options, sampling_options
+from moeflow.cli.options import engine_options, explain_option, sampling_options
 from moeflow.core.errors import EngineError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.units import format_bytes
+from moeflow.planner.usage import TYPICAL, requests_of
 
 if TYPE_CHECKING:
     from moeflow.engine.messages import EngineStats
@@ -57,6 +58,7 @@ class Timings:
 )
 @click.option("--chat", "is_chat", is_flag=True, help="Ask each prompt as a user's message.")
 @sampling_options
+@explain_option
 @click.option("--stats", "with_stats", is_flag=True, help="Print token counts and speed on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print texts, token ids, usage and timings as JSON.")
 def generate(
@@ -65,6 +67,7 @@ def generate(
     files: tuple[TextIO, ...],
     is_chat: bool,
     sampling: SamplingParams,
+    explains: bool,
     with_stats: bool,
     as_json: bool,
 ) -> None:
@@ -76,7 +79,8 @@ def generate(
     if not asked:
         raise click.UsageError("there is no prompt; give one with -p or --prompt-file")
     started = time.monotonic()
-    with load(overrides, says_expected=with_stats) as llm:
+    usage = requests_of([len(prompt.encode()) for prompt in asked], sampling.max_tokens or TYPICAL.gen_len)
+    with load(overrides, usage, explains=explains, shows_expected=with_stats) as llm:
         loaded = time.monotonic()
         results = complete(llm, asked, sampling, is_chat)
         timings = Timings(load_s=loaded - started, generate_s=time.monotonic() - loaded)

@@ -53,17 +53,18 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.planner.choices.packed_files import find_damage as find_damage
     from moeflow.planner.choices.packed_files import pack as pack
     from moeflow.planner.choices.packed_files import used_packed_weights_file as used_packed_weights_file
-    from moeflow.planner.estimate import what_to_expect as what_to_expect
     from moeflow.planner.hardware.calibrate_device import measure_device as measure_device
-    from moeflow.planner.hardware.host import measure_machine as measure_machine
+    from moeflow.planner.hardware.host import host_resources as host_resources
     from moeflow.planner.hardware.this_machine import how_measured as how_measured
     from moeflow.planner.hardware.this_machine import known_machine as known_machine
     from moeflow.planner.hardware.this_machine import was_disturbed as was_disturbed
+    from moeflow.planner.plan_text import what_to_expect as what_to_expect
     from moeflow.planner.planning import PlanRequest as PlanRequest
     from moeflow.planner.planning import plan_for as plan_for
+    from moeflow.planner.planning import plan_for_start as plan_for_start
     from moeflow.planner.policy_map import num_map_points as num_map_points
     from moeflow.planner.policy_map import policy_map as policy_map
-    from moeflow.planner.resolve import decide as decide
+    from moeflow.planner.resolve import resolve as resolve
     from moeflow.planner.roofline_figures import roofline_figures as roofline_figures
     from moeflow.planner.settings import Settings as Settings
     from moeflow.server.config import ServerConfig as ServerConfig
@@ -105,7 +106,7 @@ _MODULES = {
     "check_input": "moeflow.server.jobs.local",
     "check_server": "moeflow.bench.serve_run",
     "compare": "moeflow.bench.quality_run",
-    "decide": "moeflow.planner.resolve",
+    "resolve": "moeflow.planner.resolve",
     "describe_comparison": "moeflow.bench.quality_run",
     "ensure_builtin_model": "moeflow.train.builtin",
     "ensure_profile": "moeflow.train.routing_learning",
@@ -117,7 +118,7 @@ _MODULES = {
     "make_cases": "moeflow.bench.engine_run",
     "make_task": "moeflow.bench.quality_run",
     "measure_device": "moeflow.planner.hardware.calibrate_device",
-    "measure_machine": "moeflow.planner.hardware.host",
+    "host_resources": "moeflow.planner.hardware.host",
     "measure_quality": "moeflow.train.upcycling_quality",
     "open_checkpoint": "moeflow.checkpoint.open",
     "overruled": "moeflow.planner.apply_plan",
@@ -126,6 +127,7 @@ _MODULES = {
     "used_packed_weights_file": "moeflow.planner.choices.packed_files",
     "num_map_points": "moeflow.planner.policy_map",
     "plan_for": "moeflow.planner.planning",
+    "plan_for_start": "moeflow.planner.planning",
     "plot_policy_map": "moeflow.bench.plan_plots",
     "plot_rooflines": "moeflow.bench.plan_plots",
     "policy_map": "moeflow.planner.policy_map",
@@ -143,7 +145,7 @@ _MODULES = {
     "serve": "moeflow.server.launch",
     "settings_from_plan": "moeflow.planner.apply_plan",
     "upcycle": "moeflow.train.upcycling",
-    "what_to_expect": "moeflow.planner.estimate",
+    "what_to_expect": "moeflow.planner.plan_text",
     "with_policy": "moeflow.bench.serve_run",
 }
 

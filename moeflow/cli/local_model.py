@@ -1,4 +1,4 @@
-"""From what the user set to settings an engine can load: the built-in model is made first, if it is needed.
+"""From what the user set to a plan that an engine can load: the built-in model is made first, if it is needed.
 
 Shows progress on stderr, so that stdout stays the verb's own.
 """
@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moeflow.cli import lazy
+from moeflow.cli.bench.output import show
+from moeflow.cli.plan.output import plan_tables
 from moeflow.cli.plan.plan_option import settings_of
-from moeflow.cli.progress import progress_bar
+from moeflow.cli.progress import progress_bar, steps
 
 if TYPE_CHECKING:
+    from moeflow.core.plan import Plan
     from moeflow.llm import LLM
     from moeflow.planner.settings import Settings
+    from moeflow.planner.usage import Usage
 
 
 def prepare(overrides: dict[str, Any], **always: Any) -> Settings:
@@ -31,14 +35,29 @@ def prepare(overrides: dict[str, Any], **always: Any) -> Settings:
     return dataclasses.replace(settings_of(overrides), **always)
 
 
-def load(overrides: dict[str, Any], *, says_expected: bool = False, **always: Any) -> LLM:
-    """Load the model into this process; if wanted, say before what to expect."""
+def planned(overrides: dict[str, Any], usage: Usage, *, explains: bool = False, **always: Any) -> Plan:
+    """Return the plan for what the user set; what was left open is chosen for `usage`.
+
+    `explains`: print it instead, and end the verb.
+    Raises: as `prepare` and `plan_for_start`.
+    """
     settings = prepare(overrides, **always)
-    config = lazy.decide(settings)
-    if says_expected and (expected := lazy.what_to_expect(config, settings.cache_dir)):
+    with steps("Planning") as on_step:
+        plan = lazy.plan_for_start(settings, usage, on_step)
+    if explains:
+        for table in plan_tables(plan):
+            show(table)
+        raise click.exceptions.Exit(0)
+    return plan
+
+
+def load(overrides: dict[str, Any], usage: Usage, *, explains: bool = False, shows_expected: bool = False) -> LLM:
+    """Load the model into this process; if wanted, print before what to expect."""
+    plan = planned(overrides, usage, explains=explains)
+    if shows_expected and (expected := lazy.what_to_expect(plan)):
         click.echo(expected, err=True)
     with progress_bar("Loading") as on_progress:
-        return lazy.LLM.from_config(config, on_progress)
+        return lazy.LLM.from_plan(plan, on_progress)
 
 
 def built_in_model(cache_dir: Path) -> Path:

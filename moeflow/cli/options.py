@@ -110,6 +110,17 @@ _PLAN = click.option(
 )
 
 
+explain_option = click.option(
+    "--explain",
+    "explains",
+    is_flag=True,
+    cls=GroupedOption,
+    group="Diagnostics",
+    is_common=True,
+    help="Print what would be chosen, what to expect and why, and exit.",
+)
+
+
 def engine_options_but(*left_out: str) -> Callable[[Verb], Verb]:
     """Return what adds MODEL and the options that shape an engine, but for some fields of `Settings`.
 

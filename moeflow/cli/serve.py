@@ -12,8 +12,9 @@ import click
 
 from moeflow.cli import lazy
 from moeflow.cli.help import Command, GroupedOption
-from moeflow.cli.local_model import prepare
-from moeflow.cli.options import byte_count, engine_options
+from moeflow.cli.local_model import planned
+from moeflow.cli.options import byte_count, engine_options, explain_option
+from moeflow.planner.usage import SERVING
 
 EPILOG = """\b
 Examples:
@@ -34,6 +35,7 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
 
 @click.command(cls=Command, epilog=EPILOG)
 @engine_options
+@explain_option
 @click.option(
     "--model-name", cls=GroupedOption, group="API", help="The model's name in the API.  [default: its folder or file]"
 )
@@ -153,6 +155,7 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
 )
 def serve(
     overrides: dict[str, Any],
+    explains: bool,
     model_name: str | None,
     data_dir: Path | None,
     **server_overrides: Any,
@@ -162,4 +165,7 @@ def serve(
     MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model is served.
     """
     config = lazy.ServerConfig(**server_overrides, data_dir=data_dir or overrides["cache_dir"] / "jobs")
-    return lazy.serve(lambda: prepare({**overrides, "model_name": model_name}), config)
+    overrides = {**overrides, "model_name": model_name}
+    if explains:
+        planned(overrides, SERVING, explains=True, is_served=True)
+    return lazy.serve(lambda: planned(overrides, SERVING, is_served=True), config)

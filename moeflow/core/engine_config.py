@@ -1,6 +1,6 @@
 """What the engine runs with: every number decided, nothing left on "auto".
 
-Settings (what the user said) become this once, before anything loads; see `planner/resolve.py`.
+Settings (what the user set) become this once, before anything loads; see `planner/resolve.py`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,6 @@ class EngineConfig:
     record_routing: str = ""  # file that gets what routers choose; empty: none
     graph_file: str = ""  # file that gets the last pass's tasks as a graph, at the end; empty: none
     trace_file: str = ""  # file that gets what each lane did when, at the end; empty: none
-    reasons: tuple[tuple[str, str], ...] = ()  # (setting, why it was decided so), for people
 
     @property
     def memory_bytes(self) -> int:

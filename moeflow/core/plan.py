@@ -1,23 +1,24 @@
-"""What was decided before anything runs: the policy, what it is expected to bring, and why. Frozen; JSON in and out.
+"""What was decided before anything runs: the engine's configuration, what that should bring, and why. Frozen; JSON.
 
-Symbols of MoE-Lightning (table 1) stand in the comments. Knows neither how a policy is found nor how it is carried out.
+Symbols of MoE-Lightning (table 1) stand in the comments. Knows neither how a plan is found nor how it is carried out.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Any, Final, Literal
+
+import msgspec
 
 from moeflow.core.arrival_rate import check_rate
-from moeflow.core.hardware import DTYPES
-from moeflow.core.json_fields import Fields, read_json
+from moeflow.core.engine_config import EngineConfig
+from moeflow.core.errors import ConfigError
 
 GOALS: Final = ("throughput", "latency", "memory")
+Goal = Literal["throughput", "latency", "memory"]
 RESIDENT: Final = "resident"  # everything resident: a pass is the model's plain forward
 DISK_OFFLOAD: Final = "disk-offload"  # experts come from disk as a pass needs them
-FORMAT_VERSION: Final = 1  # of the JSON; to be raised when a field means something else
+FORMAT_VERSION: Final = 2  # of the JSON; to be raised when a field means something else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,132 +98,79 @@ class Sensitivity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What a plan is expected to bring for its workload."""
+
+    policy: Policy  # what takes part in a pass of it, and what lies where
+    prefill_tokens_per_s: Estimate
+    decode_tokens_per_s: Estimate
+    decode_alone_tokens_per_s: Estimate  # of one request that finds nobody else
+    tokens_per_s: Estimate  # generated, over prefill and decode
+    time_to_first_token_s: Estimate  # of a request that finds nobody else; all at once wait for `all_prompts_s`
+    all_prompts_s: Estimate  # the prefill of the whole batch
+    time_per_token_s: Estimate  # between two tokens of a request, with the whole batch
+    memory: tuple[TierUse, ...]
+    busy: tuple[tuple[str, float], ...]  # (resource, share of a decoding step's time)
+    bottleneck: str = ""  # empty: not asked for
+    helps: tuple[Sensitivity, ...] = ()  # best first
+    expert_places: tuple[tuple[str, float], ...] = ()  # (tier, share of experts that live there), together 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A decision for one model, machine, workload and goal."""
 
-    model: str
-    machine: str
-    goal: str  # one of GOALS
-    workload: Workload
-    weight_format: str
-    embedding_format: str
-    kv_dtype: str
-    policy: Policy
-    pipeline: str
-    kv_cache_bytes: int
-    memory_bytes: int  # that RAM was limited to; 0: what there is
-    prefill_tokens_per_s: Estimate
-    decode_tokens_per_s: Estimate
-    tokens_per_s: Estimate  # generated, over prefill and decode
-    time_to_first_token_s: Estimate  # of a request that finds nobody else; all at once wait for `all_prompts_s`
-    time_per_token_s: Estimate  # between two tokens of a request, with the whole batch
-    memory: tuple[TierUse, ...]
-    bottleneck: str
-    busy: tuple[tuple[str, float], ...]  # (resource, share of a decoding step's time)
-    helps: tuple[Sensitivity, ...] = ()  # best first
-    reasons: tuple[tuple[str, str], ...] = ()  # (field, why it was decided so)
-    machine_identity: str = ""  # of the machine that was measured for it; empty: from data sheets
-    num_threads: int = 0  # that compute on a host; 0: as many as the machine has cores
-    expert_places: tuple[tuple[str, float], ...] = ()  # (tier, share of experts that live there), together 1
+    config: EngineConfig  # complete: what the engine runs with
+    goal: Goal
+    workload: Workload  # that it was decided for
+    machine: str  # its name
+    machine_identity: str = ""  # of the machine that was measured for it; empty: from data sheets, or not measured
+    forecast: Forecast | None = None  # None: nothing is known of how fast the machine is
+    reasons: tuple[tuple[str, str], ...] = ()  # (what was decided, why so)
 
     @property
-    def all_prompts_s(self) -> Estimate:
-        """The prefill of the whole batch: what the last of N requests that come together waits for its first token."""
-        num_tokens, rate = self.policy.batch_size * self.workload.prompt_len, self.prefill_tokens_per_s
-        return Estimate(num_tokens / rate.value, num_tokens / rate.high, num_tokens / rate.low)
+    def pipeline(self) -> str:
+        """What runs a pass: RESIDENT, DISK_OFFLOAD, or a name of pipeline/catalog.py."""
+        if self.config.offload is not None:
+            return self.config.offload.pipeline
+        return RESIDENT if self.config.experts is None else DISK_OFFLOAD
 
 
 def plan_to_json(plan: Plan) -> str:
     """Return a plan as indented JSON, which `plan_from_json` reads back as an equal one."""
-    names = ("busy", "reasons", "expert_places")
-    pairs = {name: dict(getattr(plan, name)) for name in names}
-    raw = {"format_version": FORMAT_VERSION} | asdict(plan) | pairs
-    return json.dumps(raw, indent=1, allow_nan=False) + "\n"
+    raw = msgspec.json.encode({"format_version": FORMAT_VERSION} | asdict(plan))
+    return msgspec.json.format(raw, indent=1).decode() + "\n"
 
 
 def plan_from_json(text: str | bytes, name: str) -> Plan:
     """Read a plan; `name` is the file's, for messages.
 
-    Raises: ConfigError if it is no JSON, a field is missing, unknown, of the wrong kind or out of range.
+    Raises: ConfigError if it is no JSON, a field is missing, unknown, or of the wrong kind.
     """
-    return read_json(text, f"plan {name}", _plan)
+    remedy = "Make the plan anew with `moeflow plan --json`"
+    try:
+        raw = msgspec.json.decode(text)
+        version = raw.pop("format_version", None) if isinstance(raw, dict) else None
+        if version != FORMAT_VERSION:
+            raise ConfigError(f"plan {name} is of version {version}, this moeflow reads {FORMAT_VERSION}. {remedy}")
+        plan = msgspec.convert(raw, Plan)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # a field of the wrong kind, too
+        raise ConfigError(f"plan {name} cannot be read: {error}. {remedy}") from None
+    unknown = _unknown(raw, msgspec.to_builtins(plan))
+    if unknown:
+        raise ConfigError(f"plan {name} has a field {unknown} that this moeflow does not know. {remedy}")
+    return plan
 
 
-def _plan(fields: Fields) -> Plan:
-    version = fields.count("format_version")
-    if version != FORMAT_VERSION:
-        cause = f"is {version}, but this moeflow reads plans of version {FORMAT_VERSION}"
-        raise fields.error("format_version", cause, "make the plan anew with `moeflow plan --json`")
-    return Plan(
-        model=fields.text("model"),
-        machine=fields.text("machine"),
-        goal=fields.one_of("goal", GOALS),
-        workload=fields.item("workload", _workload),
-        weight_format=fields.one_of("weight_format", DTYPES),
-        embedding_format=fields.one_of("embedding_format", DTYPES),
-        kv_dtype=fields.one_of("kv_dtype", DTYPES),
-        policy=fields.item("policy", _policy),
-        pipeline=fields.text("pipeline"),
-        kv_cache_bytes=fields.count("kv_cache_bytes", least=0),
-        memory_bytes=fields.count("memory_bytes", least=0),
-        prefill_tokens_per_s=fields.item("prefill_tokens_per_s", _estimate),
-        decode_tokens_per_s=fields.item("decode_tokens_per_s", _estimate),
-        tokens_per_s=fields.item("tokens_per_s", _estimate),
-        time_to_first_token_s=fields.item("time_to_first_token_s", _estimate),
-        time_per_token_s=fields.item("time_per_token_s", _estimate),
-        memory=fields.items("memory", _tier),
-        bottleneck=fields.text("bottleneck"),
-        busy=_numbers(fields, "busy"),
-        helps=fields.items("helps", _help, least=0),
-        reasons=tuple((key, str(value)) for key, value in fields.mapping("reasons", default={}).items()),
-        machine_identity=fields.text("machine_identity", default=""),
-        num_threads=fields.count("num_threads", default=0, least=0),
-        expert_places=_numbers(fields, "expert_places", default={}),
-    )
-
-
-def _workload(fields: Fields) -> Workload:
-    return Workload(
-        prompt_len=fields.count("prompt_len"),
-        gen_len=fields.count("gen_len"),
-        max_prompt_len=fields.count("max_prompt_len"),
-        rate=fields.number("rate", default=0.0, least=0.0),
-    )
-
-
-def _policy(fields: Fields) -> Policy:
-    return Policy(
-        batch_size=fields.count("batch_size"),
-        micro_batch=fields.count("micro_batch"),
-        attention_on_device=fields.flag("attention_on_device", default=False),
-        ffn_on_device=fields.flag("ffn_on_device", default=False),
-        weights_on_device=fields.number("weights_on_device", least=0.0),
-        kv_on_device=fields.number("kv_on_device", least=0.0),
-        experts_on_disk=fields.number("experts_on_disk", least=0.0),
-        chunk_tokens=fields.count("chunk_tokens"),
-        num_devices=fields.count("num_devices"),
-    )
-
-
-def _estimate(fields: Fields) -> Estimate:
-    return Estimate(
-        fields.number("value", least=0.0), fields.number("low", least=0.0), fields.number("high", least=0.0)
-    )
-
-
-def _tier(fields: Fields) -> TierUse:
-    return TierUse(
-        tier=fields.text("tier"),
-        peak_bytes=fields.item("peak_bytes", _estimate),
-        capacity_bytes=fields.count("capacity_bytes"),
-    )
-
-
-def _help(fields: Fields) -> Sensitivity:
-    return Sensitivity(change=fields.text("change"), speedup=fields.number("speedup"))
-
-
-def _numbers(fields: Fields, key: str, default: Mapping[str, float] | None = None) -> tuple[tuple[str, float], ...]:
-    raw = fields.mapping(key, default)
-    inner = Fields(raw, fields.file, key)
-    return tuple((name, inner.number(name, least=0.0)) for name in raw)
+def _unknown(raw: Any, known: Any, place: str = "") -> str:
+    """Return the place of a field that is in `raw` only; empty: there is none."""
+    if isinstance(raw, list) and isinstance(known, list):
+        pairs = [(f"{place}[{number}]", *pair) for number, pair in enumerate(zip(raw, known, strict=False))]
+    elif isinstance(raw, dict) and isinstance(known, dict):
+        missing = next((f"{place}.{key}" for key in raw if key not in known), "")
+        if missing:
+            return missing.lstrip(".")
+        pairs = [(f"{place}.{key}", raw[key], known[key]) for key in raw]
+    else:
+        return ""
+    return next((found for at, one, other in pairs if (found := _unknown(one, other, at))), "")

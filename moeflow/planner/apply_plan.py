@@ -6,45 +6,47 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Final
 
+from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError
-from moeflow.core.hardware import RAM
-from moeflow.core.plan import DISK_OFFLOAD, RESIDENT, Plan
-from moeflow.pipeline.catalog import PIPELINES
+from moeflow.core.offload_config import PREFIX, CudaDeviceConfig, OffloadConfig
+from moeflow.core.plan import Plan
 from moeflow.planner.choices.weight_choice import DTYPES, QUANTIZED
-from moeflow.planner.hardware.host import measure_machine
+from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.hardware.this_machine import machine_identity
-from moeflow.planner.model_files import shipped_models
-from moeflow.planner.settings import Settings
+from moeflow.planner.model_files import bare_config
+from moeflow.planner.settings import Settings, options
 
 _FORMATS: Final = ("dtype", "quantize")  # one says what the other would
+_UNPLANNED: Final = {"packed_weights_file", "record_routing", "trace_file", "graph_file"}  # of the run, not the plan
 _DEFAULTS: Final = Settings()
 
 
 def settings_from_plan(plan: Plan, settings: Settings) -> Settings:
     """Return settings that make the engine do what a plan says; what the user set explicitly stays.
 
-    Raises: ConfigError if the plan is for a machine with a device, for another model, or for one without weights.
+    Raises: ConfigError if the plan is for another model, or for one without weights.
     """
-    _check_device(plan, settings)
     _check_model(plan, settings)
-    explicit, planned = _explicit(settings), _planned(plan)
-    return dataclasses.replace(settings, **{name: value for name, value in planned.items() if name not in explicit})
+    explicit, planned = _explicit(settings), settings_of(plan.config)
+    names = (field.name for field in dataclasses.fields(Settings) if field.name not in explicit)
+    decided = {name: getattr(planned, name) for name in names if getattr(planned, name) != _default(name)}
+    return dataclasses.replace(settings, **decided)
 
 
 def overruled(plan: Plan, settings: Settings) -> list[tuple[str, Any, Any]]:
     """Return where explicit settings differ from a plan: (field, the explicit value, the planned value)."""
-    explicit = _explicit(settings) - {"model"}
-    planned = _planned(plan)
+    planned = settings_of(plan.config)
     return [
-        (name, getattr(settings, name), planned[name])
-        for name in planned
-        if name in explicit and getattr(settings, name) not in (planned[name], _default(name))
+        (name, getattr(settings, name), getattr(planned, name))
+        for name in options()
+        if name in _explicit(settings) - _UNPLANNED
+        and getattr(settings, name) not in (getattr(planned, name), _default(name))
     ]
 
 
 def machine_notice(plan: Plan, settings: Settings) -> str | None:
     """Return a warning if a plan was made for another machine than this; None if not."""
-    num_threads = settings.num_threads or plan.num_threads or measure_machine().num_cores
+    num_threads = settings.num_threads or plan.config.num_threads or host_resources().num_cores
     if plan.machine_identity == machine_identity(num_threads):
         return None
     whose = "another machine, or for this one in another state" if plan.machine_identity else plan.machine
@@ -65,47 +67,48 @@ def _explicit(settings: Settings) -> set[str]:
     return explicit | set(_FORMATS) if explicit & set(_FORMATS) else explicit
 
 
-def _planned(plan: Plan) -> dict[str, Any]:
-    quantize = plan.weight_format if plan.weight_format in QUANTIZED else None
-    memory_bytes = plan.memory_bytes or None
-    if memory_bytes is None and plan.pipeline == DISK_OFFLOAD:
-        memory_bytes = next(used.capacity_bytes for used in plan.memory if used.tier == RAM)
-    return {
-        "model": plan.model,
-        "device": "cpu",
-        "dtype": plan.weight_format if plan.weight_format in DTYPES else "auto",
-        "quantize": quantize,
-        "kv_dtype": plan.kv_dtype,
-        "num_threads": plan.num_threads or None,
-        "max_model_len": plan.workload.max_tokens,
-        "max_num_seqs": plan.policy.batch_size,
-        "max_num_batched_tokens": max(plan.policy.chunk_tokens, plan.policy.batch_size),
-        "kv_cache_bytes": plan.kv_cache_bytes,
-        "memory_bytes": memory_bytes,
-    }
+def settings_of(config: EngineConfig) -> Settings:
+    """Return the settings that lead to a configuration again, on a machine with as much memory."""
+    offload, is_own = config.offload, config.is_wide  # the checkpoint's own formats, which "auto" finds again
+    return Settings(
+        model=config.model_path,
+        device=config.device if offload is None else _device(offload),
+        dtype=config.weight_format if config.weight_format in DTYPES and not is_own else "auto",
+        quantize=config.weight_format if config.weight_format in QUANTIZED and not is_own else None,
+        kv_dtype=config.kv_dtype,
+        num_threads=config.num_threads or None,
+        max_model_len=config.scheduler.max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        prefix_caching=config.scheduler.prefix_caching,
+        kv_cache_bytes=config.kv_cache_bytes,
+        memory_bytes=None if config.memory is None else config.memory.limit_bytes,
+        pipeline=None if offload is None else offload.pipeline,
+        micro_batch=None if offload is None else offload.micro_batch_tokens,
+        expert_policy="auto" if config.experts is None else config.experts.policy,
+        predictor="auto" if config.experts is None else config.experts.predictor,
+    )
 
 
-def _check_device(plan: Plan, settings: Settings) -> None:
-    known = (RESIDENT, DISK_OFFLOAD, *PIPELINES)
-    if plan.pipeline not in known:
-        raise ConfigError(f"the plan's pipeline is {plan.pipeline!r}: use one of {', '.join(known)}")
-    if plan.policy.attention_on_device or plan.policy.ffn_on_device:
-        raise ConfigError(
-            f"the plan is for {plan.machine}, which has a device: make one for this machine with `moeflow plan --json`"
-        )
-    if settings.device not in ("auto", "cpu"):
-        raise ConfigError(
-            f"the plan is for a processor without a device, but --device says {settings.device}: leave one of them away"
-        )
+def _device(offload: OffloadConfig) -> str:
+    """Return the device as the user would name it."""
+    device = offload.device
+    if isinstance(device, CudaDeviceConfig):
+        return f"{device.name}:{device.memory_bytes}"
+    speeds = "" if device.speeds.device_flops == 0 else ",t4"
+    return f"{PREFIX}:{device.capacity_bytes},{device.speeds.link / 1e9:g}{speeds}" + (
+        ",torch" if device.computes_in_torch else ""
+    )
 
 
 def _check_model(plan: Plan, settings: Settings) -> None:
-    if settings.model is not None and Path(settings.model).absolute() != Path(plan.model):
+    model = plan.config.model_path
+    if settings.model is not None and Path(settings.model).absolute() != Path(model):
         raise ConfigError(
-            f"the plan is for {plan.model}, not for {settings.model}: "
+            f"the plan is for {model}, not for {settings.model}: "
             f"make one for this model, `moeflow plan {settings.model} --json`"
         )
-    if plan.model.endswith(".json") or plan.model in shipped_models():
+    if bare_config(model) is not None:
         raise ConfigError(
-            f"the plan is for {plan.model}, a shape without weights: make one for a folder or .gguf file that has them"
+            f"the plan is for {model}, a shape without weights: make one for a folder or .gguf file that has them"
         )

@@ -18,3 +18,8 @@ def shipped_models() -> Mapping[str, Path]:
     """Return the file of each shipped shape by its name."""
     found = {file.name.removesuffix(_SUFFIX): Path(str(file)) for file in _SHIPPED.iterdir()}
     return {name: file for name, file in sorted(found.items()) if file.suffix == _SUFFIX}
+
+
+def bare_config(model: str) -> Path | None:
+    """Return the file that has a model's shape without weights; None if the model is a checkpoint."""
+    return shipped_models().get(model) or (Path(model) if model.endswith(_SUFFIX) else None)

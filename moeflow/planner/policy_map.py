@@ -10,8 +10,8 @@ from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import DISK, RAM, Link, LinkRate, Machine
 from moeflow.core.plan import Policy
 from moeflow.planner.costs.cost_model import CostModel
-from moeflow.planner.plan_maker import planned_policy
-from moeflow.planner.policy_search import Objective
+from moeflow.planner.objective import Objective
+from moeflow.planner.search import search
 
 FACTORS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)  # of what the machine has
 MAP_SEQUENCES: Final = 8  # whose keys and values there is always room for
@@ -72,10 +72,10 @@ def _axes(model: CostModel) -> tuple[Sequence[float], Sequence[float]]:
 
 def _point(model: CostModel, objective: Objective, x: float, y: float) -> MapPoint:
     try:
-        policy, prediction = planned_policy(model, objective)
+        model, policy = search(model, objective)
     except CapacityError:
         return MapPoint(x, y, None, 0.0)
-    return MapPoint(x, y, policy, prediction.tokens_per_s)
+    return MapPoint(x, y, policy, model.predict(policy).tokens_per_s)
 
 
 def _other_device(model: CostModel, objective: Objective, link: float, host: float) -> tuple[CostModel, Objective]:

@@ -15,7 +15,7 @@ from moeflow.core.plan import Policy
 from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy
 from moeflow.planner.costs.model_costs import Work
 from moeflow.planner.costs.roofline import Roofs, roofs, work_seconds
-from moeflow.planner.plan_maker import expert_places
+from moeflow.planner.forecast import expert_places
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import gc
 import signal
@@ -26,12 +25,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError, MoeflowError
+from moeflow.core.plan import Plan
 from moeflow.engine.generator import Generator
 from moeflow.engine.process.supervisor import Supervisor
 from moeflow.engine.text.tokenizer import Tokenizer
-from moeflow.planner.estimate import HINT, what_to_expect
-from moeflow.planner.resolve import decide
-from moeflow.planner.settings import Settings
+from moeflow.planner.plan_text import what_to_expect
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
 from moeflow.server.connection import PATIENCE, Connection, Patience
@@ -48,26 +46,24 @@ _BROKEN = 0  # among signals: the engine or HTTP has failed
 _FORCED = 128  # shells' way to say "ended by signal": 128 + its number
 
 
-def serve(prepare: Callable[[], Settings], config: ServerConfig) -> int:
+def serve(plan: Callable[[], Plan], config: ServerConfig) -> int:
     """Serve until a signal or the engine's death ends it; return the exit code: 0 after an orderly end, else 1.
 
-    `prepare` returns the settings and may take minutes to make the model they name: the port is taken before.
+    `plan` returns what to run and may take minutes to make the model it names: the port is taken before.
 
     Blocks: until then.
     Raises: ConfigError for host or port; whatever keeps the model from loading.
     """
     configure_logs(config.log_level, config.log_format)
     with listen(config) as listener:
-        settings = dataclasses.replace(prepare(), is_served=True)
-        engine_config = decide(settings)
-        expected = what_to_expect(engine_config, settings.cache_dir, is_served=True)
-        if expected not in ("", HINT):  # a log is no place for advice
+        decided = plan()
+        if expected := what_to_expect(decided):
             print(expected, file=sys.stderr)
         if not config.is_loopback and config.api_key is None:
             print(
                 f"warning: everybody who can reach {config.host} may use this server; set an API key", file=sys.stderr
             )
-        return asyncio.run(_serve(listener, engine_config, config))
+        return asyncio.run(_serve(listener, decided.config, config))
 
 
 async def _serve(listener: socket.socket, engine_config: EngineConfig, config: ServerConfig) -> int:

@@ -23,7 +23,7 @@ from moeflow.models.layers.mlp import MLP, FusedMLP
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.loading import load_model
-from moeflow.planner.hardware.host import measure_machine
+from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.settings import BLOCK_SIZE
 
 
@@ -33,7 +33,7 @@ def load_bare_model(checkpoint: Checkpoint, on_bytes: Callable[[int, int], None]
     Raises: CapacityError if it does not hold that either; CheckpointError.
     """
     num_values = sum(math.prod(info.shape) for info in checkpoint.tensors.values())
-    have_bytes = measure_machine().available_bytes
+    have_bytes = host_resources().available_bytes
     for dtype in (torch.float32, torch.bfloat16):
         need_bytes = num_values * dtype.itemsize * 9 // 8  # an eighth for what a pass needs
         if need_bytes <= have_bytes:

@@ -9,20 +9,22 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CapacityError, EngineError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
 from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.planner.costs.routing_profile import RoutingProfile, load_profile, save_profile
-from moeflow.planner.hardware.host import measure_machine
+from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.known_routing import routing_file
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.planner.simulator.routing_study import ROUND_TOKENS, study_routing
 from moeflow.train.calibration_text import calibration_text
@@ -42,7 +44,8 @@ def ensure_profile(settings: Settings, on_done: OnDone = lambda *_: None) -> Rou
     Raises: CheckpointError, also if there is no tokenizer; as `Engine.load`; EngineError.
     """
     assert settings.model is not None, "a model is named"
-    file = routing_file(settings.model, settings.cache_dir)
+    with closing(open_checkpoint(settings.model)) as checkpoint:
+        file = routing_file(checkpoint, settings.cache_dir)
     known = load_profile(file)
     if known is None:
         known = _learn(settings, on_done)
@@ -98,12 +101,12 @@ def _record(settings: Settings, tokens: list[int], on_done: OnDone) -> None:
     In parts no longer than usual prompts: what a router chooses depends on how much came before.
     """
     try:
-        config = decide(settings)
+        config = resolve(settings).config
     except CapacityError:
         if settings.memory_bytes is not None:
             raise
-        memory_bytes = int(measure_machine().available_bytes * _MEMORY_SHARE)
-        config = decide(dataclasses.replace(settings, memory_bytes=memory_bytes))
+        memory_bytes = int(host_resources().available_bytes * _MEMORY_SHARE)
+        config = resolve(dataclasses.replace(settings, memory_bytes=memory_bytes)).config
     engine = Engine.load(config)
     try:
         length = min(SEQUENCE_TOKENS, engine.model.max_model_len - 1)

@@ -13,7 +13,7 @@ from moeflow.bench.serve_run import with_policy
 from moeflow.core.errors import ConfigError, EngineError
 from moeflow.core.request import FinishReason
 from moeflow.engine.messages import EngineStats, TokenOutput
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.workload.poisson import WorkloadSpec, make_arrivals
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -26,9 +26,9 @@ TRAFFIC = WorkloadSpec(rate=200.0, num_requests=6, max_prompt=9, max_new=4, voca
 def config(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny_mixtral(folder)
-    return decide(
+    return resolve(
         Settings(model=str(folder), num_threads=1, max_num_seqs=2, max_num_batched_tokens=32, prefix_caching=False)
-    )
+    ).config
 
 
 class ToldEngine:

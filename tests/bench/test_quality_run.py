@@ -11,7 +11,7 @@ import pytest
 from moeflow.bench.quality_run import Answers, Task, answer, compare, describe_comparison, in_own_precision, make_task
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import ConfigError
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.train.bare_model import load_bare_model
 from moeflow.train.perplexity import perplexity
@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
 
 
 def config(folder: str, **changes):
-    return decide(Settings(model=folder, num_threads=1, max_num_seqs=1, prefix_caching=False, **changes))
+    return resolve(Settings(model=folder, num_threads=1, max_num_seqs=1, prefix_caching=False, **changes)).config
 
 
 def test_the_figures_by_hand():

@@ -10,7 +10,7 @@ import pytest
 from moeflow.bench.metrics import Served
 from moeflow.bench.serve_run import Progress, Sweep, check_server, result, run_engines, with_policy
 from moeflow.core.errors import ConfigError
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.workload.poisson import WorkloadSpec
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -22,9 +22,9 @@ SPEC = WorkloadSpec(rate=1.0, num_requests=12, max_prompt=20, max_new=10, vocab_
 def config(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny_mixtral(folder)
-    return decide(
+    return resolve(
         Settings(model=str(folder), num_threads=1, max_num_seqs=4, max_num_batched_tokens=32, prefix_caching=False)
-    )
+    ).config
 
 
 def collect(results: list, requests: list) -> Progress:

@@ -108,7 +108,7 @@ def test_the_pipelines_are_compared_on_a_hollow_model(arguments, tmp_path):
 def test_a_model_too_large_for_main_memory_is_made_narrower(arguments, tmp_path, monkeypatch):
     written = []
     monkeypatch.setattr(gpu_check, "write_hollow_mixtral", lambda *arguments: written.append(arguments[2]))
-    monkeypatch.setattr(gpu_check, "measure_machine", lambda: gpu_check.argparse.Namespace(available_bytes=40e9))
+    monkeypatch.setattr(gpu_check, "host_resources", lambda: gpu_check.argparse.Namespace(available_bytes=40e9))
     result = outcome([*arguments, "--shape", "mixtral-8x7b"], tmp_path, "hollow")
     assert result["narrow"] == written[0] == 2  # 93 GB, of which a quarter has room
 

@@ -14,9 +14,9 @@ from benchmarks.hollow_model import FILLED, write_hollow_mixtral
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.engine.offload import offloaded_model
 from moeflow.models.layers.weight_allocator import WeightAllocator
-from moeflow.planner.hardware.host import measure_machine
+from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.model_files import shipped_models
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from tests.pipeline.devices.fake_cuda import WatchedDevice
 
 SMALL = {"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 97}
@@ -73,8 +73,8 @@ def test_a_gpu_s_pipelines_come_one_after_the_other(folder, monkeypatch):
         return devices[-1]
 
     monkeypatch.setattr(offloaded_model, "make_device", make_device)
-    machine = dataclasses.replace(measure_machine(), accelerator="cuda", accelerator_free_bytes=2**33)
-    monkeypatch.setattr(pipelines, "decide", lambda settings: decide(settings, machine))
+    machine = dataclasses.replace(host_resources(), accelerator="cuda", accelerator_free_bytes=2**33)
+    monkeypatch.setattr(pipelines, "resolve", lambda settings: resolve(settings, resources=machine))
     monkeypatch.setattr(pipelines, "make_allocator", in_main_memory)
     monkeypatch.setattr(pipelines, "set_up", lambda _: None)
     records = measured(folder, "cuda:2GiB")

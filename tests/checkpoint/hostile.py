@@ -340,7 +340,7 @@ def _linked(folder: Path) -> Path:
 def attempt(maker: str, path: str, reply: Any) -> None:
     """Open a model as the engine does, in a process of its own; tell `reply` an Outcome."""
     from moeflow.engine.text.tokenizer import Tokenizer
-    from moeflow.planner.resolve import decide
+    from moeflow.planner.resolve import resolve
     from moeflow.planner.settings import Settings
 
     before = _peak_bytes()
@@ -352,7 +352,7 @@ def attempt(maker: str, path: str, reply: Any) -> None:
         if maker in TOKENIZERS:
             Tokenizer.load(path)
         else:
-            decide(Settings(model=path, device="cpu"))
+            resolve(Settings(model=path, device="cpu"))
     except BaseException as caught:
         error = caught
     is_ours = isinstance(error, CheckpointError)

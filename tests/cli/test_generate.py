@@ -51,7 +51,7 @@ class ShoutingLLM:
 @pytest.fixture
 def llm(monkeypatch):
     made = ShoutingLLM()
-    monkeypatch.setattr(module, "load", lambda overrides, **_: made)
+    monkeypatch.setattr(module, "load", lambda overrides, usage, **_: made)
     return made
 
 

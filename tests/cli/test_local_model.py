@@ -1,10 +1,13 @@
 from pathlib import Path
 
+import click
 import pytest
 
 from moeflow.cli import lazy
 from moeflow.cli.local_model import built_in_model, load, prepare
 from moeflow.planner.settings import Settings
+from moeflow.planner.usage import SERVING
+from tests.planner.example_plans import PLAN
 
 
 @pytest.fixture
@@ -47,20 +50,30 @@ def test_a_model_of_ones_own_needs_nothing_made(made, tmp_path):
     assert made == []
 
 
-@pytest.mark.parametrize("says_expected", [True, False])
-def test_what_is_expected_is_said_of_what_is_loaded_and_that_decided_once(monkeypatch, tmp_path, capsys, says_expected):
-    decided, loaded = [], []
+@pytest.mark.parametrize("shows_expected", [True, False])
+def test_what_is_expected_is_shown_of_what_is_loaded(monkeypatch, tmp_path, capsys, shows_expected):
+    asked, loaded = [], []
 
-    def decide(settings):
-        decided.append(settings)
-        return f"config {len(decided)}"
+    def plan_for_start(settings, usage, on_step):
+        asked.append(usage)
+        return f"plan {len(asked)}"
 
     class FakeLLM:
-        from_config = staticmethod(lambda config, on_progress: loaded.append(config))
+        from_plan = staticmethod(lambda plan, on_progress: loaded.append(plan))
 
-    monkeypatch.setitem(vars(lazy), "decide", decide)
-    monkeypatch.setitem(vars(lazy), "what_to_expect", lambda config, cache_dir: f"{config} is fast")
+    monkeypatch.setitem(vars(lazy), "plan_for_start", plan_for_start)
+    monkeypatch.setitem(vars(lazy), "what_to_expect", lambda plan: f"{plan} is fast")
     monkeypatch.setitem(vars(lazy), "LLM", FakeLLM)
-    load(overrides("my/model", tmp_path), says_expected=says_expected)
-    assert (len(decided), loaded) == (1, ["config 1"])
-    assert capsys.readouterr().err == ("config 1 is fast\n" if says_expected else "")
+    load(overrides("my/model", tmp_path), SERVING, shows_expected=shows_expected)
+    assert (asked, loaded) == ([SERVING], ["plan 1"])
+    assert capsys.readouterr().err == ("plan 1 is fast\n" if shows_expected else "")
+
+
+def test_a_plan_that_is_to_be_explained_is_printed_and_nothing_loaded(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(vars(lazy), "plan_for_start", lambda settings, usage, on_step: PLAN)
+    with pytest.raises(click.exceptions.Exit) as ended:
+        load(overrides("my/model", tmp_path), SERVING, explains=True)
+    assert ended.value.exit_code == 0
+    shown = capsys.readouterr().out
+    assert "sequences at once (N)" in shown
+    assert "time to first token" in shown

@@ -25,11 +25,12 @@ def served(monkeypatch):
     """Stand in for the server: what it was started with."""
     calls: list[tuple[Settings, ServerConfig]] = []
 
-    def serve(prepare: Callable[[], Settings], config: ServerConfig) -> int:
-        calls.append((prepare(), config))
+    def serve(plan: Callable[[], Settings], config: ServerConfig) -> int:
+        calls.append((plan(), config))
         return 0
 
     monkeypatch.setitem(vars(lazy), "serve", serve)
+    monkeypatch.setitem(vars(lazy), "plan_for_start", lambda settings, usage, on_step: settings)
     monkeypatch.delenv("MOEFLOW_API_KEY", raising=False)
     return calls
 
@@ -40,7 +41,9 @@ def run(*args: str):
 
 def test_without_options_the_defaults_are_those_of_the_floors_below(served, tmp_path):
     assert run("--cache-dir", str(tmp_path)).exit_code == 0
-    assert served == [(Settings(model="my/model", cache_dir=tmp_path), ServerConfig(data_dir=tmp_path / "jobs"))]
+    assert served == [
+        (Settings(model="my/model", cache_dir=tmp_path, is_served=True), ServerConfig(data_dir=tmp_path / "jobs"))
+    ]
 
 
 def test_every_wish_arrives(served, tmp_path):
@@ -59,6 +62,7 @@ def test_every_wish_arrives(served, tmp_path):
         kv_cache_bytes=1024**3,
         prefix_caching=False,
         cache_dir=tmp_path,
+        is_served=True,
     )
     config = ServerConfig(
         host="0.0.0.0",
@@ -95,10 +99,10 @@ def test_the_servers_exit_code_is_the_shells(served, monkeypatch):
 def unmade(monkeypatch):
     """Refuse to look for a model."""
 
-    def prepare(overrides: dict[str, object]) -> Settings:
+    def prepare(overrides: dict[str, object], **always: object) -> Settings:
         raise ConfigError("looked for a model")
 
-    monkeypatch.setattr("moeflow.cli.serve.prepare", prepare)
+    monkeypatch.setattr("moeflow.cli.local_model.prepare", prepare)
 
 
 def test_a_wrong_wish_is_told_before_a_model_is_looked_for(served, unmade):

@@ -26,14 +26,15 @@ import json, re, sys
 from pathlib import Path
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
-from moeflow.planner.hardware.host import measure_machine
+from moeflow.planner.hardware.host import host_resources
 from moeflow.engine.messages import Submission
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.kernels.cpu import extension
 
 def config(memory_bytes):
-    return decide(Settings(model=sys.argv[1], cache_dir=Path(sys.argv[2]), memory_bytes=memory_bytes, max_num_seqs=4))
+    settings = Settings(model=sys.argv[1], cache_dir=Path(sys.argv[2]), memory_bytes=memory_bytes, max_num_seqs=4)
+    return resolve(settings).config
 
 memory = config(2**31).memory
 limit_bytes = memory.process_bytes + memory.work_bytes + 24 * 2**20

@@ -11,7 +11,7 @@ import torch
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission, TokenOutput
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -23,9 +23,9 @@ def tiny(tmp_path_factory):
 
 
 def load(folder, num_blocks: int = 40, **changes) -> Engine:
-    config = decide(
+    config = resolve(
         Settings(model=str(folder), num_threads=1, max_num_seqs=8, max_num_batched_tokens=24, dtype="float32")
-    )
+    ).config
     scheduler = dataclasses.replace(config.scheduler, num_blocks=num_blocks, max_model_len=160, **changes)
     return Engine.load(dataclasses.replace(config, scheduler=scheduler))
 

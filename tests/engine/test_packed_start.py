@@ -14,7 +14,7 @@ from moeflow.core.units import GIB
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.costs.process_memory import resident_bytes
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.engine.streamed_runs import run
 from tests.tiny_llama import write_tiny_llama
@@ -35,7 +35,11 @@ def models(tmp_path_factory):
 
 
 def config_of(model, **settings):
-    return decide(Settings(model=str(model), num_threads=1, kv_cache_bytes=2**20, **settings))
+    return plan_of(model, **settings).config
+
+
+def plan_of(model, **settings):
+    return resolve(Settings(model=str(model), num_threads=1, kv_cache_bytes=2**20, **settings)).plan
 
 
 @pytest.mark.parametrize("name", ["mixtral", "built-in", "dense"])
@@ -46,7 +50,7 @@ def test_tokens_are_those_of_weights_packed_at_the_start(models, tmp_path, name,
     index = pack(str(models / name), None, cache_dir=tmp_path, **formats)
     mapped = config_of(models / name, cache_dir=tmp_path, **formats)
     assert mapped.packed_file == str(index.path)
-    assert f"mapped from {index.path}" in dict(mapped.reasons)["start"]
+    assert f"mapped from {index.path}" in dict(plan_of(models / name, cache_dir=tmp_path, **formats).reasons)["start"]
     assert run(mapped, PROMPTS) == run(unmapped, PROMPTS)
 
 
@@ -66,9 +70,10 @@ def test_a_named_file_is_mapped_also_within_a_limit_that_holds_everything(models
 
 
 def test_a_named_file_that_is_not_there_is_told_and_not_made(models, tmp_path):
-    config = config_of(models / "mixtral", packed_weights_file=tmp_path / "mine")
+    plan = plan_of(models / "mixtral", packed_weights_file=tmp_path / "mine")
+    config = plan.config
     assert config.packed_file == ""
-    assert "mine is not there (`moeflow pack` makes it)" in dict(config.reasons)["start"]
+    assert "mine is not there (`moeflow pack` makes it)" in dict(plan.reasons)["start"]
     run(config, PROMPTS)
     assert not (tmp_path / "mine").exists()
 

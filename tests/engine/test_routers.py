@@ -14,7 +14,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.models.registry import read_model_config
 from moeflow.planner.choices.offload_plan import costs_of
 from moeflow.planner.choices.packed_files import pack
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.checkpoint.tiny_models import EXPERTS, HIDDEN, LAYERS, random_weights, write_gguf
 
@@ -43,13 +43,13 @@ def loaded_routers(config):
 def test_no_bit_of_a_router_is_lost(tmp_path, kind, routers, want):
     file = write(tmp_path, kind, routers)
     settings = Settings(model=str(file), device="cpu", num_threads=1, cache_dir=tmp_path, kv_cache_bytes=2**20)
-    config = decide(settings)
+    config = resolve(settings).config
     assert (config.weight_format, config.router_format) == want
     with closing(open_checkpoint(file)) as checkpoint:
         stored = [checkpoint.read(name).float() for name in NAMES]
     assert all(map(torch.equal, [router.unpack() for router in loaded_routers(config)], stored))
     index = pack(str(file), None, cache_dir=tmp_path)
-    packed = decide(settings)
+    packed = resolve(settings).config
     assert packed.packed_file == str(index.path)
     assert all(map(torch.equal, [router.unpack() for router in loaded_routers(packed)], stored))
 
@@ -68,7 +68,7 @@ def test_estimates_count_routers_as_they_are_kept(tmp_path):
     num_bytes = {}
     for routers in (Kind.F32, Kind.BF16):
         file = write(tmp_path, Kind.BF16, routers)
-        config = decide(Settings(model=str(file), device="cpu", num_threads=1, memory_bytes=2**34))
+        config = resolve(Settings(model=str(file), device="cpu", num_threads=1, memory_bytes=2**34)).config
         with closing(open_checkpoint(file)) as checkpoint:
             costs = costs_of(read_model_config(checkpoint), config)
         norms = 4 * (2 * LAYERS + 1) * HIDDEN

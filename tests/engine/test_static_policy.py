@@ -12,7 +12,7 @@ from moeflow.core.request import FinishReason
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import EngineStats, TokenOutput
 from moeflow.engine.process.main import EngineProcess
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.engine.fake_runner import make_engine
 from tests.engine.submissions import run, submission, tokens
@@ -66,7 +66,7 @@ def test_a_step_computes_nothing_while_the_batch_may_still_fill():
 def config(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny_mixtral(folder)
-    return decide(Settings(model=str(folder), num_threads=1, max_num_seqs=4, max_num_batched_tokens=64))
+    return resolve(Settings(model=str(folder), num_threads=1, max_num_seqs=4, max_num_batched_tokens=64)).config
 
 
 def static(config, **changes):

@@ -21,7 +21,7 @@ from moeflow.experts.predict.registry import NO_PREDICTOR, PREDICTORS
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import expert_bytes
 from moeflow.planner.choices.packed_files import pack
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.workload.routing_trace import read_routing_trace
 from tests.checkpoint.packed.slabs import flip_bit
@@ -44,7 +44,7 @@ def quick_probe(monkeypatch):
 
 
 def resident_config(model, **settings) -> EngineConfig:
-    return decide(Settings(model=model, num_threads=1, kv_cache_bytes=2**20, **settings))
+    return resolve(Settings(model=model, num_threads=1, kv_cache_bytes=2**20, **settings)).config
 
 
 def streamed_config(model, packed_weights_file, num_slots, policy="lru", predictor="none", **settings) -> EngineConfig:

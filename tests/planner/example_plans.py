@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moeflow.core.plan import RESIDENT, Estimate, Plan, Policy, TierUse, Workload
+from moeflow.core.engine_config import EngineConfig, SchedulerConfig
+from moeflow.core.plan import Estimate, Forecast, Plan, Policy, TierUse, Workload
 
 CONFIG = {
     "model_type": "mixtral",
@@ -23,25 +24,36 @@ CONFIG = {
 
 ONE = Estimate(1.0, 0.5, 2.0)
 MODEL = str(Path("/models/tiny"))
-PLAN = Plan(
-    model=MODEL,
-    machine="this machine",
-    goal="throughput",
-    workload=Workload(prompt_len=20, gen_len=10, max_prompt_len=30),
+ENGINE_CONFIG = EngineConfig(
+    model_path=MODEL,
+    model_name="tiny",
+    dtype="float32",
     weight_format="int8",
     embedding_format="int8",
+    cpu_isa="",
     kv_dtype="bfloat16",
-    policy=Policy(batch_size=6, micro_batch=6, attention_on_device=False, ffn_on_device=False, chunk_tokens=128),
-    pipeline=RESIDENT,
+    device="cpu",
+    num_threads=3,
+    scheduler=SchedulerConfig(num_blocks=18, max_model_len=40, max_num_seqs=6, max_num_batched_tokens=128),
     kv_cache_bytes=1 << 20,
-    memory_bytes=0,
+)
+FORECAST = Forecast(
+    policy=Policy(batch_size=6, micro_batch=6, attention_on_device=False, ffn_on_device=False, chunk_tokens=128),
     prefill_tokens_per_s=ONE,
     decode_tokens_per_s=ONE,
+    decode_alone_tokens_per_s=ONE,
     tokens_per_s=ONE,
     time_to_first_token_s=ONE,
+    all_prompts_s=ONE,
     time_per_token_s=ONE,
     memory=(TierUse(tier="ram", peak_bytes=ONE, capacity_bytes=1 << 30),),
     bottleneck="reading from RAM",
     busy=(("host", 1.0),),
-    num_threads=3,
+)
+PLAN = Plan(
+    config=ENGINE_CONFIG,
+    goal="throughput",
+    workload=Workload(prompt_len=20, gen_len=10, max_prompt_len=30),
+    machine="this machine",
+    forecast=FORECAST,
 )

@@ -6,12 +6,19 @@ import dataclasses
 
 import pytest
 
+from moeflow.core.engine_config import ExpertSlotsConfig, MemoryPlan
 from moeflow.core.errors import ConfigError
-from moeflow.core.plan import DISK_OFFLOAD
-from moeflow.planner.apply_plan import machine_notice, overruled, settings_from_plan
+from moeflow.kernels.cpu import extension
+from moeflow.planner.apply_plan import machine_notice, overruled, settings_from_plan, settings_of
 from moeflow.planner.hardware.this_machine import machine_identity
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
-from tests.planner.example_plans import MODEL, PLAN
+from tests.planner.example_plans import ENGINE_CONFIG, MODEL, PLAN
+from tests.tiny_mixtral import write_tiny_mixtral
+
+
+def with_config(**changes):
+    return dataclasses.replace(PLAN, config=dataclasses.replace(ENGINE_CONFIG, **changes))
 
 
 def test_all_that_a_plan_decides_becomes_settings():
@@ -29,45 +36,66 @@ def test_all_that_a_plan_decides_becomes_settings():
     assert overruled(PLAN, Settings(model=MODEL)) == []
 
 
-def test_what_the_user_said_stays_and_is_told():
+@pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"dtype": "bfloat16", "max_num_seqs": 5, "prefix_caching": False},
+        {"quantize": "int4", "kv_dtype": "int8", "num_threads": 1, "max_model_len": 64},
+        {"memory_bytes": 1 << 30},
+        {"device": "emulated:64MiB,1,t4", "pipeline": "flexgen", "micro_batch": 4},
+        {"device": "emulated:64MiB,0.5,torch"},
+    ],
+)
+def test_a_configuration_is_decided_again_from_its_settings(tmp_path, asked):
+    write_tiny_mixtral(tmp_path)
+    config = resolve(Settings(model=str(tmp_path), kv_cache_bytes=1 << 20, cache_dir=tmp_path, **asked)).config
+    again = dataclasses.replace(settings_of(config), cache_dir=tmp_path)
+    assert resolve(again).config == dataclasses.replace(config, is_wide=resolve(again).config.is_wide)
+
+
+def test_what_the_user_set_stays_and_is_reported():
     explicit = Settings(model=MODEL, max_num_seqs=2, kv_dtype="bfloat16")
     assert settings_from_plan(PLAN, explicit).max_num_seqs == 2
     assert overruled(PLAN, explicit) == [("max_num_seqs", 2, 6)]
 
 
 @pytest.mark.parametrize("explicit", [{"dtype": "bfloat16"}, {"quantize": "int4"}])
-def test_formats_are_said_by_one_of_them(explicit):
+def test_formats_are_set_by_one_of_them(explicit):
     settings = settings_from_plan(PLAN, Settings(**explicit))
     assert (settings.dtype, settings.quantize) == (explicit.get("dtype", "auto"), explicit.get("quantize"))
     assert [name for name, _, _ in overruled(PLAN, Settings(**explicit))] == list(explicit)
 
 
-def test_experts_from_disk_keep_to_the_memory_that_was_planned_with():
-    assert settings_from_plan(dataclasses.replace(PLAN, pipeline=DISK_OFFLOAD), Settings()).memory_bytes == 1 << 30
-    assert settings_from_plan(dataclasses.replace(PLAN, memory_bytes=5 << 20), Settings()).memory_bytes == 5 << 20
+def test_a_checkpoints_own_formats_are_left_to_be_found_again():
+    settings = settings_from_plan(with_config(is_wide=True), Settings())
+    assert (settings.dtype, settings.quantize) == ("auto", None)
+
+
+def test_experts_from_disk_keep_to_the_memory_and_the_policies_that_were_planned_with():
+    slots = ExpertSlotsConfig(
+        packed_weights_file="x", num_slots=6, slab_bytes=4096, policy="lru", predictor="frequency"
+    )
+    memory = MemoryPlan(limit_bytes=5 << 20, process_bytes=1, weight_bytes=1, work_bytes=1)
+    settings = settings_from_plan(with_config(experts=slots, memory=memory), Settings())
+    assert (settings.memory_bytes, settings.expert_policy, settings.predictor) == (5 << 20, "lru", "frequency")
 
 
 @pytest.mark.parametrize(
     ("changes", "explicit", "complaint"),
     [
         ({}, {"model": "other"}, "not for other: make one for this model, `moeflow plan other --json`"),
-        ({}, {"device": "emulated:1GiB,1"}, "--device says emulated:1GiB,1: leave one of them away"),
-        ({"pipeline": "magic"}, {}, "pipeline is 'magic': use one of resident, disk-offload, cgopipe"),
-        ({"model": "/models/config.json"}, {}, "without weights: make one for a folder"),
-        ({"model": "mixtral-8x7b"}, {"model": None}, "without weights: make one for a folder"),
-        (
-            {"policy": dataclasses.replace(PLAN.policy, ffn_on_device=True), "machine": "t4"},
-            {},
-            "for t4, which has a device: make one for this machine",
-        ),
+        ({"model_path": "/models/config.json"}, {}, "without weights: make one for a folder"),
+        ({"model_path": "mixtral-8x7b"}, {"model": None}, "without weights: make one for a folder"),
     ],
 )
 def test_plans_for_something_else_are_refused(changes, explicit, complaint):
     with pytest.raises(ConfigError, match=complaint):
-        settings_from_plan(dataclasses.replace(PLAN, **changes), Settings(**explicit))
+        settings_from_plan(with_config(**changes), Settings(**explicit))
 
 
-def test_a_plan_of_another_machine_is_told():
+def test_a_plan_of_another_machine_is_reported():
     here = dataclasses.replace(PLAN, machine_identity=machine_identity(3))
     assert machine_notice(here, Settings()) is None
     assert "with --threads 2" in (machine_notice(here, Settings(num_threads=2)) or "")

@@ -1,4 +1,4 @@
-"""What is said before loading is what the cost model says of the configuration."""
+"""What is expected before loading is what the cost model predicts of the configuration."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 
 from moeflow.core.engine_config import ExpertSlotsConfig, MemoryPlan
 from moeflow.kernels.cpu import extension
-from moeflow.planner.costs.routing_profile import save_profile
-from moeflow.planner.estimate import GUESS, HINT, can_be_predicted, expectations, what_to_expect
+from moeflow.planner.estimate import Estimator
 from moeflow.planner.hardware.hardware_json import machine_to_json
 from moeflow.planner.hardware.this_machine import machine_file
-from moeflow.planner.known_routing import routing_file
-from moeflow.planner.resolve import decide
+from moeflow.planner.plan_text import what_to_expect
+from moeflow.planner.planning import plan_for_start
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.planner.examples import machine, routing
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -22,61 +22,76 @@ pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.w
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory):
+def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny_mixtral(folder)
-    config = decide(Settings(model=str(folder), num_threads=1, max_num_seqs=4, kv_cache_bytes=1 << 20))
-    return dataclasses.replace(config, cpu_isa=extension.isa_name())
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def config(model):
+    return resolve(Settings(model=model, num_threads=1, max_num_seqs=4, kv_cache_bytes=1 << 20)).config
+
+
+@pytest.fixture(scope="module")
+def shape(model):
+    where = machine(ram=2 * 10**9)
+    return resolve(Settings(model=model), machine_of=lambda _: where).estimator.shape
 
 
 @pytest.fixture
-def streamed(config):
-    """Return the configuration with room for six of eight experts."""
+def streamed(config, shape):
+    """Return an estimator of the configuration with room for six of eight experts."""
     slots = ExpertSlotsConfig(packed_weights_file="x", num_slots=6, slab_bytes=4096, min_slots=1)
     memory = MemoryPlan(limit_bytes=1 << 30, process_bytes=1 << 28, weight_bytes=1 << 20, work_bytes=0)
-    return dataclasses.replace(config, experts=slots, memory=memory)
+    return Estimator(dataclasses.replace(config, experts=slots, memory=memory), shape, machine(ram=2 * 10**9))
 
 
-def test_a_machine_that_was_measured_tells(config, tmp_path):
-    assert what_to_expect(config, tmp_path) == HINT
+def test_a_start_on_a_machine_that_was_measured_is_told_what_to_expect(model, tmp_path):
     file = machine_file(tmp_path, 1)
     file.parent.mkdir()
     file.write_text(machine_to_json(machine(ram=2 * 10**9)))
-    line = what_to_expect(config, tmp_path)
+    plan = plan_for_start(Settings(model=model, num_threads=1, max_num_seqs=4, cache_dir=tmp_path))
+    line = what_to_expect(plan)
     assert "tokens/s at batch 1 and " in line
     assert " at 4, first token of 256 after " in line
-    assert GUESS not in line
 
 
-def test_experts_on_disk_are_spoken_of_by_what_was_learnt_of_their_routers(streamed, tmp_path):
-    file = machine_file(tmp_path, 1)
-    file.parent.mkdir()
-    file.write_text(machine_to_json(machine(ram=2 * 10**9)))
-    guess = what_to_expect(streamed, tmp_path)
-    assert guess.endswith(GUESS)
-    save_profile(routing(decode=(0.0,) * 5, prefill=(0.0,) * 5), routing_file(streamed.model_path, tmp_path))
-    known = what_to_expect(streamed, tmp_path)
-    assert GUESS not in known
-    assert known != guess.removesuffix(f"; {GUESS}")
+def test_experts_on_disk_are_predicted_by_what_was_learnt_of_their_routers(streamed, config, model):
+    plan = resolve(Settings(model=model)).plan
+    guess = what_to_expect(streamed.complete(plan))
+    assert "if routers choose evenly (`moeflow pack` learns how they do)" in guess
+    learnt = dataclasses.replace(streamed, routing=routing(decode=(0.0,) * 5, prefill=(0.0,) * 5))
+    known = what_to_expect(learnt.complete(plan))
+    assert "if routers choose evenly" not in known
+    assert known.split(", first")[0] != guess.split(", first")[0]
 
 
-def test_what_measurements_do_not_hold_for_is_not_spoken_of(config, tmp_path):
-    assert not can_be_predicted(dataclasses.replace(config, cpu_isa=""))
-    assert what_to_expect(dataclasses.replace(config, cpu_isa=""), tmp_path) == ""
+def test_where_the_speed_is_not_known_nothing_is_promised(model, monkeypatch):
+    assert what_to_expect(resolve(Settings(model=model)).plan) == ""
+    asked = []
+    resolve(Settings(model=model, cpu_isa="generic"), machine_of=asked.append)  # measured is the best instruction set
+    assert asked == []
 
 
-def test_prefill_decode_and_memory_are_those_of_the_cost_model(config):
-    expected = expectations(config, machine(ram=2 * 10**9))
+def test_prefill_decode_and_memory_are_those_of_the_cost_model(config, shape):
+    expected = Estimator(config, shape, machine(ram=2 * 10**9))
     small, large = expected.predict(1, 30, 10), expected.predict(4, 30, 10)
     assert small.decode_s < large.decode_s < 4 * small.decode_s
     assert large.prefill_s > small.prefill_s == small.first_token_s
     assert expected.peak_bytes(4, 30, 10) > expected.peak_bytes(1, 30, 10)
-    assert expected.max_bytes > config.kv_cache_bytes
 
 
 def test_experts_that_have_no_slot_are_on_disk_and_keys_take_slots(streamed):
-    expected = expectations(streamed, machine(ram=2 * 10**9))
-    assert expected.policy(1, 0).experts_on_disk == 1 - 6 / 8  # two layers of four experts
-    assert expected.policy(1, 16).experts_on_disk == 1 - 5 / 8  # 16 tokens of 256 bytes: one slab
-    assert expected.policy(4, 500).experts_on_disk == 1 - 1 / 8
-    assert expected.max_bytes == 1 << 30
+    assert streamed.policy(1, 0).experts_on_disk == 1 - 6 / 8  # two layers of four experts
+    assert streamed.policy(1, 16).experts_on_disk == 1 - 5 / 8  # 16 tokens of 256 bytes: one slab
+    assert streamed.policy(4, 500).experts_on_disk == 1 - 1 / 8
+    assert streamed.memory_limits == {"ram": 1 << 30}
+
+
+def test_a_plan_is_completed_for_as_many_requests_as_have_room(config, shape):
+    plan = resolve(Settings(model=config.model_path)).plan
+    scheduler = dataclasses.replace(config.scheduler, num_blocks=90, max_num_seqs=32)
+    small = Estimator(dataclasses.replace(config, scheduler=scheduler), shape, machine(ram=2 * 10**9))
+    assert plan.workload.max_tokens == 384  # of the 512 that the model takes, half a prompt
+    assert small.complete(plan).forecast.policy.batch_size == 90 // 24

@@ -15,9 +15,12 @@ from moeflow.planner import policy_map
 from moeflow.planner.costs.cost_model import DEVICE_COMPUTE, FROM_DEVICE, HOST_COMPUTE, TO_DEVICE, CostModel
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.task_costs import TaskShape, task_cost
+from moeflow.planner.described import pipeline_of
+from moeflow.planner.forecast import forecast
 from moeflow.planner.hardware.machine_files import load_machine
-from moeflow.planner.plan_maker import MIN_HELP, bottleneck, bottleneck_by, make_plan, pipeline_of
-from moeflow.planner.policy_search import Objective, search
+from moeflow.planner.objective import Objective
+from moeflow.planner.search import search, search_policy
+from moeflow.planner.sensitivity import MIN_HELP, bottleneck, bottleneck_by
 from tests.planner.examples import HALF, SHORT, machine, small_model
 from tests.shapes import MIXTRAL
 
@@ -50,7 +53,7 @@ def lanes_of(model, policy, name):
 def test_a_policy_is_charged_with_the_tasks_of_a_pipeline_that_exists(name, goal):
     where = MACHINES[name]
     model = small_model(where, num_devices=where.num_devices)
-    policy = search(model, Objective(goal=goal, max_sequences=32))
+    policy = search_policy(model, Objective(goal=goal, max_sequences=32))
     pipeline = pipeline_of(model, policy)
     assert policy.ffn_on_device  # no pipeline has the host compute all experts
     if pipeline == RESIDENT:
@@ -70,7 +73,7 @@ def test_a_t4_that_has_too_little_memory_for_mixtral_still_computes_its_experts(
     model = CostModel(
         load_machine("t4"), ModelCosts(MIXTRAL, HALF), Workload(prompt_len=418, gen_len=128, max_prompt_len=418)
     )
-    assert search(model, Objective(), 2.0).ffn_on_device
+    assert search_policy(model, Objective(), 2.0).ffn_on_device
 
 
 def link_and_disk(changed):
@@ -94,7 +97,7 @@ def test_resources_that_are_full_together_are_named_together():
 def test_every_resource_named_is_full_and_nothing_full_is_left_out(name):
     workload = Workload(prompt_len=418, gen_len=128, max_prompt_len=418)
     model = CostModel(load_machine(name), ModelCosts(MIXTRAL, HALF), workload)
-    policy = search(model, Objective(), 1.5)
+    policy = search_policy(model, Objective(), 1.5)
     prediction, named = model.predict(policy), bottleneck(model, policy)
     names = {
         "host": ("reading from RAM", "arithmetic"),
@@ -121,17 +124,17 @@ def test_every_resource_named_is_full_and_nothing_full_is_left_out(name):
 def test_the_map_of_policies_has_the_plan_itself_at_its_centre(where, objective, monkeypatch):
     monkeypatch.setattr(policy_map, "FACTORS", (1.0, 2.0))
     model = small_model(where, workload=dataclasses.replace(SHORT, gen_len=30))
-    planned = make_plan(model, objective, model_name="small")
+    found, planned = search(model, objective)
     made = policy_map.policy_map(model, objective)
     centre = next(point for point in made.points if point.x == point.y == 1.0)
-    assert centre.policy == planned.policy
-    assert centre.tokens_per_s == planned.tokens_per_s.value
+    assert centre.policy == planned
+    assert centre.tokens_per_s == found.predict(planned).tokens_per_s
 
 
 @pytest.mark.slow
 def test_the_time_to_the_first_token_of_all_at_once_is_that_of_all_prompts():
     model = small_model(machine(ram=10**9, device=850 * MB))
-    made = make_plan(model, Objective(max_sequences=64), model_name="small")
+    made = forecast(*search(model, Objective(max_sequences=64)), {})
     prediction = model.predict(made.policy)
     assert made.all_prompts_s.value == pytest.approx(prediction.prefill_s)
     assert made.all_prompts_s.low == pytest.approx(prediction.prefill_s / (1 + model.machine.uncertainty))

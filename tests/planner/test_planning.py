@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,14 +12,20 @@ from moeflow.core.plan import Workload
 from moeflow.kernels.cpu import extension
 from moeflow.planner import planning
 from moeflow.planner.choices.packed_files import pack
+from moeflow.planner.decision import Wanted
 from moeflow.planner.hardware.hardware_json import machine_to_json
 from moeflow.planner.planning import PlanRequest, plan_for
 from moeflow.planner.settings import Settings
+from moeflow.planner.usage import Usage
 from tests.planner.example_plans import CONFIG
 from tests.planner.examples import machine
 from tests.tiny_mixtral import write_tiny_mixtral
 
 WORKLOAD = Workload(prompt_len=20, gen_len=10, max_prompt_len=30)
+
+
+def usage(**changes):
+    return Usage(**{"workload": WORKLOAD, "reserves_kv": True, **changes})
 
 
 pytestmark = pytest.mark.slow  # each plans several times
@@ -39,60 +46,66 @@ def config(tmp_path):
 
 
 def test_a_bare_config_is_planned_for(host, config):
-    request = PlanRequest(settings=Settings(model=config), workload=WORKLOAD, machine=host, num_requests=5)
-    plan = plan_for(request).plan
-    assert plan.policy.batch_size <= 5
-    assert (plan.weight_format, plan.kv_dtype, plan.model) == ("bfloat16", "float32", config)
+    request = PlanRequest(settings=Settings(model=config), usage=usage(num_requests=5), machine=host)
+    plan = plan_for(request).plan.config
+    assert plan.scheduler.max_num_seqs <= 5
+    assert (plan.weight_format, plan.kv_dtype, plan.model_path) == ("bfloat16", "float32", config)
 
 
 def test_a_memory_limit_goes_along_and_formats_are_those_asked_for(host, config):
     asked = Settings(model=config, quantize="int8", memory_bytes=480 * 2**20, kv_dtype="int8")
-    plan = plan_for(PlanRequest(settings=asked, workload=WORKLOAD, machine=host, goal="latency")).plan
+    plan = plan_for(PlanRequest(settings=asked, usage=usage(goal="latency"), machine=host)).plan.config
     assert (plan.weight_format, plan.kv_dtype, plan.memory_bytes) == ("int8", "int8", 480 * 2**20)
-    assert plan.policy.batch_size == 1
+    assert plan.scheduler.max_num_seqs == 1
 
 
-def test_what_comes_from_disk_is_read_for_more_prompt_tokens_at_once(host, config):
+def test_what_comes_from_disk_is_read_for_more_prompt_tokens_at_once(host, tmp_path):
+    config = str(tmp_path / "config.json")
+    Path(config).write_text(json.dumps(CONFIG | {"num_local_experts": 64}))
     long = Workload(prompt_len=1500, gen_len=10, max_prompt_len=1500)
 
     def chunk(**settings):
         asked = Settings(model=config, **settings)
         return plan_for(
-            PlanRequest(settings=asked, workload=long, machine=host, num_sequences=1)
-        ).plan.policy.chunk_tokens
+            PlanRequest(settings=asked, usage=usage(workload=long, num_sequences=1), machine=host)
+        ).plan.config.scheduler.max_num_batched_tokens
 
-    assert chunk(memory_bytes=420 * 2**20) > 512
+    assert chunk(memory_bytes=600 * 2**20) > 512
     assert chunk() == 512
-    assert chunk(memory_bytes=420 * 2**20, max_num_batched_tokens=64) == 64
+    assert chunk(memory_bytes=600 * 2**20, max_num_batched_tokens=64) == 64
 
 
 def test_a_shape_that_is_shipped_is_planned_for_by_name():
-    request = PlanRequest(
-        settings=Settings(model="mixtral-8x7b"), workload=WORKLOAD, machine="paper-s1", num_sequences=64
-    )
+    request = PlanRequest(settings=Settings(model="mixtral-8x7b"), usage=usage(num_sequences=64), machine="paper-s1")
     plan = plan_for(request).plan
-    assert (plan.model, plan.num_threads) == ("mixtral-8x7b", 0)
+    assert (plan.config.model_path, plan.config.num_threads) == ("mixtral-8x7b", 0)
+    offload = plan.config.offload
+    assert (plan.pipeline, offload.cuda.name, offload.micro_batch_tokens) == (
+        "cgopipe",
+        "cuda:0",
+        plan.forecast.policy.micro_batch,
+    )
 
 
 def test_what_has_no_weights_is_refused_with_what_can_be_planned_for(host, config, tmp_path):
     for model, hint in (
-        (tmp_path, f"say `moeflow plan {config}`"),
+        (tmp_path, f"use `moeflow plan {config}"),
         ("mixtral", "without weights are dbrx, mixtral-8x22b"),
     ):
         with pytest.raises(CheckpointError, match=hint):
-            plan_for(PlanRequest(settings=Settings(model=str(model)), workload=WORKLOAD, machine=host))
+            plan_for(PlanRequest(settings=Settings(model=str(model)), usage=usage(), machine=host))
 
 
 def test_what_is_no_model_is_refused(host):
     for model, error in ((None, ConfigError), ("/nowhere", CheckpointError), ("/nowhere/config.json", CheckpointError)):
         with pytest.raises(error):
-            plan_for(PlanRequest(settings=Settings(model=model), workload=WORKLOAD, machine=host))
+            plan_for(PlanRequest(settings=Settings(model=model), usage=usage(), machine=host))
 
 
 @pytest.mark.parametrize("device", ["cuda:1", "emulated:1GiB,1"])
 def test_devices_that_cannot_be_planned_for_are_refused(config, device):
     with pytest.raises(ConfigError, match=r"Plan for a described one \(--machine t4"):
-        plan_for(PlanRequest(settings=Settings(model=config, device=device), workload=WORKLOAD))
+        plan_for(PlanRequest(settings=Settings(model=config, device=device), usage=usage()))
 
 
 @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -101,9 +114,15 @@ def test_experts_packed_already_need_no_room_on_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(planning, "shutil", SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=7)))
     write_tiny_mixtral(tmp_path / "model")
     settings = Settings(model=str(tmp_path / "model"), cache_dir=tmp_path)
-    request = PlanRequest(settings=settings, workload=WORKLOAD)
-    assert plan_for(request).model.machine.level(DISK).capacity_bytes == 7
+    request = PlanRequest(settings=settings, usage=usage())
+    costs = plan_for(request).model.costs
+
+    def room(packed_file):
+        wanted = Wanted(costs=costs, packed_file=packed_file)
+        return planning._measured_here(request, wanted, lambda _: None).level(DISK).capacity_bytes
+
+    assert room(None) == room(tmp_path / "not there") == 7
     pack(settings.model, None, cache_dir=tmp_path, num_threads=1)
     (packed,) = (tmp_path / "experts").glob("*.slabs")
     size = packed.stat().st_size
-    assert plan_for(request).model.machine.level(DISK).capacity_bytes == 7 + size
+    assert room(packed) == 7 + size

@@ -9,10 +9,10 @@ import pytest
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.units import GIB, MIB
 from moeflow.kernels.cpu import extension
-from moeflow.planner import resolve
+from moeflow.planner import decision
 from moeflow.planner.costs.process_memory import ENGINE_BYTES, HTTP_BYTES, PROCESS_BYTES, margin_bytes
-from moeflow.planner.hardware.host import Machine, measure_machine
-from moeflow.planner.resolve import decide
+from moeflow.planner.hardware.host import HostResources, host_resources
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -31,17 +31,18 @@ def without_kernels(monkeypatch):
     monkeypatch.setattr(extension, "is_available", lambda: False)
 
 
-def machine(free: int = 16 * GIB, **changes) -> Machine:
-    return dataclasses.replace(Machine(4, 32 * GIB, free, None, 0), **changes)
+def machine(free: int = 16 * GIB, **changes) -> HostResources:
+    return dataclasses.replace(HostResources(4, 32 * GIB, free, None, 0), **changes)
 
 
 @needs_extension
 def test_everything_is_decided_with_its_reason(model):
-    config = decide(Settings(model=model), machine())
+    plan = resolve(Settings(model=model), resources=machine()).plan
+    config = plan.config
     assert (config.device, config.weight_format, config.num_threads) == ("cpu", "float32", 4)
     assert config.scheduler.max_model_len == 512
     assert config.scheduler.num_blocks == 32 * config.scheduler.max_num_seqs
-    assert {name for name, _ in config.reasons} == {
+    assert {name for name, _ in plan.reasons} == {
         "device",
         "weights",
         "kv_dtype",
@@ -53,7 +54,7 @@ def test_everything_is_decided_with_its_reason(model):
 
 @needs_extension
 def test_the_users_word_is_kept(model):
-    config = decide(
+    resolved = resolve(
         Settings(
             model=model,
             model_name="mine",
@@ -67,44 +68,47 @@ def test_the_users_word_is_kept(model):
             kv_cache_bytes=1 * MIB,
             prefix_caching=False,
         ),
-        machine(),
+        resources=machine(),
     )
+    config = resolved.config
     assert (config.model_name, config.weight_format, config.num_threads) == ("mine", "bfloat16", 2)
     assert config.kv_dtype == "bfloat16"
     assert (config.scheduler.max_model_len, config.scheduler.max_num_seqs) == (100, 3)
     assert config.kv_cache_bytes <= 1 * MIB
     assert config.scheduler.num_blocks == 1 * MIB // (2 * 2 * 2 * 8 * 2 * 16)
-    assert config.reasons == ()
+    assert resolved.plan.reasons == ()
+    assert resolved.plan.forecast is None
 
 
 @needs_extension
 def test_the_kernels_compute_in_float32_with_weights_in_any_format(model):
     for format_wish, want in [({}, "float32"), ({"dtype": "bfloat16"}, "bfloat16"), ({"quantize": "int4"}, "int4")]:
-        config = decide(Settings(model=model, **format_wish), machine())
+        config = resolve(Settings(model=model, **format_wish), resources=machine()).config
         assert (config.dtype, config.weight_format, config.cpu_isa) == ("float32", want, extension.best_isa(""))
     assert config.embedding_format == "int8"
-    assert decide(Settings(model=model, cpu_isa="generic"), machine()).cpu_isa == "generic"
+    assert resolve(Settings(model=model, cpu_isa="generic"), resources=machine()).config.cpu_isa == "generic"
 
 
 def test_torch_computes_where_there_are_no_kernels(model, without_kernels):
-    config = decide(Settings(model=model, dtype="bfloat16"), machine())
+    plan = resolve(Settings(model=model, dtype="bfloat16"), resources=machine()).plan
+    config = plan.config
     assert (config.dtype, config.weight_format, config.cpu_isa) == ("bfloat16", "bfloat16", "")
     assert config.kv_dtype == "bfloat16"
-    assert "torch computes" in dict(config.reasons)["cpu_isa"]
+    assert "torch computes" in dict(plan.reasons)["cpu_isa"]
     with pytest.raises(ConfigError, match="C\\+\\+ compiler"):
-        decide(Settings(model=model, quantize="int8"), machine())
+        resolve(Settings(model=model, quantize="int8"), resources=machine())
 
 
 @needs_extension
 def test_an_unknown_instruction_set_is_refused(model):
     with pytest.raises(ConfigError, match=r"mmx.*generic, avx2"):
-        decide(Settings(model=model, cpu_isa="mmx"), machine())
+        resolve(Settings(model=model, cpu_isa="mmx"), resources=machine())
 
 
 @pytest.mark.parametrize("kernels", [pytest.param(True, marks=needs_extension), False])
 def test_little_memory_means_the_smaller_type_and_a_smaller_cache(model, monkeypatch, kernels):
     monkeypatch.setattr(extension, "is_available", lambda: kernels)
-    config = decide(Settings(model=model), machine(free=PROCESS_BYTES + 150_000))
+    config = resolve(Settings(model=model), resources=machine(free=PROCESS_BYTES + 150_000)).config
     assert config.weight_format == "bfloat16"
     assert config.scheduler.max_model_len == config.scheduler.num_blocks * config.scheduler.block_size < 512
 
@@ -118,7 +122,7 @@ def test_little_memory_means_the_smaller_type_and_a_smaller_cache(model, monkeyp
 )
 def test_what_does_not_fit_says_need_have_and_remedy(model, settings, free, words):
     with pytest.raises(CapacityError, match=words):
-        decide(Settings(model=model, **settings), machine(free=free))
+        resolve(Settings(model=model, **settings), resources=machine(free=free))
 
 
 @pytest.mark.parametrize(
@@ -132,34 +136,36 @@ def test_what_does_not_fit_says_need_have_and_remedy(model, settings, free, word
 )
 def test_wishes_without_sense_are_refused(model, settings):
     with pytest.raises(ConfigError, match=next(iter(settings))):
-        decide(Settings(model=model, **settings), machine())
+        resolve(Settings(model=model, **settings), resources=machine())
 
 
 def test_device_memory_is_limited_where_there_is_a_device(model):
     with pytest.raises(ConfigError, match=r"--device-memory.*the processor computes.*--memory"):
-        decide(Settings(model=model, device_memory_bytes=GIB), machine())
+        resolve(Settings(model=model, device_memory_bytes=GIB), resources=machine())
     with_device = machine(accelerator="cuda", accelerator_free_bytes=4 * GIB)
-    config = decide(Settings(model=model, device_memory_bytes=GIB), with_device)
+    config = resolve(Settings(model=model, device_memory_bytes=GIB), resources=with_device).config
     assert (config.device, config.device_memory_bytes) == ("cuda", GIB)
     assert config.kv_cache_bytes < GIB
     with pytest.raises(CapacityError, match=r"device memory limit of 5\.0 GiB .* 4\.0 GiB are free"):
-        decide(Settings(model=model, device_memory_bytes=5 * GIB), with_device)
+        resolve(Settings(model=model, device_memory_bytes=5 * GIB), resources=with_device)
     with pytest.raises(ConfigError, match="--device-memory"):
-        decide(Settings(model=model, memory_bytes=GIB), with_device)
+        resolve(Settings(model=model, memory_bytes=GIB), resources=with_device)
 
 
 def test_what_this_process_holds_already_is_within_its_limit(model):
-    config = decide(Settings(model=model, memory_bytes=GIB), machine(free=800 * MIB, process_bytes=300 * MIB))
+    config = resolve(
+        Settings(model=model, memory_bytes=GIB), resources=machine(free=800 * MIB, process_bytes=300 * MIB)
+    ).config
     assert config.memory_bytes == GIB
 
 
 def test_a_missing_model_is_a_checkpoint_error(tmp_path):
     with pytest.raises(CheckpointError, match="nowhere"):
-        decide(Settings(model=str(tmp_path / "nowhere")), machine())
+        resolve(Settings(model=str(tmp_path / "nowhere")), resources=machine())
 
 
 def test_this_machine_can_be_measured():
-    here = measure_machine()
+    here = host_resources()
     assert here.num_cores >= 1
     assert 0 < here.available_bytes <= here.total_bytes
 
@@ -177,8 +183,12 @@ LIMITED = {"kv_dtype": "float32", "max_num_seqs": 4, "max_num_batched_tokens": 6
 
 
 def limited(model, folder, memory_bytes, **settings):
+    return plan_limited(model, folder, memory_bytes, **settings).config
+
+
+def plan_limited(model, folder, memory_bytes, **settings):
     overrides = {"model": model, "cache_dir": folder, "memory_bytes": memory_bytes, **LIMITED, **settings}
-    return decide(Settings(**overrides), machine(process_bytes=HELD_BYTES))
+    return resolve(Settings(**overrides), resources=machine(process_bytes=HELD_BYTES)).plan
 
 
 @pytest.fixture(scope="module")
@@ -193,12 +203,13 @@ def test_experts_go_to_disk_if_the_memory_limit_asks_for_it(wide_model, tmp_path
     roomy = limited(wide_model, tmp_path, overhead_bytes + 64 * MIB)
     assert roomy.experts is None
     assert roomy.memory_bytes == overhead_bytes + 64 * MIB
-    tight = limited(wide_model, tmp_path, overhead_bytes + 24 * MIB)
+    plan = plan_limited(wide_model, tmp_path, overhead_bytes + 24 * MIB)
+    tight = plan.config
     assert tight.experts is not None
     assert tight.weight_format == "float32"
     assert 4 == tight.experts.min_slots < tight.experts.num_slots <= 30
     assert tight.experts.policy == "lfru"
-    assert f"up to {tight.experts.num_slots} of 32 in memory" in dict(tight.reasons)["experts"]
+    assert f"up to {tight.experts.num_slots} of 32 in memory" in dict(plan.reasons)["experts"]
     assert tight.experts.packed_weights_file.startswith(str(tmp_path / "experts"))
     mine = limited(
         wide_model, tmp_path, overhead_bytes + 24 * MIB, packed_weights_file=tmp_path / "mine", expert_policy="lru"
@@ -208,7 +219,7 @@ def test_experts_go_to_disk_if_the_memory_limit_asks_for_it(wide_model, tmp_path
 
 @needs_extension
 def test_passes_are_longer_where_each_reads_most_of_the_model_if_there_is_room(wide_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(resolve, "work_bytes", lambda shape, *, num_tokens, num_sampled: num_tokens * 2**10)
+    monkeypatch.setattr(decision, "work_bytes", lambda shape, *, num_tokens, num_sampled: num_tokens * 2**10)
     overhead = limited(wide_model, tmp_path, 2 * GIB).memory.process_bytes
 
     def batch_tokens(left_bytes, **overrides):
@@ -257,7 +268,7 @@ def test_a_memory_limit_below_the_least_is_refused(wide_model, tmp_path, overhea
     with pytest.raises(ConfigError, match="expert_policy 'best' is unknown"):
         limited(wide_model, tmp_path, overhead_bytes + MIB, expert_policy="best")
     with pytest.raises(CapacityError, match="come from disk"):
-        decide(Settings(model=wide_model), machine(free=PROCESS_BYTES))
+        resolve(Settings(model=wide_model), resources=machine(free=PROCESS_BYTES))
 
 
 @needs_extension
@@ -274,4 +285,4 @@ def test_remedies_for_too_little_memory_are_whole_sentences(wide_model, tmp_path
         limited(wide_model, tmp_path, overhead_bytes + MIB // 2, **settings)
     assert str(refused.value).endswith(f"raise the memory limit (--memory), or use {smaller}")
     with pytest.raises(CapacityError, match=f"use {smaller}, or free memory"):
-        decide(Settings(model=wide_model, **settings), machine(free=PROCESS_BYTES // 2))
+        resolve(Settings(model=wide_model, **settings), resources=machine(free=PROCESS_BYTES // 2))

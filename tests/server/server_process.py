@@ -16,11 +16,14 @@ from tests.server.live_server import complaints, eventually
 START = """
 import sys
 from pathlib import Path
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.server.config import ServerConfig
 from moeflow.server.launch import serve
+folder = sys.argv[1]
+settings = Settings(model=folder, num_threads=1, kv_cache_bytes=2**24, cache_dir=Path(folder), is_served=True)
 sys.exit(serve(
-    lambda: Settings(model=sys.argv[1], num_threads=1, kv_cache_bytes=2**24, cache_dir=Path(sys.argv[1])),
+    lambda: resolve(settings).plan,
     ServerConfig(
         port=int(sys.argv[2]), shutdown_deadline_s=float(sys.argv[3]), max_engine_restarts=int(sys.argv[4])
     ),

@@ -29,7 +29,7 @@ pytestmark = [
 START = """
 import dataclasses, sys
 from pathlib import Path
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.server.config import ServerConfig
 from moeflow.server.launch import serve
@@ -38,10 +38,10 @@ settings = Settings(
     model=sys.argv[1], packed_weights_file=Path(sys.argv[2]), num_threads=1, max_num_seqs=4, max_model_len=256
 )
 if sys.argv[3] == "streamed":
-    memory = decide(dataclasses.replace(settings, is_served=True, memory_bytes=2**31)).memory
+    memory = resolve(dataclasses.replace(settings, is_served=True, memory_bytes=2**31)).config.memory
     limit_bytes = memory.process_bytes + memory.work_bytes + 16 * 2**20
     settings = dataclasses.replace(settings, memory_bytes=limit_bytes, predictor="none")
-sys.exit(serve(lambda: settings, ServerConfig(port=0)))
+sys.exit(serve(lambda: resolve(dataclasses.replace(settings, is_served=True)).plan, ServerConfig(port=0)))
 """
 
 

@@ -7,7 +7,7 @@ from transformers import AutoTokenizer, MixtralForCausalLM
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.engine.text.tokenizer import Tokenizer
-from moeflow.planner.hardware.host import Machine
+from moeflow.planner.hardware.host import HostResources
 from moeflow.train import bare_model
 from moeflow.train.bare_model import load_bare_model, run_sequence
 from moeflow.train.upcycled_checkpoint import UpcycleRecipe
@@ -151,7 +151,7 @@ def test_a_source_without_tokenizer_is_refused_and_leaves_nothing(tmp_path):
 def test_memory_decides_the_type_or_says_need_and_have(llama, monkeypatch, share, dtype):
     checkpoint = open_checkpoint(llama)  # in float32, so its size is what float32 needs, a little more for the pass
     available = int(share * sum(info.num_bytes for info in checkpoint.tensors.values()))
-    monkeypatch.setattr(bare_model, "measure_machine", lambda: Machine(2, available, available, None, 0))
+    monkeypatch.setattr(bare_model, "host_resources", lambda: HostResources(2, available, available, None, 0))
     if dtype is not None:
         assert load_bare_model(checkpoint).embed_tokens.dtype == dtype
         return

@@ -15,7 +15,7 @@ from benchmarks.peers.workers.protocol import serve
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission, TokenOutput
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 
 KV_TOKENS = 4096  # what the largest case needs, doubled
@@ -37,13 +37,13 @@ class MoeflowWorker:
                 for name, value in wish["settings"].items()
             },
         )
-        config = decide(settings)
+        config = resolve(settings).config
         if config.weight_format != wish["weights"]:  # a figure under the wrong name is worse than none
             raise SystemExit(f"the engine would keep the weights in {config.weight_format}, not in {wish['weights']}")
         if settings.memory_bytes is None:
             block_bytes = config.kv_cache_bytes // config.scheduler.num_blocks
             kv_bytes = block_bytes * KV_TOKENS // config.scheduler.block_size
-            config = decide(dataclasses.replace(settings, kv_cache_bytes=kv_bytes))
+            config = resolve(dataclasses.replace(settings, kv_cache_bytes=kv_bytes)).config
         self._engine = Engine.load(config)
         self.vocab_size = self._engine.model.vocab_size
         self._seed = wish["seed"]

@@ -15,9 +15,10 @@ from moeflow.bench.tables import batch_tables
 from moeflow.cli import lazy
 from moeflow.cli.bench.output import keep, repeated_command, result_options, show
 from moeflow.cli.help import Command
-from moeflow.cli.local_model import prepare
+from moeflow.cli.local_model import planned
 from moeflow.cli.options import engine_options_but
 from moeflow.cli.progress import bar
+from moeflow.planner.usage import SERVING
 from moeflow.workload.offline import MTBENCH_NEW, SHAPES, made_up_lengths, read_questions, replicated_lengths
 from moeflow.workload.poisson import WorkloadSpec
 
@@ -125,7 +126,7 @@ class Run:
         num_new: tuple[int, ...],
     ) -> None:
         """Measure every workload."""
-        config = lazy.decide(dataclasses.replace(prepare(overrides), prefix_caching=False))
+        config = planned(overrides, SERVING, prefix_caching=False).config
         with closing(lazy.open_checkpoint(config.model_path)) as checkpoint:
             vocab_size = lazy.read_model_config(checkpoint).vocab_size
         jobs = []

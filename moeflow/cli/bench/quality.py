@@ -54,7 +54,7 @@ def quality(
     MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model is measured.
     """
     settings = dataclasses.replace(prepare({**overrides, "max_num_seqs": 1}), prefix_caching=False)
-    reference, tested = lazy.decide(lazy.in_own_precision(settings)), lazy.decide(settings)
+    reference, tested = lazy.resolve(lazy.in_own_precision(settings)).config, lazy.resolve(settings).config
     about = lazy.describe_comparison(reference, tested)
     if (about["reference_format"], about["reference_kv_dtype"]) == (about["weight_format"], about["kv_dtype"]):
         raise click.UsageError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,11 @@ from moeflow.bench.tables import serve_tables
 from moeflow.cli import lazy
 from moeflow.cli.bench.output import keep, repeated_command, result_options, show
 from moeflow.cli.help import Command
-from moeflow.cli.local_model import prepare
+from moeflow.cli.local_model import planned
 from moeflow.cli.options import engine_options_but
 from moeflow.cli.progress import Bar, bar
 from moeflow.cli.traffic_options import policies_option, rates_option, workload_options
+from moeflow.planner.usage import SERVING
 from moeflow.workload.poisson import WorkloadSpec
 
 EPILOG = """\b
@@ -113,8 +113,7 @@ class Run:
 
     async def engines(self, overrides: dict[str, Any], policies: tuple[str, ...], batch_timeout_s: float) -> None:
         """Measure each policy in an engine process of its own."""
-        settings = dataclasses.replace(prepare(overrides), prefix_caching=False)
-        base = lazy.decide(settings)
+        base = planned(overrides, SERVING, prefix_caching=False).config
         configs = [
             lazy.with_policy(base, policy, max_prompt=self._traffic["max_prompt"], batch_timeout_s=batch_timeout_s)
             for policy in dict.fromkeys(policies)

@@ -20,9 +20,10 @@ from moeflow.cli.chat.chat_backend import ChatBackend, LocalChat, RemoteChat
 from moeflow.cli.chat.conversation import HELP, Conversation, Leave
 from moeflow.cli.help import Command
 from moeflow.cli.local_model import load
-from moeflow.cli.options import engine_options, sampling_options
+from moeflow.cli.options import engine_options, explain_option, sampling_options
 from moeflow.core.errors import ChatTemplateError, RequestError
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.planner.usage import CONVERSATION
 
 with contextlib.suppress(ImportError):  # Windows has none; input() then works without history
     import readline  # noqa: F401  (importing it gives input() editing and history)
@@ -41,11 +42,17 @@ is a file or a pipe, every line of it is a question, and nothing but answers is 
 @click.command(cls=Command, epilog=EPILOG)
 @engine_options
 @sampling_options
+@explain_option
 @click.option("--system", help="A system prompt: who the model is, how it shall answer.")
 @click.option("--url", help="Talk to this server instead of loading a model here.")
 @click.option("--api-key", envvar="MOEFLOW_API_KEY", show_envvar=True, help="The server's key, with --url.")
 def chat(
-    overrides: dict[str, Any], sampling: SamplingParams, system: str | None, url: str | None, api_key: str | None
+    overrides: dict[str, Any],
+    sampling: SamplingParams,
+    explains: bool,
+    system: str | None,
+    url: str | None,
+    api_key: str | None,
 ) -> None:
     """Talk to a model in the terminal; answers appear as they are made.
 
@@ -53,8 +60,7 @@ def chat(
     """
     if url and overrides["model"]:
         raise click.UsageError("MODEL and --url exclude each other: the server has its own model")
-    # One conversation needs no more than one place in a pass.
-    backend = RemoteChat(url, api_key) if url else LocalChat(load(overrides, max_num_seqs=1))
+    backend = RemoteChat(url, api_key) if url else LocalChat(load(overrides, CONVERSATION, explains=explains))
     with closing(backend):
         converse(backend, Conversation(sampling, system))
 

@@ -20,7 +20,7 @@ from moeflow.core.hardware import RAM
 from moeflow.core.units import GIB, format_bytes
 
 if TYPE_CHECKING:
-    from moeflow.planner.hardware.host import Machine
+    from moeflow.planner.hardware.host import HostResources
 
 MIN_FREE_RAM = 2 * GIB  # the built-in model in bfloat16 with a small KV cache
 MIN_FREE_DISK = 2 * GIB  # the built-in model takes 1.3
@@ -67,7 +67,7 @@ def packages() -> list[Finding]:
 def hardware(cpu_isa: str) -> list[Finding]:
     """Say what there is to compute with."""
     try:
-        machine = lazy.measure_machine()
+        machine = lazy.host_resources()
     except ImportError as error:
         return [Finding("hardware", Verdict.MISSING, f"torch cannot be loaded: {error}", REINSTALL)]
     info = _cpu_info()
@@ -118,7 +118,7 @@ def cpu_kernels(cpu_isa: str) -> Finding:
     return Finding("CPU kernels", Verdict.WARN, found, remedy)
 
 
-def memory(machine: Machine) -> Finding:
+def memory(machine: HostResources) -> Finding:
     """Say how much RAM there is and how much of it is free."""
     found = f"{format_bytes(machine.available_bytes)} free of {format_bytes(machine.total_bytes)}"
     if machine.available_bytes >= MIN_FREE_RAM:
@@ -127,7 +127,7 @@ def memory(machine: Machine) -> Finding:
     return Finding("memory", Verdict.WARN, found, remedy)
 
 
-def accelerator(machine: Machine, driver: Path = Path("/proc/driver/nvidia/version")) -> list[Finding]:
+def accelerator(machine: HostResources, driver: Path = Path("/proc/driver/nvidia/version")) -> list[Finding]:
     """Say whether torch sees a GPU, and measure it. A machine without one is as good a machine."""
     if machine.accelerator is None:
         found = "none; models run on the processor"
@@ -158,7 +158,7 @@ def accelerator(machine: Machine, driver: Path = Path("/proc/driver/nvidia/versi
 def calibration(cache_dir: Path) -> list[Finding]:
     """Say when this machine's speed was measured, on which plans and expectations rest, and whether calmly."""
     try:
-        known = lazy.known_machine(cache_dir, lazy.measure_machine().num_cores)
+        known = lazy.known_machine(cache_dir, lazy.host_resources().num_cores)
     except ImportError:  # said of the hardware
         return []
     if known is None:

@@ -1,6 +1,6 @@
 """Whether a model would run here, as findings: its shape, what it takes, and the limits it would get.
 
-Reads headers only, and asks the engine's own `decide`, so the answer is what `serve` would do. Who wants the file of
+Reads headers only, and asks the engine's own `resolve`, so the answer is what `serve` would do. Who wants the file of
 packed weights compared with its checksums waits for all of it to be read.
 """
 
@@ -16,6 +16,7 @@ from moeflow.core.engine_config import EngineConfig, MemoryPlan
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import format_bytes
+from moeflow.planner.plan_text import HINT
 
 if TYPE_CHECKING:
     from moeflow.planner.choices.packed_files import Damage
@@ -39,14 +40,13 @@ def examine_model(overrides: dict[str, Any], *, verifies: bool = False) -> list[
         checkpoint.close()
     found = [Finding("model", Verdict.OK, f"{describe(shape)}, {format_bytes(num_bytes)} on disk")]
     try:
-        config = lazy.decide(settings_of(overrides))
+        plan = lazy.plan_for_start(settings_of(overrides))
     except (CapacityError, CheckpointError, ConfigError) as error:
         return [*found, Finding("fit", Verdict.MISSING, str(error))]
-    found += limits(config, shape)
-    expected = lazy.what_to_expect(config, overrides["cache_dir"])
-    if expected:
-        found.append(Finding("speed", Verdict.OK, expected))
-    return [*found, *(verify(config) if verifies else [])]
+    found += limits(plan.config, shape)
+    found += [Finding("because", Verdict.OK, f"{name} = {why}") for name, why in plan.reasons]
+    found.append(Finding("speed", Verdict.OK, lazy.what_to_expect(plan) or HINT))
+    return [*found, *(verify(plan.config) if verifies else [])]
 
 
 def verify(config: EngineConfig) -> list[Finding]:
@@ -103,7 +103,7 @@ def limits(config: EngineConfig, shape: ModelConfig) -> list[Finding]:
     if scheduler.max_model_len < shape.max_position:
         remedy = "A larger --kv-cache makes room for longer ones"
         found.append(Finding("context", Verdict.WARN, f"the model could take {shape.max_position} tokens", remedy))
-    return [*found, *(Finding("because", Verdict.OK, f"{name} = {why}") for name, why in config.reasons)]
+    return found
 
 
 def place(config: EngineConfig) -> str:
@@ -140,7 +140,7 @@ def shares(config: EngineConfig, memory: MemoryPlan, shape: ModelConfig) -> list
 def examine_planned_model(overrides: dict[str, Any], *, verifies: bool = False) -> list[Finding]:
     """Look at the model that a plan is for."""
     try:
-        model = read_plan(overrides["plan_file"]).model
+        model = read_plan(overrides["plan_file"]).config.model_path
     except ConfigError as error:
         return [Finding("plan", Verdict.MISSING, str(error))]
     return examine_model({**overrides, "model": model}, verifies=verifies)

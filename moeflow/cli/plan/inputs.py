@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -13,9 +14,10 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.plan import Workload
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.simulator.routing_study import study_trace
+from moeflow.planner.usage import BYTES_PER_TOKEN, TYPICAL, Usage
 from moeflow.workload.routing_trace import read_routing_trace
 
-BYTES_PER_TOKEN = 4  # of English text, where there is no tokenizer to ask
+MAX_LOOKED_AT = 1000  # requests of a batch, for their lengths
 
 
 def workload_of(file: Path, model: str, gen_len: int, rate: float) -> tuple[Workload, int]:
@@ -27,22 +29,43 @@ def workload_of(file: Path, model: str, gen_len: int, rate: float) -> tuple[Work
     tokenizer = lazy.Tokenizer.load(model) if Path(model).exists() and Path(model).suffix != ".json" else None
     prompts, answers = [], []
     for number, item in enumerate(_lines(file), 1):
-        body = item.get("body", item) if isinstance(item, dict) else {"prompt": item}
-        text = _text(body)
+        text, gen = _request(item)
         if text is None:
             raise ConfigError(f"{file}, line {number}: has none of prompt, messages, turns and body")
-        prompts.append(len(tokenizer.encode(text)) if tokenizer else math.ceil(len(text.encode()) / BYTES_PER_TOKEN))
-        wished = body.get("max_tokens", body.get("max_completion_tokens"))
-        answers.append(wished if isinstance(wished, int) and wished > 0 else gen_len)
+        prompts.append(len(tokenizer.encode(text)) if tokenizer else _estimated_tokens(text))
+        answers.append(gen or gen_len)
     if not prompts:
         raise ConfigError(f"{file} has no prompts in it")
-    workload = Workload(
+    return _averages(prompts, answers, rate), len(prompts)
+
+
+def batch_usage(file: Path, num_requests: int) -> Usage:
+    """Return what a checked file of batch requests is planned for, by its first requests; lengths are estimates."""
+    requests = [_request(item) for item in itertools.islice(_lines(file), MAX_LOOKED_AT)]
+    prompts = [_estimated_tokens(text) if text else TYPICAL.prompt_len for text, _ in requests]
+    answers = [gen or TYPICAL.gen_len for _, gen in requests]
+    workload = _averages(prompts, answers, rate=0.0) if requests else TYPICAL
+    return Usage(workload=workload, num_requests=max(num_requests, 1))
+
+
+def _averages(prompts: list[int], answers: list[int], rate: float) -> Workload:
+    return Workload(
         prompt_len=max(round(sum(prompts) / len(prompts)), 1),
         gen_len=max(round(sum(answers) / len(answers)), 1),
         max_prompt_len=max(prompts),
         rate=rate,
     )
-    return workload, len(prompts)
+
+
+def _estimated_tokens(text: str) -> int:
+    return math.ceil(len(text.encode()) / BYTES_PER_TOKEN)
+
+
+def _request(item: Any) -> tuple[str | None, int | None]:
+    """Return a line's prompt and the answer's length, where it has them."""
+    body = item.get("body", item) if isinstance(item, dict) else {"prompt": item}
+    asked = body.get("max_tokens", body.get("max_completion_tokens")) if isinstance(body, dict) else None
+    return _text(body), asked if isinstance(asked, int) and asked > 0 else None
 
 
 def routing_of(routing: Path) -> RoutingProfile:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from moeflow.bench.tables import Table
 from moeflow.core.hardware import DEVICE, DISK, FAR_APART, PINNED, RAM
-from moeflow.core.plan import DISK_OFFLOAD, RESIDENT, Estimate, Plan, plan_to_json
+from moeflow.core.plan import DISK_OFFLOAD, RESIDENT, Estimate, Forecast, Plan, Sensitivity, plan_to_json
 from moeflow.core.units import format_bytes, format_seconds
 from moeflow.pipeline.catalog import PIPELINES
 
@@ -24,6 +24,11 @@ _PIPELINES = {
     DISK_OFFLOAD: "experts are read from disk as they are needed",
     **{name: pipeline.summary for name, pipeline in PIPELINES.items()},
 }
+_GOALS = {
+    "throughput": "most tokens a second for this workload",
+    "latency": "as few as are waited for: each more makes every step longer",
+    "memory": "least memory at nearly the best speed",
+}
 _RESOURCES = {"device": "the device", "disk": "the disk", "host": "the processor"}
 _MAX_HELPS = 4
 MIN_SHARE = 0.005  # of a step's time that is worth a word
@@ -32,30 +37,47 @@ _POLICY_COLUMNS = ("policy", "", "why")
 
 def plan_tables(plan: Plan) -> list[Table]:
     """Return what was decided, what to expect, and what would help."""
-    return [policy_table(plan), prediction_table(plan), *([helps_table(plan)] if plan.helps else [])]
+    tables = [policy_table(plan)]
+    if plan.forecast is not None:
+        tables.append(prediction_table(plan, plan.forecast))
+        tables += [helps_table(plan.goal, plan.forecast.helps)] if plan.forecast.helps else []
+    return tables
+
+
+def forecast_of(plan: Plan) -> Forecast:
+    """Return what a plan is expected to bring, where that is known."""
+    assert plan.forecast is not None, "plans are made for machines whose speed is known"
+    return plan.forecast
+
+
+def _why(plan: Plan, name: str) -> str:
+    """Return the reason for a choice, without the choice itself."""
+    reason = dict(plan.reasons).get(name, "")
+    return reason.partition(": ")[2] or reason
 
 
 def policy_table(plan: Plan) -> Table:
     """Return what was decided, and why: only what this machine has."""
-    policy, reasons = plan.policy, dict(plan.reasons)
-    rows = [("sequences at once (N)", f"{policy.batch_size}", reasons.get("batch_size", "").partition(": ")[2])]
-    if _has_device(plan):
-        micro_batches = f"{policy.num_micro_batches} of them a step" if policy.num_micro_batches > 1 else "all at once"
-        rows.append(("micro-batch (mu)", f"{policy.micro_batch}", micro_batches))
+    config, limits = plan.config, plan.config.scheduler
+    rows = [("sequences at once (N)", f"{limits.max_num_seqs}", _why(plan, "max_num_seqs") or _GOALS[plan.goal])]
+    if config.offload is not None and plan.forecast is not None:
+        number = plan.forecast.policy.num_micro_batches
+        micro_batches = f"{number} of them a step" if number > 1 else "all at once"
+        rows.append(("micro-batch (mu)", f"{config.offload.micro_batch_tokens}", micro_batches))
     else:
-        rows.append(("prompt tokens a pass", f"{policy.chunk_tokens}", ""))
+        rows.append(("tokens a pass", f"{limits.max_num_batched_tokens}", _why(plan, "max_num_batched_tokens")))
     rows.append(("pipeline", plan.pipeline, _PIPELINES.get(plan.pipeline, "")))
-    rows.append(("weights", plan.weight_format, reasons.get("weight_format", "")))
+    rows.append(("weights", config.weight_format, _why(plan, "weights")))
     if _has_device(plan):
         rows += _device_rows(plan)
     else:
-        rows.append(("keys and values", plan.kv_dtype, f"{format_bytes(plan.kv_cache_bytes)} in memory"))
+        rows.append(("KV cache", config.kv_dtype, f"{format_bytes(config.kv_cache_bytes)} in memory"))
     rows += _expert_rows(plan)
     workload = plan.workload
     about = f"prompts of {workload.prompt_len} tokens, answers of {workload.gen_len}"
     if workload.rate:
         about += f", {workload.rate:g} requests/s"
-    title = f"{short_name(plan.model)} on {plan.machine}, for {plan.goal}: {about}"
+    title = f"{short_name(plan.config.model_path)} on {plan.machine}, for {plan.goal}: {about}"
     return Table(title, _POLICY_COLUMNS, tuple(rows), words=(0, 1, 2))
 
 
@@ -66,17 +88,17 @@ def short_name(model: str) -> str:
 
 
 def _device_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
-    policy, reasons = plan.policy, dict(plan.reasons)
+    policy, reasons = forecast_of(plan).policy, dict(plan.reasons)
     yield "attention (A_g)", "device" if policy.attention_on_device else "host", reasons.get("attention_on_device", "")
     where = f"{policy.kv_on_device:.1%} on device" if policy.attention_on_device else "in memory"
-    size = f"{format_bytes(plan.kv_cache_bytes)} of them"
+    size = f"{format_bytes(plan.config.kv_cache_bytes)} of them"
     if policy.attention_on_device and policy.kv_on_device < 1:
         size += "; the rest comes from memory for each micro-batch"
-    yield f"keys, values in {plan.kv_dtype} (r_c)", where, size
+    yield f"keys, values in {plan.config.kv_dtype} (r_c)", where, size
     stay = f"{policy.weights_on_device:.1%} on device"
     why = reasons.get("weights_on_device", "") if policy.weights_on_device < 1 else "all stay there"
     yield "layers' weights (r_w)", stay, why
-    whose = "experts' computation (F_g)" if plan.expert_places else "feed-forward (F_g)"
+    whose = "experts' computation (F_g)" if forecast_of(plan).expert_places else "feed-forward (F_g)"
     yield whose, "device", "always: no pipeline leaves all of it to the host"
     layout = "one device" if policy.num_devices == 1 else f"{policy.num_devices} devices"
     yield "parallel layout", layout, "" if policy.num_devices == 1 else "each has a part of every layer"
@@ -87,56 +109,58 @@ def _expert_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     whys = {DEVICE: "they stay there", DISK: dict(plan.reasons).get("experts_on_disk", "")}
     if _has_device(plan):
         whys[RAM] = "they go to the device for each pass"
-    used = [(tier, share) for tier, share in plan.expert_places if share > 0]
+    places = () if plan.forecast is None else plan.forecast.expert_places
+    used = [(tier, share) for tier, share in places if share > 0]
     for tier, share in used:
         yield f"experts in {_TIERS[tier]}" if tier != DISK else "experts on disk", f"{share:.1%}", whys.get(tier, "")
 
 
 def _has_device(plan: Plan) -> bool:
-    return any(used.tier == DEVICE for used in plan.memory)
+    return plan.forecast is not None and any(used.tier == DEVICE for used in plan.forecast.memory)
 
 
-def prediction_table(plan: Plan) -> Table:
+def prediction_table(plan: Plan, forecast: Forecast) -> Table:
     """Return what to expect, with intervals."""
     rows = [
-        ("generated tokens/s, prefill included", *_numbers(plan.tokens_per_s)),
-        ("decode tokens/s, all together", *_numbers(plan.decode_tokens_per_s)),
-        ("prefill tokens/s", *_numbers(plan.prefill_tokens_per_s)),
-        ("time to first token, alone", *_times(plan.time_to_first_token_s)),
-        *_all_at_once(plan),
-        ("time per token of a request", *_times(plan.time_per_token_s)),
+        ("generated tokens/s, prefill included", *_numbers(forecast.tokens_per_s)),
+        ("decode tokens/s, all together", *_numbers(forecast.decode_tokens_per_s)),
+        ("decode tokens/s, one alone", *_numbers(forecast.decode_alone_tokens_per_s)),
+        ("prefill tokens/s", *_numbers(forecast.prefill_tokens_per_s)),
+        ("time to first token, alone", *_times(forecast.time_to_first_token_s)),
+        *_all_at_once(forecast),
+        ("time per token of a request", *_times(forecast.time_per_token_s)),
     ]
-    each = " of each device" if plan.policy.num_devices > 1 else ""
-    for used in plan.memory:
+    each = " of each device" if forecast.policy.num_devices > 1 else ""
+    for used in forecast.memory:
         peak = used.peak_bytes
         name = f"peak {_TIERS[used.tier]}" + (each if used.tier == DEVICE else "")
         between = f"{format_bytes(peak.low)} to {format_bytes(peak.high)}"
         rows.append((f"{name}, of {format_bytes(used.capacity_bytes)}", format_bytes(peak.value), between))
-    notes = [f"Decoding is bound by {plan.bottleneck}."]
-    busy = [f"{_RESOURCES.get(name, f'the {name}')} {share:.0%}" for name, share in plan.busy if share >= MIN_SHARE]
+    notes = [f"Decoding is bound by {forecast.bottleneck}."] if forecast.bottleneck else []
+    busy = [f"{_RESOURCES.get(name, f'the {name}')} {share:.0%}" for name, share in forecast.busy if share >= MIN_SHARE]
     if len(busy) > 1:
         notes.append(f"Busy while a step is decoded: {', '.join(busy)} of the time.")
     measured = dict(plan.reasons).get("machine", "")
     if measured:
-        notes.append(f"This machine was {measured}; --recalibrate measures it again.")
-    spread = plan.tokens_per_s.high / plan.tokens_per_s.value
+        notes.append(f"This machine was {measured}.")
+    spread = forecast.tokens_per_s.high / forecast.tokens_per_s.value
     if plan.machine_identity and spread >= 1 + FAR_APART:
         notes.append(f"The machine was busy while it was measured: its figures lay up to {spread:.1f} times apart.")
         notes.append("Measured again while nothing else runs (--recalibrate), predictions are closer.")
     return Table("Expected", ("", "value", "between"), tuple(rows), tuple(notes))
 
 
-def _all_at_once(plan: Plan) -> Iterator[tuple[str, str, str]]:
+def _all_at_once(forecast: Forecast) -> Iterator[tuple[str, str, str]]:
     """Yield what a request waits for its first token that comes with all the others, as batch jobs' do."""
-    number = plan.policy.batch_size
+    number = forecast.policy.batch_size
     if number > 1:
-        yield f"the same, {number} prompts at once", *_times(plan.all_prompts_s)
+        yield f"the same, {number} prompts at once", *_times(forecast.all_prompts_s)
 
 
-def helps_table(plan: Plan) -> Table:
+def helps_table(goal: str, helps: tuple[Sensitivity, ...]) -> Table:
     """Return what more of a resource would bring, or a smaller format; best first."""
-    what = "a step's speed" if plan.goal == "latency" else "generated tokens/s"
-    rows = tuple((it.change, f"x{it.speedup:.2f}") for it in plan.helps[:_MAX_HELPS])
+    what = "a step's speed" if goal == "latency" else "generated tokens/s"
+    rows = tuple((it.change, f"x{it.speedup:.2f}") for it in helps[:_MAX_HELPS])
     return Table("What would help most, each planned anew", ("", what), rows)
 
 

@@ -15,11 +15,12 @@ from moeflow.cli.local_model import built_in_model
 from moeflow.cli.options import cache_dir_option, settings_option
 from moeflow.cli.params import NEW_PICTURE
 from moeflow.cli.plan.inputs import routing_of, workload_of
-from moeflow.cli.plan.output import check_json, check_table, plan_tables, policy_table, short_name
+from moeflow.cli.plan.output import check_json, check_table, forecast_of, plan_tables, policy_table, short_name
 from moeflow.cli.progress import bar, progress_bar, steps
 from moeflow.core.errors import ConfigError, MoeflowError
-from moeflow.core.plan import GOALS, Workload, plan_to_json
+from moeflow.core.plan import GOALS, Goal, Workload, plan_to_json
 from moeflow.planner.hardware.machine_files import machine_names
+from moeflow.planner.usage import Usage
 
 if TYPE_CHECKING:
     from moeflow.planner.planning import Planned
@@ -127,7 +128,7 @@ def plan(
     as_json: bool,
     roofline: Path | None,
     policy_map: Path | None,
-    goal: str,
+    goal: Goal,
     batch_size: int | None,
     **overrides: Any,
 ) -> None:
@@ -149,12 +150,15 @@ def plan(
         workload, num_requests = workload_of(prompts, name, gen_len, rate)
     request = lazy.PlanRequest(
         settings=lazy.Settings(model=name, **overrides),
-        workload=workload,
-        goal=goal,
+        usage=Usage(
+            workload=workload,
+            goal=goal,
+            num_sequences=batch_size,
+            num_requests=num_requests,
+            reserves_kv=True,
+        ),
         machine=machine,
         recalibrate=recalibrate,
-        num_sequences=batch_size,
-        num_requests=num_requests,
         routing=None if routing is None else routing_of(routing),
     )
     if recalibrate and machine is not None:
@@ -173,9 +177,9 @@ def plan(
     else:
         for table in plan_tables(made):
             show(table)
-    title = f"{short_name(made.model)} on {made.machine}"
+    title = f"{short_name(made.config.model_path)} on {made.machine}"
     if roofline is not None:
-        lazy.plot_rooflines(lazy.roofline_figures(planned.model, made.policy), title, roofline)
+        lazy.plot_rooflines(lazy.roofline_figures(planned.model, forecast_of(made).policy), title, roofline)
     if policy_map is not None:
         with bar(lazy.num_map_points(planned.model)) as shown:
             lazy.plot_policy_map(lazy.policy_map(planned.model, planned.objective, shown.advance), title, policy_map)
@@ -183,7 +187,7 @@ def plan(
 
 def has_to_learn(planned: Planned) -> bool:
     """Say whether speeds depend on routers of which nothing is known yet."""
-    return planned.plan.policy.experts_on_disk > 0 and not planned.model.routing.decode
+    return forecast_of(planned.plan).policy.experts_on_disk > 0 and not planned.model.routing.decode
 
 
 def learn(planned: Planned, cache_dir: Path) -> None:

@@ -12,12 +12,12 @@ from moeflow.core.units import format_bytes
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.memory_allowance import allowed_bytes
 from moeflow.planner.choices.offload_plan import OffloadOverrides, costs_of, offload_overrides, plan_offload
-from moeflow.planner.choices.processor_choice import no_cuda
-from moeflow.planner.hardware.host import Machine
+from moeflow.planner.choices.processor_choice import Reasons, no_cuda
+from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.settings import OFFLOADED_MAX_NUM_SEQS, OFFLOADED_NUM_BATCHED_TOKENS, Settings
 
 
-def device_overrides(settings: Settings, machine: Machine) -> OffloadOverrides | None:
+def device_overrides(settings: Settings, machine: HostResources) -> OffloadOverrides | None:
     """Return what the user said of a device that is smaller than the model. Raises: ConfigError, CapacityError."""
     cuda_bytes = settings.device_memory_bytes or machine.accelerator_free_bytes
     overrides = offload_overrides(
@@ -67,8 +67,10 @@ def settings_of_host(settings: Settings, overrides: OffloadOverrides) -> Setting
     )
 
 
-def with_pipeline(config: EngineConfig, overrides: OffloadOverrides, shape: ModelConfig) -> EngineConfig:
-    """Return a configuration whose passes go through a pipeline. Raises: ConfigError, CapacityError."""
+def with_pipeline(
+    config: EngineConfig, overrides: OffloadOverrides, shape: ModelConfig
+) -> tuple[EngineConfig, Reasons]:
+    """Return a configuration whose passes go through a pipeline, and why. Raises: ConfigError, CapacityError."""
     costs = costs_of(shape, config)
     offload = plan_offload(overrides, costs, config.scheduler)
     if not config.cpu_isa and not offload.computes_in_torch:
@@ -78,9 +80,9 @@ def with_pipeline(config: EngineConfig, overrides: OffloadOverrides, shape: Mode
         )
     how = f"{offload.pipeline}, in micro-batches of {offload.micro_batch_tokens} tokens"
     stay = f"{offload.num_resident_experts} of {max(shape.num_experts, 1)} a layer stay on the device"
-    reasons = (*config.reasons, ("pipeline", how), ("experts", stay))
+    reasons = [("pipeline", how), ("experts", stay)]
     if offload.cuda is None:
-        return replace(config, offload=offload, reasons=reasons)
+        return replace(config, offload=offload), reasons
     memory_bytes = offload.cuda.memory_bytes
     where = f"{offload.cuda.name}, {format_bytes(memory_bytes)} of it: experimental, not yet tried on a GPU"
-    return replace(config, offload=offload, device_memory_bytes=memory_bytes, reasons=(*reasons, ("device", where)))
+    return replace(config, offload=offload, device_memory_bytes=memory_bytes), [*reasons, ("device", where)]

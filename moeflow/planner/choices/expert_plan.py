@@ -17,6 +17,7 @@ from moeflow.experts.slot_arena import arena_bytes, slots_within
 from moeflow.models.packing import slab_spec
 from moeflow.planner.choices.packed_files import packed_weights_file_place
 from moeflow.planner.choices.weight_choice import WeightChoice
+from moeflow.planner.costs.model_costs import ModelCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,12 @@ class ExpertPlan:
             f"each; the others come from {self.packed_weights_file}, which {made} there "
             f"({format_bytes(self.spec.file_bytes)})"
         )
+
+
+def min_expert_share(costs: ModelCosts) -> float:
+    """Return the share of experts without which the engine computes no pass."""
+    num_experts = costs.num_moe_layers * costs.shape.num_experts
+    return min(min_slots(costs.shape) / num_experts, 1.0) if num_experts else 0.0
 
 
 def min_slots(shape: ModelConfig) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.units import format_bytes
-from moeflow.planner.hardware.host import Machine
+from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.settings import Settings
 
 
-def free_bytes(settings: Settings, machine: Machine, device: str) -> int:
+def free_bytes(settings: Settings, machine: HostResources, device: str) -> int:
     """Return what the engine may use of the device that computes.
 
     Raises: CapacityError if the user allows what is not there, ConfigError if they limit what is not used.

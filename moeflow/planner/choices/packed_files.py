@@ -27,7 +27,7 @@ from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.layers.weight_allocator import WeightFormats
 from moeflow.models.packing import names_in_part, pack_model, slab_spec
 from moeflow.planner.choices.weight_choice import explicit_choice, own_precision
-from moeflow.planner.hardware.host import measure_machine
+from moeflow.planner.hardware.host import host_resources
 
 
 def packed_weights_file_place(cache_dir: Path | None, checkpoint: Checkpoint, spec: SlabSpec) -> Path:
@@ -149,7 +149,7 @@ def pack(
         spec = slab_spec(checkpoint, formats)
         file = out or packed_weights_file_place(cache_dir, checkpoint, spec)
         if not file.exists() or not _is_right(file, spec, on_bytes):
-            threads = num_threads or measure_machine().num_cores
+            threads = num_threads or host_resources().num_cores
             pack_model(checkpoint, file, formats, num_threads=threads, on_bytes=on_bytes)
         return _read_index(file, spec)
 

@@ -6,7 +6,7 @@ import torch
 
 from moeflow.core.errors import ConfigError
 from moeflow.kernels.cpu import extension
-from moeflow.planner.hardware.host import Machine
+from moeflow.planner.hardware.host import HostResources
 
 Reasons = list[tuple[str, str]]  # the name of a choice, and why it was made
 
@@ -19,7 +19,7 @@ def no_cuda(device: str) -> ConfigError:
     )
 
 
-def choose_device(requested: str, machine: Machine, reasons: Reasons) -> str:
+def choose_device(requested: str, machine: HostResources, reasons: Reasons) -> str:
     """Return where torch keeps tensors. Raises: ConfigError if it is unknown, or not there."""
     if requested == "auto":
         reasons.append(("device", f"{machine.accelerator}: found" if machine.accelerator else "cpu: no accelerator"))
@@ -46,7 +46,7 @@ def choose_cpu_isa(requested: str, device: str, reasons: Reasons) -> str:
         raise ConfigError(f"{error}; known are {', '.join(extension.ISAS)}") from None
 
 
-def choose_num_threads(requested: int | None, machine: Machine, reasons: Reasons) -> int:
+def choose_num_threads(requested: int | None, machine: HostResources, reasons: Reasons) -> int:
     """Return how many threads compute: one a core, unless the user says otherwise."""
     if requested is None:
         reasons.append(("num_threads", f"{machine.num_cores}: one a core"))

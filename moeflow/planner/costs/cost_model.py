@@ -114,6 +114,7 @@ class CostModel:
     overlap: float = 1.0  # of resources that could work at once: 1: the slowest alone counts; 0: one after another
     prefill_overlap: float = 1.0  # likewise, in prefill
     process_bytes: int = PROCESS_BYTES
+    sampled_bytes: float = 0.0  # of a host's memory that sampling takes for each sequence
     min_experts: float = 0.0  # share of experts that must have a place in memory
     chunk_tokens: int = 512  # of prompts in one pass, on a host without a device
 
@@ -174,7 +175,8 @@ class CostModel:
         all_kv = tokens * costs.kv_bytes
         on_disk = LinearCost(disk=costs.experts_bytes)
         if not self.has_device:
-            ram = LinearCost(self.process_bytes + costs.model_bytes + all_kv, disk=-costs.experts_bytes)
+            beside = self.process_bytes + choice.batch_size * self.sampled_bytes
+            ram = LinearCost(beside + costs.model_bytes + all_kv, disk=-costs.experts_bytes)
             return {RAM: ram, DISK: on_disk}
         layers, mu = costs.shape.num_layers, choice.micro_batch
         all_layers = costs.layers_bytes

@@ -24,8 +24,12 @@ def work_bytes(shape: ModelConfig, *, num_tokens: int, num_sampled: int) -> int:
     attention = 3 * (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     experts = max(shape.top_k, 1) * _NUM_PAIR * width + 4 * shape.num_experts
     row_bytes = _FLOAT * (_NUM_HIDDEN * shape.hidden_size + attention + experts) + _ROW_BYTES
-    logits_bytes = num_sampled * _NUM_LOGITS * _FLOAT * shape.vocab_size
-    return int(_BASE_BYTES + _SLACK * (num_tokens * row_bytes + logits_bytes))
+    return int(_BASE_BYTES + _SLACK * num_tokens * row_bytes + num_sampled * sampled_bytes(shape))
+
+
+def sampled_bytes(shape: ModelConfig) -> float:
+    """Return how much of that each sampled token takes."""
+    return _SLACK * _NUM_LOGITS * _FLOAT * shape.vocab_size
 
 
 def kept_bytes(shape: ModelConfig, *, num_tokens: int) -> int:

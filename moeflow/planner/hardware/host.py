@@ -16,8 +16,8 @@ CGROUP_USAGE = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memo
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """The resources a plan may use."""
+class HostResources:
+    """Resources of this machine that an engine may use."""
 
     num_cores: int  # this process may run on; hyper-threads counted once where the system tells
     total_bytes: int
@@ -27,8 +27,8 @@ class Machine:
     process_bytes: int = 0  # this process holds already
 
 
-def measure_machine() -> Machine:
-    """Look at the machine now."""
+def host_resources() -> HostResources:
+    """Return what the machine offers now."""
     memory = psutil.virtual_memory()
     total, available = memory.total, memory.available
     limit, usage = _first_number(CGROUP_LIMITS), _first_number(CGROUP_USAGE)
@@ -40,7 +40,7 @@ def measure_machine() -> Machine:
         accelerator = "cuda"
         free = torch.cuda.mem_get_info()[0]
     held = resident_bytes([os.getpid()])
-    return Machine(_num_cores(), total, max(available, 0), accelerator, free, held)
+    return HostResources(_num_cores(), total, max(available, 0), accelerator, free, held)
 
 
 def _num_cores() -> int:

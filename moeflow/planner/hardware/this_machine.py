@@ -76,6 +76,23 @@ def known_machine(cache_dir: Path, num_threads: int) -> Machine | None:
     return _load(machine_file(cache_dir, num_threads))
 
 
+def machine_for_start(
+    cache_dir: Path,
+    *,
+    num_threads: int,
+    ram_bytes: int,
+    shapes: Sequence[KernelShape] = (),
+    needs_disk: bool = False,
+    on_step: OnStep = lambda _: None,
+) -> Machine | None:
+    """Return this machine as it was measured before, with `ram_bytes` of memory to use; None if it never was."""
+    machine = known_machine(cache_dir, num_threads)
+    if machine is None:
+        return None
+    levels = tuple(replace(it, capacity_bytes=ram_bytes) if it.name == RAM else it for it in machine.levels)
+    return replace(machine, levels=levels)
+
+
 def how_measured(machine: Machine) -> str:
     """Return when a machine was measured, and beside what: "measured 2026-01-31 ..."; empty for data sheets."""
     if not machine.measured_at:

@@ -11,11 +11,11 @@ from moeflow.cli.doctor.diagnostics import Finding, Verdict
 from moeflow.core.hardware import DEVICE, RAM, Link, LinkRate, MemoryLevel, Processor
 from moeflow.core.hardware import Machine as Described
 from moeflow.core.units import GIB
-from moeflow.planner.hardware.host import Machine
+from moeflow.planner.hardware.host import HostResources
 
 
-def machine(available: int = 8 * GIB, accelerator: str | None = None) -> Machine:
-    return Machine(4, 16 * GIB, available, accelerator, 0)
+def machine(available: int = 8 * GIB, accelerator: str | None = None) -> HostResources:
+    return HostResources(4, 16 * GIB, available, accelerator, 0)
 
 
 @pytest.mark.parametrize(
@@ -67,17 +67,17 @@ def test_a_package_that_is_not_installed_is_missing(monkeypatch):
 
 
 def test_broken_torch_is_a_finding_not_a_crash(monkeypatch):
-    def broken() -> Machine:
+    def broken() -> HostResources:
         raise ImportError("libgomp.so.1: cannot open shared object file")
 
-    monkeypatch.setitem(vars(lazy), "measure_machine", broken)
+    monkeypatch.setitem(vars(lazy), "host_resources", broken)
     (finding,) = diagnostics.hardware("")
     assert finding.verdict is Verdict.MISSING
     assert "libgomp" in finding.found
 
 
 def test_a_machine_without_accelerator_is_fine(monkeypatch):
-    monkeypatch.setitem(vars(lazy), "measure_machine", machine)
+    monkeypatch.setitem(vars(lazy), "host_resources", machine)
     by_topic = {finding.topic: finding for finding in diagnostics.hardware("")}
     assert by_topic["accelerator"].verdict is Verdict.OK
     assert by_topic["processor"].found.endswith("4 cores to use")

@@ -18,13 +18,13 @@ from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.packed_files import Damage, pack
 from tests.checkpoint.packed.slabs import flip_bit
+from tests.planner.example_plans import PLAN as EXAMPLE
 from tests.shapes import ENGINE, TINY
 from tests.tiny_mixtral import write_tiny_mixtral
 
 needs_kernels = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
-CONFIG = dataclasses.replace(
-    ENGINE, num_threads=2, kv_cache_bytes=3 * 1024**2, reasons=(("weights", "float32: it fits"),)
-)
+CONFIG = dataclasses.replace(ENGINE, num_threads=2, kv_cache_bytes=3 * 1024**2)
+PLAN = dataclasses.replace(EXAMPLE, config=CONFIG, reasons=(("weights", "float32: it fits"),))
 GOOD = Finding("memory", Verdict.OK, "8.0 GiB free")
 LITTLE = Finding("disk", Verdict.WARN, "1.0 GiB free", "Free some")
 GONE = Finding("torch", Verdict.MISSING, "not installed", "Install it")
@@ -41,13 +41,13 @@ class FakeCheckpoint:
 
 @pytest.fixture
 def model(monkeypatch):
-    """Put a small model, which `decide` finds room for, behind every path."""
+    """Put a small model, which `resolve` finds room for, behind every path."""
     checkpoint = FakeCheckpoint()
     monkeypatch.setitem(vars(lazy), "open_checkpoint", lambda path: checkpoint)
     monkeypatch.setitem(vars(lazy), "read_model_config", lambda checkpoint: TINY)
     monkeypatch.setitem(vars(lazy), "Settings", dict)
-    monkeypatch.setitem(vars(lazy), "decide", lambda settings: CONFIG)
-    monkeypatch.setitem(vars(lazy), "what_to_expect", lambda config, cache_dir: f"as {cache_dir} says")
+    monkeypatch.setitem(vars(lazy), "plan_for_start", lambda settings: PLAN)
+    monkeypatch.setitem(vars(lazy), "what_to_expect", lambda plan: f"{plan.machine} is fast")
     return checkpoint
 
 
@@ -97,7 +97,7 @@ def test_a_model_that_fits_is_described_with_its_limits(model):
     assert found["context"].verdict is Verdict.WARN
     assert "4096" in found["context"].found
     assert found["because"].found == "weights = float32: it fits"
-    assert found["speed"].found == "as measured says"
+    assert found["speed"].found == "this machine is fast"
     assert model.is_closed
 
 
@@ -105,7 +105,7 @@ def test_a_model_that_does_not_fit_says_need_and_have(model, monkeypatch):
     def refuse(settings):
         raise CapacityError("needs 90 GiB, has 8 GiB: use a smaller model")
 
-    monkeypatch.setitem(vars(lazy), "decide", refuse)
+    monkeypatch.setitem(vars(lazy), "plan_for_start", refuse)
     *_, last = model_check.examine_model({"model": "m"})
     assert (last.verdict, last.found) == (Verdict.MISSING, "needs 90 GiB, has 8 GiB: use a smaller model")
 

@@ -61,7 +61,7 @@ def test_all_that_is_printed_fits_a_terminal(columns, machine, places, monkeypat
 def test_json_is_a_plan(places):
     config, host = places
     done = run(config, "--machine", host, "--json", "--goal", "latency")
-    assert plan_from_json(done.stdout, "out").policy.batch_size == 1
+    assert plan_from_json(done.stdout, "out").forecast.policy.batch_size == 1
 
 
 def test_lengths_come_from_prompts(places, tmp_path):
@@ -74,7 +74,7 @@ def test_lengths_come_from_prompts(places, tmp_path):
     made = plan_from_json(done.stdout, "out")
     assert made.workload.max_prompt_len == 5
     assert made.workload.gen_len == 6
-    assert made.policy.batch_size <= 4
+    assert made.forecast.policy.batch_size <= 4
 
 
 @pytest.mark.parametrize(

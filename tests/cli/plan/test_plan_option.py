@@ -14,7 +14,7 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.plan import plan_to_json
 from moeflow.kernels.cpu import extension
 from moeflow.planner.hardware.hardware_json import machine_to_json
-from tests.planner.example_plans import PLAN
+from tests.planner.example_plans import ENGINE_CONFIG, PLAN
 from tests.planner.examples import machine
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -28,7 +28,7 @@ def file(tmp_path):
 
 def test_a_plan_is_read_and_what_the_user_said_is_told(file, capsys):
     settings = settings_of({"model": None, "max_num_seqs": 2, "plan_file": file, "kv_cache_bytes": 1 << 21})
-    assert (settings.model, settings.max_num_seqs, settings.quantize) == (PLAN.model, 2, "int8")
+    assert (settings.model, settings.max_num_seqs, settings.quantize) == (PLAN.config.model_path, 2, "int8")
     told = capsys.readouterr().err
     assert "note: --max-num-seqs 2 instead of the plan's 6, as you say" in told
     assert "note: --kv-cache 2.0 MiB instead of the plan's 1.0 MiB, as you say" in told
@@ -40,22 +40,26 @@ def test_files_that_are_no_plan_say_what_to_do(file, tmp_path):
         read_plan(tmp_path / "none.json")
     whole = file.read_text()
     file.write_text(whole[: len(whole) // 2])
-    with pytest.raises(ConfigError, match=r"is no JSON .* Compare it with one that moeflow made"):
+    with pytest.raises(ConfigError, match=r"cannot be read: Input data was truncated"):
         read_plan(file)
     file.write_text("\n")
     with pytest.raises(ConfigError, match="is empty: make it anew"):
         read_plan(file)
     file.write_text(whole)
-    later = json.loads(file.read_text()) | {"format_version": 2}
+    later = json.loads(file.read_text()) | {"format_version": 3}
     file.write_text(json.dumps(later))
-    with pytest.raises(ConfigError, match="make the plan anew with `moeflow plan --json`"):
+    with pytest.raises(ConfigError, match="Make the plan anew with `moeflow plan --json`"):
         read_plan(file)
 
 
 def test_doctor_looks_at_the_model_that_was_planned_for(file, tmp_path):
     model = tmp_path / "model"
     write_tiny_mixtral(model)
-    file.write_text(plan_to_json(dataclasses.replace(PLAN, model=str(model), num_threads=1)))
+    file.write_text(
+        plan_to_json(
+            dataclasses.replace(PLAN, config=dataclasses.replace(ENGINE_CONFIG, model_path=str(model), num_threads=1))
+        )
+    )
     done = CliRunner().invoke(main, ["doctor", "--plan", str(file), "--json", "--cache-dir", str(tmp_path)])
     found = {finding["topic"]: finding["found"] for finding in json.loads(done.stdout)}
     assert found["requests"] == "6 together, 40 tokens each at most"

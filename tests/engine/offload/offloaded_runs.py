@@ -11,7 +11,7 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.models.parity import SHAPE
 
@@ -30,7 +30,7 @@ FAMILIES = {
 
 def config(model, **settings) -> EngineConfig:
     limits = {"num_threads": 1, "kv_cache_bytes": 2**20, "max_num_seqs": 16, "max_num_batched_tokens": 96}
-    return decide(Settings(model=model, max_model_len=112, **{**limits, **settings}))
+    return resolve(Settings(model=model, max_model_len=112, **{**limits, **settings})).config
 
 
 def offloaded(model, pipeline, micro_batch, share=0.0, device=DEVICE, **settings) -> EngineConfig:

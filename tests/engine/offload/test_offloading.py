@@ -19,8 +19,8 @@ from moeflow.engine.engine import Engine
 from moeflow.kernels.cpu import extension
 from moeflow.pipeline.catalog import OFFLOADING
 from moeflow.planner.costs.process_memory import PROCESS_BYTES
-from moeflow.planner.hardware.host import measure_machine
-from moeflow.planner.resolve import decide
+from moeflow.planner.hardware.host import host_resources
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings, options
 from tests.engine.offload.offloaded_runs import DEVICE, FAMILIES, answers, config, offloaded, run, sharing
 from tests.models.parity import random_model
@@ -124,15 +124,15 @@ def test_a_pass_that_fails_ends_its_requests_and_the_next_begins_anew(model):
 
 
 def test_as_many_experts_stay_as_fit(model):
-    whole = decide(Settings(model=model, device="emulated:64MiB,1", max_num_seqs=4)).offload
-    part = decide(Settings(model=model, device="emulated:7MiB,1", max_num_seqs=4)).offload
+    whole = resolve(Settings(model=model, device="emulated:64MiB,1", max_num_seqs=4)).config.offload
+    part = resolve(Settings(model=model, device="emulated:7MiB,1", max_num_seqs=4)).config.offload
     assert whole.num_resident_experts == 5
     assert 0 <= part.num_resident_experts <= 5
 
 
 def test_a_device_that_is_too_small_is_refused_before_loading(model):
     with pytest.raises(CapacityError, match=r"the device has 100.0 KiB, but .*--max-num-seqs"):
-        decide(Settings(model=model, device="emulated:100KiB,1"))
+        resolve(Settings(model=model, device="emulated:100KiB,1"))
 
 
 @pytest.mark.parametrize(
@@ -160,13 +160,18 @@ def test_a_device_that_is_too_small_is_refused_before_loading(model):
     ],
 )
 def test_wishes_that_cannot_be_granted_are_explained(model, settings, complaint):
+    here = dataclasses.replace(host_resources(), accelerator=None)
     with pytest.raises(ConfigError, match=complaint):
-        decide(Settings(model=model, **settings), dataclasses.replace(measure_machine(), accelerator=None))
+        resolve(Settings(model=model, **settings), resources=here)
 
 
 def on_gpu(model, *, free=2**34, **settings):
-    machine = dataclasses.replace(measure_machine(), accelerator="cuda", accelerator_free_bytes=free)
-    return decide(Settings(model=model, **settings), machine)
+    return plan_on_gpu(model, free=free, **settings).config
+
+
+def plan_on_gpu(model, *, free=2**34, **settings):
+    machine = dataclasses.replace(host_resources(), accelerator="cuda", accelerator_free_bytes=free)
+    return resolve(Settings(model=model, **settings), resources=machine).plan
 
 
 def test_a_gpu_that_is_named_with_its_memory_or_a_pipeline_is_offloaded_to(model):
@@ -181,7 +186,7 @@ def test_a_gpu_that_is_named_with_its_memory_or_a_pipeline_is_offloaded_to(model
             name="cuda:0", memory_bytes=2**31, capacity_bytes=2**31 - PROCESS_BYTES
         )
         assert (config.device, config.cpu_isa, config.device_memory_bytes) == ("cpu", "", 2**31)
-        assert any("not yet tried on a GPU" in why for _, why in config.reasons)
+        assert any("not yet tried on a GPU" in why for _, why in plan_on_gpu(model, **settings).reasons)
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=EngineConfig) == config
     assert on_gpu(model, device="cuda:1", micro_batch=3).offload.cuda.memory_bytes == 2**34
     assert on_gpu(model, device="cuda").offload is None

@@ -12,7 +12,7 @@ import torch
 from moeflow.core.errors import ConfigError
 from moeflow.engine.runner_loading import load_runner
 from moeflow.pipeline.catalog import OFFLOADING
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.engine.offload.offloaded_runs import FAMILIES, config, offloaded, run, sharing
 from tests.models.parity import SEQUENCES, in_mixed_passes, load, random_model
@@ -68,7 +68,7 @@ class Served:
 
 def logits_of(folder, pipeline, dtype):
     settings = {"device": DEVICE, "pipeline": pipeline, "micro_batch": 4, "resident_experts": 0.4, "dtype": dtype}
-    chosen = decide(Settings(model=folder, max_model_len=64, num_threads=1, **settings))
+    chosen = resolve(Settings(model=folder, max_model_len=64, num_threads=1, **settings)).config
     assert (chosen.dtype, chosen.kv_dtype) == (dtype, dtype)
     limits = replace(chosen.scheduler, num_blocks=64)
     with closing(load_runner(replace(chosen, scheduler=limits))) as runner:
@@ -104,7 +104,7 @@ def test_a_gpu_gives_the_tokens_of_the_plain_run(model, pipeline):
 
 def test_only_experts_wait_in_main_memory(model):
     settings = {"device": DEVICE, "pipeline": "cgopipe", "resident_experts": 0.4}
-    chosen = decide(Settings(model=model, max_model_len=64, num_threads=1, **settings))
+    chosen = resolve(Settings(model=model, max_model_len=64, num_threads=1, **settings)).config
     with closing(load_runner(chosen)) as runner:
         purposes = runner._model.device.memory._purposes
         weights = load(model)
@@ -117,4 +117,4 @@ def test_only_experts_wait_in_main_memory(model):
 
 def test_what_only_kernels_hold_is_refused(model):
     with pytest.raises(ConfigError, match="quantized weights are computed by the CPU kernels"):
-        decide(Settings(model=model, device=DEVICE, quantize="int4"))
+        resolve(Settings(model=model, device=DEVICE, quantize="int4"))

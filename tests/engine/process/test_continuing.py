@@ -12,7 +12,7 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission, TokenOutput
 from moeflow.engine.process.continuation import Continuation
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -33,7 +33,7 @@ KINDS = {
 def engine(tmp_path_factory) -> Iterator[Engine]:
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny_mixtral(folder, max_position_embeddings=512)
-    loaded = Engine.load(decide(Settings(model=str(folder), num_threads=1, max_num_seqs=4, max_num_batched_tokens=16)))
+    loaded = Engine.load(resolve(Settings(model=str(folder), num_threads=1, max_num_seqs=4, max_num_batched_tokens=16)))
     yield loaded
     loaded.close()
 

@@ -23,7 +23,7 @@ from moeflow.engine.process import stall
 from moeflow.engine.process.pass_record import make_descriptor
 from moeflow.engine.process.process_client import ProcessEngine
 from moeflow.engine.process.supervisor import Supervisor
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -37,7 +37,7 @@ LONG = 30_000  # tokens: many seconds, which nobody waits for
 def config(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny_mixtral(folder, max_position_embeddings=2 * LONG)
-    return decide(Settings(model=str(folder), num_threads=1, max_num_seqs=4, max_num_batched_tokens=64))
+    return resolve(Settings(model=str(folder), num_threads=1, max_num_seqs=4, max_num_batched_tokens=64)).config
 
 
 def submission(name: str, max_tokens: int = LONG) -> Submission:

@@ -6,8 +6,7 @@ import dataclasses
 
 import pytest
 
-from moeflow.planner import planning
-from moeflow.planner.choices.expert_plan import min_slots
+from moeflow.planner.choices.expert_plan import min_expert_share, min_slots
 from moeflow.planner.costs.model_costs import ModelCosts
 from tests.planner.examples import HALF, SMALL
 
@@ -23,4 +22,4 @@ def test_a_token_needs_its_experts_and_the_next_layers(top_k, slots):
 def test_the_share_without_which_no_pass_is_computed(num_layers, num_experts, share):
     top_k = min(2, num_experts)
     shape = dataclasses.replace(SMALL, num_layers=num_layers, num_experts=num_experts, top_k=top_k)
-    assert planning._min_experts(ModelCosts(shape, HALF)) == share
+    assert min_expert_share(ModelCosts(shape, HALF)) == share

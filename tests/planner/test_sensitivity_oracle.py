@@ -1,4 +1,4 @@
-"""What more of each resource would bring, with costs that depend on one resource alone; where experts lie."""
+"""What more of each resource would bring, with costs that depend on one resource alone."""
 
 from __future__ import annotations
 
@@ -8,22 +8,12 @@ import pytest
 
 from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import DEVICE, DISK, RAM
-from moeflow.core.plan import Policy
-from moeflow.planner.plan_maker import SearchResult, describe, expert_places, helps_by, pipeline_of
-from moeflow.planner.policy_search import Objective
+from moeflow.planner.objective import Objective
+from moeflow.planner.sensitivity import helps_by
 from tests.planner.examples import machine, small_model
 
 HOST = small_model(machine(ram=10**9))
 DEVICE_MODEL = small_model(machine(ram=10**9, device=10**9))
-POLICY = Policy(
-    batch_size=6,
-    micro_batch=3,
-    attention_on_device=True,
-    ffn_on_device=True,
-    weights_on_device=0.6,
-    kv_on_device=0.5,
-    experts_on_disk=0.1,
-)
 
 
 def processor(level, field="peak_flops_per_s"):
@@ -110,71 +100,6 @@ def test_smaller_formats_are_weighed():
     small = dataclasses.replace(costs, formats=dataclasses.replace(costs.formats, matrices="int8", embeddings="int8"))
     (only,) = helps_by(cost, dataclasses.replace(HOST, costs=small), Objective())
     assert only.change == "weights in int4 (--quantize int4)"
-
-
-@pytest.mark.parametrize(
-    ("changes", "places"),
-    [
-        ({"weights_on_device": 0.03}, (0.0, 0.9)),  # less than what all tokens need
-        ({"weights_on_device": 0.95}, (0.9, 0.0)),  # the rest is on disk
-    ],
-)
-def test_other_weights_take_the_device_before_experts(changes, places):
-    found = dict(expert_places(DEVICE_MODEL, dataclasses.replace(POLICY, **changes)))
-    assert found == pytest.approx({"device": places[0], "ram": places[1], "disk": 0.1}, abs=1e-6)
-
-
-def test_experts_get_what_other_weights_leave():
-    costs = DEVICE_MODEL.costs
-    on_device = 0.6 * costs.layers_bytes - (costs.layers_bytes - costs.experts_bytes)
-    found = dict(expert_places(DEVICE_MODEL, POLICY))
-    assert found["device"] == pytest.approx(on_device / costs.experts_bytes, abs=1e-6)
-    assert found["ram"] == pytest.approx(0.9 - found["device"], abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("changes", "name"),
-    [
-        ({"attention_on_device": False}, "cgopipe"),
-        ({}, "flexgen"),
-        ({"kv_on_device": 1.0}, "zero-inference"),
-        ({"kv_on_device": 1.0, "weights_on_device": 1.0, "experts_on_disk": 0.0}, "resident"),
-    ],
-)
-def test_pipelines(changes, name):
-    assert pipeline_of(DEVICE_MODEL, dataclasses.replace(POLICY, **changes)) == name
-
-
-def test_a_host_streams_what_is_on_disk():
-    assert pipeline_of(HOST, dataclasses.replace(POLICY, experts_on_disk=0.1)) == "disk-offload"
-    assert pipeline_of(HOST, dataclasses.replace(POLICY, experts_on_disk=0.0)) == "resident"
-
-
-def test_a_plan_holds_the_prediction():
-    """An uncertainty of a quarter: from 1 / 1.25 of a figure to 1.25 of it; memory is known to a twentieth."""
-    model, policy = HOST, dataclasses.replace(POLICY, micro_batch=6, experts_on_disk=0.0, ffn_on_device=False)
-    prediction = model.predict(policy)
-    found = SearchResult(
-        policy=policy, prediction=prediction, pipeline="resident", uncertainty=0.25, bottleneck="it", helps=()
-    )
-    plan = describe(model, Objective(memory_limits={RAM: 2 * 10**8}), found, model_name="small", reasons=(("a", "b"),))
-    figures = {
-        "prefill_tokens_per_s": 6 * 100 / prediction.prefill_s,
-        "decode_tokens_per_s": 6 / prediction.decode_s,
-        "tokens_per_s": prediction.tokens_per_s,
-        "time_per_token_s": prediction.decode_s,
-    }
-    for name, value in figures.items():
-        estimate = getattr(plan, name)
-        assert (estimate.low, estimate.value, estimate.high) == pytest.approx((value / 1.25, value, value * 1.25)), name
-    assert plan.kv_cache_bytes == 6 * 160 * model.costs.kv_bytes  # 148 tokens, in blocks of 16
-    (ram,) = plan.memory
-    used = prediction.memory["ram"]
-    assert (ram.tier, ram.capacity_bytes, plan.memory_bytes) == ("ram", 2 * 10**8, 2 * 10**8)
-    assert (ram.peak_bytes.value, ram.peak_bytes.high) == pytest.approx((used, used * 1.05))
-    tight = describe(model, Objective(memory_limits={RAM: int(used * 1.01)}), found, model_name="small", reasons=())
-    assert tight.memory[0].peak_bytes.high == int(used * 1.01)  # it will be kept to
-    assert dict(plan.busy) == {"host": 1.0, "disk": 0.0}
 
 
 def test_pinned_memory_grows_with_the_memory_that_it_is_part_of():

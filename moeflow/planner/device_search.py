@@ -1,4 +1,4 @@
-"""Finds the best policy: a mixed-integer programme over the cost model, solved by HiGHS.
+"""Finds the best policy of a machine with a device: a mixed-integer programme over the cost model, solved by HiGHS.
 
 Micro-batch and number of micro-batches are chosen from a grid, fine where numbers are small, then from finer ones
 around what was found; shares are continuous. Each choice has a binary variable z, and shares of its own
@@ -9,8 +9,7 @@ Source: MoE-Lightning 4.2 and appendix B.2.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Final
 
@@ -18,36 +17,22 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from moeflow.core.errors import CapacityError, ConfigError
-from moeflow.core.hardware import DEVICE, DISK, RAM
+from moeflow.core.errors import ConfigError
+from moeflow.core.hardware import DISK
 from moeflow.core.plan import Policy
-from moeflow.core.units import format_bytes
 from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy, LinearCost
+from moeflow.planner.objective import KEPT_SPEED, Objective, capacities, cost_per_token, least, too_little
 
-MAX_SEQUENCES: Final = 1 << 15
-KEPT_SPEED: Final = 0.9  # of the best, which the plan with the least memory has to reach
 TIME_LIMIT_S: Final = 60.0  # of one programme, which takes a second or two; by the wall
 _OUT_OF_TIME: Final = 1  # what scipy calls it
 FINE: Final = 1.3
-COARSE: Final = 2.0
 _FINER: Final = ((1.03, 1.5), (1.005, 1.04))  # ratio of a finer grid, and up to how far from the best so far
 _MAX_MOVES: Final = 4  # of the finer grid, after a best that lies at its edge
 _FEWER: Final = 1.1  # from one point to the next where less memory is looked for,
 _FAR: Final = 4.0  # up to so many times smaller
-_SLACK: Final = 1e-5  # of a constraint, relative: what the solver may be off by, and shares rounded to six places
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Objective:
-    """What the best policy is."""
-
-    goal: str = "throughput"  # or "latency": least time a step; or "memory": least bytes at nearly the best speed
-    num_sequences: int | None = None  # that decode together; None: as many as is best
-    max_sequences: int = MAX_SEQUENCES
-    memory_limits: Mapping[str, int] = dataclasses.field(default_factory=dict)  # tier -> bytes, below its capacity
-
-
-def search(model: CostModel, objective: Objective, ratio: float = FINE) -> Policy:
+def search_device(model: CostModel, objective: Objective, ratio: float) -> Policy:
     """Return the best policy; `ratio` is from one point of the first grid to the next, and finer ones need a fine one.
 
     Raises: CapacityError if none fits, saying what is missing.
@@ -73,38 +58,19 @@ def _climb(model: CostModel, objective: Objective, best: Policy, ratio: float, t
     return best
 
 
-def fits(model: CostModel, policy: Policy, limits: Mapping[str, int]) -> bool:
-    """Say whether a policy keeps to what the tiers hold."""
-    capacities = _capacities(model, limits)
-    used = model.predict(policy).memory
-    return all(used[tier] <= capacities[tier] * (1 + _SLACK) for tier in used)
-
-
-def cost_per_token(model: CostModel, policy: Policy, goal: str) -> float:
-    """Return what the search makes small: seconds a generated token, or for "latency" seconds a step."""
-    prediction = model.predict(policy)
-    return prediction.decode_s if goal == "latency" else 1.0 / prediction.tokens_per_s
-
-
 def _choices(
     model: CostModel, objective: Objective, ratio: float, around: IntegerPolicy | None, times: float = 1.0
 ) -> list[IntegerPolicy]:
-    most = min(objective.num_sequences or objective.max_sequences, MAX_SEQUENCES)
+    most = objective.most
     low, high = (1, most) if around is None else _about(around.micro_batch, times)
-    sizes = _grid(max(low, 1), min(high, most), ratio)
-    if objective.num_sequences is not None and not model.has_device:
-        sizes = [most]  # which a host computes together
-    places = (False, True) if model.has_device else (False,)  # of attention; experts run on the device if there is one
     found = []
-    for mu in sizes:
+    for mu in _grid(max(low, 1), min(high, most), ratio):
         if objective.num_sequences is not None:
             counts = [-(-objective.num_sequences // mu)]
-        elif not model.has_device:
-            counts = [1]
         else:
             near = (1, most // mu) if around is None else _about(around.num_micro_batches, times)
             counts = _grid(max(near[0], 1), min(near[1], most // mu), ratio)
-        found += [IntegerPolicy(mu, count, place) for count in counts for place in places]
+        found += [IntegerPolicy(mu, count, attends) for count in counts for attends in (False, True)]
     return found
 
 
@@ -138,19 +104,13 @@ def _is_at_edge(choice: IntegerPolicy, around: IntegerPolicy, times: float) -> b
     return any(one in _about(other, times) and one > 1 for one, other in pairs if one != other)
 
 
-def _capacities(model: CostModel, limits: Mapping[str, int]) -> dict[str, int]:
-    tiers = {level.name: level.capacity_bytes for level in model.machine.levels}
-    tiers.setdefault(DISK, 0)
-    return {tier: min(size, limits.get(tier, size)) for tier, size in tiers.items()}
-
-
 def _solve(model: CostModel, objective: Objective, choices: Sequence[IntegerPolicy]) -> Policy:
     programme = _Programme(model, objective)
     for choice in choices:
         programme.add(choice)
     found = programme.minimise(programme.seconds)
     if found is None:
-        raise _too_little(model, objective, choices)
+        raise too_little(model, objective, choices)
     return found
 
 
@@ -168,9 +128,9 @@ def _min_memory(model: CostModel, objective: Objective, best: IntegerPolicy, oth
 
 
 class _Programme:
-    """Collects variables and rows. Each choice has: z, r_w, r_c, disk, misses, streamed, step, prefill."""
+    """Collects variables and rows. Each choice has: z, r_w, r_c, disk, step, prefill."""
 
-    _SHARES = ("weights", "kv", "disk", "misses", "streamed")  # in the order of `LinearCost.terms`
+    _SHARES = ("weights", "kv", "disk")  # in the order of `LinearCost.terms`
     _STEP, _PREFILL, _NUM = len(_SHARES) + 1, len(_SHARES) + 2, len(_SHARES) + 3
 
     def __init__(self, model: CostModel, objective: Objective) -> None:
@@ -179,14 +139,14 @@ class _Programme:
         self._model = model
         self._goal = objective.goal
         self._most = objective.num_sequences or objective.max_sequences  # the last micro-batch may be smaller
-        self._capacities = _capacities(model, objective.memory_limits)
+        self._capacities = capacities(model, objective.memory_limits)
         self._choices: list[IntegerPolicy] = []
         self._rows: list[tuple[dict[int, float], float]] = []  # sum of terms <= bound
 
     def add(self, choice: IntegerPolicy) -> None:
         """Add a choice, unless even its least memory is too much."""
         memory = self._model.memory(choice)
-        if any(_least(linear) > self._capacities[tier] for tier, linear in memory.items()):
+        if any(least(linear) > self._capacities[tier] for tier, linear in memory.items()):
             return
         z = len(self._choices) * self._NUM
         self._choices.append(choice)
@@ -194,10 +154,6 @@ class _Programme:
         for share in shares.values():
             self._at_most({share: 1.0, z: -1.0})
         self._one_place(choice, z, shares)
-        reads = () if self._model.has_device else self._model.reads(choice)
-        for name, its in zip(("misses", "streamed"), reads, strict=False):
-            for x, y, slope in its.waits.curve.pieces:  # misses >= y + slope * (disk - x)
-                self._at_most({z: y - slope * x, shares["disk"]: slope, shares[name]: -1.0})
         for tier, linear in memory.items():
             terms = _terms(linear, z, shares)
             for variable, factor in terms.items():
@@ -243,7 +199,7 @@ class _Programme:
             batch_size=min(choice.batch_size, self._most),
             micro_batch=choice.micro_batch,
             attention_on_device=choice.attention_on_device,
-            ffn_on_device=self._model.has_device,
+            ffn_on_device=True,
             weights_on_device=weights,
             kv_on_device=kv,
             experts_on_disk=disk,
@@ -255,15 +211,11 @@ class _Programme:
         """Demand that no weight is both on the device and on disk, and nothing where there is no such place."""
         has_disk = self._model.machine.has(DISK) and self._model.costs.experts_bytes > 0
         zeros = [] if has_disk else [shares["disk"]]
-        if not self._model.has_device:
-            zeros += [shares["weights"], shares["kv"]]
-        elif not choice.attention_on_device:
+        if not choice.attention_on_device:
             zeros.append(shares["kv"])
         for share in zeros:
             self._at_most({share: 1.0})
-        if self._model.min_experts:
-            self._at_most({shares["disk"]: 1.0, z: self._model.min_experts - 1.0})
-        if self._model.has_device and self._model.costs.layers_bytes:
+        if self._model.costs.layers_bytes:
             experts = self._model.costs.experts_bytes / self._model.costs.layers_bytes
             self._at_most({shares["weights"]: 1.0, shares["disk"]: experts, z: -1.0})
 
@@ -288,8 +240,7 @@ class _Programme:
                     part = weights[variable] * share * (1 - overlap) * factor
                     self.seconds[name] = self.seconds.get(name, 0.0) + part
         # Between equals, the one that leaves less to disk and moves less; too small to change what is best.
-        for tied in (shares["disk"], shares["misses"], shares["streamed"]):
-            self.seconds[tied] = self.seconds.get(tied, 0.0) + 1e-9 * share
+        self.seconds[shares["disk"]] = self.seconds.get(shares["disk"], 0.0) + 1e-9 * share
 
     def _at_most(self, terms: Mapping[int, float]) -> None:
         self._rows.append(({name: factor for name, factor in terms.items() if factor}, 0.0))
@@ -309,41 +260,9 @@ class _Programme:
 
 
 def _terms(linear: LinearCost, z: int, shares: Mapping[str, int]) -> dict[int, float]:
-    const, *rest = linear.terms
-    return {z: const} | dict(zip(shares.values(), rest, strict=True))
+    const, *of_shares = linear.terms[: 1 + len(shares)]
+    return {z: const} | dict(zip(shares.values(), of_shares, strict=True))
 
 
 def _plus(terms: Mapping[int, float], name: int, factor: float) -> dict[int, float]:
     return {**terms, name: terms.get(name, 0.0) + factor}
-
-
-def _least(linear: LinearCost) -> float:
-    """Return the least value for any shares, which is at a corner."""
-    return linear.const + sum(min(term, 0.0) for term in linear.terms[1:])
-
-
-def _too_little(model: CostModel, objective: Objective, choices: Iterable[IntegerPolicy]) -> CapacityError:
-    """Say what is missing for the smallest choice."""
-    capacities = _capacities(model, objective.memory_limits)
-    smallest = min(choices, key=lambda choice: (choice.batch_size, choice.micro_batch))
-    memory = model.memory(smallest)
-    names = {RAM: "memory", DEVICE: "device memory", DISK: "disk"}
-    short = [
-        f"{format_bytes(_least(linear))} of {names[tier]} ({format_bytes(capacities[tier])} "
-        f"{'allowed' if tier in objective.memory_limits else 'there'})"
-        for tier, linear in memory.items()
-        if _least(linear) > capacities[tier]
-    ]
-    total = sum(linear.const for linear in memory.values())
-    have = " and ".join(f"{format_bytes(capacities[tier])} of {names[tier]}" for tier in memory)
-    need = " and ".join(short) or f"{format_bytes(total)}, but there are {have}"
-    return CapacityError(
-        f"{_sequences(smallest.batch_size, model.workload.max_tokens)} at least {need}: take shorter prompts or "
-        f"answers, {'fewer sequences, ' if smallest.batch_size > 1 else ''}a smaller weight format (--quantize) or "
-        "--kv-dtype, or more memory"
-    )
-
-
-def _sequences(number: int, num_tokens: int) -> str:
-    one = f"one sequence of {num_tokens} tokens needs"
-    return one if number == 1 else f"{number} sequences of {num_tokens} tokens need"

@@ -1,0 +1,144 @@
+"""How many requests run together and how many tokens a pass has, on a host whose speed is known.
+
+Offline work takes what brings most tokens a second. Where people read along, a pass over a long prompt must not make
+the others wait for long, and a step of all requests together must not be much slower than one alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from moeflow.core.errors import CapacityError
+from moeflow.core.plan import Policy, Workload
+from moeflow.planner.choices.processor_choice import Reasons
+from moeflow.planner.costs.cost_model import CostModel
+from moeflow.planner.host_search import host_policy
+from moeflow.planner.objective import Objective, cost_per_token
+from moeflow.planner.search import COARSE, search
+from moeflow.planner.settings import DEFAULT_MAX_NUM_BATCHED_TOKENS, DISK_NUM_BATCHED_TOKENS
+from moeflow.planner.usage import Usage
+
+PAUSE_S: Final = 1.0  # that a pass over a prompt may take while others decode
+INTERACTIVE_TOKENS: Final = (2048, 1024, 512, 256)  # of a pass, the most first
+STEP_S: Final = 0.25  # between two tokens of a request: about as fast as people read,
+MAX_SLOWDOWN: Final = 4.0  # or, where one alone is slower than that, so many times what that takes
+TOGETHER: Final = (256, 192, 128, 96, 64, 48, 32, 24, 16, 12)  # requests, the most first
+MIN_TOGETHER: Final = 8
+TIE: Final = 1e-3  # what a second until the first token counts beside what the goal asks for
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """What was chosen, and why."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    why_seqs: str = ""  # empty: the user set it
+    why_tokens: str = ""
+
+    def reasons(self) -> Reasons:
+        """Return the choices that were made here, each with its reason."""
+        whys = (
+            ("max_num_seqs", self.max_num_seqs, self.why_seqs),
+            ("max_num_batched_tokens", self.max_num_batched_tokens, self.why_tokens),
+        )
+        return [(name, f"{value}: {why}") for name, value, why in whys if why]
+
+
+def choose_batching(
+    usage: Usage,
+    objective: Objective,
+    costs: Callable[[int], CostModel],
+    *,
+    max_num_seqs: int | None,
+    max_num_batched_tokens: int | None,
+) -> Batching:
+    """Return what suits the usage; `costs` are those of passes of so many tokens. What is given was set by the user.
+
+    Raises: CapacityError if not even one sequence fits.
+    """
+    if max_num_seqs is not None:
+        objective = replace(objective, max_sequences=min(max_num_seqs, objective.max_sequences))
+    tokens, why_tokens = max_num_batched_tokens, ""
+    if tokens is None:
+        tokens, why_tokens = choose_num_batched_tokens(usage, objective, costs)
+    model = costs(tokens)
+    if max_num_seqs is not None:
+        return Batching(max_num_seqs, max(tokens, max_num_seqs), "", why_tokens)
+    number, why_seqs = _together(model, objective) if usage.is_interactive else _best(model, objective)
+    return Batching(number, tokens if max_num_batched_tokens else max(tokens, number), why_seqs, why_tokens)
+
+
+def _best(model: CostModel, objective: Objective) -> tuple[int, str]:
+    _, policy = search(model, objective)
+    whys = {
+        "throughput": "most tokens a second for this workload",
+        "latency": "as few as are waited for: each more makes every step longer",
+        "memory": "least memory at nearly the best speed",
+    }
+    return policy.batch_size, whys[objective.goal]
+
+
+def _together(model: CostModel, objective: Objective) -> tuple[int, str]:
+    """Return how many requests people may send at once before each becomes too slow to read along."""
+    if objective.num_sequences is not None:
+        return objective.num_sequences, "as many as there are"
+    limit_s = max(STEP_S, MAX_SLOWDOWN * _step_s(model, objective, 1))
+    most = next(
+        (number for number in TOGETHER if number <= objective.most and _step_s(model, objective, number) <= limit_s),
+        min(MIN_TOGETHER, objective.most),
+    )
+    each = 1 / _step_s(model, objective, most) if _policy(model, objective, most) else 0.0
+    return most, f"each then gets {each:.2g} tokens/s" if each else "more have no room"
+
+
+def _step_s(model: CostModel, objective: Objective, number: int) -> float:
+    policy = _policy(model, objective, number)
+    return model.predict(policy).decode_s if policy is not None else float("inf")
+
+
+def _policy(model: CostModel, objective: Objective, number: int) -> Policy | None:
+    return host_policy(model, objective, number)
+
+
+def choose_num_batched_tokens(usage: Usage, objective: Objective, costs: Callable[[int], CostModel]) -> tuple[int, str]:
+    """Return how many tokens a pass has, and why. Raises: CapacityError if not even one sequence fits."""
+    default = costs(DEFAULT_MAX_NUM_BATCHED_TOKENS)
+    streams = host_policy(default, objective, objective.num_sequences or 1)
+    if streams is None or streams.experts_on_disk:
+        return _cheapest(objective, costs), "long prompts read experts from disk once a pass"
+    if not usage.is_interactive:
+        return DEFAULT_MAX_NUM_BATCHED_TOKENS, "more bring nothing where all weights are in memory"
+    for tokens in INTERACTIVE_TOKENS:
+        seconds = _prompt_s(costs(tokens), objective, tokens)
+        if seconds <= PAUSE_S or tokens == INTERACTIVE_TOKENS[-1]:
+            return tokens, f"a pass over a prompt takes {seconds:.2g} s"
+    raise AssertionError("the last is taken")
+
+
+def _prompt_s(model: CostModel, objective: Objective, num_tokens: int) -> float:
+    """Return how long a pass over a prompt of so many tokens takes."""
+    workload = Workload(prompt_len=num_tokens, gen_len=1, max_prompt_len=num_tokens)
+    policy = _policy(model, objective, 1)
+    return replace(model, workload=workload).predict(policy).first_token_s if policy else float("inf")
+
+
+def _cheapest(objective: Objective, costs: Callable[[int], CostModel]) -> int:
+    """Return so many tokens a pass as are best for the goal.
+
+    The more a pass has, the fewer experts there is room for beside its work.
+    """
+    found = []
+    for tokens in (DEFAULT_MAX_NUM_BATCHED_TOKENS, *DISK_NUM_BATCHED_TOKENS):
+        model = costs(tokens)
+        try:
+            _, policy = search(model, objective, COARSE)
+        except CapacityError:
+            continue
+        first_s = model.predict(policy).first_token_s
+        found.append((cost_per_token(model, policy, objective.goal) + first_s * TIE, tokens))
+    if not found:
+        search(costs(DEFAULT_MAX_NUM_BATCHED_TOKENS), objective, COARSE)  # raises what is missing
+    return min(found)[1]

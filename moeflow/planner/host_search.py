@@ -1,0 +1,94 @@
+"""Finds the best policy of a machine without a device: how many sequences decode together, by trying.
+
+For a number of sequences there is one policy: the fewer experts come from disk, the faster it is, so all that fit stay
+in memory. What is left is a search over whole numbers, each of which costs a prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from moeflow.core.hardware import DISK, RAM
+from moeflow.core.plan import Policy
+from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy
+from moeflow.planner.objective import KEPT_SPEED, Objective, capacities, cost_per_token, too_little
+
+ALL_UP_TO: Final = 32  # sequences: each number is tried, and of larger ones a grid
+_HALVINGS: Final = 24  # to a share of the experts that is exact to six places
+
+
+def search_host(model: CostModel, objective: Objective, ratio: float) -> Policy:
+    """Return the best policy; `ratio` is from one number of sequences to the next, where they are many.
+
+    Raises: CapacityError if none fits.
+    """
+    fixed = objective.num_sequences
+    numbers = [objective.most] if fixed is not None else list(_numbers(model, objective, ratio))
+    found = [policy for number in numbers if (policy := host_policy(model, objective, number)) is not None]
+    if not found:
+        raise too_little(model, objective, [IntegerPolicy(number, 1, False) for number in numbers or [1]])
+    goal = "latency" if objective.goal == "latency" else "throughput"
+    best = min(found, key=lambda policy: cost_per_token(model, policy, goal))
+    if objective.goal != "memory":
+        return best
+    limit = cost_per_token(model, best, goal) / KEPT_SPEED
+    smaller = [it for policy in found if (it := _slowed(model, policy, limit)) is not None]
+    return min(smaller, key=lambda policy: model.predict(policy).memory[RAM])
+
+
+def host_policy(model: CostModel, objective: Objective, batch_size: int) -> Policy | None:
+    """Return the policy for so many sequences, with as many experts in memory as fit; None: too few do."""
+    room, memory = capacities(model, objective.memory_limits), model.memory(IntegerPolicy(batch_size, 1, False))
+    missing = max(memory[RAM].const - room[RAM], 0.0)
+    experts_bytes = model.costs.experts_bytes
+    on_disk = round(missing / experts_bytes + 5e-7, 6) if missing and experts_bytes else 0.0
+    if (missing and not experts_bytes) or on_disk > _max_on_disk(model):
+        return None
+    if on_disk * experts_bytes > room[DISK]:
+        return None
+    return Policy(
+        batch_size=batch_size,
+        micro_batch=batch_size,
+        attention_on_device=False,
+        ffn_on_device=False,
+        experts_on_disk=on_disk,
+        chunk_tokens=model.chunk_tokens,
+    )
+
+
+def _max_on_disk(model: CostModel) -> float:
+    return 1.0 - model.min_experts if model.machine.has(DISK) else 0.0
+
+
+def _numbers(model: CostModel, objective: Objective, ratio: float) -> Iterator[int]:
+    """Yield numbers of sequences that fit, the largest of them included."""
+    largest = _largest(model, objective)
+    value = 1.0
+    while value < largest:
+        yield round(value)
+        value = max(value * ratio, value + 1) if value >= ALL_UP_TO else value + 1
+    if largest:
+        yield largest
+
+
+def _largest(model: CostModel, objective: Objective) -> int:
+    """Return the largest number of sequences that fit; 0: not even one does."""
+    low, high = 0, objective.most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (low, middle - 1) if host_policy(model, objective, middle) is None else (middle, high)
+    return low
+
+
+def _slowed(model: CostModel, policy: Policy, limit: float) -> Policy | None:
+    """Return the same with as many experts on disk as a cost allows; None if it costs more already."""
+    if cost_per_token(model, policy, "throughput") > limit:
+        return None
+    low, high = policy.experts_on_disk, _max_on_disk(model) if model.costs.experts_bytes else 0.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        slower = replace(policy, experts_on_disk=middle)
+        low, high = (middle, high) if cost_per_token(model, slower, "throughput") <= limit else (low, middle)
+    return replace(policy, experts_on_disk=low)

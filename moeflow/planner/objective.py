@@ -1,0 +1,85 @@
+"""What the best policy is: what it makes small, and which memory it keeps to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from moeflow.core.errors import CapacityError
+from moeflow.core.hardware import DEVICE, DISK, RAM
+from moeflow.core.plan import Policy
+from moeflow.core.units import format_bytes
+from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy, LinearCost
+
+MAX_SEQUENCES: Final = 1 << 15
+KEPT_SPEED: Final = 0.9  # of the best, which the plan with the least memory has to reach
+_SLACK: Final = 1e-5  # of a constraint, relative: what the solver may be off by, and shares rounded to six places
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """What the best policy is."""
+
+    goal: str = "throughput"  # or "latency": least time a step; or "memory": least bytes at nearly the best speed
+    num_sequences: int | None = None  # that decode together; None: as many as is best
+    max_sequences: int = MAX_SEQUENCES
+    memory_limits: Mapping[str, int] = dataclasses.field(default_factory=dict)  # tier -> bytes, below its capacity
+
+    @property
+    def most(self) -> int:
+        """How many sequences may decode together."""
+        return min(self.num_sequences or self.max_sequences, MAX_SEQUENCES)
+
+
+def cost_per_token(model: CostModel, policy: Policy, goal: str) -> float:
+    """Return what the search makes small: seconds a generated token, or for "latency" seconds a step."""
+    prediction = model.predict(policy)
+    return prediction.decode_s if goal == "latency" else 1.0 / prediction.tokens_per_s
+
+
+def capacities(model: CostModel, limits: Mapping[str, int]) -> dict[str, int]:
+    """Return the bytes that each tier may hold."""
+    tiers = {level.name: level.capacity_bytes for level in model.machine.levels}
+    tiers.setdefault(DISK, 0)
+    return {tier: min(size, limits.get(tier, size)) for tier, size in tiers.items()}
+
+
+def fits(model: CostModel, policy: Policy, limits: Mapping[str, int]) -> bool:
+    """Return whether a policy keeps to what the tiers hold."""
+    room = capacities(model, limits)
+    used = model.predict(policy).memory
+    return all(used[tier] <= room[tier] * (1 + _SLACK) for tier in used)
+
+
+def least(linear: LinearCost) -> float:
+    """Return the least value for any shares, which is at a corner."""
+    return linear.const + sum(min(term, 0.0) for term in linear.terms[1:])
+
+
+def too_little(model: CostModel, objective: Objective, choices: Iterable[IntegerPolicy]) -> CapacityError:
+    """Return the error that says what is missing for the smallest choice."""
+    room = capacities(model, objective.memory_limits)
+    smallest = min(choices, key=lambda choice: (choice.batch_size, choice.micro_batch))
+    memory = model.memory(smallest)
+    names = {RAM: "memory", DEVICE: "device memory", DISK: "disk"}
+    short = [
+        f"{format_bytes(least(linear))} of {names[tier]} ({format_bytes(room[tier])} "
+        f"{'allowed' if tier in objective.memory_limits else 'there'})"
+        for tier, linear in memory.items()
+        if least(linear) > room[tier]
+    ]
+    total = sum(linear.const for linear in memory.values())
+    have = " and ".join(f"{format_bytes(room[tier])} of {names[tier]}" for tier in memory)
+    need = " and ".join(short) or f"{format_bytes(total)}, but there are {have}"
+    return CapacityError(
+        f"{_sequences(smallest.batch_size, model.workload.max_tokens)} at least {need}: take shorter prompts or "
+        f"answers, {'fewer sequences, ' if smallest.batch_size > 1 else ''}a smaller weight format (--quantize) or "
+        "--kv-dtype, or more memory"
+    )
+
+
+def _sequences(number: int, num_tokens: int) -> str:
+    one = f"one sequence of {num_tokens} tokens needs"
+    return one if number == 1 else f"{number} sequences of {num_tokens} tokens need"

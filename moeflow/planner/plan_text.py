@@ -1,0 +1,38 @@
+"""A plan in a line, for people who wait for the engine to start."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from moeflow.core.hardware import RAM
+from moeflow.core.plan import Plan
+from moeflow.core.units import format_bytes
+
+HINT: Final = "how fast this will be is not known: `moeflow plan` measures this machine, in some twenty seconds"
+
+
+def what_to_expect(plan: Plan) -> str:
+    """Return a line: speed, time to first token and memory, and how reliable that is; empty if nothing is known."""
+    forecast = plan.forecast
+    if forecast is None:
+        return ""
+    speeds = f"{_rounded(forecast.decode_alone_tokens_per_s.value)} tokens/s at batch 1"
+    if (number := forecast.policy.batch_size) > 1:
+        speeds += f" and {_rounded(forecast.decode_tokens_per_s.value)} at {number}"
+    first_s = forecast.time_to_first_token_s.value
+    parts = [f"expect some {speeds}, first token of {plan.workload.prompt_len} after {first_s:.2g} s, {_memory(plan)}"]
+    reasons = dict(plan.reasons)
+    return "; ".join([*parts, *(reasons[name] for name in ("experts_on_disk", "machine") if name in reasons)])
+
+
+def _memory(plan: Plan) -> str:
+    if plan.config.memory is not None:
+        return f"at most {format_bytes(plan.config.memory.limit_bytes)}"
+    assert plan.forecast is not None
+    used = next(it for it in plan.forecast.memory if it.tier == RAM)
+    return f"some {format_bytes(int(used.peak_bytes.value))}"
+
+
+def _rounded(number: float) -> str:
+    """Return a number with two digits that count: more would promise too much."""
+    return f"{float(f'{number:.2g}'):g}" if number < 100 else f"{round(number, -1):.0f}"

@@ -1,0 +1,84 @@
+"""Finds the best policy for a goal: for a device by a mixed-integer programme, without one by trying.
+
+With several devices, one of them or all together; for latency under a rate of arrivals, the fewest sequences that keep
+up with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from typing import Final
+
+from moeflow.core.errors import CapacityError
+from moeflow.core.plan import Policy
+from moeflow.planner.costs.cost_model import CostModel
+from moeflow.planner.host_search import search_host
+from moeflow.planner.objective import Objective, cost_per_token
+
+FINE: Final = 1.3  # from one number of micro-batches or sequences to the next of the first grid
+COARSE: Final = 2.0
+_HOST_FINENESS: Final = 10.0  # a host's policy costs one prediction, so its grid is finer
+
+
+def search(model: CostModel, objective: Objective, ratio: float = FINE) -> tuple[CostModel, Policy]:
+    """Return the best policy with one device, or with all of them, and the costs that it was found with.
+
+    `ratio`: FINE finds the best, COARSE what is good enough to compare machines by.
+    Raises: CapacityError if nothing fits, or the rate cannot be reached; ConfigError if time ran out.
+    """
+    found: list[tuple[float, CostModel, Policy]] = []
+    missing: CapacityError | None = None
+    for num_devices in sorted({1, max(model.machine.num_devices, 1)}):
+        shared = replace(model, num_devices=num_devices)
+        try:
+            policy = _for_rate(shared, objective, ratio)
+        except CapacityError as error:
+            missing = error
+            continue
+        found.append((cost_per_token(shared, policy, objective.goal), shared, policy))
+    if not found:
+        assert missing is not None, "some number of devices was tried"
+        raise missing
+    return min(found, key=lambda one: one[0])[1:]
+
+
+def search_policy(model: CostModel, objective: Objective, ratio: float = FINE) -> Policy:
+    """Return the best policy for the devices that `model` has, whatever the rate of arrivals.
+
+    Raises: CapacityError if none fits; ConfigError if time ran out.
+    """
+    if not model.has_device:
+        return search_host(model, objective, 1 + (ratio - 1) / _HOST_FINENESS)
+    from moeflow.planner.device_search import search_device  # its solver takes long to import, and few need it
+
+    return search_device(model, objective, ratio)
+
+
+def _for_rate(model: CostModel, objective: Objective, ratio: float) -> Policy:
+    """Return the best policy; for latency under a rate of arrivals, with the fewest sequences that keep up with it."""
+    rate = model.workload.rate
+    if objective.goal != "latency" or not rate or objective.num_sequences is not None:
+        only_one = objective.goal == "latency" and objective.num_sequences is None
+        return search_policy(model, replace(objective, num_sequences=1) if only_one else objective, ratio)
+    num_sequences, best = 1, 0.0
+    while num_sequences <= objective.max_sequences:
+        try:
+            policy = search_policy(model, replace(objective, num_sequences=num_sequences), ratio)
+        except CapacityError:
+            if not best:
+                raise
+            break
+        served = model.predict(policy).tokens_per_s / model.workload.gen_len
+        if served >= rate:
+            return policy
+        best, num_sequences = max(best, served), ceil(num_sequences * 1.5)
+    raise too_slow(rate, best)
+
+
+def too_slow(rate: float, best: float) -> CapacityError:
+    """Return what to say where requests arrive faster than any plan answers them."""
+    return CapacityError(
+        f"{rate:g} requests a second are asked for, but this machine answers {best:.3g}: take shorter prompts or "
+        "answers, a smaller weight format (--quantize), a smaller model or a faster machine"
+    )

@@ -1,0 +1,66 @@
+"""What an engine is planned for: lengths of requests, how many there are, and what matters to whoever waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from moeflow.core.errors import ConfigError
+from moeflow.core.model_config import ModelConfig
+from moeflow.core.plan import Goal, Workload
+from moeflow.planner.objective import MAX_SEQUENCES
+
+TYPICAL: Final = Workload(prompt_len=512, gen_len=128, max_prompt_len=512)  # where nothing is known of requests
+MAX_SEQUENCES_ON_HOST: Final = 256  # beyond, a step of a host is bound by arithmetic and answers only come later
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """How an engine will be used. What the user leaves open is chosen for it."""
+
+    workload: Workload = TYPICAL
+    goal: Goal = "throughput"
+    num_sequences: int | None = None  # that decode together; None: as many as is best
+    num_requests: int | None = None  # there are no more of them; None: unknown
+    is_interactive: bool = False  # people read along: neither passes nor steps may take long
+    reserves_kv: bool = False  # the KV cache is for just this workload, not for requests of any length
+
+    def max_sequences(self, *, has_device: bool) -> int:
+        """Return how many sequences may decode together."""
+        return self.num_requests or self.num_sequences or (MAX_SEQUENCES if has_device else MAX_SEQUENCES_ON_HOST)
+
+    def check(self, shape: ModelConfig, model: str) -> None:
+        """Raises: ConfigError if a request would be longer than the model's context."""
+        workload = self.workload
+        if workload.max_tokens > shape.max_position:
+            raise ConfigError(
+                f"a prompt of {workload.max_prompt_len} tokens and an answer of {workload.gen_len} are "
+                f"{workload.max_tokens} together, but {model} was made for {shape.max_position} at most: "
+                "plan for shorter prompts (--prompt-len, --prompts) or answers (--gen-len)"
+            )
+
+    def within(self, max_tokens: int) -> Usage:
+        """Return the same with requests of no more than so many tokens, prompt and answer together."""
+        workload = self.workload
+        if workload.max_tokens <= max_tokens:
+            return self
+        prompt_len = max(min(workload.prompt_len, max_tokens // 2), 1)
+        gen_len = max(min(workload.gen_len, max_tokens - prompt_len), 1)
+        shorter = replace(workload, prompt_len=prompt_len, max_prompt_len=prompt_len, gen_len=gen_len)
+        return replace(self, workload=shorter)
+
+
+SERVING: Final = Usage(is_interactive=True)
+CONVERSATION: Final = Usage(goal="latency", num_sequences=1, is_interactive=True)
+OFFLINE: Final = Usage()
+BYTES_PER_TOKEN: Final = 4  # of English text, where no tokenizer is loaded yet
+
+
+def requests_of(prompt_bytes: Sequence[int], max_tokens: int) -> Usage:
+    """Return a usage for offline prompts of these sizes, each answered with up to so many tokens."""
+    lengths = [max(size // BYTES_PER_TOKEN, 1) for size in prompt_bytes]
+    workload = Workload(
+        prompt_len=max(round(sum(lengths) / len(lengths)), 1), gen_len=max_tokens, max_prompt_len=max(lengths)
+    )
+    return Usage(workload=workload, num_requests=len(lengths))
