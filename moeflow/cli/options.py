@@ -105,7 +105,7 @@ _PLAN = click.option(
     "plan_file",
     type=click.Path(dir_okay=False, path_type=Path),
     cls=GroupedOption,
-    is_common=True,
+    group="Diagnostics",
     help="Run what `moeflow plan --json` wrote; other options take precedence.",
 )
 

@@ -9,15 +9,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from moeflow.core.cache_dir import cache_folder
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DEVICE, DISK, Machine
+from moeflow.core.offload_config import CUDA, parse_cuda_device
 from moeflow.core.plan import Plan
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.decision import Wanted
 from moeflow.planner.described import plan_described
 from moeflow.planner.estimate import RENEW, Estimator
+from moeflow.planner.hardware.calibrate_device import measure_device
 from moeflow.planner.hardware.disk_rates import file_link
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.hardware.kernel_bench import shapes_of
@@ -86,10 +90,10 @@ def plan_for(request: PlanRequest, on_step: OnStep = lambda _: None) -> Planned:
         raise ConfigError("no model is named")
     _check_device(settings)
     _check_threads(settings)
-    if request.machine is None and bare_config(settings.model) is None:
+    if request.machine is None and bare_config(settings.model) is None and not _device_name(settings):
         found = _plan_here(request, on_step)
     else:
-        found = _plan_for_shape(request, on_step)
+        found = _plan_described(request, on_step)
     on_step("what would help")
     forecast = found.plan.forecast
     assert forecast is not None, "the machine is known"
@@ -101,16 +105,16 @@ def plan_for(request: PlanRequest, on_step: OnStep = lambda _: None) -> Planned:
     return dataclasses.replace(found, plan=dataclasses.replace(found.plan, forecast=forecast))
 
 
-def _plan_for_shape(request: PlanRequest, on_step: OnStep) -> Planned:
-    """Plan for a described machine, or for a model here of which there is the shape alone."""
+def _plan_described(request: PlanRequest, on_step: OnStep) -> Planned:
+    """Plan for a machine in a file; or for this one, with its GPU or a model of which there is the shape alone."""
     described = None if request.machine is None else load_machine(request.machine)
 
     def machine(wanted: Wanted) -> Machine:
-        found = described or _measured_here(request, wanted, on_step)
+        found = described or _with_device(_measured_here(request, wanted, on_step), request.settings, on_step)
         on_step("the best policy")
         return found
 
-    has_device = described is not None and described.has(DEVICE)
+    has_device = bool(_device_name(request.settings)) if described is None else described.has(DEVICE)
     found = plan_described(request.settings, request.usage, machine, has_device=has_device, routing=request.routing)
     return Planned(found.plan, found.model, found.objective)
 
@@ -181,12 +185,34 @@ def _with_file_link(machine: Machine, file: Path | None, on_step: OnStep) -> Mac
     return dataclasses.replace(machine, links=(*(it for it in machine.links if it.source != DISK), link))
 
 
+def _with_device(machine: Machine, settings: Settings, on_step: OnStep) -> Machine:
+    """Return a machine with the GPU that the settings name, measured; none: as it is. Blocks: for about a second."""
+    if not _device_name(settings):
+        return machine
+    name, memory_bytes = parse_cuda_device(settings.device)
+    on_step(f"{name} and its link")
+    limit = settings.device_memory_bytes or host_resources().accelerator_free_bytes
+    level, *links = measure_device(torch.device(name), memory_bytes or limit)
+    return dataclasses.replace(machine, levels=(*machine.levels, level), links=(*machine.links, *links), num_devices=1)
+
+
+def _device_name(settings: Settings) -> str:
+    """Return the GPU that is to be planned for; empty: the processor."""
+    return "" if settings.device in ("auto", "cpu") else settings.device
+
+
 def _check_device(settings: Settings) -> None:
     """Raises: ConfigError for a device that cannot be planned for."""
-    if settings.device not in ("auto", "cpu"):
+    name = _device_name(settings)
+    if not name:
+        return
+    if name.split(":")[0] != CUDA:
         raise ConfigError(
-            f"--device {settings.device} cannot be planned for: this machine's processor and disk are "
-            "measured, a device of it is not. Plan for a described one (--machine t4, or a file)"
+            f"--device {name} cannot be planned for: plan for the processor, a GPU (cuda) or --machine t4"
+        )
+    if host_resources().accelerator is None:
+        raise ConfigError(
+            f"--device {name}: torch finds no GPU here. Plan for a described one (--machine t4, or a file)"
         )
 
 

@@ -1,19 +1,22 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from moeflow.core.errors import CheckpointError, ConfigError
-from moeflow.core.hardware import DISK
+from moeflow.core.hardware import DEVICE, DISK
 from moeflow.core.plan import Workload
 from moeflow.kernels.cpu import extension
 from moeflow.planner import planning
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.decision import Wanted
 from moeflow.planner.hardware.hardware_json import machine_to_json
+from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.planning import PlanRequest, plan_for
 from moeflow.planner.settings import Settings
 from moeflow.planner.usage import Usage
@@ -102,10 +105,30 @@ def test_what_is_no_model_is_refused(host):
             plan_for(PlanRequest(settings=Settings(model=model), usage=usage(), machine=host))
 
 
-@pytest.mark.parametrize("device", ["cuda:1", "emulated:1GiB,1"])
-def test_devices_that_cannot_be_planned_for_are_refused(config, device):
-    with pytest.raises(ConfigError, match=r"Plan for a described one \(--machine t4"):
+@pytest.mark.parametrize(
+    ("device", "complaint"),
+    [("cuda:1", "finds no GPU here. Plan for a described one"), ("emulated:1GiB,1", "plan for the processor, a GPU")],
+)
+def test_devices_that_cannot_be_planned_for_are_refused(config, device, complaint, monkeypatch):
+    here = dataclasses.replace(host_resources(), accelerator=None)
+    monkeypatch.setattr(planning, "host_resources", lambda: here)
+    with pytest.raises(ConfigError, match=complaint):
         plan_for(PlanRequest(settings=Settings(model=config, device=device), usage=usage()))
+
+
+def test_a_gpu_of_this_machine_is_measured_and_planned_for(config, monkeypatch):
+    here = dataclasses.replace(host_resources(), accelerator="cuda", accelerator_free_bytes=2**31)
+    with_gpu = machine(ram=2 * 10**9, device=840 * 10**6)
+    level, links = with_gpu.level(DEVICE), [it for it in with_gpu.links if DEVICE in (it.source, it.target)]
+    asked = []
+    monkeypatch.setattr(planning, "host_resources", lambda: here)
+    monkeypatch.setattr(planning, "this_machine", lambda *_, **__: machine(ram=2 * 10**9))
+    monkeypatch.setattr(planning, "measure_device", lambda *given: asked.append(given) or (level, *links))
+    for device, memory_bytes in (("cuda", 2**31), ("cuda:0:1GiB", 2**30)):
+        plan = plan_for(PlanRequest(settings=Settings(model=config, device=device), usage=usage())).plan
+        assert asked.pop() == (torch.device("cuda:0"), memory_bytes)
+        assert plan.forecast.policy.ffn_on_device
+        assert plan.pipeline in ("cgopipe", "flexgen", "zero-inference", "resident")
 
 
 @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())

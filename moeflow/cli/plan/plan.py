@@ -90,6 +90,8 @@ Only headers of a model are read: the answer does not depend on its size."""
 @settings_option("quantize")
 @settings_option("kv_dtype")
 @settings_option("num_threads")
+@settings_option("device")
+@settings_option("device_memory_bytes")
 @click.option(
     "--routing",
     cls=GroupedOption,
