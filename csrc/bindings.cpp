@@ -19,12 +19,14 @@
 #include <utility>
 #include <vector>
 
+#include "formats.h"
 #include "isa.h"
 #include "kv_cache.h"
 #include "matrix.h"
 #include "ops.h"
 #include "pool.h"
 #include "scratch.h"
+#include "source_types.h"
 
 namespace nb = nanobind;
 using nb::literals::operator""_a;
@@ -151,9 +153,25 @@ void def_init(nb::class_<Struct>& bound, const Fields&... fields) {
 
 // ---- weights and caches: where they lie and how they are to be read; the memory belongs to Python ----
 
-Matrix make_matrix(int format, int64_t rows, int64_t cols, uintptr_t data, bool is_wide) {
+Format known_format(const std::string& name) {
+#define MOEFLOW_ROW(NAME) \
+  if (name == NAME::kName) return Format::k##NAME;
+  MOEFLOW_FORMATS(MOEFLOW_ROW)
+#undef MOEFLOW_ROW
+  throw std::invalid_argument("unknown weight format: " + name);
+}
+
+SourceType known_source(const std::string& name) {
+#define MOEFLOW_ROW(NAME) \
+  if (name == source::NAME::kName) return SourceType::k##NAME;
+  MOEFLOW_SOURCE_TYPES(MOEFLOW_ROW)
+#undef MOEFLOW_ROW
+  throw std::invalid_argument("unknown type of weights in a file: " + name);
+}
+
+Matrix make_matrix(const std::string& format, int64_t rows, int64_t cols, uintptr_t data, bool is_wide) {
   if (data % 64 != 0) throw std::invalid_argument("packed weights must be aligned to 64 bytes");
-  return Matrix{static_cast<Format>(format), rows, cols, at<const uint8_t>(data), is_wide};
+  return Matrix{known_format(format), rows, cols, at<const uint8_t>(data), is_wide};
 }
 
 // The experts of a layer, and their matrices, which it points to.
@@ -161,9 +179,9 @@ struct PackedExperts : ExpertLayer {
   std::vector<Matrix> up_matrices, down_matrices;
 };
 
-void make_experts(PackedExperts* self, int format, int64_t hidden, int64_t width, const std::vector<uintptr_t>& up,
-                  const std::vector<uintptr_t>& down, int function, bool is_gated, uintptr_t up_bias,
-                  uintptr_t down_bias, bool is_wide) {
+void make_experts(PackedExperts* self, const std::string& format, int64_t hidden, int64_t width,
+                  const std::vector<uintptr_t>& up, const std::vector<uintptr_t>& down, int function, bool is_gated,
+                  uintptr_t up_bias, uintptr_t down_bias, bool is_wide) {
   if (up.empty() || up.size() != down.size()) throw std::invalid_argument("every expert has up and down");
   PackedExperts experts{};
   experts.num_experts = static_cast<int64_t>(up.size());
@@ -191,10 +209,10 @@ ExpertLayer in_slots(const ExpertLayer& packed, uintptr_t slots, int64_t num_exp
   return layer;
 }
 
-KVCache make_kv_cache(int format, uintptr_t data, int64_t num_blocks, int64_t num_heads, int64_t block_size,
-                      int64_t head_dim) {
+KVCache make_kv_cache(const std::string& format, uintptr_t data, int64_t num_blocks, int64_t num_heads,
+                      int64_t block_size, int64_t head_dim) {
   if (data % 64 != 0) throw std::invalid_argument("a KV cache must be aligned to 64 bytes");
-  return KVCache{static_cast<Format>(format), at<uint8_t>(data), num_blocks, num_heads, block_size, head_dim};
+  return KVCache{known_format(format), at<uint8_t>(data), num_blocks, num_heads, block_size, head_dim};
 }
 
 // `rows` may be null: the first ones.
@@ -207,11 +225,19 @@ void check_rows(const Matrix& matrix, const int64_t* rows, int64_t num_rows) {
   }
 }
 
-void run_pack_rows(const Matrix& weight, int type, uintptr_t source, uintptr_t rows, int64_t num_rows) {
+int64_t bytes_of_row(const std::string& type, int64_t cols) {
+  return with_source_type(known_source(type), [&](auto it) {
+    if (cols % it.kGroup == 0) return cols / it.kGroup * it.kBytes;
+    throw std::invalid_argument("rows of " + std::to_string(cols) + " values are no whole " + type + " blocks");
+  });
+}
+
+void run_pack_rows(const Matrix& weight, const std::string& type, uintptr_t source, uintptr_t rows, int64_t num_rows) {
+  const SourceType source_type = known_source(type);
   WithoutGIL without_gil;
   check_rows(weight, at<const int64_t>(rows), num_rows);
-  pack_rows(weight.format, static_cast<SourceType>(type), at<const void>(source), weight.cols, at<const int64_t>(rows),
-            num_rows, const_cast<uint8_t*>(weight.data));
+  pack_rows(weight.format, source_type, at<const void>(source), weight.cols, at<const int64_t>(rows), num_rows,
+            const_cast<uint8_t*>(weight.data));
 }
 
 void run_unpack_rows(const Matrix& weight, uintptr_t rows, int64_t num_rows, uintptr_t out) {
@@ -221,12 +247,14 @@ void run_unpack_rows(const Matrix& weight, uintptr_t rows, int64_t num_rows, uin
 }
 
 void bind_memory(nb::module_& m) {
-  m.def("matrix_bytes",
-        [](int format, int64_t rows, int64_t cols) { return matrix_bytes(static_cast<Format>(format), rows, cols); });
+  m.def("row_bytes", &bytes_of_row);
+  m.def("matrix_bytes", [](const std::string& format, int64_t rows, int64_t cols) {
+    return matrix_bytes(known_format(format), rows, cols);
+  });
   nb::class_<Matrix>(m, "PackedMatrix")
       .def(
           "__init__",
-          [](Matrix* self, int format, int64_t rows, int64_t cols, uintptr_t data, bool is_wide) {
+          [](Matrix* self, const std::string& format, int64_t rows, int64_t cols, uintptr_t data, bool is_wide) {
             new (self) Matrix(make_matrix(format, rows, cols, data, is_wide));
           },
           "format"_a, "rows"_a, "cols"_a, "data"_a, "is_wide"_a);
@@ -238,8 +266,8 @@ void bind_memory(nb::module_& m) {
   nb::class_<KVCache>(m, "KVCache")
       .def(
           "__init__",
-          [](KVCache* self, int format, uintptr_t data, int64_t num_blocks, int64_t num_heads, int64_t block_size,
-             int64_t head_dim) {
+          [](KVCache* self, const std::string& format, uintptr_t data, int64_t num_blocks, int64_t num_heads,
+             int64_t block_size, int64_t head_dim) {
             new (self) KVCache(make_kv_cache(format, data, num_blocks, num_heads, block_size, head_dim));
           },
           "format"_a, "data"_a, "num_blocks"_a, "num_heads"_a, "block_size"_a, "head_dim"_a);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "int_dot.h"
 #include "isa_unit.h"
@@ -75,6 +76,9 @@ FORCE_INLINE const uint8_t* line_part(const Tile& t, int band, int64_t offset, i
   return t.bands + band * t.band_stride + offset + part * kLanes * 4;
 }
 
+// A tile is a function of its own: inlined into the choice among all of them, GCC finds worse registers for it.
+#define TILE __attribute__((noinline))
+
 // Float weights. A step is one k: a line of each band, and one number of each row, which all lanes are multiplied by.
 //
 //                       band 0 (16 outputs)          band 1
@@ -82,7 +86,7 @@ FORCE_INLINE const uint8_t* line_part(const Tile& t, int band, int64_t offset, i
 //                         x      x       x             x         x
 //   row r: x[r][k]      acc[r][0], a lane an output   acc[r][1]           acc += w * x, k = 0, 1, 2, ..
 template <int R, int B>
-void tile_f32(const Tile& t) {
+TILE void tile_f32(const Tile& t) {
   FloatLanes acc[R][B][kParts] = {};
   const Ahead<B> ahead(t, 0, padded_cols(t.cols));
   for (int64_t k = 0; k < t.cols; ++k) {
@@ -114,7 +118,7 @@ void tile_f32(const Tile& t) {
 // With instructions for bfloat16 rows come rounded to it too, and one of them multiplies and adds both. Else weights
 // become floats, which is a shift or a mask, rows stay floats, and acc += w[k] * x[k], then acc += w[k+1] * x[k+1].
 template <int R, int B>
-void tile_bf16(const Tile& t) {
+TILE void tile_bf16(const Tile& t) {
   FloatLanes acc[R][B][kParts] = {};
   const int64_t pairs = padded_cols(t.cols) / 2;
   const Ahead<B> ahead(t, 0, pairs);
@@ -160,28 +164,18 @@ void tile_bf16(const Tile& t) {
   store_tile<R, B>(t, acc);
 }
 
-// A line of weights as pairs of 16 bits: of each four neighbours the first and third, then the second and fourth.
-//
-//   a lane of int8       [ w0 | w1 | w2 | w3 ]                  pairs[0] = (w0, w2), [1] = (w1, w3)
-//   a lane of four bits  [ w0 w4 | w1 w5 | w2 w6 | w3 w7 ]      pairs[0] = (w0, w2), [1] = (w1, w3),
-//   (low half first)                                            pairs[2] = (w4, w6), [3] = (w5, w7)
-//
-// A mask and a shift find them so; rows lie in the same order: x0, x2, x1, x3, x4, x6, x5, x7, ..
-template <bool kIsFour>
+// A line of integer weights as pairs of 16 bits. Rows lie in the same order: x0, x2, x1, x3, x4, x6, x5, x7, ..
+template <typename F>
 struct WidePairs {
-  static constexpr int kCount = kIsFour ? 4 : 2;
+  static constexpr int kCount = F::kGroup / F::kWords / 2;
+  typedef int16_t ShortLanes __attribute__((vector_size(MOEFLOW_LANES * 4)));
   BitLanes pairs[kCount];
 
-  explicit WidePairs(BitLanes w) {
-    if constexpr (kIsFour) {
-      constexpr uint32_t kLow = 0x000f000f;
-      pairs[0] = w & kLow, pairs[1] = (w >> 8) & kLow, pairs[2] = (w >> 4) & kLow, pairs[3] = (w >> 12) & kLow;
-    } else {
-      typedef int16_t ShortLanes __attribute__((vector_size(MOEFLOW_LANES * 4)));
-      const ShortLanes bytes = (ShortLanes)w;
-      pairs[0] = (BitLanes)((bytes << 8) >> 8), pairs[1] = (BitLanes)(bytes >> 8);
-    }
-  }
+  explicit WidePairs(BitLanes w) : WidePairs(w, std::make_integer_sequence<int, kCount>()) {}
+
+ private:
+  template <int... kPart>
+  WidePairs(BitLanes w, std::integer_sequence<int, kPart...>) : pairs{F::template pairs<kPart, ShortLanes>(w)...} {}
 };
 
 // One prepared row of integers, taken apart.
@@ -198,18 +192,24 @@ struct IntegerRow {
 };
 
 // What is taken off each weight as it is multiplied: the sums of activations put it right.
-template <Format kFormat, bool kIsWide>
-constexpr int32_t kWeightOffset = 0;
-template <>
-constexpr int32_t kWeightOffset<Format::kINT8, false> = kInt8Offset;
-template <bool kIsWide>
-constexpr int32_t kWeightOffset<Format::kINT4, kIsWide> = 8;
+template <typename F, bool kIsWide>
+constexpr int32_t kWeightOffset = F::kIsSigned && !kIsWide ? kInt8Offset : F::kOffset;
+
+// acc += w * x over all neighbours in a word, four at a time as bytes.
+template <typename F, int... kPart>
+FORCE_INLINE IntLanes dot_word(IntLanes acc, BitLanes w, const int32_t* x, std::integer_sequence<int, kPart...>) {
+  const auto dot = [](IntLanes sum, BitLanes bytes, int32_t x4) __attribute__((always_inline)) {
+    return F::kIsSigned ? dot_int8(sum, bytes, x4) : dot_unsigned(sum, bytes, x4);
+  };
+  ((acc = dot(acc, F::template bytes<kPart>(w), x[kPart])), ...);
+  return acc;
+}
 
 // All integer formats: exact integer sums within a group, then one multiply-add a group in floats (two, where there is
 // a minimum).
 //
 //   a band in memory     scales (and minima) of all groups, 16 x fp16 each | group 0 | group 1 | ..
-//   a group of 32 k      int8: 8 lines of 64 bytes, 4 k a lane; four bits: 4 lines, 8 k a lane
+//   a group              kLines lines of 64 bytes, each with a word a lane
 //
 //   lane (output)        0                       1                       ..   15
 //   int8, line i         w0[4i .. 4i+3]          w1[4i .. 4i+3]          ..   w15[4i .. 4i+3]
@@ -220,26 +220,27 @@ constexpr int32_t kWeightOffset<Format::kINT4, kIsWide> = 8;
 //   in a group           acc[r][b] = sum over its k of w * x               integers, a lane an output
 //   after a group        total[r][b] += acc * (weight's scale * row's scale)           in floats, group after group
 //                        total[r][b] += minimum * (row's scale * row's sum)            where there is a minimum
-template <int R, int B, Format kFormat, bool kIsWide>
-void tile_int(const Tile& t) {
-  constexpr bool kIsFour = kFormat != Format::kINT8, kHasMin = kFormat == Format::kINT4Min;
+template <int R, int B, typename F, bool kIsWide>
+TILE void tile_int(const Tile& t) {
+  static_assert(F::kGroup == kGroup, "rows have a scale and a sum for each group of weights");
   const int64_t k = padded_cols(t.cols), groups = k / kGroup;
-  const int64_t head = scale_bytes(kFormat, t.cols);
-  constexpr int kLines = kIsFour ? 4 : 8;  // of 64 bytes, in a group
-  constexpr int64_t kNumberBytes = (kHasMin ? 2 : 1) * kBand * 2;
+  const int64_t head = scale_bytes<F>(groups);
+  constexpr int kLines = F::kWords;                  // of 64 bytes, in a group
+  constexpr int kQuads = F::kGroup / F::kWords / 4;  // of neighbours, in a lane's word
+  constexpr int64_t kNumberBytes = F::kNumbers * kBand * 2;
   IntegerRow rows[R];
   for (int r = 0; r < R; ++r) rows[r] = IntegerRow(t.rows[r], k, kIsWide ? 2 : 1);
   FloatLanes total[R][B][kParts] = {};
   const Ahead<B> ahead(t, head, groups * kLines);
   for (int64_t g = 0; g < groups; ++g) {
-    if (kHasMin || g % 2 == 0) ahead.fetch_head(g * kNumberBytes);
+    if (g % (64 / kNumberBytes) == 0) ahead.fetch_head(g * kNumberBytes);
     IntLanes acc[R][B][kParts];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b)
 #pragma GCC unroll 4
-        for (int p = 0; p < kParts; ++p) acc[r][b][p] = IntLanes{} - kWeightOffset<kFormat, kIsWide> * rows[r].sums[g];
+        for (int p = 0; p < kParts; ++p) acc[r][b][p] = IntLanes{} - kWeightOffset<F, kIsWide> * rows[r].sums[g];
 #pragma GCC unroll 8
     for (int line = 0; line < kLines; ++line) {
       const int64_t at = head + (g * kLines + line) * 64;
@@ -250,11 +251,11 @@ void tile_int(const Tile& t) {
 #pragma GCC unroll 4
         for (int b = 0; b < B; ++b) w[b] = load_bits(line_part(t, b, at, p));
         if constexpr (kIsWide) {
-          constexpr int kCount = WidePairs<kIsFour>::kCount;
+          constexpr int kCount = WidePairs<F>::kCount;
           const int64_t first = (g * kLines + line) * kCount;
 #pragma GCC unroll 4
           for (int b = 0; b < B; ++b) {
-            const WidePairs<kIsFour> parts(w[b]);
+            const WidePairs<F> parts(w[b]);
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
@@ -265,17 +266,12 @@ void tile_int(const Tile& t) {
         } else {
 #pragma GCC unroll 16
           for (int r = 0; r < R; ++r) {
-            if constexpr (kIsFour) {
-              const int32_t x0 = rows[r].quads[g * 8 + 2 * line], x1 = rows[r].quads[g * 8 + 2 * line + 1];
+            int32_t x[kQuads];
 #pragma GCC unroll 4
-              for (int b = 0; b < B; ++b) {
-                acc[r][b][p] = dot_unsigned(acc[r][b][p], w[b] & 0x0f0f0f0fu, x0);
-                acc[r][b][p] = dot_unsigned(acc[r][b][p], (w[b] >> 4) & 0x0f0f0f0fu, x1);
-              }
-            } else {
-              const int32_t x = rows[r].quads[g * 8 + line];
+            for (int i = 0; i < kQuads; ++i) x[i] = rows[r].quads[(g * kLines + line) * kQuads + i];
 #pragma GCC unroll 4
-              for (int b = 0; b < B; ++b) acc[r][b][p] = dot_int8(acc[r][b][p], w[b], x);
+            for (int b = 0; b < B; ++b) {
+              acc[r][b][p] = dot_word<F>(acc[r][b][p], w[b], x, std::make_integer_sequence<int, kQuads>());
             }
           }
         }
@@ -288,12 +284,12 @@ void tile_int(const Tile& t) {
         const uint8_t* const numbers = t.bands + b * t.band_stride + g * kNumberBytes + p * kLanes * 2;
         const FloatLanes scale = load_halves(reinterpret_cast<const uint16_t*>(numbers));
         FloatLanes least = {};
-        if constexpr (kHasMin) least = load_halves(reinterpret_cast<const uint16_t*>(numbers + kBand * 2));
+        if constexpr (F::kHasMin) least = load_halves(reinterpret_cast<const uint16_t*>(numbers + kBand * 2));
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
           const FloatLanes sum = __builtin_convertvector(acc[r][b][p], FloatLanes);
           total[r][b][p] += sum * (scale * splat_lanes(rows[r].scales[g]));
-          if constexpr (kHasMin) {
+          if constexpr (F::kHasMin) {
             total[r][b][p] += least * splat_lanes(rows[r].scales[g] * static_cast<float>(rows[r].sums[g]));
           }
         }
@@ -304,15 +300,20 @@ void tile_int(const Tile& t) {
 
 template <int R, int B>
 void tile_of(const Matrix& weight, const Tile& t) {
-  switch (weight.format) {
-    case Format::kF32: return tile_f32<R, B>(t);
-    case Format::kBF16: return tile_bf16<R, B>(t);
-    case Format::kINT8:
-      return weight.is_wide ? tile_int<R, B, Format::kINT8, true>(t) : tile_int<R, B, Format::kINT8, false>(t);
-    case Format::kINT4:
-      return weight.is_wide ? tile_int<R, B, Format::kINT4, true>(t) : tile_int<R, B, Format::kINT4, false>(t);
-    case Format::kINT4Min: return tile_int<R, B, Format::kINT4Min, true>(t);
-  }
+  with_format(weight.format, [&](auto it) {
+    using F = decltype(it);
+    if constexpr (F::kTile == TileKind::kF32) {
+      tile_f32<R, B>(t);
+    } else if constexpr (F::kTile == TileKind::kBF16) {
+      tile_bf16<R, B>(t);
+    } else if constexpr (F::activation(false) == Activation::kInt16) {
+      tile_int<R, B, F, true>(t);
+    } else if (weight.is_wide) {
+      tile_int<R, B, F, true>(t);
+    } else {
+      tile_int<R, B, F, false>(t);
+    }
+  });
 }
 
 // Compute any tile from the sizes that fit this instruction set's registers.

@@ -15,18 +15,11 @@ namespace ISA_NAMESPACE {
 namespace {
 
 Activation activation(const Matrix& weight) {
-  switch (weight.format) {
-    case Format::kF32: return Activation::kF32;
-#if MOEFLOW_UNIT >= MOEFLOW_AVX512_BF16
-    case Format::kBF16: return Activation::kBF16;
-#else
-    case Format::kBF16: return Activation::kF32;
+  const Activation kind = with_format(weight.format, [&](auto it) { return it.activation(weight.is_wide); });
+#if MOEFLOW_UNIT < MOEFLOW_AVX512_BF16
+  if (kind == Activation::kBF16) return Activation::kF32;
 #endif
-    case Format::kINT8:
-    case Format::kINT4: return weight.is_wide ? Activation::kInt16 : Activation::kInt8;
-    case Format::kINT4Min: return Activation::kInt16;  // files have it, and whoever rounds has INT4
-  }
-  return Activation::kF32;
+  return kind;
 }
 
 constexpr Isa kTable = {ISA_NAME,      activation,  prepare_row,      tile,       activate,

@@ -4,16 +4,8 @@
 // slowest, so that a thread reads one sequential stream and adds up k in order: a lane's sum never depends on
 // what else is computed. The last band is filled up with zero rows, k with zeros to a multiple of kGroup.
 //
-//   F32    per k:        16 floats                                              64 bytes
-//   BF16   per 2 k:      16 x (w[k], w[k+1])                                     64 bytes
-//   INT8   a band starts with its scales: per group of 32 k, 16 x fp16 (filled up to 64 bytes), then
-//          per 4 k:      16 x (w[k] .. w[k+3]), signed                           64 bytes
-//   INT4   scales likewise, then
-//          per 8 k:      16 x 4 bytes, byte j: w[k+j]+8 in the low half, w[k+4+j]+8 in the high half   64 bytes
-//   INT4_MIN  likewise, but each group has 16 x fp16 scales and 16 x fp16 minima, and bytes hold w without the 8
-//
-// The value of an integer weight is q * scale (+ minimum): GGUF's Q8_0, Q4_0 and Q4_1 blocks fit in without loss.
-// Activations come as rows: floats, bf16, or (for integer weights) int8 or int16 with a scale and a sum per group.
+// Each format has a layout of its own within a band (formats.h). Activations come as rows: floats, bf16, or (for
+// integer weights) int8 or int16 with a scale and a sum per group.
 //
 // Included by the instruction sets' units, so its functions are static: as shared symbols, the linker might choose
 // a copy with instructions that the processor lacks.
@@ -22,46 +14,36 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "formats.h"
+
 namespace moeflow {
 
 constexpr int kBand = 16;   // outputs, one a lane
-constexpr int kGroup = 32;  // k that share a scale; also what k is filled up to
-
-enum class Format : int32_t { kF32 = 0, kBF16 = 1, kINT8 = 2, kINT4 = 3, kINT4Min = 4 };
-enum class Activation : int32_t { kF32 = 0, kBF16 = 1, kInt8 = 2, kInt16 = 3 };
+constexpr int kGroup = 32;  // k of activations that share a scale; also what k is filled up to
 
 static inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 static inline int64_t padded_cols(int64_t cols) { return round_up(cols, kGroup); }
 static inline int64_t num_bands(int64_t rows) { return (rows + kBand - 1) / kBand; }
 
-// How many fp16 numbers a group of one output has: a scale, a scale and a minimum, or none.
-static inline int64_t group_numbers(Format format) {
-  switch (format) {
-    case Format::kF32:
-    case Format::kBF16: return 0;
-    case Format::kINT8:
-    case Format::kINT4: return 1;
-    case Format::kINT4Min: return 2;
-  }
-  return 0;
+// Groups that share scales and minima, in a row of weights.
+template <typename F>
+static inline int64_t num_groups(int64_t cols) {
+  return round_up(cols, F::kGroup) / F::kGroup;
 }
 
-// Bytes of a band's scales and minima; what follows is aligned to 64 bytes.
-static inline int64_t scale_bytes(Format format, int64_t cols) {
-  return round_up(padded_cols(cols) / kGroup * group_numbers(format) * kBand * 2, 64);
+// Bytes of the scales and minima of a band of so many groups; what follows is aligned to 64 bytes.
+template <typename F>
+static inline int64_t scale_bytes(int64_t groups) {
+  return round_up(groups * F::kNumbers * kBand * 2, 64);
 }
 
 static inline int64_t band_bytes(Format format, int64_t cols) {
-  const int64_t values = padded_cols(cols) * kBand;
-  switch (format) {
-    case Format::kF32: return values * 4;
-    case Format::kBF16: return values * 2;
-    case Format::kINT8: return scale_bytes(format, cols) + values;
-    case Format::kINT4:
-    case Format::kINT4Min: return scale_bytes(format, cols) + values / 2;
-  }
-  return 0;
+  return with_format(format, [=](auto it) {
+    using F = decltype(it);
+    const int64_t groups = num_groups<F>(cols);
+    return scale_bytes<F>(groups) + groups * F::kWords * kBand * 4;
+  });
 }
 
 static inline int64_t matrix_bytes(Format format, int64_t rows, int64_t cols) {

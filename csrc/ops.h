@@ -246,14 +246,10 @@ struct SampleCall {
 };
 void sample(const Isa& isa, const SampleCall& call);
 
-// What rows of a checkpoint consist of: floats, or GGUF blocks of 32 values.
-enum class SourceType : int32_t { kF32 = 0, kBF16 = 1, kF16 = 2, kQ8_0 = 3, kQ4_0 = 4, kQ4_1 = 5 };
-
 // Pack rows of `cols` values, one behind the other, as the rows numbered `rows` of the matrix at `out`; in the
 // calling thread, so that loaders can call it from several. Lanes that no call brings stay as they are: the
-// memory begins as zeros. Q8_0 goes into INT8, Q4_0 into INT4 and INT8, Q4_1 into INT4_MIN without changing a value;
-// everything else goes through float, rounded to the nearest step with scale = max|w| / 127 (INT8), max w / -8 (INT4)
-// or (max w - min w) / 15 (INT4_MIN), in fp16.
+// memory begins as zeros. Where the format can keep groups as they lie (formats.h), no value changes; everything else
+// goes through float, rounded to the nearest step.
 void pack_rows(Format format, SourceType type, const void* source, int64_t cols, const int64_t* rows, int64_t num_rows,
                uint8_t* out);
 

@@ -1,4 +1,4 @@
-// Rows of activations as products take them (see `Activation` in matrix.h): floats, bfloat16, or integers with a scale
+// Rows of activations as products take them (see `Activation` in formats.h): floats, bfloat16, or integers with a scale
 // and a sum per group.
 #pragma once
 

@@ -18,7 +18,6 @@ except ImportError:
     _cpu = None
 
 KV_DTYPES: Final = (torch.float32, torch.bfloat16, torch.int8)
-_FORMAT_CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _LANES = 16  # positions that the kernels take together: they want whole blocks of them
 _DIM_STEP = 2  # dimensions likewise, as rotary positions do
 _TINY = 1e-30  # keys and values below this become zero as int8
@@ -52,7 +51,7 @@ class KVBlocks:
         self.handle: Any = None  # for the kernels of the CPU extension; None: they do not take these blocks
         if _cpu is not None and storage.device.type == "cpu" and not block_size % _LANES and not head_dim % _DIM_STEP:
             self.handle = _cpu.KVCache(
-                format=_FORMAT_CODES[dtype],
+                format=str(dtype).removeprefix("torch."),
                 data=storage.data_ptr(),
                 num_blocks=cells.shape[0],
                 num_heads=num_kv_heads,

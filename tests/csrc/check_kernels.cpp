@@ -64,11 +64,12 @@ void expect_close(const float* got, const std::vector<double>& want, double tole
 }
 
 const char* name_of(Format format) {
-  const char* names[] = {"float32", "bfloat16", "int8", "int4", "int4 with a minimum"};
-  return names[static_cast<int>(format)];
+  return with_format(format, [](auto it) { return it.kName; });
 }
 
-constexpr Format kFormats[] = {Format::kF32, Format::kBF16, Format::kINT8, Format::kINT4, Format::kINT4Min};
+#define MOEFLOW_ROW(NAME) Format::k##NAME,
+constexpr Format kFormats[] = {MOEFLOW_FORMATS(MOEFLOW_ROW)};
+#undef MOEFLOW_ROW
 
 // How far results may be off: activations are rounded as weights are, or to 16 bits.
 double tolerance_of(Format format, bool is_wide = false) {

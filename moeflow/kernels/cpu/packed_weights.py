@@ -1,4 +1,4 @@
-"""Weights in the order in which the CPU extension reads them (csrc/matrix.h): packed once, then only read.
+"""Weights in the order in which the CPU extension reads them (csrc/formats.h): packed once, then only read.
 
 The extension sees addresses and sizes: here shapes and types are checked, and here memory is kept alive.
 """
@@ -16,14 +16,12 @@ from torch import Tensor
 from moeflow.kernels.activation import NONLINEARITIES, Nonlinearity
 from moeflow.kernels.cpu.arguments import address, check_floats, describe
 from moeflow.kernels.lazy_memory import allocate_lazily
-from moeflow.kernels.weight_format import BLOCK_BYTES, GROUP_SIZE, BlockKind, WeightFormat
+from moeflow.kernels.weight_format import BlockKind, WeightFormat
 
 with suppress(ImportError):  # without it nothing here works; `cpu.why_not` says why
     import moeflow.kernels._cpu as _cpu
 
-_FORMAT_CODES: Final[dict[WeightFormat, int]] = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3, "int4-min": 4}
-_SOURCE_CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_BLOCK_CODES: Final[dict[BlockKind, int]] = {"Q8_0": 3, "Q4_0": 4, "Q4_1": 5}
+_FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
 _BAND = 16  # output rows that lie together
 
 
@@ -47,7 +45,7 @@ class PackedWeight:
         self.cols = cols
         self.is_wide = is_wide
         self.handle: Any = _cpu.PackedMatrix(
-            format=_FORMAT_CODES[weight_format], rows=rows, cols=cols, data=storage.data_ptr(), is_wide=is_wide
+            format=weight_format, rows=rows, cols=cols, data=storage.data_ptr(), is_wide=is_wide
         )
 
     @classmethod
@@ -69,17 +67,13 @@ class PackedWeight:
     def fill(self, source: Tensor, rows: Tensor, kind: BlockKind | None = None) -> None:
         """Pack `source` as the rows numbered `rows`, in the calling thread; several threads may fill at once.
 
-        Q8_0 blocks keep their values in "int8", Q4_0 blocks in "int4" and "int8", Q4_1 blocks in "int4-min", bfloat16
-        in "bfloat16" and "float32", float16 in "float32"; all else is rounded to the nearest step.
+        What the format `keeps` (see `FormatRecord`) does not change; all else is rounded to the nearest step.
 
         Shapes: source [n, cols] float32, bfloat16 or float16, or with `kind` [n, bytes of a row] uint8;
         rows [n] int64.
         """
-        if kind is None:
-            code, width, dtype = _SOURCE_CODES.get(source.dtype), self.cols, source.dtype
-        else:
-            code, width, dtype = _BLOCK_CODES[kind], self.cols // GROUP_SIZE * BLOCK_BYTES[kind], torch.uint8
-        has_right_type = code is not None and source.dtype == dtype and (kind is None or self.cols % GROUP_SIZE == 0)
+        width = self.cols if kind is None else _cpu.row_bytes(kind, self.cols)
+        has_right_type = source.dtype in _FLOATS if kind is None else source.dtype == torch.uint8
         if not has_right_type or source.shape != (rows.shape[0], width):
             raise ValueError(f"{self} takes rows of {width} {kind or 'floats'}, not {describe(source)}")
         if rows.dtype != torch.int64 or rows.dim() != 1:
@@ -87,7 +81,7 @@ class PackedWeight:
         source, rows = source.contiguous(), rows.contiguous()
         _cpu.pack_rows(
             weight=self.handle,
-            type=code,
+            type=kind or str(source.dtype).removeprefix("torch."),
             source=source.data_ptr(),
             rows=rows.data_ptr(),
             num_rows=rows.shape[0],
@@ -207,7 +201,7 @@ class PackedExperts:
         self.up_bias = torch.zeros(num_experts, up_rows) if kind.has_bias else None  # in the order of gate_up's rows
         self.down_bias = torch.zeros(num_experts, hidden) if kind.has_bias else None
         self.handle: Any = _cpu.PackedExperts(
-            format=_FORMAT_CODES[weight_format],
+            format=weight_format,
             hidden=hidden,
             width=width,
             up=[weight.storage.data_ptr() for weight in self.gate_up],
@@ -364,7 +358,7 @@ def unpack_rows(weight: PackedWeight, numbers: Tensor) -> Tensor:
 
 def matrix_bytes(weight_format: WeightFormat, rows: int, cols: int) -> int:
     """Return what a packed matrix [rows, cols] takes."""
-    num_bytes: int = _cpu.matrix_bytes(_FORMAT_CODES[weight_format], rows, cols)
+    num_bytes: int = _cpu.matrix_bytes(weight_format, rows, cols)
     return num_bytes
 
 
