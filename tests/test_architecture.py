@@ -22,7 +22,7 @@ DOCUMENT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 FLOORS = {  # of rooms, and of folders in them that stand apart from the rest of their room
     "core": 1,
-    "kernels": 1,
+    "kernels": 0,
     "checkpoint": 2,
     "kv": 2,
     "workload": 2,

@@ -21,7 +21,7 @@ class TensorInfo:
 
     shape: tuple[int, ...]
     num_bytes: int  # in the file
-    stored_as: str  # "float32", "bfloat16", "float16", or a GGUF block: "Q8_0", "Q4_0", "Q4_1"
+    stored_as: str  # "float32", "bfloat16", "float16", or a `BlockKind`
     file: Path
 
 

@@ -14,6 +14,7 @@ from moeflow.cli.options import cache_dir_option
 from moeflow.cli.progress import progress_bar
 from moeflow.core.errors import MoeflowError
 from moeflow.core.units import format_bytes
+from moeflow.kernels.weight_format import DTYPES, QUANTIZED
 
 EPILOG = """\b
 Examples:
@@ -40,12 +41,12 @@ compared with its checksums, and made anew if it is damaged or of an older versi
 @click.argument("model", required=False)
 @click.option(
     "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16"]),
+    type=click.Choice(["auto", *DTYPES]),
     default="auto",
     show_default=True,
     help="Number format of the weights; auto: what loses nothing of them.",
 )
-@click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Round them to integers in groups of 32.")
+@click.option("--quantize", type=click.Choice(QUANTIZED), help="Round them to integers in groups of 32.")
 @click.option("--threads", "num_threads", type=click.IntRange(1), help="CPU threads.  [default: all cores]")
 @click.option(
     "--out",

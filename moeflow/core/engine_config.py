@@ -64,7 +64,7 @@ class EngineConfig:
     model_path: str
     model_name: str  # as the API calls it
     dtype: str  # of activations: "float32" or "bfloat16"
-    weight_format: str  # of matrices: "float32", "bfloat16", "int8", "int4" or "int4-min"
+    weight_format: str  # of matrices: a `WeightFormat`
     embedding_format: str  # of token embeddings and the output projection: likewise
     cpu_isa: str  # instruction set of the CPU kernels; empty: torch computes, in `dtype`
     router_format: str = "float32"  # of what chooses experts: "float32" or "bfloat16"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from moeflow.core.errors import ConfigError
+from moeflow.kernels.weight_format import FORMATS
 
 DISK: Final = "disk"
 RAM: Final = "ram"
@@ -21,18 +22,8 @@ PINNED: Final = "pinned"  # RAM that a device's copy engine reads without the pr
 DEVICE: Final = "device"
 LEVEL_NAMES: Final = (DISK, RAM, PINNED, DEVICE)  # far to near
 KERNELS: Final = ("linear", "experts", "attention")
-DTYPES: Final = ("float32", "float16", "bfloat16", "int8", "int4", "int4-min")
+DTYPES: Final = tuple(dict.fromkeys(("float32", "float16", *FORMATS)))
 FAR_APART: Final = 0.5  # an uncertainty from which on figures are rather to be measured again
-
-# What computes a format that has no peak of its own: it is widened to the first of these that has one.
-_WIDER: Final = {
-    "int4-min": ("int4", "int8", "bfloat16", "float16", "float32"),
-    "int4": ("int8", "bfloat16", "float16", "float32"),
-    "int8": ("bfloat16", "float16", "float32"),
-    "bfloat16": ("float16", "float32"),
-    "float16": ("bfloat16", "float32"),
-    "float32": (),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +52,7 @@ class Processor:
     def peak(self, dtype: str) -> float:
         """Return FLOP/s for values of a format; of the next wider one if it has none of its own."""
         peaks = dict(self.peak_flops_per_s)
-        return next(peaks[name] for name in (dtype, *_WIDER[dtype], *peaks) if name in peaks)
+        return next(peaks[name] for name in (dtype, *_wider(dtype), *peaks) if name in peaks)
 
     def efficiency(self, kernel: str, dtype: str, rows: float, values: int = 0) -> float:
         """Return the share of the roof at a shape; of a format that was not measured, that of the next wider one.
@@ -71,7 +62,7 @@ class Processor:
         """
         measured = [entry for entry in self.efficiencies if entry.kernel == kernel]
         formats = {entry.dtype for entry in measured}
-        nearest_format = next((name for name in (dtype, *_WIDER[dtype]) if name in formats), None)
+        nearest_format = next((name for name in (dtype, *_wider(dtype)) if name in formats), None)
         if nearest_format is None:
             return self.default_efficiency
         known = [entry for entry in measured if entry.dtype == nearest_format]
@@ -181,6 +172,16 @@ class Machine:
     def compute_level(self) -> MemoryLevel:
         """The nearest level that has a processor."""
         return next(level for level in reversed(self.levels) if level.processor is not None)
+
+
+def _wider(dtype: str) -> tuple[str, ...]:
+    """Return what stands for a dtype that has no figures of its own, the nearest first."""
+    if dtype == "float16":
+        return "bfloat16", "float32"
+    wider = FORMATS[dtype].wider
+    if wider is None:
+        return ()
+    return (*(("float16",) if dtype == "bfloat16" else ()), wider, *_wider(wider))
 
 
 def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:

@@ -27,7 +27,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int
     num_parameters: int
     num_active_parameters: int
-    weight_format: str  # of matrices: "float32", "bfloat16", "int8", "int4" or "int4-min"
+    weight_format: str  # of matrices: a `WeightFormat`
     device: str
     kv_capacity_tokens: int
     created: int  # unix seconds at which it was loaded

@@ -1,4 +1,7 @@
-"""The forms in which the CPU kernels hold weights: their names, and what they take of memory.
+"""The forms in which weights are held, and what is to be known of each beside how the CPU kernels compute with it.
+
+A new format is a name and a record here, and a struct in csrc/formats.h, which packs and unpacks it and says how
+products read it. All else that goes by format is derived from the two. Needs no torch.
 
 "int8" and "int4" store groups of 32 values as integers with one fp16 scale, as GGUF's Q8_0 and Q4_0 do; "int4-min" with
 a scale and a minimum, as Q4_1 does. The last is for weights that files have so: nothing else is rounded to it.
@@ -6,14 +9,40 @@ a scale and a minimum, as Q4_1 does. The last is for weights that files have so:
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
 
 WeightFormat = Literal["float32", "bfloat16", "int8", "int4", "int4-min"]
+BlockKind = Literal["Q8_0", "Q4_0", "Q4_1"]  # of GGUF's blocks, those that are read
 
-WEIGHT_FORMATS: tuple[WeightFormat, ...] = ("float32", "bfloat16", "int8", "int4")  # that any weights can be brought to
-BITS_PER_VALUE: dict[str, float] = {"float32": 32, "bfloat16": 16, "int8": 8.5, "int4": 4.5, "int4-min": 5.0}
-GROUP_SIZE = 32  # neighbouring values of a row that share a scale
 
-BlockKind = Literal["Q8_0", "Q4_0", "Q4_1"]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatRecord:
+    """One format."""
 
-BLOCK_BYTES: dict[BlockKind, int] = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}  # of GGUF's blocks of 32 values
+    bits_per_value: float  # its share of scales included
+    keeps: frozenset[str] = frozenset()  # what of a file it holds without loss: dtypes, `BlockKind`s; float32: anything
+    option: Literal["--dtype", "--quantize"] | None = None  # that asks for it; None: only weights that are so have it
+    wider: WeightFormat | None = None  # as fast as this one where its own speed was not measured
+    smaller: WeightFormat | None = None  # what to ask for instead, if it takes too much
+
+
+FORMATS: Final[Mapping[str, FormatRecord]] = {
+    "float32": FormatRecord(bits_per_value=32, option="--dtype", smaller="bfloat16"),
+    "bfloat16": FormatRecord(
+        bits_per_value=16, keeps=frozenset({"bfloat16"}), option="--dtype", wider="float32", smaller="int8"
+    ),
+    "int8": FormatRecord(
+        bits_per_value=8.5, keeps=frozenset({"Q8_0", "Q4_0"}), option="--quantize", wider="bfloat16", smaller="int4"
+    ),
+    "int4": FormatRecord(bits_per_value=4.5, keeps=frozenset({"Q4_0"}), option="--quantize", wider="int8"),
+    "int4-min": FormatRecord(bits_per_value=5, keeps=frozenset({"Q4_1"}), wider="int4"),
+}
+
+ALL_FORMATS: Final[tuple[WeightFormat, ...]] = get_args(WeightFormat)
+DTYPES: Final = tuple(name for name in ALL_FORMATS if FORMATS[name].option == "--dtype")
+QUANTIZED: Final = tuple(name for name in ALL_FORMATS if FORMATS[name].option == "--quantize")
+WEIGHT_FORMATS: Final = (*DTYPES, *QUANTIZED)  # that any weights can be brought to
+BITS_PER_VALUE: Final = {name: record.bits_per_value for name, record in FORMATS.items()}
+BLOCK_KINDS: Final[tuple[BlockKind, ...]] = get_args(BlockKind)

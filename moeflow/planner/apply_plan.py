@@ -10,7 +10,7 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.offload_config import PREFIX, CudaDeviceConfig, OffloadConfig
 from moeflow.core.plan import Plan
-from moeflow.planner.choices.weight_choice import DTYPES, QUANTIZED
+from moeflow.kernels.weight_format import DTYPES, QUANTIZED
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.hardware.this_machine import machine_identity
 from moeflow.planner.model_files import bare_config

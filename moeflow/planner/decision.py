@@ -20,7 +20,7 @@ from moeflow.planner.choices.kv_cache_choice import choose_kv_cache, kv_share, m
 from moeflow.planner.choices.memory_allowance import free_bytes
 from moeflow.planner.choices.packed_files import find_packed_weights_file
 from moeflow.planner.choices.processor_choice import Reasons, choose_cpu_isa, choose_device, choose_num_threads
-from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, for_torch, own_precision
+from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, for_torch, instead_of, own_precision
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.process_memory import PROCESS_BYTES, margin_bytes, planned_bytes
@@ -38,15 +38,6 @@ from moeflow.planner.settings import (
     Settings,
 )
 from moeflow.planner.usage import Usage
-
-_SMALLER = {  # what to ask for instead of a format
-    "float32": "--dtype bfloat16 or a smaller model",
-    "bfloat16": "--quantize int8 or a smaller model",
-    "int8": "--quantize int4 or a smaller model",
-    "int4": "a smaller model",
-    "int4-min": "a smaller model",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
@@ -329,12 +320,12 @@ class Decision:
                     f"{format_bytes(plan.resident_bytes)} of the weights must be in memory, and {plan.min_slots} "
                     f"experts at a time: with the process that is {format_bytes(num_bytes + self._overhead_bytes)} in "
                     f"{weights.matrices}, but {format_bytes(self.free_bytes)} are allowed: raise the memory limit "
-                    f"(--memory), or use {_SMALLER[weights.matrices]}"
+                    f"(--memory), or use {instead_of(weights.matrices)}"
                 )
             raise CapacityError(
                 f"the weights need {format_bytes(num_bytes)} in {weights.matrices} and the process "
                 f"{format_bytes(self._overhead_bytes)} more, but {format_bytes(self.free_bytes)} of memory are free: "
-                f"use {_SMALLER[weights.matrices]}, or free memory{self._hint()}"
+                f"use {instead_of(weights.matrices)}, or free memory{self._hint()}"
             )
         return num_bytes
 

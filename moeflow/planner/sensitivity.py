@@ -14,7 +14,7 @@ from typing import Final
 from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import DEVICE, DISK, PINNED, RAM, Link, LinkRate, Machine, MemoryLevel
 from moeflow.core.plan import Policy, Sensitivity
-from moeflow.kernels.weight_format import BITS_PER_VALUE
+from moeflow.kernels.weight_format import BITS_PER_VALUE, QUANTIZED
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.objective import Objective, cost_per_token
 from moeflow.planner.search import COARSE, search
@@ -126,7 +126,7 @@ def _perturbations(model: CostModel) -> Iterator[Perturbation]:
 def _smaller_formats(model: CostModel) -> Iterator[tuple[str, CostModel]]:
     formats = model.costs.formats
     bits = BITS_PER_VALUE.get(formats.matrices, 16.0)
-    for smaller in ("int8", "int4"):
+    for smaller in QUANTIZED:
         if BITS_PER_VALUE[smaller] < bits:
             changed = replace(formats, matrices=smaller, embeddings="int8")
             yield (

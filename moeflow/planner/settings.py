@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from moeflow.core.errors import ConfigError
+from moeflow.kernels.weight_format import DTYPES, QUANTIZED
 from moeflow.pipeline.catalog import OFFLOADING
 
 BLOCK_SIZE: Final = 16
@@ -59,7 +60,7 @@ class Settings:
             "--dtype",
             "Weight data type; auto: the checkpoint's own, or the one that fits.",
             "Weights",
-            choices=("auto", "float32", "bfloat16"),
+            choices=("auto", *DTYPES),
         ),
     )
     quantize: str | None = field(
@@ -69,7 +70,7 @@ class Settings:
             "--quantize",
             "Quantize weights (group size 32): smaller and faster, not quite the same answers.",
             "Weights",
-            choices=("int8", "int4"),
+            choices=QUANTIZED,
             is_common=True,
         ),
     )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeflow.core.errors import ConfigError
-from moeflow.core.hardware import KernelEfficiency, Link, LinkRate, Machine, MemoryLevel, Processor
+from moeflow.core.hardware import DTYPES, KernelEfficiency, Link, LinkRate, Machine, MemoryLevel, Processor
 from moeflow.planner.hardware.hardware_json import machine_from_json, machine_to_json
 
 CPU = Processor(
@@ -40,6 +40,30 @@ def test_a_format_without_a_peak_of_its_own_is_widened():
     assert CPU.peak("int8") == CPU.peak("int4") == 4e12
     assert CPU.peak("float16") == CPU.peak("bfloat16") == 1e12
     assert Processor(name="x", peak_flops_per_s=(("int8", 5.0),)).peak("float32") == 5.0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_falls_back_on_float32(dtype):
+    measured = KernelEfficiency(kernel="linear", dtype="float32", rows=1, share=0.5)
+    machine = Processor(name="x", peak_flops_per_s=(("float32", 5.0),), efficiencies=(measured,))
+    assert machine.peak(dtype) == 5.0
+    assert machine.efficiency("linear", dtype, 1) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("dtype", "nearest"),
+    [
+        ("int4-min", ("int4", "int8", "bfloat16", "float16")),
+        ("bfloat16", ("float16",)),
+        ("float16", ("bfloat16",)),
+        ("float32", ()),
+    ],
+)
+def test_what_stands_for_a_dtype_is_the_nearest_wider_one(dtype, nearest):
+    for num_missing in range(len(nearest) + 1):
+        known = (*nearest[num_missing:], "float32")
+        machine = Processor(name="x", peak_flops_per_s=tuple((name, 1.0 + known.index(name)) for name in known[::-1]))
+        assert machine.peak(dtype) == 1.0
 
 
 def test_efficiency_is_that_of_the_nearest_size_and_lies_between_its_neighbours():

@@ -12,8 +12,9 @@ from torch.nn import functional as F
 from moeflow.kernels.activation import apply
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.weight_format import ALL_FORMATS, QUANTIZED
 
-FORMATS = ("float32", "bfloat16", "int8", "int4", "int8 wide", "int4 wide", "int4-min")
+FORMATS = (*ALL_FORMATS, *(f"{name} wide" for name in QUANTIZED))
 GROUP = 32
 UNIT = 2.0**-24  # relative error of one float32 operation
 TINY = 1e-30  # results this small may be rounded to zero

@@ -32,18 +32,14 @@ from moeflow.checkpoint.gguf.header import GGUFTensor, read_gguf_header
 from moeflow.checkpoint.gguf.names import heads_in_pairs, huggingface_name
 from moeflow.checkpoint.raw_file import RawFile
 from moeflow.core.errors import CheckpointError
-from moeflow.kernels.weight_format import BlockKind
+from moeflow.kernels.weight_format import BLOCK_KINDS, BlockKind
 
 _UNQUANTIZED = {
     GGMLQuantizationType.F32: torch.float32,
     GGMLQuantizationType.F16: torch.float16,
     GGMLQuantizationType.BF16: torch.bfloat16,
 }
-_BLOCKS: dict[GGMLQuantizationType, BlockKind] = {
-    GGMLQuantizationType.Q8_0: "Q8_0",
-    GGMLQuantizationType.Q4_0: "Q4_0",
-    GGMLQuantizationType.Q4_1: "Q4_1",
-}
+_BLOCKS: dict[GGMLQuantizationType, BlockKind] = {GGMLQuantizationType[kind]: kind for kind in BLOCK_KINDS}
 
 
 @dataclass(frozen=True, slots=True)

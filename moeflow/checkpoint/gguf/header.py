@@ -23,14 +23,13 @@ from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file, check_num
 from moeflow.checkpoint.regular_file import open_stream
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
+from moeflow.kernels.weight_format import BLOCK_KINDS
 
 QUANTIZATIONS = (
     GGMLQuantizationType.F32,
     GGMLQuantizationType.F16,
     GGMLQuantizationType.BF16,
-    GGMLQuantizationType.Q8_0,
-    GGMLQuantizationType.Q4_0,
-    GGMLQuantizationType.Q4_1,
+    *(GGMLQuantizationType[kind] for kind in BLOCK_KINDS),
 )
 
 _MAGIC = b"GGUF"

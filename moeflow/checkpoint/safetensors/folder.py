@@ -23,6 +23,7 @@ from moeflow.checkpoint.raw_file import RawFile
 from moeflow.checkpoint.safetensors.header import SafetensorsEntry, check_num_bytes, read_safetensors_header
 from moeflow.core.brief import brief, cut
 from moeflow.core.errors import CheckpointError
+from moeflow.kernels.weight_format import BLOCK_KINDS
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -184,7 +185,7 @@ def _read_config(file: Path) -> dict[str, Any]:
             raise CheckpointError(
                 f"{key} says that the weights are quantized ({method or 'method not named'}), which is not supported",
                 file=file,
-                remedy="Use the unquantized model, or a GGUF file in Q8_0, Q4_0 or Q4_1",
+                remedy=f"Use the unquantized model, or a GGUF file in {' or '.join(BLOCK_KINDS)}",
             )
     return config
 

@@ -13,6 +13,7 @@ from moeflow.cli import lazy
 from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import Machine
 from moeflow.core.model_config import ModelConfig
+from moeflow.kernels.weight_format import QUANTIZED
 from moeflow.planner.costs.model_costs import Formats
 from moeflow.planner.costs.roofline import processor_of
 from moeflow.planner.hardware.machine_files import machine_names
@@ -29,7 +30,7 @@ def described_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--model", required=True, help="A shipped shape, a config.json, a model's folder or a GGUF file."),
         click.option(
             "--weights",
-            type=click.Choice(["float16", "bfloat16", "int8", "int4"]),
+            type=click.Choice(["float16", "bfloat16", *QUANTIZED]),
             help="Their format.  [default: the 16-bit one that the machine computes]",
             show_default=False,
         ),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from moeflow.core.engine_config import EngineConfig
 from moeflow.engine.messages import ModelInfo
+from moeflow.kernels.weight_format import BITS_PER_VALUE
 
 TIMEOUT_S = 300.0  # after which an engine that is stuck is ended, unless the user says otherwise
 SILENCE_S = 10.0  # heartbeats come every second; ten are not missed because a machine is busy
@@ -18,13 +19,12 @@ STALLED_SHARE = 0.2  # of the time after which a pass is ended: then it is calle
 SLOWER_THAN_SEEN = 10.0  # a pass may take so many times as long as the longest so far
 _SLOW_FLOPS = 1e10  # of one thread, where a fast one reaches several times that
 _SLOW_DISK_BYTES_PER_S = 1e8
-_BYTES_PER_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.125, "int4": 0.625}
 
 
 def foreseen_pass_s(config: EngineConfig, model: ModelInfo) -> float:
     """Return what the longest pass takes where everything is slow: all tokens, all weights from a disk."""
     num_flops = 2.0 * model.num_active_parameters * config.scheduler.max_num_batched_tokens
-    num_bytes = _BYTES_PER_WEIGHT.get(model.weight_format, 4.0) * model.num_parameters
+    num_bytes = BITS_PER_VALUE[model.weight_format] / 8 * model.num_parameters
     return num_flops / (_SLOW_FLOPS * max(config.num_threads, 1)) + num_bytes / _SLOW_DISK_BYTES_PER_S
 
 

@@ -10,19 +10,19 @@ import torch
 
 from moeflow.checkpoint.checkpoint import Checkpoint, TensorInfo
 from moeflow.core.errors import ConfigError
-from moeflow.kernels.weight_format import BITS_PER_VALUE, WeightFormat
+from moeflow.kernels.weight_format import (
+    ALL_FORMATS,
+    BITS_PER_VALUE,
+    DTYPES,
+    FORMATS,
+    QUANTIZED,
+    WEIGHT_FORMATS,
+    WeightFormat,
+)
 from moeflow.models.layers.weight_allocator import WeightFormats
 from moeflow.models.loading import router_names
 
-DTYPES: tuple[WeightFormat, ...] = ("float32", "bfloat16")
-QUANTIZED: tuple[WeightFormat, ...] = ("int8", "int4")
 _EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
-_KEEPERS: tuple[tuple[WeightFormat, frozenset[str]], ...] = (  # what each format keeps without loss, smallest first
-    ("int4", frozenset({"Q4_0"})),
-    ("int4-min", frozenset({"Q4_1"})),
-    ("int8", frozenset({"Q4_0", "Q8_0"})),
-    ("bfloat16", frozenset({"bfloat16"})),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,12 @@ def explicit_choice(dtype: str, quantize: str | None, *, can_pack: bool) -> Weig
     return WeightChoice(_format(quantize), "int8")
 
 
+def instead_of(weight_format: str) -> str:
+    """Return what to ask for where weights in a format take too much."""
+    smaller = FORMATS[weight_format].smaller
+    return f"{FORMATS[smaller].option} {smaller} or a smaller model" if smaller else "a smaller model"
+
+
 def own_precision(checkpoint: Checkpoint, fits: Callable[[WeightChoice], bool]) -> WeightChoice:
     """Return the smallest formats that keep every weight as it is, or bfloat16 if that is needed and does not fit."""
     embeddings = {info.stored_as for name, info in checkpoint.tensors.items() if name in _EMBEDDINGS}
@@ -114,8 +120,9 @@ def _matrices(checkpoint: Checkpoint, routers: Collection[str]) -> Iterator[Tens
 
 
 def _keeper(stored_as: set[str]) -> WeightFormat:
-    return next((name for name, keeps in _KEEPERS if stored_as <= keeps), "float32")
+    keepers = [name for name in ALL_FORMATS if stored_as <= FORMATS[name].keeps]
+    return min(keepers, key=BITS_PER_VALUE.__getitem__, default="float32")
 
 
 def _format(name: str) -> WeightFormat:
-    return next(known for known in (*DTYPES, *QUANTIZED) if known == name)
+    return next(known for known in WEIGHT_FORMATS if known == name)

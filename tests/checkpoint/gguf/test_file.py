@@ -16,6 +16,7 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CheckpointError
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedWeight
+from moeflow.kernels.weight_format import ALL_FORMATS, BLOCK_KINDS, FORMATS
 from tests.checkpoint.tiny_models import (
     CONFIGS,
     EXPERTS,
@@ -29,6 +30,8 @@ from tests.checkpoint.tiny_models import (
     write_folder,
     write_gguf,
 )
+
+BLOCKS = [Kind[kind] for kind in BLOCK_KINDS]
 
 
 @pytest.fixture
@@ -120,7 +123,7 @@ class TestWeights:
 
         torch.testing.assert_close(scores(read_q, read_k, rotate_halves), scores(stored_q, stored_k, rotate_pairs))
 
-    @pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
+    @pytest.mark.parametrize("kind", BLOCKS)
     def test_blocks_by_definition(self, file, kind):
         """Random bytes, each block worked out by hand; experts are slices of their stack."""
         shape = (EXPERTS, 3, 64)
@@ -143,7 +146,7 @@ class TestWeights:
             assert read.dtype is torch.float32
             torch.testing.assert_close(read, torch.tensor(expected).reshape(shape[1:]), rtol=1e-6, atol=0)
 
-    @pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
+    @pytest.mark.parametrize("kind", BLOCKS)
     def test_quantized_model_is_near_its_original(self, file, kind):
         weights = random_weights("qwen3_moe")
         checkpoint = open_checkpoint(write_gguf(file, "qwen3_moe", weights, kind))
@@ -154,7 +157,7 @@ class TestWeights:
             assert (error == 0) == (tensor.ndim == 1), name
 
     @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
-    @pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
+    @pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, *BLOCKS])
     def test_rows_are_those_of_the_tensor(self, file, family, kind):
         """Also where the file has them in another order: rows carry their numbers."""
         checkpoint = open_checkpoint(write_gguf(file, family, random_weights(family), kind))
@@ -169,7 +172,10 @@ class TestWeights:
         assert info.stored_as == {Kind.F32: "float32", Kind.F16: "float16", Kind.BF16: "bfloat16"}.get(kind, kind.name)
 
     @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
-    @pytest.mark.parametrize(("kind", "weight_format"), [(Kind.Q8_0, "int8"), (Kind.Q4_0, "int4"), (Kind.Q4_0, "int8")])
+    @pytest.mark.parametrize(
+        ("kind", "weight_format"),
+        [(Kind[kind], name) for kind in BLOCK_KINDS for name in ALL_FORMATS if kind in FORMATS[name].keeps],
+    )
     def test_blocks_are_packed_without_loss(self, file, kind, weight_format):
         checkpoint = open_checkpoint(write_gguf(file, "llama", random_weights("llama"), kind))
         for name, info in checkpoint.tensors.items():

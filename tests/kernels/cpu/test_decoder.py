@@ -18,10 +18,10 @@ from moeflow.kernels.heads import Heads
 from moeflow.kernels.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kernels.lazy_memory import allocate_lazily
 from moeflow.kernels.routing import SoftmaxTopK
+from moeflow.kernels.weight_format import ALL_FORMATS
 
 HIDDEN, WIDTH, DIM, EXPERTS, LAYERS = 48, 33, 16, 5, 4
 ABSENT, LOADING = -1, -2
-FORMATS = ("float32", "bfloat16", "int8", "int4", "int4-min")
 
 
 def pack(rows, cols, weight_format):
@@ -78,7 +78,7 @@ class Model:
         return work.hidden, work.topk_ids
 
 
-@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("weight_format", ALL_FORMATS)
 @pytest.mark.usefixtures("some_threads")
 def test_slots_and_stops_change_no_bit(isa, weight_format):
     model = Model(weight_format)
@@ -160,7 +160,7 @@ def test_the_next_router_is_asked_about_what_this_layer_gets(needs_kernels, toke
             model.table.copy_(places)
 
 
-@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("weight_format", ALL_FORMATS)
 @pytest.mark.usefixtures("some_threads")
 def test_experts_in_parts_are_experts_at_once(isa, weight_format):
     model = Model(weight_format, top_k=3)

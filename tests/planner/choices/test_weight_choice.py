@@ -9,7 +9,7 @@ import pytest
 
 from moeflow.checkpoint.checkpoint import TensorInfo
 from moeflow.core.errors import ConfigError
-from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, own_precision
+from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, instead_of, own_precision
 from tests.models.fake_checkpoint import FakeCheckpoint
 
 VOCAB, HIDDEN, HEAD_DIM, WIDTH, NUM_EXPERTS = 20, 64, 4, 32, 4
@@ -142,6 +142,20 @@ def test_bytes_are_counted_by_format():
     choice = own_precision(narrow, lambda choice: True).with_routers(narrow)
     assert choice.num_bytes(narrow) == 2 * (matrices + embeddings + routers) + 4 * norms
     assert replace(choice, routers="float32").num_bytes(narrow) == choice.num_bytes(narrow) + 2 * routers
+
+
+@pytest.mark.parametrize(
+    ("weight_format", "want"),
+    [
+        ("float32", "--dtype bfloat16 or a smaller model"),
+        ("bfloat16", "--quantize int8 or a smaller model"),
+        ("int8", "--quantize int4 or a smaller model"),
+        ("int4", "a smaller model"),
+        ("int4-min", "a smaller model"),
+    ],
+)
+def test_what_to_ask_for_instead(weight_format, want):
+    assert instead_of(weight_format) == want
 
 
 def test_what_the_user_says():
