@@ -22,7 +22,6 @@ from moeflow.engine.messages import EngineStats
 from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.planner.costs.cost_model import DISK_OFFLOAD, HOST_COMPUTE, CostModel, IntegerPolicy
 from moeflow.planner.costs.disk_waits import ExpertReads
-from moeflow.planner.estimate import HOST_OVERLAP, HOST_PREFILL_OVERLAP
 from moeflow.planner.planning import Planned
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
@@ -65,6 +64,7 @@ class _Predicted:
     read_s: float  # of the whole
     read_bytes: float  # likewise
     reads: ExpertReads  # of a pass of what is timed
+    overlap: float  # of these with computing
     expert_bytes: float
 
 
@@ -205,14 +205,16 @@ class PlanValidation:
         policy = self._expected.policy(case.batch_size, workload.max_tokens)
         it, (step_reads, prompt_reads) = costs.predict(policy), costs.num_read(policy)
         num_read = prompt_reads + passes * step_reads
+        step_read_s, prompts_read_s = costs.read_s(policy)
         step, prompts = costs.reads(IntegerPolicy.of(policy))
         return _Predicted(
             seconds=passes * it.decode_s if passes else it.prefill_s,
             timed_compute_s=passes * it.busy[HOST_COMPUTE] if passes else it.prefill_busy[HOST_COMPUTE],
             whole_s=it.prefill_s + passes * it.decode_s,
-            read_s=num_read * step.read_s,
+            read_s=prompts_read_s + passes * step_read_s,
             read_bytes=num_read * costs.costs.expert_bytes,
             reads=step if passes else prompts,
+            overlap=costs.overlap if passes else costs.prefill_overlap,
             expert_bytes=costs.costs.expert_bytes,
         )
 
@@ -231,8 +233,7 @@ class PlanValidation:
         passes = case.new_tokens or 1
         num_read = statistics.median(self._measured[case].timed_bytes) / it.expert_bytes
         wait_s = passes * it.reads.wait_s(num_read / passes)
-        overlap = HOST_OVERLAP if case.new_tokens else HOST_PREFILL_OVERLAP
-        return CostModel.combine({HOST_COMPUTE: it.timed_compute_s, DISK_OFFLOAD: wait_s}, overlap)
+        return CostModel.combine({HOST_COMPUTE: it.timed_compute_s, DISK_OFFLOAD: wait_s}, it.overlap)
 
     def _kinds(self) -> list[CheckRow]:
         """Return what all runs together took, prefill of decoding ones included, by kinds of work."""

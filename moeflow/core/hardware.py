@@ -21,8 +21,12 @@ RAM: Final = "ram"
 PINNED: Final = "pinned"  # RAM that a device's copy engine reads without the processor; takes part of RAM's bytes
 DEVICE: Final = "device"
 LEVEL_NAMES: Final = (DISK, RAM, PINNED, DEVICE)  # far to near
-KERNELS: Final = ("linear", "experts", "attention")
+KERNELS: Final = ("linear", "experts", "attention", "rows", "sampling")
 DTYPES: Final = tuple(dict.fromkeys(("float32", "float16", *FORMATS)))
+# What experts on disk cost a host that is described, not measured: usual for cores of 3 to 4 GHz.
+DEFAULT_STOP_S: Final = 1e-3
+DEFAULT_LOAD_S: Final = 1e-4
+DEFAULT_OVERLAP: Final = 0.6
 FAR_APART: Final = 0.5  # an uncertainty from which on figures are rather to be measured again
 
 
@@ -39,37 +43,38 @@ class KernelEfficiency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processor:
-    """What computes at a level."""
+    """What computes at a level, and what the engine's own work takes there."""
 
     name: str
     peak_flops_per_s: tuple[tuple[str, float], ...]  # (dtype, FLOP/s of a large matrix product)
     efficiencies: tuple[KernelEfficiency, ...] = ()
     default_efficiency: float = 1.0  # of kernels that are not in `efficiencies`
     launch_s: float = 0.0  # from one kernel to the next
-    pass_s: float = 0.0  # of a pass beside its kernels: queue, sampling set-up, handing out tokens
+    pass_s: float = 0.0  # of a pass beside its kernels: queue, tensors, handing out tokens
     token_s: float = 0.0  # the same for each token that is sampled
+    stop_s: float = DEFAULT_STOP_S  # of a layer that lacks experts on disk, beside reading and computing
+    load_s: float = DEFAULT_LOAD_S  # of each expert that is read, its read left out
+    read_overlap: float = DEFAULT_OVERLAP  # of reading with computing: 1: each as fast as alone; 0: in turns
 
     def peak(self, dtype: str) -> float:
         """Return FLOP/s for values of a format; of the next wider one if it has none of its own."""
         peaks = dict(self.peak_flops_per_s)
         return next(peaks[name] for name in (dtype, *_wider(dtype), *peaks) if name in peaks)
 
-    def efficiency(self, kernel: str, dtype: str, rows: float, values: int = 0) -> float:
-        """Return the share of the roof at a shape; of a format that was not measured, that of the next wider one.
+    def measured(self, kernel: str, dtype: str, values: int = 0) -> list[tuple[float, float]]:
+        """Return what is known of a kernel: (rows, share of the roof), ascending; [] if nothing is.
 
-        Among the sizes of matrices that were measured, the nearest; between the numbers of rows, linearly in their
-        logarithm; beyond them, as at the last.
+        Of a format that was not measured, that of the next wider one; among the sizes of matrices, the nearest.
         """
         measured = [entry for entry in self.efficiencies if entry.kernel == kernel]
         formats = {entry.dtype for entry in measured}
         nearest_format = next((name for name in (dtype, *_wider(dtype)) if name in formats), None)
-        if nearest_format is None:
-            return self.default_efficiency
         known = [entry for entry in measured if entry.dtype == nearest_format]
+        if not known:
+            return []
         sizes = {entry.values for entry in known}
         nearest = min(sizes, key=lambda size: abs(math.log(max(size, 1) / max(values, 1))))
-        points = sorted((entry.rows, entry.share) for entry in known if entry.values == nearest)
-        return _interpolate(points, max(rows, 1e-9))
+        return sorted((entry.rows, entry.share) for entry in known if entry.values == nearest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +143,7 @@ class Machine:
     sources: tuple[tuple[str, str], ...] = ()  # (field, where its figure is from)
     measured_at: str = ""  # when, as ISO date and time; empty: from data sheets
     other_work: float = 0.0  # share of the processor that others had meanwhile
+    is_quick: bool = False  # measured in a second, and only for what was to be started then
 
     def has(self, name: str) -> bool:
         """Say whether there is such a level."""

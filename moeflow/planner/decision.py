@@ -39,6 +39,7 @@ from moeflow.planner.settings import (
 )
 from moeflow.planner.usage import Usage
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """What a machine's speed is asked for."""

@@ -15,18 +15,13 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.plan import Plan, Policy, Workload
 from moeflow.planner.choices.expert_plan import min_expert_share
 from moeflow.planner.choices.offload_plan import costs_of
-from moeflow.planner.costs.cost_model import BLOCK_TOKENS, CostModel, Prediction
+from moeflow.planner.costs.cost_model import BLOCK_TOKENS, CostModel, Prediction, overlaps
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.process_memory import ENGINE_BYTES, planned_bytes
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
 from moeflow.planner.costs.work_space import sampled_bytes, work_bytes
 from moeflow.planner.forecast import disk_reasons, forecast
 from moeflow.planner.hardware.this_machine import how_measured, machine_identity, was_disturbed
-
-# Of reading experts with computing: a step waits for what its own routers chose, while a prefill, which needs all,
-# reads ahead. Measured with `bench engine --memory` on two Zen 5 cores.
-HOST_OVERLAP: Final = 0.0
-HOST_PREFILL_OVERLAP: Final = 0.6
 
 RENEW: Final = "`moeflow plan --recalibrate` measures it again, while nothing else runs"
 
@@ -127,13 +122,14 @@ def host_costs(
 
     `process_bytes`: what is held beside weights, keys and values, and sampling.
     """
+    overlap, prefill_overlap = overlaps(machine)
     return CostModel(
         machine,
         costs,
         workload,
         routing=routing,
-        overlap=HOST_OVERLAP,
-        prefill_overlap=HOST_PREFILL_OVERLAP,
+        overlap=overlap,
+        prefill_overlap=prefill_overlap,
         process_bytes=process_bytes,
         sampled_bytes=sampled_bytes(costs.shape),
         min_experts=min_expert_share(costs),

@@ -66,7 +66,7 @@ def plan_for_start(settings: Settings, usage: Usage = SERVING, on_step: OnStep =
     """
     here = host_resources()
 
-    def machine(wanted: Wanted) -> Machine | None:
+    def machine(wanted: Wanted) -> Machine:
         return machine_for_start(
             cache_folder(settings.cache_dir),
             num_threads=settings.num_threads or here.num_cores,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError
+from moeflow.core.hardware import DISK
 from moeflow.core.plan import Plan
 from moeflow.models.registry import read_model_config
 from moeflow.planner.choices.device_offload import computes_in_torch, device_overrides, settings_of_host, with_pipeline
@@ -70,7 +71,7 @@ def resolve(
             return Resolved(_plan(config, usage, [*decision.reasons, *reasons]), None)
         decision = Decision(settings, usage, resources, checkpoint, shape, machine_of, routing=routing)
         plan = _plan(decision.config(), usage, decision.reasons)
-        if decision.machine is None:
+        if decision.machine is None or (plan.config.experts is not None and not decision.machine.has(DISK)):
             return Resolved(plan, None)
         estimator = Estimator(
             plan.config, shape, decision.machine, is_served=settings.is_served, routing=decision.routing

@@ -158,7 +158,7 @@ def _faster_processor(machine: Machine, name: str) -> Machine:
         processor = level.processor
         assert processor is not None, "a level that computes"
         peaks = tuple((dtype, 2 * flops) for dtype, flops in processor.peak_flops_per_s)
-        halves = {name: getattr(processor, name) / 2 for name in ("launch_s", "pass_s", "token_s")}
+        halves = {name: getattr(processor, name) / 2 for name in ("launch_s", "pass_s", "token_s", "stop_s", "load_s")}
         return replace(level, processor=dataclasses.replace(processor, peak_flops_per_s=peaks, **halves))
 
     return _with_level(machine, name, faster)

@@ -48,8 +48,9 @@ def test_pairs_in_order_are_those_of_figures_that_count():
 def test_from_data_sheets_nothing_is_left_that_was_fitted():
     machine = as_printed(load_machine("paper-s2"), 31.5e9)
     device = machine.level("device")
-    assert device.processor.efficiency("experts", "float16", 10) == 1.0
-    assert machine.level("ram").processor.efficiency("attention", "float32", 1) == 1.0
+    assert (device.processor.measured("experts", "float16"), device.processor.default_efficiency) == ([], 1.0)
+    host = machine.level("ram").processor
+    assert (host.measured("attention", "float32"), host.default_efficiency) == ([], 1.0)
     assert device.read_bytes_per_s == 300e9
     for source, target in (("ram", "device"), ("pinned", "device"), ("device", "ram")):
         assert machine.link(source, target).bytes_per_s(1 << 14) == 31.5e9

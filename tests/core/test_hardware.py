@@ -47,7 +47,7 @@ def test_every_dtype_falls_back_on_float32(dtype):
     measured = KernelEfficiency(kernel="linear", dtype="float32", rows=1, share=0.5)
     machine = Processor(name="x", peak_flops_per_s=(("float32", 5.0),), efficiencies=(measured,))
     assert machine.peak(dtype) == 5.0
-    assert machine.efficiency("linear", dtype, 1) == 0.5
+    assert machine.measured("linear", dtype) == [(1, 0.5)]
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,12 @@ def test_what_stands_for_a_dtype_is_the_nearest_wider_one(dtype, nearest):
         assert machine.peak(dtype) == 1.0
 
 
-def test_efficiency_is_that_of_the_nearest_size_and_lies_between_its_neighbours():
-    assert CPU.efficiency("linear", "int8", 10, 2000) == pytest.approx(0.7)
-    assert CPU.efficiency("linear", "int8", 10, 10**7) == 0.8
-    assert CPU.efficiency("linear", "int8", 1000, 10) == 0.9
-    assert CPU.efficiency("linear", "float32", 1, 1000) == 0.7
+def test_what_is_known_of_a_kernel_is_that_of_the_nearest_size_and_format():
+    assert CPU.measured("linear", "int8", 2000) == [(1, 0.5), (100, 0.9)]
+    assert CPU.measured("linear", "int8", 10**7) == [(1, 0.8)]
+    assert CPU.measured("linear", "int4", 10) == [(1, 0.5), (100, 0.9)]  # widened
+    assert CPU.measured("linear", "float32", 1000) == []
+    assert CPU.measured("experts", "int8", 1000) == []
 
 
 @given(st.floats(1, 1e12))

@@ -19,7 +19,7 @@ from typing import Final
 from moeflow.core.hardware import DEVICE, DISK, PINNED, RAM, Link, Machine
 from moeflow.core.plan import Policy, Workload
 from moeflow.core.units import MIB
-from moeflow.planner.costs.disk_waits import ExpertReads
+from moeflow.planner.costs.disk_waits import DiskRates, ExpertReads
 from moeflow.planner.costs.hit_curve import HitCurve
 from moeflow.planner.costs.model_costs import ModelCosts, Work, expected_distinct
 from moeflow.planner.costs.roofline import processor_of, work_seconds
@@ -33,7 +33,6 @@ DISK_OFFLOAD: Final = "disk"
 
 PROCESS_BYTES: Final = 512 * MIB  # Python, torch and the work space of a pass
 DEVICE_RESERVE_BYTES: Final = 768 * MIB  # CUDA's context, the allocator's slack, kernels' work space
-ROW_SHARE: Final = 0.5  # of a host's memory bandwidth that operations on rows reach: measured on two Zen 5 cores
 BLOCK_TOKENS: Final = 16  # of a KV block: a sequence's last is half empty on average
 
 
@@ -100,6 +99,16 @@ class Prediction:
     busy: Mapping[str, float]  # seconds that each resource works in a decoding step
     prefill_busy: Mapping[str, float]  # likewise in the prefill of the whole batch
     memory: Mapping[str, float]  # bytes in each tier
+
+
+def overlaps(machine: Machine) -> tuple[float, float]:
+    """Return `overlap` and `prefill_overlap` of a cost model where the engine runs on a machine.
+
+    A host's step waits for what its own routers chose, while a prefill, which needs nearly all experts, reads ahead.
+    """
+    if machine.has(DEVICE):
+        return 1.0, 1.0
+    return 0.0, processor_of(machine.level(RAM)).read_overlap
 
 
 @dataclass(frozen=True)
@@ -244,25 +253,38 @@ class CostModel:
         """Return how many experts a host reads for a step, and for the prefill of the whole batch."""
         choice = IntegerPolicy.of(policy)
         step, prompts = (reads.num_read(policy.experts_on_disk) for reads in self.reads(choice))
-        return step, prompts * choice.batch_size * self.workload.prompt_len / self._prompt_pass(choice)
+        return step, prompts * self._num_prompt_passes(choice)
+
+    def read_s(self, policy: Policy) -> tuple[float, float]:
+        """Return how long it reads them, in seconds."""
+        choice = IntegerPolicy.of(policy)
+        step, prompts = (reads.read_s(reads.num_read(policy.experts_on_disk)) for reads in self.reads(choice))
+        return step, prompts * self._num_prompt_passes(choice)
 
     def _expert_reads(
         self, num_tokens: float, distinct: Callable[[float], float], misses: Callable[[float], HitCurve]
     ) -> ExpertReads:
         costs = self.costs
         even = expected_distinct(costs.shape.num_experts, costs.shape.top_k, num_tokens)
+        processor = processor_of(self.machine.level(RAM))
+        link = self.machine.link(DISK, RAM) if self.machine.has(DISK) else None
         return ExpertReads(
             num_layers=costs.num_moe_layers,
             distinct=even * distinct(num_tokens),
             even=even,
             misses=misses(num_tokens),
-            read_s=self._disk_s(costs.expert_bytes),
+            rates=DiskRates(link=link, expert_bytes=costs.expert_bytes),
+            stop_s=processor.stop_s,
+            load_s=processor.load_s,
         )
 
     def _prompt_pass(self, choice: IntegerPolicy) -> float:
         """Return how many tokens of prompts a pass takes."""
-        tokens = choice.batch_size * self.workload.prompt_len
-        return tokens / ceil(tokens / self.chunk_tokens)
+        return choice.batch_size * self.workload.prompt_len / self._num_prompt_passes(choice)
+
+    def _num_prompt_passes(self, choice: IntegerPolicy) -> int:
+        """Return how many passes the prompts of the whole batch take."""
+        return ceil(choice.batch_size * self.workload.prompt_len / self.chunk_tokens)
 
     def _step(self, resources: Resources, shares: Sequence[float], overlap: float) -> tuple[float, dict[str, float]]:
         seconds = {name: max(linear.at(*shares), 0.0) for name, linear in resources.items()}
@@ -316,15 +338,15 @@ class CostModel:
         stages = self._host_s(costs.pre_attention(num_tokens), attention, costs.output_projection(num_tokens))
         compute_s = layers * stages
         compute_s += sum(count * self._host_s(work) for count, work in costs.feed_forward(num_tokens, used))
-        level = self.machine.level(RAM)
-        compute_s += layers * costs.row_bytes(num_tokens) / (level.read_bytes_per_s * ROW_SHARE)
-        processor = processor_of(level)
-        return compute_s + self._host_s(costs.head(sampled)) + processor.pass_s + sampled * processor.token_s
+        compute_s += layers * self._host_s(costs.row_operations(num_tokens))
+        processor = processor_of(self.machine.level(RAM))
+        engine_s = processor.pass_s + sampled * processor.token_s
+        return compute_s + self._host_s(costs.head(sampled), costs.sampling(sampled)) + engine_s
 
     def _host_prefill(self, choice: IntegerPolicy) -> dict[str, LinearCost]:
         """Return the chunks of all prompts."""
         num_prompts, tokens = choice.batch_size, self._prompt_pass(choice)
-        passes = num_prompts * self.workload.prompt_len / tokens
+        passes = self._num_prompt_passes(choice)
         whole = self.costs.prefill_attention(num_prompts, self.workload.prompt_len, self.chunk_tokens)
         part = Work(
             whole.kernel, whole.dtype, whole.num_bytes / passes, whole.num_flops / passes, whole.rows, whole.values

@@ -1,7 +1,8 @@
 """What experts on disk cost a pass of a host beside its computing: reading them, and stopping where one is not there.
 
 A layer that lacks an expert leaves the one call that runs all layers: the cache is asked, reads are begun, and what
-arrives is computed with by itself. Where nearly all experts are needed they stream, and nothing stops.
+arrives is computed with by itself. Where nearly all experts are needed they stream, and nothing stops. A disk is as
+fast as it has reads under way: one that a single expert is awaited from has few.
 """
 
 from __future__ import annotations
@@ -10,12 +11,31 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from moeflow.core.hardware import Link
+from moeflow.core.units import MIB
 from moeflow.planner.costs.hit_curve import HitCurve
 from moeflow.planner.costs.routing_profile import SHARES_ON_DISK
 
-# Measured on two Zen 5 cores, which the disk's threads share: what passes of a 10 GB model took beside computing.
-STOP_S: Final = 1.2e-3  # of a layer that lacks something
-LOAD_S: Final = 1e-4  # of each expert that is read, its read left out
+NUM_READERS: Final = 8  # threads of the lane that reads, unless others are clearly faster
+PIECE_BYTES: Final = MIB  # at least, of a read that is cut for several threads
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskRates:
+    """How fast the experts of one model come from a disk."""
+
+    link: Link | None  # None: there is no disk
+    expert_bytes: float
+
+    def read_s(self, num_at_once: float) -> float:
+        """Return the seconds that each of so many experts takes which are asked for together."""
+        if self.link is None or not self.expert_bytes:
+            return 0.0
+        together = max(round(num_at_once), 1)
+        num_pieces = max(min(NUM_READERS // together, int(self.expert_bytes // PIECE_BYTES)), 1)
+        depth = together * num_pieces
+        rate = self.link.bytes_per_s(self.expert_bytes / num_pieces, depth if depth < NUM_READERS else None)
+        return self.expert_bytes / rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,20 +46,30 @@ class ExpertReads:
     distinct: float  # experts of a layer that a pass uses
     even: float  # that it would use if routers chose evenly
     misses: HitCurve  # experts that are read, as shares of these
-    read_s: float  # an expert's
-    stop_s: float = STOP_S
+    rates: DiskRates
+    stop_s: float  # of a layer that lacks something
+    load_s: float  # of each expert that is read, its read left out
 
     def num_read(self, on_disk: float) -> float:
         """Return how many experts a pass reads, in all layers."""
         return self.num_layers * min(self.even * self.misses.misses(on_disk), self.distinct)
 
+    def read_s(self, num_read: float) -> float:
+        """Return how long a pass reads so many, in seconds."""
+        if not num_read or not self.distinct:
+            return 0.0
+        return num_read * self.rates.read_s(num_read / self._num_stops(num_read))
+
     def wait_s(self, num_read: float) -> float:
         """Return what reading so many costs a pass, in seconds."""
-        if not self.distinct:
+        if not num_read or not self.distinct:
             return 0.0
+        return self.read_s(num_read) + num_read * self.load_s + self._num_stops(num_read) * self.stop_s
+
+    def _num_stops(self, num_read: float) -> float:
+        """Return how many layers lack something."""
         present = 1.0 - min(num_read / self.num_layers / self.distinct, 1.0)
-        num_stops = self.num_layers * (1.0 - float(present**self.distinct))
-        return num_read * (self.read_s + LOAD_S) + num_stops * self.stop_s
+        return self.num_layers * (1.0 - float(present**self.distinct))
 
     @cached_property
     def waits(self) -> DiskWaits:

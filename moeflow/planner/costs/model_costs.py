@@ -1,7 +1,7 @@
 """What each stage of a model reads and computes, from its shape and the formats of its weights.
 
 A stage becomes `Work`: bytes of weights or of keys and values, each read once, and operations; activations within a
-stage are left out. What lies between the stages is `row_bytes`. Knows no machine.
+stage are left out. What lies between the stages is `row_operations`. Knows no machine.
 Stages are those of MoE-Lightning 4.1: pre-attention (QKV), attention, post-attention (output projection, router,
 experts); and the head.
 """
@@ -21,12 +21,12 @@ KV_SCALE_BYTES = {"int8": 4}  # of a head's K or V
 class Work:
     """Something to compute: what it reads and does, and by which kernel."""
 
-    kernel: str  # "linear", "experts" or "attention"
+    kernel: str  # one of core.hardware.KERNELS
     dtype: str  # of what is read
     num_bytes: float
     num_flops: float
     rows: float  # that meet each weight; for attention, queries that share K and V
-    values: int  # of one matrix (an expert's together); for attention, of K and V at one position
+    values: int  # of a matrix (an expert's together), a row, or, for attention, of K and V at one position
 
     @property
     def intensity(self) -> float:
@@ -228,11 +228,17 @@ class ModelCosts:
         dense = [(self.num_dense_layers, self.dense(num_tokens))]
         return [(count, work) for count, work in moe + dense if count]
 
-    def row_bytes(self, num_tokens: float) -> float:
+    def row_operations(self, num_tokens: float) -> Work:
         """Return what passes through a layer's operations on rows: norms, rotation, residuals, storing K and V."""
         shape = self.shape
         qkv = shape.head_dim * (shape.num_heads + 2 * shape.num_kv_heads)
-        return num_tokens * (8 * shape.hidden_size + 2 * qkv) * self.formats.activation_bytes
+        num_bytes = num_tokens * (8 * shape.hidden_size + 2 * qkv) * self.formats.activation_bytes
+        return Work("rows", "float32", num_bytes, 0.0, num_tokens, shape.hidden_size)
+
+    def sampling(self, num_sampled: float) -> Work:
+        """Return the choice of tokens from their logits, which are float32, at a temperature."""
+        vocab_size = self.shape.vocab_size
+        return Work("sampling", "float32", 4.0 * num_sampled * vocab_size, 0.0, num_sampled, vocab_size)
 
     def activation_bytes(self, num_tokens: float) -> float:
         """Return what so many tokens need between operations, at the widest place of a layer."""

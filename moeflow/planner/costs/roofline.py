@@ -6,6 +6,7 @@ Source: MoE-Lightning 3.2, equations 4 to 11. Levels may be any two of a machine
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass
 
 from moeflow.core.hardware import Machine, MemoryLevel, Processor
@@ -79,8 +80,26 @@ def work_seconds(level: MemoryLevel, work: Work, num_devices: int = 1) -> float:
 
     Several devices share it evenly: each reads and computes its part (tensor parallelism).
     """
-    processor = processor_of(level)
     if not work.num_bytes and not work.num_flops:
         return 0.0
-    roof_s = max(work.num_bytes / level.read_bytes_per_s, work.num_flops / processor.peak(work.dtype)) / num_devices
-    return roof_s / processor.efficiency(work.kernel, work.dtype, work.rows, work.values) + processor.launch_s
+    return _kernel_s(level, work) / num_devices + processor_of(level).launch_s
+
+
+def _kernel_s(level: MemoryLevel, work: Work) -> float:
+    """Return the seconds of a kernel on one device.
+
+    Between the numbers of rows that were measured, linear in the rows: near the bend of the roof, where neither memory
+    nor arithmetic is used fully, the share of the roof falls and rises again, while time only grows. Beyond them the
+    share is as at the last.
+    """
+    processor = processor_of(level)
+    read_s = work.num_bytes / level.read_bytes_per_s
+    compute_s = work.num_flops / processor.peak(work.dtype)
+    points = processor.measured(work.kernel, work.dtype, work.values)
+    at = bisect.bisect_left(points, (work.rows, 0.0))
+    if not 0 < at < len(points):
+        share = points[min(at, len(points) - 1)][1] if points else processor.default_efficiency
+        return max(read_s, compute_s) / share
+    (low, high) = points[at - 1], points[at]
+    low_s, high_s = (max(read_s, compute_s * rows / work.rows) / share for rows, share in (low, high))
+    return low_s + (high_s - low_s) * (work.rows - low[0]) / (high[0] - low[0])

@@ -12,7 +12,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -22,9 +22,10 @@ from moeflow.kernels.cpu import extension
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
 from moeflow.planner.costs.model_costs import Work
 from moeflow.planner.costs.roofline import processor_of, work_seconds
-from moeflow.planner.hardware.disk_rates import disk_bench
-from moeflow.planner.hardware.kernel_bench import KernelBench, KernelShape, Roofs
+from moeflow.planner.hardware.disk_rates import DiskBench, disk_bench
+from moeflow.planner.hardware.kernel_bench import THOROUGH, Effort, KernelBench, KernelShape, Roofs, parts_of
 from moeflow.planner.hardware.other_work import DISTURBING, OtherWork
+from moeflow.planner.hardware.pass_bench import NO_ENGINE, EngineTimes, measure_engine, median_times
 
 OnStep = Callable[[str], None]  # told what is being measured
 
@@ -35,17 +36,17 @@ NUM_GLANCES: Final = 10  # samples of the roofs by which a machine is known agai
 GLANCE_S: Final = 0.1  # between them
 LIKENESS: Final = 1.25  # ratio of speeds that pass for the same
 MIN_UNCERTAINTY: Final = 0.12
-# Of a pass beside kernels, and of each token in it: `step` less the C++ calls in it, a 1.3-billion model on two Zen 5
-# cores: 0.55 ms at batch 1, 1.1 to 1.3 at 32. A tiny model's is a quarter of that: weights drive all else from caches.
-PASS_S: Final = 5.5e-4
-TOKEN_S: Final = 2e-5
-
-
-GENERAL: Final = tuple(
-    KernelShape(kernel, dtype, sizes)
-    for dtype in WEIGHT_FORMATS
-    for kernel, sizes in (("linear", (2048, 1024)), ("experts", (16, 2, 1024, 768)))
-) + tuple(KernelShape("attention", dtype, (16, 4, 64)) for dtype in ("float32", "bfloat16", "int8"))
+ROWS: Final = KernelShape("rows", "float32", (16, 4, 64))
+GENERAL: Final = (
+    *(
+        KernelShape(kernel, dtype, sizes)
+        for dtype in WEIGHT_FORMATS
+        for kernel, sizes in (("linear", (2048, 1024)), ("experts", (16, 2, 1024, 768)))
+    ),
+    *(KernelShape("attention", dtype, (16, 4, 64)) for dtype in ("float32", "bfloat16", "int8")),
+    KernelShape("sampling", "float32", (32000,)),
+    ROWS,
+)
 
 
 def measure_machine(
@@ -62,31 +63,29 @@ def measure_machine(
     `folder` is on the disk that counts. Blocks: for some 15 seconds, twice that beside others.
     Raises: OSError if nothing can be written there.
     """
-    rounds = _Rounds(num_threads)
+    rounds = Rounds(num_threads, THOROUGH)
     wanted = list(dict.fromkeys((*GENERAL, *shapes)))
     with disk_bench(folder) as disk:
         for round_name in rounds.until_calm():
             on_step(f"disk, {round_name}")
             disk.sample()
+            if extension.is_available():
+                rounds.beside(disk)
             rounds.run(wanted, lambda what, name=round_name: on_step(f"{what}, {name}"))  # type: ignore[misc]
-    free, link = os.statvfs(folder), disk.link()
-    levels = (
-        MemoryLevel(
-            name=DISK, capacity_bytes=max(free.f_bavail * free.f_frsize, 1), read_bytes_per_s=link.peak_bytes_per_s
-        ),
-        rounds.level(ram_bytes),
-    )
+    machine = rounds.machine(name, ram_bytes)
     how = f"measured by moeflow: {num_threads} threads, {extension.isa_name() if extension.is_available() else 'torch'}"
-    machine = Machine(
-        name=name,
-        levels=levels,
-        links=(link,),
-        uncertainty=rounds.uncertainty,
-        sources=(("all", how),),
-        measured_at=datetime.now(UTC).isoformat(timespec="minutes"),
-        other_work=rounds.other_work,
+    return with_disk(replace(machine, sources=(("all", how),)), folder, disk)
+
+
+def with_disk(machine: Machine, folder: Path, bench: DiskBench) -> Machine:
+    """Return a machine with the disk that a folder is on, as it was sampled."""
+    free, link = os.statvfs(folder), bench.link()
+    disk = MemoryLevel(
+        name=DISK, capacity_bytes=max(free.f_bavail * free.f_frsize, 1), read_bytes_per_s=link.peak_bytes_per_s
     )
-    return _with_efficiencies(machine, rounds.efficiencies())
+    ram = machine.level(RAM)
+    ram = replace(ram, processor=replace(processor_of(ram), read_overlap=bench.overlap))
+    return replace(machine, levels=(disk, ram), links=(link,))
 
 
 def measure_kernels(
@@ -97,17 +96,17 @@ def measure_kernels(
     missing = [shape for shape in shapes if (shape.kernel, shape.dtype, shape.values) not in known]
     if not missing or not extension.is_available():
         return machine
-    rounds = _Rounds(num_threads)
+    rounds = Rounds(num_threads, THOROUGH)
     for _ in rounds.until_calm():
-        rounds.run(missing, on_step)
+        rounds.run(missing, on_step, of_kernels_only=True)
     machine = replace(machine, other_work=max(machine.other_work, rounds.other_work))
-    return _with_efficiencies(machine, rounds.efficiencies())
+    return with_efficiencies(machine, rounds.efficiencies())
 
 
 def is_as_measured(machine: Machine, num_threads: int) -> bool:
     """Say whether memory and processor are about as fast as they were when the machine was measured: a glance."""
     level = machine.level(RAM)
-    bench = KernelBench(num_threads)
+    bench = KernelBench(num_threads, THOROUGH)
     samples = []
     with bench.threads():
         for _ in range(NUM_GLANCES):
@@ -124,13 +123,14 @@ class _Round:
     roofs: Roofs  # the median of its samples
     shares: tuple[tuple[Work, float], ...]  # of these roofs
     other_work: float
+    engine: EngineTimes
 
 
-class _Rounds:
+class Rounds:
     """Measurements of the same things at several times, of which the calmest count."""
 
-    def __init__(self, num_threads: int) -> None:
-        self._bench = KernelBench(num_threads)
+    def __init__(self, num_threads: int, effort: Effort) -> None:
+        self._bench = KernelBench(num_threads, effort)
         self._all: list[_Round] = []
 
     def until_calm(self) -> Iterator[str]:
@@ -151,24 +151,43 @@ class _Rounds:
         """Share of the processor that others had in the rounds that count."""
         return round(statistics.median(it.other_work for it in self._kept), 3)
 
-    def run(self, shapes: Iterable[KernelShape], on_step: OnStep) -> None:
-        """Measure everything once more."""
-        on_step("memory and arithmetic")
-        others = OtherWork()
+    def beside(self, disk: DiskBench) -> None:
+        """Have a disk sample how far its reads and computing go on at the same time. Raises: OSError."""
         with self._bench.threads():
-            samples, found = [self._bench.roofs()], []
-            for shape in shapes if extension.is_available() else ():
-                on_step(f"{shape.kernel} in {shape.dtype}")
-                found += self._bench.measure(shape)
-                samples.append(self._bench.roofs())
-        roofs = _median(samples)
-        level = _level(roofs, ram_bytes=1)
-        shares = tuple((work, work_seconds(level, work) / seconds) for work, seconds in found)
-        self._all.append(_Round(roofs, shares, others.share))
+            disk.sample_overlap(self._bench.compute)
 
-    def level(self, ram_bytes: int) -> MemoryLevel:
-        """Return memory and processor, by the median of the rounds."""
-        return _level(_median([it.roofs for it in self._kept]), ram_bytes)
+    def run(self, shapes: Iterable[KernelShape], on_step: OnStep, *, of_kernels_only: bool = False) -> None:
+        """Measure everything once more: memory, arithmetic, kernels, and what passes take beside them."""
+        on_step("memory and arithmetic")
+        others, bench = OtherWork(), self._bench
+        engine = NO_ENGINE
+        with bench.threads():
+            samples, found = [bench.roofs()], []
+            for shape in parts_of(shapes, bench.effort) if extension.is_available() else ():
+                on_step(f"{shape.kernel} in {shape.dtype}")
+                found += bench.measure(shape)
+                if bench.effort.watches_roofs:
+                    samples.append(bench.roofs())
+            if extension.is_available() and not of_kernels_only:
+                on_step("passes")
+                engine = measure_engine(bench.chill, bench.effort.num_passes, bench.effort.passes_s)
+        roofs = _median(samples)
+        level = _level(roofs, NO_ENGINE, ram_bytes=1)
+        shares = tuple((work, work_seconds(level, work) / seconds) for work, seconds in found)
+        self._all.append(_Round(roofs, shares, others.share, engine))
+
+    def machine(self, name: str, ram_bytes: int) -> Machine:
+        """Return memory, processor and kernels, by the median of the rounds: a machine without a disk."""
+        roofs, engine = _median([it.roofs for it in self._kept]), median_times([it.engine for it in self._kept])
+        machine = Machine(
+            name=name,
+            levels=(_level(roofs, engine, ram_bytes),),
+            links=(),
+            uncertainty=self.uncertainty,
+            measured_at=datetime.now(UTC).isoformat(timespec="minutes"),
+            other_work=self.other_work,
+        )
+        return with_efficiencies(machine, self.efficiencies())
 
     def efficiencies(self) -> list[KernelEfficiency]:
         """Return what share of the roofs each kernel reached, by the median of the rounds."""
@@ -203,14 +222,13 @@ def _median(samples: Sequence[Roofs]) -> Roofs:
     return Roofs(statistics.median(it.read for it in samples), peaks)
 
 
-def _level(roofs: Roofs, ram_bytes: int) -> MemoryLevel:
-    processor = Processor(
-        name=_processor_name(), peak_flops_per_s=tuple(roofs.peaks.items()), pass_s=PASS_S, token_s=TOKEN_S
-    )
+def _level(roofs: Roofs, engine: EngineTimes, ram_bytes: int) -> MemoryLevel:
+    processor = Processor(name=_processor_name(), peak_flops_per_s=tuple(roofs.peaks.items()), **asdict(engine))
     return MemoryLevel(name=RAM, capacity_bytes=ram_bytes, read_bytes_per_s=roofs.read, processor=processor)
 
 
-def _with_efficiencies(machine: Machine, more: Iterable[KernelEfficiency]) -> Machine:
+def with_efficiencies(machine: Machine, more: Iterable[KernelEfficiency]) -> Machine:
+    """Return a machine of which more kernels are known."""
     processor = processor_of(machine.level(RAM))
     found = {(it.kernel, it.dtype, it.values, it.rows): it for it in (*processor.efficiencies, *more)}
     made = replace(processor, efficiencies=tuple(found.values()))

@@ -9,6 +9,9 @@ import json
 from dataclasses import asdict
 
 from moeflow.core.hardware import (
+    DEFAULT_LOAD_S,
+    DEFAULT_OVERLAP,
+    DEFAULT_STOP_S,
     DEVICE,
     DTYPES,
     KERNELS,
@@ -55,6 +58,7 @@ def _machine(fields: Fields) -> Machine:
         sources=tuple((key, str(value)) for key, value in fields.mapping("sources", default={}).items()),
         measured_at=fields.text("measured_at", default=""),
         other_work=fields.number("other_work", default=0.0, least=0.0),
+        is_quick=fields.flag("is_quick", default=False),
     )
     _check_whole(machine, fields)
     return machine
@@ -110,7 +114,17 @@ def _processor(fields: Fields) -> Processor:
         launch_s=fields.number("launch_s", default=0.0, least=0.0),
         pass_s=fields.number("pass_s", default=0.0, least=0.0),
         token_s=fields.number("token_s", default=0.0, least=0.0),
+        stop_s=fields.number("stop_s", default=DEFAULT_STOP_S, least=0.0),
+        load_s=fields.number("load_s", default=DEFAULT_LOAD_S, least=0.0),
+        read_overlap=_overlap(fields),
     )
+
+
+def _overlap(fields: Fields) -> float:
+    overlap = fields.number("read_overlap", default=DEFAULT_OVERLAP, least=0.0)
+    if overlap > 1.0:
+        raise fields.error("read_overlap", f"is {overlap:g}", "write a number from 0 to 1")
+    return overlap
 
 
 def _efficiency(fields: Fields) -> KernelEfficiency:

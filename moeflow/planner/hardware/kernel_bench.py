@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
@@ -18,22 +18,30 @@ import torch
 from torch import Tensor
 
 from moeflow.core.units import MIB
+from moeflow.kernels.argmax import argmax
 from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.kernels.ceilings import TRIES, measure_flops, measure_read
 from moeflow.kernels.cpu import attention as cpu_attention
-from moeflow.kernels.cpu import extension
+from moeflow.kernels.cpu import extension, row_ops
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight, expert_bytes
+from moeflow.kernels.heads import Heads
 from moeflow.kernels.kv_blocks import KVBlocks, kv_block_bytes
+from moeflow.kernels.lazy_memory import allocate_lazily
+from moeflow.kernels.sample import RowSampling, sample_rows
 from moeflow.kernels.weight_format import BITS_PER_VALUE, WEIGHT_FORMATS, WeightFormat
 from moeflow.planner.costs.model_costs import ModelCosts, Work
 
 BUFFER_BYTES: Final = 384 * MIB
 FILLING: Final = 0x3C  # bytes that are an ordinary number in every format
-TOKENS: Final = (1, 4, 8, 16, 32, 128, 512)
-MIN_S: Final = 0.03  # of one measurement
+TOKENS: Final = (1, 4, 8, 16, 32, 64, 128, 512)  # closer around the roofs' bends, from 8 rows on to 100 with AMX
 MAX_CALLS: Final = 200
 CONTEXT: Final = 512  # of attention's measurements, in tokens
 KV_BLOCK: Final = 16
+ROWS: Final = 512  # of operations on rows: enough for all threads
+MOST_SAMPLED: Final = 64
+CHILLING_BYTES: Final = 128 * MIB
+CHILLING_COLS: Final = 4096
+CHUNK_TOKENS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,9 @@ class KernelShape:
 
     kernel: str
     dtype: str
-    sizes: tuple[int, ...]  # linear: outputs, inputs; experts: E, top_k, H, I; attention: Q, KV, D
+    sizes: tuple[
+        int, ...
+    ]  # linear: outputs, inputs; experts: E, top_k, H, I; attention and rows: Q, KV, D; sampling: V
 
     @property
     def values(self) -> int:
@@ -52,6 +62,11 @@ class KernelShape:
             return 3 * hidden * width
         if self.kernel == "linear":
             return self.sizes[0] * self.sizes[1]
+        if self.kernel == "rows":
+            num_heads, _, head_dim = self.sizes
+            return num_heads * head_dim
+        if self.kernel == "sampling":
+            return self.sizes[0]
         _, num_kv_heads, head_dim = self.sizes
         return 2 * num_kv_heads * head_dim
 
@@ -66,6 +81,7 @@ def shapes_of(costs: ModelCosts) -> list[KernelShape]:
         KernelShape("linear", formats.matrices, (shape.hidden_size, attended)),
         KernelShape("linear", formats.embeddings, (shape.vocab_size, shape.hidden_size)),
         KernelShape("attention", formats.kv, (shape.num_heads, shape.num_kv_heads, shape.head_dim)),
+        KernelShape("sampling", "float32", (shape.vocab_size,)),
     ]
     if shape.num_experts:
         sizes = (shape.num_experts, shape.top_k, shape.hidden_size, shape.intermediate_size)
@@ -85,12 +101,43 @@ class Roofs:
     peaks: dict[str, float]  # FLOP/s by format
 
 
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured."""
+
+    tokens: tuple[int, ...]
+    min_calls: int
+    min_s: float  # of one measurement
+    num_passes: int  # of tiny models
+    passes_s: float  # of these at most
+    watches_roofs: bool  # from shape to shape: they drift
+    most_values: int  # of a matrix; of a larger one, a part
+
+
+THOROUGH: Final = Effort(TOKENS, 5, 0.03, 24, 3.0, True, 1 << 62)
+QUICK: Final = Effort((1, 16, 64), 3, 0.0, 8, 0.5, False, 1 << 22)
+
+
+def parts_of(shapes: Iterable[KernelShape], effort: Effort) -> list[KernelShape]:
+    """Return what is measured for shapes: of a matrix too large for the effort, so many rows of it."""
+    found = []
+    for shape in shapes:
+        if shape.kernel == "linear" and shape.values > effort.most_values:
+            inputs = shape.sizes[1]
+            found.append(KernelShape("linear", shape.dtype, (max(effort.most_values // inputs, 1), inputs)))
+        else:
+            found.append(shape)
+    return list(dict.fromkeys(found))
+
+
 class KernelBench:
     """Runs kernels, and samples the machine's roofs."""
 
-    def __init__(self, num_threads: int) -> None:
+    def __init__(self, num_threads: int, effort: Effort) -> None:
         self._num_threads = num_threads
-        self._buffer = torch.full((BUFFER_BYTES,), FILLING, dtype=torch.uint8)
+        self.effort = effort
+        self._buffer = allocate_lazily(BUFFER_BYTES).fill_(FILLING)  # on huge pages, as keys and values are
+        self._chunk = torch.ones(CHUNK_TOKENS, 1024)
 
     @contextmanager
     def threads(self) -> Iterator[None]:
@@ -114,23 +161,29 @@ class KernelBench:
 
     def measure(self, shape: KernelShape) -> list[tuple[Work, float]]:
         """Return work of a shape and the seconds it takes, for several numbers of tokens."""
-        measures = {"linear": self._linear, "experts": self._experts, "attention": self._attention}
+        measures = {
+            "linear": self._linear,
+            "experts": self._experts,
+            "attention": self._attention,
+            "rows": self._rows,
+            "sampling": self._sampling,
+        }
         return list(measures[shape.kernel](shape, torch.Generator().manual_seed(0)))
 
     def _peak(self, dtype: WeightFormat) -> float:
         """Return FLOP/s of a product with a matrix that stays in the cache."""
         weight = PackedWeight(self._buffer[: _matrix_bytes(dtype, 512, 512)], dtype, 512, 512)
         x = torch.rand(512, 512)
-        return 2.0 * 512**3 / min(_times(lambda: extension.linear(x, weight), least=TRIES, during_s=0.0))
+        return 2.0 * 512**3 / min(_times(lambda: extension.linear(x, weight), TRIES, 0.0))
 
     def _linear(self, shape: KernelShape, random: torch.Generator) -> Iterator[tuple[Work, float]]:
         outputs, inputs = shape.sizes
         dtype = cast(WeightFormat, shape.dtype)
         num_bytes = _matrix_bytes(dtype, outputs, inputs)
         weights = cycle([PackedWeight(part, dtype, outputs, inputs) for part in self._parts(num_bytes)])
-        for num_tokens in TOKENS:
+        for num_tokens in self.effort.tokens:
             x = torch.rand(num_tokens, inputs, generator=random)
-            seconds = statistics.median(_times(lambda x=x: extension.linear(x, next(weights))))  # type: ignore[misc]
+            seconds = self._median(lambda x=x: extension.linear(x, next(weights)))  # type: ignore[misc]
             values = outputs * inputs
             size = values * BITS_PER_VALUE[dtype] / 8
             yield Work("linear", dtype, size, 2.0 * num_tokens * values, num_tokens, values), seconds
@@ -145,14 +198,14 @@ class KernelBench:
             for part in self._parts(fitting * num_bytes)
         )
         values = 3 * hidden * width
-        for num_tokens in TOKENS:
+        for num_tokens in self.effort.tokens:
             x = torch.rand(num_tokens, hidden, generator=random)
             chosen = torch.rand(8, num_tokens, fitting, generator=random).topk(top_k).indices
             turns = cycle(chosen.unbind())
             shares = torch.full((num_tokens, top_k), 1.0 / top_k)
             used = statistics.mean(len(ids.unique()) for ids in chosen)
             run = lambda x=x, shares=shares, turns=turns: next(layers).compute(x, next(turns), shares)  # noqa: E731
-            seconds = statistics.median(_times(run))
+            seconds = self._median(run)
             pairs = num_tokens * top_k
             size = used * values * BITS_PER_VALUE[dtype] / 8
             yield Work("experts", dtype, size, 2.0 * pairs * values, pairs / used, values), seconds
@@ -163,10 +216,12 @@ class KernelBench:
         dtype = getattr(torch, shape.dtype)
         block_bytes = kv_block_bytes(dtype, num_kv_heads=num_kv_heads, block_size=KV_BLOCK, head_dim=head_dim)
         each = CONTEXT // KV_BLOCK
-        num_sequences = max(min(self._buffer.nbytes // (block_bytes * each), 64), 1)
-        storage = self._buffer[: num_sequences * each * block_bytes]
-        blocks = KVBlocks(storage, dtype, num_kv_heads=num_kv_heads, block_size=KV_BLOCK, head_dim=head_dim)
-        if blocks.handle is None:  # a shape that torch computes
+        num_sequences = max(min(self._buffer.nbytes // (2 * block_bytes * each), 64), 1)  # two layers in turn at least
+        layers = [
+            KVBlocks(part, dtype, num_kv_heads=num_kv_heads, block_size=KV_BLOCK, head_dim=head_dim)
+            for part in self._parts(num_sequences * each * block_bytes)
+        ]
+        if layers[0].handle is None:  # a shape that torch computes
             return
         size = block_bytes / KV_BLOCK
         tables = [list(range(i * each, (i + 1) * each)) for i in range(num_sequences)]
@@ -175,26 +230,73 @@ class KernelBench:
             metadata = AttentionMetadata.build(
                 starts=starts, num_tokens=counts, block_ids=table, block_size=KV_BLOCK, device="cpu"
             )
+            turns = cycle(layers)  # those of one would stay in large caches
             q = torch.rand(sum(counts), num_heads, head_dim, generator=random)
-            run = lambda q=q, metadata=metadata: cpu_attention.attend(q, blocks, metadata, None)  # noqa: E731
-            seconds = statistics.median(_times(run))
+            run = lambda q=q, it=turns, metadata=metadata: cpu_attention.attend(q, next(it), metadata, None)  # noqa: E731
+            seconds = self._median(run)
             read = len(starts) * CONTEXT
             seen = sum(start * count + count * (count + 1) / 2 for start, count in zip(starts, counts, strict=True))
             rows = num_heads / num_kv_heads * max(seen / read, 1.0)
             flops = 4.0 * num_heads * head_dim * seen
             yield Work("attention", shape.dtype, read * size, flops, rows, 2 * num_kv_heads * head_dim), seconds
 
+    def _rows(self, shape: KernelShape, random: torch.Generator) -> Iterator[tuple[Work, float]]:
+        """Yield what a layer does with rows between its products: two norms, and queries, keys and values."""
+        num_heads, num_kv_heads, head_dim = shape.sizes
+        hidden_size, qkv = num_heads * head_dim, (num_heads + 2 * num_kv_heads) * head_dim
+        heads = Heads(num_heads, num_kv_heads, head_dim, torch.ones(head_dim), torch.ones(head_dim))
+        shaped = {"num_kv_heads": num_kv_heads, "block_size": KV_BLOCK, "head_dim": head_dim}
+        storage = torch.zeros(kv_block_bytes(torch.float32, **shaped) * ROWS // KV_BLOCK, dtype=torch.uint8)
+        blocks = KVBlocks(storage, torch.float32, **shaped)
+        norm, slots = torch.ones(hidden_size), torch.arange(ROWS)
+        x, projected = (torch.rand(ROWS, size, generator=random) for size in (hidden_size, qkv))
+        cos, sin = torch.ones(ROWS, 1, head_dim), torch.zeros(ROWS, 1, head_dim)
+
+        def run() -> None:
+            row_ops.rms_norm(x, norm, 1e-6)
+            row_ops.rms_norm(x, norm, 1e-6)
+            row_ops.attention_input(projected, heads, cos, sin, blocks, slots)
+
+        num_bytes = ROWS * (8 * hidden_size + 2 * qkv) * 4.0  # as `ModelCosts.row_operations` counts
+        yield Work("rows", "float32", num_bytes, 0.0, ROWS, hidden_size), self._median(run)
+
+    def _sampling(self, shape: KernelShape, random: torch.Generator) -> Iterator[tuple[Work, float]]:
+        (vocab_size,) = shape.sizes
+        for num_rows in (it for it in self.effort.tokens if it <= MOST_SAMPLED):
+            logits = torch.randn(num_rows, vocab_size, generator=random)
+            samplings = [RowSampling(row, 5.0, 1.0, 0, 1.0, 0.0, 0.5) for row in range(num_rows)]
+
+            def run(logits: Tensor = logits, samplings: list[RowSampling] = samplings) -> None:
+                argmax(logits)
+                sample_rows(logits, samplings)
+
+            yield Work("sampling", "float32", 4.0 * logits.numel(), 0.0, num_rows, vocab_size), self._median(run)
+
+    def chill(self) -> None:
+        """Drive everything else from the caches, as a pass over a model's weights does."""
+        num_rows = min(CHILLING_BYTES, self._buffer.nbytes) // (4 * CHILLING_COLS)
+        weight = PackedWeight(self._buffer[: 4 * num_rows * CHILLING_COLS], "float32", num_rows, CHILLING_COLS)
+        extension.linear(torch.ones(1, CHILLING_COLS), weight)
+
+    def compute(self) -> None:
+        """Multiply as a chunk of a prompt does, for some milliseconds."""
+        for part in self._parts(_matrix_bytes("int8", 1024, 1024))[:16]:
+            extension.linear(self._chunk, PackedWeight(part, "int8", 1024, 1024))
+
+    def _median(self, run: Callable[[], object]) -> float:
+        return statistics.median(_times(run, self.effort.min_calls, self.effort.min_s))
+
     def _parts(self, num_bytes: int) -> list[Tensor]:
         """Cut the buffer into parts; a new one if even one does not fit."""
         if num_bytes > self._buffer.nbytes:
-            self._buffer = torch.full((num_bytes,), FILLING, dtype=torch.uint8)
+            self._buffer = allocate_lazily(num_bytes).fill_(FILLING)
         count = min(self._buffer.nbytes // num_bytes, 256)
         stride = num_bytes // 64 * 64 if count == 1 else -(-num_bytes // 64) * 64
         count = min(count, (self._buffer.nbytes - num_bytes) // max(stride, 1) + 1)
         return [self._buffer[i * stride : i * stride + num_bytes] for i in range(count)]
 
 
-def _times(run: Callable[[], object], least: int = 5, during_s: float = MIN_S) -> list[float]:
+def _times(run: Callable[[], object], least: int, during_s: float) -> list[float]:
     """Return the seconds of calls, after one that does not count."""
     run()
     times: list[float] = []

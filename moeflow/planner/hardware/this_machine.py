@@ -1,7 +1,11 @@
-"""This machine's description: measured once, kept in the cache folder, and added to when a model has new shapes."""
+"""This machine's description: measured once, kept in the cache folder, and added to when a model has new shapes.
+
+One that was measured quickly, for a start, stays until all is measured.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -11,14 +15,20 @@ from pathlib import Path
 from typing import Final
 
 from moeflow.core.errors import ConfigError
-from moeflow.core.hardware import RAM, Machine
+from moeflow.core.hardware import DISK, RAM, Machine
 from moeflow.kernels.cpu import extension
 from moeflow.planner.hardware.calibrate import OnStep, is_as_measured, measure_kernels, measure_machine
 from moeflow.planner.hardware.hardware_json import machine_from_json, machine_to_json
 from moeflow.planner.hardware.kernel_bench import KernelShape
 from moeflow.planner.hardware.other_work import DISTURBING, OtherWork
+from moeflow.planner.hardware.quick_calibration import (
+    assumed_machine,
+    measure_disk_quickly,
+    measure_quickly,
+    with_assumed_disk,
+)
 
-VERSION: Final = 4  # to be raised when what is measured means something else
+VERSION: Final = 5  # to be raised when what is measured means something else
 
 
 def machine_identity(num_threads: int) -> str:
@@ -51,6 +61,8 @@ def this_machine(
     """
     file = machine_file(cache_dir, num_threads)
     known = None if recalibrate else _load(file)
+    if known is not None and known.is_quick:
+        known = None
     machine = known if known is not None and _holds(known, num_threads, on_step) else None
     if machine is None:
         machine = measure_machine(
@@ -67,13 +79,7 @@ def this_machine(
     machine = replace(machine, identity=machine_identity(num_threads))
     if machine != known:
         _save(machine, file)
-    levels = tuple(replace(it, capacity_bytes=ram_bytes) if it.name == RAM else it for it in machine.levels)
-    return replace(machine, levels=levels)
-
-
-def known_machine(cache_dir: Path, num_threads: int) -> Machine | None:
-    """Return this machine as it was measured before, None if it never was."""
-    return _load(machine_file(cache_dir, num_threads))
+    return _with_ram(machine, ram_bytes)
 
 
 def machine_for_start(
@@ -81,23 +87,46 @@ def machine_for_start(
     *,
     num_threads: int,
     ram_bytes: int,
-    shapes: Sequence[KernelShape] = (),
+    shapes: Sequence[KernelShape],
     needs_disk: bool = False,
     on_step: OnStep = lambda _: None,
-) -> Machine | None:
-    """Return this machine as it was measured before, with `ram_bytes` of memory to use; None if it never was."""
-    machine = known_machine(cache_dir, num_threads)
-    if machine is None:
-        return None
-    levels = tuple(replace(it, capacity_bytes=ram_bytes) if it.name == RAM else it for it in machine.levels)
-    return replace(machine, levels=levels)
+) -> Machine:
+    """Return this machine as it was measured before; if it never was, as a second of measuring finds it.
+
+    A full description is taken as it is kept, even if it was made for other shapes. To a quick one is added what it
+    lacks of `shapes` and, if that is needed, the disk. What cannot be measured is assumed, as `sources` then say.
+    Blocks: for a second where something is to be measured, two with the disk. Raises nothing.
+    """
+    file = machine_file(cache_dir, num_threads)
+    known = _load(file)
+    if known is not None and not known.is_quick:
+        return _with_ram(known, ram_bytes)
+    machine = _quick(known, shapes, num_threads=num_threads, ram_bytes=ram_bytes, on_step=on_step)
+    why_no_disk = "" if machine.measured_at else "it was not measured either"
+    if needs_disk and not machine.has(DISK) and not why_no_disk:
+        try:
+            machine = measure_disk_quickly(machine, cache_dir, num_threads=num_threads, on_step=on_step)
+        except OSError as error:
+            why_no_disk = f"in {cache_dir} nothing could be measured ({error.strerror or error})"
+    machine = replace(machine, identity=machine_identity(num_threads))
+    if machine.measured_at and machine != known:
+        with contextlib.suppress(OSError):  # measured again at the next start
+            _save(machine, file)
+    if needs_disk and not machine.has(DISK):
+        machine = with_assumed_disk(machine, why_no_disk)
+    return _with_ram(machine, ram_bytes)
+
+
+def known_machine(cache_dir: Path, num_threads: int) -> Machine | None:
+    """Return this machine as it was measured before, None if it never was."""
+    return _load(machine_file(cache_dir, num_threads))
 
 
 def how_measured(machine: Machine) -> str:
     """Return when a machine was measured, and beside what: "measured 2026-01-31 ..."; empty for data sheets."""
     if not machine.measured_at:
         return ""
-    day = f"measured {machine.measured_at[:10]}"
+    day = f"measured {'quickly ' if machine.is_quick else ''}{machine.measured_at[:10]}"
     return f"{day} while other work had {machine.other_work:.0%} of the processor" if was_disturbed(machine) else day
 
 
@@ -112,6 +141,24 @@ def _holds(known: Machine, num_threads: int, on_step: OnStep) -> bool:
     others = OtherWork()
     is_as_fast = is_as_measured(known, num_threads)
     return others.share >= DISTURBING or (is_as_fast and not was_disturbed(known))
+
+
+def _quick(
+    known: Machine | None, shapes: Sequence[KernelShape], *, num_threads: int, ram_bytes: int, on_step: OnStep
+) -> Machine:
+    """Return what is known with what it lacks of the shapes, or what is assumed if nothing can be measured."""
+    why = extension.why_not()
+    if extension.is_available():
+        try:
+            return measure_quickly(known, shapes, num_threads=num_threads, ram_bytes=ram_bytes, on_step=on_step)
+        except (OSError, MemoryError, RuntimeError) as error:
+            why = f"measuring failed ({error})"
+    return known or assumed_machine(why, num_threads=num_threads, ram_bytes=ram_bytes)
+
+
+def _with_ram(machine: Machine, ram_bytes: int) -> Machine:
+    levels = tuple(replace(it, capacity_bytes=ram_bytes) if it.name == RAM else it for it in machine.levels)
+    return replace(machine, levels=levels)
 
 
 def _load(file: Path) -> Machine | None:

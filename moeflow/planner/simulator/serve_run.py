@@ -1,7 +1,7 @@
 """Traffic on a virtual clock: the real scheduler, and passes that take as long as a cost model says.
 
-All weights are resident where is computed; nothing overlaps. What HTTP, tokenizer and sampling cost beyond the
-processor's `pass_s` and `token_s` is left out. Answers have the length that the traffic wants.
+All weights are resident where is computed; nothing overlaps. What HTTP and tokenizer cost is left out. Answers have
+the length that the traffic wants.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from moeflow.core.hardware import Machine
 from moeflow.core.request import FinishReason, Request
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.units import format_bytes
-from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, PROCESS_BYTES, ROW_SHARE
+from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, PROCESS_BYTES
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.roofline import processor_of, work_seconds
 from moeflow.scheduler.policy import SchedulingPolicy
@@ -83,7 +83,6 @@ def pass_seconds_of(machine: Machine, costs: ModelCosts, num_devices: int = 1) -
     """Return the function that says how long a pass takes where the machine computes."""
     level, shape = machine.compute_level, costs.shape
     processor = processor_of(level)
-    row_share = 0.0 if machine.num_devices else 1.0 / ROW_SHARE  # devices' kernels take rows along
 
     def seconds(batch: Batch) -> float:
         tokens, sampled = batch.num_tokens, sum(entry.samples for entry in batch.entries)
@@ -92,8 +91,9 @@ def pass_seconds_of(machine: Machine, costs: ModelCosts, num_devices: int = 1) -
         stages = [costs.pre_attention(tokens), costs.attention(tokens, seen, read), costs.output_projection(tokens)]
         works = [(shape.num_layers, work) for work in stages] + costs.feed_forward(tokens)
         works.append((1, costs.head(sampled)))
+        if not machine.num_devices:  # their kernels take rows along
+            works += [(shape.num_layers, costs.row_operations(tokens)), (1, costs.sampling(sampled))]
         compute_s = sum(count * work_seconds(level, work, num_devices) for count, work in works)
-        compute_s += row_share * shape.num_layers * costs.row_bytes(tokens) / level.read_bytes_per_s
         return compute_s + processor.pass_s + sampled * processor.token_s
 
     return seconds

@@ -16,7 +16,6 @@ from moeflow.planner.costs.cost_model import (
     CostModel,
     IntegerPolicy,
 )
-from moeflow.planner.costs.disk_waits import LOAD_S, STOP_S
 from moeflow.planner.costs.hit_curve import HitCurve
 from moeflow.planner.costs.model_costs import ModelCosts, expected_distinct
 from moeflow.planner.costs.task_costs import OPS, TaskShape, task_cost
@@ -35,7 +34,7 @@ def by_hand(host, batch):
     seconds = 1e-4 + batch * 1e-5 + max(2 * 512 * 1000 / 1e10, batch * 2 * 512 * 1000 / 1e11)
     for values in (qkv, out, 512 * 8):
         seconds += 4 * max(2 * values / 1e10, 2 * batch * values / 1e11)
-    seconds += 4 * batch * (8 * 512 + 2 * 12 * 64) * 2 / (0.5 * 1e10)
+    seconds += 4 * batch * (8 * 512 + 2 * 12 * 64) * 2 / 1e10 + batch * 1000 * 4 / 1e10  # rows, logits
     distinct = 8 * (1 - 0.75**batch)
     seconds += 4 * max(distinct * 2 * expert / 1e10, batch * 2 * 2 * expert / 1e11)
     kv = batch * context * 2 * 2 * 64
@@ -54,12 +53,17 @@ def test_a_step_on_a_host_is_the_sum_of_its_stages(batch):
 
 
 def test_what_misses_is_read_from_disk():
-    model = small_model(machine(ram=10**10), overlap=0.0, routing=routing(decode=(0.02, 0.08, 0.2, 0.5, 0.9)))
+    where = machine(ram=10**10)
+    disk, ram = where.levels
+    ram = dataclasses.replace(ram, processor=dataclasses.replace(ram.processor, stop_s=0.003, load_s=0.0007))
+    where = dataclasses.replace(where, levels=(disk, ram))
+    model = small_model(where, overlap=0.0, routing=routing(decode=(0.02, 0.08, 0.2, 0.5, 0.9)))
     policy = Policy(batch_size=2, micro_batch=2, attention_on_device=False, ffn_on_device=False, experts_on_disk=0.5)
     busy = model.predict(policy).busy
     distinct = expected_distinct(8, 2, 2)
     loads, stops = 4 * 0.2 * distinct, 4 * (1 - 0.8**distinct)
-    assert busy[DISK_OFFLOAD] == pytest.approx(loads * (3 * 512 * 512 * 2 / 5e8 + LOAD_S) + stops * STOP_S)
+    assert busy[DISK_OFFLOAD] == pytest.approx(loads * (3 * 512 * 512 * 2 / 5e8 + 0.0007) + stops * 0.003)
+    assert model.read_s(policy)[0] == pytest.approx(loads * 3 * 512 * 512 * 2 / 5e8)
     assert model.num_read(policy) == pytest.approx((loads, 4 * expected_distinct(8, 2, 200) * 0.5))
     assert model.predict(policy).decode_s == pytest.approx(busy[DISK_OFFLOAD] + busy[HOST_COMPUTE])
     assert dataclasses.replace(model, overlap=1.0).predict(policy).decode_s == pytest.approx(max(busy.values()))

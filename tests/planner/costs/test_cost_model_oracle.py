@@ -10,7 +10,7 @@ import pytest
 
 from moeflow.core.hardware import Link, LinkRate, Machine, MemoryLevel, Processor
 from moeflow.core.plan import Policy, Workload
-from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, ROW_SHARE, CostModel, IntegerPolicy, LinearCost
+from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, CostModel, IntegerPolicy, LinearCost, overlaps
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.task_costs import TaskShape, task_cost
 from tests.planner.examples import SMALL, machine, routing
@@ -192,7 +192,8 @@ def test_a_host_computes_prompts_in_equal_passes(batch, chunk):
         seconds += passes * LAYERS * max(2 * values / 1e10, 2 * tokens * values / 1e11)
     num_bytes, num_flops = experts(tokens)
     seconds += passes * LAYERS * max(num_bytes / 1e10, num_flops / 1e11)
-    seconds += LAYERS * batch * 90 * (8 * 512 + 2 * 12 * 64) * 2 / (1e10 * ROW_SHARE)
+    seconds += LAYERS * batch * 90 * (8 * 512 + 2 * 12 * 64) * 2 / 1e10
+    seconds += batch * 1000 * 4 / 1e10  # logits
     in_prompt = min(chunk, 90)
     read = batch * (90 / in_prompt + 1) / 2 * 90 * KV_BYTES
     seconds += LAYERS * max(read / 1e10, batch * 90 * 91 / 2 * 8 * 64 * 4 / 1e11)
@@ -217,6 +218,14 @@ def test_experts_on_disk_leave_a_hosts_memory_and_are_read_by_prompts():
     assert step == pytest.approx(LAYERS * EXPERTS * (1 - 0.75**2) * 0.2)
     read_s = 2 * EXPERT / 5e8 + 1e-4  # reading streams, and nothing stops
     assert prediction.prefill_busy[DISK] == pytest.approx(prompts * read_s)
+
+
+def test_what_overlaps_where_the_engine_runs():
+    where = machine(ram=10**9)
+    ram = where.level("ram")
+    slow = dataclasses.replace(ram, processor=dataclasses.replace(ram.processor, read_overlap=0.25))
+    assert overlaps(dataclasses.replace(where, levels=(where.level("disk"), slow))) == (0.0, 0.25)
+    assert overlaps(machine(ram=10**9, device=10**9)) == (1.0, 1.0)
 
 
 def test_resources_that_overlap_in_part():

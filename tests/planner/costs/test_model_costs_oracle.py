@@ -235,13 +235,13 @@ def test_what_passes_between_operations():
     costs = ModelCosts(TINY, FLOATS)
     norms_and_residuals = 2 * 2 * 64 + 2 * 2 * 64  # each read and written
     rotated_and_stored = 2 * (4 + 2 + 2) * 16
-    assert costs.row_bytes(5) == 5 * (norms_and_residuals + rotated_and_stored) * 4
+    assert costs.row_operations(5).num_bytes == 5 * (norms_and_residuals + rotated_and_stored) * 4
     gate_up_and_product = 3 * 256
     assert costs.activation_bytes(5) == 5 * (2 * 64 + 2 * (gate_up_and_product + 64)) * 4
     narrow = dataclasses.replace(TINY, intermediate_size=1, num_experts=0, top_k=0)
     assert ModelCosts(narrow, FLOATS).activation_bytes(5) == 5 * (2 * 64 + (4 + 2 + 2) * 16) * 4
     half = dataclasses.replace(FLOATS, activation_bytes=2)
-    assert 2 * ModelCosts(TINY, half).row_bytes(5) == costs.row_bytes(5)
+    assert 2 * ModelCosts(TINY, half).row_operations(5).num_bytes == costs.row_operations(5).num_bytes
 
 
 def test_a_model_without_experts_has_none_and_intensity_is_operations_a_byte():

@@ -104,8 +104,27 @@ def test_the_efficiency_is_that_of_the_kernel_the_format_and_the_shape():
         return work_seconds(level, Work(kernel, dtype, 20e9, 1.0, rows, values))
 
     assert seconds("experts", "int8", 1, 100) == pytest.approx(1 / 0.1)
-    assert seconds("experts", "int8", 4, 100) == pytest.approx(1 / 0.3)  # half way in the logarithm
+    assert seconds("experts", "int8", 4, 100) == pytest.approx(10 + (2 - 10) * 3 / 15)
     assert seconds("experts", "int8", 64, 100) == pytest.approx(1 / 0.5)
     assert seconds("experts", "int8", 64, 10**5) == pytest.approx(1 / 0.9)
     assert seconds("linear", "int8", 1, 100) == pytest.approx(1 / 0.7)
     assert seconds("experts", "float32", 1, 100) == pytest.approx(1 / 0.5)
+
+
+def test_time_between_two_measurements_lies_on_the_line_between_them():
+    """20 GB/s and 400 GFLOP/s: a matrix of 20 GB in int8 meets the bend of its roof at ten rows.
+
+    At 8 rows it takes 1 s, at 24 rows 2.4 s; between them neither memory nor arithmetic is used fully, as a share of
+    the roof that is read off between 1 and 1 would have it: 1 s at the bend.
+    """
+    known = tuple(KernelEfficiency(kernel="linear", dtype="int8", rows=rows, share=1.0) for rows in (8, 24))
+    level = dataclasses.replace(DEVICE, processor=dataclasses.replace(GPU, efficiencies=known, launch_s=0.0))
+
+    def seconds(rows):
+        return work_seconds(level, Work("linear", "int8", 20e9, 40e9 * rows, rows, 1))
+
+    assert [seconds(rows) for rows in (1, 8, 24, 48)] == pytest.approx([1.0, 1.0, 2.4, 4.8])
+    assert seconds(10) == pytest.approx(1.0 + 1.4 / 8)
+    assert seconds(16) == pytest.approx(1.7)
+    times = [seconds(rows / 4) for rows in range(4, 200)]
+    assert times == sorted(times)

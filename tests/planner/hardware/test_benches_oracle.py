@@ -10,11 +10,13 @@ import statistics
 import pytest
 import torch
 
+from moeflow.kernels.cpu import attention as cpu_attention
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.hardware import disk_rates, kernel_bench
-from moeflow.planner.hardware.disk_rates import DiskBench, file_link
+from moeflow.planner.hardware.disk_rates import DiskBench, file_link, overlap_of
 from moeflow.planner.hardware.kernel_bench import KernelBench, KernelShape, shapes_of
 from tests.planner.examples import SMALL
 
@@ -26,9 +28,8 @@ TOKENS = (1, 5)
 def bench(monkeypatch):
     """A bench with little memory, whose calls run once and count as three seconds."""
     monkeypatch.setattr(kernel_bench, "BUFFER_BYTES", 2**20)
-    monkeypatch.setattr(kernel_bench, "TOKENS", TOKENS)
-    monkeypatch.setattr(kernel_bench, "_times", lambda run, **_: [3.0] if run() is not None else [0.0])
-    return KernelBench(1)
+    monkeypatch.setattr(kernel_bench, "_times", lambda run, *_: [run(), 3.0][1:])
+    return KernelBench(1, dataclasses.replace(kernel_bench.THOROUGH, tokens=TOKENS))
 
 
 @needs_kernels
@@ -47,7 +48,7 @@ def test_experts_that_tokens_chose(bench, monkeypatch):
     monkeypatch.setattr(
         PackedExperts, "compute", lambda self, x, ids, shares: chosen.append(ids) or original(self, x, ids, shares)
     )
-    monkeypatch.setattr(kernel_bench, "_times", lambda run, **_: [3.0 for _ in range(8) if run() is not None])
+    monkeypatch.setattr(kernel_bench, "_times", lambda run, *_: [3.0 for _ in range(8) if run() is not None])
     measured = bench.measure(KernelShape("experts", "bfloat16", (6, 2, 64, 32)))
     turns = list(itertools.batched(chosen, 8)) if hasattr(itertools, "batched") else [chosen[:8], chosen[8:]]
     for (work, _), ids, tokens in zip(measured, turns, TOKENS, strict=True):
@@ -67,12 +68,57 @@ def test_attention_decodes_many_sequences_and_a_chunk_of_one_prompt(bench, monke
     (decode, _), (prompt, _) = bench.measure(KernelShape("attention", "float32", (4, 2, 16)))
     kv = 2 * 2 * 16 * 4
     sequences = decode.num_bytes / kv / 32
-    assert sequences == min(2**20 // (kv * 32), 64)
+    assert sequences == min(2**20 // (2 * kv * 32), 64)  # of two layers in turn
     assert decode.num_flops == sequences * 32 * 4 * 16 * 4
     assert (decode.rows, decode.values) == (2.0, 2 * 2 * 16)
     shown = sum(range(1, 33))
     assert (prompt.num_bytes, prompt.num_flops) == (32 * kv, shown * 4 * 16 * 4)
     assert prompt.rows == pytest.approx(2 * max(shown / 32, 1))
+
+
+@needs_kernels
+def test_attention_looks_at_other_keys_and_values_each_time(bench, monkeypatch):
+    seen = []
+    original = cpu_attention.attend
+    monkeypatch.setattr(kernel_bench, "CONTEXT", 32)
+    monkeypatch.setattr(kernel_bench, "_times", lambda run, *_: [3.0 for _ in range(4) if run() is not None])
+    monkeypatch.setattr(
+        cpu_attention, "attend", lambda q, blocks, *rest: seen.append(blocks) or original(q, blocks, *rest)
+    )
+    bench.measure(KernelShape("attention", "float32", (4, 2, 16)))
+    first, second = seen[0].storage, seen[1].storage
+    assert abs(first.data_ptr() - second.data_ptr()) >= first.nbytes == second.nbytes
+
+
+@needs_kernels
+def test_rows_take_the_bytes_that_costs_count(bench):
+    ((work, seconds),) = bench.measure(KernelShape("rows", "float32", (8, 2, 64)))
+    expected = ModelCosts(SMALL, Formats(matrices="int4", embeddings="int8", kv="float32")).row_operations(work.rows)
+    assert work == expected
+    assert seconds == 3.0
+
+
+@needs_kernels
+def test_sampling_takes_the_rows_of_a_vocabulary(bench):
+    measured = bench.measure(KernelShape("sampling", "float32", (1000,)))
+    costs = ModelCosts(SMALL, Formats(matrices="int4", embeddings="int8", kv="float32"))
+    assert [work for work, _ in measured] == [costs.sampling(tokens) for tokens in TOKENS]
+    few = KernelBench(1, dataclasses.replace(kernel_bench.THOROUGH, tokens=(64, 512))).measure(
+        KernelShape("sampling", "float32", (10,))
+    )
+    assert [work.rows for work, _ in few] == [64]  # no pass samples from hundreds of rows
+
+
+def test_of_a_matrix_too_large_a_part_is_measured():
+    effort = dataclasses.replace(kernel_bench.QUICK, most_values=1000)
+    shapes = [
+        KernelShape("linear", "int8", (50, 20)),
+        KernelShape("linear", "int8", (51, 20)),
+        KernelShape("linear", "int8", (7, 2000)),
+        KernelShape("experts", "int8", (4, 2, 64, 64)),
+    ]
+    assert kernel_bench.parts_of(shapes, effort) == [shapes[0], KernelShape("linear", "int8", (1, 2000)), shapes[3]]
+    assert kernel_bench.parts_of(shapes, kernel_bench.THOROUGH) == shapes
 
 
 @needs_kernels
@@ -111,11 +157,18 @@ def test_the_shapes_of_a_model():
         KernelShape("linear", "int4", (512, 512)),
         KernelShape("linear", "int8", (1000, 512)),
         KernelShape("attention", "float32", (8, 2, 64)),
+        KernelShape("sampling", "float32", (1000,)),
         KernelShape("experts", "int4", (8, 2, 512, 512)),
         KernelShape("linear", "int4", (8, 512)),
     ]
     values = [shape.values for shape in shapes_of(costs)]
-    work = [costs.pre_attention(1), costs.output_projection(1), costs.head(1), costs.decode_attention(1, 1)]
+    work = [
+        costs.pre_attention(1),
+        costs.output_projection(1),
+        costs.head(1),
+        costs.decode_attention(1, 1),
+        costs.sampling(1),
+    ]
     assert values == [it.values for it in (*work, costs.experts(1), costs.router(1))]  # as efficiencies are looked up
 
 
@@ -176,6 +229,50 @@ def test_a_file_that_is_there_is_sampled_if_it_is_large_enough(monkeypatch, tmp_
     assert {rate.bytes_per_s for rate in link.rates} == {4096 * 4, 8192 * 4}
     disk.file.write_bytes(bytes(4 * 8192 - 1))
     assert file_link(disk.file) is None
+
+
+@pytest.mark.parametrize(
+    ("computing", "reading", "overlap"),
+    [
+        (1.0, 1.0, 1.0),
+        (0.5, 0.5, 0.0),
+        (0.8, 0.2, 0.0),
+        (0.75, 0.75, 2 / 3),
+        (0.2, 0.3, 0.0),  # slower than in turns
+        (1.2, 1.1, 1.0),  # the machine became faster
+        (0.0, 0.0, 0.0),
+    ],
+)
+def test_two_things_that_take_as_long_take_so_long_together(computing, reading, overlap):
+    assert overlap_of(computing, reading) == pytest.approx(overlap)
+    if computing == reading and 0.5 <= computing <= 1.0:
+        assert CostModel.combine({"a": 1.0, "b": 1.0}, overlap) == pytest.approx(1 / computing)
+
+
+def test_reading_beside_computing_is_set_against_each_alone(monkeypatch, tmp_path):
+    """A call computes for half a second alone and for a whole one beside reads, which then take twice as long too."""
+    bench = DiskBench(0, 1)
+    monkeypatch.setattr(bench, "_rate", lambda *_: next(rates))
+    monkeypatch.setattr(disk_rates, "_calls_per_s", lambda *_: next(calls))
+    rates, calls = iter([4e9, 2e9]), iter([2.0, 1.0])
+    assert bench.overlap == 0.0
+    bench.sample_overlap(lambda: None)
+    assert bench.overlap == pytest.approx(0.0)
+    rates, calls = iter([4e9, 4e9]), iter([2.0, 1.0])
+    bench.sample_overlap(lambda: None)
+    rates, calls = iter([4e9, 4e9]), iter([2.0, 2.0])
+    bench.sample_overlap(lambda: None)
+    assert bench.overlap == pytest.approx(2 - 2 / 1.5)
+
+
+def test_calls_are_counted_until_the_reads_are_over(monkeypatch):
+    clock = itertools.count()
+    monkeypatch.setattr(disk_rates.time, "perf_counter", lambda: next(clock) / 10)
+    monkeypatch.setattr(disk_rates, "MIN_S", 1e9)
+    left = iter([False, False, True])
+    calls = []
+    disk_rates._calls_per_s(lambda: calls.append(1), lambda: next(left))
+    assert len(calls) == 1 + 3  # the first does not count, and one is made in any case
 
 
 def test_the_median_of_samples_counts():

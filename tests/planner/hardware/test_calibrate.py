@@ -15,6 +15,7 @@ from moeflow.planner.hardware.calibrate import is_as_measured, measure_kernels, 
 from moeflow.planner.hardware.disk_rates import disk_bench
 from moeflow.planner.hardware.hardware_json import machine_from_json, machine_to_json
 from moeflow.planner.hardware.kernel_bench import KernelShape, Roofs, shapes_of
+from moeflow.planner.hardware.pass_bench import EngineTimes
 from tests.planner.examples import SMALL
 
 needs_kernels = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -23,6 +24,9 @@ SHAPES = (
     KernelShape("experts", "bfloat16", (4, 2, 64, 32)),
     KernelShape("attention", "float32", (4, 2, 16)),
 )
+
+
+ENGINE = cycle([EngineTimes(1.0, 2.0, 6.0, 7.0), EngineTimes(3.0, 1.0, 4.0, 9.0), EngineTimes(2.0, 3.0, 5.0, 8.0)])
 
 
 def others_take(monkeypatch, *shares):
@@ -40,8 +44,9 @@ def others_take(monkeypatch, *shares):
 @pytest.fixture
 def little(monkeypatch):
     monkeypatch.setattr(kernel_bench, "BUFFER_BYTES", 2**20)
-    monkeypatch.setattr(kernel_bench, "TOKENS", (1, 4))
-    monkeypatch.setattr(kernel_bench, "MIN_S", 0.0)
+    little = dataclasses.replace(kernel_bench.THOROUGH, tokens=(1, 4), min_s=0.0, num_passes=2)
+    monkeypatch.setattr(calibrate, "THOROUGH", little)
+    monkeypatch.setattr(calibrate, "measure_engine", lambda *_: next(ENGINE))
     monkeypatch.setattr(calibrate, "GENERAL", SHAPES[:1])
     monkeypatch.setattr(calibrate, "GLANCE_S", 0.0)
     monkeypatch.setattr(disk_rates, "MIN_S", 0.001)
@@ -70,7 +75,10 @@ def test_a_machine_is_measured_and_kernels_of_a_model_are_added_once(little, tmp
     machine = this_machine.this_machine(tmp_path, **arguments, on_step=steps.append)
     assert machine.level(RAM).capacity_bytes == 10**9
     assert machine.has(DISK)
-    assert {"disk, 1 of 3", "linear in int8, 3 of 3"} <= set(steps)
+    assert {"disk, 1 of 3", "linear in int8, 3 of 3", "passes, 2 of 3"} <= set(steps)
+    host = machine.level(RAM).processor
+    assert (host.pass_s, host.token_s, host.stop_s, host.load_s) == (2.0, 2.0, 5.0, 8.0)  # the medians of three rounds
+    assert 0.0 <= host.read_overlap <= 1.0
     known = machine.level(RAM).processor.efficiencies
     assert {(entry.kernel, entry.dtype, entry.rows, entry.values) for entry in known} == {
         ("linear", "int8", rows, 32 * 64) for rows in (1, 4)

@@ -1,0 +1,277 @@
+"""What passes take beside kernels and disk: those of a tiny model, with caches as a large one's weights leave them.
+
+What lies below the engine is run as it is: scheduler, tensors of a pass, layers, sampling and, where experts come from
+disk, their cache and the lane that reads them, from a disk that takes no time. What the engine itself adds is more
+Python of the same kind: a share of that.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from typing import Final, cast
+
+import torch
+
+from moeflow.checkpoint.packed.reader import SlabReader
+from moeflow.core.batch import Batch
+from moeflow.core.engine_config import SchedulerConfig
+from moeflow.core.hardware import DEFAULT_LOAD_S, DEFAULT_STOP_S
+from moeflow.core.model_config import ModelConfig, RopeConfig
+from moeflow.core.request import Request
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.experts.cache.eviction import POLICIES
+from moeflow.experts.cache.expert_cache import ExpertCache
+from moeflow.experts.cached_experts import ExpertPool
+from moeflow.experts.disk_reader import READ_DEPTHS, DiskReader
+from moeflow.experts.slot_arena import SlotArena
+from moeflow.kernels.argmax import argmax
+from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.cpu.decoder import PackedDecoder
+from moeflow.kernels.cpu.packed_weights import PackedExperts, expert_bytes
+from moeflow.kernels.embedding import embedding
+from moeflow.kernels.sample import RowSampling, sample_rows
+from moeflow.kv.storage import KVStorage
+from moeflow.models import qwen3_moe
+from moeflow.models.layers.context import ForwardContext
+from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
+from moeflow.pipeline.runtime.lane import Lane
+from moeflow.scheduler.scheduler import Scheduler
+
+Chill = Callable[[], object]  # drives everything from the caches, as a pass over a large model's weights does
+
+NUM_EXPERTS: Final = 16
+FEW, MANY = 1, 8  # experts that a layer lacks
+TOGETHER: Final = 32  # sequences
+MIN_PASSES: Final = 4  # of each kind, however long they take
+PROMPT_TOKENS: Final = 64
+BLOCK_SIZE: Final = 16
+# What the engine takes beside what is run here (results, statistics, choice of sampling), as a multiple of it.
+ENGINE_OF_PASS: Final = 0.5
+ENGINE_OF_TOKEN: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTimes:
+    """Seconds beside kernels and reads; see `Processor`."""
+
+    pass_s: float
+    token_s: float
+    stop_s: float
+    load_s: float
+
+
+NO_ENGINE: Final = EngineTimes(0.0, 0.0, DEFAULT_STOP_S, DEFAULT_LOAD_S)  # where nothing can be measured
+
+
+def median_times(measured: Sequence[EngineTimes]) -> EngineTimes:
+    """Return the median of each."""
+    return EngineTimes(*(statistics.median(column) for column in zip(*map(astuple, measured), strict=True)))
+
+
+def measure_engine(chill: Chill, num_passes: int, most_s: float) -> EngineTimes:
+    """Return what so many passes of each kind take, or fewer, but some, if they take longer than `most_s`.
+
+    Blocks. Runs on the kernels' threads and needs the CPU extension.
+    """
+    resident = _TinyModel(top_k=FEW)
+    with _absent_experts(FEW) as few, _absent_experts(MANY) as many, torch.inference_mode():
+        kinds = ((resident, 1), (resident, TOGETHER), (few, 1), (many, 1))
+        drivers = [_Driver(tiny, num_sequences, num_passes) for tiny, num_sequences in kinds]
+        began_s, turns = time.perf_counter(), list[list[_Pass]]()
+        while len(turns) < num_passes and (len(turns) < MIN_PASSES or time.perf_counter() < began_s + most_s):
+            turns.append([driver.run_pass(chill) for driver in drivers])  # in turns: a drift hits all alike
+    alone, together, few_passes, many_passes = zip(*turns, strict=True)
+    alone_s, together_s = (_calm([it.beside_s for it in passes]) for passes in (alone, together))
+    whole_s, few_s, many_s = (_calm([it.whole_s for it in passes]) for passes in (alone, few_passes, many_passes))
+    token_s = max(together_s - alone_s, 0.0) / (TOGETHER - 1)
+    load_s = max(many_s - few_s, 0.0) / (MANY - FEW)
+    return EngineTimes(
+        pass_s=max(alone_s - token_s, 0.0) * (1 + ENGINE_OF_PASS),
+        token_s=token_s * (1 + ENGINE_OF_TOKEN),
+        stop_s=max(few_s - whole_s - FEW * load_s, 0.0),
+        load_s=load_s,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    whole_s: float
+    kernels_s: float  # of that, in the call that runs all layers
+
+    @property
+    def beside_s(self) -> float:
+        return self.whole_s - self.kernels_s
+
+
+class _TinyModel:
+    """One layer of zeros, which chooses the experts of the lowest numbers."""
+
+    def __init__(self, top_k: int, pool: ExpertPool | None = None) -> None:
+        self.shape = _shape(top_k)
+        formats = WeightFormats("float32", "float32")
+        self.model: CausalLM = qwen3_moe.build(
+            self.shape, WeightAllocator(torch.float32, torch.device("cpu"), formats, pool=pool)
+        )
+        self._cache = None if pool is None else pool.cache
+        self.decoder = PackedDecoder([packed for layer in self.model.layers if (packed := layer.packed()) is not None])
+
+    @property
+    def comes_from_disk(self) -> bool:
+        """Whether its experts do."""
+        return self._cache is not None
+
+    def prepare(self) -> None:
+        """Have the experts that will be chosen be absent, if they come from disk."""
+        if self._cache is None:
+            return
+        lease = self._cache.acquire(0, range(NUM_EXPERTS - self._cache.num_slots, NUM_EXPERTS))
+        lease.wait()
+        lease.release()
+        self._cache.begin_pass()
+
+
+@contextmanager
+def _absent_experts(count: int) -> Iterator[_TinyModel]:
+    """Yield a model that lacks so many experts in each pass, and gets them at once."""
+    shape = _shape(count)
+    slab_bytes = expert_bytes(shape.hidden_size, shape.intermediate_size, "float32")
+    num_slots = max(count, 2)
+    arena = SlotArena(num_slots, slab_bytes)
+    lane = Lane("disk", READ_DEPTHS[0])
+    reader = DiskReader(
+        cast(SlabReader, _NoDisk()),
+        arena,
+        lambda work, _urgent, _expert, _num_bytes: lane.submit(work),
+        num_threads=READ_DEPTHS[0],
+    )
+    cache = ExpertCache(
+        num_layers=1,
+        num_experts=NUM_EXPERTS,
+        num_slots=num_slots,
+        slab_bytes=slab_bytes,
+        policy=POLICIES["lfru"](NUM_EXPERTS),
+        start_loads=reader.start_loads,
+    )
+    slots = PackedExperts(num_slots, shape.hidden_size, shape.intermediate_size, "float32", storage=arena.slots)
+    try:
+        yield _TinyModel(count, ExpertPool(cache, slots))
+    finally:
+        cache.drain()
+        lane.close()
+
+
+class _NoDisk:
+    """Slabs that are read in no time, and are right."""
+
+    def pieces(self, number: int, into: memoryview, max_pieces: int) -> list[Callable[[], None]]:
+        """See `SlabReader.pieces`."""
+        return [lambda: None]
+
+    def check(self, number: int, content: memoryview) -> None:
+        """See `SlabReader.check`."""
+
+
+class _Driver:
+    """Runs sequences on a tiny model, pass by pass, as the engine does."""
+
+    def __init__(self, tiny: _TinyModel, num_sequences: int, num_passes: int) -> None:
+        shape, length = tiny.shape, PROMPT_TOKENS + num_passes + 1
+        num_blocks = num_sequences * -(-length // BLOCK_SIZE) + 1
+        limits = SchedulerConfig(
+            block_size=BLOCK_SIZE, num_blocks=num_blocks, max_model_len=length, max_num_seqs=num_sequences
+        )
+        self._tiny = tiny
+        self._scheduler = Scheduler(limits)
+        self._kv = KVStorage(
+            num_layers=shape.num_layers,
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            dtype=torch.float32,
+            device="cpu",
+        )
+        sampling = SamplingParams(max_tokens=num_passes + 1, ignore_eos=True)
+        for number in range(num_sequences):
+            prompt = [(number + place) % shape.vocab_size for place in range(PROMPT_TOKENS)]
+            self._scheduler.add(Request(str(number), prompt, sampling, max_tokens=num_passes + 1))
+        self._prefill()
+
+    def _prefill(self) -> None:
+        while self._scheduler.waiting or any(not it.output_token_ids for it in self._scheduler.running):
+            self.run_pass(lambda: None)
+
+    def run_pass(self, chill: Chill) -> _Pass:
+        """Return what a pass took, without chilling."""
+        self._tiny.prepare()
+        chill()
+        start = time.perf_counter()
+        batch = self._scheduler.schedule()
+        hidden, kernels_s = self._forward(batch)
+        seconds = time.perf_counter() - start
+        chill()
+        start = time.perf_counter()
+        self._sample(batch, hidden)
+        self._scheduler.complete(batch, seconds)
+        return _Pass(seconds + time.perf_counter() - start, kernels_s)
+
+    def _forward(self, batch: Batch) -> tuple[torch.Tensor, float]:
+        """Return hidden states, and the seconds in the call that runs all layers where it does not stop."""
+        token_ids = [t for entry in batch.entries for t in entry.request.token_ids(entry.start, entry.stop)]
+        positions = [p for entry in batch.entries for p in range(entry.start, entry.stop)]
+        metadata = AttentionMetadata.build(
+            starts=[entry.start for entry in batch.entries],
+            num_tokens=[entry.num_tokens for entry in batch.entries],
+            block_ids=[entry.block_ids for entry in batch.entries],
+            block_size=BLOCK_SIZE,
+            device="cpu",
+        )
+        tokens, context = torch.tensor(token_ids), ForwardContext(torch.tensor(positions), metadata, self._kv)
+        model = self._tiny.model
+        if self._tiny.comes_from_disk:
+            return model(tokens, context), 0.0
+        hidden = embedding(tokens, model.embed_tokens)
+        rotary = model.rotary(context.positions, hidden.dtype)
+        work = self._tiny.decoder.begin(hidden, rotary.cos, rotary.sin, self._kv.layers, metadata)
+        start = time.perf_counter()
+        work.run()
+        kernels_s = time.perf_counter() - start
+        return model.norm(work.hidden), kernels_s
+
+    def _sample(self, batch: Batch, hidden: torch.Tensor) -> None:
+        entries = [entry for entry in batch.entries if entry.samples]
+        if not entries:
+            return
+        logits = self._tiny.model.logits(hidden[-len(entries) :])  # any rows will do
+        maxima = argmax(logits)[0].tolist()
+        samplings = [RowSampling(row, maxima[row], 1.0, 0, 1.0, 0.0, 0.5) for row in range(len(entries))]
+        for entry, token_id in zip(entries, sample_rows(logits, samplings), strict=True):
+            entry.request.output_token_ids.append(token_id)
+
+
+def _calm(seconds: Sequence[float]) -> float:
+    """Return the lower quartile: what others do meanwhile adds as much as such a short pass takes, or nothing."""
+    return sorted(seconds)[len(seconds) // 4]
+
+
+def _shape(top_k: int) -> ModelConfig:
+    return ModelConfig(
+        model_type="qwen3_moe",
+        vocab_size=64,
+        hidden_size=64,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=32,
+        intermediate_size=32,
+        max_position=4096,
+        rms_norm_eps=1e-6,
+        rope=RopeConfig(),
+        num_experts=NUM_EXPERTS,
+        top_k=top_k,
+    )

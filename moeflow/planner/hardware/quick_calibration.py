@@ -1,0 +1,102 @@
+"""Measures in a second what one model's start asks for: memory, arithmetic, its own kernels, and the disk if it counts.
+
+What is found is good enough to choose settings by, and marked as quick. Where nothing can be measured, figures are
+assumed that hardly any machine falls short of, and that is said in `sources`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from moeflow.core.hardware import DISK, RAM, Link, LinkRate, Machine, MemoryLevel, Processor
+from moeflow.core.units import MIB
+from moeflow.planner.costs.roofline import processor_of
+from moeflow.planner.hardware.calibrate import ROWS, OnStep, Rounds, with_disk, with_efficiencies
+from moeflow.planner.hardware.disk_rates import QUICK_CASES, QUICK_FILE_BYTES, disk_bench
+from moeflow.planner.hardware.kernel_bench import QUICK, KernelShape, parts_of
+
+MIN_UNCERTAINTY: Final = 0.35
+ASSUMED_UNCERTAINTY: Final = 2.0
+ASSUMED_READ_BYTES_PER_S: Final = 5e9
+ASSUMED_FLOPS_PER_S: Final = 2e10  # of a thread, in any format
+ASSUMED_EFFICIENCY: Final = 0.5
+ASSUMED_PASS_S: Final = 2e-3
+ASSUMED_TOKEN_S: Final = 5e-5
+ASSUMED_DISK_BYTES_PER_S: Final = 1e8
+
+
+def measure_quickly(
+    known: Machine | None, shapes: Sequence[KernelShape], *, num_threads: int, ram_bytes: int, on_step: OnStep
+) -> Machine:
+    """Return a machine without a disk; of one that was measured quickly before, what is known is kept.
+
+    Blocks: for a second. Raises: MemoryError or RuntimeError if there is no room for measuring.
+    """
+    measured = set()
+    if known is not None:
+        entries = processor_of(known.level(RAM)).efficiencies
+        measured = {(it.kernel, it.dtype, it.values) for it in entries}
+    wanted = parts_of((*shapes, ROWS), QUICK)
+    missing = [it for it in wanted if (it.kernel, it.dtype, it.values) not in measured]
+    if known is not None and not missing:
+        return known
+    rounds = Rounds(num_threads, QUICK)
+    rounds.run(missing, on_step, of_kernels_only=known is not None)
+    if known is not None:
+        return with_efficiencies(known, rounds.efficiencies())
+    machine = rounds.machine("this machine", ram_bytes)
+    ram = machine.level(RAM)
+    processor = processor_of(ram)
+    usual = min(statistics.median(it.share for it in processor.efficiencies), 1.0)  # of formats that were not measured
+    ram = replace(ram, processor=replace(processor, default_efficiency=usual))
+    return replace(
+        machine,
+        levels=(ram,),
+        uncertainty=max(machine.uncertainty, MIN_UNCERTAINTY),
+        sources=(("all", f"measured quickly by moeflow: {num_threads} threads"),),
+        is_quick=True,
+    )
+
+
+def measure_disk_quickly(machine: Machine, folder: Path, *, num_threads: int, on_step: OnStep) -> Machine:
+    """Return a machine with the disk that a folder is on. Blocks: for a second. Raises: OSError."""
+    on_step("disk")
+    with disk_bench(folder, QUICK_FILE_BYTES, QUICK_CASES) as disk:
+        disk.sample()
+        Rounds(num_threads, QUICK).beside(disk)
+    return with_disk(machine, folder, disk)
+
+
+def assumed_machine(why: str, *, num_threads: int, ram_bytes: int) -> Machine:
+    """Return what is assumed of a machine that cannot be measured."""
+    processor = Processor(
+        name="processor",
+        peak_flops_per_s=(("float32", ASSUMED_FLOPS_PER_S * num_threads),),
+        default_efficiency=ASSUMED_EFFICIENCY,
+        pass_s=ASSUMED_PASS_S,
+        token_s=ASSUMED_TOKEN_S,
+        read_overlap=0.0,
+    )
+    ram = MemoryLevel(
+        name=RAM, capacity_bytes=ram_bytes, read_bytes_per_s=ASSUMED_READ_BYTES_PER_S, processor=processor
+    )
+    return Machine(
+        name="this machine",
+        levels=(ram,),
+        links=(),
+        uncertainty=ASSUMED_UNCERTAINTY,
+        sources=(("all", f"assumed: {why}"),),
+        is_quick=True,
+    )
+
+
+def with_assumed_disk(machine: Machine, why: str) -> Machine:
+    """Return a machine with what is assumed of its disk."""
+    link = Link(source=DISK, target=RAM, rates=(LinkRate(transfer_bytes=MIB, bytes_per_s=ASSUMED_DISK_BYTES_PER_S),))
+    disk = MemoryLevel(name=DISK, capacity_bytes=1, read_bytes_per_s=ASSUMED_DISK_BYTES_PER_S)
+    sources = (*machine.sources, (DISK, f"assumed: {why}"))
+    return replace(machine, levels=(disk, machine.level(RAM)), links=(link,), sources=sources)

@@ -1,0 +1,164 @@
+"""A start measures what it lacks and no more, keeps it until all is measured, and is stopped by nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from moeflow.core.hardware import DISK, RAM
+from moeflow.kernels.cpu import extension
+from moeflow.planner.hardware import calibrate, disk_rates, kernel_bench, quick_calibration, this_machine
+from moeflow.planner.hardware.hardware_json import machine_from_json
+from moeflow.planner.hardware.kernel_bench import KernelShape
+from moeflow.planner.hardware.pass_bench import NO_ENGINE
+from moeflow.planner.hardware.this_machine import (
+    how_measured,
+    known_machine,
+    machine_file,
+    machine_for_start,
+    machine_identity,
+)
+
+needs_kernels = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+LINEAR = KernelShape("linear", "int8", (32, 64))
+OTHER = KernelShape("linear", "int8", (32, 128))
+HERE = {"num_threads": 1, "ram_bytes": 10**9}
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Have little measured, and return what was: kernels' shapes, "engine" and "disk"."""
+    monkeypatch.setattr(kernel_bench, "BUFFER_BYTES", 2**20)
+    quick = dataclasses.replace(kernel_bench.QUICK, tokens=(1, 4), num_passes=1)
+    full = dataclasses.replace(kernel_bench.THOROUGH, tokens=(1,), min_s=0.0, num_passes=1)
+    monkeypatch.setattr(quick_calibration, "QUICK", quick)
+    monkeypatch.setattr(calibrate, "THOROUGH", full)
+    monkeypatch.setattr(calibrate, "GENERAL", (LINEAR,))
+    monkeypatch.setattr(disk_rates, "MIN_S", 0.001)
+    monkeypatch.setattr(disk_rates, "FILE_BYTES", 2**22)
+    monkeypatch.setattr(quick_calibration, "QUICK_FILE_BYTES", 2**22)
+    monkeypatch.setattr(this_machine, "is_as_measured", lambda *_: True)
+    found = []
+
+    def note(place, name, what):
+        original = getattr(place, name)
+        monkeypatch.setattr(place, name, lambda *args: found.append(what(*args)) or original(*args))
+
+    note(kernel_bench.KernelBench, "measure", lambda _, shape: shape)
+    monkeypatch.setattr(calibrate, "measure_engine", lambda *_: found.append("engine") or NO_ENGINE)
+    note(disk_rates.DiskBench, "sample", lambda *_: "disk")
+    return found
+
+
+def start(cache_dir, shapes=(LINEAR,), **others):
+    return machine_for_start(cache_dir, shapes=shapes, **HERE, **others)
+
+
+@needs_kernels
+def test_what_the_model_needs_is_measured_once(counted, tmp_path):
+    steps = []
+    machine = start(tmp_path, on_step=steps.append)
+    assert counted == [LINEAR, calibrate.ROWS, "engine"]
+    assert steps
+    assert machine.is_quick
+    assert not machine.has(DISK)
+    assert machine.uncertainty >= quick_calibration.MIN_UNCERTAINTY
+    assert machine.level(RAM).capacity_bytes == 10**9
+    assert how_measured(machine).startswith(f"measured quickly {machine.measured_at[:10]}")
+    assert 0 < machine.level(RAM).processor.default_efficiency <= 1
+    counted.clear()
+    assert start(tmp_path) == machine
+    assert counted == []
+    assert known_machine(tmp_path, 1) == machine
+
+
+@needs_kernels
+def test_what_is_lacking_is_added(counted, tmp_path):
+    first = start(tmp_path)
+    counted.clear()
+    second = start(tmp_path, (LINEAR, OTHER))
+    assert counted == [OTHER]
+    assert set(second.level(RAM).processor.efficiencies) > set(first.level(RAM).processor.efficiencies)
+    assert second.level(RAM).read_bytes_per_s == first.level(RAM).read_bytes_per_s
+    counted.clear()
+    third = start(tmp_path, needs_disk=True)
+    assert counted == ["disk"]
+    assert third.has(DISK)
+    assert third.level(RAM).processor.efficiencies == second.level(RAM).processor.efficiencies
+    counted.clear()
+    assert start(tmp_path, (OTHER,), needs_disk=True) == third
+    assert counted == []
+    assert machine_from_json(machine_file(tmp_path, 1).read_bytes(), "it") == third
+
+
+@pytest.mark.slow
+@needs_kernels
+def test_a_full_description_takes_the_place_of_a_quick_one_and_stays(counted, tmp_path):
+    start(tmp_path)
+    full = this_machine.this_machine(tmp_path, **HERE)
+    assert not full.is_quick
+    assert full.has(DISK)
+    assert "quickly" not in how_measured(full)
+    counted.clear()
+    assert start(tmp_path, (OTHER,), needs_disk=True) == full
+    assert counted == []
+    assert machine_for_start(tmp_path, num_threads=1, ram_bytes=7, shapes=()).level(RAM).capacity_bytes == 7
+    machine_file(tmp_path, 1).write_text("{")
+    assert start(tmp_path).is_quick
+    assert known_machine(tmp_path, 1).is_quick
+
+
+@needs_kernels
+@pytest.mark.parametrize("kept", ["", "{", '{"name": "x"}', "[]", "\x00"])
+def test_what_is_kept_but_damaged_is_measured_again(counted, tmp_path, kept):
+    file = machine_file(tmp_path, 1)
+    file.parent.mkdir()
+    file.write_text(kept)
+    machine = start(tmp_path)
+    assert "engine" in counted
+    assert known_machine(tmp_path, 1) == machine
+
+
+@needs_kernels
+def test_a_folder_that_cannot_be_written_stops_nothing(counted, tmp_path):
+    folder = tmp_path / "file"
+    folder.write_text("no folder")
+    machine = start(folder, needs_disk=True)
+    assert machine.level(RAM).read_bytes_per_s > 0
+    assert "assumed" in dict(machine.sources)[DISK]
+    assert machine.link(DISK, RAM).peak_bytes_per_s == quick_calibration.ASSUMED_DISK_BYTES_PER_S
+    assert "disk" not in counted
+    assert not start(folder).has(DISK)
+
+
+@needs_kernels
+def test_a_full_disk_stops_nothing(counted, tmp_path, monkeypatch):
+    def is_full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(disk_rates.os, "fsync", is_full)
+    monkeypatch.setattr(type(tmp_path), "write_text", is_full)
+    machine = start(tmp_path, needs_disk=True)
+    assert "No space left on device" in dict(machine.sources)[DISK]
+    assert list(tmp_path.rglob("*.*")) == []
+
+
+@pytest.mark.parametrize("needs_disk", [False, True])
+def test_without_kernels_figures_are_assumed_and_not_kept(counted, tmp_path, monkeypatch, needs_disk):
+    monkeypatch.setattr(extension, "is_available", lambda: False)
+    machine = start(tmp_path, needs_disk=needs_disk)
+    assert machine.has(DISK) == needs_disk
+    assert machine.uncertainty == quick_calibration.ASSUMED_UNCERTAINTY
+    assert "assumed" in dict(machine.sources)["all"]
+    assert how_measured(machine) == ""
+    assert counted == []
+    assert known_machine(tmp_path, 1) is None
+    assert machine.identity == machine_identity(1)
+
+
+@needs_kernels
+def test_where_measuring_fails_figures_are_assumed(counted, tmp_path, monkeypatch):
+    monkeypatch.setattr(kernel_bench, "BUFFER_BYTES", 1 << 60)
+    machine = start(tmp_path)
+    assert "measuring failed" in dict(machine.sources)["all"]
