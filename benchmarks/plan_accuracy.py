@@ -50,13 +50,13 @@ def main(model: str | None, cases: tuple[str, ...], as_json: bool, out: Path | N
             shown.say(case)
             found[case] = run(model, case)
             shown.advance()
-    plan = next(iter(found.values()))["plan"]
+    config = next(iter(found.values()))["plan"]["config"]
     record = make_record(
         "plan_accuracy",
         ["python", "benchmarks/plan_accuracy.py", *sys.argv[1:]],
         seed=0,
-        threads=plan["num_threads"] or None,
-        model=Path(plan["model"]).name,
+        threads=config["num_threads"] or None,
+        model=Path(config["model_path"]).name,
         cases={case: each["checked"] for case, each in found.items()},
     )
     keep(record, out, as_json=as_json)

@@ -59,7 +59,6 @@ TORCH_FREE = (
     "experts/cache",
     "scheduler",
     "planner/simulator",
-    "planner/costs/attention_flops.py",
     "planner/costs/cost_model.py",
     "planner/costs/disk_waits.py",
     "planner/hardware/other_work.py",

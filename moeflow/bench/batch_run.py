@@ -1,20 +1,20 @@
 """`bench batch` as a whole: what a job of many requests takes, padded and not, and what it does to interactive ones.
 
 Each system has an engine in a process of its own, started anew for every repetition, in turns, so that a drift of
-the machine hits all alike. Jobs are submitted as batch jobs are, in the background.
+the machine hits all alike. Jobs are submitted as batch jobs are, with batch priority.
 """
 
 from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from moeflow.bench.metrics import Served, summarize
 from moeflow.bench.replay import EngineTarget, replay
-from moeflow.bench.serve_run import SHUTDOWN_S, describe
+from moeflow.bench.serve_run import NUM_WARM_UP, SHUTDOWN_S, Progress, describe
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError, EngineError
 from moeflow.engine.process.process_client import ProcessEngine
@@ -22,7 +22,6 @@ from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.workload.offline import make_job
 from moeflow.workload.poisson import WorkloadSpec, make_arrivals
 
-NUM_WARM_UP = 4
 SYSTEMS = {"continuous": "variable length", "static": "padded"}  # what policies are called here
 
 
@@ -36,7 +35,7 @@ class BatchJob:
     seed: int
 
     def describe(self) -> dict[str, Any]:
-        """Return what a record says of it."""
+        """Return what a record has of it."""
         return {
             "name": self.name,
             "num_requests": len(self.prompt_lengths),
@@ -47,15 +46,6 @@ class BatchJob:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class BatchProgress:
-    """What to call while it runs."""
-
-    on_bytes: Callable[[int, int], None]  # while a model is loaded
-    on_run: Callable[[str], None]  # when a measurement begins; says which
-    on_result: Callable[[dict[str, Any]], None]  # the fields of a record
-
-
 def question_lengths(config: EngineConfig, questions: Sequence[str]) -> list[int]:
     """Return how many tokens each question has for the model."""
     tokenizer = Tokenizer.load(config.model_path)
@@ -63,7 +53,7 @@ def question_lengths(config: EngineConfig, questions: Sequence[str]) -> list[int
 
 
 async def run_batch_job(
-    config: EngineConfig, job: BatchJob, vocab_size: int, repetition: int, progress: BatchProgress
+    config: EngineConfig, job: BatchJob, vocab_size: int, repetition: int, progress: Progress
 ) -> None:
     """Measure how fast one system answers a job.
 
@@ -72,7 +62,7 @@ async def run_batch_job(
     check_length(config, max(job.prompt_lengths) + job.num_new)
     engine = await ProcessEngine.start(config, on_progress=progress.on_bytes)
     try:
-        target = EngineTarget(engine, is_background=True)
+        target = EngineTarget(engine, is_batch=True)
         await replay(target, make_job(job.prompt_lengths[:NUM_WARM_UP], 4, vocab_size, seed=-1), lambda: None)
         progress.on_run(f"{job.name}, {SYSTEMS[config.scheduler.policy]}")
         arrivals = make_job(job.prompt_lengths, job.num_new, vocab_size, job.seed + repetition)
@@ -96,7 +86,7 @@ async def run_batch_job(
 
 
 async def run_beside(
-    config: EngineConfig, job: BatchJob, traffic: WorkloadSpec, repetition: int, progress: BatchProgress
+    config: EngineConfig, job: BatchJob, traffic: WorkloadSpec, repetition: int, progress: Progress
 ) -> None:
     """Measure a job alone, the same with interactive requests, and those alone, in one engine.
 
@@ -159,7 +149,7 @@ class _Feed:
     """A job without end: as many requests in the engine as a batch job would have there."""
 
     def __init__(self, engine: ProcessEngine, job: BatchJob, vocab_size: int, max_num_seqs: int) -> None:
-        self._target = EngineTarget(engine, is_background=True)
+        self._target = EngineTarget(engine, is_batch=True)
         self._job = job
         self._vocab_size = vocab_size
         self._width = 4 * max_num_seqs
@@ -168,10 +158,7 @@ class _Feed:
         self.first_answer = asyncio.Event()
 
     async def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run the job until `work` is done.
-
-        Raises: what a request of the job, or `work`, raises.
-        """
+        """Run the job until `work` is done. Raises: what a request of the job, or `work`, raises."""
         lanes = [asyncio.create_task(self._repeat()) for _ in range(self._width)]
         working = asyncio.create_task(work)
         try:

@@ -15,8 +15,8 @@ from moeflow.bench.memory import peak_bytes, reset_peak, resident_bytes
 from moeflow.bench.metrics import outliers
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.engine.engine import Engine
-from moeflow.kernels.weight_format import BITS_PER_VALUE
 from moeflow.models.registry import read_model_config
+from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 
@@ -35,7 +35,13 @@ class EngineRun:
     def __init__(self, settings: Settings, cases: Sequence[Case], *, repeats: int, seed: int) -> None:
         self.config = resolve(settings).config
         with closing(open_checkpoint(self.config.model_path)) as checkpoint:
-            self._shape = read_model_config(checkpoint)
+            shape = read_model_config(checkpoint)
+        self._costs = ModelCosts(
+            shape,
+            Formats(
+                matrices=self.config.weight_format, embeddings=self.config.embedding_format, kv=self.config.kv_dtype
+            ),
+        )
         self._cases = list(cases)
         self._repeats = repeats
         self._seed = seed
@@ -98,23 +104,13 @@ class EngineRun:
             rates[far[0]] = self._stopwatch.measure(case, self._repeats + 1 + number)
 
     def close(self) -> None:
-        """Let go of the engine."""
+        """Close the engine."""
         self._engine.close()
 
     def result(self) -> dict[str, Any]:
         """Return what has been measured so far, as the fields of a record."""
-        bits = BITS_PER_VALUE[self.config.weight_format]
-        embedding_bits = BITS_PER_VALUE[self.config.embedding_format]
-        num_embeddings = (
-            self._shape.vocab_size * self._shape.hidden_size * (1 if self._shape.tie_word_embeddings else 2)
-        )
-        num_others = self._shape.num_parameters - num_embeddings
         limits = self.config.scheduler
-        per_token = self.config.kv_cache_bytes / (limits.num_blocks * limits.block_size)
-        costs = {
-            case: case.cost(self._shape, weight_bits=bits, embedding_bits=embedding_bits, kv_bytes_per_token=per_token)
-            for case in self._rates
-        }
+        costs = {case: case.cost(self._costs) for case in self._rates}
         kept = ("name", "model_type", "num_parameters", "num_active_parameters", "num_layers", "num_experts", "top_k")
         return {
             "model": {name: self._model.get(name) for name in kept},
@@ -124,7 +120,7 @@ class EngineRun:
             "kv_dtype": self.config.kv_dtype,
             "device": self.config.device,
             "max_num_batched_tokens": limits.max_num_batched_tokens,
-            "weight_bytes": int((num_others * bits + num_embeddings * embedding_bits) / 8),
+            "weight_bytes": int(self._costs.model_bytes),
             "kv_cache_bytes": self.config.kv_cache_bytes,
             "load_s": self._load_s,
             "memory": self._memory,
@@ -137,8 +133,8 @@ class EngineRun:
                     "prompt_len": case.prompt_len,
                     "new_tokens": case.new_tokens,
                     "num_tokens": case.num_tokens,
-                    "num_bytes": costs[case].num_bytes,
-                    "num_flops": costs[case].num_flops,
+                    "num_bytes": costs[case][0],
+                    "num_flops": costs[case][1],
                     "tokens_per_s": rates,
                     "outliers": self._outliers.get(case, []),
                 }

@@ -12,12 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from moeflow.bench.floors import PassCost, pass_cost
 from moeflow.core.errors import EngineError
-from moeflow.core.model_config import ModelConfig
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission, TokenOutput
+from moeflow.planner.costs.model_costs import ModelCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,31 +43,25 @@ class Case:
         num_prefills = -(-self.batch_size * self.prompt_len // max(max_num_batched_tokens - self.batch_size, 1)) + 1
         return self.batch_size * (self.prompt_len + self.new_tokens + num_prefills)
 
-    def cost(
-        self, shape: ModelConfig, *, weight_bits: float, embedding_bits: float, kv_bytes_per_token: float
-    ) -> PassCost:
-        """Return what the timed part costs at least: all its passes together."""
+    def cost(self, costs: ModelCosts) -> tuple[float, float]:
+        """Return the bytes that the timed part reads and the operations that it does at least, all passes together.
+
+        A pass reads each weight once, of the experts those that even routers choose. Norms, activations, embedding rows
+        and the K and V of a prefill are left out (under 1%).
+        """
         if self.new_tokens:
-            seen = self.batch_size * (self.prompt_len + (self.new_tokens + 1) // 2)
-            one = pass_cost(
-                shape,
-                weight_bits=weight_bits,
-                embedding_bits=embedding_bits,
-                kv_bytes_per_token=kv_bytes_per_token,
-                num_tokens=self.batch_size,
-                num_sampled=self.batch_size,
-                num_seen=seen,
-            )
-            return PassCost(one.num_bytes * self.new_tokens, one.num_flops * self.new_tokens)
-        return pass_cost(
-            shape,
-            weight_bits=weight_bits,
-            embedding_bits=embedding_bits,
-            kv_bytes_per_token=0.0,
-            num_tokens=self.prompt_len,
-            num_sampled=1,
-            num_seen=self.prompt_len * (self.prompt_len + 1) // 2,
-        )
+            num_tokens = num_sampled = self.batch_size
+            num_seen = num_read = self.batch_size * (self.prompt_len + (self.new_tokens + 1) // 2)
+        else:
+            num_tokens, num_sampled, num_read = self.prompt_len, 1, 0
+            num_seen = self.prompt_len * (self.prompt_len + 1) // 2
+        attention = costs.attention(num_tokens, num_seen, num_read)
+        layer = (costs.pre_attention(num_tokens), attention, costs.output_projection(num_tokens))
+        works = [(costs.shape.num_layers, work) for work in layer] + costs.feed_forward(num_tokens)
+        works.append((1, costs.head(num_sampled)))
+        num_passes = self.new_tokens or 1
+        num_bytes = num_passes * sum(count * work.num_bytes for count, work in works)
+        return num_bytes, num_passes * sum(count * work.num_flops for count, work in works)
 
 
 class SetBackError(EngineError):

@@ -5,7 +5,6 @@ Only this machine's own addresses, unless the user insists: traffic made to satu
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ import httpx
 import msgspec
 
 from moeflow.core.errors import ConfigError, EngineError, RequestError
+from moeflow.core.loopback import is_loopback_name
 from moeflow.workload.poisson import Arrival
 
 MAX_CONNECTIONS = 1024  # requests under way; more wait here, and their waiting counts as latency
@@ -32,7 +32,7 @@ class _Chunk(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a server says of its model. None: it does not tell."""
+    """What a server reports of its model. None: it does not report."""
 
     name: str
     vocab_size: int | None
@@ -51,21 +51,12 @@ def check_address(url: str, *, allow_remote: bool) -> str:
         raise ConfigError(f"{url!r} is no address: {error}; write it like http://127.0.0.1:8000") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ConfigError(f"{url!r} is no http address; write it like http://127.0.0.1:8000")
-    if not (allow_remote or _is_loopback(parsed.host)):
+    if not (allow_remote or is_loopback_name(parsed.host)):
         raise ConfigError(
             f"{parsed.host} is not this machine, and the traffic is made to overload whoever gets it: "
             "add --allow-remote if the server is yours"
         )
     return url.rstrip("/").removesuffix("/v1")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name
-        return False
 
 
 class HttpTarget:
@@ -98,10 +89,7 @@ class HttpTarget:
         await self._client.aclose()
 
     async def model(self) -> ServedModel:
-        """Ask what is served.
-
-        Raises: EngineError if no server answers, RequestError if it refuses.
-        """
+        """Ask what is served. Raises: EngineError if no server answers, RequestError if it refuses."""
         card = (await self._read("/v1/models"))["data"][0]
         self._model = str(card["id"])
         try:
@@ -111,7 +99,7 @@ class HttpTarget:
         return ServedModel(self._model, facts.get("vocab_size"), facts.get("max_model_len", card.get("max_model_len")))
 
     async def generate(self, request_id: str, arrival: Arrival) -> AsyncGenerator[int, None]:
-        """See `replay.Target`. A server's event counts as a token until it tells how many there were in all."""
+        """See `replay.Target`. A server's event counts as a token until it reports how many there were in all."""
         body = {
             "model": self._model,
             "prompt": arrival.prompt_token_ids,

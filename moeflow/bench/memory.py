@@ -18,13 +18,13 @@ def resident_bytes() -> int:
 
 
 def reset_peak() -> None:
-    """Let the peak start over from what is held now, where the system can do that."""
+    """Reset the peak to what is held now, where the system can do that."""
     with contextlib.suppress(OSError):
         _CLEAR.write_text("5")
 
 
 def peak_bytes() -> int | None:
-    """Return the most the process has held since `reset_peak`; None where the system does not tell (not Linux)."""
+    """Return the most the process has held since `reset_peak`; None where the system does not report (not Linux)."""
     try:
         match = re.search(r"^VmHWM:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
     except OSError:

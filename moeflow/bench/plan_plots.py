@@ -38,7 +38,7 @@ def plot_rooflines(figures: Sequence[RooflineFigure], title: str, file: Path) ->
 
 
 def draw_roofline(axes: Axes, data: RooflineFigure) -> None:
-    """Draw roofs, turning points and the planned work; the legend says what each of them means."""
+    """Draw roofs, turning points and the planned work; the legend explains each of them."""
     roofs, at = data.roofs, data.operating
     points = [mark.intensity for mark in data.marks] + [turn.intensity for turn in data.turns]
     points += [it for it in (at.near_intensity, at.far_intensity, roofs.peak / roofs.bandwidth) if it is not None]
@@ -136,7 +136,7 @@ def plot_policy_map(data: PolicyMap, title: str, file: Path) -> None:
 
 
 def panels_and_notes(data: PolicyMap, panels: Sequence[Panel]) -> tuple[list[Panel], list[str]]:
-    """Return the panels whose numbers differ, and what to say of the others."""
+    """Return the panels whose numbers differ, and a note on each of the others."""
     drawn, notes = [], []
     for label, value in panels:
         values = [value(point.policy) for point in data.points if point.policy is not None]

@@ -121,7 +121,7 @@ class PlanValidation:
                 on_end()
 
     def close(self) -> None:
-        """Let go of the engine."""
+        """Close the engine."""
         self._engine.close()
 
     def rows(self) -> list[CheckRow]:

@@ -83,7 +83,7 @@ def is_dirty(record: Record) -> bool:
 
 
 def _git(*arguments: str) -> str:
-    """Return what git says about the source tree; nothing if it cannot."""
+    """Return what git reports about the source tree; nothing if it cannot."""
     try:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
@@ -92,20 +92,14 @@ def _git(*arguments: str) -> str:
 
 
 def append(file: Path, record: Record) -> None:
-    """Add a record to a file, in one write, so that a run that is stopped leaves whole lines.
-
-    Raises: OSError.
-    """
+    """Add a record to a file, in one write, so that a run that is stopped leaves whole lines. Raises: OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read(files: Iterable[Path]) -> list[Record]:
-    """Return the records of all files, in order.
-
-    Raises: ConfigError, naming file and line, if one is no record.
-    """
+    """Return the records of all files, in order. Raises: ConfigError, naming file and line, if one is no record."""
     records = []
     for file in files:
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):

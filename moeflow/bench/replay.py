@@ -27,23 +27,20 @@ class Target(Protocol):
 
         Raises: RequestError or EngineError if the request fails.
         """
-        ...
 
 
 class EngineTarget:
     """An engine, spoken to in token ids."""
 
-    def __init__(self, client: EngineClient, *, is_background: bool = False) -> None:
-        """Take an engine; `is_background` makes the traffic that of a batch job."""
+    def __init__(self, client: EngineClient, *, is_batch: bool = False) -> None:
+        """Take an engine; `is_batch` makes the traffic that of a batch job."""
         self._client = client
-        self._is_background = is_background
+        self._is_batch = is_batch
 
     async def generate(self, request_id: str, arrival: Arrival) -> AsyncGenerator[int, None]:
         """See `Target`."""
         sampling = SamplingParams(max_tokens=arrival.num_new, temperature=0.0, ignore_eos=True)
-        submission = Submission(
-            request_id, arrival.prompt_token_ids, sampling, seed=0, is_background=self._is_background
-        )
+        submission = Submission(request_id, arrival.prompt_token_ids, sampling, seed=0, is_batch=self._is_batch)
         async with aclosing(self._client.stream(submission)) as outputs:
             async for output in outputs:
                 if output.error is not None:

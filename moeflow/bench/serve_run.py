@@ -31,9 +31,9 @@ class Progress:
     """What to call while it runs."""
 
     on_bytes: Callable[[int, int], None]  # while a model is loaded
-    on_run: Callable[[str], None]  # when traffic begins; says which
-    on_request: Callable[[], None]  # when a request has ended
-    on_result: Callable[[dict[str, Any]], None]  # the fields of a record, when traffic has ended
+    on_run: Callable[[str], None]  # when a measurement begins; names it
+    on_result: Callable[[dict[str, Any]], None]  # the fields of a record, when it has ended
+    on_request: Callable[[], None] = lambda: None  # when a request has ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from moeflow.core.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Text in rows; the first column is what a row is about, the others are figures, or words if it says so."""
+    """Text in rows; the first column is what a row is about, the others are figures, or words if `words` has it."""
 
     title: str
     columns: tuple[str, ...]

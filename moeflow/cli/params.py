@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import Any
@@ -27,17 +28,24 @@ class NewFile(click.Path):
 
 
 class NewPicture(click.Path):
-    """A path that ends in .png; its folder is made with it."""
+    """A path that ends in .png; its folder is made with it. Needs matplotlib."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path. Raises: click.BadParameter if it names no PNG."""
+        """Return the path. Raises: click.BadParameter if it names no PNG; ClickException without matplotlib."""
+        require_matplotlib()
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if path.suffix.lower() != ".png":
             self.fail(f"{str(path)!r} does not end in .png, which is what is written", param, ctx)
         return path
+
+
+def require_matplotlib() -> None:
+    """Raises: ClickException if there is none, before anything is computed in vain."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise click.ClickException("pictures need matplotlib: pip install 'moeflow[bench]'")
 
 
 NEW_FILE = NewFile()

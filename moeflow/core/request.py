@@ -39,7 +39,7 @@ class Request:
     max_tokens: int  # output tokens at most: the user's limit, cut to the context; set by the engine
     stop_token_ids: frozenset[int] = frozenset()  # end it: the model's EOS (unless ignored) and the user's
     seed: int = 0  # always concrete, so that a preempted request samples the same tokens again
-    is_background: bool = False  # of a batch job: takes what interactive requests leave
+    is_batch: bool = False  # of a batch job: takes what interactive requests leave
     isolated_until: int = 0  # output tokens: up to there it has passes of its own
 
     status: RequestStatus = RequestStatus.WAITING  # scheduler

@@ -74,7 +74,7 @@ def check_request(model: ModelInfo, prompt_token_ids: Sequence[int], params: Sam
 
 
 def make_submissions(
-    request_id: str, prompt_token_ids: list[int], params: SamplingParams, *, is_background: bool = False
+    request_id: str, prompt_token_ids: list[int], params: SamplingParams, *, is_batch: bool = False
 ) -> list[Submission]:
     """Return one submission for each of the n completions, named request_id-0 and so on.
 
@@ -89,7 +89,7 @@ def make_submissions(
             prompt_token_ids,
             later_params if index else params,
             child_seed(seed, index),
-            is_background,
+            is_batch,
         )
         for index in range(params.n)
     ]

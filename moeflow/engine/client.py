@@ -24,17 +24,14 @@ class EngineClient(Protocol):
     @property
     def model(self) -> ModelInfo:
         """What the engine serves; valid once the client is started."""
-        ...
 
     @property
     def state(self) -> EngineState:
         """Whether requests are computed now."""
-        ...
 
     @property
     def back_in_s(self) -> float:
         """Seconds until an engine that is restarting will probably be ready; 0 in any other state."""
-        ...
 
     def stream(self, submission: Submission) -> AsyncGenerator[TokenOutput, None]:
         """Submit and yield outputs as passes bring them; the last one has a `finish_reason`.
@@ -43,16 +40,12 @@ class EngineClient(Protocol):
 
         Raises: EngineError if the engine is gone.
         """
-        ...
 
     def cancel(self, request_ids: list[str]) -> None:
         """Ask the engine to end these; their streams then finish with FinishReason.CANCELLED."""
-        ...
 
     def stats(self) -> EngineStats:
         """Return the newest snapshot the engine has sent; never waits."""
-        ...
 
     async def shutdown(self, deadline_s: float) -> None:
         """Let running requests finish within the deadline, cancel the rest, end the engine."""
-        ...

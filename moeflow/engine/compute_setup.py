@@ -1,4 +1,4 @@
-"""Has a process compute as is configured: threads, instruction set, how much of a GPU's memory it may take."""
+"""Sets up a process as configured: threads, instruction set, how much of a GPU's memory it may take."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COPY_THREADS: Final = 4  # that move weights between two places of main memory: 
 
 
 def set_up(config: EngineConfig) -> None:
-    """Have this process compute as is configured: threads, instruction set, limit of a GPU's memory."""
+    """Set up this process as configured: threads, instruction set, limit of a GPU's memory."""
     _set_up_threads(config)
     _limit_device(config)
 
@@ -36,7 +36,7 @@ def _set_up_threads(config: EngineConfig) -> None:
 
 
 def _limit_device(config: EngineConfig) -> None:
-    """Have torch refuse what goes beyond the limit; PROCESS_BYTES of it are for what CUDA itself takes."""
+    """Limit the memory that torch allocates on the device; PROCESS_BYTES of it are for what CUDA itself takes."""
     if config.device_memory_bytes:
         device = device_of_layers(config)
         total_bytes = torch.cuda.get_device_properties(device).total_memory

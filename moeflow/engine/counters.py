@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
 from moeflow.core.batch import Batch
-from moeflow.core.request import Request
 from moeflow.engine.messages import EngineStats, ExpertStats
+from moeflow.scheduler.policy import SchedulingPolicy
 
 WINDOW_S = 5.0
 
@@ -50,26 +50,17 @@ class Counters:
         first_end, first_tokens = self._recent[0]
         return (self._recent_tokens - first_tokens) / max(now - first_end, 1e-3)
 
-    def snapshot(
-        self,
-        waiting: Sequence[Request],
-        running: Sequence[Request],
-        *,
-        kv_blocks_total: int,
-        kv_blocks_used: int,
-        kv_blocks_cached: int,
-        preemptions_total: int,
-        experts: ExpertStats,
-    ) -> EngineStats:
-        """Return the totals together with the state that others own."""
+    def snapshot(self, scheduler: SchedulingPolicy, experts: ExpertStats) -> EngineStats:
+        """Return the totals together with the state of queue, blocks and experts."""
+        waiting, running, blocks = scheduler.waiting, scheduler.running, scheduler.blocks
         return EngineStats(
             num_waiting=len(waiting),
             num_running=len(running),
-            num_background_waiting=sum(request.is_background for request in waiting),
-            num_background_running=sum(request.is_background for request in running),
-            kv_blocks_total=kv_blocks_total,
-            kv_blocks_used=kv_blocks_used,
-            kv_blocks_cached=kv_blocks_cached,
+            num_batch_waiting=sum(request.is_batch for request in waiting),
+            num_batch_running=sum(request.is_batch for request in running),
+            kv_blocks_total=blocks.num_blocks,
+            kv_blocks_used=blocks.num_used,
+            kv_blocks_cached=blocks.num_cached,
             passes_total=self.passes,
             failed_passes_total=self.failed_passes,
             prompt_tokens_total=self.prompt_tokens,
@@ -77,7 +68,7 @@ class Counters:
             generated_tokens_total=self.generated_tokens,
             requests_finished_total=self.finished,
             requests_cancelled_total=self.cancelled,
-            preemptions_total=preemptions_total,
+            preemptions_total=scheduler.num_preemptions,
             tokens_per_second=self.tokens_per_second(),
             **msgspec.structs.asdict(experts),
         )

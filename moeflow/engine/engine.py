@@ -70,10 +70,7 @@ class Engine:
         return 0.0 if self._cancelled else self._scheduler.held_s
 
     def submit(self, submission: Submission) -> None:
-        """Queue one sequence.
-
-        Raises: RequestError if it could never run, or if its id is in use.
-        """
+        """Queue one sequence. Raises: RequestError if it could never run, or if its id is in use."""
         self._check(submission)
         sampling = submission.sampling
         room = self.config.scheduler.max_model_len - len(submission.prompt_token_ids)
@@ -85,7 +82,7 @@ class Engine:
             max_tokens=room if sampling.max_tokens is None else sampling.max_tokens,
             stop_token_ids=frozenset(eos).union(sampling.stop_token_ids),
             seed=submission.seed,
-            is_background=submission.is_background,
+            is_batch=submission.is_batch,
             submitted_s=self._clock(),
             isolated_until=submission.isolated_until,
             output_token_ids=list(submission.generated_token_ids),
@@ -132,19 +129,10 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return a snapshot of queue, cache and counters."""
-        blocks = self._scheduler.blocks
-        return self._counters.snapshot(
-            self._scheduler.waiting,
-            self._scheduler.running,
-            kv_blocks_total=blocks.num_blocks,
-            kv_blocks_used=blocks.num_used,
-            kv_blocks_cached=blocks.num_cached,
-            preemptions_total=self._scheduler.num_preemptions,
-            experts=self._runner.expert_stats(),
-        )
+        return self._counters.snapshot(self._scheduler, self._runner.expert_stats())
 
     def close(self) -> None:
-        """Let go of the model's threads and files; nothing can be computed any more."""
+        """Close the model's threads and files; nothing can be computed any more."""
         self._runner.close()
 
     def check_integrity(self) -> None:

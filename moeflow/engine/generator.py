@@ -54,18 +54,18 @@ class Generator:
         return await self.lanes.run(num_chars(messages), work)
 
     def stream(
-        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams, *, is_background: bool = False
+        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams, *, is_batch: bool = False
     ) -> AsyncGenerator[TextDelta, None]:
         """Start a request when first iterated, and yield what its n completions bring, in order of arrival.
 
         The last delta of each completion has a `finish_reason`. Closing the iterator, or cancelling the task
-        that reads it, cancels what still runs in the engine. What is in the background takes what others leave.
+        that reads it, cancels what still runs in the engine. Batch requests take what others leave.
 
         Raises: RequestError at once, if the request can never run; EngineError while iterating, if the
         engine is gone.
         """
         check_request(self.client.model, prompt_token_ids, sampling)
-        submissions = make_submissions(request_id, prompt_token_ids, sampling, is_background=is_background)
+        submissions = make_submissions(request_id, prompt_token_ids, sampling, is_batch=is_batch)
         children = [self._complete(index, submission) for index, submission in enumerate(submissions)]
         return children[0] if len(children) == 1 else _without_numbers(merge(children))
 
@@ -90,5 +90,5 @@ async def _without_numbers(
 
 
 def num_chars(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Return how long a conversation is, about: what its messages say, and a little for each."""
+    """Return how long a conversation is, about: the text of its messages, and a little for each."""
     return sum(len(message.get("content") or "") + 16 for message in messages)

@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextmanager
 def hold_interrupts() -> Iterator[None]:
-    """Let a Ctrl-C that comes inside the block take effect at its end.
+    """Delay a Ctrl-C that comes inside the block until its end.
 
     Does nothing outside the main thread, where Python delivers no signals, or where Ctrl-C is not handled in
     Python.

@@ -1,4 +1,4 @@
-"""Keeps an engine whose experts come from disk within its memory limit: before each pass it says what that will touch.
+"""Keeps an engine whose experts come from disk within its memory limit, by what each pass is going to touch.
 
 Slots for experts give way to keys, values and a pass's work space, and come back when those need less. What kernels
 keep of their work space is measured already, and the next pass works there again: only the rest of it is fresh.
@@ -46,7 +46,7 @@ class MemoryLimiter:
         self._min_blocks = -(-scheduler.max_model_len // scheduler.block_size)
 
     def make_room(self, batch: Batch) -> None:
-        """Have no more slots than leave room for a pass. Raises: CapacityError if that cannot be had."""
+        """Reduce the slots so that a pass has room. Raises: CapacityError if that cannot be."""
         size = self._block_size
         written = {block for entry in batch.entries for block in entry.block_ids[entry.start // size :]}
         fresh = self._kv.untouched(written)

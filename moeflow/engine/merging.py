@@ -13,11 +13,16 @@ T = TypeVar("T")
 async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """Yield (number of the stream, item) as items arrive, until all streams have ended.
 
-    Every stream is read as fast as it comes, not as fast as this one is. When one fails, or when this one is
+    Each of several streams is read as fast as it comes, not as fast as this one is. When one fails, or when this one is
     closed, all are closed before it ends.
 
     Raises: whatever a stream raises, after the items that came before.
     """
+    if len(streams) == 1:  # as most requests have: no task, and no queue for every item
+        async with aclosing(streams[0]) as items:
+            async for item in items:
+                yield 0, item
+        return
     arrivals: asyncio.Queue[tuple[int, T] | asyncio.Task[None]] = asyncio.Queue()
 
     async def pump(number: int, stream: AsyncGenerator[T, None]) -> None:

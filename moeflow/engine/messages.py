@@ -44,7 +44,7 @@ class Submission(msgspec.Struct, frozen=True, tag="submit"):
     prompt_token_ids: list[int]
     sampling: SamplingParams
     seed: int  # concrete; differs among the n completions of one prompt
-    is_background: bool = False  # of a batch job: takes what interactive requests leave
+    is_batch: bool = False  # of a batch job: takes what interactive requests leave
     generated_token_ids: list[int] = []
     isolated_until: int = 0  # output tokens: up to there it has passes of its own, since it may have ended an engine
 
@@ -101,7 +101,7 @@ class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
     expert_misses_total: int = 0  # neither
     expert_stall_s_total: float = 0.0  # passes waited for experts
     expert_demand_bytes_total: int = 0  # read because a pass needed them
-    expert_prefetched_bytes_total: int = 0  # read because a predictor said so, of these:
+    expert_prefetched_bytes_total: int = 0  # read because a predictor asked for it, of these:
     expert_used_bytes_total: int = 0  # needed later
     expert_wasted_bytes_total: int = 0  # evicted without having been needed
 
@@ -117,8 +117,8 @@ class EngineStats(ExpertStats, frozen=True, kw_only=True):
 
     num_waiting: int = 0
     num_running: int = 0
-    num_background_waiting: int = 0  # of these, requests of batch jobs
-    num_background_running: int = 0
+    num_batch_waiting: int = 0  # of these, requests of batch jobs
+    num_batch_running: int = 0
     kv_blocks_total: int = 0
     kv_blocks_used: int = 0  # held by running requests
     kv_blocks_cached: int = 0  # held by the prefix tree alone: free on demand

@@ -50,23 +50,18 @@ class Runner(Protocol):
     @property
     def info(self) -> ModelInfo:
         """What is being run."""
-        ...
 
     def run(self, batch: Batch) -> PassResult:
         """Compute a pass. May raise anything; the engine then fails the requests of this batch alone."""
-        ...
 
     def settle(self, blocks: BlockTables) -> None:
         """Between passes: give back the memory of blocks that are not needed, and limit those that may be used."""
-        ...
 
     def expert_stats(self) -> ExpertStats:
         """Return what became of experts that come from disk so far."""
-        ...
 
     def close(self) -> None:
-        """Let go of threads and files."""
-        ...
+        """Close threads and files."""
 
 
 class ModelRunner:
@@ -113,11 +108,6 @@ class ModelRunner:
         """What has been taken down so far; None: nothing is."""
         return self._trace
 
-    @property
-    def device_used_bytes(self) -> int:
-        """What is taken of a device that is smaller than the model; 0: there is none."""
-        return self._model.device.memory.used_bytes if isinstance(self._model, OffloadedModel) else 0
-
     def expert_stats(self) -> ExpertStats:
         """Return what became of experts that come from disk so far."""
         return self._no_expert_stats if self._experts is None else self._experts.stats()
@@ -158,7 +148,7 @@ class ModelRunner:
 
     @contextmanager
     def _noted(self, batch: Batch) -> Iterator[None]:
-        """Tell those who watch passes that one begins, and how it ends."""
+        """Report the beginning and end of a pass to trace, recorder and expert store."""
         if self._experts is not None:
             self._experts.begin_pass()
         start_ns, stall_s = time.perf_counter_ns(), self._stall_s()

@@ -143,7 +143,7 @@ def _choose_edited(logits: Tensor, requests: list[Request]) -> list[int | None]:
 
 
 def _sampling_of(request: Request, row: int, maximum: float, vocab_size: int) -> RowSampling:
-    """Say how a request's next token is to be sampled."""
+    """Return how a request's next token is to be sampled."""
     params = request.sampling
     return RowSampling(
         row,

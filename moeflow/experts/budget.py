@@ -23,20 +23,16 @@ class Slots(Protocol):
     @property
     def num_slots(self) -> int:
         """How many may be used."""
-        ...
 
     @property
     def taken_bytes(self) -> int:
         """What they hold of the memory that is measured, at least."""
-        ...
 
     def within(self, num_bytes: int) -> int:
         """Return how many slots so many bytes are enough for; 0 for fewer than none."""
-        ...
 
     def resize(self, num_slots: int) -> int:
-        """Have so many slots, or as few as leases allow; return how many there are."""
-        ...
+        """Set the number of slots, or as few as leases allow; return how many there are."""
 
 
 class MemoryBudget:
@@ -52,7 +48,7 @@ class MemoryBudget:
         self._rooms: deque[int] = deque(maxlen=CALM_PASSES)  # how many slots there was room for in the last passes
 
     def make_room(self, growth_bytes: int) -> None:
-        """Have no more slots than leave room for `growth_bytes` that will be touched beside them.
+        """Reduce the slots so that there is room for `growth_bytes` that will be touched beside them.
 
         Raises: CapacityError if that cannot be had.
         """

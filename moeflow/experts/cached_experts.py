@@ -29,15 +29,12 @@ class Ahead(Protocol):
 
         Shapes: hidden [T, H], its input, topk_ids [T, K].
         """
-        ...
 
     def see_hits(self, first_layer: int, topk_ids: Tensor) -> None:
         """Receive those of layers that needed no loads, from this one on: topk_ids [layers, T, K]."""
-        ...
 
     def expected(self, num_tokens: int) -> Expected:
-        """Return what layers of a pass should be expected to need; they are told to `see` if it is absent."""
-        ...
+        """Return what layers of a pass should be expected to need; `see` is called if it is absent."""
 
 
 class ExpertPool:

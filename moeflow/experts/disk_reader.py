@@ -1,7 +1,7 @@
 """Brings experts from disk into slots, in the threads of a lane: demand first, prefetches in what time is left.
 
 The lane is passed in as a function that queues work, for it belongs to a higher floor. Few urgent reads are cut into
-pieces, so that they keep as many threads busy as many do. One slab of 6 MiB at a time, on a virtual disk that gave
+pieces, so that they keep as many threads busy as many do. One expert of 6 MiB at a time, on a virtual disk that gave
 between 1.3 and 3 GB/s at different times, came faster by 13% at its slowest and by 4% at its fastest.
 """
 
@@ -33,15 +33,12 @@ class ReadFuture(Protocol):
     @property
     def error(self) -> BaseException | None:
         """Why it failed, if it is done and did."""
-        ...
 
     def cancel(self) -> bool:
         """Take it back if it has not begun."""
-        ...
 
     def on_done(self, callback: Callable[[Any], Any], /) -> None:
         """Call back when it is done, failed or cancelled."""
-        ...
 
 
 # Queues work of a lane: (work, whether a pass waits for it, expert number over all layers, bytes it reads).
@@ -49,7 +46,7 @@ SubmitRead = Callable[[Callable[[], None], bool, int, int], ReadFuture]
 
 
 class DiskReader:
-    """Reads slabs into the slots of an arena."""
+    """Reads experts into the slots of an arena."""
 
     def __init__(self, reader: SlabReader, arena: SlotArena, submit: SubmitRead, *, num_threads: int) -> None:
         """`num_threads` is what the lane behind `submit` has."""
@@ -161,7 +158,7 @@ def probe_read_depth(reader: SlabReader, arena: SlotArena, num_slots: int) -> in
 
 
 def _read_rate(reader: SlabReader, arena: SlotArena, depth: int, chance: random.Random, num_slots: int) -> float:
-    """Read random slabs with so many threads, and return bytes per second."""
+    """Read random experts with so many threads, and return bytes per second."""
     spec = reader.index.spec
     count = max(depth, _PROBE_BYTES // spec.stride_bytes)
     numbers = [chance.randrange(spec.num_slabs) for _ in range(count)]
@@ -173,7 +170,7 @@ def _read_rate(reader: SlabReader, arena: SlotArena, depth: int, chance: random.
             try:
                 number = numbers.pop()
                 reader.pieces(number, arena.view(slot), 1)[0]()
-            except (IndexError, OSError):  # another thread took the last; a bad slab is for who needs it to report
+            except (IndexError, OSError):  # another thread took the last; a bad expert is for who needs it to report
                 continue
             done.append(spec.stride_bytes)
 

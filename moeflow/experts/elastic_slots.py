@@ -29,7 +29,7 @@ class ElasticSlots:
         return min(num_slots_in(num_bytes, self._arena.slot_bytes), self._arena.num_slots)
 
     def resize(self, num_slots: int) -> int:
-        """Have so many slots, or as few as leases allow; return how many there are.
+        """Set the number of slots, or as few as leases allow; return how many there are.
 
         Blocks: while loads that have begun write into slots that go.
         """

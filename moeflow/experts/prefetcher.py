@@ -19,7 +19,7 @@ _MAX_TOKENS: Final = 8  # of a pass; more need so many experts that reads on dem
 
 
 class Prefetcher:
-    """Tells a predictor what routers choose, and prefetches what it predicts while the governor allows it."""
+    """Passes what routers choose to a predictor, and prefetches what it predicts while the governor allows it."""
 
     def __init__(self, cache: ExpertCache, predictor: Predictor, governor: Governor, num_layers: int) -> None:
         self.note = ""  # the governor's last message
@@ -70,7 +70,7 @@ class Prefetcher:
         return Expected(guesses=guesses)
 
     def end_pass(self, seconds: float) -> str | None:
-        """Let the governor judge by how long a pass took; return its message if its verdict is new.
+        """Report to the governor how long a pass took; return its message if its verdict is new.
 
         A pass that lacked nothing tells nothing about reading, and what a large one read ahead was needed for certain.
         """

@@ -26,10 +26,7 @@ def num_slots_in(budget_bytes: int, slab_bytes: int) -> int:
 
 
 def slots_within(budget_bytes: int, slab_bytes: int, *, least: int) -> int:
-    """Return how many slots fit into a budget.
-
-    Raises: CapacityError if that is fewer than `least`.
-    """
+    """Return how many slots fit into a budget. Raises: CapacityError if that is fewer than `least`."""
     num_slots = num_slots_in(budget_bytes, slab_bytes)
     if num_slots < least:
         need = format_bytes(arena_bytes(least, slab_bytes))

@@ -16,7 +16,6 @@ class Spanned(Protocol):
 
     def __call__(self, name: str, layer: int, function: Callable[..., T], /, *args: Any) -> T:
         """Return `function(*args)`."""
-        ...
 
 
 def untraced(name: str, layer: int, function: Callable[..., T], /, *args: Any) -> T:

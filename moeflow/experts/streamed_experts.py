@@ -27,11 +27,9 @@ class Work(Protocol):
     @property
     def experts(self) -> Sequence[int]:
         """Those that are needed, ascending."""
-        ...
 
     def compute(self, experts: Sequence[int], lease: Lease, /) -> None:
         """Compute with some of the experts, which are in their slots."""
-        ...
 
 
 class ExpertStream:

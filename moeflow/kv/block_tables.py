@@ -4,7 +4,7 @@ Every block is in exactly one of three places: free, private to one request, or 
 request's table starts with tree nodes (shared, full) and ends with private blocks (not full yet, or equal
 to a block that somebody else put into the tree first). Knows nothing of scheduling, time or tensors.
 
-A block takes memory from when it is first given out. Where memory is short, `num_kept` says how many may keep it
+A block takes memory from when it is first given out. Where memory is short, `num_kept` is how many may keep it
 while nobody uses them: beyond that, blocks of the tree are taken before fresh ones, and `give_back` names the rest.
 """
 
@@ -96,7 +96,7 @@ class BlockTables:
         return True
 
     def lacks(self, request: Request, num_tokens: int) -> bool:
-        """Say whether the table does not hold all of positions [0, num_tokens) yet."""
+        """Return whether the table does not hold all of positions [0, num_tokens) yet."""
         return len(self._tables[request].block_ids) < self.blocks_for(num_tokens)
 
     def share(self, request: Request, stop: int) -> None:
@@ -137,7 +137,7 @@ class BlockTables:
         self._fresh.clear()
 
     def rests_on_pass(self, request: Request) -> bool:
-        """Say whether a table holds what is shared for the pass under way, and is void if that fails."""
+        """Return whether a table holds what is shared for the pass under way, and is void if that fails."""
         nodes = self._tables[request].nodes
         return any(node in nodes for node in self._fresh)
 

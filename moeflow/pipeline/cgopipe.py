@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moeflow.pipeline.offloading import HOST_TO_DEVICE, LayerWeights, attention_on_host
+from moeflow.pipeline.offloading import OP_LANES, LayerWeights, attention_on_host
 from moeflow.pipeline.task import Task, TaskMaker
 
 
 def cgopipe(num_layers: int, num_micro_batches: int, *, is_warm: bool = False, wraps: bool = False) -> Iterator[Task]:
     """Yield a decoding step in the order of the algorithm. For `is_warm` and `wraps` see `LayerWeights`."""
-    make = TaskMaker()
+    make = TaskMaker(OP_LANES)
     weights = LayerWeights(make, num_layers, num_micro_batches, is_warm=is_warm, wraps=wraps)
     ahead = min(2, num_micro_batches)
     attended: dict[int, Task] = {}  # by micro-batch: the attention that its next post-attention needs
@@ -35,7 +35,7 @@ def cgopipe(num_layers: int, num_micro_batches: int, *, is_warm: bool = False, w
         yield from attend(0, micro_batch, None)
     for layer in range(num_layers):
         for micro_batch in range(num_micro_batches):
-            hidden = make("load_hidden", layer, micro_batch, lane=HOST_TO_DEVICE, after=[attended[micro_batch]])
+            hidden = make("load_hidden", layer, micro_batch, after=[attended[micro_batch]])
             yield hidden
             yield from weights.to_device(layer + 1, micro_batch, behind=hidden)
             done = make("post_attention", layer, micro_batch, after=[hidden, weights.last_page(layer), done])

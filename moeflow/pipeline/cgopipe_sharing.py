@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moeflow.pipeline.offloading import DEVICE_TO_HOST, HOST, HOST_TO_DEVICE, LayerWeights, attention_on_host
+from moeflow.pipeline.offloading import OP_LANES, LayerWeights, attention_on_host
 from moeflow.pipeline.task import Task, TaskMaker
 
 
@@ -18,7 +18,7 @@ def cgopipe_sharing(
     num_layers: int, num_micro_batches: int, *, is_warm: bool = False, wraps: bool = False
 ) -> Iterator[Task]:
     """Yield a pass. For `is_warm` and `wraps` see `LayerWeights`."""
-    make, done = TaskMaker(), None
+    make, done = TaskMaker(OP_LANES), None
     weights = LayerWeights(make, num_layers, num_micro_batches, is_warm=is_warm, wraps=wraps)
     attended: dict[int, Task] = {}  # by micro-batch
     hosted: dict[int, Task] = {}  # by micro-batch: the host's sums are on the device
@@ -29,11 +29,11 @@ def cgopipe_sharing(
         yield from tasks
 
     def compute_on_host(layer: int, micro_batch: int) -> Iterator[Task]:
-        hidden = make("load_hidden", layer, micro_batch, lane=HOST_TO_DEVICE, after=[attended[micro_batch]])
+        hidden = make("load_hidden", layer, micro_batch, after=[attended[micro_batch]])
         routed = make("route", layer, micro_batch, after=[hidden])
-        offloaded = make("offload_routed", layer, micro_batch, lane=DEVICE_TO_HOST, after=[routed])
-        computed = make("host_experts", layer, micro_batch, lane=HOST, after=[offloaded])
-        hosted[micro_batch] = make("load_sums", layer, micro_batch, lane=HOST_TO_DEVICE, after=[computed])
+        offloaded = make("offload_routed", layer, micro_batch, after=[routed])
+        computed = make("host_experts", layer, micro_batch, after=[offloaded])
+        hosted[micro_batch] = make("load_sums", layer, micro_batch, after=[computed])
         yield from (hidden, routed, offloaded, computed, hosted[micro_batch])
 
     yield from weights.load(0)

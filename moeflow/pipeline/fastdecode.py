@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moeflow.pipeline.offloading import HOST_TO_DEVICE, LayerWeights, attention_on_host
+from moeflow.pipeline.offloading import OP_LANES, LayerWeights, attention_on_host
 from moeflow.pipeline.task import Task, TaskMaker
 
 
@@ -14,7 +14,7 @@ def fastdecode(
     num_layers: int, num_micro_batches: int, *, is_warm: bool = False, wraps: bool = False
 ) -> Iterator[Task]:
     """Yield a decoding step. For `is_warm` and `wraps` see `LayerWeights`."""
-    make = TaskMaker()
+    make = TaskMaker(OP_LANES)
     weights = LayerWeights(make, num_layers, is_warm=is_warm, wraps=wraps)
     ahead = min(2, num_micro_batches)
     attended: dict[int, Task] = {}  # by micro-batch: the attention that its next post-attention needs
@@ -34,7 +34,7 @@ def fastdecode(
     for layer in range(num_layers):
         yield from weights.load(layer + 1)
         for micro_batch in range(num_micro_batches):
-            hidden = make("load_hidden", layer, micro_batch, lane=HOST_TO_DEVICE, after=[attended[micro_batch]])
+            hidden = make("load_hidden", layer, micro_batch, after=[attended[micro_batch]])
             done = make("post_attention", layer, micro_batch, after=[hidden, weights.last_page(layer), done])
             ended[micro_batch] = done
             weights.used_up(layer, done)

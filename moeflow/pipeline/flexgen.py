@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moeflow.pipeline.offloading import DEVICE_TO_HOST, HOST_TO_DEVICE, LayerWeights, attention_on_host
+from moeflow.pipeline.offloading import OP_LANES, LayerWeights, attention_on_host
 from moeflow.pipeline.task import Task, TaskMaker
 
 
@@ -16,14 +16,14 @@ def flexgen_host_attention(
     num_layers: int, num_micro_batches: int, *, is_warm: bool = False, wraps: bool = False
 ) -> Iterator[Task]:
     """Yield a decoding step of S3. For `is_warm` and `wraps` see `LayerWeights`."""
-    make, last = TaskMaker(), None
+    make, last = TaskMaker(OP_LANES), None
     weights = LayerWeights(make, num_layers, is_warm=is_warm, wraps=wraps)
     yield from weights.load(0)
     for layer in range(num_layers):
         yield from weights.load(layer + 1)
         for micro_batch in range(num_micro_batches):
             tasks = attention_on_host(make, layer, micro_batch, [weights.last_page(layer), last])
-            hidden = make("load_hidden", layer, micro_batch, lane=HOST_TO_DEVICE, after=[tasks[-1]])
+            hidden = make("load_hidden", layer, micro_batch, after=[tasks[-1]])
             last = make("post_attention", layer, micro_batch, after=[hidden])
             yield from (*tasks, hidden, last)
             weights.used_up(layer, last)
@@ -31,7 +31,7 @@ def flexgen_host_attention(
 
 def flexgen(num_layers: int, num_micro_batches: int, *, is_warm: bool = False, wraps: bool = False) -> Iterator[Task]:
     """Yield a decoding step of S4. For `is_warm` and `wraps` see `LayerWeights`."""
-    make, last = TaskMaker(), None
+    make, last = TaskMaker(OP_LANES), None
     weights = LayerWeights(make, num_layers, is_warm=is_warm, wraps=wraps)
     places = [(layer, micro_batch) for layer in range(num_layers) for micro_batch in range(num_micro_batches)]
     loads: list[Task] = []
@@ -40,7 +40,7 @@ def flexgen(num_layers: int, num_micro_batches: int, *, is_warm: bool = False, w
     def load_kv(number: int) -> Iterator[Task]:
         if number < len(places):
             room = attended[number - 2] if number >= 2 else None
-            loads.append(make("load_kv", *places[number], lane=HOST_TO_DEVICE, after=[room]))
+            loads.append(make("load_kv", *places[number], after=[room]))
             yield loads[-1]
 
     yield from weights.load(0)
@@ -52,7 +52,7 @@ def flexgen(num_layers: int, num_micro_batches: int, *, is_warm: bool = False, w
         projected = make("pre_attention", layer, micro_batch, after=[weights.last_page(layer), last])
         attended.append(make("device_attention", layer, micro_batch, after=[loads[number], projected]))
         yield from (projected, attended[-1])
-        yield make("store_kv", layer, micro_batch, lane=DEVICE_TO_HOST, after=[projected])
+        yield make("store_kv", layer, micro_batch, after=[projected])
         last = make("post_attention", layer, micro_batch, after=[attended[-1]])
         yield last
         weights.used_up(layer, last)

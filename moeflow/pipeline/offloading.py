@@ -8,6 +8,7 @@ pre-attention needs. Transfers in one direction go one after another. Source: Mo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from moeflow.core.priority import DEMAND, PREFETCH
 from moeflow.pipeline.task import Task, TaskMaker
@@ -16,6 +17,19 @@ HOST = "host"  # the lane of the host's processor
 HOST_TO_DEVICE = "host_to_device"
 DEVICE_TO_HOST = "device_to_host"
 HOST_TO_PINNED = "host_to_pinned"
+
+OP_LANES: Final = {  # of all ops but those that the device computes
+    "cpu_attention": HOST,
+    "host_experts": HOST,
+    "weights_to_pinned": HOST_TO_PINNED,
+    "weights_to_device": HOST_TO_DEVICE,
+    "load_hidden": HOST_TO_DEVICE,
+    "load_kv": HOST_TO_DEVICE,
+    "load_sums": HOST_TO_DEVICE,
+    "offload_qkv": DEVICE_TO_HOST,
+    "offload_routed": DEVICE_TO_HOST,
+    "store_kv": DEVICE_TO_HOST,
+}
 
 
 class LayerWeights:
@@ -44,7 +58,7 @@ class LayerWeights:
             return
         number = len(self._pinned)
         slot = self._moved[number - 2] if number >= 2 else None
-        task = self._make("weights_to_pinned", layer % self._num_layers, page, lane=HOST_TO_PINNED, after=[slot])
+        task = self._make("weights_to_pinned", layer % self._num_layers, page, after=[slot])
         self._pinned[layer, page] = task
         yield task
 
@@ -60,7 +74,7 @@ class LayerWeights:
         room = None if pages else self._last_uses.get(layer - 2)
         after = [self._pinned[layer, page], *self._moved[-1:], room, behind]
         place = layer % self._num_layers
-        task = self._make("weights_to_device", place, page, lane=HOST_TO_DEVICE, after=after, priority=self._priority)
+        task = self._make("weights_to_device", place, page, after=after, priority=self._priority)
         self._moved.append(task)
         pages.append(task)
         yield task
@@ -81,12 +95,12 @@ class LayerWeights:
         return pages[-1] if pages else None
 
     def used_up(self, layer: int, by: Task) -> None:
-        """Hear of a task that needs a layer; the last one heard of is to come after all others."""
+        """Note a task that needs a layer; the last one noted is to come after all others."""
         self._last_uses[layer] = by
 
 
 def attention_on_host(make: TaskMaker, layer: int, micro_batch: int, after: Iterable[Task | None]) -> list[Task]:
     """Return pre-attention, the way of queries, keys and values to the host, and attention there."""
     projected = make("pre_attention", layer, micro_batch, after=after)
-    offloaded = make("offload_qkv", layer, micro_batch, lane=DEVICE_TO_HOST, after=[projected])
-    return [projected, offloaded, make("cpu_attention", layer, micro_batch, lane=HOST, after=[offloaded])]
+    offloaded = make("offload_qkv", layer, micro_batch, after=[projected])
+    return [projected, offloaded, make("cpu_attention", layer, micro_batch, after=[offloaded])]

@@ -1,12 +1,12 @@
 """A task, and what a pipeline is: a stream of them, earlier ones first.
 
-A pipeline says in which order a pass runs and what may overlap, not how anything is done: the executor runs the stream,
+A pipeline defines the order of a pass and what may overlap, not how anything is done: the executor runs the stream,
 the simulator charges it to a virtual clock, the graph is drawn from it. Touches no tensor. Source: ExpertFlow 3.2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from moeflow.core.priority import DEMAND
@@ -30,7 +30,9 @@ class Task:
 class TaskMaker:
     """Makes the tasks of one stream, numbered in the order in which they are made, which is that of the stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, lanes: Mapping[str, str] | None = None) -> None:
+        """`lanes` are those of ops that do not run on `COMPUTE`."""
+        self._lanes = lanes or {}
         self._next_id = 0
 
     def __call__(
@@ -39,13 +41,16 @@ class TaskMaker:
         layer: int | None = None,
         micro_batch: int | None = None,
         *,
-        lane: str = COMPUTE,
+        lane: str | None = None,
         after: Iterable[Task | None] = (),
         priority: int = DEMAND,
     ) -> Task:
-        """Return the next task; a None in `after` stands for what does not exist in the first round of a loop."""
+        """Return the next task, on its op's lane unless one is given.
+
+        A None in `after` stands for what does not exist in the first round of a loop.
+        """
         ids = tuple(task.id for task in after if task is not None)
-        task = Task(self._next_id, op, layer, micro_batch, lane, ids, priority)
+        task = Task(self._next_id, op, layer, micro_batch, lane or self._lanes.get(op, COMPUTE), ids, priority)
         self._next_id += 1
         return task
 

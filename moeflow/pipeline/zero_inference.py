@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moeflow.pipeline.offloading import DEVICE_TO_HOST, LayerWeights
+from moeflow.pipeline.offloading import OP_LANES, LayerWeights
 from moeflow.pipeline.task import Task, TaskMaker
 
 
@@ -16,7 +16,7 @@ def zero_inference(
     num_layers: int, num_micro_batches: int, *, is_warm: bool = False, wraps: bool = False, stores_kv: bool = False
 ) -> Iterator[Task]:
     """Yield a pass; `stores_kv` makes it a prefill for the others. For `is_warm` and `wraps` see `LayerWeights`."""
-    make, last = TaskMaker(), None
+    make, last = TaskMaker(OP_LANES), None
     weights = LayerWeights(make, num_layers, is_warm=is_warm, wraps=wraps)
     yield from weights.load(0)
     for layer in range(num_layers):
@@ -26,7 +26,7 @@ def zero_inference(
             attended = make("device_attention", layer, micro_batch, after=[projected])
             yield from (projected, attended)
             if stores_kv:
-                yield make("store_kv", layer, micro_batch, lane=DEVICE_TO_HOST, after=[projected])
+                yield make("store_kv", layer, micro_batch, after=[projected])
             last = make("post_attention", layer, micro_batch, after=[attended])
             yield last
             weights.used_up(layer, last)

@@ -1,9 +1,9 @@
 """How much batch work may slow interactive requests down: a share of the time that they take by themselves.
 
-A pass of one row reads nearly as many weights as one of many, so a few background tokens in every pass cost much
+A pass of one row reads nearly as many weights as one of many, so a few batch tokens in every pass cost much
 and bring little. Time is saved up instead: each pass with interactive tokens earns `SLOWDOWN - 1` of what it would
-have taken alone, and once that pays for the next token of every background answer, such a pass is run. So the mean
-time per token stays within `SLOWDOWN`, and no single pass is longer than `PAUSE` times one without background tokens.
+have taken alone, and once that pays for the next token of every batch answer, such a pass is run. So the mean
+time per token stays within `SLOWDOWN`, and no single pass is longer than `PAUSE` times one without batch tokens.
 
 What passes take is measured, never asked for. Knows no requests, only numbers of tokens.
 """
@@ -11,6 +11,7 @@ What passes take is measured, never asked for. Knows no requests, only numbers o
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 
 SLOWDOWN = 1.3  # of interactive time per token; 1.5 is promised, the rest is for what is not foreseen
 PAUSE = 5.0  # likewise, of a single pass
@@ -66,7 +67,7 @@ class PassTimes:
 
 
 class LatencyBudget:
-    """Says how many background tokens may join a pass, and keeps the account."""
+    """Limits how many batch tokens may join a pass, and keeps the account."""
 
     def __init__(self) -> None:
         self._times = PassTimes()
@@ -75,7 +76,7 @@ class LatencyBudget:
         self.is_shared = False  # whether there was ever an interactive pass
 
     def room(self, num_interactive: int, num_wanted: int) -> int:
-        """Return how many of the wanted background tokens may join a pass with so many interactive ones."""
+        """Return how many of the wanted batch tokens may join a pass with so many interactive ones."""
         if not num_interactive:
             return num_wanted
         if not self._alone_times.has_seen(num_interactive):
@@ -85,19 +86,19 @@ class LatencyBudget:
         extra_s = self._times.expect(num_interactive + most) - alone_s
         return most if extra_s <= self._saved_s + (SLOWDOWN - 1) * alone_s else 0
 
-    def note(self, num_interactive: int, num_background: int, elapsed_s: float) -> None:
+    def note(self, num_interactive: int, num_batch: int, elapsed_s: float) -> None:
         """Account for a pass that was run."""
         if num_interactive:
-            self._account(num_interactive, num_background, elapsed_s)
+            self._account(num_interactive, num_batch, elapsed_s)
         else:
             self._saved_s = 0.0
-        self._times.note(num_interactive + num_background, elapsed_s)
+        self._times.note(num_interactive + num_batch, elapsed_s)
 
-    def _account(self, num_interactive: int, num_background: int, elapsed_s: float) -> None:
+    def _account(self, num_interactive: int, num_batch: int, elapsed_s: float) -> None:
         self.is_shared = True
         is_known = self._alone_times.has_seen(num_interactive)
         alone_s = self._alone_s(num_interactive) if is_known else elapsed_s
-        if num_background:
+        if num_batch:
             alone_s = min(alone_s, elapsed_s)  # never slower than with others: then it was measured long ago
             cost_s = elapsed_s - alone_s
         else:
@@ -108,16 +109,10 @@ class LatencyBudget:
         self._saved_s = min(max(self._saved_s, -max_s), max_s)
 
     def _alone_s(self, num_interactive: int) -> float:
-        """Return what a pass takes without background tokens: no more than any that had as many tokens."""
+        """Return what a pass takes without batch tokens: no more than any that had as many tokens."""
         return min(self._alone_times.expect(num_interactive), self._times.expect(num_interactive))
 
     def _max_within_pause(self, num_interactive: int, num_wanted: int) -> int:
         limit_s = PAUSE * self._alone_s(num_interactive)
-        low, high = 0, num_wanted
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._times.expect(num_interactive + middle) <= limit_s:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        counts = range(1, num_wanted + 1)
+        return bisect_right(counts, limit_s, key=lambda count: self._times.expect(num_interactive + count))

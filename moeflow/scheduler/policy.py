@@ -24,45 +24,35 @@ class SchedulingPolicy(Protocol):
     @property
     def waiting(self) -> Sequence[Request]:
         """All requests that wait."""
-        ...
 
     @property
     def has_work(self) -> bool:
         """Whether a pass would compute anything."""
-        ...
 
     @property
     def held_s(self) -> float:
         """Seconds that the next pass is held back, in the hope of more requests; 0: it can be run now."""
-        ...
 
     def add(self, request: Request) -> None:
         """Queue a request."""
-        ...
 
     def schedule(self) -> Batch:
         """Plan the next pass."""
-        ...
 
     def complete(self, batch: Batch, elapsed_s: float = 0.0) -> None:
         """The pass went well, and took so long."""
-        ...
 
     def fail(self, batch: Batch) -> list[Request]:
         """The pass failed; returns the requests that ended by it."""
-        ...
 
     def undo(self, batch: Batch) -> bool:
-        """The pass failed, perhaps not for all of its requests; False if the policy does not tell them apart."""
-        ...
+        """The pass failed, perhaps not for all of its requests; False if the policy does not report them apart."""
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a request."""
-        ...
 
     def check_integrity(self) -> None:
         """Prove the invariants."""
-        ...
 
 
 POLICIES: dict[str, Callable[[SchedulerConfig], SchedulingPolicy]] = {
@@ -72,10 +62,7 @@ POLICIES: dict[str, Callable[[SchedulerConfig], SchedulingPolicy]] = {
 
 
 def make_scheduler(config: SchedulerConfig) -> SchedulingPolicy:
-    """Return a scheduler of the policy that `config` names.
-
-    Raises: ConfigError.
-    """
+    """Return a scheduler of the policy that `config` names. Raises: ConfigError."""
     if config.policy not in POLICIES:
         raise ConfigError(f"there is no scheduling policy {config.policy!r}; there are {', '.join(POLICIES)}")
     return POLICIES[config.policy](config)

@@ -6,8 +6,8 @@ request goes back to the head of the queue and is computed again later, from wha
 still holds. First come, first served: nobody overtakes, so nobody starves. (ExpertFlow 4.2; chunked prefill
 as in Sarathi-Serve.)
 
-Background requests, those of batch jobs, get what interactive ones leave: they are placed last in a pass and lose
-their blocks first, and while interactive requests run a budget says in which passes they take part
+Batch requests, those of batch jobs, get what interactive ones leave: they are placed last in a pass and lose
+their blocks first, and while interactive requests run a budget decides in which passes they take part
 (`latency_budget.py`). One that sits a pass out keeps its blocks. A load that leaves nothing makes them wait for ever.
 
 A pass that failed for something that only some of its requests need is undone: they are computed again one by one,
@@ -27,7 +27,7 @@ from moeflow.core.engine_config import SchedulerConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.request import FinishReason, Request, RequestStatus
 from moeflow.kv.block_tables import BlockTables
-from moeflow.scheduler.background_queue import BackgroundQueue
+from moeflow.scheduler.batch_queue import BatchQueue
 from moeflow.scheduler.latency_budget import LatencyBudget
 
 
@@ -53,7 +53,7 @@ class Scheduler:
         check_limits(config)
         self.config = config
         self.interactive: deque[Request] = deque()  # waiting
-        self.background = BackgroundQueue(config.max_num_seqs, config.num_blocks * config.block_size)
+        self.batch_queue = BatchQueue(config.max_num_seqs, config.num_blocks * config.block_size)
         self.running: list[Request] = []  # in order of admission: the last of a kind is its first to be preempted
         self._alone: list[Request] = []  # waiting or running: each is to have passes of its own for a while
         self.num_preemptions = 0
@@ -68,19 +68,19 @@ class Scheduler:
     @property
     def waiting(self) -> list[Request]:
         """All requests that wait."""
-        return [*self.interactive, *self.background]
+        return [*self.interactive, *self.batch_queue]
 
     @property
     def has_work(self) -> bool:
         """Whether a pass would compute anything."""
-        return bool(self.interactive or self.background or self.running)
+        return bool(self.interactive or self.batch_queue or self.running)
 
     def add(self, request: Request) -> None:
         """Queue a request. It must fit the pool on its own: at most `max_model_len` tokens in the end."""
         assert request.status is RequestStatus.WAITING
         assert len(request.prompt_token_ids) + request.max_tokens <= self.config.max_model_len
-        if request.is_background:
-            self.background.add(request)
+        if request.is_batch:
+            self.batch_queue.add(request)
         else:
             self.interactive.append(request)
         if request.isolated_until > len(request.output_token_ids):
@@ -92,23 +92,23 @@ class Scheduler:
         if self._alone:
             self._place_alone(plan, self._alone[0])
             return Batch(tuple(plan.entries))
-        self._continue(plan, self._running(is_background=False))
+        self._continue(plan, self._running(is_batch=False))
         if not plan.has_preempted:
             self._admit_interactive(plan)
-        self._place_background(plan)
+        self._place_batch_requests(plan)
         return Batch(tuple(plan.entries))
 
     def complete(self, batch: Batch, elapsed_s: float = 0.0) -> None:
         """The pass went well: its tokens are computed. `elapsed_s` is what it took; 0: not measured."""
-        num_background = 0
+        num_batch = 0
         for entry in batch.entries:
             entry.request.num_computed_tokens = entry.stop
-            num_background += entry.num_tokens if entry.request.is_background else 0
+            num_batch += entry.num_tokens if entry.request.is_batch else 0
             if entry.samples and entry.request in self._alone and self._is_cleared(entry.request):
                 self._alone.remove(entry.request)
         self.blocks.confirm_pass()
         if elapsed_s:
-            self._latency.note(batch.num_tokens - num_background, num_background, elapsed_s)
+            self._latency.note(batch.num_tokens - num_batch, num_batch, elapsed_s)
 
     def fail(self, batch: Batch) -> list[Request]:
         """The pass failed: its requests end with an error, nothing it wrote is ever reused. Returns them."""
@@ -140,8 +140,8 @@ class Scheduler:
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
             self.blocks.close(request)
-            if request.is_background:
-                self.background.note_answer(request)
+            if request.is_batch:
+                self.batch_queue.note_answer(request)
         else:
             self._leave_queue(request)
         request.status = RequestStatus.FINISHED
@@ -151,12 +151,12 @@ class Scheduler:
         """Prove the invariants of queues, running requests and blocks. AssertionError if one is broken."""
         assert all(r.status is RequestStatus.WAITING and not r.num_computed_tokens for r in self.waiting)
         assert set(self._alone) <= {*self.waiting, *self.running}
-        assert not any(r.is_background for r in self.interactive)
-        assert all(r.is_background for r in self.background)
+        assert not any(r.is_batch for r in self.interactive)
+        assert all(r.is_batch for r in self.batch_queue)
         assert all(r.status is RequestStatus.RUNNING for r in self.running)
         assert len({id(r) for r in (*self.waiting, *self.running)}) == len(self.waiting) + len(self.running)
-        assert len(self._running(is_background=False)) <= self.config.max_num_seqs
-        assert len(self._running(is_background=True)) <= self._max_background
+        assert len(self._running(is_batch=False)) <= self.config.max_num_seqs
+        assert len(self._running(is_batch=True)) <= self._max_batch
         assert self.running or self.blocks.num_used == 0, "blocks leaked: nobody runs, yet some are in use"
         self.blocks.check_integrity()
 
@@ -164,8 +164,8 @@ class Scheduler:
         """Whether a request that has its next token may be computed with others again."""
         return len(request.output_token_ids) + 1 >= request.isolated_until
 
-    def _running(self, *, is_background: bool) -> list[Request]:
-        return [request for request in self.running if request.is_background is is_background]
+    def _running(self, *, is_batch: bool) -> list[Request]:
+        return [request for request in self.running if request.is_batch is is_batch]
 
     def _place_alone(self, plan: _Plan, request: Request) -> None:
         """Plan one request, whichever place it has in its queue."""
@@ -187,7 +187,7 @@ class Scheduler:
                 continue  # preempted for an older one a moment ago
             while not self.blocks.reserve(request, request.num_computed_tokens + num_tokens):
                 victim = self._preempt_youngest()
-                plan.has_preempted |= victim.is_background is request.is_background
+                plan.has_preempted |= victim.is_batch is request.is_batch
                 if victim is request:
                     break
             else:
@@ -197,7 +197,7 @@ class Scheduler:
         """Split the pass among running requests: one token to every decode, the rest to prefills in order.
 
         Decodes come first in the count so that a long prompt never stalls them, yet the list stays in order
-        of admission, because blocks are taken from its end. Places are short only for background requests;
+        of admission, because blocks are taken from its end. Places are short only for batch requests;
         `num_kept` of them are not for decodes.
         """
         num_places = self.config.max_num_seqs - len(plan.entries)
@@ -217,19 +217,19 @@ class Scheduler:
         return shares
 
     def _admit_interactive(self, plan: _Plan) -> None:
-        """Let interactive requests in, oldest first, while places and tokens last and background blocks can be had."""
-        num_running = len(self._running(is_background=False))
+        """Admit interactive requests, oldest first, while places and tokens last and batch blocks can be had."""
+        num_running = len(self._running(is_batch=False))
         while self.interactive and plan.budget > 0 and num_running < self.config.max_num_seqs:
             while not self._open(self.interactive[0]):
-                if not any(request.is_background for request in self.running):
+                if not any(request.is_batch for request in self.running):
                     return
                 self._preempt_youngest()
             self._begin(plan, self.interactive.popleft())
             num_running += 1
 
-    def _place_background(self, plan: _Plan) -> None:
+    def _place_batch_requests(self, plan: _Plan) -> None:
         """Fill what is left of the pass, as far as interactive requests are not slowed down too much."""
-        running = self._running(is_background=True)
+        running = self._running(is_batch=True)
         has_interactive = bool(plan.entries)
         if has_interactive:
             plan.budget = self._room_beside_interactive(plan, running)
@@ -237,13 +237,13 @@ class Scheduler:
         is_place_kept = not has_interactive and self._has_prompts(running)
         self._continue(plan, running, num_kept=int(is_place_kept))
         if not (plan.has_preempted or self.interactive):
-            self._admit_background(plan)
+            self._admit_batch_requests(plan)
         if is_place_kept:  # and perhaps not taken: the next prompt may not have found its blocks
             placed = {entry.request for entry in plan.entries}
             self._continue(plan, [request for request in running if request not in placed], num_kept=0)
 
     def _room_beside_interactive(self, plan: _Plan, running: list[Request]) -> int:
-        """Return how many background tokens may take part.
+        """Return how many batch tokens may take part.
 
         Decodes save the most: as many in a pass of their own would read all weights for little work, while prompts
         cost the same in any pass. Where few are decoding, prompts are what is lacking.
@@ -254,12 +254,12 @@ class Scheduler:
         num_wanted = num_decoding
         if 2 * num_decoding < num_places:
             num_uncomputed = sum(request.num_uncomputed_tokens for request in running)
-            num_wanted = plan.budget if self.background else min(plan.budget, num_uncomputed)
+            num_wanted = plan.budget if self.batch_queue else min(plan.budget, num_uncomputed)
         return self._latency.room(num_interactive, num_wanted)
 
     @property
-    def _max_background(self) -> int:
-        """How many background requests may run.
+    def _max_batch(self) -> int:
+        """How many batch requests may run.
 
         Once the engine is shared, as many again as fit a pass: prompts are computed ahead while nobody else is there,
         so that passes beside interactive requests, which rather leave prompts out, do not run short of decodes.
@@ -267,43 +267,43 @@ class Scheduler:
         return self.config.max_num_seqs * (2 if self._latency.is_shared else 1)
 
     def _has_prompts(self, running: list[Request]) -> bool:
-        """Whether a background prompt could be computed if one of the decodes left it a place."""
+        """Whether a batch prompt could be computed if one of the decodes left it a place."""
         if any(not request.is_decoding for request in running):
             return True
-        return bool(self.background) and len(running) < self._max_background and self._fits_to_the_end()
+        return bool(self.batch_queue) and len(running) < self._max_batch and self._fits_to_the_end()
 
     def _fits_to_the_end(self) -> bool:
-        """Whether all that run and the next of the background will probably have room until their answers end.
+        """Whether all that run and the next batch request will probably have room until their answers end.
 
         The condition is algorithm 2's, with those that run as the micro-batch that is being filled.
         """
-        requests = [*self.running, self.background.head()]
+        requests = [*self.running, self.batch_queue.head()]
         num_needed = sum(self._blocks_in_the_end(request) for request in requests)
         return len(requests) == 1 or num_needed <= self.config.num_blocks
 
-    def _admit_background(self, plan: _Plan) -> None:
-        """Let background requests in as long as there is room."""
-        num_running = len(self._running(is_background=True))
-        while self.background and plan.budget > 0 and len(plan.entries) < self.config.max_num_seqs:
-            if num_running >= self._max_background or not self._fits_to_the_end():
+    def _admit_batch_requests(self, plan: _Plan) -> None:
+        """Admit batch requests as long as there is room."""
+        num_running = len(self._running(is_batch=True))
+        while self.batch_queue and plan.budget > 0 and len(plan.entries) < self.config.max_num_seqs:
+            if num_running >= self._max_batch or not self._fits_to_the_end():
                 return
-            if not self._open(self.background.head()):
+            if not self._open(self.batch_queue.head()):
                 return
-            self._begin(plan, self.background.pop())
+            self._begin(plan, self.batch_queue.pop())
             num_running += 1
 
     def _blocks_in_the_end(self, request: Request) -> int:
-        num_tokens = self.background.expected_tokens(request) if request.is_background else request.num_tokens
+        num_tokens = self.batch_queue.expected_tokens(request) if request.is_batch else request.num_tokens
         return self.blocks.blocks_for(num_tokens)
 
     def _open(self, request: Request, *, is_alone: bool = False) -> bool:
         """Give a waiting request its blocks; returns False, with nothing changed, if there are not enough.
 
         The whole prompt gets its blocks at once, and every running request that may need another could take it: else
-        a newcomer would be preempted in the very next pass, after its prefill was paid for. Background requests take
+        a newcomer would be preempted in the very next pass, after its prefill was paid for. Batch requests take
         none from interactive ones.
         """
-        rivals = self.running if request.is_background else self._running(is_background=False)
+        rivals = self.running if request.is_batch else self._running(is_batch=False)
         keep_available = 0 if is_alone else sum(map(self._may_grow, rivals))
         wants_every_position = request.sampling.prompt_logprobs is not None
         num_cached = self.blocks.open(request, reuse=not wants_every_position)
@@ -316,7 +316,7 @@ class Scheduler:
         return True
 
     def _may_grow(self, request: Request) -> bool:
-        """Say whether a running request may need blocks beside its own; its very last token is never computed."""
+        """Return whether a running request may need blocks beside its own; its very last token is never computed."""
         return self.blocks.lacks(request, len(request.prompt_token_ids) + request.max_tokens - 1)
 
     def _begin(self, plan: _Plan, request: Request) -> None:
@@ -332,11 +332,11 @@ class Scheduler:
         return BatchEntry(request, start, num_tokens, block_ids, samples=stop == request.num_tokens)
 
     def _preempt_youngest(self) -> Request:
-        """Send the last admitted background request, else the last of all, back to the head of its queue.
+        """Send the last admitted batch request, else the last of all, back to the head of its queue.
 
         Its blocks are free at once.
         """
-        request = next((it for it in reversed(self.running) if it.is_background), self.running[-1])
+        request = next((it for it in reversed(self.running) if it.is_batch), self.running[-1])
         self._send_back(request)
         self.num_preemptions += 1
         return request
@@ -347,14 +347,14 @@ class Scheduler:
         request.status = RequestStatus.WAITING
         request.num_computed_tokens = 0
         request.num_preemptions += 1
-        if request.is_background:
-            self.background.put_back(request)
+        if request.is_batch:
+            self.batch_queue.put_back(request)
         else:
             self.interactive.appendleft(request)
 
     def _leave_queue(self, request: Request) -> None:
-        if request.is_background:
-            self.background.remove(request)
+        if request.is_batch:
+            self.batch_queue.remove(request)
         else:
             self.interactive.remove(request)
 

@@ -8,7 +8,7 @@ kernel returns at once for finished rows) and it needs no logits. Padding's keys
 of its own, so nobody sees them and each request gets the tokens it would get alone.
 
 In two points this is kinder than the original: a request's tokens are handed out as they come, not when the
-batch ends, and memory is not reserved beyond what rows can use. Background requests are treated like all others.
+batch ends, and memory is not reserved beyond what rows can use. Batch requests are treated like all others.
 """
 
 from __future__ import annotations

@@ -13,9 +13,10 @@ from moeflow.server.api.schema.chat import ChatChunk
 from moeflow.server.api.schema.completion import CompletionChunk
 from moeflow.server.config import ServerConfig
 from moeflow.server.errors import add_error_handlers
-from moeflow.server.guard.auth import ApiKeyGuard
-from moeflow.server.guard.hosts import HostGuard
-from moeflow.server.guard.origins import OriginGuard
+from moeflow.server.guard.auth import api_key_check
+from moeflow.server.guard.hosts import host_check
+from moeflow.server.guard.origins import origin_check
+from moeflow.server.guard.refusal import Guard
 from moeflow.server.jobs.data_folder import Jobs
 from moeflow.server.page import add_page
 from moeflow.server.request_log import RequestLog
@@ -49,9 +50,10 @@ def create_app(generator: Generator | None, config: ServerConfig) -> FastAPI:
     complete_document(app, service, CompletionChunk, ChatChunk)
     add_error_handlers(app)
     add_page(app)
-    if config.api_key is not None:
-        app.add_middleware(ApiKeyGuard, api_key=config.api_key, metrics=service.metrics)
-    app.add_middleware(OriginGuard, config=config, metrics=service.metrics)
+    checks = [] if config.api_key is None else [api_key_check(config.api_key)]
+    checks.append(origin_check(config))
     if config.is_loopback or config.allowed_hosts:
-        app.add_middleware(HostGuard, config=config, metrics=service.metrics)
+        checks.append(host_check(config))
+    for check in checks:  # the last one added comes first
+        app.add_middleware(Guard, check=check, metrics=service.metrics)
     return app

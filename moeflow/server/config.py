@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
 from moeflow.core.errors import ConfigError
+from moeflow.core.loopback import is_loopback_name
 from moeflow.core.units import GIB, MIB
 from moeflow.server.logs import LogFormat, LogLevel
 
-_MIN_BODY_BYTES = 1024
+_LEAST = {
+    "max_queue": 0,
+    "max_body_bytes": 1024,
+    "max_file_bytes": 1024,
+    "file_quota_bytes": 1024,
+    "max_engine_restarts": 0,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Settings of one HTTP server.
-
-    Raises: ConfigError, naming the setting, when a value cannot be granted.
-    """
+    """Settings of one HTTP server. Raises: ConfigError, naming the setting, when a value cannot be granted."""
 
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one
@@ -42,36 +45,17 @@ class ServerConfig:
             raise ConfigError(f"port must be from 0 to 65535, not {self.port}")
         if self.api_key is not None and not self.api_key.strip():
             raise ConfigError("api_key is empty; give a key, or leave it out to need none")
-        if self.max_queue < 0:
-            raise ConfigError(f"max_queue must be 0 or more, not {self.max_queue}")
-        if self.max_body_bytes < _MIN_BODY_BYTES:
-            raise ConfigError(f"max_body_bytes must be {_MIN_BODY_BYTES} or more, not {self.max_body_bytes}")
-        if self.max_file_bytes < _MIN_BODY_BYTES:
-            raise ConfigError(f"max_file_bytes must be {_MIN_BODY_BYTES} or more, not {self.max_file_bytes}")
-        if self.file_quota_bytes < _MIN_BODY_BYTES:
-            raise ConfigError(f"file_quota_bytes must be {_MIN_BODY_BYTES} or more, not {self.file_quota_bytes}")
-        if self.log_level not in get_args(LogLevel):
-            raise ConfigError(f"log_level must be one of {', '.join(get_args(LogLevel))}, not {self.log_level!r}")
-        if self.log_format not in get_args(LogFormat):
-            raise ConfigError(f"log_format must be one of {', '.join(get_args(LogFormat))}, not {self.log_format!r}")
-        if not 0 <= self.shutdown_deadline_s < float("inf"):
-            raise ConfigError(f"shutdown_deadline_s must be 0 or more seconds, not {self.shutdown_deadline_s}")
-        if self.max_engine_restarts < 0:
-            raise ConfigError(f"max_engine_restarts must be 0 or more, not {self.max_engine_restarts}")
-        if not 0 <= self.engine_timeout_s < float("inf"):
-            raise ConfigError(f"engine_timeout_s must be 0 or more seconds, not {self.engine_timeout_s}")
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be {least} or more, not {getattr(self, name)}")
+        for name, choices in (("log_level", get_args(LogLevel)), ("log_format", get_args(LogFormat))):
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}")
+        for name in ("shutdown_deadline_s", "engine_timeout_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"{name} must be 0 or more seconds, not {getattr(self, name)}")
 
     @property
     def is_loopback(self) -> bool:
         """Whether only programs on this machine can connect."""
         return is_loopback_name(self.host)
-
-
-def is_loopback_name(host: str) -> bool:
-    """Return whether a host name or address always means this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -1,6 +1,6 @@
 """Ends work when the client that asked for it is gone, whether it streams or waits.
 
-An ASGI server tells of it only to who listens, so the listening runs beside the work.
+An ASGI server reports it only to those who listen, so the listening runs beside the work.
 """
 
 from __future__ import annotations

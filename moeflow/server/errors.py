@@ -102,7 +102,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def from_pydantic(error: ValidationError) -> ApiError:
-    """Translate what pydantic says of a JSON object as if it had been a request's body."""
+    """Translate what pydantic reports of a JSON object as if it had been a request's body."""
     errors = error.errors(include_input=False, include_url=False)
     return _from_validation(RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in errors]))
 

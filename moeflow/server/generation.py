@@ -28,18 +28,18 @@ async def start_generation(
     num_prompts: int,
     sampling: SamplingParams,
     *,
-    is_background: bool = False,
+    is_batch: bool = False,
 ) -> Generation:
     """Admit, tokenize and check one request; the work begins when the result is iterated.
 
-    One in the background, of a batch job, takes no place in the queue and no part in the latencies that are reported.
+    One of a batch job takes no place in the queue and no part in the latencies that are reported.
 
     Blocks: on tokenizing, in threads of the generator's, so that a long prompt holds nobody up.
     Raises: ApiError, RequestError, ChatTemplateError.
     """
-    generator = service.require_generator(is_background=is_background)
+    generator = service.require_generator(is_batch=is_batch)
     ticket = service.admission.admit(
-        num_prompts * sampling.n, max_num_seqs=generator.client.model.max_num_seqs, is_background=is_background
+        num_prompts * sampling.n, max_num_seqs=generator.client.model.max_num_seqs, is_batch=is_batch
     )
     try:
         prompts = await encode(generator)
@@ -50,7 +50,7 @@ async def start_generation(
                 f"{request_id}-{number}",
                 prompt,
                 within(sampling, max_model_len - len(prompt)),
-                is_background=is_background,
+                is_batch=is_batch,
             )
             for number, prompt in enumerate(prompts)
         ]
@@ -124,14 +124,13 @@ class Generation:
 
         Raises: ApiError when a sequence fails or is cancelled by the engine; EngineError when the engine goes.
         """
-        source = _alone(self._streams[0]) if len(self._streams) == 1 else merge(self._streams)
         try:
-            async with aclosing(source) as merged:
+            async with aclosing(merge(self._streams)) as merged:
                 async for prompt_number, delta in merged:
                     choice = prompt_number * self.n + delta.index
                     self._account(choice, delta)
                     yield choice, delta
-            if not self._ticket.is_background:
+            if not self._ticket.is_batch:
                 self._metrics.request_duration.observe(time.monotonic() - self._ticket.admitted_s)
         except Exception as error:
             self._metrics.failed.inc()
@@ -154,7 +153,7 @@ class Generation:
         if delta.token_ids:
             if choice not in self._first_token_s:
                 self._first_token_s[choice] = now_s
-                if not self._ticket.is_background:
+                if not self._ticket.is_batch:
                     self._metrics.time_to_first_token.observe(now_s - self._ticket.admitted_s)
             self._num_tokens[choice] += len(delta.token_ids)
             self.num_completion_tokens += len(delta.token_ids)
@@ -163,7 +162,7 @@ class Generation:
             if delta.finish_reason not in self.finish_reasons:
                 self.finish_reasons.append(delta.finish_reason)
             self._check_end(delta)
-            if self._num_tokens[choice] > 1 and not self._ticket.is_background:
+            if self._num_tokens[choice] > 1 and not self._ticket.is_batch:
                 mean_s = (now_s - self._first_token_s[choice]) / (self._num_tokens[choice] - 1)
                 self._metrics.time_per_output_token.observe(mean_s)
 
@@ -174,10 +173,3 @@ class Generation:
         if delta.finish_reason is FinishReason.CANCELLED:
             raise ApiError(503, "cancelled", "the request was cancelled in the engine")
         raise ApiError(500, "generation_failed", delta.error or "the engine failed on this request")
-
-
-async def _alone(stream: AsyncGenerator[TextDelta, None]) -> AsyncGenerator[tuple[int, TextDelta], None]:
-    """Number a single stream as `merge` would, without its task and queue for every token."""
-    async with aclosing(stream) as deltas:
-        async for delta in deltas:
-            yield 0, delta

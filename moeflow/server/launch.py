@@ -194,7 +194,7 @@ class HttpServer(uvicorn.Server):
         )
 
     async def on_tick(self, counter: int) -> bool:
-        """Look after slow connections; uvicorn calls this ten times a second."""
+        """End slow connections; uvicorn calls this ten times a second."""
         if counter % _LOOK_TICKS == 0:
             now_s = time.monotonic()
             for connection in tuple(self.server_state.connections):

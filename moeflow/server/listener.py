@@ -16,10 +16,7 @@ _REMEDIES = {
 
 
 def listen(config: ServerConfig) -> socket.socket:
-    """Return a listening socket.
-
-    Raises: ConfigError with the remedy.
-    """
+    """Return a listening socket. Raises: ConfigError with the remedy."""
     try:
         found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError):

@@ -22,8 +22,8 @@ _DURATION_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80
 _GAUGES: tuple[tuple[str, str, str], ...] = (  # (name, help, field of EngineStats)
     ("moeflow_requests_waiting", "Sequences in the engine's queue", "num_waiting"),
     ("moeflow_requests_running", "Sequences that take part in passes", "num_running"),
-    ("moeflow_batch_requests_waiting", "Of these in the queue, those of batch jobs", "num_background_waiting"),
-    ("moeflow_batch_requests_running", "Sequences of batch jobs that have begun", "num_background_running"),
+    ("moeflow_batch_requests_waiting", "Of these in the queue, those of batch jobs", "num_batch_waiting"),
+    ("moeflow_batch_requests_running", "Sequences of batch jobs that have begun", "num_batch_running"),
     ("moeflow_tokens_per_second", "Tokens generated per second, over the last few seconds", "tokens_per_second"),
     ("moeflow_kv_blocks", "KV blocks in the pool", "kv_blocks_total"),
     ("moeflow_kv_blocks_cached", "KV blocks that only the prefix tree holds: free on demand", "kv_blocks_cached"),

@@ -1,7 +1,7 @@
 """One log line a request, written at its end: its id, what was asked, what came of it, tokens and times.
 
 Also gives each request its id, which every answer carries as `x-request-id`. A prompt is in the line only where the
-server was told so. Knows no OpenAI object.
+server was configured so. Knows no OpenAI object.
 """
 
 from __future__ import annotations
@@ -37,12 +37,10 @@ class Work(Protocol):
     @property
     def first_token_at_s(self) -> float | None:
         """When the first token came."""
-        ...
 
     @property
     def finish_reasons(self) -> list[str]:
         """Why sequences ended, each reason once."""
-        ...
 
 
 @dataclass(slots=True)

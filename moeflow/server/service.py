@@ -76,14 +76,14 @@ class Service:
         """The generator, whether or not it can take work now."""
         return self._generator
 
-    def require_generator(self, *, is_background: bool = False) -> Generator:
+    def require_generator(self, *, is_batch: bool = False) -> Generator:
         """Return the generator if it takes work.
 
         While the engine is started anew, requests wait for it, unless that takes long; those of batch jobs always do.
 
         Raises: ApiError 503 with the reason.
         """
-        if self._generator is None or not (self._may_wait or (is_background and self.is_lasting)):
+        if self._generator is None or not (self._may_wait or (is_batch and self.is_lasting)):
             raise self.refusal()
         return self._generator
 

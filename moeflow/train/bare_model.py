@@ -76,7 +76,7 @@ def ffn_inputs(model: CausalLM) -> Iterator[list[list[torch.Tensor]]]:
     for layer, listener in zip(model.layers, listeners, strict=True):
         layer.mlp = cast(MLP, listener)
     try:
-        yield [listener.heard for listener in listeners]
+        yield [listener.collected for listener in listeners]
     finally:
         for layer, listener in zip(model.layers, listeners, strict=True):
             layer.mlp = listener.block
@@ -87,8 +87,8 @@ class _Listener:
 
     def __init__(self, block: MLP | FusedMLP | MoE) -> None:
         self.block = block
-        self.heard: list[torch.Tensor] = []
+        self.collected: list[torch.Tensor] = []
 
     def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        self.heard.append(hidden.to(torch.bfloat16))
+        self.collected.append(hidden.to(torch.bfloat16))
         return self.block(hidden, residual)

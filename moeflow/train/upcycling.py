@@ -85,12 +85,12 @@ def fit_routers(
 
     Raises: CapacityError if memory does not hold the model, CheckpointError.
     """
-    heard = listen(load_bare_model(checkpoint, partial(report, Phase.READING)), texts, report)
+    collected = listen(load_bare_model(checkpoint, partial(report, Phase.READING)), texts, report)
     routers = []
-    for layer, inputs in enumerate(heard):
+    for layer, inputs in enumerate(collected):
         routers.append(fit_router(torch.cat(inputs), recipe.num_experts, recipe.seed + layer))
         inputs.clear()
-        report(Phase.FITTING, layer + 1, len(heard))
+        report(Phase.FITTING, layer + 1, len(collected))
     return routers
 
 
@@ -98,9 +98,9 @@ def listen(model: CausalLM, texts: list[list[int]], report: OnProgress) -> list[
     """Return what each layer's feed-forward block gets, a window at a time, [T, H]."""
     total = sum(map(len, texts))
     done = 0
-    with ffn_inputs(model) as heard:
+    with ffn_inputs(model) as collected:
         for token_ids in (window for text in texts for window in windows(text, WINDOW)):
             run_sequence(model, token_ids)
             done += len(token_ids)
             report(Phase.CALIBRATING, done, total)
-    return heard
+    return collected

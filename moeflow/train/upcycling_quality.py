@@ -66,14 +66,14 @@ def measure_quality(
         dense_perplexity = perplexity(load_bare_model(checkpoint), texts, on_tokens=count)
     with closing(open_checkpoint(upcycled)) as checkpoint:
         model = load_bare_model(checkpoint)
-    with ffn_inputs(model) as heard:
+    with ffn_inputs(model) as collected:
         moe_perplexity = perplexity(model, texts, on_tokens=count)
     blocks = [cast(MoE, layer.mlp) for layer in model.layers]
     return Quality(
         num_tokens=num_tokens,
         dense_perplexity=dense_perplexity,
         moe_perplexity=moe_perplexity,
-        expert_shares=tuple(map(_expert_shares, blocks, heard, repeat(model.dtype))),
+        expert_shares=tuple(map(_expert_shares, blocks, collected, repeat(model.dtype))),
     )
 
 

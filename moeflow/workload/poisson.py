@@ -17,10 +17,7 @@ from moeflow.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSpec:
-    """What traffic to make. The same spec makes the same requests.
-
-    Raises: ConfigError if a number makes no sense.
-    """
+    """What traffic to make. The same spec makes the same requests. Raises: ConfigError if a number makes no sense."""
 
     rate: float  # lambda: requests a second, on average
     num_requests: int

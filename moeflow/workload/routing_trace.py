@@ -100,11 +100,11 @@ class RoutingRecorder:
             raise
 
     def add_layer(self, topk_ids: ExpertIds) -> None:
-        """Take down what the next layer's router chose: [tokens, K]."""
+        """Record what the next layer's router chose: [tokens, K]."""
         self._layers.append(topk_ids.astype(self._header.dtype))
 
     def end_pass(self, *, num_generated: int, compute_s: float) -> None:
-        """Write the pass down, if all of its layers have been told."""
+        """Write the pass down, if all of its layers have been recorded."""
         layers, self._layers = self._layers, []
         if self._descriptor < 0 or len(layers) != self._header.num_layers:
             return
@@ -147,10 +147,7 @@ class RoutingRecorder:
 
 
 def read_routing_trace(path: Path) -> RoutingTrace:
-    """Read all whole records of a file.
-
-    Raises: ConfigError if it cannot be read or is no trace of routing.
-    """
+    """Read all whole records of a file. Raises: ConfigError if it cannot be read or is no trace of routing."""
     try:
         content = path.read_bytes()
     except OSError as error:

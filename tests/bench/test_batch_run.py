@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from moeflow.bench import batch_run
-from moeflow.bench.batch_run import BatchJob, BatchProgress, check_length, question_lengths, run_batch_job, run_beside
-from moeflow.bench.serve_run import with_policy
+from moeflow.bench.batch_run import BatchJob, check_length, question_lengths, run_batch_job, run_beside
+from moeflow.bench.serve_run import Progress, with_policy
 from moeflow.core.errors import ConfigError, EngineError
 from moeflow.core.request import FinishReason
 from moeflow.engine.messages import EngineStats, TokenOutput
@@ -75,8 +75,8 @@ def engine(monkeypatch) -> ToldEngine:
     return engine
 
 
-def progress(results: list, said: list) -> BatchProgress:
-    return BatchProgress(lambda done, total: None, said.append, results.append)
+def progress(results: list, said: list) -> Progress:
+    return Progress(lambda done, total: None, said.append, results.append)
 
 
 def run(coroutine) -> None:
@@ -89,12 +89,12 @@ def run(coroutine) -> None:
     asyncio.run(in_time())
 
 
-def test_a_job_is_measured_in_the_background_after_a_warm_up(config, engine):
+def test_a_job_is_measured_with_batch_priority_after_a_warm_up(config, engine):
     results, said = [], []
     run(run_batch_job(config, JOB, 258, 1, progress(results, said)))
     (record,) = results
     assert [len(each.prompt_token_ids) for each in engine.asked] == [4, 9, 5, 6, *JOB.prompt_lengths]
-    assert all(each.is_background for each in engine.asked)
+    assert all(each.is_batch for each in engine.asked)
     assert [each.sampling.max_tokens for each in engine.asked] == [4] * 4 + [3] * 6
     assert (record["measured"], record["system"], record["repetition"]) == ("job", "variable length", 1)
     assert (record["summary"]["num_requests"], record["summary"]["num_failed"], record["preemptions"]) == (6, 0, 7)
@@ -134,11 +134,11 @@ def test_beside_interactive_requests_the_job_lasts_as_long_as_they_do(config, en
     assert record["job_alone"]["tokens"] > 0
     assert record["job_beside_interactive"]["tokens"] > 0
     assert record["job_alone"]["seconds"] >= 6 / 200.0
-    quiet = [each.request_id for each in engine.asked if not each.is_background]
+    quiet = [each.request_id for each in engine.asked if not each.is_batch]
     assert len(quiet) == 4 + 6 + 6  # a warm-up, beside, alone
     asked = [each.request_id for each in engine.asked]
     assert asked.index("bench-0", 4) > 4 + 4 * 2  # the job's window first, and at least an answer of it
-    assert len({each.request_id for each in engine.asked if each.is_background}) > 4 * 2  # repeated
+    assert len({each.request_id for each in engine.asked if each.is_batch}) > 4 * 2  # repeated
     assert engine.is_shut_down
 
 

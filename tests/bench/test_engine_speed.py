@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from moeflow.bench.engine_speed import Case, Stopwatch
 from moeflow.core.errors import EngineError
-from tests.bench.example_costs import SHAPE, cost
+from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from tests.engine.fake_runner import make_engine
+from tests.shapes import TINY
 
 PASS_S = 0.5
 
@@ -75,13 +78,32 @@ def test_what_the_engine_cannot_run_is_said_before(case, reason):
 
 def test_a_case_counts_its_passes_and_positions():
     """Two rows, prompts of 4, 3 passes: the passes see 4 + 1, 4 + 2 and 4 + 3 positions a row."""
-    case = Case(2, 4, 3)
-    total = case.cost(SHAPE, weight_bits=16, embedding_bits=16, kv_bytes_per_token=48)
-    passes = [cost(num_tokens=2, num_sampled=2, num_seen=2 * (4 + n)) for n in (1, 2, 3)]
-    assert total.num_bytes == pytest.approx(sum(each.num_bytes for each in passes))
-    assert total.num_flops == pytest.approx(sum(each.num_flops for each in passes))
-    prefill = Case(1, 8, 0).cost(SHAPE, weight_bits=16, embedding_bits=16, kv_bytes_per_token=48)
-    assert prefill.num_flops == pytest.approx(cost(num_tokens=8, num_seen=36, kv_bytes_per_token=0).num_flops)
+    shape = dataclasses.replace(
+        TINY,
+        vocab_size=100,
+        hidden_size=8,
+        num_layers=3,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=4,
+        intermediate_size=16,
+        num_experts=4,
+        top_k=2,
+        dense_layers=(1,),
+        dense_intermediate_size=32,
+    )
+    costs = ModelCosts(shape, Formats(matrices="bfloat16", embeddings="bfloat16", kv="bfloat16"))
+    attention, expert, router, dense, head = 8 * 8 + 2 * 8 * 4 + 8 * 8, 3 * 8 * 16, 8 * 4, 3 * 8 * 32, 100 * 8
+    num_bytes, num_flops = Case(2, 4, 3).cost(costs)
+    distinct = 4 * (1 - (1 - 2 / 4) ** 2)
+    read = 2 * (3 * attention + 2 * (router + distinct * expert) + dense) + head * 2
+    assert num_bytes == pytest.approx(3 * read + 2 * (5 + 6 + 7) * 3 * 2 * 4 * 2)
+    active = 3 * attention + 2 * (router + 2 * expert) + dense + head
+    assert num_flops == pytest.approx(3 * 2 * 2 * active + 3 * 4 * 2 * 4 * 2 * (5 + 6 + 7))
+    num_bytes, num_flops = Case(1, 8, 0).cost(costs)
+    assert num_flops == pytest.approx(2 * (8 * (active - head) + head) + 3 * 4 * 2 * 4 * 36)
+    all_experts = 4 * (1 - (1 - 2 / 4) ** 8)
+    assert num_bytes == pytest.approx(2 * (3 * attention + 2 * (router + all_experts * expert) + dense + head))
 
 
 def test_rows_have_names():

@@ -59,7 +59,7 @@ def test_what_was_planned_is_run(tmp_path):
     names = ["decode, batch 1", "decode, batch 3", "first token of 24", "all speeds' times together", "peak memory"]
     assert list(rows) == names
     assert all(row["predicted"] > 0 and row["measured"] > 0 for row in rows.values())
-    assert found["plan"]["policy"]["batch_size"] == 3
+    assert found["plan"]["forecast"]["policy"]["batch_size"] == 3
 
 
 def test_a_batch_that_finds_no_room_becomes_smaller(monkeypatch):

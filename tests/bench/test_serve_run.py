@@ -28,7 +28,7 @@ def config(tmp_path_factory):
 
 
 def collect(results: list, requests: list) -> Progress:
-    return Progress(lambda done, total: None, lambda what: None, lambda: requests.append(1), results.append)
+    return Progress(lambda done, total: None, lambda what: None, results.append, lambda: requests.append(1))
 
 
 def test_a_sweep_makes_each_rate_its_own_traffic_and_each_repetition_another():

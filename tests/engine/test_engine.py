@@ -244,11 +244,11 @@ def test_a_job_leaves_the_next_pass_to_an_arrival_and_is_counted_apart():
         engine.submit(submission)
     engine.step()
     stats = engine.stats()
-    assert (stats.num_background_running, stats.num_background_waiting) == (2, 2)
+    assert (stats.num_batch_running, stats.num_batch_waiting) == (2, 2)
     engine.submit(Submission("chat", [7], SamplingParams(max_tokens=2, ignore_eos=True), 0))
     engine.step()
     assert "chat" in [entry.request.request_id for entry in runner.batches[-1].entries]
-    assert engine.stats().num_running == engine.stats().num_background_running + 1
+    assert engine.stats().num_running == engine.stats().num_batch_running + 1
     engine.check_integrity()
 
 

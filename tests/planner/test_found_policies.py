@@ -14,7 +14,7 @@ from moeflow.pipeline.task import COMPUTE
 from moeflow.planner import policy_map
 from moeflow.planner.costs.cost_model import DEVICE_COMPUTE, FROM_DEVICE, HOST_COMPUTE, TO_DEVICE, CostModel
 from moeflow.planner.costs.model_costs import ModelCosts
-from moeflow.planner.costs.task_costs import TaskShape, task_cost
+from moeflow.planner.costs.task_costs import decode_shape, task_cost
 from moeflow.planner.described import pipeline_of
 from moeflow.planner.forecast import forecast
 from moeflow.planner.hardware.machine_files import load_machine
@@ -40,7 +40,7 @@ def lanes_of(model, policy, name):
     layers, number = model.costs.shape.num_layers, policy.num_micro_batches
     how, context = PIPELINES[name], model.workload.mean_context
     pages = number if how.is_paged else 1
-    shape = TaskShape(costs=model.costs, num_sequences=policy.micro_batch, context=context, num_pages=pages)
+    shape = decode_shape(model.costs, policy.micro_batch, context, num_pages=pages)
     lanes = defaultdict(float)
     for task in how.make_tasks(layers, number, is_warm=True, wraps=True):
         lanes[task.lane] += task_cost(task.op, model.machine, shape, policy).seconds

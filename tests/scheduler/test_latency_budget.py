@@ -1,4 +1,4 @@
-"""The budget over made-up machines: the mean stays within what is allowed, and background tokens get the rest."""
+"""The budget over made-up machines: the mean stays within what is allowed, and batch tokens get the rest."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def steep(num_tokens: int) -> float:
 
 
 def run(budget: LatencyBudget, seconds, num_interactive: int, num_wanted: int) -> int:
-    """One pass as the scheduler runs it; returns the background tokens in it."""
-    num_background = budget.room(num_interactive, num_wanted)
-    budget.note(num_interactive, num_background, seconds(num_interactive + num_background))
-    return num_background
+    """One pass as the scheduler runs it; returns the batch tokens in it."""
+    num_batch = budget.room(num_interactive, num_wanted)
+    budget.note(num_interactive, num_batch, seconds(num_interactive + num_batch))
+    return num_batch
 
 
 @pytest.mark.parametrize("seconds", [concave, flat, steep])
@@ -43,15 +43,15 @@ def test_time_per_token_stays_within_the_bound(seconds, num_interactive, num_wan
     alone_s = seconds(num_interactive)
     spent_s = 0.0
     for number in range(1, 200):
-        num_background = run(budget, seconds, num_interactive, num_wanted)
-        pass_s = seconds(num_interactive + num_background)
+        num_batch = run(budget, seconds, num_interactive, num_wanted)
+        pass_s = seconds(num_interactive + num_batch)
         spent_s += pass_s
         assert pass_s <= alone_s * PAUSE * 1.3  # between measured sizes it is a guess
         assert spent_s <= alone_s * (SLOWDOWN * number + PAUSE)
     assert spent_s <= alone_s * 200 * 1.4
 
 
-def test_background_tokens_come_in_full_passes_where_those_pay():
+def test_batch_tokens_come_in_full_passes_where_those_pay():
     budget = LatencyBudget()
     for _ in range(50):
         run(budget, concave, 0, 32)

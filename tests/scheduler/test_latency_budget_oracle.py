@@ -1,4 +1,4 @@
-"""The account of background work, kept by hand: a pass alone takes 1 s and earns 0.3 s, one with 31 more takes 2 s."""
+"""The account of batch work, kept by hand: a pass alone takes 1 s and earns 0.3 s, one with 31 more takes 2 s."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def shared_budget(num_alone=0):
 
 
 @pytest.mark.parametrize(("num_alone", "room"), [(0, 0), (1, 0), (2, 0), (3, 31), (4, 31)])
-def test_three_passes_pay_for_one_with_background_tokens(num_alone, room):
+def test_three_passes_pay_for_one_with_batch_tokens(num_alone, room):
     """It costs 1 s; a pass earns 0.3 s, and the one in question earns as much itself."""
     assert shared_budget(num_alone).room(1, 31) == room
 
@@ -48,7 +48,7 @@ def joins_until_it_is_spent(budget):
 
 @pytest.mark.parametrize(("num_alone", "joins"), [(3, 1), (8, 3), (13, 5), (200, 5)])
 def test_what_is_saved_is_spent_and_bounded(num_alone, joins):
-    """Each pass with background tokens takes 0.7 s of what was saved, which is never more than 4 s."""
+    """Each pass with batch tokens takes 0.7 s of what was saved, which is never more than 4 s."""
     assert joins_until_it_is_spent(shared_budget(num_alone)) == joins
 
 

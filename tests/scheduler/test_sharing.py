@@ -52,7 +52,7 @@ class Run:
     def _feed(self) -> None:
         length = self.lengths[self.num_made % len(self.lengths)]
         sampling = SamplingParams(max_tokens=JOB.num_new)
-        self.scheduler.add(Request(f"j{self.num_made}", [0] * length, sampling, JOB.num_new, is_background=True))
+        self.scheduler.add(Request(f"j{self.num_made}", [0] * length, sampling, JOB.num_new, is_batch=True))
         self.num_made += 1
 
     def until(self, end_s: float) -> None:
@@ -84,13 +84,13 @@ class Run:
 
     def _advance(self, request: Request) -> None:
         request.output_token_ids.append(0)
-        if request.is_background:
+        if request.is_batch:
             self.num_job_tokens += 1
         else:
             self.times[request].append(self.now_s)
         if len(request.output_token_ids) == request.max_tokens:
             self.scheduler.finish(request, FinishReason.LENGTH)
-            if request.is_background:
+            if request.is_batch:
                 self._feed()
 
 

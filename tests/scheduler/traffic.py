@@ -35,8 +35,8 @@ def make_request(name: str, prompt: list[int], max_tokens: int = 5, **sampling) 
     return Request(name, prompt, SamplingParams(max_tokens=max_tokens, **sampling), max_tokens)
 
 
-def background(name: str, prompt: list[int], max_tokens: int = 5) -> Request:
-    return Request(name, prompt, SamplingParams(max_tokens=max_tokens), max_tokens, is_background=True)
+def batch_request(name: str, prompt: list[int], max_tokens: int = 5) -> Request:
+    return Request(name, prompt, SamplingParams(max_tokens=max_tokens), max_tokens, is_batch=True)
 
 
 def finish_pass(scheduler: AnyScheduler, model: FakeModel, batch: Batch, elapsed_s: float = 0.0) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 
 import click
 
-from moeflow.bench.records import Record, make_record
 from moeflow.bench.tables import batch_tables
 from moeflow.cli import lazy
-from moeflow.cli.bench.output import keep, repeated_command, result_options, show
+from moeflow.cli.bench.output import Recorder, result_options
 from moeflow.cli.help import Command
 from moeflow.cli.local_model import planned
 from moeflow.cli.options import engine_options_but
@@ -92,30 +91,27 @@ def batch(
     asked = read_questions(questions) if questions else []
     if interactive_rate is not None:
         WorkloadSpec(rate=interactive_rate, num_requests=interactive_requests, vocab_size=1)
-    run = Run(policies, repeats, seed, interactive_rate, interactive_requests, out, as_json)
+    recorder = Recorder("batch", out, as_json)
+    run = Run(policies, repeats, seed, interactive_rate, interactive_requests, recorder)
     try:
         asyncio.run(run.all(overrides, names, asked, num_requests, num_new))
         interrupted = False
     except KeyboardInterrupt:
         interrupted = True
-    if run.records and not as_json:
-        for table in batch_tables(run.records):
-            show(table)
+    recorder.show(batch_tables)
     return 130 if interrupted else 0
 
 
 @dataclasses.dataclass(slots=True)
 class Run:
-    """One invocation; keeps each record as soon as there is one."""
+    """One invocation."""
 
     policies: tuple[str, ...]
     repeats: int
     seed: int
     interactive_rate: float | None
     interactive_requests: int
-    out: Path | None
-    as_json: bool
-    records: list[Record] = dataclasses.field(default_factory=list)
+    recorder: Recorder
 
     async def all(
         self,
@@ -144,18 +140,7 @@ class Run:
     async def _measure(self, config: Any, job: Any, vocab_size: int, repetition: int) -> None:
         policies = tuple(dict.fromkeys(self.policies))
         with bar(1 if self.interactive_rate else len(policies)) as shown:
-
-            def on_result(fields: dict[str, Any]) -> None:
-                record = make_record("batch", repeated_command(), seed=self.seed, threads=config.num_threads, **fields)
-                self.records.append(record)
-                keep(record, self.out, as_json=self.as_json)
-                shown.advance()
-
-            progress = lazy.BatchProgress(
-                on_bytes=lambda done, total: shown.say(f"loading, {done / total:.0%}"),
-                on_run=shown.say,
-                on_result=on_result,
-            )
+            progress = self.recorder.progress(shown, config.num_threads, counts_requests=False)
             if self.interactive_rate is not None:
                 traffic = WorkloadSpec(
                     rate=self.interactive_rate,

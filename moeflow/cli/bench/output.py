@@ -6,6 +6,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -15,8 +16,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from moeflow.bench.records import Record, append
+from moeflow.bench.records import Record, append, make_record
 from moeflow.bench.tables import Table
+from moeflow.cli import lazy
+from moeflow.cli.progress import Bar
 
 PAGE_WIDTH: Final = 100  # of words that go to a file
 FILE_WIDTH: Final = 200  # of figures there, which are not wrapped
@@ -47,6 +50,40 @@ def keep(record: Record, out: Path | None, *, as_json: bool) -> None:
         append(out, record)
     if as_json:
         click.echo(json.dumps(record, ensure_ascii=False, allow_nan=False))
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Keeps each record of a command that makes several, as soon as there is one."""
+
+    kind: str
+    out: Path | None
+    as_json: bool
+    records: list[Record] = field(default_factory=list)
+
+    def progress(self, shown: Bar, threads: int | None, *, counts_requests: bool) -> Any:
+        """Return what a measurement calls; the bar counts requests, or results."""
+
+        def on_result(fields: dict[str, Any]) -> None:
+            seed = fields["workload"]["seed"]
+            record = make_record(self.kind, repeated_command(), seed=seed, threads=threads, **fields)
+            self.records.append(record)
+            keep(record, self.out, as_json=self.as_json)
+            if not counts_requests:
+                shown.advance()
+
+        return lazy.Progress(
+            on_bytes=lambda done, total: shown.say(f"loading, {done / total:.0%}"),
+            on_run=shown.say,
+            on_result=on_result,
+            on_request=shown.advance if counts_requests else lambda: None,
+        )
+
+    def show(self, make_tables: Callable[[Sequence[Record]], Sequence[Table]]) -> None:
+        """Print the records as tables, unless they were printed as JSON."""
+        if self.records and not self.as_json:
+            for table in make_tables(self.records):
+                show(table)
 
 
 def show(table: Table) -> None:

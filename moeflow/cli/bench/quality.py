@@ -24,7 +24,7 @@ Examples:
   moeflow bench quality ~/models/olmoe --dtype bfloat16 \\
       --text ~/texts/mine.txt --out docs/results/quality.jsonl
 
-Perplexity says how surprised the model is by text; the change is given with its standard error. The share of
+Perplexity measures how well the model predicts text; the change is given with its standard error. The share of
 likeliest tokens counts the places of the text where both formats hold the same token likeliest; the share of
 greedy tokens counts those before the first different one in each continued prompt."""
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import click
 
-from moeflow.bench.records import Record, make_record
+from moeflow.bench.records import Record
 from moeflow.bench.tables import serve_tables
 from moeflow.cli import lazy
-from moeflow.cli.bench.output import keep, repeated_command, result_options, show
+from moeflow.cli.bench.output import Recorder, result_options
 from moeflow.cli.help import Command
 from moeflow.cli.local_model import planned
 from moeflow.cli.options import engine_options_but
-from moeflow.cli.progress import Bar, bar
+from moeflow.cli.params import require_matplotlib
+from moeflow.cli.progress import bar
 from moeflow.cli.traffic_options import policies_option, rates_option, workload_options
 from moeflow.planner.usage import SERVING
 from moeflow.workload.poisson import WorkloadSpec
@@ -42,7 +44,7 @@ policies get the same requests at the same times. Ctrl-C ends the measurement; f
 @click.option("--api-key", envvar="MOEFLOW_API_KEY", show_envvar=True, help="The server's key, with --url.")
 @click.option("--allow-remote", is_flag=True, help="Let --url be another machine: be sure that it is yours.")
 @click.option("--request-timeout", type=float, default=600.0, help="Seconds of silence until a request to --url fails.")
-@click.option("--vocab-size", type=click.IntRange(1), help="Of the server's model, if it does not tell.")
+@click.option("--vocab-size", type=click.IntRange(1), help="Of the server's model, if it does not report.")
 @rates_option
 @workload_options
 @policies_option
@@ -78,7 +80,8 @@ def serve(
         WorkloadSpec(**traffic, rate=rate, vocab_size=1)
     if plots is not None:
         require_matplotlib()
-    run = Run(traffic, rates, repeats, out, as_json)
+    recorder = Recorder("serve", out, as_json)
+    run = Run(traffic, rates, repeats, recorder)
     try:
         if url is not None:
             address = lazy.check_address(url, allow_remote=allow_remote)
@@ -88,41 +91,36 @@ def serve(
         interrupted = False
     except KeyboardInterrupt:
         interrupted = True
-    if run.records and not as_json:
-        for table in serve_tables(run.records):
-            show(table)
-    if run.records and plots is not None:
-        draw(run.records, plots)
+    recorder.show(serve_tables)
+    if recorder.records and plots is not None:
+        draw(recorder.records, plots)
     if interrupted:
         return 130
-    return int(any(record["summary"]["num_failed"] == traffic["num_requests"] for record in run.records))
+    return int(any(record["summary"]["num_failed"] == traffic["num_requests"] for record in recorder.records))
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class Run:
-    """One invocation: makes the traffic, keeps each record as soon as there is one."""
+    """One invocation: makes the traffic."""
 
-    def __init__(
-        self, traffic: dict[str, int], rates: tuple[float, ...], repeats: int, out: Path | None, as_json: bool
-    ) -> None:
-        self.records: list[Record] = []
-        self._traffic = traffic
-        self._rates = rates
-        self._repeats = repeats
-        self._out = out
-        self._as_json = as_json
+    traffic: dict[str, int]
+    rates: tuple[float, ...]
+    repeats: int
+    recorder: Recorder
 
     async def engines(self, overrides: dict[str, Any], policies: tuple[str, ...], batch_timeout_s: float) -> None:
         """Measure each policy in an engine process of its own."""
         base = planned(overrides, SERVING, prefix_caching=False).config
         configs = [
-            lazy.with_policy(base, policy, max_prompt=self._traffic["max_prompt"], batch_timeout_s=batch_timeout_s)
+            lazy.with_policy(base, policy, max_prompt=self.traffic["max_prompt"], batch_timeout_s=batch_timeout_s)
             for policy in dict.fromkeys(policies)
         ]
         with closing(lazy.open_checkpoint(base.model_path)) as checkpoint:
             vocab_size = lazy.read_model_config(checkpoint).vocab_size
         sweep = self._sweep(vocab_size)
-        with bar(sweep.num_runs * len(configs) * self._traffic["num_requests"]) as shown:
-            await lazy.run_engines(configs, sweep, self._progress(shown, base.num_threads))
+        with bar(sweep.num_runs * len(configs) * self.traffic["num_requests"]) as shown:
+            progress = self.recorder.progress(shown, base.num_threads, counts_requests=True)
+            await lazy.run_engines(configs, sweep, progress)
 
     async def server(self, target: Any, vocab_size: int | None) -> None:
         """Measure a running server."""
@@ -130,38 +128,16 @@ class Run:
             model = await target.model()
             vocab_size = vocab_size or model.vocab_size
             if vocab_size is None:
-                raise click.UsageError("the server does not tell its model's vocabulary; give --vocab-size")
+                raise click.UsageError("the server does not report its model's vocabulary; give --vocab-size")
             sweep = self._sweep(vocab_size)
             lazy.check_server(sweep.spec, model.max_model_len)
-            with bar(sweep.num_runs * self._traffic["num_requests"]) as shown:
-                await lazy.run_server(target, model.name, sweep, self._progress(shown, None))
+            with bar(sweep.num_runs * self.traffic["num_requests"]) as shown:
+                progress = self.recorder.progress(shown, None, counts_requests=True)
+                await lazy.run_server(target, model.name, sweep, progress)
 
     def _sweep(self, vocab_size: int) -> Any:
-        spec = WorkloadSpec(**self._traffic, rate=self._rates[0], vocab_size=vocab_size)
-        return lazy.Sweep(spec, tuple(dict.fromkeys(self._rates)), self._repeats)
-
-    def _progress(self, shown: Bar, threads: int | None) -> Any:
-        command = repeated_command()
-
-        def on_result(fields: dict[str, Any]) -> None:
-            record = make_record("serve", command, seed=fields["workload"]["seed"], threads=threads, **fields)
-            self.records.append(record)
-            keep(record, self._out, as_json=self._as_json)
-
-        return lazy.Progress(
-            on_bytes=lambda done, total: shown.say(f"loading, {done / total:.0%}"),
-            on_run=shown.say,
-            on_request=shown.advance,
-            on_result=on_result,
-        )
-
-
-def require_matplotlib() -> None:
-    """Raises: ClickException if there is none, before anything is measured in vain."""
-    try:
-        _ = lazy.plot_latencies
-    except ImportError as error:
-        raise click.ClickException(f"--plots needs matplotlib ({error}): pip install 'moeflow[bench]'") from error
+        spec = WorkloadSpec(**self.traffic, rate=self.rates[0], vocab_size=vocab_size)
+        return lazy.Sweep(spec, tuple(dict.fromkeys(self.rates)), self.repeats)
 
 
 def draw(records: list[Record], folder: Path) -> None:

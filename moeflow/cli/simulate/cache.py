@@ -93,7 +93,7 @@ class SlotCount(click.ParamType[str]):
     help="Who orders prefetches; may be given often.",
 )
 @click.option("--disk-bandwidth", default="1GB", help="What the disk reads in a second.")
-@click.option("--slab-size", help="Of one expert.  [default: as recorded]", show_default=False)
+@click.option("--expert-size", help="Bytes of one expert.  [default: as recorded]", show_default=False)
 @click.option(
     "--compute-time",
     type=click.FloatRange(0, min_open=True),
@@ -108,18 +108,16 @@ def cache(
     policies: tuple[str, ...],
     predictors: tuple[str, ...],
     disk_bandwidth: str,
-    slab_size: str | None,
+    expert_size: str | None,
     compute_time: float | None,
     as_json: bool,
     plot: Path | None,
 ) -> None:
     """Replay recorded routing: hit rate, time lost and tokens a second for each size, policy and predictor."""
-    if plot is not None:
-        require_matplotlib()
     if compute_time is not None and not math.isfinite(compute_time):
         raise ConfigError(f"no pass computes for {compute_time} milliseconds; give a number (--compute-time)")
     trace = read_routing_trace(routing)
-    machine = Machine(parse_bytes(disk_bandwidth), _slab_bytes(trace.header, slab_size))
+    machine = Machine(parse_bytes(disk_bandwidth), _slab_bytes(trace.header, expert_size))
     passes = prepare_passes(trace, None if compute_time is None else compute_time / 1000)
     cases = make_cases(trace.header, slots, policies, predictors)
     results = []
@@ -205,17 +203,9 @@ def draw(results: Sequence[ReplayResult], header: TraceHeader, title: str, file:
     lazy.plot_cache_replay(lines, header.num_layers * header.num_experts, title, file)
 
 
-def require_matplotlib() -> None:
-    """Raises: ClickException if there is none, before anything is replayed in vain."""
-    try:
-        _ = lazy.plot_cache_replay
-    except ImportError as error:
-        raise click.ClickException(f"--plot needs matplotlib ({error}): pip install 'moeflow[bench]'") from error
-
-
 def _slab_bytes(header: TraceHeader, requested: str | None) -> int:
     if requested is not None:
         return parse_bytes(requested)
     if not header.slab_bytes:
-        raise ConfigError("the trace does not tell how large an expert is. Say it (--slab-size)")
+        raise ConfigError("the trace does not report how large an expert is. Give it with --expert-size")
     return header.slab_bytes

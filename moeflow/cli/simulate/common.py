@@ -24,7 +24,7 @@ Shipped models: {", ".join(shipped_models())}."""
 
 
 def described_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say which model, in which format, on which machine."""
+    """Add the options for which model, in which format, on which machine."""
     options = [
         click.option("--machine", required=True, help="A shipped machine, or a JSON file that describes one."),
         click.option("--model", required=True, help="A shipped shape, a config.json, a model's folder or a GGUF file."),
@@ -59,7 +59,7 @@ def choose_formats(machine: Machine, weights: str | None) -> Formats:
 
 
 def check_devices(machine: Machine, shape: ModelConfig, num_devices: int) -> None:
-    """Say so if there are more devices than the machine has. Raises: ConfigError if they cannot share a layer."""
+    """Print a note if there are more devices than the machine has. Raises: ConfigError if they cannot share a layer."""
     if num_devices > 1 and not machine.num_devices:
         raise ConfigError(f"{machine.name} has no device, but --devices {num_devices} are asked for: leave it away")
     if shape.num_heads % num_devices:

@@ -16,7 +16,7 @@ from moeflow.cli.params import NEW_FILE, NEW_PICTURE
 from moeflow.cli.progress import bar
 from moeflow.cli.simulate.common import SHIPPED, check_devices, choose_formats, described_options, read_shape
 from moeflow.core.errors import ConfigError
-from moeflow.core.hardware import DEVICE, RAM, Machine
+from moeflow.core.hardware import DEVICE, RAM
 from moeflow.core.plan import Workload
 from moeflow.core.units import format_bytes
 from moeflow.pipeline.catalog import PIPELINES
@@ -107,8 +107,6 @@ def pipeline(
             f"--micro-batch {micro_batch} is more than there are sequences (--batch-size {batch_size}): "
             f"take {batch_size} or fewer"
         )
-    if picture is not None:
-        require_matplotlib()
     host, shape = load_machine(machine), read_shape(model)
     check_devices(host, shape, devices)
     costs = ModelCosts(shape, choose_formats(host, weights))
@@ -117,7 +115,19 @@ def pipeline(
     with bar(len(names)) as shown:
         for name in names:
             shown.say(name)
-            runs[name] = simulate(name, host, costs, workload, batch_size, micro_batch, resident, devices)
+            policy = make_policy(
+                PIPELINES[name],
+                host,
+                costs,
+                workload,
+                batch_size=batch_size,
+                micro_batch=micro_batch,
+                resident_share=None if resident is None else resident / 100,
+                num_devices=devices,
+            )
+            runs[name] = PipelineRun(
+                pipeline=PIPELINES[name], machine=host, costs=costs, workload=workload, policy=policy
+            )
             _ = runs[name].tokens_per_s
             shown.advance()
     if as_json:
@@ -127,30 +137,6 @@ def pipeline(
         for table in make_tables(runs, model):
             show(table)
     write_pictures(runs, trace, graph, picture)
-
-
-def simulate(
-    name: str,
-    machine: Machine,
-    costs: ModelCosts,
-    workload: Workload,
-    batch_size: int,
-    micro_batch: int,
-    resident: float | None,
-    num_devices: int,
-) -> PipelineRun:
-    """Return a job by one pipeline."""
-    policy = make_policy(
-        PIPELINES[name],
-        machine,
-        costs,
-        workload,
-        batch_size=batch_size,
-        micro_batch=micro_batch,
-        resident_share=None if resident is None else resident / 100,
-        num_devices=num_devices,
-    )
-    return PipelineRun(pipeline=PIPELINES[name], machine=machine, costs=costs, workload=workload, policy=policy)
 
 
 def make_tables(runs: Mapping[str, PipelineRun], model: str) -> list[Table]:
@@ -247,11 +233,3 @@ def write_pictures(
         middle = num_layers // 2
         layers = (max(middle - 1, 0), middle + 1)
         lazy.plot_time_lines({name: one.middle_step for name, one in runs.items()}, layers, picture)
-
-
-def require_matplotlib() -> None:
-    """Raises: ClickException if there is none, before anything is simulated in vain."""
-    try:
-        _ = lazy.plot_time_lines
-    except ImportError as error:
-        raise click.ClickException(f"--picture needs matplotlib ({error}): pip install 'moeflow[bench]'") from error

@@ -43,7 +43,7 @@ class HostExpertSplit:
     def __init__(
         self, costs: ModelCosts, has_experts: Sequence[bool], num_streamed: int, fixed: int | None = None
     ) -> None:
-        """Choose among the first `num_streamed` experts of layers that have any; `fixed` says how many it is to be."""
+        """Choose among the first `num_streamed` experts of layers that have any; `fixed` is the number to use."""
         self.borders = [0] * len(has_experts)  # of each layer: the host has the experts below
         self._costs = costs
         self._has_experts = list(has_experts)
@@ -69,15 +69,15 @@ class HostExpertSplit:
             self._share_out(min(self._fixed, self._num_streamed) * sum(self._has_experts))
 
     def uploaded(self, num_bytes: float, seconds: float) -> None:
-        """Hear of a transfer of weights."""
+        """Record a transfer of weights."""
         self._link.add(num_bytes, seconds)
 
     def attended(self, num_read: float, seconds: float) -> None:
-        """Hear of attention on the host, to so many positions."""
+        """Record attention on the host, to so many positions."""
         self._attention.add(num_read, seconds)
 
     def computed(self, num_hosted: float, num_tokens: float, seconds: float) -> None:
-        """Hear of so many of a layer's experts on the host, for a micro-batch."""
+        """Record the computation of so many of a layer's experts on the host, for a micro-batch."""
         self._experts.setdefault(self._size, _Rate()).add(num_tokens * num_hosted, seconds)
 
     @contextmanager
@@ -95,7 +95,7 @@ class HostExpertSplit:
         self.computed(self.borders[layer], num_tokens, perf_counter() - start)
 
     def _share_out(self, num_hosted: int) -> None:
-        """Have each layer take its share of so many experts, as evenly as it goes."""
+        """Distribute so many experts over the layers, as evenly as possible."""
         num_layers, before = sum(self._has_experts), 0
         for layer, has_experts in enumerate(self._has_experts):
             if has_experts:

@@ -26,7 +26,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The host or the device: what it takes to tell it where tokens are."""
+    """The host or the device: what describes where tokens are."""
 
     device: torch.device
     rotary: RotaryEmbedding

@@ -1,4 +1,4 @@
-"""The ops of offloading pipelines on a real model: each does for one layer and one micro-batch what its name says.
+"""The ops of offloading pipelines on a real model: each does for one layer and one micro-batch what its name describes.
 
 The device computes projections and experts; attention runs on the host, over keys and values that stay there, or on the
 device. Nothing here knows in which order ops run; that is the pipeline's, and what is used before it is there raises.
@@ -7,14 +7,15 @@ Source: MoE-Lightning 4.1, algorithm 1 and figure 6.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 
 import torch
 
+from moeflow.core.hardware import DEVICE
 from moeflow.engine.offload.host_split import HostExpertSplit
 from moeflow.engine.offload.micro_batches import MicroBatch
-from moeflow.engine.offload.shared_expert_ops import SharedExpertOps
 from moeflow.kernels.embedding import embedding
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
@@ -24,6 +25,9 @@ from moeflow.pipeline.devices.paged_weights import PagedWeights
 from moeflow.pipeline.runtime.executor import Cost, Op
 from moeflow.pipeline.task import Task
 from moeflow.planner.costs.model_costs import ModelCosts, Work
+from moeflow.planner.costs.task_costs import WORKS, TaskShape
+
+MicroBatchOp = Callable[[int, MicroBatch], Cost]
 
 
 class OffloadOps:
@@ -49,19 +53,26 @@ class OffloadOps:
         self._device = device
         self._costs = costs
         self._share = share
-        self._sharing = SharedExpertOps(
-            model, self._on_device, self._post_attention, self._end_layer, device, costs, share
-        )
         self._num_ended = [0] * len(model.layers)  # micro-batches that are through with a layer
+        self._attention_works: Sequence[Work] = ()  # of each micro-batch, in a layer
 
     def begin_pass(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Work on these from now on."""
         self.micro_batches = micro_batches
         self._num_ended = [0] * len(self._model.layers)
+        self._attention_works = [self._costs.attention(it.num_tokens, it.num_seen, it.num_read) for it in micro_batches]
 
     def by_name(self) -> Mapping[str, Op]:
         """Return all ops."""
-        ops: dict[str, Callable[[int, MicroBatch], Cost]] = {
+        return {
+            "weights_to_pinned": self._ordered(self._weights_to_pinned),
+            "weights_to_device": self._ordered(self._weights_to_device),
+            "load_weights": self._ordered(self._load_weights),
+            **{name: self._ordered(self._on_micro_batch(op)) for name, op in self._of_micro_batches().items()},
+        }
+
+    def _of_micro_batches(self) -> dict[str, MicroBatchOp]:
+        return {
             "pre_attention": self._pre_attention,
             "offload_qkv": self._offload_qkv,
             "cpu_attention": self._cpu_attention,
@@ -71,13 +82,6 @@ class OffloadOps:
             "device_attention": self._device_attention,
             "store_kv": self._store_kv,
             "attention": self._attention,
-            **self._sharing.by_name(),
-        }
-        return {
-            "weights_to_pinned": self._ordered(self._weights_to_pinned),
-            "weights_to_device": self._ordered(self._weights_to_device),
-            "load_weights": self._ordered(self._load_weights),
-            **{name: self._ordered(self._on_micro_batch(op)) for name, op in ops.items()},
         }
 
     # Weights:
@@ -98,28 +102,21 @@ class OffloadOps:
     # On the device:
 
     def _pre_attention(self, layer: int, micro_batch: MicroBatch) -> Cost:
-        work = self._costs.pre_attention(micro_batch.num_tokens)
-        with self._device.computing(*_totals(work)):
+        with self._computing("pre_attention", layer, micro_batch) as cost:
             tensors = micro_batch.tensors
             if layer == 0:
                 tensors["hidden"] = embedding(micro_batch.token_ids, self._model.embed_tokens)
             tensors["qkv"] = self._model.layers[layer].pre_attention(tensors["hidden"])
             if self._kv.has_windows and not self._kv.is_resident(layer):
                 micro_batch.unsaved_qkv[layer] = tensors["qkv"].clone()  # attention uses it up
-        return Cost(*_totals(work))
+        return cost
 
     def _post_attention(self, layer: int, micro_batch: MicroBatch) -> Cost:
-        num_tokens, costs, is_moe = micro_batch.num_tokens, self._costs, layer not in self._model.config.dense_layers
-        works = [costs.output_projection(num_tokens)]
-        if self._model.config.num_experts and is_moe:
-            works += [costs.router(num_tokens), costs.experts(num_tokens)]
-        else:
-            works.append(costs.dense(num_tokens))
-        with self._device.computing(*_totals(*works)):
+        with self._computing("post_attention", layer, micro_batch) as cost:
             tensors = micro_batch.tensors
             tensors["hidden"] = self._on_device(layer).post_attention(tensors["hidden"], tensors["attended"])
             self._end_layer(layer, micro_batch)
-        return Cost(*_totals(*works))
+        return cost
 
     def _on_device(self, layer: int) -> DecoderLayer:
         """Return a layer whose streamed weights are on the device. Raises: RuntimeError if they are not."""
@@ -134,28 +131,27 @@ class OffloadOps:
             self._weights.release(layer)
 
     def _device_attention(self, layer: int, micro_batch: MicroBatch) -> Cost:
-        work = self._attention_work(micro_batch)
         if self._kv.is_resident(layer):
             blocks, places = self._kv.layer(layer), micro_batch.on_device
         else:
             blocks, places = self._kv.window(layer, micro_batch.number), micro_batch.in_window
-        with self._device.computing(*_totals(work)):
+        with self._computing("device_attention", layer, micro_batch) as cost:
             qkv = micro_batch.tensors.pop("qkv")
             attention = self._model.layers[layer].self_attn
             micro_batch.tensors["attended"] = attention.attend_over(blocks, qkv, places.rotary, places.attention)
-        return Cost(*_totals(work))
+        return cost
 
     # On the host:
 
     def _cpu_attention(self, layer: int, micro_batch: MicroBatch) -> Cost:
-        work = self._attention_work(micro_batch)
-        with self._share.attending(micro_batch.num_read), self._device.computing_on_host(*_totals(work)):
+        timing = self._share.attending(micro_batch.num_read)
+        with timing, self._computing("cpu_attention", layer, micro_batch) as cost:
             qkv, places = micro_batch.tensors.pop("host_qkv"), micro_batch.on_host
             attended = self._on_host[layer].attend_over(
                 self._kv.layer(layer), qkv.float(), places.rotary, places.attention
             )
             micro_batch.tensors["host_attended"] = attended.to(qkv.dtype)
-        return Cost(*_totals(work))
+        return cost
 
     # Between them:
 
@@ -195,7 +191,17 @@ class OffloadOps:
         self._load_hidden(layer, micro_batch)
         return cost
 
-    def _on_micro_batch(self, op: Callable[[int, MicroBatch], Cost]) -> Op:
+    @contextmanager
+    def _computing(self, op: str, layer: int, micro_batch: MicroBatch) -> Iterator[Cost]:
+        """Return a `with` block for what an op computes, which gives its cost."""
+        attention = self._attention_works[micro_batch.number]
+        shape = TaskShape(costs=self._costs, num_tokens=micro_batch.num_tokens, attention=attention, layer=layer)
+        level, works = WORKS[op]
+        cost = total(works(shape))
+        with self._device.computing(*cost) if level == DEVICE else self._device.computing_on_host(*cost):
+            yield cost
+
+    def _on_micro_batch(self, op: MicroBatchOp) -> Op:
         def run(task: Task) -> Cost:
             assert task.micro_batch is not None
             with torch.inference_mode():  # which holds for a thread
@@ -210,14 +216,12 @@ class OffloadOps:
 
         return run
 
-    def _attention_work(self, micro_batch: MicroBatch) -> Work:
-        return self._costs.attention(micro_batch.num_tokens, micro_batch.num_seen, micro_batch.num_read)
-
 
 def _layer(task: Task) -> int:
     assert task.layer is not None
     return task.layer
 
 
-def _totals(*works: Work) -> tuple[int, int]:
-    return int(sum(work.num_bytes for work in works)), int(sum(work.num_flops for work in works))
+def total(works: Sequence[Work]) -> Cost:
+    """Return what works cost together."""
+    return Cost(int(sum(work.num_bytes for work in works)), int(sum(work.num_flops for work in works)))

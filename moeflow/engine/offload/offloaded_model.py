@@ -19,7 +19,7 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.core.offload_config import OffloadConfig
 from moeflow.engine.offload.host_split import HostExpertSplit
 from moeflow.engine.offload.micro_batches import Side, cut_pass
-from moeflow.engine.offload.offload_ops import OffloadOps
+from moeflow.engine.offload.shared_expert_ops import SharedExpertOps
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
@@ -62,7 +62,9 @@ class OffloadedModel:
         self._weights = PagedWeights(streamed, self.device)
         has_experts = [bool(size) for size in self._sharable_bytes]
         self._share = HostExpertSplit(costs, has_experts, self._num_sharable, config.offload.num_hosted_experts)
-        self._ops = OffloadOps(model, self._make_halves(), self._weights, self._kv, self.device, costs, self._share)
+        self._ops = SharedExpertOps(
+            model, self._make_halves(), self._weights, self._kv, self.device, costs, self._share
+        )
         self._costs = costs
         self._is_warm = False
         self._lanes = {name: Lane(name, trace=trace) for name in LANES}

@@ -5,47 +5,20 @@ A layer without a router is the device's alone. Source: as for `offload_ops.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 import torch
 
-from moeflow.engine.offload.host_split import HostExpertSplit
 from moeflow.engine.offload.micro_batches import MicroBatch
-from moeflow.models.layers.decoder import CausalLM
-from moeflow.models.layers.decoder_layer import DecoderLayer
+from moeflow.engine.offload.offload_ops import MicroBatchOp, OffloadOps, total
 from moeflow.models.layers.shared_experts import Routed, experts_below, experts_from
-from moeflow.pipeline.devices.offload_device import OffloadDevice
 from moeflow.pipeline.runtime.executor import Cost
-from moeflow.planner.costs.model_costs import ModelCosts, Work, expected_distinct
-
-MicroBatchOp = Callable[[int, MicroBatch], Cost]
+from moeflow.planner.costs.model_costs import expected_distinct
 
 
-class SharedExpertOps:
-    """What takes the place of `post_attention`."""
+class SharedExpertOps(OffloadOps):
+    """Those of `OffloadOps`, and what takes the place of `post_attention`."""
 
-    def __init__(
-        self,
-        model: CausalLM,
-        layer_on_device: Callable[[int], DecoderLayer],
-        post_attention: MicroBatchOp,
-        end_layer: Callable[[int, MicroBatch], None],
-        device: OffloadDevice,
-        costs: ModelCosts,
-        share: HostExpertSplit,
-    ) -> None:
-        """`layer_on_device` finds a layer where its streamed experts are, which `end_layer` may give back."""
-        self._model = model
-        self._layer_on_device = layer_on_device
-        self._post_attention = post_attention
-        self._end_layer = end_layer
-        self._device = device
-        self._costs = costs
-        self._share = share
-
-    def by_name(self) -> Mapping[str, MicroBatchOp]:
-        """Return all ops."""
-        return {
+    def _of_micro_batches(self) -> dict[str, MicroBatchOp]:
+        return super()._of_micro_batches() | {
             "route": self._route,
             "offload_routed": self._offload_routed,
             "host_experts": self._host_experts,
@@ -56,12 +29,11 @@ class SharedExpertOps:
     def _route(self, layer: int, micro_batch: MicroBatch) -> Cost:
         if not self._model.layers[layer].has_router:
             return Cost()
-        num_tokens, costs, tensors = micro_batch.num_tokens, self._costs, micro_batch.tensors
-        totals = _totals(costs.output_projection(num_tokens), costs.router(num_tokens))
-        with self._device.computing(*totals):
+        tensors = micro_batch.tensors
+        with self._computing("route", layer, micro_batch) as cost:
             routing = self._model.layers[layer].route(tensors["hidden"], tensors["attended"])
             tensors["hidden"], micro_batch.routed = routing
-        return Cost(*totals)
+        return cost
 
     def _offload_routed(self, layer: int, micro_batch: MicroBatch) -> Cost:
         if not self._model.layers[layer].has_router:
@@ -80,14 +52,13 @@ class SharedExpertOps:
         is_hosted = routed.topk_ids < border
         rows = is_hosted.any(dim=1).nonzero().flatten()
         micro_batch.num_hosted_pairs = int(is_hosted.sum())
-        totals = _totals(
-            self._work(micro_batch.num_hosted_pairs, int(torch.bincount(routed.topk_ids[is_hosted]).count_nonzero()))
-        )
+        num_distinct = int(torch.bincount(routed.topk_ids[is_hosted]).count_nonzero())
+        cost = self._experts_cost(micro_batch.num_hosted_pairs, num_distinct)
         experts = self._model.layers[layer].movable_experts
         assert experts is not None
-        with self._share.computing(layer, micro_batch.num_tokens), self._device.computing_on_host(*totals):
+        with self._share.computing(layer, micro_batch.num_tokens), self._device.computing_on_host(*cost):
             tensors["host_rows"], tensors["host_sums"] = rows, experts_below(border, experts, routed.rows(rows))
-        return Cost(*totals)
+        return cost
 
     def _load_sums(self, layer: int, micro_batch: MicroBatch) -> Cost:
         """Copy to the device; as with what was attended, what was copied for the layer before is done with."""
@@ -107,18 +78,14 @@ class SharedExpertOps:
         tensors, shape, border = micro_batch.tensors, self._costs.shape, self._share.borders[layer]
         used = expected_distinct(shape.num_experts, shape.top_k, micro_batch.num_tokens)
         num_pairs = micro_batch.num_tokens * shape.top_k - micro_batch.num_hosted_pairs
-        totals = _totals(self._work(num_pairs, used * (1 - border / shape.num_experts)))
-        with self._device.computing(*totals):
-            experts = self._layer_on_device(layer).movable_experts
+        cost = self._experts_cost(num_pairs, used * (1 - border / shape.num_experts))
+        with self._device.computing(*cost):
+            experts = self._on_device(layer).movable_experts
             assert experts is not None
             below = (tensors["rows"], tensors["sums"])
             tensors["hidden"] = experts_from(border, experts, micro_batch.routed, below, tensors["hidden"])
             self._end_layer(layer, micro_batch)
-        return Cost(*totals)
+        return cost
 
-    def _work(self, num_pairs: int, num_distinct: float) -> Work:
-        return self._costs.experts(num_pairs / self._costs.shape.top_k, num_distinct)
-
-
-def _totals(*works: Work) -> tuple[int, int]:
-    return int(sum(work.num_bytes for work in works)), int(sum(work.num_flops for work in works))
+    def _experts_cost(self, num_pairs: int, num_distinct: float) -> Cost:
+        return total([self._costs.experts(num_pairs / self._costs.shape.top_k, num_distinct)])

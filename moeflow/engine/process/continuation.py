@@ -31,7 +31,7 @@ class Continuation:
         self.is_finished = False
         self._waits_since_s = time.monotonic()  # for its next tokens
         self._token_ids: list[int] = []
-        self._num_cached_tokens: int | None = None  # as its first engine said
+        self._num_cached_tokens: int | None = None  # as its first engine reported
         self._suspicion = 0.0  # of deaths in whose pass it was, with no token since
         self._died_at = -1  # output tokens that it had in the last of these
 
@@ -40,7 +40,7 @@ class Continuation:
         """Where it stands among those that a new engine goes on with: answers that somebody waits for come first, then
         those that have begun, which keep their places in the engine; of these, who has waited longest for a token.
         """
-        return self.submission.is_background, not self._token_ids, self._waits_since_s
+        return self.submission.is_batch, not self._token_ids, self._waits_since_s
 
     def rest(self) -> Submission:
         """Return what an engine that knows nothing of it is to be asked."""
@@ -51,7 +51,7 @@ class Continuation:
         )
 
     def receive(self, output: TokenOutput) -> bool:
-        """Take what an engine says of it; return whether it has come any further."""
+        """Take what an engine reports of it; return whether it has come any further."""
         if self._num_cached_tokens is None:
             self._num_cached_tokens = output.num_cached_tokens
         elif output.num_cached_tokens != self._num_cached_tokens:
@@ -81,7 +81,7 @@ class Continuation:
         self._end(FinishReason.CANCELLED)
 
     def is_guilty(self, death: Death) -> bool:
-        """Whether this death, of which it has been told, proves that engines die of this request and of no other."""
+        """Whether this death, which was reported to it, proves that engines die of this request and of no other."""
         return self._suspicion >= GUILTY and death.in_pass.keys() == {self.submission.request_id}
 
     def _end(self, reason: FinishReason, error: str | None = None) -> None:
@@ -92,7 +92,7 @@ class Continuation:
 
 
 def judge(death: Death, requests: Mapping[str, Continuation]) -> Continuation | None:
-    """Tell requests of a death; return the one that it is proven to be of."""
+    """Report a death to all requests; return the one that is proven to be its cause."""
     for request in requests.values():
         request.suspect(death)
     return next((request for request in requests.values() if request.is_guilty(death)), None)

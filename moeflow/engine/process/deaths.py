@@ -26,7 +26,7 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class OomKills:
-    """How many processes the kernel has killed for lack of memory so far; None where it does not tell."""
+    """How many processes the kernel has killed for lack of memory so far; None where it does not report."""
 
     of_group: int | None  # in this process's control group, whichever limit was reached
     of_system: int | None
@@ -39,7 +39,7 @@ class OomKills:
 
 
 def name_death(code: int, before: OomKills, after: OomKills) -> Death:
-    """Say how a process with this exit code ended. `before` and `after` are counts from either side of its end."""
+    """Return how a process with this exit code ended. `before` and `after` are counts from either side of its end."""
     if code >= 0:
         return Death(f"exit code {code}")
     number = signal.Signals(-code)
@@ -50,7 +50,7 @@ def name_death(code: int, before: OomKills, after: OomKills) -> Death:
     if _has_risen(before.of_system, after.of_system):
         return Death("SIGKILL: probably for lack of memory, for which the kernel has just killed a process")
     if after.of_group is None and after.of_system is None:
-        return Death("SIGKILL: possibly for lack of memory; this system does not tell")
+        return Death("SIGKILL: possibly for lack of memory; this system does not report")
     return Death("SIGKILL, not for lack of memory: another process sent it", is_from_outside=True)
 
 

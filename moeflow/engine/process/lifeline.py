@@ -35,7 +35,7 @@ def tie_to_parent(parent_pid: int, record: PassRecord) -> None:
         # Sent when the *thread* that started this process ends: the one that runs the parent's event loop, without
         # which nobody would read what is computed.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it went before the kernel was told
+    if os.getppid() != parent_pid:  # it went before the kernel was asked
         raise OrphanedError("the parent process is gone")
     threading.Thread(target=_beat, args=(parent_pid, record), name="lifeline", daemon=True).start()
 

@@ -3,7 +3,7 @@ stalls a pass, nor the other way round.
 
 Run as `python -m moeflow.engine.process.main ADDRESS PARENT_PID RECORD`; the parent sends an `EngineConfig`, then
 `ToEngine` messages, and gets `FromEngine` messages back over one ZeroMQ pair. RECORD is the descriptor of a
-`PassRecord`, which says what the process was doing should it die. It ends on `Shutdown`, or at once when its parent is
+`PassRecord`, which shows what the process was doing if it dies. It ends on `Shutdown`, or at once when its parent is
 gone.
 """
 
@@ -57,7 +57,7 @@ class EngineProcess:
         self._deadline: float | None = None  # set once shutdown is asked for
 
     def run(self) -> None:
-        """Load, serve until shutdown, say goodbye. Failures are reported before they end the process."""
+        """Load, serve until shutdown, confirm it. Failures are reported before they end the process."""
         try:
             config = msgspec.msgpack.decode(self._socket.recv(), type=EngineConfig)
             with closing(Engine.load(config, self._send_progress, self._note_pass)) as engine:

@@ -1,6 +1,6 @@
 """What an engine's process is doing: a page of memory that its parent maps, too, and can read after any death.
 
-A heartbeat says that the process runs; an entry names the requests of the pass under way. A message could not do
+A heartbeat shows that the process runs; an entry names the requests of the pass under way. A message could not do
 either: it waits until a pass is over, and what was not sent yet is lost with the process.
 """
 
@@ -37,7 +37,7 @@ class PassRecord:
         return int(beat)
 
     def tick(self) -> None:
-        """Say that the process runs."""
+        """Record that the process runs."""
         _BEAT.pack_into(self._memory, 0, self.beat + 1)
 
     def begin(self, requests: Mapping[str, int]) -> None:
@@ -59,7 +59,7 @@ class PassRecord:
         return msgspec.msgpack.decode(self._memory[_ENTRY_AT : _ENTRY_AT + length], type=dict[str, int])
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Unmap the memory."""
         self._memory.close()
 
 

@@ -17,7 +17,7 @@ _MAX_DELAY_S = 8.0
 
 
 class RestartLimits:
-    """Counts restarts. Tell it of each death, and when a request has come further."""
+    """Counts restarts. Report each death, and when a request has come further."""
 
     def __init__(self, max_per_hour: int = MAX_PER_HOUR, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_per_hour = max_per_hour

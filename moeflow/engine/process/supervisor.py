@@ -35,15 +35,12 @@ class Mortal(EngineClient, Protocol):
     @property
     def death(self) -> Death:
         """How it failed."""
-        ...
 
     def submit(self, submission: Submission, sink: Sink) -> None:
         """Submit a request; `sink` gets its outputs as they arrive, or None if the engine ends before it."""
-        ...
 
     def abandon(self, request_id: str) -> None:
         """End a request whose outputs nobody wants any more."""
-        ...
 
 
 Start = Callable[[Callable[[], None]], Awaitable[Mortal]]  # of an engine; takes what is called when it fails
@@ -196,7 +193,7 @@ class Supervisor:
         self._engine.submit(request.rest(), partial(self._receive, request))
 
     def _receive(self, request: Continuation, output: TokenOutput | None) -> None:
-        """Take what the engine says of a request. Its end without the request's is a death, which is reported, too."""
+        """Take what the engine reports of a request. Its end without the request's is a reported death."""
         if output is not None and request.receive(output):
             self._limits.note_progress()
             if request.is_finished:

@@ -128,7 +128,7 @@ class _TemplateProcess:
         return self._process.poll() is None
 
     def send_opening(self) -> None:
-        """Have the template compiled, unless that was asked for before. Raises: OSError."""
+        """Send the template to be compiled, unless that was done before. Raises: OSError."""
         self._connection.settimeout(WAIT_S)
         if not self._is_open:
             self._is_open = True
@@ -154,7 +154,7 @@ class _TemplateProcess:
         return _replies.decode(raw)
 
     def _cause(self, otherwise: str) -> str:
-        """Say why the process has ended, if it has."""
+        """Return why the process has ended, if it has."""
         try:
             code = self._process.wait(1)
         except subprocess.TimeoutExpired:

@@ -80,7 +80,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
 
 
 def _sentence_piece(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
-    """SentencePiece's BPE. Its merges are not stored: the scores say in which order they apply."""
+    """SentencePiece's BPE. Its merges are not stored: the scores give the order in which they apply."""
     vocab = {token: i for i, token in enumerate(tokens)}
     scores = metadata["tokenizer.ggml.scores"]
     unknown = tokens[metadata.get("tokenizer.ggml.unknown_token_id", 0)]
@@ -128,7 +128,7 @@ def _config(metadata: Mapping[str, Any], tokens: list[str], file: Path) -> dict[
                 f"names token {token_id} as {key} token, but has {len(tokens)}", file=file, remedy=_REMEDY
             )
         config[f"{name}_token"] = tokens[token_id]
-    # files that do not say: llama.cpp begins with BOS for SentencePiece and Llama 3, not for other vocabularies
+    # files without this key: llama.cpp begins with BOS for SentencePiece and Llama 3, not for other vocabularies
     has_bos = (
         metadata.get("tokenizer.ggml.model") == "llama"
         or _SPLITS.get(metadata.get("tokenizer.ggml.pre", "")) == _LLAMA3

@@ -74,7 +74,7 @@ class SequenceText:
     def push(self, output: TokenOutput) -> TextDelta:
         """Take what a pass brought and return it with the text that became certain; at the end, all of it.
 
-        A stop string ends the sequence at its last token, whatever the engine says: tokens after it are
+        A stop string ends the sequence at its last token, whatever the engine reports: tokens after it are
         dropped, and the caller must cancel the rest. The token that ended a sequence with FinishReason.STOP
         has no text, unless stop strings are to be included.
         """

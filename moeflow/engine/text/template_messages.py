@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 _LENGTH = struct.Struct("<Q")
-MAX_REASON = 500  # characters of what a template says is wrong
+MAX_REASON = 500  # characters of what a template reports as wrong
 
 
 class Opening(msgspec.Struct, frozen=True):

@@ -25,9 +25,6 @@ class TextLanes:
         self._long = ThreadPoolExecutor(NUM_LONG, thread_name_prefix="long-text")
 
     async def run(self, num_chars: int, work: Callable[[], Result]) -> Result:
-        """Return what `work`, on texts of so many characters in all, returns.
-
-        Raises: what it raises.
-        """
+        """Return what `work`, on texts of so many characters in all, returns. Raises: what it raises."""
         lane = self._long if num_chars > LONG_CHARS else self._short
         return await asyncio.get_running_loop().run_in_executor(lane, work)

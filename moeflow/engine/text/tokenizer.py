@@ -1,4 +1,4 @@
-"""Text to token ids and back, and conversations to prompts, as the checkpoint's own files say.
+"""Text to token ids and back, and conversations to prompts, as the checkpoint's own files define it.
 
 The only file that knows transformers. Loads no torch, so that the process that speaks HTTP starts fast, and
 never runs code that a checkpoint brings along: its chat template runs in a process of its own.
@@ -169,7 +169,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model says how a conversation becomes a prompt."""
+        """Whether the model defines how a conversation becomes a prompt."""
         return bool(self._backend.chat_template)
 
     def warm_up(self) -> None:

@@ -16,7 +16,7 @@ class CacheStats:
     failed_loads: int = 0
     cancelled_loads: int = 0  # before they began
     demand_bytes: int = 0  # read because a pass needed them
-    prefetched_bytes: int = 0  # read because a prediction said so, of these:
+    prefetched_bytes: int = 0  # read because a prediction asked for it, of these:
     used_bytes: int = 0  # needed by a pass later, or while on their way
     wasted_bytes: int = 0  # evicted without having been needed; the rest may still be needed
     stall_s: float = 0.0  # passes waited for loads

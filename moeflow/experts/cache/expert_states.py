@@ -25,7 +25,7 @@ LOADING: Final = -2  # both as in csrc/ops.h
 class ExpertState:
     """One expert. It can be evicted while it is resident and has no lease. Only `ExpertStates` writes the fields."""
 
-    number: int  # over all layers, as slabs are numbered
+    number: int  # over all layers, as in the file
     slot: int = ABSENT  # in which it is resident; otherwise ABSENT or LOADING
     load: LoadJob | None = None  # while it is LOADING; its slot is taken already
     num_leases: int = 0

@@ -15,11 +15,9 @@ class Lessor(Protocol):
 
     def wait_for_any(self, jobs: Sequence[LoadJob]) -> None:
         """Wait until one of the loads is done, well or badly."""
-        ...
 
     def release(self, held: Sequence[ExpertState]) -> None:
         """End a lease on these experts."""
-        ...
 
 
 class Lease:

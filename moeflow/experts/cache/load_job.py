@@ -12,14 +12,13 @@ class LoadHandle(Protocol):
 
     def cancel(self) -> bool:
         """Take it back if it has not begun: then return True, and nothing is called for it."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
 class LoadJob:
     """One load. The cache writes all fields."""
 
-    expert: int  # its number over all layers, as slabs are numbered
+    expert: int  # its number over all layers, as in the file
     slot: int
     is_prefetch: bool  # no pass waited for it when it started
     is_joined: bool = False  # by now one does, though it is a prefetch

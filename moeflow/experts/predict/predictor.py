@@ -16,7 +16,6 @@ class Routes(Protocol):
 
     def route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return topk_ids and topk_weights [T, K] of hidden [T, H]."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class EmulatedDevice:
 
     @property
     def late_and_charged_s(self) -> tuple[float, float]:
-        """By how much real work overran its emulated time so far, and that time: their ratio near 0, all is as said."""
+        """By how much real work overran its emulated time so far, and that time: a ratio near 0 is exact."""
         paces = (self._up, self._down, self._processor, self._host)
         return sum(pace.late_s for pace in paces), sum(pace.charged_s for pace in paces)
 

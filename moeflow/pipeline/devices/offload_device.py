@@ -25,59 +25,46 @@ class OffloadDevice(Protocol):
     @property
     def memory(self) -> DeviceMemory:
         """What of the device's memory is taken."""
-        ...
 
     @property
     def torch_device(self) -> torch.device:
         """Where its tensors are, as torch calls it."""
-        ...
 
     def allocate(self, num_bytes: int, purpose: str) -> Tensor:
         """Return zeros [num_bytes] uint8 on the device. Raises: CapacityError."""
-        ...
 
     def hold(self, source: Tensor, purpose: str) -> Tensor:
         """Return bytes of the host as they lie on the device from now on. Raises: CapacityError."""
-        ...
 
     def allocate_pinned(self, num_bytes: int) -> Tensor:
         """Return zeros [num_bytes] uint8 on the host that the link reads at full speed. Raises: CapacityError."""
-        ...
 
     def upload(self, target: Tensor, source: Tensor) -> None:
         """Copy from pinned memory to the device. Blocks: until it is there."""
-        ...
 
     def download(self, target: Tensor, source: Tensor) -> None:
         """Copy from the device to the host. Blocks: until it is there."""
-        ...
 
     def to_device(self, source: Tensor) -> Tensor:
         """Return a copy on the device. Blocks: until it is there."""
-        ...
 
     def to_host(self, source: Tensor) -> Tensor:
         """Return a copy on the host. Blocks: until it is there."""
-        ...
 
     def computing(self, num_bytes: int, flops: int) -> AbstractContextManager[None]:
         """Return a `with` block for work on the device that reads so many bytes. Raises: CapacityError."""
-        ...
 
     def ordered(self, task: int, after: Sequence[int]) -> AbstractContextManager[None]:
         """Return a `with` block for a task of a pass: what it does on the device waits for the computing of others.
 
         `after` are numbers of tasks whose blocks have been left.
         """
-        ...
 
     def synchronize(self) -> None:
         """Wait until all computing is done, and forget the tasks. Blocks."""
-        ...
 
     def computing_on_host(self, num_bytes: int, flops: int) -> AbstractContextManager[None]:
         """Return the same for work on the host's processor."""
-        ...
 
 
 class DeviceMemory:

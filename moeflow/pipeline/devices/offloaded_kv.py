@@ -77,7 +77,7 @@ class OffloadedKV:
         self._loaded.clear()
 
     def is_resident(self, layer: int) -> bool:
-        """Say whether a layer's keys and values stay on the device."""
+        """Return whether a layer's keys and values stay on the device."""
         return layer < self.num_resident
 
     @property

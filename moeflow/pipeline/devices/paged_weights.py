@@ -2,7 +2,7 @@
 
 The part of a layer that is streamed lies in a row in main memory. A pass cuts it into as many pages as it has
 micro-batches, so that no small transfer waits for a whole layer. Device and staging memory hold two layers each: one
-is computed with, or copied out of, while the next one fills the other half. The page table says which half has which
+is computed with, or copied out of, while the next one fills the other half. The page table has which half has which
 layer, and which of its pages are there. A pipeline that overwrites what is in use, or computes with what is not there,
 is stopped. Source: MoE-Lightning 4.1 and A.1.
 """

@@ -42,23 +42,21 @@ class Executor:
         ops: Mapping[str, Op],
         lanes: Mapping[str, Lane],
         *,
-        own_lane: str = COMPUTE,
         window: int = WINDOW,
         trace: Trace | None = None,
     ) -> None:
-        """At most `window` tasks are unfinished at once; tasks of `own_lane` are done by the caller of `run`."""
+        """At most `window` tasks are unfinished at once; those of the lane `COMPUTE` are done by the caller."""
         self.ops = ops
         self.lanes = lanes
-        self.own_lane = own_lane
         self.window = window
-        self.row = None if trace is None else trace.row(own_lane)
+        self.row = None if trace is None else trace.row(COMPUTE)
 
     def check(self, task: Task) -> None:
         """Raise ValueError if nobody can do the task."""
         if task.op not in self.ops:
             raise ValueError(f"task {task.id}: there is no op {task.op!r}, only {', '.join(self.ops)}")
-        if task.lane != self.own_lane and task.lane not in self.lanes:
-            names = ", ".join([self.own_lane, *self.lanes])
+        if task.lane != COMPUTE and task.lane not in self.lanes:
+            names = ", ".join([COMPUTE, *self.lanes])
             raise ValueError(f"task {task.id} ({task.op}): there is no lane {task.lane!r}, only {names}")
 
     def run(self, tasks: Iterable[Task]) -> None:
@@ -66,31 +64,23 @@ class Executor:
 
         Blocks: until nothing runs any more, also when it is interrupted. Raises: what the task raised.
         """
-        failures = _Run(self, tasks, stops_at_failure=True).go()
+        failure = _Run(self, tasks).go()
         try:
-            if failures:
-                raise next(iter(failures.values()))
+            if failure is not None:
+                raise failure
         finally:
-            del failures  # the error's traceback holds this frame
-
-    def attempt(self, tasks: Iterable[Task]) -> dict[Task, BaseException]:
-        """Do all tasks that can be done; return those that failed with the cause.
-
-        A task after a failed one fails with the same cause and does not run. Blocks: as `run` does.
-        """
-        return _Run(self, tasks, stops_at_failure=False).go()
+            del failure  # its traceback holds this frame
 
 
 class _Entry:
     """A task that was read and is not done."""
 
-    __slots__ = ("error", "future", "num_missing", "successors", "task")
+    __slots__ = ("future", "num_missing", "successors", "task")
 
     def __init__(self, task: Task) -> None:
         self.task = task
         self.num_missing = 0  # tasks that it waits for
         self.successors: list[_Entry] = []
-        self.error: BaseException | None = None  # of one that it waited for
         self.future: Future[Any] | None = None  # in another lane's queue
 
     def __lt__(self, other: _Entry) -> bool:
@@ -100,21 +90,20 @@ class _Entry:
 class _Run:
     """One stream on its way. `lock` guards what lanes change from their threads: all from `unfinished` on."""
 
-    def __init__(self, executor: Executor, tasks: Iterable[Task], *, stops_at_failure: bool) -> None:
+    def __init__(self, executor: Executor, tasks: Iterable[Task]) -> None:
         self.executor = executor
-        self.stops_at_failure = stops_at_failure
         self.window = Window(tasks, executor.window)
         self.bell: SimpleQueue[None] = SimpleQueue()  # rung by lanes after they have changed anything
         self.lock = threading.Lock()
         self.unfinished: dict[int, _Entry] = {}  # by id, in the order of the stream
         self.ready: list[_Entry] = []  # a heap: what the caller can do
-        self.failed: dict[int, tuple[Task, BaseException]] = {}
+        self.failure: BaseException | None = None  # the first
         self.num_running = 0  # in other lanes
         self.is_over = False
 
-    def go(self) -> dict[Task, BaseException]:
+    def go(self) -> BaseException | None:
         try:
-            while not self._is_stopped():
+            while self.failure is None:
                 self._read_ahead()
                 if self.ready:
                     with self.lock:
@@ -127,12 +116,9 @@ class _Run:
         finally:
             self._end()
         try:
-            return dict(self.failed.values())
+            return self.failure
         finally:
-            self.failed = {}  # errors hold the frames that hold this
-
-    def _is_stopped(self) -> bool:
-        return self.stops_at_failure and bool(self.failed)
+            self.failure = None  # errors hold the frames that hold this
 
     def _read_ahead(self) -> None:
         """Launch some tasks, or as many as it takes to have something to do here."""
@@ -151,20 +137,15 @@ class _Run:
                 if predecessor is not None:
                     predecessor.successors.append(entry)
                     entry.num_missing += 1
-                elif before in self.failed:
-                    entry.error = self.failed[before][1]
             self.unfinished[task.id] = entry
-            is_free = not entry.num_missing
+            is_free = not entry.num_missing and self.failure is None  # a task before it may be the one that failed
         if is_free:
             self._start([entry])
 
-    def _start(self, entries: list[_Entry]) -> None:
-        """Start what waits for nothing any more, each in its lane, in order; to fail one of them frees others."""
-        while entries:
-            entry = entries.pop(0)
-            if entry.error is not None:
-                entries += self._finish(entry, entry.error)
-            elif entry.task.lane == self.executor.own_lane:
+    def _start(self, entries: Iterable[_Entry]) -> None:
+        """Start tasks that wait for no other, each in its lane, in order."""
+        for entry in entries:
+            if entry.task.lane == COMPUTE:
                 with self.lock:
                     heappush(self.ready, entry)
             else:
@@ -223,15 +204,14 @@ class _Run:
     # In any thread:
 
     def _finish(self, entry: _Entry, error: BaseException | None) -> list[_Entry]:
-        """Return those that waited for nothing else."""
-        task = entry.task
+        """Return those that waited for nothing else; none after an error."""
         with self.lock:
-            del self.unfinished[task.id]
+            del self.unfinished[entry.task.id]
             if error is not None:
-                self.failed[task.id] = (task, error)
+                self.failure = self.failure or error
+                return []
             for successor in entry.successors:
                 successor.num_missing -= 1
-                successor.error = successor.error or error
             return [successor for successor in entry.successors if not successor.num_missing]
 
     # In the caller's:
@@ -240,7 +220,7 @@ class _Run:
         """Wait until there may be something to do here, or something to read, or all is done."""
         row = self.executor.row
         with waiting(row, _UNTRACED if row is None else self._awaited()):
-            while self.unfinished and not (self.ready or self._is_stopped()):
+            while self.unfinished and not self.ready and self.failure is None:
                 if self.window.has_room(len(self.unfinished)):
                     break
                 self.bell.get()
@@ -249,7 +229,7 @@ class _Run:
         """Return what the first unfinished task of this lane waits for, or else the first of all."""
         with self.lock:
             entries = self.unfinished.values()
-            mine = next((entry for entry in entries if entry.task.lane == self.executor.own_lane), None)
+            mine = next((entry for entry in entries if entry.task.lane == COMPUTE), None)
             inputs = () if mine is None else (self.unfinished.get(before) for before in mine.task.after)
             awaited = next(filter(None, (*inputs, *entries)), None)
         if awaited is None:  # done in the meantime
@@ -257,7 +237,7 @@ class _Run:
         return Label(f"waits for {awaited.task.op}", awaited.task.layer, awaited.task.micro_batch)
 
     def _end(self) -> None:
-        """Let nothing more begin, and wait for what runs."""
+        """Begin nothing more, and wait for what runs."""
         with self.lock:
             self.is_over = True
         while self.num_running:

@@ -29,19 +29,6 @@ class Future(Generic[T]):
         self._error: BaseException | None = None
         self._value: T
 
-    @staticmethod
-    def of(value: T) -> Future[T]:
-        """Return a future that is done."""
-        future = Future[T]()
-        future.begin()
-        future.set_result(value)
-        return future
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether it is too late to cancel it."""
-        return self._begun.locked()
-
     @property
     def error(self) -> BaseException | None:
         """Why there is no value, if it is done and there is none."""
@@ -69,10 +56,7 @@ class Future(Generic[T]):
         self._finish()
 
     def result(self, timeout_s: float | None = None) -> T:
-        """Return the value.
-
-        Blocks: until it is done. Raises: the error that took its place; TimeoutError.
-        """
+        """Return the value. Blocks: until it is done. Raises: the error that took its place; TimeoutError."""
         try:
             if not self.is_done:
                 self._wait(timeout_s)

@@ -68,17 +68,16 @@ class Lane:
             self._bell.put(None)
         return job
 
-    def close(self, *, cancel_queued: bool = True) -> None:
-        """End the threads once they have done what they are at, and first what is queued if it is not cancelled.
+    def close(self) -> None:
+        """Cancel what is queued, and end the threads once they have done what they are at.
 
         Blocks: until they have ended. May be called again, also after an interrupted call.
         """
         with self._lock:
             self._is_closed = True
             queued = [job for _, _, job in self._queue]
-        if cancel_queued:
-            for job in queued:
-                job.cancel()
+        for job in queued:
+            job.cancel()
         for _ in self._threads:
             self._bell.put(None)
         for thread in self._threads:

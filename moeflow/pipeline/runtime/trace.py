@@ -49,7 +49,7 @@ class Row:
         self.spans: deque[Span] = deque(maxlen=MAX_SPANS)
 
     def record(self, label: Label, start_ns: int, end_ns: int, *, is_blocked: bool = False) -> None:
-        """Take down what has ended; a wait lies within the work that had to wait, or between two."""
+        """Record what has ended; a wait lies within the work that had to wait, or between two."""
         self.spans.append(Span(label, start_ns, end_ns, is_blocked))
 
 

@@ -1,30 +1,71 @@
 """What one task of a pipeline costs: bytes, operations, and seconds on its lane, by which a simulator's clock runs.
 
 Ops are those that the pipelines yield; a task works on one layer and one micro-batch, transfers of weights on one page.
+What an op computes stands in `WORKS` once: the executor's ops (`engine/offload/offload_ops.py`) report the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from moeflow.core.errors import ConfigError
-from moeflow.core.hardware import DEVICE, DISK, PINNED, RAM, Machine
+from moeflow.core.hardware import DEVICE, PINNED, RAM, Machine
 from moeflow.core.plan import Policy
-from moeflow.planner.costs.model_costs import ModelCosts, Work, expected_distinct
+from moeflow.planner.costs.model_costs import ModelCosts, Work
 from moeflow.planner.costs.roofline import work_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskShape:
-    """What a decoding step's tasks work on."""
+    """What the tasks of one micro-batch work on in a layer."""
 
     costs: ModelCosts
-    num_sequences: int  # of the micro-batch, one new token each
-    context: float  # tokens that each of them sees
+    num_tokens: float
+    attention: Work
+    num_cached: float = 0.0  # positions whose keys and values are there before the pass
+    layer: int | None = None  # None: any that has experts, if the model has some
     num_pages: int = 1  # that a layer's streamed weights are cut into
-    misses: float = 0.0  # share of a layer's chosen experts that come from disk
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the layer has experts, not a plain feed-forward network."""
+        return self.costs.num_moe_layers > 0 and self.layer not in self.costs.shape.dense_layers
+
+
+def decode_shape(
+    costs: ModelCosts, num_sequences: float, context: float, *, layer: int | None = None, num_pages: int = 1
+) -> TaskShape:
+    """Return the shape of a decoding step: one new token of each sequence, which sees `context` tokens."""
+    return TaskShape(
+        costs=costs,
+        num_tokens=num_sequences,
+        attention=costs.decode_attention(num_sequences, context),
+        num_cached=num_sequences * context,
+        layer=layer,
+        num_pages=num_pages,
+    )
+
+
+def _after_attention(at: TaskShape) -> list[Work]:
+    costs, num_tokens = at.costs, at.num_tokens
+    if not at.has_experts:
+        return [costs.output_projection(num_tokens), costs.dense(num_tokens)]
+    return [*_until_experts(at), costs.experts(num_tokens)]
+
+
+def _until_experts(at: TaskShape) -> list[Work]:
+    return [at.costs.output_projection(at.num_tokens), at.costs.router(at.num_tokens)]
+
+
+WORKS: Final[Mapping[str, tuple[str, Callable[[TaskShape], list[Work]]]]] = {  # op -> (level that computes, work)
+    "pre_attention": (DEVICE, lambda at: [at.costs.pre_attention(at.num_tokens)]),
+    "cpu_attention": (RAM, lambda at: [at.attention]),
+    "device_attention": (DEVICE, lambda at: [at.attention]),
+    "post_attention": (DEVICE, _after_attention),
+    "route": (DEVICE, _until_experts),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +83,6 @@ class _Setting:
     shape: TaskShape
     policy: Policy
 
-    def compute(self, level: str, *works: Work) -> TaskCost:
-        at, devices = self.machine.level(level), self.policy.num_devices if level == DEVICE else 1
-        return TaskCost(
-            sum(work.num_bytes for work in works),
-            sum(work.num_flops for work in works),
-            sum(work_seconds(at, work, devices) for work in works),
-        )
-
     def move(self, source: str, target: str, num_bytes: float) -> TaskCost:
         """Return a transfer; links that each device has of its own share it."""
         link = self.machine.link(source, target)
@@ -58,13 +91,7 @@ class _Setting:
 
     def activations(self, num_heads: int) -> float:
         costs = self.shape.costs
-        return self.shape.num_sequences * num_heads * costs.shape.head_dim * costs.formats.activation_bytes
-
-    @property
-    def feed_forward(self) -> list[Work]:
-        """Return router and experts of a layer with experts, or of a dense model's."""
-        costs, num = self.shape.costs, self.shape.num_sequences
-        return [costs.router(num), costs.experts(num)] if costs.num_moe_layers else [costs.dense(num)]
+        return self.shape.num_tokens * num_heads * costs.shape.head_dim * costs.formats.activation_bytes
 
     @property
     def page_bytes(self) -> float:
@@ -73,24 +100,9 @@ class _Setting:
         streamed = costs.layers_bytes * (1 - self.policy.weights_on_device)
         return streamed / costs.shape.num_layers / self.shape.num_pages
 
-    @property
-    def kv_bytes(self) -> float:
-        """Return what of a micro-batch's keys and values in a layer is not on the device."""
-        shape = self.shape
-        return shape.num_sequences * shape.context * shape.costs.kv_layer_bytes * (1 - self.policy.kv_on_device)
-
-
-def _pre_attention(at: _Setting) -> TaskCost:
-    return at.compute(DEVICE, at.shape.costs.pre_attention(at.shape.num_sequences))
-
-
-def _attention(at: _Setting, level: str) -> TaskCost:
-    return at.compute(level, at.shape.costs.decode_attention(at.shape.num_sequences, at.shape.context))
-
-
-def _post_attention(at: _Setting) -> TaskCost:
-    projected = at.shape.costs.output_projection(at.shape.num_sequences)
-    return at.compute(DEVICE, projected, *at.feed_forward)
+    def kv_bytes(self, num_positions: float) -> float:
+        """Return what of keys and values in a layer is not on the device."""
+        return num_positions * self.shape.costs.kv_layer_bytes * (1 - self.policy.kv_on_device)
 
 
 def _offload_qkv(at: _Setting) -> TaskCost:
@@ -108,38 +120,32 @@ def _weights_to_device(at: _Setting) -> TaskCost:
     return at.move(PINNED if at.machine.has(PINNED) else RAM, DEVICE, at.page_bytes)
 
 
-def _store_kv(at: _Setting) -> TaskCost:
-    shape = at.shape
-    new = shape.num_sequences * shape.costs.kv_layer_bytes * (1 - at.policy.kv_on_device)
-    return at.move(DEVICE, RAM, new)
-
-
-def _load_experts(at: _Setting) -> TaskCost:
-    shape, model = at.shape, at.shape.costs.shape
-    used = expected_distinct(model.num_experts, model.top_k, shape.num_sequences)
-    num_bytes = used * shape.misses * shape.costs.expert_bytes
-    seconds = at.machine.link(DISK, RAM).seconds(num_bytes, shape.costs.expert_bytes)
-    return TaskCost(num_bytes, 0.0, seconds)
-
-
-_OPS: Final[Mapping[str, Callable[[_Setting], TaskCost]]] = {
-    "pre_attention": _pre_attention,
+_TRANSFERS: Final[Mapping[str, Callable[[_Setting], TaskCost]]] = {
     "offload_qkv": _offload_qkv,
-    "cpu_attention": lambda at: _attention(at, RAM),
-    "device_attention": lambda at: _attention(at, DEVICE),
     "load_hidden": lambda at: at.move(RAM, DEVICE, at.activations(at.shape.costs.shape.num_heads)),
     "weights_to_pinned": _weights_to_pinned,
     "weights_to_device": _weights_to_device,
-    "post_attention": _post_attention,
-    "load_kv": lambda at: at.move(RAM, DEVICE, at.kv_bytes),
-    "store_kv": _store_kv,
-    "load_experts": _load_experts,
+    "load_kv": lambda at: at.move(RAM, DEVICE, at.kv_bytes(at.shape.num_cached)),
+    "store_kv": lambda at: at.move(DEVICE, RAM, at.kv_bytes(at.shape.num_tokens)),
 }
-OPS: Final = tuple(_OPS)
+OPS: Final = (*WORKS, *_TRANSFERS)
 
 
 def task_cost(op: str, machine: Machine, shape: TaskShape, policy: Policy) -> TaskCost:
     """Return what a task costs. Raises: ConfigError if the machine lacks a level or link, or the op is unknown."""
-    if op not in _OPS:
+    if op in WORKS:
+        level, works = WORKS[op]
+        return compute_cost(machine, level, works(shape), policy)
+    if op not in _TRANSFERS:
         raise ConfigError(f"op {op!r} has no cost; known are {', '.join(OPS)}")
-    return _OPS[op](_Setting(machine, shape, policy))
+    return _TRANSFERS[op](_Setting(machine, shape, policy))
+
+
+def compute_cost(machine: Machine, level: str, works: Sequence[Work], policy: Policy) -> TaskCost:
+    """Return what works cost at a level, one after another. Raises: ConfigError if the machine lacks the level."""
+    at, num_devices = machine.level(level), policy.num_devices if level == DEVICE else 1
+    return TaskCost(
+        sum(work.num_bytes for work in works),
+        sum(work.num_flops for work in works),
+        sum(work_seconds(at, work, num_devices) for work in works),
+    )

@@ -86,7 +86,7 @@ def prepare_passes(trace: RoutingTrace, compute_s: float | None) -> list[Replaye
     if not trace.passes:
         raise ConfigError("the trace has no pass in it. Record one with --record-routing and generate something")
     if compute_s is None and not any(routed.compute_s for routed in trace.passes):
-        raise ConfigError("the trace does not tell how long its passes computed. Say it (--compute-time)")
+        raise ConfigError("the trace does not report how long its passes computed. Give it with --compute-time")
     return [
         ReplayedPass(
             chosen=[layer.ravel().tolist() for layer in routed.ids],
@@ -171,7 +171,7 @@ class _Streamed:
         self._expert_s = expert_s
 
     def compute(self, experts: Sequence[int], lease: Lease) -> None:
-        """Let the time go by that they take."""
+        """Advance the clock by the time that they take."""
         self._disk.pass_time(self._expert_s * len(experts))
 
 
@@ -201,7 +201,7 @@ class _Prefetcher:
             self._predictor.observe(layer, chosen)
 
     def end_pass(self, num_chosen: int, seconds: float) -> None:
-        """Let the governor judge by how long a pass took."""
+        """Report to the governor how long a pass took."""
         if self._predictor is None:
             return
         self.num_passes_on += self._is_on

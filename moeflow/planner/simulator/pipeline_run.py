@@ -13,15 +13,14 @@ from functools import cached_property
 from typing import Final
 
 from moeflow.core.errors import ConfigError
-from moeflow.core.hardware import DEVICE, RAM, Machine
+from moeflow.core.hardware import DEVICE, Machine
 from moeflow.core.plan import Policy, Workload
 from moeflow.pipeline.catalog import Pipeline
 from moeflow.pipeline.task import Task
 from moeflow.pipeline.zero_inference import zero_inference
 from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy
-from moeflow.planner.costs.model_costs import ModelCosts, Work
-from moeflow.planner.costs.roofline import work_seconds
-from moeflow.planner.costs.task_costs import TaskCost, TaskShape, task_cost
+from moeflow.planner.costs.model_costs import ModelCosts
+from moeflow.planner.costs.task_costs import TaskCost, TaskShape, compute_cost, decode_shape, task_cost
 from moeflow.planner.simulator.time_line import TimeLine
 from moeflow.planner.simulator.virtual_clock import run_virtually
 
@@ -52,7 +51,10 @@ class PipelineRun:
         """Return a decoding step whose sequences all see so many tokens."""
         layers, number = self.costs.shape.num_layers, self.policy.num_micro_batches
         tasks = self.pipeline.make_tasks(layers, number, is_warm=True, wraps=True)
-        return self._run(tasks, lambda op, size: self._decode_cost(op, size, context))
+        num_pages = number if self.pipeline.is_paged else 1
+        return self._run(
+            tasks, lambda size, layer: decode_shape(self.costs, size, context, layer=layer, num_pages=num_pages)
+        )
 
     @cached_property
     def prefill(self) -> TimeLine:
@@ -60,7 +62,7 @@ class PipelineRun:
         tasks = zero_inference(
             self.costs.shape.num_layers, self.policy.num_micro_batches, stores_kv=self.pipeline.has_kv_on_host
         )
-        return self._run(tasks, self._prefill_cost)
+        return self._run(tasks, self._prefill_shape)
 
     @cached_property
     def prefill_s(self) -> float:
@@ -94,7 +96,7 @@ class PipelineRun:
 
     @cached_property
     def fits(self) -> dict[str, bool]:
-        """Say of each tier that is used whether it is large enough."""
+        """Whether each tier that is used is large enough."""
         used = {tier: num_bytes for tier, num_bytes in self.memory.items() if num_bytes > 0}
         slack = 1 + 1e-9  # of shares that were chosen to fill it
         return {tier: need <= self.machine.level(tier).capacity_bytes * slack for tier, need in used.items()}
@@ -109,48 +111,27 @@ class PipelineRun:
     @cached_property
     def _head_s(self) -> float:
         """Return what the choice of tokens takes of the device after a pass."""
-        return sum(self._on_device(self.costs.head(size)).seconds for size in self._sizes)
+        heads = [self.costs.head(size) for size in self._sizes]
+        return compute_cost(self.machine, DEVICE, heads, self.policy).seconds
 
-    def _run(self, tasks: Iterator[Task], cost_of: Callable[[str, int], TaskCost]) -> TimeLine:
-        known: dict[tuple[str, int], TaskCost] = {}  # tasks of one kind and size cost the same
+    def _run(self, tasks: Iterator[Task], shape_of: Callable[[int, int | None], TaskShape]) -> TimeLine:
+        known: dict[tuple[str, int, bool], TaskCost] = {}  # tasks of one kind and size cost the same
 
         def cost(task: Task) -> TaskCost:
             is_page = task.op.startswith("weights_")
-            key = (task.op, 0 if is_page or task.micro_batch is None else self._sizes[task.micro_batch])
+            size = 0 if is_page or task.micro_batch is None else self._sizes[task.micro_batch]
+            key = (task.op, size, task.layer in self.costs.shape.dense_layers)
             if key not in known:
-                one = cost_of(*key)
+                one = task_cost(task.op, self.machine, shape_of(size, task.layer), self.policy)
                 known[key] = replace(one, seconds=one.seconds * self.slower.get(task.op, 1.0))
             return known[key]
 
         return TimeLine(run_virtually(tasks, cost))
 
-    def _decode_cost(self, op: str, size: int, context: float, num_pages: int | None = None) -> TaskCost:
-        if num_pages is None:
-            num_pages = self.policy.num_micro_batches if self.pipeline.is_paged else 1
-        shape = TaskShape(costs=self.costs, num_sequences=size, context=context, num_pages=num_pages)
-        return task_cost(op, self.machine, shape, self.policy)
-
-    def _prefill_cost(self, op: str, size: int) -> TaskCost:
-        costs, length = self.costs, self.workload.prompt_len
-        tokens = size * length
-        if op == "pre_attention":
-            return self._on_device(costs.pre_attention(tokens))
-        if op == "device_attention":
-            return self._on_device(costs.prefill_attention(size, length))
-        if op == "post_attention":
-            layers = costs.shape.num_layers
-            return _sum(
-                self._on_device(costs.output_projection(tokens)),
-                *(_scaled(self._on_device(work), count / layers) for count, work in costs.feed_forward(tokens)),
-            )
-        if op == "store_kv":
-            num_bytes = tokens * costs.kv_layer_bytes
-            return TaskCost(num_bytes, 0.0, self.machine.link(DEVICE, RAM).seconds(num_bytes))
-        return self._decode_cost(op, size, length, num_pages=1)
-
-    def _on_device(self, work: Work) -> TaskCost:
-        seconds = work_seconds(self.machine.level(DEVICE), work, self.policy.num_devices)
-        return TaskCost(work.num_bytes, work.num_flops, seconds)
+    def _prefill_shape(self, num_prompts: int, layer: int | None) -> TaskShape:
+        length = self.workload.prompt_len
+        attention = self.costs.prefill_attention(num_prompts, length)
+        return TaskShape(costs=self.costs, num_tokens=num_prompts * length, attention=attention, layer=layer)
 
 
 def make_policy(
@@ -184,7 +165,7 @@ def make_policy(
     )
     if resident_share is not None:
         if not 0 <= resident_share <= 1:
-            raise ConfigError(f"{resident_share:.0%} of the weights cannot be resident; say a number from 0 to 100")
+            raise ConfigError(f"{resident_share:.0%} of the weights cannot be resident; give a number from 0 to 100")
         return policy
     empty = memory_of(machine, costs, workload, policy)[DEVICE]
     full = memory_of(machine, costs, workload, replace(policy, weights_on_device=1.0))[DEVICE]
@@ -198,15 +179,3 @@ def memory_of(machine: Machine, costs: ModelCosts, workload: Workload, policy: P
     uses = model.memory(IntegerPolicy.of(policy))
     shares = (policy.weights_on_device, policy.kv_on_device, policy.experts_on_disk, 0.0, 0.0)
     return {tier: use.at(*shares) for tier, use in uses.items()}
-
-
-def _sum(*costs: TaskCost) -> TaskCost:
-    return TaskCost(
-        sum(cost.num_bytes for cost in costs),
-        sum(cost.num_flops for cost in costs),
-        sum(cost.seconds for cost in costs),
-    )
-
-
-def _scaled(cost: TaskCost, factor: float) -> TaskCost:
-    return TaskCost(cost.num_bytes * factor, cost.num_flops * factor, cost.seconds * factor)

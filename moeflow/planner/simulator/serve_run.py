@@ -1,4 +1,4 @@
-"""Traffic on a virtual clock: the real scheduler, and passes that take as long as a cost model says.
+"""Traffic on a virtual clock: the real scheduler, and passes that take as long as a cost model returns.
 
 All weights are resident where is computed; nothing overlaps. What HTTP and tokenizer cost is left out. Answers have
 the length that the traffic wants.
@@ -80,7 +80,7 @@ def serve_virtually(
 
 
 def pass_seconds_of(machine: Machine, costs: ModelCosts, num_devices: int = 1) -> PassSeconds:
-    """Return the function that says how long a pass takes where the machine computes."""
+    """Return the function that returns how long a pass takes where the machine computes."""
     level, shape = machine.compute_level, costs.shape
     processor = processor_of(level)
 
@@ -100,10 +100,7 @@ def pass_seconds_of(machine: Machine, costs: ModelCosts, num_devices: int = 1) -
 
 
 def block_count(machine: Machine, costs: ModelCosts, block_size: int, num_devices: int = 1) -> int:
-    """Return how many KV blocks there is room for beside the model.
-
-    Raises: CapacityError if there is none.
-    """
+    """Return how many KV blocks there is room for beside the model. Raises: CapacityError if there is none."""
     level = machine.compute_level
     have = level.capacity_bytes * num_devices
     spent = costs.model_bytes + (DEVICE_RESERVE_BYTES * num_devices if machine.num_devices else PROCESS_BYTES)

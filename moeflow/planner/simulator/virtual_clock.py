@@ -1,4 +1,4 @@
-"""A stream of tasks on a virtual clock: who would run when, if each task took as long as a cost function says.
+"""A stream of tasks on a virtual clock: who would run when, if each task took as long as a cost function returns.
 
 The rules are the executor's (`pipeline/runtime/executor.py`), down to how far it reads ahead
 (`pipeline/runtime/window.py`) and in which order it starts what becomes free, so that a prediction differs from the
@@ -9,7 +9,7 @@ what waits for them, and among equals what has waited longest.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple
@@ -28,22 +28,14 @@ class TimedTask(NamedTuple):
     cost: TaskCost
     start_s: float
     end_s: float
-    thread: int  # of its lane
 
 
-def run_virtually(
-    tasks: Iterable[Task],
-    cost_of: CostOf,
-    *,
-    own_lane: str = COMPUTE,
-    num_threads: Mapping[str, int] | None = None,
-    window: int = WINDOW,
-) -> list[TimedTask]:
-    """Return when each task runs, in the order in which they end; a lane has one thread if nothing else is said.
+def run_virtually(tasks: Iterable[Task], cost_of: CostOf, *, window: int = WINDOW) -> list[TimedTask]:
+    """Return when each task runs, in the order in which they end; each lane does one task at a time.
 
     Raises: ValueError if the stream is none.
     """
-    return _Run(tasks, cost_of, own_lane, num_threads or {}, window).go()
+    return _Run(tasks, cost_of, window).go()
 
 
 class _Entry:
@@ -61,33 +53,24 @@ class _Entry:
 
 
 class _Lane:
-    """Threads of no substance and the queue that they share."""
+    """What waits for a lane, and whether the lane is busy."""
 
-    def __init__(self, num_threads: int) -> None:
+    def __init__(self) -> None:
         self.queue: list[tuple[int, int, _Entry]] = []  # a heap: priority, number, entry
-        self.free_threads = list(range(num_threads))  # a heap: the first goes to work
+        self.is_busy = False
 
 
 class _Run:
     """One stream on its way."""
 
-    def __init__(
-        self,
-        tasks: Iterable[Task],
-        cost_of: CostOf,
-        own_lane: str,
-        num_threads: Mapping[str, int],
-        window: int,
-    ) -> None:
+    def __init__(self, tasks: Iterable[Task], cost_of: CostOf, window: int) -> None:
         self.cost_of = cost_of
-        self.own_lane = own_lane
         self.window = Window(tasks, window)
         self.now_s = 0.0
         self.numbers = count()
         self.unfinished: dict[int, _Entry] = {}
         self.ready: list[_Entry] = []  # a heap: what the caller can do
-        self.lanes = defaultdict[str, _Lane](lambda: _Lane(1))
-        self.lanes.update({name: _Lane(number) for name, number in num_threads.items()})
+        self.lanes = defaultdict[str, _Lane](_Lane)
         self.running: dict[int, _Running] = {}  # by number
         self.ends: list[tuple[float, bool, int]] = []  # a heap: of those that end together, the caller's own comes last
         self.done: list[TimedTask] = []
@@ -122,7 +105,7 @@ class _Run:
             self._start(entry)
 
     def _start(self, entry: _Entry) -> None:
-        if entry.task.lane == self.own_lane:
+        if entry.task.lane == COMPUTE:
             heappush(self.ready, entry)
             return
         lane = self.lanes[entry.task.lane]
@@ -130,34 +113,35 @@ class _Run:
         self._begin_next(lane)
 
     def _begin_next(self, lane: _Lane) -> None:
-        """Begin what a lane does next, if a thread is free."""
-        if lane.queue and lane.free_threads:
-            self._begin(heappop(lane.queue)[2], lane, heappop(lane.free_threads))
+        """Begin what a lane does next, if it is free."""
+        if lane.queue and not lane.is_busy:
+            lane.is_busy = True
+            self._begin(heappop(lane.queue)[2], lane)
 
-    def _begin(self, entry: _Entry, lane: _Lane | None, thread: int) -> None:
+    def _begin(self, entry: _Entry, lane: _Lane | None) -> None:
         number, cost = next(self.numbers), self.cost_of(entry.task)
-        self.running[number] = _Running(entry, cost, self.now_s, lane, thread)
+        self.running[number] = _Running(entry, cost, self.now_s, lane)
         heappush(self.ends, (self.now_s + cost.seconds, lane is None, number))
 
     def _do_here(self, entry: _Entry) -> None:
-        """Let time go by until the caller has done a task; other lanes work meanwhile."""
-        self._begin(entry, None, 0)
+        """Advance the clock until the caller has done a task; other lanes work meanwhile."""
+        self._begin(entry, None)
         while entry.task.id in self.unfinished:
             self._end_next()
 
     def _end_next(self) -> None:
-        """Let time go by until a task ends; its thread starts what that frees, then takes another."""
+        """Advance the clock until a task ends; its lane starts what that frees, then takes another."""
         self.now_s, _, number = heappop(self.ends)
         ended = self.running.pop(number)
         task = ended.entry.task
         del self.unfinished[task.id]
-        self.done.append(TimedTask(task, ended.cost, ended.start_s, self.now_s, ended.thread))
+        self.done.append(TimedTask(task, ended.cost, ended.start_s, self.now_s))
         for successor in ended.entry.successors:
             successor.num_missing -= 1
             if not successor.num_missing:
                 self._start(successor)
         if ended.lane is not None:
-            heappush(ended.lane.free_threads, ended.thread)
+            ended.lane.is_busy = False
             self._begin_next(ended.lane)
 
 
@@ -168,4 +152,3 @@ class _Running(NamedTuple):
     cost: TaskCost
     start_s: float
     lane: _Lane | None  # None: the caller's own
-    thread: int

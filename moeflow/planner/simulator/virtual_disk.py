@@ -52,14 +52,14 @@ class VirtualDisk:
         return reads
 
     def pass_time(self, seconds: float) -> None:
-        """Let time go by, in which reads end and begin."""
+        """Advance the clock by a time in which reads end and begin."""
         until_s = self.now_s + seconds
         while self._current is not None and self._end_s <= until_s:
             self._end_current()
         self.now_s = until_s
 
     def wait(self) -> None:
-        """Let time go by until the next read ends. There must be one."""
+        """Advance the clock until the next read ends. There must be one."""
         assert self._current is not None
         self.waited_s += self._end_s - self.now_s
         self.now_s = self._end_s

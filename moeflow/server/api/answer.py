@@ -1,6 +1,6 @@
 """Turns a generation into an HTTP answer, streamed or whole.
 
-Works for any endpoint that can say what its objects look like; knows no field of a choice.
+Works for any endpoint with a writer for its objects; knows no field of a choice.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from fastapi import Request, Response
 
 from moeflow.core.request import FinishReason
 from moeflow.engine.text.output_text import TextDelta, TokenText
+from moeflow.server.api.schema.sampling_fields import SamplingFields
 from moeflow.server.api.usage import usage
 from moeflow.server.disconnect import while_connected
 from moeflow.server.errors import as_api_error
 from moeflow.server.generation import Generation
+from moeflow.server.request_log import record_of
 from moeflow.server.sse import DONE, EventStream, event
 
 logger = logging.getLogger(__name__)
@@ -47,11 +49,9 @@ class Writer(Protocol):
 
     def chunk_choices(self, choice: int, delta: TextDelta) -> list[dict[str, Any]]:
         """Return the choice objects to stream for a delta, each an event of its own; none if it shows nothing."""
-        ...
 
     def choice(self, choice: Choice) -> dict[str, Any]:
         """Return the choice object of an unstreamed answer."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +78,19 @@ class Envelope:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
-async def whole_answer(request: Request, answer: Answer) -> dict[str, Any]:
-    """Wait for all choices and return the answer's object.
+async def respond(request: Request, answer: Answer, body: SamplingFields) -> Response | dict[str, Any]:
+    """Return a response that streams chunks as passes bring them, or wait for all choices and return the whole object.
 
     Raises: ClientDisconnected when nobody waits any more; ApiError, EngineError.
     """
+    record_of(request.scope).work = answer.generation
+    if body.stream:
+        return EventStream(_events(answer, with_usage=body.wants_usage), answer.generation.close)
     return await while_connected(request.receive, gather(answer))
 
 
 async def gather(answer: Answer) -> dict[str, Any]:
-    """Wait for all choices, whoever asked for them, and return the answer's object.
-
-    Raises: ApiError, EngineError.
-    """
+    """Wait for all choices, whoever asked for them, and return the answer's object. Raises: ApiError, EngineError."""
     try:
         choices = await _gather_choices(answer.generation)
     finally:
@@ -106,14 +106,9 @@ async def _gather_choices(generation: Generation) -> list[Choice]:
     async with aclosing(generation.deltas()) as deltas:
         async for index, delta in deltas:
             choices[index].add(delta)
-    for choice in choices:  # the engine tells a prompt's log-probabilities once
+    for choice in choices:  # the engine reports a prompt's log-probabilities once
         choice.prompt_tokens = choices[choice.index - choice.index % generation.n].prompt_tokens
     return choices
-
-
-def streamed_answer(answer: Answer, *, with_usage: bool) -> Response:
-    """Return a response that streams chunks as passes bring them."""
-    return EventStream(_events(answer, with_usage=with_usage), answer.generation.close)
 
 
 async def _events(answer: Answer, *, with_usage: bool) -> AsyncGenerator[bytes, None]:

@@ -1,10 +1,9 @@
-"""`/v1/batches`: jobs that answer a file of requests in the background."""
+"""`/v1/batches`: jobs that answer a file of requests with batch priority."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-import msgspec
 from fastapi import APIRouter, Depends, Query
 
 from moeflow.server.api.files import require_file
@@ -12,20 +11,20 @@ from moeflow.server.api.paging import After, page
 from moeflow.server.api.schema.batch import BatchList, BatchObject, BatchRequest
 from moeflow.server.errors import ApiError
 from moeflow.server.guard.body import JsonRoute
-from moeflow.server.jobs.batch_store import FINAL, StoredBatch
+from moeflow.server.jobs.batch_store import FINAL
 from moeflow.server.jobs.data_folder import Jobs, get_jobs, writing
 from moeflow.server.service import Service, get_service
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 
 
-@router.post("/v1/batches", response_model=BatchObject)
+@router.post("/v1/batches")
 async def create_batch(
     body: BatchRequest,
     service: Annotated[Service, Depends(get_service)],
     jobs: Annotated[Jobs, Depends(get_jobs)],
-) -> Any:
-    """Begin a job. Its input is checked first; the job's state says what came of that."""
+) -> BatchObject:
+    """Begin a job. Its input is checked first; the job's state shows the result."""
     model = service.require_generator().client.model
     file = require_file(jobs, body.input_file_id, "input_file_id")
     if file.purpose != "batch":
@@ -41,7 +40,7 @@ async def create_batch(
             output_lifetime_s=None if expiry is None else expiry.seconds,
         )
     jobs.worker.wake()
-    return msgspec.to_builtins(batch)
+    return batch
 
 
 @router.get("/v1/batches", response_model=BatchList)
@@ -54,24 +53,24 @@ async def list_batches(
     return page(jobs.batches.all(), after, limit, kind="batch")
 
 
-@router.get("/v1/batches/{batch_id}", response_model=BatchObject)
-async def get_batch(batch_id: str, jobs: Annotated[Jobs, Depends(get_jobs)]) -> Any:
-    """Say how far a job is."""
-    return msgspec.to_builtins(_require_batch(jobs, batch_id))
+@router.get("/v1/batches/{batch_id}")
+async def get_batch(batch_id: str, jobs: Annotated[Jobs, Depends(get_jobs)]) -> BatchObject:
+    """Return how far a job is."""
+    return _require_batch(jobs, batch_id)
 
 
-@router.post("/v1/batches/{batch_id}/cancel", response_model=BatchObject)
-async def cancel_batch(batch_id: str, jobs: Annotated[Jobs, Depends(get_jobs)]) -> Any:
+@router.post("/v1/batches/{batch_id}/cancel")
+async def cancel_batch(batch_id: str, jobs: Annotated[Jobs, Depends(get_jobs)]) -> BatchObject:
     """End a job early; what is answered by then can be fetched."""
     batch = _require_batch(jobs, batch_id)
     if batch.status in FINAL:
         raise ApiError(409, "batch_finished", f"{batch.id} is {batch.status} already")
     with writing():
         jobs.worker.cancel(batch)
-    return msgspec.to_builtins(batch)
+    return batch
 
 
-def _require_batch(jobs: Jobs, batch_id: str) -> StoredBatch:
+def _require_batch(jobs: Jobs, batch_id: str) -> BatchObject:
     """Return a job. Raises: ApiError 404."""
     batch = jobs.batches.find(batch_id)
     if batch is None:

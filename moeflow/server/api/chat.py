@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from moeflow.engine.generator import Generator
 from moeflow.engine.text.output_text import TextDelta
-from moeflow.server.api.answer import Answer, Choice, Envelope, streamed_answer, whole_answer
+from moeflow.server.api.answer import Answer, Choice, Envelope, respond
 from moeflow.server.api.logprobs import chat_logprobs
 from moeflow.server.api.models import served_model
 from moeflow.server.api.openapi import stream_of
@@ -28,16 +28,11 @@ async def create_chat_completion(
     body: ChatRequest, request: Request, service: Annotated[Service, Depends(get_service)]
 ) -> Response | dict[str, Any]:
     """Answer in a conversation."""
-    record = record_of(request.scope)
-    record.prompt = body.plain_messages() if service.config.log_prompts else None
-    answer = await start_chat(service, body)
-    record.work = answer.generation
-    if body.stream:
-        return streamed_answer(answer, with_usage=body.wants_usage)
-    return await whole_answer(request, answer)
+    record_of(request.scope).prompt = body.plain_messages() if service.config.log_prompts else None
+    return await respond(request, await start_chat(service, body), body)
 
 
-async def start_chat(service: Service, body: ChatRequest, *, is_background: bool = False) -> Answer:
+async def start_chat(service: Service, body: ChatRequest, *, is_batch: bool = False) -> Answer:
     """Check and admit a request; the work begins when its answer is awaited or streamed.
 
     Raises: ApiError, RequestError.
@@ -51,9 +46,7 @@ async def start_chat(service: Service, body: ChatRequest, *, is_background: bool
     envelope = Envelope(
         f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model.name, "chat.completion", "chat.completion.chunk"
     )
-    generation = await start_generation(
-        service, envelope.id, encode, 1, body.to_sampling_params(), is_background=is_background
-    )
+    generation = await start_generation(service, envelope.id, encode, 1, body.to_sampling_params(), is_batch=is_batch)
     return Answer(generation, _Writer(with_logprobs=bool(body.logprobs)), envelope)
 
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from moeflow.engine.generator import Generator
 from moeflow.engine.text.output_text import TextDelta, TokenText
-from moeflow.server.api.answer import Answer, Choice, Envelope, streamed_answer, whole_answer
+from moeflow.server.api.answer import Answer, Choice, Envelope, respond
 from moeflow.server.api.logprobs import CompletionLogprobsWriter
 from moeflow.server.api.models import served_model
 from moeflow.server.api.openapi import stream_of
@@ -31,16 +31,11 @@ async def create_completion(
     body: CompletionRequest, request: Request, service: Annotated[Service, Depends(get_service)]
 ) -> Response | dict[str, Any]:
     """Continue one or several prompts."""
-    record = record_of(request.scope)
-    record.prompt = body.prompt if service.config.log_prompts else None
-    answer = await start_completion(service, body)
-    record.work = answer.generation
-    if body.stream:
-        return streamed_answer(answer, with_usage=body.wants_usage)
-    return await whole_answer(request, answer)
+    record_of(request.scope).prompt = body.prompt if service.config.log_prompts else None
+    return await respond(request, await start_completion(service, body), body)
 
 
-async def start_completion(service: Service, body: CompletionRequest, *, is_background: bool = False) -> Answer:
+async def start_completion(service: Service, body: CompletionRequest, *, is_batch: bool = False) -> Answer:
     """Check and admit a request; the work begins when its answer is awaited or streamed.
 
     Raises: ApiError, RequestError.
@@ -53,7 +48,7 @@ async def start_completion(service: Service, body: CompletionRequest, *, is_back
 
     envelope = Envelope(f"cmpl-{uuid.uuid4().hex}", int(time.time()), model.name, "text_completion", "text_completion")
     generation = await start_generation(
-        service, envelope.id, encode, len(prompts), body.to_sampling_params(), is_background=is_background
+        service, envelope.id, encode, len(prompts), body.to_sampling_params(), is_batch=is_batch
     )
     return Answer(generation, _Writer(body, prompts, generation), envelope)
 

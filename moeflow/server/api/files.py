@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any, Literal
 
-import msgspec
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import ValidationError
 from starlette.datastructures import FormData
@@ -16,13 +15,12 @@ from moeflow.server.api.schema.file import UPLOAD_BODY, FileDeleted, FileList, F
 from moeflow.server.errors import ApiError, from_pydantic
 from moeflow.server.guard.upload import UploadRequest, UploadRoute
 from moeflow.server.jobs.data_folder import Jobs, get_jobs, writing
-from moeflow.server.jobs.file_store import StoredFile
 
 router = APIRouter(route_class=UploadRoute, tags=["OpenAI"])
 
 
-@router.post("/v1/files", response_model=FileObject, openapi_extra={"requestBody": UPLOAD_BODY})
-async def upload_file(request: Request, jobs: Annotated[Jobs, Depends(get_jobs)]) -> Any:
+@router.post("/v1/files", openapi_extra={"requestBody": UPLOAD_BODY})
+async def upload_file(request: Request, jobs: Annotated[Jobs, Depends(get_jobs)]) -> FileObject:
     """Keep a file."""
     assert isinstance(request, UploadRequest), "its route sees to that"
     with writing(), jobs.files.incoming() as incoming:
@@ -30,14 +28,11 @@ async def upload_file(request: Request, jobs: Annotated[Jobs, Depends(get_jobs)]
         fields = _check_form(form)
         name = name.replace("\\", "/").rpartition("/")[2][:255].strip(". ") or "upload"
         stored = await asyncio.to_thread(jobs.files.add, incoming, name, fields.purpose, fields.lifetime_s)
-    return msgspec.to_builtins(stored)
+    return stored
 
 
 def _check_form(form: FormData) -> UploadForm:
-    """Return the form's fields.
-
-    Raises: ApiError 400.
-    """
+    """Return the form's fields. Raises: ApiError 400."""
     try:
         return UploadForm.model_validate(dict(form))
     except ValidationError as error:
@@ -57,10 +52,10 @@ async def list_files(
     return page(files if order == "desc" else files[::-1], after, limit, kind="file")
 
 
-@router.get("/v1/files/{file_id}", response_model=FileObject)
-async def get_file(file_id: str, jobs: Annotated[Jobs, Depends(get_jobs)]) -> Any:
+@router.get("/v1/files/{file_id}")
+async def get_file(file_id: str, jobs: Annotated[Jobs, Depends(get_jobs)]) -> FileObject:
     """Describe a file."""
-    return msgspec.to_builtins(require_file(jobs, file_id))
+    return require_file(jobs, file_id)
 
 
 @router.get(
@@ -87,7 +82,7 @@ async def delete_file(file_id: str, jobs: Annotated[Jobs, Depends(get_jobs)]) ->
     return FileDeleted(id=file.id)
 
 
-def require_file(jobs: Jobs, file_id: str, param: str | None = None) -> StoredFile:
+def require_file(jobs: Jobs, file_id: str, param: str | None = None) -> FileObject:
     """Return a file. Raises: ApiError 404."""
     file = jobs.files.find(file_id)
     if file is None:

@@ -1,4 +1,4 @@
-"""What the OpenAPI document says beyond FastAPI's own: errors of every endpoint, events of the streams, the model's
+"""What the OpenAPI document has beyond FastAPI's own: errors of every endpoint, events of the streams, the model's
 limits.
 """
 
@@ -15,7 +15,7 @@ from moeflow.server.errors import ErrorResponse
 from moeflow.server.service import Service
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": ErrorResponse, "description": "The request is refused; the message says why."},
+    "4XX": {"model": ErrorResponse, "description": "The request is refused; the message gives the reason."},
     "5XX": {"model": ErrorResponse, "description": "The server cannot answer now, or failed."},
 }
 _REF = "#/components/schemas/{model}"
@@ -38,7 +38,7 @@ def stream_of(chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 
 
 def complete_document(app: FastAPI, service: Service, *unseen: type[BaseModel]) -> None:
-    """Have the document name what FastAPI cannot see: the models that `stream_of` refers to, and what a request may
+    """Add to the document what FastAPI cannot see: the models that `stream_of` refers to, and what a request may
     ask of the model that is served, as soon as it is loaded.
     """
     write = app.openapi

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Protocol
 
-import msgspec
 from fastapi import Query
 
 from moeflow.server.errors import ApiError
@@ -19,10 +18,7 @@ After = Annotated[str | None, Query(min_length=1, description="The id of the las
 
 
 def page(items: Sequence[_HasId], after: str | None, limit: int, *, kind: str) -> dict[str, Any]:
-    """Return one page of a list.
-
-    Raises: ApiError 404 `KIND_not_found` if there is no such item to go on after.
-    """
+    """Return one page of a list. Raises: ApiError 404 `KIND_not_found` if there is no such item to go on after."""
     start = 0
     if after is not None:
         ids = [item.id for item in items]
@@ -33,7 +29,7 @@ def page(items: Sequence[_HasId], after: str | None, limit: int, *, kind: str) -
     shown = items[start : start + limit]
     return {
         "object": "list",
-        "data": msgspec.to_builtins(shown),
+        "data": list(shown),
         "first_id": shown[0].id if shown else None,
         "last_id": shown[-1].id if shown else None,
         "has_more": start + limit < len(items),

@@ -13,7 +13,7 @@ from moeflow.core.errors import RequestError
 from moeflow.engine.generator import num_chars
 from moeflow.server.api.models import served_model
 from moeflow.server.api.schema.chat import ChatMessage
-from moeflow.server.api.schema.field_rules import ExactlyOne, Rule
+from moeflow.server.api.schema.field_rules import Rule, exactly_one
 from moeflow.server.api.schema.sampling_fields import TokenIds
 from moeflow.server.api.schema.strict_model import StrictModel
 from moeflow.server.guard.body import JsonRoute
@@ -25,7 +25,7 @@ router = APIRouter(route_class=JsonRoute)
 class TokenizeRequest(StrictModel):
     """A text, or a conversation as the chat endpoint would put it to the model."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (ExactlyOne("prompt", "messages"),)
+    rules: ClassVar[tuple[Rule, ...]] = (exactly_one("prompt", "messages"),)
 
     model: str | None = None
     prompt: str | None = None

@@ -23,8 +23,8 @@ class Admission:
         self._mean_duration_s = 1.0
         self.num_unfinished = 0
 
-    def admit(self, num_sequences: int, *, max_num_seqs: int, is_background: bool = False) -> Ticket:
-        """Let a request of so many sequences in. One in the background stands in no queue here: its job sees to that.
+    def admit(self, num_sequences: int, *, max_num_seqs: int, is_batch: bool = False) -> Ticket:
+        """Admit a request of so many sequences. Batch requests are not counted: their job limits how many there are.
 
         Raises: QueueFullError when it should come back later; RequestError when it can never come in.
         """
@@ -35,8 +35,8 @@ class Admission:
                 f"this server takes {limit}: send fewer, or several requests",
                 param="n",
             )
-        if is_background:
-            return Ticket(self, 0, self._clock(), is_background=True)
+        if is_batch:
+            return Ticket(self, 0, self._clock(), is_batch=True)
         if self.num_unfinished + num_sequences > limit:
             wait_s = self._mean_duration_s * num_sequences / max_num_seqs
             raise QueueFullError(
@@ -54,11 +54,9 @@ class Admission:
 class Ticket:
     """One request's share of the bound, given back sequence by sequence."""
 
-    def __init__(
-        self, admission: Admission, num_sequences: int, admitted_s: float, *, is_background: bool = False
-    ) -> None:
+    def __init__(self, admission: Admission, num_sequences: int, admitted_s: float, *, is_batch: bool = False) -> None:
         self.admitted_s = admitted_s  # on the clock of time.monotonic
-        self.is_background = is_background
+        self.is_batch = is_batch
         self._admission = admission
         self._num_left = num_sequences
 

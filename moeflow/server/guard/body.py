@@ -25,20 +25,14 @@ class JsonRequest(Request):
     num_reserved = 0  # bytes of what large bodies may take
 
     async def body(self) -> bytes:
-        """Read the body once.
-
-        Raises: ApiError 413, 415, or 400 for an empty one.
-        """
+        """Read the body once. Raises: ApiError 413, 415, or 400 for an empty one."""
         if not hasattr(self, "_body"):
             self._check_head()
             self._body = await self._read()
         return self._body
 
     async def json(self) -> Any:
-        """Parse the body once.
-
-        Raises: ApiError 400 with the reason.
-        """
+        """Parse the body once. Raises: ApiError 400 with the reason."""
         if not hasattr(self, "_json"):
             body = await self.body()
             try:

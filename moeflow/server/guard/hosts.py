@@ -6,35 +6,26 @@ Such a request carries the attacker's name in its Host header; ours carry loopba
 from __future__ import annotations
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
-from moeflow.server.config import ServerConfig, is_loopback_name
+from moeflow.core.loopback import is_loopback_name
+from moeflow.server.config import ServerConfig
 from moeflow.server.errors import ApiError
-from moeflow.server.guard.refusal import refuse
-from moeflow.server.metrics import Metrics
+from moeflow.server.guard.refusal import Check
 
 
-class HostGuard:
-    """ASGI middleware: answers 403 to requests for a host name that is not ours."""
+def host_check(config: ServerConfig) -> Check:
+    """Return the check for requests for a host name that is not ours (403)."""
+    names = {name.lower() for name in (config.host, *config.allowed_hosts)}
 
-    def __init__(self, app: ASGIApp, config: ServerConfig, metrics: Metrics) -> None:
-        self._app = app
-        self._names = {name.lower() for name in (config.host, *config.allowed_hosts)}
-        self._metrics = metrics
+    def check(scope: Scope) -> ApiError | None:
+        name = host_name(Headers(scope=scope).get("host", ""))
+        if name in names or is_loopback_name(name):
+            return None
+        message = f"This server does not answer for the host {name[:80]!r}; if it should, list it in allowed_hosts"
+        return ApiError(403, "host_not_allowed", message)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 403 or hand on."""
-        if scope["type"] == "http":
-            name = host_name(Headers(scope=scope).get("host", ""))
-            if name not in self._names and not is_loopback_name(name):
-                error = ApiError(
-                    403,
-                    "host_not_allowed",
-                    f"This server does not answer for the host {name[:80]!r}; if it should, list it in allowed_hosts",
-                )
-                await refuse(error, self._metrics, scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+    return check
 
 
 def host_name(header: str) -> str:

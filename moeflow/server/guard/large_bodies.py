@@ -24,10 +24,7 @@ class LargeBodies:
         self._num_bytes = 0
 
     def reserve(self, num_bytes: int) -> None:
-        """Count a body in, before it is read.
-
-        Raises: QueueFullError when others must leave first.
-        """
+        """Count a body in, before it is read. Raises: QueueFullError when others must leave first."""
         if self._num_bytes + num_bytes > self._limit:
             raise QueueFullError(
                 f"requests of {self._num_bytes} bytes in all are under way, of {self._limit} at most; try again later",

@@ -1,7 +1,7 @@
 """Keeps web pages elsewhere from changing anything here: a browser sends their forms and body-less requests to any
 server, loopback's too, without asking it first.
 
-Browsers say where a request comes from, and no page can change what they say: `Sec-Fetch-Site` (on HTTPS and to
+Browsers send where a request comes from, and no page can change it: `Sec-Fetch-Site` (on HTTPS and to
 loopback), else `Origin`. Programs send neither. Safe methods pass: no page elsewhere can read an answer, since the
 server sends no CORS headers.
 
@@ -13,12 +13,11 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from moeflow.server.config import ServerConfig
 from moeflow.server.errors import ApiError
-from moeflow.server.guard.refusal import refuse
-from moeflow.server.metrics import Metrics
+from moeflow.server.guard.refusal import Check
 
 _SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
 _OUR_SITES = frozenset(("same-origin", "none"))  # our page; the user in person (an address typed in, an extension)
@@ -27,45 +26,42 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 Place = tuple[str, int | None]  # host name and port
 
 
-class OriginGuard:
-    """ASGI middleware: answers 403 to unsafe requests that a page of another origin has sent."""
+def origin_check(config: ServerConfig) -> Check:
+    """Return the check for unsafe requests that a page of another origin has sent (403)."""
+    allowed_names = {name.lower() for name in config.allowed_hosts}
 
-    def __init__(self, app: ASGIApp, config: ServerConfig, metrics: Metrics) -> None:
-        self._app = app
-        self._allowed_names = {name.lower() for name in config.allowed_hosts}
-        self._metrics = metrics
+    def check(scope: Scope) -> ApiError | None:
+        if scope["method"] in _SAFE_METHODS or _is_ours(Headers(scope=scope), allowed_names):
+            return None
+        message = (
+            "A web page of another origin may not do this. If the page is this server's own, behind a proxy, "
+            "start the server with --allowed-host and the page's host name"
+        )
+        return ApiError(403, "origin_not_allowed", message)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 403 or hand on."""
-        if scope["type"] == "http" and scope["method"] not in _SAFE_METHODS and not self._is_ours(Headers(scope=scope)):
-            message = (
-                "A web page of another origin may not do this. If the page is this server's own, behind a proxy, "
-                "start the server with --allowed-host and the page's host name"
-            )
-            error = ApiError(403, "origin_not_allowed", message)
-            await refuse(error, self._metrics, scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+    return check
 
-    def _is_ours(self, headers: Headers) -> bool:
-        sites = headers.getlist("sec-fetch-site")
-        if sites:
-            return all(site.strip().lower() in _OUR_SITES for site in sites)
-        host = headers.get("host", "")
-        return all(self._is_our_origin(origin, host) for origin in headers.getlist("origin"))
 
-    def _is_our_origin(self, origin: str, host: str) -> bool:
-        """Whether an origin is the place that the request was sent to, or an allowed name.
+def _is_ours(headers: Headers, allowed_names: set[str]) -> bool:
+    sites = headers.getlist("sec-fetch-site")
+    if sites:
+        return all(site.strip().lower() in _OUR_SITES for site in sites)
+    host = headers.get("host", "")
+    return all(_is_our_origin(origin, host, allowed_names) for origin in headers.getlist("origin"))
 
-        The scheme is not compared: a proxy may speak TLS for us.
-        """
-        scheme = origin.partition("://")[0].lower()
-        default_port = _DEFAULT_PORTS.get(scheme)
-        place, target = _place(origin, default_port), _place(f"{scheme}://{host}", default_port)
-        if default_port is None or place is None or target is None:
-            return False  # also "null", of pages without an origin
-        name, port = place
-        return place == target or (name in self._allowed_names and port in (target[1], default_port))
+
+def _is_our_origin(origin: str, host: str, allowed_names: set[str]) -> bool:
+    """Return whether an origin is the place that the request was sent to, or an allowed name.
+
+    The scheme is not compared: a proxy may speak TLS for us.
+    """
+    scheme = origin.partition("://")[0].lower()
+    default_port = _DEFAULT_PORTS.get(scheme)
+    place, target = _place(origin, default_port), _place(f"{scheme}://{host}", default_port)
+    if default_port is None or place is None or target is None:
+        return False  # also "null", of pages without an origin
+    name, port = place
+    return place == target or (name in allowed_names and port in (target[1], default_port))
 
 
 def _place(url: str, default_port: int | None) -> Place | None:

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from starlette.types import Receive, Scope, Send
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moeflow.server.errors import ApiError
 from moeflow.server.metrics import Metrics
 from moeflow.server.request_log import record_of
 
+Check = Callable[[Scope], ApiError | None]  # None: the request may pass
 
-async def refuse(error: ApiError, metrics: Metrics, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with the error."""
-    metrics.count_refusal(error)
-    record_of(scope).error_code = error.code
-    await error.response()(scope, receive, send)
+
+class Guard:
+    """ASGI middleware: answers with the error that a check of the request's head returns, or hands the request on."""
+
+    def __init__(self, app: ASGIApp, check: Check, metrics: Metrics) -> None:
+        self._app = app
+        self._check = check
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse or hand on."""
+        error = self._check(scope) if scope["type"] == "http" else None
+        if error is None:
+            await self._app(scope, receive, send)
+            return
+        self._metrics.count_refusal(error)
+        record_of(scope).error_code = error.code
+        await error.response()(scope, receive, send)

@@ -20,14 +20,11 @@ MAX_CONTAINERS = 4096  # lists and objects: messages, parts of messages, prompts
 
 
 class JsonError(ValueError):
-    """The text is not JSON that we accept; the message says why."""
+    """The text is not JSON that we accept; the message gives the reason."""
 
 
 def parse(body: bytes) -> Any:
-    """Read one JSON document.
-
-    Raises: JsonError.
-    """
+    """Read one JSON document. Raises: JsonError."""
     _check_size(body)
     try:
         document = _decoder.decode(body.decode("utf-8"))

@@ -24,7 +24,7 @@ class Target(Protocol):
     path: Path
 
     def check_room(self, num_bytes: int) -> None:
-        """Say before anything is read whether so many bytes may come. Raises: ApiError."""
+        """Check, before anything is read, whether so many bytes may come. Raises: ApiError."""
 
     def count(self, num_bytes: int) -> None:
         """Count bytes before they are written. Raises: ApiError if there may be no more."""
@@ -57,10 +57,7 @@ class UploadRequest(Request):
     """A request whose body must be a form within the server's limit. The file goes to disk as it comes."""
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Yield the body piece by piece.
-
-        Raises: ApiError 413.
-        """
+        """Yield the body piece by piece. Raises: ApiError 413."""
         num_bytes = 0
         async for chunk in super().stream():
             num_bytes += len(chunk)

@@ -1,1 +1,1 @@
-"""Batch jobs: files of requests that are answered in the background, by the shell or behind `/v1/batches`."""
+"""Batch jobs: files of requests that are answered with batch priority, by the shell or behind `/v1/batches`."""

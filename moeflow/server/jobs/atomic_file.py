@@ -11,18 +11,19 @@ import re
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-import msgspec
+from pydantic import BaseModel, ValidationError
 
 from moeflow.core.durable import sync
 
 DAMAGED = ".damaged"  # the suffix of what is set aside
 
+Kind = TypeVar("Kind", bound=BaseModel)
 logger = logging.getLogger(__name__)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: BaseModel) -> None:
     """Replace a file's contents. If it fails, the old ones are there.
 
     Blocks: on the disk.
@@ -31,7 +32,7 @@ def write_json(path: Path, value: Any) -> None:
     new = path.with_suffix(".new")
     try:
         with new.open("wb") as file:
-            file.write(msgspec.json.encode(value))
+            file.write(value.model_dump_json().encode())
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
@@ -41,22 +42,23 @@ def write_json(path: Path, value: Any) -> None:
     sync(path.parent)
 
 
-def read_all(folder: Path, kind: type[Any], id_of: Callable[[Any], str]) -> tuple[dict[str, Any], list[str]]:
-    """Return what the folder's JSON files hold, as values of a msgspec struct by id, and the ids of damaged ones.
+def read_all(folder: Path, kind: type[Kind], id_of: Callable[[Kind], str]) -> tuple[dict[str, Kind], list[str]]:
+    """Return what the folder's JSON files hold, by id, and the ids of damaged ones.
 
     Damaged files are renamed, and named again at each start until there is a sound one under their old name.
 
     Raises: OSError if the folder cannot be read, or a file cannot be renamed.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, Kind] = {}
     for path in sorted(folder.glob("*.json")):
         try:
-            value = msgspec.json.decode(path.read_bytes(), type=kind)
+            value = kind.model_validate_json(path.read_bytes())
             if id_of(value) != path.stem:
-                raise msgspec.ValidationError(f"it is about {id_of(value)[:80]!r}")
+                raise ValueError(f"it is about {id_of(value)[:80]!r}")
             found[path.stem] = value
-        except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
-            logger.error("%s is damaged and now called %s: %s", path, path.stem + DAMAGED, error)
+        except (ValueError, OSError) as error:
+            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+            logger.error("%s is damaged and now called %s: %s", path, path.stem + DAMAGED, reason)
             path.replace(path.with_suffix(DAMAGED))
     return found, sorted(path.stem for path in folder.glob(f"*{DAMAGED}") if path.stem not in found)
 
@@ -67,7 +69,7 @@ def new_id(prefix: str, now_s: float) -> str:
 
 
 def made_at(name: str) -> int:
-    """Return when an id was made, in unix seconds; 0 if it does not say."""
+    """Return when an id was made, in unix seconds; 0 if it has no time in it."""
     try:
         return int(re.split("[-_]", name)[1][:16], 16) // 10**9
     except (IndexError, ValueError):

@@ -1,7 +1,7 @@
 """The jobs behind `/v1/batches`: one description each, in OpenAI's words, on disk at every change of state.
 
 A job whose results are complete is *settled*: nothing is added to them any more, whatever happens; what is left is
-to hand them out and to say how it ended. A job whose description was damaged is settled as failed.
+to hand them out and to record how it ended. A job whose description was damaged is settled as failed.
 """
 
 from __future__ import annotations
@@ -10,97 +10,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
+from moeflow.server.api.schema.batch import (
+    BatchErrors,
+    BatchObject,
+    BatchUsage,
+    InputTokensDetails,
+    LineProblem,
+    Status,
+)
+from moeflow.server.api.schema.strict_model import Record
 from moeflow.server.jobs.atomic_file import made_at, new_id, read_all, write_json
 from moeflow.server.jobs.journal import Totals
-from moeflow.server.jobs.lines import LineProblem
 
 WINDOW_S = 24 * 3600  # the only completion window that OpenAI has
-Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 Outcome = Literal["failed", "completed", "expired", "cancelled"]
 FINAL: tuple[Status, ...] = ("failed", "completed", "expired", "cancelled")
 
 
-class Counts(msgspec.Struct):
-    """Requests of a batch."""
-
-    total: int = 0
-    completed: int = 0
-    failed: int = 0
-
-
-class Errors(msgspec.Struct, kw_only=True):
-    """Why a batch failed before it began."""
-
-    object: Literal["list"] = "list"
-    data: list[LineProblem]
-
-
-class InputDetails(msgspec.Struct):
-    """Of the tokens that went in."""
-
-    cached_tokens: int = 0
-
-
-class OutputDetails(msgspec.Struct):
-    """Of the tokens that came out."""
-
-    reasoning_tokens: int = 0
-
-
-class BatchUsage(msgspec.Struct):
-    """Tokens of all answers so far."""
-
-    input_tokens: int = 0
-    input_tokens_details: InputDetails = msgspec.field(default_factory=InputDetails)
-    output_tokens: int = 0
-    output_tokens_details: OutputDetails = msgspec.field(default_factory=OutputDetails)
-    total_tokens: int = 0
-
-
-class StoredBatch(msgspec.Struct, kw_only=True):
-    """A job's description."""
-
-    id: str
-    object: Literal["batch"] = "batch"
-    endpoint: str
-    model: str  # by which it is answered; another one leaves it alone
-    input_file_id: str
-    completion_window: Literal["24h"] = "24h"
-    status: Status = "validating"
-    errors: Errors | None = None
-    output_file_id: str | None = None
-    error_file_id: str | None = None
-    created_at: int
-    in_progress_at: int | None = None
-    expires_at: int
-    finalizing_at: int | None = None
-    completed_at: int | None = None
-    failed_at: int | None = None
-    expired_at: int | None = None
-    cancelling_at: int | None = None
-    cancelled_at: int | None = None
-    request_counts: Counts = msgspec.field(default_factory=Counts)
-    usage: BatchUsage = msgspec.field(default_factory=BatchUsage)
-    metadata: dict[str, str] | None = None
-
-    def count(self, totals: Totals) -> None:
-        """Take over what a journal has counted."""
-        self.request_counts.completed, self.request_counts.failed = totals.completed, totals.failed
-        self.usage = BatchUsage(
-            totals.prompt_tokens,
-            InputDetails(totals.cached_tokens),
-            totals.completion_tokens,
-            OutputDetails(),
-            totals.prompt_tokens + totals.completion_tokens,
-        )
-
-
-class _Saved(msgspec.Struct, kw_only=True):
+class _Saved(Record):
     """What is on disk: the description, and what clients do not see."""
 
-    batch: StoredBatch
+    batch: BatchObject
     output_lifetime_s: int | None = None
     outcome: Outcome | None = None  # once it is settled
 
@@ -109,10 +39,7 @@ class BatchStore:
     """All jobs of one data folder, by id. `clock` gives unix seconds."""
 
     def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
-        """Take in what is there.
-
-        Raises: OSError.
-        """
+        """Take in what is there. Raises: OSError."""
         self._folder = folder
         self._clock = clock
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -125,17 +52,17 @@ class BatchStore:
         """The time in unix seconds."""
         return int(self._clock())
 
-    def find(self, batch_id: str) -> StoredBatch | None:
+    def find(self, batch_id: str) -> BatchObject | None:
         """Return a job."""
         saved = self._saved.get(batch_id)
         return None if saved is None else saved.batch
 
-    def all(self) -> list[StoredBatch]:
+    def all(self) -> list[BatchObject]:
         """Return all jobs, newest first."""
         batches = [saved.batch for saved in self._saved.values()]
         return sorted(batches, key=lambda batch: (batch.created_at, batch.id), reverse=True)
 
-    def unfinished(self) -> list[StoredBatch]:
+    def unfinished(self) -> list[BatchObject]:
         """Return the jobs that are not in their last state, oldest first."""
         return [batch for batch in reversed(self.all()) if batch.status not in FINAL]
 
@@ -156,12 +83,9 @@ class BatchStore:
         input_file_id: str,
         metadata: dict[str, str] | None,
         output_lifetime_s: int | None,
-    ) -> StoredBatch:
-        """Make a job.
-
-        Raises: OSError.
-        """
-        batch = StoredBatch(
+    ) -> BatchObject:
+        """Make a job. Raises: OSError."""
+        batch = BatchObject(
             id=new_id("batch_", self._clock()),
             endpoint=endpoint,
             model=model,
@@ -175,51 +99,60 @@ class BatchStore:
         self._saved[batch.id] = saved
         return batch
 
-    def change(self, batch: StoredBatch, *, outcome: Outcome | None = None, **fields: Any) -> None:
+    def change(self, batch: BatchObject, *, outcome: Outcome | None = None, **fields: Any) -> None:
         """Change a job's description, on disk first; with `outcome`, settle it.
 
         Raises: OSError if it cannot be written; then nothing has changed.
         """
         saved = self._saved[batch.id]
-        new = msgspec.structs.replace(
-            saved, batch=msgspec.structs.replace(batch, **fields), outcome=outcome or saved.outcome
-        )
+        new = saved.model_copy(update={"batch": batch.model_copy(update=fields), "outcome": outcome or saved.outcome})
         write_json(self._folder / f"{batch.id}.json", new)
         saved.outcome = new.outcome
         for name, value in fields.items():
             setattr(batch, name, value)
 
-    def outcome(self, batch: StoredBatch) -> Outcome | None:
+    def outcome(self, batch: BatchObject) -> Outcome | None:
         """Return what a settled job will be in the end; None: it is not settled."""
         outcome: Outcome | None = self._saved[batch.id].outcome
         return outcome
 
-    def output_lifetime_s(self, batch: StoredBatch) -> int | None:
+    def output_lifetime_s(self, batch: BatchObject) -> int | None:
         """Return how long a job's results are kept; None: until they are deleted."""
         lifetime_s: int | None = self._saved[batch.id].output_lifetime_s
         return lifetime_s
 
-    def journal_paths(self, batch: StoredBatch) -> tuple[Path, Path]:
+    def journal_paths(self, batch: BatchObject) -> tuple[Path, Path]:
         """Return where a job's answers and errors are while it is not finished."""
         return self._folder / f"{batch.id}.output.jsonl", self._folder / f"{batch.id}.errors.jsonl"
 
 
-def result_file_ids(batch: StoredBatch) -> tuple[str, str]:
+def count(batch: BatchObject, totals: Totals) -> None:
+    """Take over what a journal has counted."""
+    batch.request_counts.completed, batch.request_counts.failed = totals.completed, totals.failed
+    batch.usage = BatchUsage(
+        input_tokens=totals.prompt_tokens,
+        input_tokens_details=InputTokensDetails(cached_tokens=totals.cached_tokens),
+        output_tokens=totals.completion_tokens,
+        total_tokens=totals.prompt_tokens + totals.completion_tokens,
+    )
+
+
+def result_file_ids(batch: BatchObject) -> tuple[str, str]:
     """Return the ids under which a job's answers and errors are handed out."""
     name = batch.id.removeprefix("batch_")
     return f"file-{name}-output", f"file-{name}-errors"
 
 
-def _damaged(batch_id: str) -> StoredBatch:
-    """Return what there is to say of a job whose description is damaged."""
+def _damaged(batch_id: str) -> BatchObject:
+    """Return what is known of a job whose description is damaged."""
     message = "the server's description of this batch is damaged: fetch what results there are, and create it again"
-    return StoredBatch(
+    return BatchObject(
         id=batch_id,
         endpoint="unknown",
         model="unknown",
         input_file_id="unknown",
         status="in_progress",
-        errors=Errors(data=[LineProblem(None, "description_damaged", message)]),
+        errors=BatchErrors(data=[LineProblem(None, "description_damaged", message)]),
         created_at=made_at(batch_id),
         expires_at=made_at(batch_id) + WINDOW_S,
     )

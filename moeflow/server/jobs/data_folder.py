@@ -25,10 +25,7 @@ class Jobs:
     """Files, batches and who works on them. Close it in the end."""
 
     def __init__(self, folder: Path, service: Service, clock: Callable[[], float] = time.time) -> None:
-        """Open or make a data folder.
-
-        Raises: ConfigError if another server uses it or it cannot be used.
-        """
+        """Open or make a data folder. Raises: ConfigError if another server uses it or it cannot be used."""
         try:
             make_private(folder)
             self._lock = (folder / "lock").open("wb")
@@ -66,17 +63,14 @@ def get_jobs(request: Request) -> Jobs:
     """
     jobs: Jobs | None = request.app.state.jobs
     if jobs is None:
-        message = "This server keeps no files: it has no data folder, or cannot use it; its log says why"
+        message = "This server keeps no files: it has no data folder, or cannot use it; its log has the reason"
         raise ApiError(503, "no_data_folder", message)
     return jobs
 
 
 @contextlib.contextmanager
 def writing() -> Iterator[None]:
-    """Make a refusal of what the disk does not take.
-
-    Raises: ApiError 507.
-    """
+    """Make a refusal of what the disk does not take. Raises: ApiError 507."""
     try:
         yield
     except OSError as error:

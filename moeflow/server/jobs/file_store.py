@@ -10,29 +10,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
-
-import msgspec
 
 from moeflow.core.durable import sync
 from moeflow.core.units import format_bytes
+from moeflow.server.api.schema.file import FileObject, Purpose
 from moeflow.server.errors import ApiError
 from moeflow.server.jobs.atomic_file import DAMAGED, new_id, read_all, write_json
-
-Purpose = Literal["batch", "batch_output"]
-
-
-class StoredFile(msgspec.Struct, kw_only=True):
-    """A file's description, in OpenAI's words."""
-
-    id: str
-    object: Literal["file"] = "file"
-    bytes: int
-    created_at: int
-    expires_at: int | None
-    filename: str
-    purpose: Purpose
-    status: Literal["processed"] = "processed"
 
 
 class IncomingFile:
@@ -70,10 +53,7 @@ class FileStore:
         result_bytes: Callable[[], int],
         quota_bytes: int,
     ) -> None:
-        """Take in what is there.
-
-        Raises: OSError.
-        """
+        """Take in what is there. Raises: OSError."""
         self._folder = folder
         self._clock = clock
         self._is_needed = is_needed
@@ -82,7 +62,7 @@ class FileStore:
         self._incoming: set[IncomingFile] = set()
         self._kept_bytes = 0  # of all other files, when an upload last began or ended
         folder.mkdir(mode=0o700, exist_ok=True)
-        self._files, damaged = read_all(folder, StoredFile, lambda file: file.id)
+        self._files, damaged = read_all(folder, FileObject, lambda file: file.id)
         for file_id in damaged:
             if self.path(file_id).exists():
                 self._describe(file_id, file_id, "batch_output" if file_id.count("-") > 1 else "batch", None)
@@ -94,12 +74,12 @@ class FileStore:
         """Return where a file's contents are."""
         return self._folder / file_id
 
-    def find(self, file_id: str) -> StoredFile | None:
+    def find(self, file_id: str) -> FileObject | None:
         """Return a file that has not expired."""
         self._expire()
         return self._files.get(file_id)
 
-    def all(self) -> list[StoredFile]:
+    def all(self) -> list[FileObject]:
         """Return all files, newest first."""
         self._expire()
         return sorted(self._files.values(), key=lambda file: (file.created_at, file.id), reverse=True)
@@ -123,17 +103,14 @@ class FileStore:
                 file.path.unlink(missing_ok=True)
 
     def check_room(self, upload: IncomingFile, num_bytes: int) -> None:
-        """See whether so many more bytes of an upload may come.
-
-        Raises: ApiError 413.
-        """
+        """See whether so many more bytes of an upload may come. Raises: ApiError 413."""
         taken = self._kept_bytes + sum(file.num_bytes for file in self._incoming if file is not upload)
         if taken + upload.num_bytes + num_bytes > self._quota_bytes:
             quota, have = format_bytes(self._quota_bytes), format_bytes(taken)
             message = f"all files together may have {quota} here, and have {have}: delete files that are not needed"
             raise ApiError(413, "file_quota_exceeded", message)
 
-    def add(self, file: IncomingFile, filename: str, purpose: Purpose, lifetime_s: int | None) -> StoredFile:
+    def add(self, file: IncomingFile, filename: str, purpose: Purpose, lifetime_s: int | None) -> FileObject:
         """Take in an upload that is complete.
 
         Blocks: on the disk.
@@ -142,7 +119,7 @@ class FileStore:
         sync(file.path)
         return self._describe(file.path.name, filename, purpose, lifetime_s)
 
-    def adopt(self, source: Path, file_id: str, filename: str, purpose: Purpose, lifetime_s: int | None) -> StoredFile:
+    def adopt(self, source: Path, file_id: str, filename: str, purpose: Purpose, lifetime_s: int | None) -> FileObject:
         """Move a finished file in under a given id. Again, after a crash in between, is harmless.
 
         Blocks: on the disk.
@@ -154,17 +131,14 @@ class FileStore:
         return self._files.get(file_id) or self._describe(file_id, filename, purpose, lifetime_s)
 
     def delete(self, file_id: str) -> None:
-        """Remove a file.
-
-        Raises: OSError.
-        """
+        """Remove a file. Raises: OSError."""
         del self._files[file_id]
         for suffix in (".json", DAMAGED, ""):
             self.path(file_id).with_suffix(suffix).unlink(missing_ok=True)
 
-    def _describe(self, file_id: str, filename: str, purpose: Purpose, lifetime_s: int | None) -> StoredFile:
+    def _describe(self, file_id: str, filename: str, purpose: Purpose, lifetime_s: int | None) -> FileObject:
         now = int(self._clock())
-        file = StoredFile(
+        file = FileObject(
             id=file_id,
             bytes=self.path(file_id).stat().st_size,
             created_at=now,
@@ -184,5 +158,4 @@ class FileStore:
 
     def _count_kept(self) -> int:
         """Return the bytes of all files but uploads on their way."""
-        kept_bytes: int = sum(file.bytes for file in list(self._files.values()))
-        return kept_bytes + self._result_bytes()
+        return sum(file.bytes for file in list(self._files.values())) + self._result_bytes()

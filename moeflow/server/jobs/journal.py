@@ -1,4 +1,4 @@
-"""The results of a batch job: two files that only grow, a line a result, and that say by themselves how far it is.
+"""The results of a batch job: two files that only grow, a line a result, and that show how far it is.
 
 One holds answers, the other errors; a request is done once it stands in either. A result's id is made of its
 request's line, so that files that belong to another input are noticed. After a kill, a last line that was
@@ -127,10 +127,7 @@ class Journal:
         self._append(self._errors_file(), custom_id, None, {"code": code, "message": message})
 
     def sync(self) -> None:
-        """Make sure that what was written survives a loss of power.
-
-        Blocks: on the disk.
-        """
+        """Make sure that what was written survives a loss of power. Blocks: on the disk."""
         if self._is_dirty:
             self._is_dirty = False
             for file in (self._output, self._errors):
@@ -138,7 +135,7 @@ class Journal:
                     os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
         for file in (self._output, self._errors):
             if file is not None:
                 file.close()
@@ -198,7 +195,7 @@ class Journal:
             self._count(record, has_failed=has_failed)
 
     def _problem_of(self, record: _Record) -> str | None:
-        """Say why a record is no result of this job that is still to come."""
+        """Return why a record is no result of this job that is still to come."""
         name = record.custom_id[:80]
         if record.custom_id in self.done:
             return f"answers {name!r} for the second time"

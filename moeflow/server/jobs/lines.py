@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Literal
 from pydantic import Field, ValidationError
 
 from moeflow.core.units import format_bytes
+from moeflow.server.api.schema.batch import Endpoint, LineProblem
 from moeflow.server.api.schema.strict_model import StrictModel
 from moeflow.server.errors import from_pydantic
 from moeflow.server.guard import strict_json
@@ -28,22 +29,12 @@ class BatchLine(StrictModel):
 
     custom_id: str = Field(min_length=1, max_length=512)
     method: Literal["POST"]
-    url: Literal["/v1/chat/completions", "/v1/completions"]
+    url: Endpoint
     body: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class LineProblem:
-    """Why a line is no request."""
-
-    line: int | None  # from 1; None: it is not a line's fault
-    code: str
-    message: str
-    param: str | None = None
-
-
 class LineError(ValueError):
-    """A line is no request; `problem` says why."""
+    """A line is no request; `problem` gives the reason."""
 
     def __init__(self, problem: LineProblem) -> None:
         super().__init__(problem.message)
@@ -59,10 +50,7 @@ class Input:
 
 
 def parse_line(number: int, raw: bytes) -> BatchLine:
-    """Read one line.
-
-    Raises: LineError.
-    """
+    """Read one line. Raises: LineError."""
     try:
         request = strict_json.parse(raw)
         if not isinstance(request, dict):
@@ -82,10 +70,7 @@ def result_id(raw: bytes) -> str:
 
 
 def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield number and content of each line that is not blank.
-
-    Raises: LineError for one that is too long.
-    """
+    """Yield number and content of each line that is not blank. Raises: LineError for one that is too long."""
     number = 0
     while raw := file.readline(max_line_bytes + 1):
         number += 1
@@ -99,10 +84,7 @@ def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[tuple[int, bytes
 
 
 def scan(path: Path, *, max_line_bytes: int, max_lines: int | None = None, endpoint: str | None = None) -> Input:
-    """Check every line of a file. With `endpoint`, all requests must be for that one.
-
-    Raises: OSError.
-    """
+    """Check every line of a file. With `endpoint`, all requests must be for that one. Raises: OSError."""
     found = Input()
     first_seen: dict[str, int] = {}
     with path.open("rb") as file:

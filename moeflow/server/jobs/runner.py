@@ -117,7 +117,7 @@ async def _answer(service: Service, line: BatchLine, journal: Journal) -> None:
 
 
 async def start(service: Service, line: BatchLine) -> Answer:
-    """Check a request as its endpoint does, and begin it in the background.
+    """Check a request as its endpoint does, and begin it with batch priority.
 
     Raises: ValidationError, ApiError, RequestError.
     """
@@ -125,7 +125,7 @@ async def start(service: Service, line: BatchLine) -> Answer:
     body = endpoint.schema.model_validate(line.body)
     if body.stream:
         raise RequestError("the answers of a batch come whole: leave stream out", param="stream")
-    return await endpoint.start(service, body, is_background=True)
+    return await endpoint.start(service, body, is_batch=True)
 
 
 def _request_id(line: BatchLine, journal: Journal) -> str:
@@ -135,7 +135,7 @@ def _request_id(line: BatchLine, journal: Journal) -> str:
 def _require_engine(service: Service) -> int:
     """Return how many requests the engine computes together. Raises: EngineError if there is none."""
     try:
-        return service.require_generator(is_background=True).client.model.max_num_seqs
+        return service.require_generator(is_batch=True).client.model.max_num_seqs
     except ApiError as error:
         raise EngineError(error.detail) from None
 

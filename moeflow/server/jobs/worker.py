@@ -1,7 +1,7 @@
 """Works through the jobs of `/v1/batches`, oldest first, and takes each through its states.
 
 What it needs to go on is on disk at every moment: after a kill the next start finds the unfinished jobs, their
-journals say which requests are done, and each step of finishing may happen twice. While no model is served, or
+journals show which requests are done, and each step of finishing may happen twice. While no model is served, or
 another than a job is for, the job waits; its time runs all the same. It waits, too, while the disk is full. What is
 damaged on disk ends the job that it belongs to, and no other.
 
@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from moeflow.core.errors import EngineError
-from moeflow.server.jobs.batch_store import FINAL, BatchStore, Counts, Errors, Outcome, StoredBatch, result_file_ids
+from moeflow.server.api.schema.batch import BatchErrors, BatchObject, LineProblem, RequestCounts
+from moeflow.server.jobs.batch_store import FINAL, BatchStore, Outcome, count, result_file_ids
 from moeflow.server.jobs.file_store import FileStore
 from moeflow.server.jobs.journal import EXPIRED, Journal, JournalError
-from moeflow.server.jobs.lines import Input, LineProblem, scan
+from moeflow.server.jobs.lines import Input, scan
 from moeflow.server.jobs.runner import run_job
 from moeflow.server.service import Service
 
@@ -46,7 +47,7 @@ class BatchWorker:
         self._batches = batches
         self._files = files
         self._task: asyncio.Task[None] | None = None
-        self._current: StoredBatch | None = None  # what is worked on now
+        self._current: BatchObject | None = None  # what is worked on now
         self._news = asyncio.Event()  # a job has come, or was cancelled
 
     def wake(self) -> None:
@@ -74,7 +75,7 @@ class BatchWorker:
             with contextlib.suppress(OSError):
                 self._batches.change(batch)  # how far it is, for those who ask before it goes on
 
-    def cancel(self, batch: StoredBatch) -> None:
+    def cancel(self, batch: BatchObject) -> None:
         """Ask for a job's end. Does nothing if it has come to one. Raises: OSError."""
         now = self._batches.now
         if batch.status == "validating" and batch is not self._current:  # another runs, and may run for hours
@@ -98,29 +99,29 @@ class BatchWorker:
                 async with asyncio.timeout(self._until_next_expiry()):
                     await self._news.wait()
 
-    def _next(self) -> StoredBatch | None:
+    def _next(self) -> BatchObject | None:
         """Return the first job for which something can be done."""
         for batch in self._batches.unfinished():
             if self._batches.outcome(batch) is not None or self._is_over(batch) or self._is_served(batch):
                 return batch
         return None
 
-    def _is_over(self, batch: StoredBatch) -> bool:
-        """Say whether no more of a job's requests are to begin."""
+    def _is_over(self, batch: BatchObject) -> bool:
+        """Return whether no more of a job's requests are to begin."""
         return batch.status == "cancelling" or self._left_s(batch) <= 0
 
-    def _is_served(self, batch: StoredBatch) -> bool:
+    def _is_served(self, batch: BatchObject) -> bool:
         loaded = self._service.loaded
         return self._service.is_lasting and loaded is not None and loaded.client.model.name == batch.model
 
-    def _left_s(self, batch: StoredBatch) -> float:
+    def _left_s(self, batch: BatchObject) -> float:
         return batch.expires_at - self._batches.now
 
     def _until_next_expiry(self) -> float | None:
         waiting = [self._left_s(batch) for batch in self._batches.unfinished()]
         return max(min(waiting), 0.1) if waiting else None
 
-    async def _advance(self, batch: StoredBatch) -> None:
+    async def _advance(self, batch: BatchObject) -> None:
         """Take a job to its end, unless something stands in its way."""
         try:
             try:
@@ -129,7 +130,7 @@ class BatchWorker:
                 raise
             except JournalError as error:
                 logger.error("batch %s ends: %s", batch.id, error)
-                batch.count(error.totals)
+                count(batch, error.totals)
                 self._fail(batch, "results_damaged", f"results on the server's disk are damaged: {error.problem}")
             except Exception:
                 logger.exception("batch %s failed", batch.id)
@@ -141,23 +142,23 @@ class BatchWorker:
             logger.warning("batch %s waits, its results cannot be written: %s", batch.id, error)
             await asyncio.sleep(DISK_RETRY_S)
 
-    def _fail(self, batch: StoredBatch, code: str, message: str) -> None:
+    def _fail(self, batch: BatchObject, code: str, message: str) -> None:
         """End a job whose results cannot be completed; one that is being cancelled ends as that."""
         if self._batches.outcome(batch) is None:
             outcome: Outcome = "cancelled" if batch.status == "cancelling" else "failed"
-            self._batches.change(batch, outcome=outcome, errors=Errors(data=[LineProblem(None, code, message)]))
+            self._batches.change(batch, outcome=outcome, errors=BatchErrors(data=[LineProblem(None, code, message)]))
         self._finish(batch)
 
-    async def _to_its_end(self, batch: StoredBatch) -> None:
+    async def _to_its_end(self, batch: BatchObject) -> None:
         if self._batches.outcome(batch) is None:
             found = await asyncio.to_thread(self._scan, batch)
             if found.problems and batch.status == "validating":
-                self._batches.change(batch, outcome="failed", errors=Errors(data=found.problems))
+                self._batches.change(batch, outcome="failed", errors=BatchErrors(data=found.problems))
             else:
                 await self._settle(batch, found)
         self._finish(batch)
 
-    def _scan(self, batch: StoredBatch) -> Input:
+    def _scan(self, batch: BatchObject) -> Input:
         source, max_line_bytes = self._files.path(batch.input_file_id), self._service.config.max_body_bytes
         try:
             return scan(source, max_line_bytes=max_line_bytes, max_lines=MAX_LINES, endpoint=batch.endpoint)
@@ -165,33 +166,33 @@ class BatchWorker:
             message = f"the input file cannot be read: {error.strerror}"
             return Input(problems=[LineProblem(None, "input_file_unreadable", message)])
 
-    async def _settle(self, batch: StoredBatch, found: Input) -> None:
+    async def _settle(self, batch: BatchObject, found: Input) -> None:
         """Bring a job as far as it comes. An input that had no problems once may have some now: it was damaged."""
         if batch.status == "validating":
-            counts = Counts(total=len(found.result_ids))
+            counts = RequestCounts(total=len(found.result_ids))
             now = self._batches.now
             self._batches.change(batch, status="in_progress", in_progress_at=now, request_counts=counts)
         model = None if found.problems else batch.model
         with Journal(*self._batches.journal_paths(batch), found.result_ids, model) as journal:
-            batch.count(journal.totals)
+            count(batch, journal.totals)
             if not (found.problems or self._is_over(batch)):
                 await self._answer(batch, journal)
             is_done = not found.problems and journal.done >= journal.result_ids.keys()
             if self._is_over(batch) and not is_done:
                 await self._write_expired(batch, journal)
             journal.sync()
-            batch.count(journal.totals)
+            count(batch, journal.totals)
         if batch.status == "cancelling":
             self._batches.change(batch, outcome="cancelled")
         elif is_done and not journal.totals.expired:
             now = self._batches.now
             self._batches.change(batch, outcome="completed", status="finalizing", finalizing_at=now)
         elif found.problems and not self._is_over(batch):
-            self._batches.change(batch, outcome="failed", errors=Errors(data=found.problems))
+            self._batches.change(batch, outcome="failed", errors=BatchErrors(data=found.problems))
         else:
             self._batches.change(batch, outcome="expired")
 
-    async def _answer(self, batch: StoredBatch, journal: Journal) -> None:
+    async def _answer(self, batch: BatchObject, journal: Journal) -> None:
         """Run a job until it is done, cancelled or out of time."""
         running = asyncio.create_task(
             run_job(
@@ -199,7 +200,7 @@ class BatchWorker:
                 self._files.path(batch.input_file_id),
                 journal,
                 self._service.config.max_body_bytes,
-                on_sync=lambda: batch.count(journal.totals),
+                on_sync=lambda: count(batch, journal.totals),
             )
         )
         try:
@@ -210,9 +211,9 @@ class BatchWorker:
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-            batch.count(journal.totals)
+            count(batch, journal.totals)
 
-    async def _write_expired(self, batch: StoredBatch, journal: Journal) -> None:
+    async def _write_expired(self, batch: BatchObject, journal: Journal) -> None:
         """Write errors of what was not done in time, unless the job is cancelled."""
         missing = [custom_id for custom_id in journal.result_ids if custom_id not in journal.done]
         for number, custom_id in enumerate(missing):
@@ -222,7 +223,7 @@ class BatchWorker:
             if number % BREATH == BREATH - 1:
                 await asyncio.sleep(0)
 
-    def _finish(self, batch: StoredBatch) -> None:
+    def _finish(self, batch: BatchObject) -> None:
         """Hand out a settled job's results. Every step may be repeated after a crash."""
         outcome = self._batches.outcome(batch)
         assert outcome is not None, "only settled jobs are finished"
@@ -233,7 +234,7 @@ class BatchWorker:
         when: dict[str, Any] = {f"{outcome}_at": self._batches.now}
         self._batches.change(batch, status=outcome, output_file_id=output_file_id, error_file_id=error_file_id, **when)
 
-    def _hand_out(self, batch: StoredBatch, journal: Path, file_id: str) -> str | None:
+    def _hand_out(self, batch: BatchObject, journal: Path, file_id: str) -> str | None:
         """Make a file of a journal; return its id, or None if nothing is in it."""
         if journal.exists() and not journal.stat().st_size:
             journal.unlink()

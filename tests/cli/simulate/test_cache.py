@@ -70,7 +70,7 @@ def test_what_is_given_goes_before_what_was_recorded(routing):
     plain = seconds()
     assert seconds("--compute-time", "20") == pytest.approx(plain + 30 * 0.01, abs=0.02)
     assert seconds("--disk-bandwidth", "100MB") > plain + 0.1
-    assert seconds("--slab-size", "10MB") == pytest.approx(seconds("--disk-bandwidth", "100MB"))
+    assert seconds("--expert-size", "10MB") == pytest.approx(seconds("--disk-bandwidth", "100MB"))
 
 
 def test_a_plot_is_drawn(routing, tmp_path):
@@ -109,10 +109,10 @@ def test_what_the_trace_does_not_tell_has_to_be_said(tmp_path):
     recorder.end_pass(num_generated=1, compute_s=0)
     recorder.close()
     file = str(tmp_path / "routing")
-    for args, option in (((), "--slab-size"), (("--slab-size", "1MB"), "--compute-time")):
+    for args, option in (((), "--expert-size"), (("--expert-size", "1MB"), "--compute-time")):
         done = run("--routing", file, *args)
         assert (done.exit_code, option in done.stderr) == (2, True)
-    assert run("--routing", file, "--slab-size", "1MB", "--compute-time", "5").exit_code == 0
+    assert run("--routing", file, "--expert-size", "1MB", "--compute-time", "5").exit_code == 0
 
 
 def test_a_file_that_is_no_trace_is_an_error(tmp_path):

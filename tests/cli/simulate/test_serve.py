@@ -9,7 +9,6 @@ import pytest
 from click.testing import CliRunner
 
 from moeflow.cli.main import main
-from tests.cli.simulate.test_pipeline import model as model  # a fixture
 
 TRAFFIC = ("-n", "20", "--max-prompt", "32", "--max-new", "16")
 

@@ -347,7 +347,7 @@ def test_killed_again_and_again_streams_are_those_of_an_engine_that_lives(config
     asked = [
         Submission("greedy", [5, 6, 7], SamplingParams(max_tokens=400, temperature=0, ignore_eos=True), seed=0),
         Submission("drawn", [8] * 150, SamplingParams(max_tokens=300, ignore_eos=True, logprobs=2), seed=4),
-        Submission("job", [9, 9], SamplingParams(max_tokens=400, ignore_eos=True), seed=5, is_background=True),
+        Submission("job", [9, 9], SamplingParams(max_tokens=400, ignore_eos=True), seed=5, is_batch=True),
     ]
 
     async def read(engine, each) -> tuple[list, list, FinishReason | None]:

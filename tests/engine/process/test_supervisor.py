@@ -83,8 +83,8 @@ REQUESTS = st.tuples(PROMPTS, st.integers(1, 8), st.booleans(), st.sampled_from(
 def test_killed_in_any_passes_streams_are_those_of_an_engine_that_lives(requests, kills, start_turns):
     """Also where requests arrive between two engines, blocks run out, and tokens are lost on their way."""
     submissions = [
-        submission(f"r{index}", prompt, num, is_background=background, sampling={"prompt_logprobs": logprobs})
-        for index, (prompt, num, background, logprobs, _) in enumerate(requests)
+        submission(f"r{index}", prompt, num, is_batch=batch, sampling={"prompt_logprobs": logprobs})
+        for index, (prompt, num, batch, logprobs, _) in enumerate(requests)
     ]
 
     async def body() -> None:
@@ -205,13 +205,13 @@ def test_nobody_is_guilty_in_company():
 
 def test_who_goes_on_first():
     """Of answers that somebody waits for, those that have begun; of these, who has waited longest for a token."""
-    names = ("first", "background", "not begun", "second", "third")
-    requests = {name: Continuation(submission(name, [1], is_background=name == "background")) for name in names}
-    for name in ("third", "first", "second", "background", "third"):
+    names = ("first", "batch", "not begun", "second", "third")
+    requests = {name: Continuation(submission(name, [1], is_batch=name == "batch")) for name in names}
+    for name in ("third", "first", "second", "batch", "third"):
         requests[name].receive(TokenOutput(request_id=name, token_ids=[4]))
         time.sleep(0.001)
     order = sorted(requests, key=lambda name: requests[name].place)
-    assert order == ["first", "second", "third", "not begun", "background"]
+    assert order == ["first", "second", "third", "not begun", "batch"]
 
 
 def test_who_is_killed_from_outside_is_under_no_suspicion():

@@ -17,77 +17,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from moeflow.core.errors import CapacityError, StorageError
 from moeflow.experts.cache.eviction import LRU, POLICIES
 from moeflow.experts.cache.expert_cache import ExpertCache
+from tests.experts.cache.fake_disk import NUM_EXPERTS, NUM_LAYERS, SLAB_BYTES, make_cache, use
 
-NUM_LAYERS, NUM_EXPERTS, SLAB_BYTES = 3, 4, 100
 layers = st.integers(0, NUM_LAYERS - 1)
 some_experts = st.lists(st.integers(0, NUM_EXPERTS - 1), unique=True, max_size=3)
-
-
-class FakeLoad:
-    def __init__(self, job, on_done, contents):
-        self.job = job
-        self.on_done = on_done
-        self.contents = contents
-        self.has_begun = False
-        self.is_cancelled = False
-
-    def cancel(self):
-        if self.has_begun:
-            return False
-        self.is_cancelled = True
-        return True
-
-    def begin(self):
-        self.has_begun = True
-        self.contents[self.job.slot] = "garbage"
-
-    def finish(self, error=None):
-        if error is None:
-            self.contents[self.job.slot] = self.job.expert
-        self.on_done(self.job, error)
-
-
-class Disk:
-    """Starts loads and leaves them lying until somebody plays them."""
-
-    def __init__(self, num_slots):
-        self.contents = ["empty"] * max(num_slots, 6)
-        self.loads = []
-
-    def start(self, jobs, on_done):
-        fresh = [FakeLoad(job, on_done, self.contents) for job in jobs]
-        self.loads += fresh
-        return fresh
-
-    def waiting(self):
-        return [load for load in self.loads if not load.is_cancelled and not load.job.is_done]
-
-    def finish_all(self):
-        for load in self.waiting():
-            load.begin()
-            load.finish()
-
-
-def make_cache(num_slots, policy="lru", **options):
-    disk = Disk(num_slots)
-    cache = ExpertCache(
-        num_layers=NUM_LAYERS,
-        num_experts=NUM_EXPERTS,
-        num_slots=num_slots,
-        slab_bytes=SLAB_BYTES,
-        policy=POLICIES[policy](NUM_LAYERS * NUM_EXPERTS),
-        start_loads=disk.start,
-        **options,
-    )
-    return cache, disk
-
-
-def use(cache, disk, layer, experts):
-    """A pass through one layer."""
-    lease = cache.acquire(layer, experts)
-    disk.finish_all()
-    lease.wait()
-    lease.release()
 
 
 class CacheMachine(RuleBasedStateMachine):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moeflow.experts.cache.expert_states import ABSENT, LOADING
-from tests.experts.cache.test_expert_cache import SLAB_BYTES, make_cache, use
+from tests.experts.cache.fake_disk import SLAB_BYTES, make_cache, use
 
 
 def started(disk):

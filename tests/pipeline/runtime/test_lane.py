@@ -83,20 +83,19 @@ def test_what_is_queued_can_be_cancelled_and_the_rest_runs(cancelled):
     assert all(isinstance(futures[i].error, CancelledError) for i in cancelled)
 
 
-@pytest.mark.parametrize("cancel_queued", [True, False])
-def test_closing_finishes_or_cancels_what_is_queued(cancel_queued):
+def test_closing_cancels_what_is_queued():
     ran: list[int] = []
     lane = Lane("link")
     gate = Gate(lane)
     futures = [lane.submit(ran.append, i) for i in range(5)]
-    closer = threading.Thread(target=lane.close, kwargs={"cancel_queued": cancel_queued})
+    closer = threading.Thread(target=lane.close)
     closer.start()
-    while cancel_queued and not all(future.is_done for future in futures):
+    while not all(future.is_done for future in futures):
         time.sleep(0.001)
     gate.open()
     closer.join()
     assert gate.future.is_done
-    assert ran == ([] if cancel_queued else list(range(5)))
+    assert ran == []
     assert all(future.is_done for future in futures)
     with pytest.raises(CancelledError):
         lane.submit(ran.append, 9).result(timeout_s=60)
@@ -110,8 +109,7 @@ def test_several_threads_work_at_once():
             future.result()
 
 
-@pytest.mark.parametrize("cancel_queued", [True, False])
-def test_no_future_is_left_undone_when_it_is_closed_under_those_who_submit(cancel_queued):
+def test_no_future_is_left_undone_when_it_is_closed_under_those_who_submit():
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
@@ -126,7 +124,7 @@ def test_no_future_is_left_undone_when_it_is_closed_under_those_who_submit(cance
             for submitter in submitters:
                 submitter.start()
             time.sleep(0.001)
-            lane.close(cancel_queued=cancel_queued)
+            lane.close()
             is_over.set()
             for submitter in submitters:
                 submitter.join()

@@ -12,7 +12,7 @@ from moeflow.core.hardware import Link, LinkRate, Machine, MemoryLevel, Processo
 from moeflow.core.plan import Policy, Workload
 from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, CostModel, IntegerPolicy, LinearCost, overlaps
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
-from moeflow.planner.costs.task_costs import TaskShape, task_cost
+from moeflow.planner.costs.task_costs import decode_shape, task_cost
 from tests.planner.examples import SMALL, machine, routing
 
 # The small model: 4 layers, 512 wide, 8 heads of 64 on 2 of K and V, 8 experts of 3 * 512 * 512, two a token.
@@ -243,17 +243,13 @@ def test_linear_terms():
     assert IntegerPolicy.of(policy(9, 4)) == IntegerPolicy(4, 3, False)
 
 
-def shape_of(num_sequences, **others):
-    return TaskShape(costs=COSTS, num_sequences=num_sequences, context=50.0, **others)
-
-
 @pytest.mark.parametrize("devices", [1, 3])
 def test_each_task_by_hand(devices):
     """Seven sequences that see 50 tokens, a quarter of the weights and two fifths of K and V on the device."""
     where, plan = far_machine(devices, is_shared=False), policy(7, 7, kv_on_device=0.4, num_devices=devices)
 
-    def cost(op, of=where, under=plan, **others):
-        return task_cost(op, of, shape_of(7, num_pages=3, **others), under)
+    def cost(op, of=where, under=plan):
+        return task_cost(op, of, decode_shape(COSTS, 7, 50.0, num_pages=3), under)
 
     pre, out = linear(QKV, 7), linear(OUT, 7)
     attention = 7 * 50 * KV_BYTES, 7 * 50 * 8 * 64 * 4
@@ -279,9 +275,6 @@ def test_each_task_by_hand(devices):
         assert dataclasses.astuple(cost(op)) == pytest.approx(expected), op
     pinned = (page, 0.0, page / rate(where, "ram", "pinned", page))
     assert dataclasses.astuple(cost("weights_to_pinned")) == pytest.approx(pinned)
-    read = 0.3 * EXPERTS * (1 - 0.75**7) * 2 * EXPERT
-    from_disk = (read, 0.0, read / rate(where, "disk", "ram", 2 * EXPERT))
-    assert dataclasses.astuple(cost("load_experts", misses=0.3)) == pytest.approx(from_disk)
 
     shared = far_machine(devices)
     assert cost("load_hidden", of=shared).seconds == pytest.approx(
@@ -295,7 +288,21 @@ def test_each_task_by_hand(devices):
 
 def test_what_follows_attention_in_a_dense_model():
     dense = ModelCosts(dataclasses.replace(SMALL, num_experts=0, top_k=0), COSTS.formats)
-    cost = task_cost(
-        "post_attention", far_machine(), TaskShape(costs=dense, num_sequences=7, context=1.0), policy(7, 7)
-    )
+    cost = task_cost("post_attention", far_machine(), decode_shape(dense, 7, 1.0), policy(7, 7))
     assert cost.seconds == pytest.approx(on_device(*linear(OUT, 7)) + on_device(*linear(EXPERT, 7)))
+
+
+def test_a_layer_without_experts_costs_what_it_computes():
+    mixed = dataclasses.replace(SMALL, dense_layers=(1,), dense_intermediate_size=512)
+    of_layers = [
+        task_cost(
+            "post_attention",
+            far_machine(),
+            decode_shape(ModelCosts(mixed, COSTS.formats), 7, 1.0, layer=layer),
+            policy(7, 7),
+        )
+        for layer in (0, 1)
+    ]
+    routed = on_device(*linear(ROUTER, 7)) + on_device(*experts(7))
+    expected = [on_device(*linear(OUT, 7)) + rest for rest in (routed, on_device(*linear(EXPERT, 7)))]
+    assert [cost.seconds for cost in of_layers] == pytest.approx(expected)

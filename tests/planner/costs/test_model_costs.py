@@ -14,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.models.registry import read_model_config
-from moeflow.planner.costs.attention_flops import attention_flops, flops_saved, flops_saved_as_published
 from moeflow.planner.costs.model_costs import Formats, ModelCosts, Work, expected_distinct
+from tests.planner.costs.thesis_flops import attention_flops, flops_saved, flops_saved_as_published
 from tests.shapes import TINY
 
 FLOATS = Formats(matrices="float32", embeddings="float32", kv="float32")

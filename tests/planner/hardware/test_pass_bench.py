@@ -15,7 +15,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.decoder import PackedPass
 from moeflow.planner.hardware import pass_bench
 from moeflow.planner.hardware.pass_bench import EngineTimes, measure_engine, median_times
-from moeflow.planner.resolve import decide
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -86,7 +86,7 @@ def test_the_median_of_each_counts():
 def test_the_engine_takes_about_as_long_beside_its_kernels(tmp_path, monkeypatch):
     """Both with warm caches, in the same minute: within a factor of three, since others may be at work."""
     write_tiny_mixtral(tmp_path, max_position_embeddings=512)
-    config = decide(Settings(model=str(tmp_path), quantize="int8", num_threads=1, cache_dir=tmp_path / "cache"))
+    config = resolve(Settings(model=str(tmp_path), quantize="int8", num_threads=1, cache_dir=tmp_path / "cache").config)
     engine, kernels = Engine.load(config), []
     run = PackedPass.run
 

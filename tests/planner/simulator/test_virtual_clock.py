@@ -50,8 +50,8 @@ class Clock:
 class VirtualLane:
     """Takes the place of `runtime.lane.Lane`."""
 
-    def __init__(self, clock, num_threads) -> None:
-        self.clock, self.num_free, self.queue = clock, num_threads, []
+    def __init__(self, clock) -> None:
+        self.clock, self.is_free, self.queue = clock, True, []
 
     def submit(self, work, entry, *, priority, label):
         future = Future()
@@ -60,8 +60,8 @@ class VirtualLane:
         return future
 
     def begin(self):
-        if self.queue and self.num_free:
-            self.num_free -= 1
+        if self.queue and self.is_free:
+            self.is_free = False
             job = heappop(self.queue)[2]
             end = self.clock.now + self.clock.seconds_of(job[1].task)
             heappush(self.clock.running, (end, next(self.clock.numbers), self, (*job, self.clock.now)))
@@ -70,13 +70,13 @@ class VirtualLane:
         self.clock.log.append((entry.task.id, start, self.clock.now))
         assert future.begin()
         future.set_result(work(entry))
-        self.num_free += 1
+        self.is_free = True
         self.begin()
 
 
-def run_for_real(tasks, seconds_of, threads, window):
+def run_for_real(tasks, seconds_of, window):
     clock = Clock(seconds_of)
-    lanes = {name: VirtualLane(clock, number) for name, number in threads.items()}
+    lanes = {name: VirtualLane(clock) for name in {task.lane for task in tasks} - {COMPUTE}}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(executor, "SimpleQueue", lambda: clock)
         ops = dict.fromkeys({task.op for task in tasks}, clock.do)
@@ -84,9 +84,9 @@ def run_for_real(tasks, seconds_of, threads, window):
     return clock.log
 
 
-def agree(tasks, seconds_of, threads, window):
-    timed = run_virtually(tasks, lambda task: TaskCost(0, 0, seconds_of(task)), num_threads=threads, window=window)
-    assert [(one.task.id, one.start_s, one.end_s) for one in timed] == run_for_real(tasks, seconds_of, threads, window)
+def agree(tasks, seconds_of, window=256):
+    timed = run_virtually(tasks, lambda task: TaskCost(0, 0, seconds_of(task)), window=window)
+    assert [(one.task.id, one.start_s, one.end_s) for one in timed] == run_for_real(tasks, seconds_of, window)
     return timed
 
 
@@ -103,7 +103,7 @@ def graphs(draw):
 @given(graphs(), st.lists(st.integers(0, 5), min_size=30, max_size=30), st.sampled_from([1, 2, 7, 256]))
 @settings(max_examples=20)
 def test_random_graphs_run_as_the_executor_runs_them(tasks, seconds, window):
-    agree(tasks, lambda task: seconds[task.id], {"link": 1, "disk": 3}, window)
+    agree(tasks, lambda task: seconds[task.id], window)
 
 
 @pytest.mark.parametrize("name", sorted(PIPELINES))
@@ -112,8 +112,7 @@ def test_random_graphs_run_as_the_executor_runs_them(tasks, seconds, window):
 def test_pipelines_run_as_the_executor_runs_them(name, num_layers, num_micro_batches, data):
     tasks = list(PIPELINES[name].make_tasks(num_layers, num_micro_batches, wraps=True))
     seconds = {op: data.draw(st.integers(0, 9)) for op in sorted({task.op for task in tasks})}
-    lanes = {task.lane: 1 for task in tasks}
-    timed = agree(tasks, lambda task: seconds[task.op], lanes, 256)
+    timed = agree(tasks, lambda task: seconds[task.op])
     ends = {one.task.id: one.end_s for one in timed}
     busy = {}
     for one in sorted(timed, key=lambda one: (one.start_s, one.end_s)):
@@ -126,28 +125,21 @@ def test_what_a_task_frees_begins_in_the_order_of_the_stream():
     make = TaskMaker()
     first = make("do")
     tasks = [first, *(make("do", lane="link", after=[first]) for _ in range(3))]
-    timed = agree(tasks, lambda _: 1, {"link": 1}, 256)
+    timed = agree(tasks, lambda _: 1)
     assert [(one.task.id, one.start_s) for one in timed] == [(0, 0), (1, 1), (2, 2), (3, 3)]
 
 
-def test_demand_goes_before_prefetches_and_threads_work_side_by_side():
+def test_demand_goes_before_prefetches():
     make = TaskMaker()
-    tasks = [make("do", lane="disk", priority=1 if number in (2, 3) else 0) for number in range(6)]
-    timed = agree(tasks, lambda _: 1, {"disk": 2}, 256)
-    assert [(one.task.id, one.start_s, one.thread) for one in timed] == [
-        (0, 0, 0),
-        (1, 0, 1),
-        (4, 1, 0),
-        (5, 1, 1),
-        (2, 2, 0),
-        (3, 2, 1),
-    ]
+    tasks = [make("do", lane="disk", priority=1 if number in (1, 2) else 0) for number in range(5)]
+    timed = agree(tasks, lambda _: 1)
+    assert [(one.task.id, one.start_s) for one in timed] == [(0, 0), (3, 1), (4, 2), (1, 3), (2, 4)]
 
 
 def test_a_small_window_keeps_later_tasks_waiting():
     make = TaskMaker()
     tasks = [make("do", lane="link"), make("do", lane="link"), make("do")]
-    timed = agree(tasks, lambda _: 2, {"link": 1}, 2)
+    timed = agree(tasks, lambda _: 2, 2)
     assert [(one.task.id, one.start_s) for one in timed] == [(0, 0), (1, 2), (2, 2)]
 
 

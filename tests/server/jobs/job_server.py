@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from moeflow.engine.generator import Generator
+from moeflow.server.api.schema.batch import BatchObject
 from moeflow.server.config import ServerConfig
-from moeflow.server.jobs.batch_store import StoredBatch
 from moeflow.server.jobs.data_folder import Jobs
 from moeflow.server.service import Service
 from tests.server.fake_client import FakeClient
@@ -31,7 +31,7 @@ class Server:
         service.attach(Generator(self.engine, tokenizer))
         self.jobs = Jobs(folder, service, clock)
 
-    def begin(self, *lines: bytes) -> StoredBatch:
+    def begin(self, *lines: bytes) -> BatchObject:
         with self.jobs.files.incoming() as incoming:
             incoming.path.write_bytes(b"\n".join(lines))
             file = self.jobs.files.add(incoming, "in.jsonl", "batch", None)

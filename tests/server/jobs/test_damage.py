@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeflow.server.api.paging import page
-from moeflow.server.api.schema.batch import BatchList
+from moeflow.server.api.schema.batch import BatchList, BatchObject
 from moeflow.server.api.schema.file import FileList
 from moeflow.server.jobs import worker
-from moeflow.server.jobs.batch_store import StoredBatch, result_file_ids
+from moeflow.server.jobs.batch_store import result_file_ids
 from tests.server.jobs.job_server import Clock, Server
 from tests.server.jobs.requests import chat_line
 
@@ -26,7 +26,7 @@ PAUSE_AFTER = 4  # tokens: short answers are there, long ones never come
 class Folder:
     """A data folder left by a killed server: a finished job, one that was running, one that waited."""
 
-    def __init__(self, path: Path, done: StoredBatch, running: StoredBatch, waiting: StoredBatch) -> None:
+    def __init__(self, path: Path, done: BatchObject, running: BatchObject, waiting: BatchObject) -> None:
         self.path = path
         self.done, self.running, self.waiting = done, running, waiting
 
@@ -34,7 +34,7 @@ class Folder:
     def ids(self) -> set[str]:
         return {self.done.id, self.running.id, self.waiting.id}
 
-    def description(self, batch: StoredBatch) -> Path:
+    def description(self, batch: BatchObject) -> Path:
         return self.path / "batches" / f"{batch.id}.json"
 
     def copied_to(self, path: Path) -> Folder:
@@ -76,10 +76,10 @@ def folder(killed, tmp_path) -> Folder:
     return killed.copied_to(tmp_path / "data")
 
 
-def finish(folder: Folder, tokenizer) -> dict[str, StoredBatch]:
+def finish(folder: Folder, tokenizer) -> dict[str, BatchObject]:
     """Start a server on the folder and let it do all it can; return its jobs as clients get them."""
 
-    async def run() -> dict[str, StoredBatch]:
+    async def run() -> dict[str, BatchObject]:
         server = Server(folder.path, tokenizer, Clock())
         await server.finish()
         BatchList.model_validate(page(server.jobs.batches.all(), None, 100, kind="batch"))
@@ -89,7 +89,7 @@ def finish(folder: Folder, tokenizer) -> dict[str, StoredBatch]:
     return asyncio.run(run())
 
 
-def check_failed(batch: StoredBatch, folder: Folder, code: str) -> None:
+def check_failed(batch: BatchObject, folder: Folder, code: str) -> None:
     assert batch.status == "failed"
     assert batch.failed_at is not None
     assert batch.errors is not None
@@ -100,7 +100,7 @@ def check_failed(batch: StoredBatch, folder: Folder, code: str) -> None:
     assert str(folder.path) not in problem.message
 
 
-def whole(batch: StoredBatch, folder: Folder) -> None:
+def whole(batch: BatchObject, folder: Folder) -> None:
     assert batch.status == "completed"
     assert batch.output_file_id is not None
     assert (folder.path / "files" / batch.output_file_id).read_bytes().count(b"\n") == batch.request_counts.total

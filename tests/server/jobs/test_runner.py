@@ -42,7 +42,7 @@ async def test_answers_are_what_the_endpoints_would_say(service, engine, tmp_pat
     assert answers["b"]["object"] == "text_completion"
     assert answers["b"]["usage"]["completion_tokens"] == 3
     assert journal.totals.completed == 3
-    assert all(submission.is_background for submission in engine.submissions)
+    assert all(submission.is_batch for submission in engine.submissions)
 
 
 async def test_a_wrong_request_is_an_error_of_its_line(service, tmp_path):

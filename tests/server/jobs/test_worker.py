@@ -13,13 +13,13 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moeflow.server.api.schema.batch import BatchObject
 from moeflow.server.jobs import batch_store, file_store, journal, runner, worker
-from moeflow.server.jobs.batch_store import FINAL, StoredBatch
+from moeflow.server.jobs.batch_store import FINAL
 from tests.server.jobs.job_server import Clock, Server
 from tests.server.jobs.requests import chat_line
 
@@ -130,9 +130,9 @@ async def next_run(folder: Path, tokenizer, clock: Clock) -> list[Path]:
         return [*kills.copies, folder]
 
 
-def description(folder: Path) -> StoredBatch | None:
+def description(folder: Path) -> BatchObject | None:
     for file in (folder / "batches").glob("*.json"):
-        return msgspec.convert(msgspec.json.decode(file.read_bytes())["batch"], StoredBatch)
+        return BatchObject.model_validate_json(json.dumps(json.loads(file.read_bytes())["batch"]))
     return None
 
 
@@ -150,7 +150,7 @@ def check_moves(copies: list[Path]) -> None:
         assert before == after or after in NEXT[before], statuses
 
 
-def check_end(folder: Path, kept: list[tuple[str, bytes]]) -> StoredBatch:
+def check_end(folder: Path, kept: list[tuple[str, bytes]]) -> BatchObject:
     """Hold a finished job against its description, and against what had been written down before the last kill."""
     batch = description(folder)
     assert batch is not None
@@ -256,7 +256,7 @@ def damage_file(path: Path, damage: str, answered_line: bytes) -> None:
 def test_cancelled_while_it_is_checked_and_wrong(tmp_path, tokenizer):
     """The check finds problems in a job that was cancelled meanwhile: it ends as cancelled, not as failed."""
 
-    async def run() -> StoredBatch:
+    async def run() -> BatchObject:
         server = Server(tmp_path / "data", tokenizer, Clock())
         batch = server.begin(b"oops")
         server.jobs.worker.wake()

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from moeflow.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from moeflow.server.api.logprobs import ChatLogprobs
-from moeflow.server.api.schema.field_rules import NeedsTrue, NotAll, Rule
+from moeflow.server.api.schema.field_rules import Rule, needs_true, not_all
 from moeflow.server.api.schema.sampling_fields import MaxTokens, SamplingFields
 from moeflow.server.api.schema.strict_model import StrictModel, Unsupported, one_of, refusal
 from moeflow.server.api.usage import Usage
@@ -39,7 +39,7 @@ class ChatMessage(StrictModel):
         "tool_calls": Unsupported(_NO_TOOLS, ([],)),
         "tool_call_id": Unsupported(_NO_TOOLS),
         "function_call": Unsupported(_NO_TOOLS),
-        "audio": Unsupported("the model hears and speaks text only"),
+        "audio": Unsupported("the model takes and returns text only"),
         "refusal": Unsupported("put the text into content", ("",)),
         "annotations": Unsupported("the model reads text only", ([],)),
     }
@@ -72,13 +72,13 @@ class ChatRequest(SamplingFields):
         "audio": Unsupported("answers are text"),
         "moderation": Unsupported("nothing is moderated here"),
         "reasoning_effort": Unsupported("the model does not reason apart from its answer", ("none",)),
-        "verbosity": Unsupported("say in a message how long the answer should be", ("medium",)),
+        "verbosity": Unsupported("state in a message how long the answer should be", ("medium",)),
         "web_search_options": Unsupported("this server does not search the web"),
     }
     rules: ClassVar[tuple[Rule, ...]] = (
         *SamplingFields.rules,
-        NeedsTrue("top_logprobs", "logprobs"),
-        NotAll(
+        needs_true("top_logprobs", "logprobs"),
+        not_all(
             "max_tokens",
             "give max_tokens or max_completion_tokens, not both",
             {"max_tokens": (None,), "max_completion_tokens": (None,)},
@@ -104,10 +104,7 @@ class ChatRequest(SamplingFields):
         return [message.plain() for message in self.messages]
 
     def to_sampling_params(self) -> SamplingParams:
-        """Return what the engine should do.
-
-        Raises: RequestError, naming the field.
-        """
+        """Return what the engine should do. Raises: RequestError, naming the field."""
         return self.sampling_params(
             max_tokens=self.max_completion_tokens if self.max_tokens is None else self.max_tokens,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
@@ -115,7 +112,7 @@ class ChatRequest(SamplingFields):
 
 
 class AnswerMessage(BaseModel):
-    """What the model said."""
+    """The answer of the model."""
 
     role: Literal["assistant"]
     content: str

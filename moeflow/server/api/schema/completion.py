@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from moeflow.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from moeflow.server.api.logprobs import CompletionLogprobs
-from moeflow.server.api.schema.field_rules import NotAll, Rule
+from moeflow.server.api.schema.field_rules import Rule, not_all
 from moeflow.server.api.schema.model_limits import PROMPTS
 from moeflow.server.api.schema.sampling_fields import SamplingFields, TokenIds
 from moeflow.server.api.schema.strict_model import Unsupported, one_of
@@ -33,7 +33,7 @@ class CompletionRequest(SamplingFields):
     }
     rules: ClassVar[tuple[Rule, ...]] = (
         *SamplingFields.rules,
-        NotAll(
+        not_all(
             "n",
             "a stream that echoes log-probabilities can have one completion only",
             {"stream": (None, False), "echo": (None, False), "logprobs": (None,), "n": (None, 1)},
@@ -50,14 +50,11 @@ class CompletionRequest(SamplingFields):
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
-            return [self.prompt]  # the first tells for all
+            return [self.prompt]  # the first stands for all
         return list(self.prompt)
 
     def to_sampling_params(self) -> SamplingParams:
-        """Return what the engine should do.
-
-        Raises: RequestError, naming the field.
-        """
+        """Return what the engine should do. Raises: RequestError, naming the field."""
         return self.sampling_params(
             max_tokens=16 if self.max_tokens is None else self.max_tokens,
             logprobs=self.logprobs,

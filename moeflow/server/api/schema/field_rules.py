@@ -6,115 +6,61 @@ field that is null counts as absent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 _NULL = {"type": "null"}
 _NOT_NULL = {"type": ["array", "boolean", "number", "object", "string"]}
 
 
-class Rule(Protocol):
+@dataclass(frozen=True, slots=True)
+class Rule:
     """What the fields of one object must fulfil together."""
 
-    @property
-    def field(self) -> str:
-        """The field that an error names."""
-        ...
-
-    @property
-    def message(self) -> str:
-        """What an error says."""
-        ...
-
-    def holds(self, fields: Mapping[str, Any]) -> bool:
-        """Return whether the fields follow the rule; absent ones are None."""
-        ...
-
-    def schema(self) -> dict[str, Any]:
-        """Return the rule as JSON Schema, to be added to the object's own."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class NeedsTrue:
-    """A field that may be given only where another one is true."""
-
-    field: str
-    other: str
-
-    @property
-    def message(self) -> str:
-        """See `Rule`."""
-        return f"{self.field} is only allowed together with {self.other}: true"
-
-    def holds(self, fields: Mapping[str, Any]) -> bool:
-        """See `Rule`."""
-        return fields[self.field] is None or fields[self.other] is True
-
-    def schema(self) -> dict[str, Any]:
-        """See `Rule`."""
-        with_other = {"required": [self.other], "properties": {self.other: {"const": True}}}
-        return {"anyOf": [{"properties": {self.field: _NULL}}, with_other]}
-
-
-@dataclass(frozen=True, slots=True)
-class ExactlyOne:
-    """Two fields of which one must be given, and only one."""
-
-    field: str
-    other: str
-
-    @property
-    def message(self) -> str:
-        """See `Rule`."""
-        return f"give either {self.field} or {self.other}"
-
-    def holds(self, fields: Mapping[str, Any]) -> bool:
-        """See `Rule`."""
-        return (fields[self.field] is None) != (fields[self.other] is None)
-
-    def schema(self) -> dict[str, Any]:
-        """See `Rule`."""
-        pairs = ((self.field, self.other), (self.other, self.field))
-        return {
-            "anyOf": [{"required": [given], "properties": {given: _NOT_NULL, absent: _NULL}} for given, absent in pairs]
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Together:
-    """Two fields that are given both or not at all."""
-
-    field: str
-    other: str
-
-    @property
-    def message(self) -> str:
-        """See `Rule`."""
-        return f"give both {self.field} and {self.other}, or neither"
-
-    def holds(self, fields: Mapping[str, Any]) -> bool:
-        """See `Rule`."""
-        return (fields[self.field] is None) == (fields[self.other] is None)
-
-    def schema(self) -> dict[str, Any]:
-        """See `Rule`."""
-        return {"dependentRequired": {self.field: [self.other], self.other: [self.field]}}
-
-
-@dataclass(frozen=True, slots=True)
-class NotAll:
-    """Fields of which at least one must have one of the values that are named for it."""
-
-    field: str
+    field: str  # that an error names
     message: str
-    allowed: Mapping[str, tuple[Any, ...]]
+    holds: Callable[[Mapping[str, Any]], bool]  # takes all fields; absent ones are None
+    schema: dict[str, Any]  # the same as JSON Schema, to be added to the object's own
 
-    def holds(self, fields: Mapping[str, Any]) -> bool:
-        """See `Rule`."""
-        return any(fields[name] in values for name, values in self.allowed.items())
 
-    def schema(self) -> dict[str, Any]:
-        """See `Rule`."""
-        return {"anyOf": [{"properties": {name: {"enum": [*values]}}} for name, values in self.allowed.items()]}
+def needs_true(field: str, other: str) -> Rule:
+    """Return the rule for a field that may be given only where another one is true."""
+    with_other = {"required": [other], "properties": {other: {"const": True}}}
+    return Rule(
+        field,
+        f"{field} is only allowed together with {other}: true",
+        lambda fields: fields[field] is None or fields[other] is True,
+        {"anyOf": [{"properties": {field: _NULL}}, with_other]},
+    )
+
+
+def exactly_one(field: str, other: str) -> Rule:
+    """Return the rule for two fields of which one must be given, and only one."""
+    pairs = ((field, other), (other, field))
+    return Rule(
+        field,
+        f"give either {field} or {other}",
+        lambda fields: (fields[field] is None) != (fields[other] is None),
+        {"anyOf": [{"required": [one], "properties": {one: _NOT_NULL, absent: _NULL}} for one, absent in pairs]},
+    )
+
+
+def together(field: str, other: str) -> Rule:
+    """Return the rule for two fields that are given both or not at all."""
+    return Rule(
+        field,
+        f"give both {field} and {other}, or neither",
+        lambda fields: (fields[field] is None) == (fields[other] is None),
+        {"dependentRequired": {field: [other], other: [field]}},
+    )
+
+
+def not_all(field: str, message: str, allowed: Mapping[str, tuple[Any, ...]]) -> Rule:
+    """Return the rule for fields of which at least one must have one of the values that are named for it."""
+    return Rule(
+        field,
+        message,
+        lambda fields: any(fields[name] in values for name, values in allowed.items()),
+        {"anyOf": [{"properties": {name: {"enum": [*values]}}} for name, values in allowed.items()]},
+    )

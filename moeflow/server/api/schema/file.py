@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, WithJsonSchema
 
-from moeflow.server.api.schema.field_rules import Rule, Together
-from moeflow.server.api.schema.strict_model import StrictModel
+from moeflow.server.api.schema.field_rules import Rule, together
+from moeflow.server.api.schema.strict_model import Record, StrictModel
 
 MIN_LIFETIME_S = 3600
 MAX_LIFETIME_S = 30 * 24 * 3600
@@ -16,7 +16,7 @@ MAX_LIFETIME_S = 30 * 24 * 3600
 class UploadForm(StrictModel):
     """A file and what it is for, as the fields of a form: their values are text."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (Together("expires_after[anchor]", "expires_after[seconds]"),)
+    rules: ClassVar[tuple[Rule, ...]] = (together("expires_after[anchor]", "expires_after[seconds]"),)
 
     file: Annotated[Any, WithJsonSchema({"type": "string", "format": "binary"})]
     purpose: Literal["batch"]
@@ -32,17 +32,20 @@ UPLOAD_BODY: dict[str, Any] = {  # for the document: the endpoint reads the form
 }
 
 
-class FileObject(BaseModel):
-    """A file's description."""
+Purpose = Literal["batch", "batch_output"]
+
+
+class FileObject(Record):
+    """A file's description, kept on disk as it is."""
 
     id: str
-    object: Literal["file"]
+    object: Literal["file"] = "file"
     bytes: int
     created_at: int
     expires_at: int | None
     filename: str
-    purpose: Literal["batch", "batch_output"]
-    status: Literal["processed"]
+    purpose: Purpose
+    status: Literal["processed"] = "processed"
 
 
 class FileList(BaseModel):

@@ -18,7 +18,7 @@ from moeflow.core.sampling_params import (
     MIN_REPETITION_PENALTY,
     SamplingParams,
 )
-from moeflow.server.api.schema.field_rules import NeedsTrue, Rule
+from moeflow.server.api.schema.field_rules import Rule, needs_true
 from moeflow.server.api.schema.model_limits import LogitBias, NumSequences, TokenId
 from moeflow.server.api.schema.strict_model import StrictModel, one_of
 
@@ -45,7 +45,7 @@ class StreamOptions(StrictModel):
 class SamplingFields(StrictModel):
     """Sampling, stopping and delivery: OpenAI's fields and those that vLLM added."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (NeedsTrue("stream_options", "stream"),)
+    rules: ClassVar[tuple[Rule, ...]] = (needs_true("stream_options", "stream"),)
 
     model: str | None = Field(None, description="The served model's name; may be left out.")
     stream: bool | None = None

@@ -1,7 +1,7 @@
-"""Base of request models: exact types, no unknown field, rules about several fields, and a reason for every known
-field that we do not support.
+"""Bases of models: of what is kept on disk, and of requests, which are checked exactly.
 
-A field that would change the answer is never ignored in silence.
+A request has exact types, no unknown field, rules about several fields, and a reason for every known field that is not
+supported. A field that would change the answer is never ignored in silence.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from moeflow.server.api.schema.field_rules import Rule
+
+
+class Record(BaseModel):
+    """Base of what is kept on disk and answered in the same form: all fields are always there."""
+
+    model_config = ConfigDict(strict=True, json_schema_serialization_defaults_required=True)
 
 
 class Unsupported(NamedTuple):
@@ -74,7 +80,7 @@ class StrictModel(BaseModel):
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         schema = handler(core_schema)
         if cls.rules:
-            handler.resolve_ref_schema(schema)["allOf"] = [rule.schema() for rule in cls.rules]
+            handler.resolve_ref_schema(schema)["allOf"] = [rule.schema for rule in cls.rules]
         return schema
 
     @classmethod

@@ -9,7 +9,7 @@ from hypothesis.stateful import precondition, rule
 from tests.scheduler.fake_model import FakeModel, generate_alone
 from tests.scheduler.traffic import (
     AnyTraffic,
-    background,
+    batch_request,
     finish_pass,
     make_request,
     make_scheduler,
@@ -27,9 +27,9 @@ class Mixed(AnyTraffic):
     def __init__(self) -> None:
         super().__init__(make_scheduler(num_blocks=14))
 
-    @rule(prompt=prompts, max_tokens=st.integers(1, 15), is_background=st.booleans())
-    def submit(self, prompt, max_tokens, is_background):
-        self.add(background if is_background else make_request, prompt, max_tokens)
+    @rule(prompt=prompts, max_tokens=st.integers(1, 15), is_batch=st.booleans())
+    def submit(self, prompt, max_tokens, is_batch):
+        self.add(batch_request if is_batch else make_request, prompt, max_tokens)
 
     @precondition(lambda self: self.scheduler.has_work)
     @rule(elapsed_s=st.sampled_from([0.001, 0.01, 0.02, 1.0]))
@@ -37,7 +37,7 @@ class Mixed(AnyTraffic):
         num_waiting = len(self.scheduler.interactive)
         took_part = run_pass(self.scheduler, self.model, elapsed_s)
         if self.scheduler.interactive and num_waiting:  # none of the others may be let in before it
-            assert not any(r.is_background and r.num_computed_tokens == 0 for r in took_part)
+            assert not any(r.is_batch and r.num_computed_tokens == 0 for r in took_part)
 
 
 TestMixed = Mixed.TestCase
@@ -54,7 +54,7 @@ TestMixed.settings = settings(max_examples=60, stateful_step_count=60)
 def test_an_arrival_is_in_the_very_next_pass_whatever_the_job_holds(jobs, late, num_passes, num_blocks):
     scheduler, model = make_scheduler(num_blocks=num_blocks), FakeModel(4)
     for number, (prompt, n) in enumerate(jobs):
-        scheduler.add(background(str(number), prompt, n))
+        scheduler.add(batch_request(str(number), prompt, n))
     for _ in range(num_passes):
         if scheduler.has_work:
             run_pass(scheduler, model, 0.01)
@@ -72,7 +72,7 @@ def test_an_arrival_is_in_the_very_next_pass_whatever_the_job_holds(jobs, late, 
 
 def test_a_row_that_sits_out_keeps_its_blocks():
     scheduler, model = make_scheduler(max_num_seqs=2, num_blocks=20), FakeModel(4)
-    rows = [background("a", [1] * 4, 12), background("b", [2] * 4, 12)]
+    rows = [batch_request("a", [1] * 4, 12), batch_request("b", [2] * 4, 12)]
     for row in rows:
         scheduler.add(row)
     run_pass(scheduler, model, 0.01)
@@ -89,7 +89,7 @@ def test_a_row_that_sits_out_keeps_its_blocks():
 
 def test_blocks_are_taken_from_the_youngest_of_the_job():
     scheduler, model = make_scheduler(num_blocks=10, max_model_len=40), FakeModel(4)
-    old, young = background("old", [1] * 9, 4), background("young", [2] * 9, 4)
+    old, young = batch_request("old", [1] * 9, 4), batch_request("young", [2] * 9, 4)
     for row in (old, young):
         scheduler.add(row)
     run_pass(scheduler, model)
@@ -103,7 +103,7 @@ def test_blocks_are_taken_from_the_youngest_of_the_job():
 
 def test_a_job_goes_on_in_the_gaps_of_a_conversation():
     scheduler, model = make_scheduler(max_num_seqs=4, num_blocks=40, max_model_len=100), FakeModel(4)
-    rows = [background(str(i), [i], 30) for i in range(3)]
+    rows = [batch_request(str(i), [i], 30) for i in range(3)]
     for row in rows:
         scheduler.add(row)
     chat = make_request("chat", [9], 60)
@@ -111,9 +111,9 @@ def test_a_job_goes_on_in_the_gaps_of_a_conversation():
     num_with_job = 0
     while chat.finish_reason is None:
         before = scheduler.schedule()
-        num_background = sum(entry.request.is_background for entry in before.entries)
-        num_with_job += num_background > 0
-        finish_pass(scheduler, model, before, 0.01 + 0.01 * min(num_background, 2))
+        num_batch = sum(entry.request.is_batch for entry in before.entries)
+        num_with_job += num_batch > 0
+        finish_pass(scheduler, model, before, 0.01 + 0.01 * min(num_batch, 2))
     assert 5 <= num_with_job <= 15  # a pass with all rows costs three, and three tenths are saved each time
 
 
@@ -123,12 +123,12 @@ def test_prompts_are_computed_ahead_once_the_engine_is_shared():
         FakeModel(4),
     )
     for number in range(12):
-        scheduler.add(background(str(number), [number] * 4, 20))
+        scheduler.add(batch_request(str(number), [number] * 4, 20))
     for _ in range(3):
         assert len(run_pass(scheduler, model, 0.01)) == 4
     assert len(scheduler.running) == 4  # nobody else has ever come
     scheduler.add(make_request("chat", [9], 1))
-    while any(not request.is_background for request in (*scheduler.waiting, *scheduler.running)):
+    while any(not request.is_batch for request in (*scheduler.waiting, *scheduler.running)):
         run_pass(scheduler, model, 0.01)
     while len(scheduler.running) < 8:
         took_part = run_pass(scheduler, model, 0.01)
@@ -146,16 +146,16 @@ def test_beside_a_conversation_decodes_take_part_and_prompts_wait():
         FakeModel(4),
     )
     for number in range(4):
-        scheduler.add(background(str(number), [number] * 4, 60))
+        scheduler.add(batch_request(str(number), [number] * 4, 60))
     for _ in range(3):
         run_pass(scheduler, model, 0.01)
     chat = make_request("chat", [9], 30)
-    for request in (chat, *(background(f"late {number}", [number] * 4, 60) for number in range(4))):
+    for request in (chat, *(batch_request(f"late {number}", [number] * 4, 60) for number in range(4))):
         scheduler.add(request)
     num_with_job = 0
     while chat.finish_reason is None:
         batch = scheduler.schedule()
-        rows = [entry for entry in batch.entries if entry.request.is_background]
+        rows = [entry for entry in batch.entries if entry.request.is_batch]
         assert all(entry.num_tokens == 1 for entry in rows)
         assert len(rows) in (0, 3)  # all places that there are beside the chat
         num_with_job += bool(rows)
@@ -170,19 +170,19 @@ def test_a_job_that_only_has_prompts_goes_on_beside_a_conversation():
         FakeModel(4),
     )
     for number in range(3):
-        scheduler.add(background(str(number), [number] * 12, 1))
+        scheduler.add(batch_request(str(number), [number] * 12, 1))
     chat = make_request("chat", [9], 60)
     scheduler.add(chat)
     while chat.finish_reason is None:
         batch = scheduler.schedule()
-        num_tokens = sum(entry.num_tokens for entry in batch.entries if entry.request.is_background)
+        num_tokens = sum(entry.num_tokens for entry in batch.entries if entry.request.is_batch)
         finish_pass(scheduler, model, batch, 0.01 + 0.001 * num_tokens)
-    assert not any(request.is_background for request in (*scheduler.waiting, *scheduler.running))
+    assert not any(request.is_batch for request in (*scheduler.waiting, *scheduler.running))
 
 
 def test_a_job_is_admitted_only_as_far_as_its_answers_will_fit():
     scheduler, model = make_scheduler(num_blocks=12, max_model_len=40, max_num_seqs=8), FakeModel(4)
-    rows = [background(str(i), [i] * 4, 12) for i in range(6)]  # four blocks each in the end
+    rows = [batch_request(str(i), [i] * 4, 12) for i in range(6)]  # four blocks each in the end
     for row in rows:
         scheduler.add(row)
     run_to_end(scheduler, model, 0.001)
@@ -192,7 +192,7 @@ def test_a_job_is_admitted_only_as_far_as_its_answers_will_fit():
 def test_a_job_begins_with_its_longest_prompts():
     scheduler = make_scheduler(num_blocks=40, max_num_batched_tokens=100, max_model_len=100)
     for length in (3, 9, 6):
-        scheduler.add(background(str(length), [length] * length))
+        scheduler.add(batch_request(str(length), [length] * length))
     assert [entry.request.request_id for entry in scheduler.schedule().entries] == ["9", "6", "3"]
 
 
@@ -201,20 +201,20 @@ def test_a_place_that_is_kept_for_a_prompt_that_finds_no_blocks_goes_to_a_decode
     scheduler, model = make_scheduler(max_num_seqs=1, num_blocks=12), FakeModel(4)
     scheduler.add(make_request("somebody", [1, 2]))  # from now on prompts are computed ahead
     run_to_end(scheduler, model, 0.01)
-    scheduler.add(background("decodes", [1, 2, 0], 12))
+    scheduler.add(batch_request("decodes", [1, 2, 0], 12))
     run_pass(scheduler, model, 0.01)
     scheduler.blocks.limit = 4
-    scheduler.add(background("waits", [0] * 12, 3))
+    scheduler.add(batch_request("waits", [0] * 12, 3))
     for _ in range(5):
         assert [request.request_id for request in run_pass(scheduler, model, 0.01)] == ["decodes"]
     scheduler.blocks.limit = 12
     run_to_end(scheduler, model, 0.01)
 
 
-def test_background_requests_that_may_grow_keep_no_blocks_from_an_interactive_one():
+def test_batch_requests_that_may_grow_keep_no_blocks_from_an_interactive_one():
     scheduler, model = make_scheduler(num_blocks=6, max_model_len=20, max_num_batched_tokens=16), FakeModel(4)
     for name in ("a", "b"):
-        scheduler.add(background(name, [1, 2, 0, int(name == "a")], 5))
+        scheduler.add(batch_request(name, [1, 2, 0, int(name == "a")], 5))
     run_pass(scheduler, model, 0.01)
     scheduler.add(make_request("somebody", [0] * 12, 1))  # three of the four blocks that are left
     batch = scheduler.schedule()

@@ -14,7 +14,7 @@ from moeflow.scheduler.offline_batching import form_micro_batches
 USUAL_ANSWER = 256  # tokens that an answer is expected to have until a longer one is seen
 
 
-class BackgroundQueue:
+class BatchQueue:
     """A queue that sorts itself, a batch of requests at a time."""
 
     def __init__(self, max_num_seqs: int, cache_size: int) -> None:
