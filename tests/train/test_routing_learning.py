@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import closing
 
 import pytest
 
+from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CheckpointError
 from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.kernels.cpu import extension
@@ -35,16 +37,26 @@ def settings(model, cache_dir, **others):
 
 
 def test_a_profile_is_learnt_once_and_found_again(model, tmp_path, little, monkeypatch):
-    assert known_routing(model, tmp_path) == EVEN_ROUTING
+    with closing(open_checkpoint(model)) as checkpoint:
+        file = routing_file(checkpoint, tmp_path)
+
+        def known():
+            return known_routing(checkpoint, tmp_path)
+
+        assert known() == EVEN_ROUTING
+        check_learning(model, tmp_path, known, monkeypatch)
+        file.write_text("damaged")
+        assert known() == EVEN_ROUTING
+
+
+def check_learning(model, tmp_path, known, monkeypatch):
     told = []
     learnt = ensure_profile(settings(model, tmp_path), lambda *done: told.append(done))
     assert learnt.num_tokens == 200
     assert told[-1][0] == told[-1][1]
-    assert known_routing(model, tmp_path) == learnt
+    assert known() == learnt
     monkeypatch.setattr(routing_learning, "_record", None)  # would fail
     assert ensure_profile(settings(model, tmp_path)) == learnt
-    routing_file(model, tmp_path).write_text("damaged")
-    assert known_routing(model, tmp_path) == EVEN_ROUTING
 
 
 @pytest.fixture

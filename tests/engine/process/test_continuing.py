@@ -33,7 +33,8 @@ KINDS = {
 def engine(tmp_path_factory) -> Iterator[Engine]:
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny_mixtral(folder, max_position_embeddings=512)
-    loaded = Engine.load(resolve(Settings(model=str(folder), num_threads=1, max_num_seqs=4, max_num_batched_tokens=16)))
+    settings = Settings(model=str(folder), num_threads=1, max_num_seqs=4, max_num_batched_tokens=16)
+    loaded = Engine.load(resolve(settings).config)
     yield loaded
     loaded.close()
 

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import statistics
-import time
-
 import pytest
 import torch
 
-from moeflow.bench.engine_speed import Case, Stopwatch
-from moeflow.engine.engine import Engine
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.decoder import PackedPass
 from moeflow.planner.hardware import pass_bench
 from moeflow.planner.hardware.pass_bench import EngineTimes, measure_engine, median_times
-from moeflow.planner.resolve import resolve
-from moeflow.planner.settings import Settings
-from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 
@@ -80,30 +70,3 @@ def test_so_many_passes_are_run_unless_they_take_too_long(monkeypatch):
 def test_the_median_of_each_counts():
     times = [EngineTimes(1.0, 5.0, 2.0, 9.0), EngineTimes(3.0, 4.0, 1.0, 8.0), EngineTimes(2.0, 6.0, 3.0, 7.0)]
     assert median_times(times) == EngineTimes(2.0, 5.0, 2.0, 8.0)
-
-
-@pytest.mark.slow
-def test_the_engine_takes_about_as_long_beside_its_kernels(tmp_path, monkeypatch):
-    """Both with warm caches, in the same minute: within a factor of three, since others may be at work."""
-    write_tiny_mixtral(tmp_path, max_position_embeddings=512)
-    config = resolve(Settings(model=str(tmp_path), quantize="int8", num_threads=1, cache_dir=tmp_path / "cache").config)
-    engine, kernels = Engine.load(config), []
-    run = PackedPass.run
-
-    def timed_run(work, *args):
-        start = time.perf_counter()
-        result = run(work, *args)
-        kernels.append(time.perf_counter() - start)
-        return result
-
-    monkeypatch.setattr(PackedPass, "run", timed_run)
-    case, beside = Case(1, 64, 64), []
-    for repetition in range(5):
-        rate = Stopwatch(engine, 0, temperature=1.0).measure(case, repetition, kernels.clear)
-        beside.append(1 / rate - statistics.median(kernels[:64]))
-    monkeypatch.undo()
-    found = measure_engine(lambda: None, 60, 60.0)
-    engine.close()
-    predicted_s = found.pass_s + found.token_s
-    assert predicted_s / 3 < statistics.median(beside) < 3 * predicted_s
-    assert all(value >= 0 for value in dataclasses.astuple(found))
