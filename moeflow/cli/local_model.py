@@ -42,7 +42,7 @@ def planned(overrides: dict[str, Any], usage: Usage, *, explains: bool = False, 
     Raises: as `prepare` and `plan_for_start`.
     """
     settings = prepare(overrides, **always)
-    with steps("Planning") as on_step:
+    with steps("Planning", are_short=True) as on_step:
         plan = lazy.plan_for_start(settings, usage, on_step)
     if explains:
         for table in plan_tables(plan):

@@ -124,12 +124,15 @@ def drawn(*columns: ProgressColumn, vanishes: bool = True) -> Iterator[Progress]
 
 
 @contextmanager
-def steps(label: str) -> Iterator[Callable[[str], None]]:
-    """Yield a function to call with what is being done now: a spinner on a terminal."""
+def steps(label: str, *, are_short: bool = False) -> Iterator[Callable[[str], None]]:
+    """Yield a function to call with what is being done now: a spinner on a terminal, else lines.
+
+    `are_short`: they take no longer than people wait without asking, so elsewhere nothing is printed.
+    """
     console = Console(file=sys.stderr)
     if not console.is_terminal:
         plain = PlainLines()
-        yield lambda what: plain.show(lambda: f"{label}: {what}")
+        yield (lambda _: None) if are_short else lambda what: plain.show(lambda: f"{label}: {what}")
         return
     with console.status(label) as status:
         yield lambda what: status.update(f"{label}: {what}")

@@ -151,17 +151,12 @@ class Decision:
         if not cpu_isa or self.settings.memory_bytes is None:
             self.process_bytes, self.work_bytes = PROCESS_BYTES, 0
             return
-        self.process_bytes = self._held_bytes
+        is_served = self.settings.is_served
+        held_bytes = planned_bytes(self.resources.process_bytes, self.shape, is_served=is_served)
+        self.process_bytes = held_bytes + margin_bytes(is_served=is_served)
         self.work_bytes = work_bytes(
             self.shape, num_tokens=batching.max_num_batched_tokens, num_sampled=batching.max_num_seqs
         )
-
-    @property
-    def _held_bytes(self) -> int:
-        """What processes will hold beside weights, keys and values, and a pass's work space."""
-        is_served = self.settings.is_served
-        held_bytes = planned_bytes(self.resources.process_bytes, self.shape, is_served=is_served)
-        return held_bytes + margin_bytes(is_served=is_served)
 
     def _batching(self, default: Batching, weights: WeightChoice, plan: ExpertPlan | None, cpu_isa: str) -> Batching:
         """Return how many requests run together, in passes of how many tokens."""
@@ -215,7 +210,7 @@ class Decision:
                 machine,
                 self.usage.workload,
                 routing=self.routing or EVEN_ROUTING,
-                process_bytes=self._held_bytes + work_bytes(self.shape, num_tokens=num_tokens, num_sampled=0),
+                process_bytes=self.process_bytes + work_bytes(self.shape, num_tokens=num_tokens, num_sampled=0),
                 chunk_tokens=num_tokens,
             )
 
