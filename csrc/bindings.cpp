@@ -26,6 +26,7 @@
 #include "ops.h"
 #include "pool.h"
 #include "scratch.h"
+#include "shared_group.h"
 #include "source_types.h"
 
 namespace nb = nanobind;
@@ -387,6 +388,57 @@ void bind_layers(nb::module_& m) {
   m.attr("LOADING") = kLoading;
 }
 
+// ---- ranks on one machine ----
+
+#if defined(__linux__)
+// Parts are (address, bytes).
+void start_collective(SharedGroup& group, const std::string& label,
+                      const std::vector<std::tuple<uintptr_t, int64_t>>& parts, bool is_for_all) {
+  WithoutGIL without_gil;
+  std::vector<Part> addressed;
+  for (const auto& [address, bytes] : parts) addressed.push_back({at<const void>(address), bytes});
+  group.start(label, std::move(addressed), is_for_all);
+}
+
+bool advance_collective(SharedGroup& group, const std::vector<uintptr_t>& outs) {
+  WithoutGIL without_gil;
+  if (static_cast<int>(outs.size()) != group.num_ranks()) throw std::invalid_argument("each rank has one output");
+  std::vector<void*> addressed;
+  for (const uintptr_t out : outs) addressed.push_back(at<void>(out));
+  return group.advance(addressed);
+}
+
+void bind_ranks(nb::module_& m) {
+  m.def("segment_bytes", &segment_bytes, "num_ranks"_a, "buffer_bytes"_a);
+  m.def(
+      "make_segment",
+      [](uintptr_t memory, int num_ranks, int64_t buffer_bytes) {
+        make_segment(at<void>(memory), num_ranks, buffer_bytes);
+      },
+      "memory"_a, "num_ranks"_a, "buffer_bytes"_a);
+  nb::class_<SharedGroup> group(m, "SharedGroup");
+  nb::enum_<SharedGroup::State>(group, "State")
+      .value("WAITING", SharedGroup::State::kWaiting)
+      .value("COMPLETE", SharedGroup::State::kComplete)
+      .value("MISMATCH", SharedGroup::State::kMismatch)
+      .value("ABORTED", SharedGroup::State::kAborted);
+  group
+      .def(
+          "__init__",
+          [](SharedGroup* self, uintptr_t memory, int rank) { new (self) SharedGroup(at<void>(memory), rank); },
+          "memory"_a, "rank"_a)
+      .def_prop_ro("num_ranks", &SharedGroup::num_ranks)
+      .def("start", &start_collective, "label"_a, "parts"_a, "is_for_all"_a)
+      .def("wait", &SharedGroup::wait, "seconds"_a, nb::call_guard<WithoutGIL>())
+      .def("missing", &SharedGroup::missing)
+      .def("label_of", &SharedGroup::label_of, "rank"_a)
+      .def("incoming_bytes", &SharedGroup::incoming_bytes)
+      .def("advance", &advance_collective, "outs"_a)
+      .def("abort", &SharedGroup::abort, "reason"_a)
+      .def("abort_reason", &SharedGroup::abort_reason);
+}
+#endif
+
 }  // namespace
 }  // namespace moeflow
 
@@ -407,4 +459,7 @@ NB_MODULE(_cpu, m) {
   bind_attention(m);
   bind_row_ops(m);
   bind_layers(m);
+#if defined(__linux__)
+  bind_ranks(m);
+#endif
 }

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "spin.h"
 #include "workspace.h"
 
 #if defined(__linux__)
@@ -23,19 +24,10 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
-static inline void relax() { _mm_pause(); }
-#elif defined(__aarch64__)
-static inline void relax() { asm volatile("yield"); }
-#else
-static inline void relax() {}
 #endif
 
 namespace moeflow {
 namespace {
-
-// How many pauses before a thread sleeps or yields: about 50 microseconds, longer than the gap between two
-// kernels of a decode pass, far shorter than a pass of torch code that wants the cores.
-constexpr int kSpins = 2000;
 
 // Waits for what other running threads are about to do. On an oversubscribed machine they may not even run: yield then.
 template <typename IsDone>

@@ -25,6 +25,7 @@ FLOORS = {  # of rooms, and of folders in them that stand apart from the rest of
     "kernels": 0,
     "checkpoint": 2,
     "kv": 2,
+    "parallel": 2,
     "workload": 2,
     "pipeline": 3,
     "experts": 4,

@@ -9,7 +9,8 @@ MoeflowError
 │   └── QueueFullError   refused because too many requests wait; worth trying again
 ├── ChatTemplateError    the model's chat template is no valid program, or exceeds the limits set for it
 ├── StorageError         the disk fails while a model is in use; the requests that need what it holds fail
-└── EngineError          the engine itself failed or is gone
+├── EngineError          the engine itself failed or is gone
+└── GroupError           a rank of a group of processes is gone, late, or not where the others are
 
 Bad input from a user always ends in one of these; `assert` only guards what our own code promises.
 """
@@ -101,3 +102,7 @@ class EngineError(MoeflowError):
     def __init__(self, message: str, *, is_from_outside: bool = False) -> None:
         super().__init__(message)
         self.is_from_outside = is_from_outside
+
+
+class GroupError(MoeflowError):
+    """A collective of ranks failed, and the group with it; the message names the rank and what it did not reach."""

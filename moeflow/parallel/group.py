@@ -1,0 +1,53 @@
+"""What a rank can do with the others of its group: collectives, which all ranks call in the same order.
+
+Ranks run the same program from the same inputs, so they agree without talking on which collective is next and what it
+carries. Where they do not, or one is late or gone, those who notice raise a `GroupError`; then the group is over for
+all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Group(Protocol):
+    """One rank's view of its group. One collective at a time; `name` says what it carries, the same on all ranks.
+
+    Every collective waits for all ranks, and raises GroupError: if one has ended, does something else or does not come
+    within the group's `timeout_s`, or after an `abort`.
+    """
+
+    @property
+    def rank(self) -> int:
+        """The number of this process, from 0."""
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+
+    def all_gather(self, name: str, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks by rank; this rank's is `tensor` itself.
+
+        Shapes: [N_rank, ...] -> size x [N_r, ...]; N may differ and be 0, dtype and all other dimensions may not.
+        """
+
+    def all_to_all(self, name: str, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Give `parts[r]` to each rank r, and return what each has for this one; from itself it is the part itself.
+
+        Shapes: size x [N, ...] -> size x [N, ...]; N may differ and be 0, dtype and all other dimensions may not.
+        """
+
+    def broadcast_bytes(self, name: str, data: bytes | None) -> bytes:
+        """Return rank 0's `data`; the others give None."""
+
+    def barrier(self, name: str) -> None:
+        """Return when all ranks are here."""
+
+    def abort(self, reason: str) -> None:
+        """End the group: what others wait for raises at once, and so does all that comes. From any thread."""
+
+    def close(self) -> None:
+        """Give the memory back. The other ranks are not told: see `abort`."""

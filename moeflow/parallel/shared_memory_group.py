@@ -1,0 +1,203 @@
+"""A group of processes on one machine, which exchange bytes through memory that all of them map.
+
+The extension does the exchange (csrc/shared_group.h); here tensors become addresses, and whoever waits looks now and
+then whether those he waits for still run, and whether time is up. Who starts the processes is the callers' business.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import psutil
+import torch
+from torch import Tensor
+
+from moeflow.core.errors import ConfigError, GroupError
+from moeflow.kernels.cpu import extension
+
+if extension.is_available():
+    import moeflow.kernels._cpu as _cpu
+
+BUFFER_BYTES: Final = 4 << 20  # of each of a rank's two: what is longer goes in pieces
+_LOOK_S: Final = 0.02  # so soon is it noticed that a rank has ended, or that a signal has come
+_ENDED: Final = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+
+
+def make_descriptor(num_ranks: int, buffer_bytes: int = BUFFER_BYTES) -> int:
+    """Make the memory of a group: a file without a name, which processes inherit and which goes with the last of them.
+
+    A rank's buffers take memory when they are first used.
+
+    Raises: ConfigError without the extension or for too many ranks; OSError.
+    """
+    _check_extension()
+    try:
+        num_bytes = _cpu.segment_bytes(num_ranks, buffer_bytes)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    descriptor = os.memfd_create("moeflow-group")
+    os.ftruncate(descriptor, num_bytes)
+    with mmap.mmap(descriptor, num_bytes) as memory:
+        _cpu.make_segment(_address(memory), num_ranks, buffer_bytes)
+    return descriptor
+
+
+class SharedMemoryGroup:
+    """The `Group` of a process that maps the memory of `make_descriptor`. Tensors are in main memory."""
+
+    def __init__(self, descriptor: int, rank: int, process_ids: Sequence[int], timeout_s: float) -> None:
+        """Join as `rank` of the processes, whose ids are given by rank. The descriptor may be closed afterwards.
+
+        Raises: ConfigError without the extension; GroupError if the memory is that of another group.
+        """
+        _check_extension()
+        self.rank = rank
+        self.size = len(process_ids)
+        self._timeout_s = timeout_s
+        self._peers = [_Peer(process_id) for process_id in process_ids]
+        self._memory = mmap.mmap(descriptor, 0)  # all of it
+        try:
+            self._exchange = _cpu.SharedGroup(_address(self._memory), rank)
+        except ValueError as error:
+            raise GroupError(str(error)) from error
+        if self._exchange.num_ranks != self.size:
+            raise GroupError(f"the memory is that of {self._exchange.num_ranks} ranks, and there are {self.size}")
+
+    def all_gather(self, name: str, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks; see `Group`."""
+        label = f"all_gather {name!r} of {_describe(tensor)}"
+        return self._run(label, [tensor.contiguous()], is_for_all=True, own=tensor)
+
+    def all_to_all(self, name: str, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Give each rank its part; see `Group`."""
+        assert len({_describe(part) for part in parts}) == 1, "parts differ in their first dimension only"
+        label = f"all_to_all {name!r} of {_describe(parts[0])}"
+        return self._run(label, [part.contiguous() for part in parts], is_for_all=False, own=parts[self.rank])
+
+    def broadcast_bytes(self, name: str, data: bytes | None) -> bytes:
+        """Return rank 0's `data`; see `Group`."""
+        assert (data is not None) == (self.rank == 0), "rank 0 has the data"
+        tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        tensors = self._run(f"broadcast {name!r}", [tensor], is_for_all=True, own=tensor)
+        return data if data is not None else tensors[0].numpy().tobytes()
+
+    def barrier(self, name: str) -> None:
+        """Return when all ranks are here."""
+        nothing = torch.empty(0, dtype=torch.uint8)
+        self._run(f"barrier {name!r}", [nothing], is_for_all=True, own=nothing)
+
+    def abort(self, reason: str) -> None:
+        """End the group; see `Group`."""
+        self._exchange.abort(f"rank {self.rank}: {reason}")
+
+    def close(self) -> None:
+        """Unmap the memory: nothing else may be called afterwards."""
+        self._exchange = None  # it has the address
+        self._memory.close()
+
+    def _run(self, label: str, parts: list[Tensor], *, is_for_all: bool, own: Tensor) -> list[Tensor]:
+        """Exchange; whatever goes wrong ends the group, because this rank is no longer where the others are."""
+        try:
+            return self._exchange_parts(label, parts, is_for_all=is_for_all, own=own)
+        except GroupError as error:
+            self.abort(str(error))
+            raise
+        except BaseException as error:
+            self.abort(f"{label} failed with {type(error).__name__} {error}")
+            raise
+
+    def _exchange_parts(self, label: str, parts: list[Tensor], *, is_for_all: bool, own: Tensor) -> list[Tensor]:
+        exchange = self._exchange
+        exchange.start(label, [(part.data_ptr(), part.nbytes) for part in parts], is_for_all)
+        self._wait(label)
+        outs = [_empty(own, num_bytes) for num_bytes in exchange.incoming_bytes()]
+        outs[self.rank] = own
+        addresses = [out.data_ptr() for out in outs]
+        while exchange.advance(addresses):
+            self._wait(label)
+        return outs
+
+    def _wait(self, label: str) -> None:
+        """Wait until all ranks have published their piece."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            left_s = deadline - time.monotonic()
+            state = self._exchange.wait(max(0.0, min(_LOOK_S, left_s)))
+            if state == _cpu.SharedGroup.State.COMPLETE:
+                return
+            if state == _cpu.SharedGroup.State.ABORTED:
+                raise GroupError(f"the group ended before {label} did: {self._exchange.abort_reason()}")
+            if state == _cpu.SharedGroup.State.MISMATCH:
+                raise GroupError(self._mismatch())
+            self._check_missing(label, is_late=left_s <= 0)
+
+    def _check_missing(self, label: str, *, is_late: bool) -> None:
+        """Raise if a rank that is waited for has ended, or if time is up."""
+        ended = [rank for rank in self._exchange.missing() if self._peers[rank].has_ended()]
+        missing = self._exchange.missing()  # again: one that came before it ended is none
+        ended = [rank for rank in ended if rank in missing]
+        if not missing or not (ended or is_late):
+            return
+        if ended:
+            process_ids = ", ".join(str(self._peers[rank].process_id) for rank in ended)
+            raise GroupError(f"{_name(ended)} did not reach {label} (it is gone: process {process_ids} has ended)")
+        raise GroupError(f"{_name(missing)} did not reach {label} within {self._timeout_s:g} s, but still runs")
+
+    def _mismatch(self) -> str:
+        ranks = {self._exchange.label_of(rank): rank for rank in range(self.size)}
+        return "ranks do different things: " + "; ".join(f"rank {rank} is at {label}" for label, rank in ranks.items())
+
+
+class _Peer:
+    """The process of a rank, found by id and known again by its start."""
+
+    def __init__(self, process_id: int) -> None:
+        self.process_id = process_id
+        try:
+            self._process = psutil.Process(process_id)
+        except psutil.NoSuchProcess:
+            self._process = None
+
+    def has_ended(self) -> bool:
+        """Say whether it computes no more, be it that its parent has not noticed yet."""
+        try:
+            return self._process is None or not self._process.is_running() or self._process.status() in _ENDED
+        except psutil.NoSuchProcess:
+            return True
+
+
+def _check_extension() -> None:
+    if not extension.is_available():
+        raise ConfigError(
+            f"several ranks on one machine need the CPU extension: {extension.why_not()}; "
+            "install moeflow where there is a C++ compiler"
+        )
+    if not hasattr(_cpu, "SharedGroup"):
+        raise ConfigError("several ranks on one machine need Linux; use one")
+
+
+def _name(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def _address(memory: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def _describe(tensor: Tensor) -> str:
+    """Return what tensors of one collective have in common: they are rows of the same kind."""
+    assert tensor.is_cpu, "a group of one machine exchanges what is in main memory"
+    assert tensor.dim() > 0, "there are rows"
+    assert tensor.shape[1:].numel() > 0, "rows of nothing could not be counted"
+    return f"{tensor.dtype} [*{''.join(f', {size}' for size in tensor.shape[1:])}]"
+
+
+def _empty(like: Tensor, num_bytes: int) -> Tensor:
+    """Return memory for so many bytes of rows as those of `like`."""
+    row_bytes = like.shape[1:].numel() * like.itemsize
+    return torch.empty((num_bytes // row_bytes, *like.shape[1:]), dtype=like.dtype)
