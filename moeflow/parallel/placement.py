@@ -1,0 +1,157 @@
+"""Which rank has which experts: a table that every rank holds, so that all agree without talking.
+
+An expert may have several homes (replicas); which one serves a token depends on the token's index alone. Placements are
+made by index, or by load as EPLB does it (DeepSeek, 2025): replicate the heaviest experts, then pack. Knows neither
+weights nor links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+from math import ceil
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from moeflow.core.brief import brief
+from moeflow.core.errors import CapacityError, ConfigError
+
+ExpertIds: TypeAlias = NDArray[np.integer]
+Loads: TypeAlias = NDArray[np.floating]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPlacement:
+    """The homes of all experts. Raises: ConfigError if an expert has none, or the table is no table."""
+
+    num_ranks: int
+    homes: tuple[tuple[tuple[int, ...], ...], ...]  # [layer][expert]: its ranks, ascending
+
+    def __post_init__(self) -> None:
+        if len({len(layer) for layer in self.homes}) > 1:
+            raise ConfigError("a placement of experts has layers with different numbers of them: give each layer all")
+        for layer, experts in enumerate(self.homes):
+            for expert, ranks in enumerate(experts):
+                if not ranks or list(ranks) != sorted(set(ranks)) or not 0 <= ranks[0] <= ranks[-1] < self.num_ranks:
+                    raise ConfigError(
+                        f"expert {expert} of layer {layer} is placed on ranks {brief(list(ranks))}: name at least one "
+                        f"of 0 to {self.num_ranks - 1}, in ascending order and none twice"
+                    )
+
+    @classmethod
+    def by_index(cls, num_layers: int, num_experts: int, num_ranks: int) -> ExpertPlacement:
+        """Place blocks of ceil(E / P) experts each in the order of their index; the last ranks may have fewer, or none.
+
+        Source: ExpertFlow 3.3.
+        """
+        block = ceil(num_experts / num_ranks)
+        return cls(num_ranks, (tuple((expert // block,) for expert in range(num_experts)),) * num_layers)
+
+    @classmethod
+    def by_load(cls, loads: Loads, num_ranks: int, slots_per_rank: int) -> ExpertPlacement:
+        """Place the experts so that ranks have about equal loads, each rank at most `slots_per_rank` of a layer.
+
+        Shapes: loads [layers, E], of any unit.
+        Raises: CapacityError if there are fewer slots than experts.
+        """
+        num_experts = loads.shape[1]
+        num_slots = num_ranks * slots_per_rank
+        if num_slots < num_experts:
+            raise CapacityError(
+                f"{num_experts} experts of a layer need as many slots; {num_ranks} ranks of {slots_per_rank} have "
+                f"{num_slots}: take at least {ceil(num_experts / num_ranks)} slots a rank, or more ranks"
+            )
+        return cls(num_ranks, tuple(_place_layer(layer, num_ranks, slots_per_rank) for layer in loads.tolist()))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> ExpertPlacement:
+        """Read what `to_json` wrote. Raises: ConfigError if it is no placement."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"this is no placement of experts ({error}): write it again") from error
+
+    def to_json(self) -> str:
+        """Write it as one object: {"num_ranks": P, "homes": [layer][expert][replica]}."""
+        return msgspec.json.encode(self).decode()
+
+    def held_by(self, rank: int, layer: int) -> list[int]:
+        """Return the experts of a layer that a rank has, ascending."""
+        return [expert for expert, ranks in enumerate(self.homes[layer]) if rank in ranks]
+
+    def serving_ranks(self, layer: int, topk_ids: ExpertIds) -> ExpertIds:
+        """Return which rank computes each token's experts: of n homes, token t is served by number t modulo n.
+
+        Shapes: topk_ids [T, K] of all ranks' tokens -> [T, K].
+        """
+        num_homes = np.array([len(ranks) for ranks in self.homes[layer]])
+        first = np.cumsum(num_homes) - num_homes
+        flat = np.array([rank for ranks in self.homes[layer] for rank in ranks])
+        turn = np.arange(len(topk_ids))[:, None] % num_homes[topk_ids]
+        ranks: ExpertIds = flat[first[topk_ids] + turn]
+        return ranks
+
+
+def _place_layer(loads: Sequence[float], num_ranks: int, slots_per_rank: int) -> tuple[tuple[int, ...], ...]:
+    """Return one layer's homes: with replicas in all slots, or with none where replicas of equal share pack worse."""
+    replicas = _replicate(loads, num_ranks, num_ranks * slots_per_rank)
+    packings = [_pack(loads, number, num_ranks, slots_per_rank) for number in (replicas, [1] * len(loads))]
+    return min(packings, key=lambda packing: packing.largest_load).homes()
+
+
+def _pack(loads: Sequence[float], num_replicas: Sequence[int], num_ranks: int, slots_per_rank: int) -> _Packing:
+    """Put the heaviest on first."""
+    shares = [load / number for load, number in zip(loads, num_replicas, strict=True)]
+    packing = _Packing(shares, num_ranks, slots_per_rank)
+    for expert in sorted(range(len(loads)), key=lambda expert: (-shares[expert], expert)):
+        for _ in range(num_replicas[expert]):
+            packing.add(expert)
+    return packing
+
+
+def _replicate(loads: Sequence[float], num_ranks: int, num_slots: int) -> list[int]:
+    """Return how many replicas each expert gets: a further one goes to whose share is largest, while slots are left."""
+    num_replicas = [1] * len(loads)
+    heap = [(-load, expert) for expert, load in enumerate(loads)]
+    heapify(heap)
+    for _ in range(min(num_slots, len(loads) * num_ranks) - len(loads)):
+        expert = heap[0][1]
+        num_replicas[expert] += 1
+        is_everywhere = num_replicas[expert] == num_ranks
+        heapreplace(heap, (1.0 if is_everywhere else -loads[expert] / num_replicas[expert], expert))
+    return num_replicas
+
+
+class _Packing:
+    """One layer's ranks while experts are put on them."""
+
+    def __init__(self, shares: Sequence[float], num_ranks: int, slots_per_rank: int) -> None:
+        self._shares = shares
+        self._slots = slots_per_rank
+        self._held: list[set[int]] = [set() for _ in range(num_ranks)]
+        self._loads = [0.0] * num_ranks
+
+    def add(self, expert: int) -> None:
+        """Put a replica on the least loaded rank that has a free slot and not the expert; on none, if all have it."""
+        suited = [rank for rank, held in enumerate(self._held) if len(held) < self._slots and expert not in held]
+        if suited:
+            rank = min(suited, key=lambda rank: (self._loads[rank], rank))
+            self._held[rank].add(expert)
+            self._loads[rank] += self._shares[expert]
+
+    @property
+    def largest_load(self) -> float:
+        """Of a rank."""
+        return max(self._loads)
+
+    def homes(self) -> tuple[tuple[int, ...], ...]:
+        """Return each expert's ranks."""
+        ranks: list[list[int]] = [[] for _ in self._shares]
+        for rank, held in enumerate(self._held):
+            for expert in held:
+                ranks[expert].append(rank)
+        return tuple(map(tuple, ranks))
