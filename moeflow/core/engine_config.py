@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from moeflow.core.errors import CapacityError
 from moeflow.core.offload_config import OffloadConfig
+from moeflow.core.parallel_config import ParallelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,7 @@ class EngineConfig:
     kv_cache_bytes: int
     experts: ExpertSlotsConfig | None = None  # None: all experts are resident
     offload: OffloadConfig | None = None  # to a device that is smaller than the model; None: `device` computes all
+    parallel: ParallelConfig | None = None  # None: one process has the whole model
     packed_file: str = (
         ""  # packed weights file that all weights are mapped from; empty: they are packed from the checkpoint
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import EngineConfig
-from moeflow.core.errors import MoeflowError, RequestError, StorageError
+from moeflow.core.errors import GroupError, MoeflowError, RequestError, StorageError
 from moeflow.core.request import FinishReason, Request, RequestStatus
 from moeflow.engine.counters import Counters
 from moeflow.engine.messages import EngineStats, ModelInfo, Submission, TokenLogprobs, TokenOutput
@@ -110,6 +110,8 @@ class Engine:
 
         A pass that fails (out of memory, say) ends its own requests with an error; the engine lives on. Where something
         could not be read, only those end that need it: the scheduler has each computed apart.
+
+        Raises: GroupError if a rank is gone that has a part of the model.
         """
         outputs, self._cancelled = self._cancelled, []
         if self._scheduler.has_work and not self._scheduler.held_s:
@@ -120,7 +122,9 @@ class Engine:
             _note_begin(batch, started_s)
             try:
                 result = self._runner.run(batch)
-            except Exception as error:  # whatever a kernel may raise concerns this pass alone
+            except GroupError:  # a rank is gone, and with it a part of the model: nothing can be computed any more
+                raise
+            except Exception as error:  # whatever else a kernel may raise concerns this pass alone
                 outputs += self._fail(batch, error)
             else:
                 outputs += self._complete(batch, result, self._clock() - started_s)

@@ -16,16 +16,17 @@ import torch
 
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import EngineConfig
+from moeflow.core.model_config import ModelConfig
 from moeflow.core.request import Request
 from moeflow.engine.expert_store import COMPUTING, ExpertStore
 from moeflow.engine.memory_limiter import MemoryLimiter
 from moeflow.engine.messages import ExpertStats, ModelInfo, TokenLogprobs
 from moeflow.engine.offload.offloaded_model import OffloadedModel
+from moeflow.engine.ranks.pass_input import PassInput
+from moeflow.engine.ranks.rank_processes import RankProcesses
 from moeflow.engine.sampler import PROMPT_CHUNK, SampledToken, prompt_logprobs, sample
-from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.kv.block_tables import BlockTables
 from moeflow.kv.storage import KVStorage
-from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.pipeline.runtime.dot import write_dot
 from moeflow.pipeline.runtime.perfetto import write_perfetto
@@ -34,6 +35,20 @@ from moeflow.pipeline.runtime.traced_tasks import tasks_of_last_pass
 from moeflow.workload.routing_trace import RoutingRecorder
 
 PASSES = "passes"  # a trace's row of whole passes
+
+
+def make_kv_storage(config: EngineConfig, shape: ModelConfig) -> KVStorage:
+    """Return the storage of keys and values that an engine's configuration asks for."""
+    return KVStorage(
+        num_layers=shape.num_layers,
+        num_blocks=config.scheduler.num_blocks,
+        block_size=config.scheduler.block_size,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=getattr(torch, config.kv_dtype),
+        device=torch.device(config.device),
+        gives_back=config.experts is not None,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +90,13 @@ class ModelRunner:
         experts: ExpertStore | None = None,
         recorder: RoutingRecorder | None = None,
         trace: Trace | None = None,
+        ranks: RankProcesses | None = None,
     ) -> None:
-        """Take a model, where its experts come from unless all are in memory, and who takes down what happens."""
+        """Take a model, where its experts come from unless all are in memory, and who takes down what happens.
+
+        `ranks` are the processes that compute the same passes, each its part of the experts.
+        """
+        self._ranks = ranks
         self.info = info
         self._model = model
         self._experts = experts
@@ -87,16 +107,7 @@ class ModelRunner:
         self._device = torch.device(config.device)
         self._block_size = config.scheduler.block_size
         shape = model.config
-        self._kv = KVStorage(
-            num_layers=shape.num_layers,
-            num_blocks=config.scheduler.num_blocks,
-            block_size=self._block_size,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            dtype=getattr(torch, config.kv_dtype),
-            device=self._device,
-            gives_back=experts is not None,
-        )
+        self._kv = make_kv_storage(config, shape)
         self._keeper: MemoryLimiter | None = None
         if experts is not None and config.experts is not None and config.memory is not None:
             self._keeper = MemoryLimiter(
@@ -119,6 +130,8 @@ class ModelRunner:
         """
         if self._experts is not None:
             self._experts.close()
+        if self._ranks is not None:
+            self._ranks.close()
         if isinstance(self._model, OffloadedModel):
             self._model.close()
         if self._recorder is not None:
@@ -194,18 +207,11 @@ class ModelRunner:
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         """Return the final hidden states [T, H] of all tokens, in the order of the entries."""
-        token_ids = [t for entry in batch.entries for t in entry.request.token_ids(entry.start, entry.stop)]
-        positions = [p for entry in batch.entries for p in range(entry.start, entry.stop)]
-        metadata = AttentionMetadata.build(
-            starts=[entry.start for entry in batch.entries],
-            num_tokens=[entry.num_tokens for entry in batch.entries],
-            block_ids=[entry.block_ids for entry in batch.entries],
-            block_size=self._block_size,
-            device=self._device,
-        )
-        context = ForwardContext(torch.tensor(positions, device=self._device), metadata, self._kv)
-        hidden_states: torch.Tensor = self._model(torch.tensor(token_ids, device=self._device), context)
-        return hidden_states
+        given = PassInput.of(batch)
+        if self._ranks is None:
+            return given.forward(self._model, self._kv, self._block_size, self._device)
+        with self._ranks.all_computing(given):
+            return given.forward(self._model, self._kv, self._block_size, self._device)
 
     def _prompt_logprobs(self, entry: BatchEntry, hidden_states: torch.Tensor, end: int) -> list[TokenLogprobs]:
         """Return log-probabilities of the prompt tokens that follow those of this pass."""

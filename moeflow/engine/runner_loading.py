@@ -22,6 +22,7 @@ from moeflow.engine.expert_store import ExpertStore
 from moeflow.engine.messages import ModelInfo
 from moeflow.engine.model_runner import ModelRunner
 from moeflow.engine.offload.offloaded_model import OffloadedModel
+from moeflow.engine.ranks.rank_processes import RankProcesses
 from moeflow.kernels.cpu.packed_weights import expert_bytes
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.layers.decoder import CausalLM
@@ -29,6 +30,7 @@ from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.loading import load_model
 from moeflow.models.plausibility import read_eos_token_ids
 from moeflow.models.registry import read_model_config
+from moeflow.parallel.group import Group
 from moeflow.pipeline.runtime.trace import Trace
 from moeflow.planner.choices.packed_files import formats_of, map_packed
 from moeflow.workload.routing_trace import RoutingRecorder, TraceHeader
@@ -46,25 +48,31 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
         if config.experts is not None:
             experts = ExpertStore.open(checkpoint, config, on_bytes=progress, trace=trace)
             on_failure.callback(experts.close)
-        memory = _weight_memory(checkpoint, config, experts, progress)
-        allocator = make_allocator(config, memory, experts, recorder)
+        ranks = None if config.parallel is None else RankProcesses(config, config.parallel)
+        if ranks is not None:
+            on_failure.callback(ranks.close)
+        memory = weight_memory(checkpoint, config, experts, progress)
+        allocator = make_allocator(config, memory, experts, recorder, None if ranks is None else ranks.group)
         model = load_model(checkpoint, allocator, num_threads=config.num_threads, progress=progress)
         if experts is not None:
             experts.predict_for(model)
+        if ranks is not None:
+            ranks.wait_until_loaded()
         served: CausalLM | OffloadedModel = model
         if config.offload is not None:
             served = OffloadedModel(model, config, trace)
             on_failure.callback(served.close)
-        runner = ModelRunner(served, config, _describe(model.config, checkpoint, config), experts, recorder, trace)
+        info = _describe(model.config, checkpoint, config)
+        runner = ModelRunner(served, config, info, experts, recorder, trace, ranks)
         on_failure.pop_all()
         return runner
 
 
-def _weight_memory(
+def weight_memory(
     checkpoint: Checkpoint,
     config: EngineConfig,
-    experts: ExpertStore | None,
-    progress: Callable[[int, int], None] | None,
+    experts: ExpertStore | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> WeightMemory:
     """Return the memory of the weights, filled if they have been packed before."""
     if experts is not None:
@@ -77,8 +85,9 @@ def make_allocator(
     memory: WeightMemory,
     experts: ExpertStore | None = None,
     recorder: RoutingRecorder | None = None,
+    group: Group | None = None,
 ) -> WeightAllocator:
-    """Return where the layers' weights go, and in which form."""
+    """Return where the layers' weights go, and in which form; `group`: the ranks that share the experts."""
     return WeightAllocator(
         getattr(torch, config.dtype),
         device_of_layers(config),
@@ -87,6 +96,7 @@ def make_allocator(
         router_dtype=getattr(torch, config.router_format),
         has_slabs=config.offload is not None and not config.cpu_isa,
         pool=None if experts is None else experts.pool,
+        group=group,
         on_route=None if recorder is None else lambda topk_ids: recorder.add_layer(topk_ids.cpu().numpy()),
     )
 

@@ -69,6 +69,8 @@ def _explicit(settings: Settings) -> set[str]:
 
 def settings_of(config: EngineConfig) -> Settings:
     """Return the settings that lead to a configuration again, on a machine with as much memory."""
+    num_ranks = 1 if config.parallel is None else config.parallel.num_ranks
+    num_threads = config.num_threads * num_ranks
     offload, is_own = config.offload, config.is_wide  # the checkpoint's own formats, which "auto" finds again
     return Settings(
         model=config.model_path,
@@ -76,7 +78,8 @@ def settings_of(config: EngineConfig) -> Settings:
         dtype=config.weight_format if config.weight_format in DTYPES and not is_own else "auto",
         quantize=config.weight_format if config.weight_format in QUANTIZED and not is_own else None,
         kv_dtype=config.kv_dtype,
-        num_threads=config.num_threads or None,
+        num_threads=num_threads or None,
+        num_ranks=None if config.parallel is None else num_ranks,
         max_model_len=config.scheduler.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,

@@ -12,8 +12,10 @@ from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, MemoryPl
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import RAM, Machine
 from moeflow.core.model_config import ModelConfig
+from moeflow.core.parallel_config import ParallelConfig
 from moeflow.core.units import format_bytes
 from moeflow.kernels.cpu import extension
+from moeflow.models.layers.rank_experts import expert_blocks
 from moeflow.planner.choices.batching_choice import Batching, choose_batching
 from moeflow.planner.choices.expert_plan import ExpertPlan
 from moeflow.planner.choices.kv_cache_choice import choose_kv_cache, kv_share, min_kv_bytes, num_kept_blocks
@@ -109,6 +111,8 @@ class Decision:
             max_num_seqs=batching.max_num_seqs,
             reasons=reasons,
         )
+        num_threads = choose_num_threads(settings.num_threads, self.resources, reasons)
+        num_ranks = self._num_ranks(cpu_isa, plan)
         return EngineConfig(
             model_path=str(self.checkpoint.path),
             model_name=settings.model_name or self.checkpoint.path.stem,
@@ -120,7 +124,7 @@ class Decision:
             cpu_isa=cpu_isa,
             kv_dtype=cache.dtype,
             device=device,
-            num_threads=choose_num_threads(settings.num_threads, self.resources, reasons),
+            num_threads=max(num_threads // num_ranks, 1),
             scheduler=SchedulerConfig(
                 block_size=BLOCK_SIZE,
                 num_blocks=cache.num_blocks,
@@ -133,12 +137,32 @@ class Decision:
             kv_cache_bytes=cache.num_bytes,
             experts=None if plan is None else self._expert_slots(plan),
             packed_file=self._packed_file(weights) if cpu_isa and plan is None else "",
+            parallel=ParallelConfig(num_ranks=num_ranks) if num_ranks > 1 else None,
             device_memory_bytes=settings.device_memory_bytes or 0,
             memory=self._memory_plan(weight_bytes if plan is None else plan.resident_bytes),
             record_routing=self._record_routing(),
             graph_file=_absolute(settings.graph_file),
             trace_file=_absolute(settings.trace_file),
         )
+
+    def _num_ranks(self, cpu_isa: str, plan: ExpertPlan | None) -> int:
+        """Return how many processes share the experts. Raises: ConfigError where they cannot."""
+        number = self.settings.num_ranks or 1
+        if number == 1:
+            return 1
+        if not cpu_isa or self.offloads_to_torch:
+            raise ConfigError("ranks (--ranks) compute with the CPU's kernels: leave --device away, or use one rank")
+        if plan is not None:
+            raise ConfigError(
+                "ranks (--ranks) keep their experts in memory, but --memory is too little: allow more, or use one rank"
+            )
+        if number > self.shape.num_experts:
+            what = f"only {self.shape.num_experts} experts" if self.shape.num_experts else "no experts"
+            raise ConfigError(f"{number} ranks (--ranks) cannot share the layers of a model with {what}: use fewer")
+        sizes = {len(block) for block in expert_blocks(self.shape.num_experts, number)}
+        each = " or ".join(map(str, sorted(sizes)))
+        self.reasons.append(("ranks", f"{number}: each has {each} of the {self.shape.num_experts} experts of a layer"))
+        return number
 
     def _record_routing(self) -> str:
         """Return the file for what routers choose. Raises: ConfigError if there are no routers."""
@@ -160,7 +184,8 @@ class Decision:
 
     def _batching(self, default: Batching, weights: WeightChoice, plan: ExpertPlan | None, cpu_isa: str) -> Batching:
         """Return how many requests run together, in passes of how many tokens."""
-        if cpu_isa and cpu_isa == extension.isa_name():  # measurements are of the best instruction set
+        is_alone = (self.settings.num_ranks or 1) == 1
+        if is_alone and cpu_isa and cpu_isa == extension.isa_name():  # measured is one process with the best kernels
             file = None if plan is None else plan.packed_weights_file
             self.machine = self.machine_of(Wanted(costs=self._costs(weights), packed_file=file))
         if self.machine is None:

@@ -154,6 +154,16 @@ class Settings:
             "count", "--threads", "CPU threads.", "Processor and device", default="all cores", is_common=True
         ),
     )
+    num_ranks: int | None = field(
+        default=None,
+        metadata=_option(
+            "count",
+            "--ranks",
+            "Processes that share the experts of each layer, with the same answers to the bit; threads are divided.",
+            "Processor and device",
+            default="1",
+        ),
+    )
     device: str = field(
         default="auto",
         metadata=_option(
@@ -247,7 +257,7 @@ class Settings:
 
     def check_counts(self) -> None:
         """Raises: ConfigError for a number below 1 of what there must be at least one of."""
-        for name in ("max_num_seqs", "max_num_batched_tokens", "num_threads", "max_model_len"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "num_threads", "num_ranks", "max_model_len"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")

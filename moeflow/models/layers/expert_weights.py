@@ -28,8 +28,11 @@ class ExpertWeights(Protocol):
         """
         ...
 
-    def parts(self) -> Sequence[tuple[Destination, Destination, Destination]]:
-        """Return each expert's gate [I, H], up [I, H] and down [H, I], to be filled; none if others fill them."""
+    def parts(self) -> Sequence[tuple[Destination, Destination, Destination] | None]:
+        """Return each expert's gate [I, H], up [I, H] and down [H, I], to be filled; none if others fill them.
+
+        None for an expert that another process has.
+        """
         return ()
 
     def for_kernels(self) -> tuple[PackedExperts, Tensor | None] | None:

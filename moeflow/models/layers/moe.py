@@ -79,10 +79,11 @@ class MoE:
         return expert_stage(o_proj, norm, router, choose, *experts)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
-        """Yield (checkpoint name, destination); experts that others fill are left out."""
+        """Yield (checkpoint name, destination); experts that others fill, or have, are left out."""
         yield self.router_name(prefix), whole(self.router)
         for expert, parts in enumerate(self.weights.parts()):
-            yield from zip(self.expert_names(prefix, expert), parts, strict=True)
+            if parts is not None:
+                yield from zip(self.expert_names(prefix, expert), parts, strict=True)
 
     def router_name(self, prefix: str) -> str:
         """Return the checkpoint name of the router's matrix."""

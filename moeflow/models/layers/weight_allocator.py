@@ -26,6 +26,8 @@ from moeflow.models.layers.expert_weights import (
     OffloadedExperts,
     slab_bytes,
 )
+from moeflow.models.layers.rank_experts import RankExperts, expert_blocks
+from moeflow.parallel.group import Group
 
 Weight = Tensor | PackedWeight
 
@@ -51,6 +53,7 @@ class WeightAllocator:
     pool: ExpertPool | None = None  # experts come from there; None: all are resident
     router_dtype: torch.dtype | None = None  # of routers that are not packed; None: as all else
     has_slabs: bool = False  # experts that are not packed lie in `memory` as slabs, wherever the device is
+    group: Group | None = None  # of ranks that have a block of each layer's experts; None: this process has all
     on_route: Callable[[Tensor], None] | None = None  # told of each layer's choice, topk_ids [T, K], in order
 
     @property
@@ -85,24 +88,34 @@ class WeightAllocator:
         if self.pool is not None:
             return self.pool.add_layer()
         if self.packed is not None:
-            num_bytes = expert_bytes(hidden_size, intermediate_size, self.packed.matrices)
-            storage = self.memory.experts(num_experts, num_bytes)
-            if storage is None:
-                return OffloadedExperts()
-            return PackedExperts(
-                num_experts,
-                hidden_size,
-                intermediate_size,
-                self.packed.matrices,
-                is_wide=self.packed.is_wide,
-                storage=storage,
-            )
+            return self._packed_experts(num_experts, hidden_size, intermediate_size, self.packed)
         if self.has_slabs:
             return self._slabs(num_experts, hidden_size, intermediate_size)
         return ExpertTensors(
             self.empty(num_experts, 2 * intermediate_size, hidden_size),
             self.empty(num_experts, hidden_size, intermediate_size),
         )
+
+    def _packed_experts(
+        self, num_experts: int, hidden_size: int, intermediate_size: int, formats: WeightFormats
+    ) -> ExpertWeights:
+        num_bytes = expert_bytes(hidden_size, intermediate_size, formats.matrices)
+        block = (
+            range(num_experts) if self.group is None else expert_blocks(num_experts, self.group.size)[self.group.rank]
+        )
+        if self.memory.is_filled:  # with all experts, of which a rank touches its own
+            storage = self.memory.experts(num_experts, num_bytes)
+            storage = None if storage is None else storage[block.start : block.stop]
+        else:
+            storage = self.memory.experts(len(block), num_bytes)
+        if storage is None:
+            return OffloadedExperts()
+        own = PackedExperts(
+            len(block), hidden_size, intermediate_size, formats.matrices, is_wide=formats.is_wide, storage=storage
+        )
+        if self.group is None:
+            return own
+        return RankExperts(own, num_experts, self.group, "experts")
 
     def network(self, hidden_size: int, intermediate_size: int) -> MovableExperts | None:
         """Return a dense network as the one expert of a layer, to be filled likewise; None: it is one of tensors."""

@@ -1,0 +1,122 @@
+"""Processes that share the experts answer as one that has all of them, and end together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from moeflow.core.errors import CapacityError, ConfigError, GroupError
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.engine import Engine
+from moeflow.engine.messages import Submission
+from moeflow.kernels.cpu import extension
+from moeflow.planner.choices.packed_files import pack
+from moeflow.planner.resolve import resolve
+from moeflow.planner.settings import Settings
+from tests.engine.streamed_runs import run
+from tests.tiny_llama import write_tiny_llama
+from tests.tiny_mixtral import write_tiny_mixtral
+
+pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+LONG = [(7 * index) % 250 + 2 for index in range(400)]  # tokens whose results travel in both ways
+PROMPTS = [[5, 9, 200, 31, 7], LONG, [100]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_mixtral(folder, hidden_size=128, num_local_experts=5)  # which no number of ranks divides
+    return str(folder)
+
+
+def config_of(model, **settings):
+    return resolve(Settings(model=model, kv_cache_bytes=2**22, num_threads=2, **settings)).config
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("formats", [{}, {"quantize": "int8"}, {"quantize": "int4"}], ids=str)
+def test_tokens_are_those_of_one_process(model, tmp_path, formats):
+    want = run(config_of(model, **formats), PROMPTS)
+    assert run(config_of(model, num_ranks=2, **formats), PROMPTS) == want
+    pack(model, None, cache_dir=tmp_path, **formats)
+    mapped = config_of(model, num_ranks=3, cache_dir=tmp_path, **formats)
+    assert mapped.packed_file
+    assert run(mapped, PROMPTS) == want
+
+
+def children():
+    return [it for it in psutil.Process().children() if "moeflow.engine.ranks.main" in " ".join(it.cmdline())]
+
+
+def step_often(engine):
+    for _ in range(100):
+        engine.step()
+
+
+def submit(engine):
+    engine.submit(Submission("a", PROMPTS[0], SamplingParams(max_tokens=200, ignore_eos=True), seed=1))
+    assert engine.step()
+
+
+@pytest.mark.slow
+def test_ranks_end_with_the_engine(model):
+    engine = Engine.load(config_of(model, num_ranks=3))
+    assert len(children()) == 2
+    submit(engine)
+    engine.close()
+    assert children() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_a_killed_rank_ends_the_engine_with_an_error_that_names_it(model, is_busy):
+    engine = Engine.load(config_of(model, num_ranks=2))
+    try:
+        submit(engine)
+        (rank,) = children()
+        os.kill(rank.pid, signal.SIGKILL)
+        if not is_busy:
+            rank.wait(10)
+        start_s = time.monotonic()
+        with pytest.raises(GroupError, match=f"rank 1 .*{rank.pid}"):
+            step_often(engine)
+        assert time.monotonic() - start_s < 30  # long before the deadline of a collective
+    finally:
+        engine.close()
+
+
+@pytest.mark.slow
+def test_a_model_that_a_rank_cannot_load_is_an_error_at_the_start(model, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "")
+    config = config_of(model, num_ranks=2)
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(GroupError, match="rank 1 of the engine"):
+        Engine.load(config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"num_ranks": 6}, "6 ranks .* only 5 experts"),
+        ({"num_ranks": 2, "device": "emulated:64MiB,1,torch"}, "leave --device away"),
+    ],
+)
+def test_ranks_that_cannot_share_a_model_are_refused(model, settings, complaint):
+    with pytest.raises((ConfigError, CapacityError), match=complaint):
+        config_of(model, **settings)
+
+
+def test_a_dense_model_has_nothing_to_share(tmp_path):
+    write_tiny_llama(tmp_path)
+    with pytest.raises(ConfigError, match="no experts"):
+        config_of(str(tmp_path), num_ranks=2)
+
+
+def test_threads_are_divided_and_the_choice_has_a_reason(model):
+    plan = resolve(Settings(model=model, num_threads=5, num_ranks=2)).plan
+    assert (plan.config.num_threads, plan.config.parallel.num_ranks) == (2, 2)
+    assert dict(plan.reasons)["ranks"] == "2: each has 2 or 3 of the 5 experts of a layer"

@@ -1,0 +1,94 @@
+"""Experts that several ranks share give the bits of one process that has all of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moeflow.kernels.cpu import extension
+from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.weight_format import WEIGHT_FORMATS
+from moeflow.models.layers import rank_experts
+from moeflow.models.layers.rank_experts import RankExperts, expert_blocks
+from tests.parallel.thread_group import run_ranks
+
+needs_kernels = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+HIDDEN, WIDTH = 64, 32
+
+
+@given(st.integers(1, 200), st.integers(1, 16))
+def test_blocks_cut_the_experts_evenly_and_in_order(num_experts, num_ranks):
+    blocks = expert_blocks(num_experts, num_ranks)
+    assert [expert for block in blocks for expert in block] == list(range(num_experts))
+    assert len(blocks) == num_ranks
+    sizes = [len(block) for block in blocks]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@needs_kernels
+@pytest.mark.parametrize("at_home", [False, True])
+@pytest.mark.parametrize("weight_format", WEIGHT_FORMATS)
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_the_bits_are_those_of_one_process(weight_format, at_home, data):
+    num_experts = data.draw(st.integers(2, 9))
+    size, num_tokens = data.draw(st.integers(1, min(num_experts, 4))), data.draw(st.integers(1, 20))
+    top_k = data.draw(st.integers(1, min(num_experts, 3)))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    gate_up = torch.randn(num_experts, 2 * WIDTH, HIDDEN, generator=generator)
+    down = torch.randn(num_experts, HIDDEN, WIDTH, generator=generator)
+    hidden = torch.randn(num_tokens, HIDDEN, generator=generator)
+    residual = torch.randn(num_tokens, HIDDEN, generator=generator) if data.draw(st.booleans()) else None
+    weights, ids = torch.rand(num_tokens, num_experts, generator=generator).topk(top_k)
+    everything = PackedExperts.pack(gate_up, down, weight_format)
+    want = everything.compute(hidden, ids, weights, residual)
+
+    def compute(group):
+        block = expert_blocks(num_experts, size)[group.rank]
+        own = PackedExperts.pack(gate_up[block.start : block.stop], down[block.start : block.stop], weight_format)
+        return RankExperts(own, num_experts, group, "experts").compute(hidden.clone(), ids, weights, residual)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_experts, "GATHERED_BYTES", 0 if at_home else 1 << 40)
+        found = run_ranks(size, compute)
+    assert all(torch.equal(each, want) for each in found)
+
+
+@needs_kernels
+def test_a_rank_fills_its_own_experts_only():
+    own = PackedExperts(2, HIDDEN, WIDTH, "bfloat16")
+    (parts,) = run_ranks(1, lambda group: RankExperts(own, 2, group, "experts").parts())
+    assert all(part is not None for part in parts)
+
+    def parts_of(group):
+        return RankExperts(PackedExperts(2, HIDDEN, WIDTH, "bfloat16"), 6, group, "experts").parts()
+
+    found = run_ranks(3, parts_of)
+    assert [[part is not None for part in each] for each in found] == [
+        [expert // 2 == rank for expert in range(6)] for rank in range(3)
+    ]
+
+
+@needs_kernels
+def test_many_tokens_are_added_up_where_they_are_at_home_so_that_less_travels():
+    generator = torch.Generator().manual_seed(0)
+    num_tokens, num_experts, size, top_k = 256, 8, 4, 4
+    hidden = torch.randn(num_tokens, HIDDEN, generator=generator)
+    weights, ids = torch.rand(num_tokens, num_experts, generator=generator).topk(top_k)
+    sent = {}
+    for limit in (0, 1 << 40):
+
+        def compute(group):
+            experts = RankExperts(PackedExperts(2, HIDDEN, WIDTH, "bfloat16"), num_experts, group, "experts")
+            experts.compute(hidden.clone(), ids, weights)
+            return group.sent_bytes
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rank_experts, "GATHERED_BYTES", limit)
+            sent[limit] = sum(run_ranks(size, compute))
+    pair_bytes = num_tokens * top_k * HIDDEN * 4
+    assert sent[1 << 40] == (size - 1) * pair_bytes  # each pair to all others
+    home = sum(ids[i].div(2, rounding_mode="floor").ne(i * size // num_tokens).sum().item() for i in range(num_tokens))
+    assert sent[0] == home * HIDDEN * 4 + (size - 1) * num_tokens * HIDDEN * 4  # to the token's home, and the sums
