@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from moeflow.bench.plots import save
 from moeflow.core.plan import Policy
-from moeflow.planner.policy_map import MapPoint, PolicyMap
-from moeflow.planner.roofline_figures import RooflineFigure
+from moeflow.planner.figures.policy_map import MapPoint, PolicyMap
+from moeflow.planner.figures.roofline_figures import RooflineFigure
 
 Panel = tuple[str, Callable[[Policy], float]]
 

@@ -28,14 +28,14 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.models.registry import read_bare_config, read_model_config
     from moeflow.planner.apply_plan import machine_notice, overruled, settings_from_plan
     from moeflow.planner.choices.packed_files import find_damage, pack, used_packed_weights_file
+    from moeflow.planner.figures.policy_map import num_map_points, policy_map
+    from moeflow.planner.figures.roofline_figures import roofline_figures
     from moeflow.planner.hardware.calibrate_device import measure_device
     from moeflow.planner.hardware.host import host_resources
     from moeflow.planner.hardware.this_machine import how_measured, known_machine, was_disturbed
     from moeflow.planner.plan_text import what_to_expect
     from moeflow.planner.planning import PlanRequest, plan_for, plan_for_start
-    from moeflow.planner.policy_map import num_map_points, policy_map
     from moeflow.planner.resolve import resolve
-    from moeflow.planner.roofline_figures import roofline_figures
     from moeflow.planner.settings import Settings
     from moeflow.server.config import ServerConfig
     from moeflow.server.jobs.journal import Journal
@@ -68,9 +68,9 @@ _NAMES = {  # by module, as imported above
     "moeflow.planner.hardware.host": "host_resources",
     "moeflow.planner.hardware.this_machine": "how_measured known_machine was_disturbed",
     "moeflow.planner.planning": "PlanRequest plan_for plan_for_start",
-    "moeflow.planner.policy_map": "num_map_points policy_map",
+    "moeflow.planner.figures.policy_map": "num_map_points policy_map",
     "moeflow.planner.resolve": "resolve",
-    "moeflow.planner.roofline_figures": "roofline_figures",
+    "moeflow.planner.figures.roofline_figures": "roofline_figures",
     "moeflow.planner.settings": "Settings",
     "moeflow.server.config": "ServerConfig",
     "moeflow.server.jobs.journal": "Journal",

@@ -106,3 +106,5 @@ class EngineError(MoeflowError):
 
 class GroupError(MoeflowError):
     """A collective of ranks failed, and the group with it; the message names the rank and what it did not reach."""
+
+    signal_number = 0  # that ended a rank's process; 0: none did, or unknown

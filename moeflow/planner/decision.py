@@ -31,7 +31,7 @@ from moeflow.planner.costs.work_space import work_bytes
 from moeflow.planner.estimate import host_costs
 from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.known_routing import known_routing
-from moeflow.planner.objective import Objective
+from moeflow.planner.search.objective import Objective
 from moeflow.planner.settings import (
     BLOCK_SIZE,
     DEFAULT_MAX_NUM_BATCHED_TOKENS,

@@ -36,8 +36,8 @@ from moeflow.planner.estimate import host_costs, machine_reasons
 from moeflow.planner.forecast import disk_reasons, forecast
 from moeflow.planner.known_routing import known_routing
 from moeflow.planner.model_files import bare_config, shipped_models
-from moeflow.planner.objective import Objective
-from moeflow.planner.search import search
+from moeflow.planner.search.objective import Objective
+from moeflow.planner.search.search import search
 from moeflow.planner.settings import BLOCK_SIZE, Settings
 from moeflow.planner.usage import Usage
 

@@ -28,9 +28,9 @@ from moeflow.planner.hardware.kernel_bench import shapes_of
 from moeflow.planner.hardware.machine_files import load_machine
 from moeflow.planner.hardware.this_machine import how_measured, machine_for_start, this_machine, was_disturbed
 from moeflow.planner.model_files import bare_config
-from moeflow.planner.objective import Objective
 from moeflow.planner.resolve import resolve
-from moeflow.planner.sensitivity import bottleneck, helps
+from moeflow.planner.search.objective import Objective
+from moeflow.planner.search.sensitivity import bottleneck, helps
 from moeflow.planner.settings import Settings
 from moeflow.planner.usage import SERVING, Usage
 

@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import signal
 import sys
 import time
 from contextlib import closing
+from typing import NoReturn
 
 import msgspec
 import zmq
 
 from moeflow.core.batch import Batch
 from moeflow.core.engine_config import EngineConfig
-from moeflow.core.errors import RequestError
+from moeflow.core.errors import GroupError, RequestError
 from moeflow.core.request import FinishReason
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import (
@@ -64,10 +66,19 @@ class EngineProcess:
                 self._send(Ready(model=engine.model, stats=engine.stats()))
                 self._serve(engine)
             self._send(Stopped())
+        except GroupError as error:
+            logger.exception("the engine ends with one of its ranks")
+            if error.signal_number:  # so that this death is judged as what it is
+                os.kill(os.getpid(), error.signal_number)
+            self._fail(error)
         except Exception as error:
             logger.exception("the engine ends")
-            self._send(Failed(type(error).__name__, str(error)))
-            raise SystemExit(1) from None
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> NoReturn:
+        """Report what ends the process, and end it."""
+        self._send(Failed(type(error).__name__, str(error)))
+        raise SystemExit(1) from None
 
     def _serve(self, engine: Engine) -> None:
         while self._deadline is None or engine.has_work:

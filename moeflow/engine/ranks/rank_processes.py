@@ -68,10 +68,11 @@ class RankProcesses:
 
         Raises: GroupError if one of them is gone, or if this one fails: it is no longer where the others are.
         """
-        self._tell_all(given)
         try:
+            self._tell_all(given)
             yield
-        except GroupError:
+        except GroupError as error:
+            error.signal_number = self._signal_number()
             raise
         except BaseException as error:
             self.group.abort(f"a pass failed with {type(error).__name__}: {error}")
@@ -99,6 +100,11 @@ class RankProcesses:
                 process.stdin.flush()
             except BrokenPipeError:
                 raise GroupError(f"rank {rank} of the engine is gone ({_ending(process)})") from None
+
+    def _signal_number(self) -> int:
+        """Return the signal that has ended a rank; 0: none has. Others end by themselves when the group does."""
+        codes = [process.poll() or 0 for process in self._processes]
+        return -min(*codes, 0)
 
     def _kill(self) -> None:
         for process in self._processes:

@@ -14,9 +14,9 @@ from moeflow.core.errors import CapacityError
 from moeflow.core.plan import Policy, Workload
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.costs.cost_model import CostModel
-from moeflow.planner.host_search import host_policy
-from moeflow.planner.objective import Objective, cost_per_token
-from moeflow.planner.search import COARSE, search
+from moeflow.planner.search.host_search import host_policy
+from moeflow.planner.search.objective import Objective, cost_per_token
+from moeflow.planner.search.search import COARSE, search
 from moeflow.planner.settings import DEFAULT_MAX_NUM_BATCHED_TOKENS, DISK_NUM_BATCHED_TOKENS
 from moeflow.planner.usage import Usage
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -11,8 +12,10 @@ import pytest
 
 from moeflow.core.errors import CapacityError, ConfigError, GroupError
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.client import EngineState
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
+from moeflow.engine.process.supervisor import Supervisor
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
@@ -48,13 +51,23 @@ def test_tokens_are_those_of_one_process(model, tmp_path, formats):
     assert run(mapped, PROMPTS) == want
 
 
+def is_rank(process):
+    return "moeflow.engine.ranks.main" in " ".join(process.cmdline())
+
+
 def children():
-    return [it for it in psutil.Process().children() if "moeflow.engine.ranks.main" in " ".join(it.cmdline())]
+    return [it for it in psutil.Process().children() if is_rank(it)]
 
 
 def step_often(engine):
     for _ in range(100):
         engine.step()
+
+
+async def until(condition):
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 def submit(engine):
@@ -120,3 +133,35 @@ def test_threads_are_divided_and_the_choice_has_a_reason(model):
     plan = resolve(Settings(model=model, num_threads=5, num_ranks=2)).plan
     assert (plan.config.num_threads, plan.config.parallel.num_ranks) == (2, 2)
     assert dict(plan.reasons)["ranks"] == "2: each has 2 or 3 of the 5 experts of a layer"
+
+
+@pytest.mark.slow
+def test_streams_survive_ranks_that_are_killed(model):
+    """The supervisor starts all ranks again; what was streamed goes on with the tokens of one process."""
+    asked = [
+        Submission("greedy", [5, 6, 7], SamplingParams(max_tokens=150, temperature=0, ignore_eos=True), seed=0),
+        Submission("drawn", [8] * 100, SamplingParams(max_tokens=150, ignore_eos=True), seed=4),
+    ]
+
+    async def read(engine, each):
+        return [token async for output in engine.stream(each) for token in output.token_ids]
+
+    async def answers(num_ranks, num_kills):
+        supervisor = await Supervisor.start(config_of(model, num_ranks=num_ranks))
+        reading = asyncio.gather(*(read(supervisor, each) for each in asked))
+        for _ in range(num_kills):
+            await until(lambda: supervisor.state is EngineState.READY)
+            await until(lambda: supervisor.stats().num_running > 0 or reading.done())
+            ranks = [it for it in psutil.Process().children(recursive=True) if is_rank(it)]
+            if not reading.done():
+                ranks[0].kill()
+                await until(lambda: supervisor.state is EngineState.RESTARTING)
+        found, restarts = await reading, supervisor.stats().engine_restarts_total
+        await supervisor.shutdown(5)
+        return found, restarts
+
+    want, _ = asyncio.run(answers(1, 0))
+    found, restarts = asyncio.run(answers(2, 2))
+    assert found == want
+    assert restarts >= 1
+    assert not [it for it in psutil.Process().children(recursive=True) if is_rank(it)]

@@ -10,8 +10,8 @@ import pytest
 from moeflow.core.errors import CapacityError
 from moeflow.core.plan import Workload
 from moeflow.planner.choices.batching_choice import MAX_SLOWDOWN, MIN_TOGETHER, PAUSE_S, STEP_S, choose_batching
-from moeflow.planner.host_search import host_policy
-from moeflow.planner.objective import Objective, cost_per_token
+from moeflow.planner.search.host_search import host_policy
+from moeflow.planner.search.objective import Objective, cost_per_token
 from moeflow.planner.usage import CONVERSATION, SERVING, Usage
 from tests.planner.examples import machine, small_model
 

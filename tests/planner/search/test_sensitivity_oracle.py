@@ -8,8 +8,8 @@ import pytest
 
 from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import DEVICE, DISK, RAM
-from moeflow.planner.objective import Objective
-from moeflow.planner.sensitivity import helps_by
+from moeflow.planner.search.objective import Objective
+from moeflow.planner.search.sensitivity import helps_by
 from tests.planner.examples import machine, small_model
 
 HOST = small_model(machine(ram=10**9))

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from moeflow.bench.plan_plots import draw_roofline
 from moeflow.core.plan import Policy
 from moeflow.planner.costs.roofline import Roofs
-from moeflow.planner.roofline_figures import roofline_figures, turns
+from moeflow.planner.figures.roofline_figures import roofline_figures, turns
 from tests.planner.examples import machine, routing, small_model
 
 # The small model in 16 bits: hidden 512, 8 experts of 3 x 512 x 512, 2 a token, 4 layers, heads 8 on 2 of 64.

@@ -13,7 +13,7 @@ from typing import Final
 from moeflow.core.hardware import DISK, RAM
 from moeflow.core.plan import Policy
 from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy
-from moeflow.planner.objective import KEPT_SPEED, Objective, capacities, cost_per_token, too_little
+from moeflow.planner.search.objective import KEPT_SPEED, Objective, capacities, cost_per_token, too_little
 
 ALL_UP_TO: Final = 32  # sequences: each number is tried, and of larger ones a grid
 _HALVINGS: Final = 24  # to a share of the experts that is exact to six places

@@ -8,9 +8,9 @@ import pytest
 
 from moeflow.core.errors import CapacityError
 from moeflow.planner.forecast import expert_places, forecast
-from moeflow.planner.objective import Objective
-from moeflow.planner.search import search, search_policy
-from moeflow.planner.sensitivity import bottleneck, helps
+from moeflow.planner.search.objective import Objective
+from moeflow.planner.search.search import search, search_policy
+from moeflow.planner.search.sensitivity import bottleneck, helps
 from tests.planner.examples import SHORT, machine, small_model
 
 pytestmark = pytest.mark.slow  # each plans several times

@@ -13,8 +13,8 @@ from typing import Final
 from moeflow.core.errors import CapacityError
 from moeflow.core.plan import Policy
 from moeflow.planner.costs.cost_model import CostModel
-from moeflow.planner.host_search import search_host
-from moeflow.planner.objective import Objective, cost_per_token
+from moeflow.planner.search.host_search import search_host
+from moeflow.planner.search.objective import Objective, cost_per_token
 
 FINE: Final = 1.3  # from one number of micro-batches or sequences to the next of the first grid
 COARSE: Final = 2.0
@@ -50,7 +50,7 @@ def search_policy(model: CostModel, objective: Objective, ratio: float = FINE) -
     """
     if not model.has_device:
         return search_host(model, objective, 1 + (ratio - 1) / _HOST_FINENESS)
-    from moeflow.planner.device_search import search_device  # its solver takes long to import, and few need it
+    from moeflow.planner.search.device_search import search_device  # its solver takes long to import, and few need it
 
     return search_device(model, objective, ratio)
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from moeflow.core.errors import CapacityError
 from moeflow.core.plan import Policy
 from moeflow.planner.hardware.machine_files import load_machine
-from moeflow.planner.objective import KEPT_SPEED, Objective, cost_per_token, fits
-from moeflow.planner.search import search_policy as search
+from moeflow.planner.search.objective import KEPT_SPEED, Objective, cost_per_token, fits
+from moeflow.planner.search.search import search_policy as search
 from tests.planner.examples import SHORT, machine, routing, small_model
 from tests.shapes import MIXTRAL
 

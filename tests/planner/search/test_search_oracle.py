@@ -15,8 +15,8 @@ from scipy.optimize import linprog
 from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import RAM
 from moeflow.core.plan import Policy
-from moeflow.planner.objective import KEPT_SPEED, Objective, cost_per_token, fits
-from moeflow.planner.search import search_policy as search
+from moeflow.planner.search.objective import KEPT_SPEED, Objective, cost_per_token, fits
+from moeflow.planner.search.search import search_policy as search
 from tests.planner.examples import machine, routing, small_model
 
 MB = 10**6

@@ -21,7 +21,7 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import DISK
 from moeflow.core.plan import Policy
 from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy, LinearCost
-from moeflow.planner.objective import KEPT_SPEED, Objective, capacities, cost_per_token, least, too_little
+from moeflow.planner.search.objective import KEPT_SPEED, Objective, capacities, cost_per_token, least, too_little
 
 TIME_LIMIT_S: Final = 60.0  # of one programme, which takes a second or two; by the wall
 _OUT_OF_TIME: Final = 1  # what scipy calls it

@@ -11,16 +11,16 @@ from moeflow.core.plan import RESIDENT, Workload
 from moeflow.pipeline.catalog import PIPELINES
 from moeflow.pipeline.offloading import DEVICE_TO_HOST, HOST, HOST_TO_DEVICE
 from moeflow.pipeline.task import COMPUTE
-from moeflow.planner import policy_map
 from moeflow.planner.costs.cost_model import DEVICE_COMPUTE, FROM_DEVICE, HOST_COMPUTE, TO_DEVICE, CostModel
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.task_costs import decode_shape, task_cost
 from moeflow.planner.described import pipeline_of
+from moeflow.planner.figures import policy_map
 from moeflow.planner.forecast import forecast
 from moeflow.planner.hardware.machine_files import load_machine
-from moeflow.planner.objective import Objective
-from moeflow.planner.search import search, search_policy
-from moeflow.planner.sensitivity import MIN_HELP, bottleneck, bottleneck_by
+from moeflow.planner.search.objective import Objective
+from moeflow.planner.search.search import search, search_policy
+from moeflow.planner.search.sensitivity import MIN_HELP, bottleneck, bottleneck_by
 from tests.planner.examples import HALF, SHORT, machine, small_model
 from tests.shapes import MIXTRAL
 

@@ -10,8 +10,8 @@ from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import DISK, RAM, Link, LinkRate, Machine
 from moeflow.core.plan import Policy
 from moeflow.planner.costs.cost_model import CostModel
-from moeflow.planner.objective import Objective
-from moeflow.planner.search import search
+from moeflow.planner.search.objective import Objective
+from moeflow.planner.search.search import search
 
 FACTORS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)  # of what the machine has
 MAP_SEQUENCES: Final = 8  # whose keys and values there is always room for

@@ -4,9 +4,9 @@ import pytest
 
 from moeflow.bench.plan_plots import panels_and_notes
 from moeflow.core.plan import Policy
+from moeflow.planner.figures.policy_map import MapPoint, PolicyMap, num_map_points, policy_map, scaled_link_and_host
 from moeflow.planner.hardware.machine_files import load_machine
-from moeflow.planner.objective import Objective
-from moeflow.planner.policy_map import MapPoint, PolicyMap, num_map_points, policy_map, scaled_link_and_host
+from moeflow.planner.search.objective import Objective
 from tests.planner.examples import machine, small_model
 
 

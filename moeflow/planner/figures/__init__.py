@@ -1,0 +1,1 @@
+"""Numbers of MoE-Lightning's figures for any machine and model; drawn elsewhere."""

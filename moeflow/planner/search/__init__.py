@@ -1,0 +1,1 @@
+"""Finds the best policy for a goal, and what bounds it."""
