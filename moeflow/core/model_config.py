@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
@@ -18,6 +18,14 @@ from moeflow.core.errors import CheckpointError
 MOST = 1 << 48  # what any size may be: beyond all memory, and far from where 64 bits overflow
 Number = TypeVar("Number", int, float, bool, str)
 _REQUIRED: Any = object()
+
+
+KV_FORMATS: Final = {  # of keys and values: bytes of a number, and of the scale that a head's key or value has
+    "float32": (4, 0),
+    "float16": (2, 0),
+    "bfloat16": (2, 0),
+    "int8": (1, 4),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +91,10 @@ class ModelConfig:
         table = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
         return self.num_parameters - idle - table
 
-    def kv_bytes_per_token(self, bytes_per_value: int, scale_bytes: int = 0) -> int:
-        """Bytes that one token's K and V take over all layers, each head's with a scale if there is one."""
-        return 2 * self.num_layers * self.num_kv_heads * (self.head_dim * bytes_per_value + scale_bytes)
+    def kv_bytes_per_token(self, kv_dtype: str) -> int:
+        """Return what one token's keys and values take over all layers, in bytes."""
+        value_bytes, scale_bytes = KV_FORMATS[kv_dtype]
+        return 2 * self.num_layers * self.num_kv_heads * (self.head_dim * value_bytes + scale_bytes)
 
 
 class ConfigReader:

@@ -11,7 +11,7 @@ from moeflow.core.units import format_bytes
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.settings import BLOCK_SIZE, Settings
 
-KV_DTYPES: Final = {"float32": (4, 0), "bfloat16": (2, 0), "int8": (1, 4)}  # bytes of a value, of a head's scale
+KV_DTYPES: Final = ("float32", "bfloat16", "int8")  # that the engine keeps them in
 MIN_KV_TOKENS: Final = 2048  # weights that leave no room for so many do not count as fitting into --memory
 KV_SHARE: Final = 0.25  # of what is free once the weights are loaded
 KV_SHARE_BESIDE_SLOTS: Final = 0.5  # if experts come from disk, from whose slots keys and values take what they need
@@ -104,7 +104,7 @@ def _max_model_len(settings: Settings, shape: ModelConfig, num_blocks: int, reas
 
 
 def _block_bytes(shape: ModelConfig, kv_dtype: str) -> int:
-    return shape.kv_bytes_per_token(*KV_DTYPES[kv_dtype]) * BLOCK_SIZE
+    return shape.kv_bytes_per_token(kv_dtype) * BLOCK_SIZE
 
 
 def min_kv_bytes(settings: Settings, shape: ModelConfig, dtype: str) -> int:

@@ -14,7 +14,6 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.weight_format import BITS_PER_VALUE
 
 FLOAT16_BITS = 16.0
-KV_SCALE_BYTES = {"int8": 4}  # of a head's K or V
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +142,12 @@ class ModelCosts:
     @property
     def kv_layer_bytes(self) -> float:
         """Keys and values of one token in one layer."""
-        shape = self.shape
-        head = shape.head_dim * bits_per_value_of_kv(self.formats.kv) / 8 + KV_SCALE_BYTES.get(self.formats.kv, 0)
-        return 2 * shape.num_kv_heads * head
+        return self.kv_bytes / self.shape.num_layers
 
     @property
     def kv_bytes(self) -> float:
         """Keys and values of one token in all layers."""
-        return self.shape.num_layers * self.kv_layer_bytes
+        return self.shape.kv_bytes_per_token(self.formats.kv)
 
     def pre_attention(self, num_tokens: float) -> Work:
         """Return one layer's query, key and value projection."""
@@ -254,8 +251,3 @@ class ModelCosts:
     def _linear(self, values: int, num_tokens: float, dtype: str) -> Work:
         num_bytes = values * bits_per_value(dtype) / 8
         return Work("linear", dtype, num_bytes, 2.0 * num_tokens * values, num_tokens, values)
-
-
-def bits_per_value_of_kv(dtype: str) -> float:
-    """Return what a key's or value's number takes; scales are one a head and counted apart."""
-    return 8.0 if dtype == "int8" else bits_per_value(dtype)

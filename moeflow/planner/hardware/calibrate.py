@@ -23,7 +23,7 @@ from moeflow.kernels.weight_format import WEIGHT_FORMATS
 from moeflow.planner.costs.model_costs import Work
 from moeflow.planner.costs.roofline import processor_of, work_seconds
 from moeflow.planner.hardware.disk_rates import DiskBench, disk_bench
-from moeflow.planner.hardware.kernel_bench import THOROUGH, Effort, KernelBench, KernelShape, Roofs, parts_of
+from moeflow.planner.hardware.kernel_bench import THOROUGH, BestRates, Effort, KernelBench, KernelShape, parts_of
 from moeflow.planner.hardware.other_work import DISTURBING, OtherWork
 from moeflow.planner.hardware.pass_bench import NO_ENGINE, EngineTimes, measure_engine, median_times
 
@@ -120,7 +120,7 @@ def is_as_measured(machine: Machine, num_threads: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    roofs: Roofs  # the median of its samples
+    roofs: BestRates  # the median of its samples
     shares: tuple[tuple[Work, float], ...]  # of these roofs
     other_work: float
     engine: EngineTimes
@@ -217,12 +217,12 @@ class Rounds:
         return max(MIN_UNCERTAINTY, *(max(values) / min(values) - 1 for values in series))
 
 
-def _median(samples: Sequence[Roofs]) -> Roofs:
+def _median(samples: Sequence[BestRates]) -> BestRates:
     peaks = {dtype: statistics.median(it.peaks[dtype] for it in samples) for dtype in samples[0].peaks}
-    return Roofs(statistics.median(it.read for it in samples), peaks)
+    return BestRates(statistics.median(it.read for it in samples), peaks)
 
 
-def _level(roofs: Roofs, engine: EngineTimes, ram_bytes: int) -> MemoryLevel:
+def _level(roofs: BestRates, engine: EngineTimes, ram_bytes: int) -> MemoryLevel:
     processor = Processor(name=_processor_name(), peak_flops_per_s=tuple(roofs.peaks.items()), **asdict(engine))
     return MemoryLevel(name=RAM, capacity_bytes=ram_bytes, read_bytes_per_s=roofs.read, processor=processor)
 

@@ -94,7 +94,7 @@ def shapes_of(costs: ModelCosts) -> list[KernelShape]:
 
 
 @dataclass(frozen=True, slots=True)
-class Roofs:
+class BestRates:
     """What the machine did at best at one moment."""
 
     read: float  # bytes a second
@@ -152,12 +152,12 @@ class KernelBench:
         finally:
             extension.set_num_threads(before)
 
-    def roofs(self) -> Roofs:
+    def roofs(self) -> BestRates:
         """Return how fast memory is read and matrices are multiplied at this moment."""
         read = measure_read(self._num_threads, buffer=self._buffer)
         if not extension.is_available():
-            return Roofs(read, {"float32": measure_flops(self._num_threads)})
-        return Roofs(read, {dtype: self._peak(dtype) for dtype in WEIGHT_FORMATS})
+            return BestRates(read, {"float32": measure_flops(self._num_threads)})
+        return BestRates(read, {dtype: self._peak(dtype) for dtype in WEIGHT_FORMATS})
 
     def measure(self, shape: KernelShape) -> list[tuple[Work, float]]:
         """Return work of a shape and the seconds it takes, for several numbers of tokens."""

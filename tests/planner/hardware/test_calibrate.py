@@ -14,7 +14,7 @@ from moeflow.planner.hardware import calibrate, disk_rates, kernel_bench, this_m
 from moeflow.planner.hardware.calibrate import is_as_measured, measure_kernels, measure_machine
 from moeflow.planner.hardware.disk_rates import disk_bench
 from moeflow.planner.hardware.hardware_json import machine_from_json, machine_to_json
-from moeflow.planner.hardware.kernel_bench import KernelShape, Roofs, shapes_of
+from moeflow.planner.hardware.kernel_bench import BestRates, KernelShape, shapes_of
 from moeflow.planner.hardware.pass_bench import EngineTimes
 from tests.planner.examples import SMALL
 
@@ -139,7 +139,7 @@ def test_a_models_shapes_are_its_matrices_experts_and_attention():
 def test_a_machine_that_became_slower_or_faster_is_measured_again(little, tmp_path, monkeypatch, read, int8, is_known):
     speeds = {"read": 1e9, "int8": 1e12}
     monkeypatch.setattr(
-        kernel_bench.KernelBench, "roofs", lambda _: Roofs(speeds["read"], {"int8": speeds["int8"]}), raising=True
+        kernel_bench.KernelBench, "roofs", lambda _: BestRates(speeds["read"], {"int8": speeds["int8"]}), raising=True
     )
     monkeypatch.setattr(calibrate, "GENERAL", ())
     monkeypatch.setattr(this_machine, "is_as_measured", is_as_measured)
@@ -157,7 +157,7 @@ def test_kernels_are_set_against_the_roofs_of_their_own_round(little, tmp_path, 
     speeds = cycle([1e9, 1e9, 2e9, 2e9, 4e9, 4e9])  # two samples a round: before and after the one shape
     work = Work("linear", "int8", 1000.0, 2.0, 1, 1000)
     seconds = iter([2e-6, 1e-6, 0.5e-6])  # always half of the roof
-    monkeypatch.setattr(kernel_bench.KernelBench, "roofs", lambda _: Roofs(next(speeds), {"int8": 1e15}))
+    monkeypatch.setattr(kernel_bench.KernelBench, "roofs", lambda _: BestRates(next(speeds), {"int8": 1e15}))
     monkeypatch.setattr(kernel_bench.KernelBench, "measure", lambda *_: [(work, next(seconds))])
     machine = measure_machine("x", num_threads=1, ram_bytes=10**9, folder=tmp_path)
     assert machine.level(RAM).read_bytes_per_s == 2e9
@@ -171,7 +171,7 @@ def fake_rounds(little, monkeypatch):
     """Have rounds read ever faster, 1 GB/s, 2 GB/s, ..., and measure nothing else."""
     speeds = iter(range(1, 100))
     monkeypatch.setattr(calibrate, "GENERAL", ())
-    monkeypatch.setattr(kernel_bench.KernelBench, "roofs", lambda _: Roofs(next(speeds) * 1e9, {"int8": 1e12}))
+    monkeypatch.setattr(kernel_bench.KernelBench, "roofs", lambda _: BestRates(next(speeds) * 1e9, {"int8": 1e12}))
 
 
 @pytest.mark.parametrize(
