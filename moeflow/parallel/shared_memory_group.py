@@ -83,7 +83,7 @@ class SharedMemoryGroup:
         """Return rank 0's `data`; see `Group`."""
         assert (data is not None) == (self.rank == 0), "rank 0 has the data"
         tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-        tensors = self._run(f"broadcast {name!r}", [tensor], is_for_all=True, own=tensor)
+        tensors = self._run(f"broadcast_bytes {name!r}", [tensor], is_for_all=True, own=tensor)
         return data if data is not None else tensors[0].numpy().tobytes()
 
     def barrier(self, name: str) -> None:
@@ -104,19 +104,20 @@ class SharedMemoryGroup:
         """Exchange; whatever goes wrong ends the group, because this rank is no longer where the others are."""
         try:
             return self._exchange_parts(label, parts, is_for_all=is_for_all, own=own)
-        except GroupError as error:
-            self.abort(str(error))
-            raise
         except BaseException as error:
-            self.abort(f"{label} failed with {type(error).__name__} {error}")
+            self.abort(str(error) or type(error).__name__)
             raise
 
     def _exchange_parts(self, label: str, parts: list[Tensor], *, is_for_all: bool, own: Tensor) -> list[Tensor]:
         exchange = self._exchange
         exchange.start(label, [(part.data_ptr(), part.nbytes) for part in parts], is_for_all)
         self._wait(label)
-        outs = [_empty(own, num_bytes) for num_bytes in exchange.incoming_bytes()]
-        outs[self.rank] = own
+        rest = own.shape[1:]
+        row_bytes = rest.numel() * own.itemsize
+        outs = [
+            own if rank == self.rank else torch.empty((num_bytes // row_bytes, *rest), dtype=own.dtype)
+            for rank, num_bytes in enumerate(exchange.incoming_bytes())
+        ]
         addresses = [out.data_ptr() for out in outs]
         while exchange.advance(addresses):
             self._wait(label)
@@ -143,10 +144,14 @@ class SharedMemoryGroup:
         ended = [rank for rank in ended if rank in missing]
         if not missing or not (ended or is_late):
             return
+        rank = (ended or missing)[0]
+        process_id = self._peers[rank].process_id
         if ended:
-            process_ids = ", ".join(str(self._peers[rank].process_id) for rank in ended)
-            raise GroupError(f"{_name(ended)} did not reach {label} (it is gone: process {process_ids} has ended)")
-        raise GroupError(f"{_name(missing)} did not reach {label} within {self._timeout_s:g} s, but still runs")
+            raise GroupError(f"rank {rank} did not reach {label} (it is gone: process {process_id} has ended)")
+        who = f"rank {rank}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
+        raise GroupError(
+            f"{who} did not reach {label} within {self._timeout_s:g} s (process {process_id} is still there)"
+        )
 
     def _mismatch(self) -> str:
         ranks = {self._exchange.label_of(rank): rank for rank in range(self.size)}
@@ -181,10 +186,6 @@ def _check_extension() -> None:
         raise ConfigError("several ranks on one machine need Linux; use one")
 
 
-def _name(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-
-
 def _address(memory: mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
@@ -195,9 +196,3 @@ def _describe(tensor: Tensor) -> str:
     assert tensor.dim() > 0, "there are rows"
     assert tensor.shape[1:].numel() > 0, "rows of nothing could not be counted"
     return f"{tensor.dtype} [*{''.join(f', {size}' for size in tensor.shape[1:])}]"
-
-
-def _empty(like: Tensor, num_bytes: int) -> Tensor:
-    """Return memory for so many bytes of rows as those of `like`."""
-    row_bytes = like.shape[1:].numel() * like.itemsize
-    return torch.empty((num_bytes // row_bytes, *like.shape[1:]), dtype=like.dtype)

@@ -69,12 +69,21 @@ def test_a_stopped_rank_is_late(ranks):
             rank.send("timed_barrier", "morning")
         for rank in (first, third):
             seconds, error = rank.result()
-            assert "rank 1 did not reach barrier 'morning' within 0.5 s, but still runs" in str(error)
+            assert (
+                f"rank 1 did not reach barrier 'morning' within 0.5 s (process {second.process_id} is still there)"
+                in str(error)
+            )
             assert seconds < AT_ONCE_S
     finally:
         os.kill(second.process_id, signal.SIGCONT)
     second.send("barrier", "morning")
     assert "the group ended before barrier 'morning' did: rank" in str(second.result())
+
+
+def test_all_that_are_late_are_named(ranks):
+    first, *_ = ranks.join(3, timeout_s=0.1)
+    (error,) = together([first], "barrier", "morning")
+    assert "ranks 1, 2 did not reach barrier 'morning' within 0.1 s" in str(error)
 
 
 def test_abort_ends_the_wait_of_all(ranks):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeflow.core.errors import ConfigError, GroupError
@@ -29,23 +29,23 @@ def group(ranks: Ranks) -> list:
 
 
 @given(st.lists(ROWS, min_size=SIZE, max_size=SIZE))
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 def test_all_gather_gives_everybody_everything(group, rows):
     assert together(group, "gather_lists", "rows", of_each=lambda rank: (rows[rank],)) == [rows] * SIZE
 
 
 @given(st.lists(st.lists(ROWS, min_size=SIZE, max_size=SIZE), min_size=SIZE, max_size=SIZE))
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 def test_all_to_all_gives_each_its_own(group, parts):
     received = together(group, "exchange_lists", "parts", of_each=lambda rank: (parts[rank],))
     assert received == [[parts[source][rank] for source in range(SIZE)] for rank in range(SIZE)]
 
 
 @given(st.binary(max_size=500))
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50)
 def test_broadcast_gives_what_rank_0_has(group, data):
-    of_each = lambda rank: (data if rank == 0 else None,)  # noqa: E731
-    assert together(group, "broadcast_bytes", "message", of_each=of_each) == [data] * SIZE
+    received = together(group, "broadcast_bytes", "message", of_each=lambda rank: (None if rank else data,))
+    assert received == [data] * SIZE
 
 
 def test_tensors_keep_dtype_and_shape(group):
