@@ -61,6 +61,19 @@ def test_a_rank_that_came_and_went_is_not_missed(ranks):
     assert first.result() is None
 
 
+def test_a_rank_that_comes_and_goes_while_others_look_is_not_missed(monkeypatch):
+    descriptor = make_descriptor(2)
+    first, second = (SharedMemoryGroup(descriptor, rank, [os.getpid()] * 2, LONG_S) for rank in range(2))
+    os.close(descriptor)
+
+    def come_and_go() -> bool:
+        second._exchange.start("barrier 'last'", [], True)
+        return True
+
+    monkeypatch.setattr(first._peers[1], "has_ended", come_and_go)
+    first.barrier("last")
+
+
 def test_a_stopped_rank_is_late(ranks):
     first, second, third = ranks.join(3, timeout_s=0.5)
     os.kill(second.process_id, signal.SIGSTOP)
