@@ -87,9 +87,7 @@ namespace {
 constexpr int64_t kBuffersAt = (sizeof(Segment) + kPage - 1) / kPage * kPage;
 
 // Not private: the sleepers are other processes.
-void wake_all(std::atomic<uint32_t>& word) {
-  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-}
+void wake_all(std::atomic<uint32_t>& word) { syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
 
 void sleep_while(std::atomic<uint32_t>& word, uint32_t value, int64_t ns) {
   const timespec timeout{static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};

@@ -9,8 +9,8 @@ MoeflowError
 │   └── QueueFullError   refused because too many requests wait; worth trying again
 ├── ChatTemplateError    the model's chat template is no valid program, or exceeds the limits set for it
 ├── StorageError         the disk fails while a model is in use; the requests that need what it holds fail
-├── EngineError          the engine itself failed or is gone
-└── GroupError           a rank of a group of processes is gone, late, or not where the others are
+└── EngineError          the engine itself failed or is gone
+    └── GroupError           one of the processes that compute together is gone, late, or not where the others are
 
 Bad input from a user always ends in one of these; `assert` only guards what our own code promises.
 """
@@ -104,7 +104,7 @@ class EngineError(MoeflowError):
         self.is_from_outside = is_from_outside
 
 
-class GroupError(MoeflowError):
-    """A collective of ranks failed, and the group with it; the message names the rank and what it did not reach."""
+class GroupError(EngineError):
+    """A collective failed, and the group of ranks with it; the message names the rank and what it did not reach."""
 
     signal_number = 0  # that ended a rank's process; 0: none did, or unknown

@@ -24,7 +24,7 @@ if extension.is_available():
     import moeflow.kernels._cpu as _cpu
 
 BUFFER_BYTES: Final = 4 << 20  # of each of a rank's two: what is longer goes in pieces
-_LOOK_S: Final = 0.02  # so soon is it noticed that a rank has ended, or that a signal has come
+_LOOK_S: Final = 0.05  # so soon is it noticed that a rank has ended, or that a signal has come
 _ENDED: Final = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
