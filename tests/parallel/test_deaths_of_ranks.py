@@ -51,16 +51,6 @@ def test_a_rank_that_went_before_is_named(ranks):
     assert seconds < AT_ONCE_S
 
 
-def test_a_rank_that_came_and_went_is_not_missed(ranks):
-    first, second = ranks.join(2, timeout_s=LONG_S)
-    second.send("barrier", "last")
-    time.sleep(0.1)
-    second.process.kill()
-    second.process.join()
-    first.send("barrier", "last")
-    assert first.result() is None
-
-
 def test_a_rank_that_comes_and_goes_while_others_look_is_not_missed(monkeypatch):
     descriptor = make_descriptor(2)
     first, second = (SharedMemoryGroup(descriptor, rank, [os.getpid()] * 2, LONG_S) for rank in range(2))
@@ -125,11 +115,10 @@ def test_a_long_reason_is_cut(ranks):
 
 
 def test_nothing_is_left_when_all_are_killed():
-    before = set(Path("/dev/shm").iterdir())
     with all_ended(Ranks()) as those:
         group = those.join(2, buffer_bytes=1 << 20)
         assert "moeflow-group" in Path(f"/proc/{group[0].process_id}/maps").read_text()
-    assert set(Path("/dev/shm").iterdir()) == before
+    assert [file for file in Path("/dev/shm").iterdir() if "moeflow" in file.name] == []
     assert all(not rank.process.is_alive() for rank in group)
     assert "moeflow-group" not in Path("/proc/self/maps").read_text()
 
