@@ -71,6 +71,7 @@ TORCH_FREE = (
     "planner/costs/hit_curve.py",
     "planner/hardware/machine_files.py",
     "planner/costs/model_costs.py",
+    "planner/costs/parallel_costs.py",
     "planner/model_files.py",
     "planner/search/device_search.py",
     "planner/forecast.py",

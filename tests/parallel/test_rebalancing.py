@@ -57,3 +57,9 @@ def test_a_step_waits_for_the_one_that_makes_room():
     old = ExpertPlacement(3, (((0,), (1,)),))
     new = ExpertPlacement(3, (((1,), (2,)),))
     assert moves(old, new, 9) == [Move(0, 1, 1, 2), Move(0, 0, 0, 1)]
+
+
+def test_a_slot_that_was_filled_is_free_no_longer():
+    old = ExpertPlacement(3, (((0,), (0,), (1,)),))
+    new = ExpertPlacement(3, (((1,), (1,), (2,)),))
+    assert moves(old, new, 9) == [Move(0, 0, 0, 1), Move(0, 2, 1, 2), Move(0, 1, 0, 1)]

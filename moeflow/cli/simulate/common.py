@@ -24,6 +24,12 @@ Shipped models: {", ".join(shipped_models())}."""
 
 
 def described_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options for which model, in which format, on how many devices of which machine."""
+    devices = click.option("--devices", type=click.IntRange(1), default=1, help="That hold a part of every layer each.")
+    return shape_options(devices(command))
+
+
+def shape_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for which model, in which format, on which machine."""
     options = [
         click.option("--machine", required=True, help="A shipped machine, or a JSON file that describes one."),
@@ -34,7 +40,6 @@ def described_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Their format.  [default: the 16-bit one that the machine computes]",
             show_default=False,
         ),
-        click.option("--devices", type=click.IntRange(1), default=1, help="That hold a part of every layer each."),
     ]
     return functools.reduce(lambda inner, option: option(inner), reversed(options), command)
 

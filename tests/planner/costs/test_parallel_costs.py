@@ -1,0 +1,181 @@
+"""Layouts of experts over ranks, against sums worked out by hand and the formulas of the literature.
+
+The round machine: a device reads 100 GB/s and computes 10 TFLOP/s, a rank's link has 1 GB/s. Of the small model, a row
+is 1024 bytes, an expert 3 * 512 * 512 values of two bytes, a router 512 * 8.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moeflow.core.hardware import Link, LinkRate
+from moeflow.planner.costs.model_costs import ModelCosts
+from moeflow.planner.costs.parallel_costs import LAYOUTS, ParallelLayer, rank_link
+from moeflow.workload.skew_router import SkewRouter
+from tests.planner.examples import HALF, SMALL, machine
+
+ROUND = machine(ram=10**10, device=10**10)
+ROUTE_S, EXPERT_S = 2 * 512 * 8 / 1e11, 2 * 3 * 512 * 512 / 1e11  # of reading
+ROW_S = 1024 / 1e9
+ALL_ON_TWO = np.tile([0, 1], (8, 1))
+
+
+def layer(topk_ids, num_ranks=4, shape=SMALL, loads=None, **others) -> ParallelLayer:
+    fields = {
+        "level": ROUND.compute_level,
+        "link": rank_link(ROUND, 1e9),
+        "costs": ModelCosts(dataclasses.replace(shape, top_k=topk_ids.shape[1]), HALF),
+        "num_ranks": num_ranks,
+        "topk_ids": topk_ids,
+        "loads": np.ones(shape.num_experts) if loads is None else loads,
+        "capacity_factor": 2.0,
+    }
+    return ParallelLayer(**{**fields, **others})
+
+
+def check(cost, sections, sent_rows) -> None:
+    """Compare seconds of sections and rows of 1024 bytes that each of four ranks sends."""
+    assert list(cost.sections) == list(sections)
+    for name, expected in sections.items():
+        assert cost.sections[name] == pytest.approx(np.broadcast_to(expected, 4)), name
+    assert cost.sent_bytes / 1024 == pytest.approx(np.broadcast_to(sent_rows, 4))
+
+
+def test_replicated_experts_are_read_by_every_rank_and_nothing_is_sent():
+    cost = LAYOUTS["replicated"](layer(ALL_ON_TWO))
+    check(cost, {"experts": ROUTE_S + 2 * EXPERT_S}, 0)
+    assert cost.num_flops.tolist() == [2 * 4 * 3 * 512 * 512] * 4
+    assert cost.weight_bytes.tolist() == [8 * 2 * 3 * 512 * 512] * 4
+
+
+def test_a_token_goes_once_to_a_rank_that_has_two_of_its_experts():
+    cost = LAYOUTS["expert"](layer(ALL_ON_TWO))
+    exchange = np.array([6, 2, 2, 2]) * ROW_S
+    sections = {"route": ROUTE_S, "dispatch": exchange, "experts": [2 * EXPERT_S, 0, 0, 0], "combine": exchange}
+    check(cost, sections, [6, 2, 2, 2])
+    assert cost.num_flops.tolist() == [2 * 16 * 3 * 512 * 512, 0, 0, 0]
+    assert cost.weight_bytes.tolist() == [2 * 2 * 3 * 512 * 512] * 4
+    assert cost.num_dropped == 0
+
+
+def test_a_token_goes_to_each_rank_that_has_some_of_its_experts():
+    ids = np.array([[0, 2], [4, 5], [0, 7], [2, 3], [4, 5], [4, 6], [6, 0], [1, 7]])  # two tokens a rank, in order
+    cost = LAYOUTS["expert"](layer(ids))
+    sent = np.array([2, 2, 1, 2])  # to ranks 1 and 2; to 0 and 3; to 3; both to 0
+    received = np.array([3, 1, 1, 2])
+    exchange = np.maximum(sent, received) * ROW_S
+    assert cost.sections["dispatch"] == pytest.approx(exchange)
+    assert cost.sent_bytes / 1024 == pytest.approx(sent + received)
+
+
+def test_a_hot_expert_gets_replicas_in_the_slot_more_that_each_rank_has():
+    loads = np.array([90.0, 1, 1, 1, 1, 1, 1, 1])
+    cost = LAYOUTS["expert-by-load"](layer(np.zeros((8, 1), int), loads=loads))
+    assert cost.weight_bytes.tolist() == [3 * 2 * 3 * 512 * 512] * 4
+    assert cost.num_flops.tolist() == [2 * 2 * 3 * 512 * 512] * 4
+    assert cost.sections["experts"] == pytest.approx(np.full(4, EXPERT_S))
+
+
+def test_padded_experts_cost_the_same_whatever_is_chosen_and_drop_the_rest():
+    """Each rank may send an expert 2 * 2 * 2 / 8 = 1 row."""
+    cost = LAYOUTS["capacity"](layer(ALL_ON_TWO))
+    sections = {"route": ROUTE_S, "dispatch": 6 * ROW_S, "experts": 2 * EXPERT_S, "combine": 6 * ROW_S}
+    check(cost, sections, 12)
+    assert cost.num_dropped == 8
+    assert cost.num_flops.tolist() == [2 * 8 * 3 * 512 * 512] * 4
+    even = LAYOUTS["capacity"](layer(np.arange(16).reshape(8, 2) % 8))
+    assert even.num_dropped == 0
+    check(even, sections, 12)
+
+
+def test_no_expert_is_padded_beyond_the_tokens_of_a_rank():
+    cost = LAYOUTS["capacity"](layer(ALL_ON_TWO, capacity_factor=50))
+    assert cost.num_dropped == 0
+    assert cost.num_flops.tolist() == [2 * 16 * 3 * 512 * 512] * 4
+
+
+def test_slices_of_all_used_experts_see_all_tokens():
+    cost = LAYOUTS["sliced"](layer(ALL_ON_TWO))
+    ring = 3 * 2 * ROW_S
+    sections = {
+        "route": ROUTE_S,
+        "gather counts": 3 * 8 * 4 / 1e9,
+        "gather tokens": ring,
+        "experts": 2 * EXPERT_S / 4,
+        "reduce-scatter": ring,
+    }
+    check(cost, sections, 2 * 6 + 3 * 32 / 1024)
+    assert cost.num_flops.tolist() == [2 * 16 * 3 * 512 * 128] * 4
+    assert cost.weight_bytes.tolist() == [8 * 2 * 3 * 512 * 128] * 4
+
+
+def test_messages_go_at_the_rate_of_their_size():
+    rates = (LinkRate(transfer_bytes=1024, bytes_per_s=1e8), LinkRate(transfer_bytes=4096, bytes_per_s=1e9))
+    link = Link(source="rank", target="rank", rates=rates)
+    ids = np.tile([[0], [2], [4], [6]], (4, 1))  # each rank sends a row to each other
+    cost = LAYOUTS["expert"](layer(ids, link=link))
+    assert cost.sections["dispatch"] == pytest.approx(np.full(4, 3 * 1024 / 1e8))
+    ring = LAYOUTS["sliced"](layer(ids, link=link)).sections["gather tokens"]
+    assert ring == pytest.approx(np.full(4, 3 * 4096 / 1e9))
+
+
+@pytest.mark.parametrize(("num_ranks", "distinct"), [(2, 1.99), (4, 3.60), (8, 5.25)])
+def test_volumes_are_those_of_the_literature(num_ranks, distinct):
+    """2 B/P r H b for r remote ranks of the `distinct` that eight even experts hit; 2 (P-1)/P B H b for slices."""
+    shape = dataclasses.replace(SMALL, num_experts=1024)
+    router = SkewRouter(num_experts=1024, top_k=8, router_skew=1.0, num_experts_skew=1024)
+    at = layer(router.route(8000), num_ranks, shape)
+    remote = distinct * (num_ranks - 1) / num_ranks
+    sent = LAYOUTS["expert"](at).sent_bytes.mean()
+    assert sent == pytest.approx(2 * 8000 / num_ranks * remote * 1024, rel=0.01)
+    gathered = LAYOUTS["sliced"](at).sent_bytes - (num_ranks - 1) * 1024 * 4
+    assert gathered == pytest.approx(np.full(num_ranks, 2 * (num_ranks - 1) / num_ranks * 8000 * 1024))
+
+
+@given(st.floats(0, 1), st.integers(1, 8), st.integers(1, 40), st.integers(0, 50), st.integers(1, 200))
+def test_slices_are_balanced_at_any_skew_to_a_column(skew, num_hot, num_ranks, seed, num_tokens):
+    router = SkewRouter(num_experts=8, top_k=2, router_skew=skew, num_experts_skew=num_hot, seed=seed)
+    at = layer(router.route(num_tokens), num_ranks)
+    cost = LAYOUTS["sliced"](at)
+    column = 2 * num_tokens * 2 * 3 * 512
+    assert cost.num_flops.max() - cost.num_flops.min() <= column
+    total = 2 * num_tokens * 2 * 3 * 512 * 512
+    for name in ("replicated", "expert", "expert-by-load", "sliced"):
+        assert LAYOUTS[name](at).num_flops.sum() == pytest.approx(total), name
+        assert LAYOUTS[name](at).num_dropped == 0
+
+
+def test_more_ranks_than_experts_and_tokens_leave_some_without_work():
+    at = layer(ALL_ON_TWO[:3], num_ranks=10)
+    expert, capacity = LAYOUTS["expert"](at), LAYOUTS["capacity"](at)
+    assert (expert.num_flops > 0).tolist() == [True, True] + 8 * [False]
+    assert (capacity.weight_bytes > 0).tolist() == 8 * [True] + 2 * [False]
+    assert (LAYOUTS["replicated"](at).num_flops > 0).tolist() == 3 * [True] + 7 * [False]
+
+
+def test_one_rank_sends_nothing_and_all_layouts_compute_the_same():
+    at = layer(ALL_ON_TWO, num_ranks=1, capacity_factor=8)
+    for name in ("replicated", "expert", "expert-by-load", "sliced"):
+        cost = LAYOUTS[name](at)
+        assert cost.sent_bytes.tolist() == [0]
+        assert sum(times[0] for times in cost.sections.values()) == pytest.approx(ROUTE_S + 2 * EXPERT_S)
+
+
+def test_without_a_rate_ranks_exchange_through_the_hosts_memory():
+    uneven = dataclasses.replace(
+        ROUND,
+        links=tuple(
+            dataclasses.replace(link, rates=(LinkRate(transfer_bytes=1, bytes_per_s=5e8),))
+            if link.target == "ram"
+            else link
+            for link in ROUND.links
+        ),
+    )
+    assert rank_link(uneven, None).seconds(1e9) == 2
+    assert rank_link(machine(ram=10**10), None).seconds(1e9) == 0.2
+    assert rank_link(uneven, 2e9).seconds(1e9) == 0.5
