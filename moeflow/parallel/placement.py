@@ -136,7 +136,7 @@ class _Packing:
         self._loads = [0.0] * num_ranks
 
     def add(self, expert: int) -> None:
-        """Put a replica on the least loaded rank that has a free slot and not the expert; on none, if all have it."""
+        """Put a replica on the least loaded rank that has a free slot and not yet the expert, if there is one."""
         suited = [rank for rank, held in enumerate(self._held) if len(held) < self._slots and expert not in held]
         if suited:
             rank = min(suited, key=lambda rank: (self._loads[rank], rank))

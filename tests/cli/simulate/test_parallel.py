@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -70,6 +71,15 @@ def test_hot_experts_are_a_tenth_or_as_many_as_said(model):
     one, two = (objects(run(model, *args, *more))["expert"] for more in ((), ("--skew-experts", "1")))
     assert one == two
     assert objects(run(model, *args, "--skew-experts", "8"))["expert"]["work_max_over_mean"] < 1.1
+
+
+def test_many_experts_have_the_studys_defaults(model, tmp_path):
+    file = tmp_path / "many.json"
+    file.write_text(json.dumps(json.loads(Path(model).read_text()) | {"num_local_experts": 128}))
+    args = (str(file), "--json", "--layout", "expert", "--layout", "capacity")
+    by_default, spelt_out = objects(run(*args)), objects(run(*args, "--skew-experts", "12", "--capacity-factor", "50"))
+    assert by_default == spelt_out
+    assert objects(run(model, "--json"))["capacity"]["capacity_factor"] == 8
 
 
 def test_thousands_of_ranks_and_a_machine_without_devices(model, tmp_path):

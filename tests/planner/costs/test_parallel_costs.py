@@ -79,6 +79,8 @@ def test_a_hot_expert_gets_replicas_in_the_slot_more_that_each_rank_has():
     assert cost.weight_bytes.tolist() == [3 * 2 * 3 * 512 * 512] * 4
     assert cost.num_flops.tolist() == [2 * 2 * 3 * 512 * 512] * 4
     assert cost.sections["experts"] == pytest.approx(np.full(4, EXPERT_S))
+    uneven = LAYOUTS["expert-by-load"](layer(np.zeros((8, 1), int), 3, loads=loads))
+    assert uneven.weight_bytes.max() == 4 * 2 * 3 * 512 * 512
 
 
 def test_padded_experts_cost_the_same_whatever_is_chosen_and_drop_the_rest():
@@ -115,11 +117,16 @@ def test_slices_of_all_used_experts_see_all_tokens():
 
 
 def test_messages_go_at_the_rate_of_their_size():
-    rates = (LinkRate(transfer_bytes=1024, bytes_per_s=1e8), LinkRate(transfer_bytes=4096, bytes_per_s=1e9))
+    sizes = {1024: 1e8, 2048: 2e8, 4096: 1e9}
+    rates = tuple(LinkRate(transfer_bytes=size, bytes_per_s=rate) for size, rate in sizes.items())
     link = Link(source="rank", target="rank", rates=rates)
     ids = np.tile([[0], [2], [4], [6]], (4, 1))  # each rank sends a row to each other
     cost = LAYOUTS["expert"](layer(ids, link=link))
     assert cost.sections["dispatch"] == pytest.approx(np.full(4, 3 * 1024 / 1e8))
+    more = LAYOUTS["expert"](layer(np.tile(ids, (2, 1)), link=link))
+    assert more.sections["dispatch"] == pytest.approx(np.full(4, 3 * 2048 / 2e8))
+    few = LAYOUTS["expert"](layer(np.tile([[0]], (4, 1)), link=link))  # three ranks have one row to send
+    assert few.sections["dispatch"][1:] == pytest.approx(np.full(3, 1024 / 1e8))
     ring = LAYOUTS["sliced"](layer(ids, link=link)).sections["gather tokens"]
     assert ring == pytest.approx(np.full(4, 3 * 4096 / 1e9))
 
