@@ -103,7 +103,7 @@ def test_json_round_trip(num_ranks, slots, loads):
         ('{"num_ranks": 2, "homes": [[["a"]]]}', "no placement"),
         ('{"num_ranks": 2, "homes": [[[0], []]]}', "expert 1 of layer 0"),
         ('{"num_ranks": 2, "homes": [[[2]]]}', "one of 0 to 1"),
-        ('{"num_ranks": 2, "homes": [[[-1]]]}', "one of 0 to 1"),
+        ('{"num_ranks": 2, "homes": [[[-1, 1]]]}', "one of 0 to 1"),
         ('{"num_ranks": 2, "homes": [[[0, 0]]]}', "none twice"),
         ('{"num_ranks": 2, "homes": [[[1, 0]]]}', "ascending"),
         ('{"num_ranks": 2, "homes": [[[0]], [[0], [1]]]}', "different numbers"),

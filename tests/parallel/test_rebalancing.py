@@ -63,3 +63,10 @@ def test_a_slot_that_was_filled_is_free_no_longer():
     old = ExpertPlacement(3, (((0,), (0,), (1,)),))
     new = ExpertPlacement(3, (((1,), (1,), (2,)),))
     assert moves(old, new, 9) == [Move(0, 0, 0, 1), Move(0, 2, 1, 2), Move(0, 1, 0, 1)]
+
+
+def test_what_has_become_free_is_used_before_a_staging_slot():
+    """Experts 0 and 1 change places; 2 makes room for 3."""
+    old = ExpertPlacement(4, (((0,), (3,), (1,), (0,)),))
+    new = ExpertPlacement(4, (((3,), (0,), (2,), (1,)),))
+    assert moves(old, new, 9) == [Move(0, 2, 1, 2), Move(0, 3, 0, 1), Move(0, 0, 0, 3), Move(0, 1, 3, 0)]
