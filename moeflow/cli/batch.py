@@ -97,7 +97,7 @@ def batch(
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    """Say whether two names lead to one file, which need not be there yet."""
+    """Return whether two names lead to one file, which need not be there yet."""
     return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))
 
 
@@ -168,7 +168,7 @@ class Job:
         }
 
     def last_words(self, totals: Totals, *, is_complete: bool) -> str:
-        """Say how it ended and what to do next."""
+        """Return how it ended and what to do next."""
         done = totals.completed + totals.failed
         if not is_complete:
             return (

@@ -146,7 +146,7 @@ class Machine:
     is_quick: bool = False  # measured in a second, and only for what was to be started then
 
     def has(self, name: str) -> bool:
-        """Say whether there is such a level."""
+        """Return whether there is such a level."""
         return any(level.name == name for level in self.levels)
 
     @property

@@ -169,7 +169,7 @@ class _Peer:
             self._process = None
 
     def has_ended(self) -> bool:
-        """Say whether it computes no more, be it that its parent has not noticed yet."""
+        """Return whether it computes no more, be it that its parent has not noticed yet."""
         try:
             return self._process is None or not self._process.is_running() or self._process.status() in _ENDED
         except psutil.NoSuchProcess:

@@ -100,19 +100,19 @@ class Decision:
         batching = self._batching(batching, weights, plan, cpu_isa)
         self._set_beside_weights(cpu_isa, batching)
         weight_bytes = self._check_weights(weights, plan)
+        num_ranks = self._num_ranks(cpu_isa, plan)
         share = kv_share(has_slots=plan is not None, is_limited=is_limited)
         attends_in_torch = device != "cpu" or self.offloads_to_torch or not extension.is_available()
         cache = choose_kv_cache(
             self._with_reserved_kv(weights, batching.max_num_seqs),
             self.shape,
             torch_dtype=dtype if attends_in_torch else None,
-            left_bytes=self.free_bytes - weight_bytes - self._overhead_bytes,
+            left_bytes=self._left_for_kv(weights, weight_bytes, num_ranks),
             share=share,
             max_num_seqs=batching.max_num_seqs,
             reasons=reasons,
         )
         num_threads = choose_num_threads(settings.num_threads, self.resources, reasons)
-        num_ranks = self._num_ranks(cpu_isa, plan)
         return EngineConfig(
             model_path=str(self.checkpoint.path),
             model_name=settings.model_name or self.checkpoint.path.stem,
@@ -144,6 +144,13 @@ class Decision:
             graph_file=_absolute(settings.graph_file),
             trace_file=_absolute(settings.trace_file),
         )
+
+    def _left_for_kv(self, weights: WeightChoice, weight_bytes: int, num_ranks: int) -> int:
+        """Return the bytes from which each rank may take its keys and values; all weights but experts it has, too."""
+        costs = self._costs(weights)
+        of_each = self._overhead_bytes + int(costs.model_bytes - costs.experts_bytes)
+        left_bytes = self.free_bytes - weight_bytes - self._overhead_bytes - (num_ranks - 1) * of_each
+        return max(left_bytes, 0) // num_ranks
 
     def _num_ranks(self, cpu_isa: str, plan: ExpertPlan | None) -> int:
         """Return how many processes share the experts. Raises: ConfigError where they cannot."""
@@ -311,7 +318,7 @@ class Decision:
         return choice.with_routers(self.checkpoint)
 
     def _keeps_precision(self, weights: WeightChoice) -> bool:
-        """Say whether float32 may stay: with a memory limit, what does not fit comes from disk."""
+        """Return whether float32 may stay: with a memory limit, what does not fit comes from disk."""
         return self.settings.memory_bytes is not None or self._left(weights) >= 0
 
     def _left(self, weights: WeightChoice) -> float:

@@ -25,7 +25,7 @@ def open_for_reading(path: Path, *, direct: bool) -> int:
 
 
 def has_direct_reads(path: Path, buffer: memoryview) -> bool:
-    """Say whether the file can be read past the page cache into `buffer`, whose length is whole pages.
+    """Return whether the file can be read past the page cache into `buffer`, whose length is whole pages.
 
     Some file systems refuse when opening, others when reading; what else goes wrong is for the first real read.
     """

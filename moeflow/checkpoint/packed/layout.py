@@ -211,7 +211,7 @@ def decode_header(page: bytes, path: Path) -> SlabSpec:
 
 
 def _makes_sense(spec: SlabSpec) -> bool:
-    """Say whether sizes are possible; a dense model has no slabs."""
+    """Return whether sizes are possible; a dense model has no slabs."""
     counts = (spec.num_layers, spec.num_experts, spec.slab_bytes)
     has_slabs = min(counts) > 0
     is_dense = counts == (0, 0, 0) and spec.resident_bytes > 0
@@ -219,6 +219,6 @@ def _makes_sense(spec: SlabSpec) -> bool:
 
 
 def is_packed_weights_file(path: Path) -> bool:
-    """Say whether a file was written here, in whatever version and state. Raises: OSError."""
+    """Return whether a file was written here, in whatever version and state. Raises: OSError."""
     with path.open("rb") as stream:
         return stream.read(len(_MAGIC)) == _MAGIC

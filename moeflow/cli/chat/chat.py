@@ -132,17 +132,17 @@ def speed(num_tokens: int, first_s: float, rest_s: float) -> str:
 
 @contextmanager
 def stoppable() -> Iterator[Callable[[], bool]]:
-    """Make the first Ctrl-C a wish to stop, so that the pass under way ends in order; a second one interrupts."""
-    wished = False
+    """Take the first Ctrl-C as a request to stop, so that the pass under way ends in order; a second one interrupts."""
+    is_asked = False
 
     def on_interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal wished
-        if wished:
+        nonlocal is_asked
+        if is_asked:
             raise KeyboardInterrupt
-        wished = True
+        is_asked = True
 
     before = signal.signal(signal.SIGINT, on_interrupt)
     try:
-        yield lambda: wished
+        yield lambda: is_asked
     finally:
         signal.signal(signal.SIGINT, before)

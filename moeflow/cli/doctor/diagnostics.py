@@ -54,7 +54,7 @@ def examine(cache_dir: Path, cpu_isa: str) -> list[Finding]:
 
 
 def packages() -> list[Finding]:
-    """Say which versions of Python and of the packages that do the work are installed."""
+    """Return which versions of Python and of the packages that do the work are installed."""
     findings = [Finding("python", Verdict.OK, f"{platform.python_version()} at {sys.executable}")]
     for name in NEEDED_PACKAGES:
         try:
@@ -65,7 +65,7 @@ def packages() -> list[Finding]:
 
 
 def hardware(cpu_isa: str) -> list[Finding]:
-    """Say what there is to compute with."""
+    """Return what there is to compute with."""
     try:
         machine = lazy.host_resources()
     except ImportError as error:
@@ -91,7 +91,7 @@ def _cpu_info(file: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
 
 
 def instruction_set(info: dict[str, str]) -> Finding:
-    """Say which instructions that speed up matrix products there are."""
+    """Return which instructions that speed up matrix products there are."""
     flags = (info.get("flags") or info.get("Features") or "").split()
     found = [flag for flag in CPU_FLAGS if flag in flags]
     if "avx2" in found or "asimd" in found:
@@ -105,7 +105,7 @@ def instruction_set(info: dict[str, str]) -> Finding:
 
 
 def cpu_kernels(cpu_isa: str) -> Finding:
-    """Say whether the extension that computes on CPUs is there, and which of the instructions it uses."""
+    """Return whether the extension that computes on CPUs is there, and which of the instructions it uses."""
     if lazy.cpu.is_available():
         try:
             return Finding("CPU kernels", Verdict.OK, f"installed, for {lazy.cpu.best_isa(cpu_isa)}")
@@ -119,7 +119,7 @@ def cpu_kernels(cpu_isa: str) -> Finding:
 
 
 def memory(machine: HostResources) -> Finding:
-    """Say how much RAM there is and how much of it is free."""
+    """Return how much RAM there is and how much of it is free."""
     found = f"{format_bytes(machine.available_bytes)} free of {format_bytes(machine.total_bytes)}"
     if machine.available_bytes >= MIN_FREE_RAM:
         return Finding("memory", Verdict.OK, found)
@@ -128,7 +128,7 @@ def memory(machine: HostResources) -> Finding:
 
 
 def accelerator(machine: HostResources, driver: Path = Path("/proc/driver/nvidia/version")) -> list[Finding]:
-    """Say whether torch sees a GPU, and measure it. A machine without one is as good a machine."""
+    """Return whether torch sees a GPU, and measure it. A machine without one is as good a machine."""
     if machine.accelerator is None:
         found = "none; models run on the processor"
         if not driver.exists():
@@ -156,7 +156,7 @@ def accelerator(machine: HostResources, driver: Path = Path("/proc/driver/nvidia
 
 
 def calibration(cache_dir: Path) -> list[Finding]:
-    """Say when this machine's speed was measured, on which plans and expectations rest, and whether calmly."""
+    """Return when this machine's speed was measured, on which plans and expectations rest, and whether calmly."""
     try:
         known = lazy.known_machine(cache_dir, lazy.host_resources().num_cores)
     except ImportError:  # said of the hardware
@@ -173,7 +173,7 @@ def calibration(cache_dir: Path) -> list[Finding]:
 
 
 def disk(cache_dir: Path) -> Finding:
-    """Say how much room there is where built models go."""
+    """Return how much room there is where built models go."""
     existing = next(folder for folder in (cache_dir, *cache_dir.absolute().parents) if folder.exists())
     free = shutil.disk_usage(existing).free
     found = f"{format_bytes(free)} free at {cache_dir}"

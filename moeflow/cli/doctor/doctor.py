@@ -48,7 +48,7 @@ have weights in a damaged part, are named."""
 @click.option("--verify", "verifies", is_flag=True, help="Compare the model's packed file with its checksums.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def doctor(overrides: dict[str, Any], verifies: bool, as_json: bool) -> int:
-    """Say what this machine has, what is missing and what to do.
+    """Show what this machine has, what is missing and what to do.
 
     With MODEL, a Hugging Face folder or a .gguf file, say also whether it fits and what it will use.
     """

@@ -83,7 +83,7 @@ def describe(shape: ModelConfig) -> str:
 
 
 def limits(config: EngineConfig, shape: ModelConfig) -> list[Finding]:
-    """Say with which limits the model would run, and why."""
+    """Return with which limits the model would run, and why."""
     scheduler = config.scheduler
     tokens = scheduler.num_blocks * scheduler.block_size
     found = [
@@ -107,7 +107,7 @@ def limits(config: EngineConfig, shape: ModelConfig) -> list[Finding]:
 
 
 def place(config: EngineConfig) -> str:
-    """Say where weights are."""
+    """Return where weights are."""
     if config.offload is None:
         return config.device
     device = "an emulated device" if config.offload.cuda is None else config.offload.cuda.name
@@ -115,7 +115,7 @@ def place(config: EngineConfig) -> str:
 
 
 def shares(config: EngineConfig, memory: MemoryPlan, shape: ModelConfig) -> list[Finding]:
-    """Say what a memory limit is used for. What is said of `generate` holds for a server with less for experts."""
+    """Return what a memory limit is used for. What is said of `generate` holds for a server with less for experts."""
     processes = "both processes" if memory.is_served else "the process; a server takes some 300 MiB more"
     lines = [
         (memory.process_bytes, processes),

@@ -190,7 +190,7 @@ def check_json(plan: Plan, rows: Sequence[CheckRow]) -> str:
 
 
 def is_speed(row: CheckRow) -> bool:
-    """Say whether a row is tokens a second or a time to the first token."""
+    """Return whether a row is tokens a second or a time to the first token."""
     return row.unit in ("tokens/s", "ms")
 
 

@@ -188,7 +188,7 @@ def plan(
 
 
 def has_to_learn(planned: Planned) -> bool:
-    """Say whether speeds depend on routers of which nothing is known yet."""
+    """Return whether speeds depend on routers of which nothing is known yet."""
     return forecast_of(planned.plan).policy.experts_on_disk > 0 and not planned.model.routing.decode
 
 

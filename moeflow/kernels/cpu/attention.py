@@ -20,7 +20,7 @@ except ImportError:
 
 
 def fits(x: Tensor, blocks: KVBlocks) -> bool:
-    """Say whether the kernels take these blocks with queries (or keys and values) such as x [T, heads, D]."""
+    """Return whether the kernels take these blocks with queries (or keys and values) such as x [T, heads, D]."""
     return blocks.handle is not None and x.dtype is torch.float32 and x.stride()[1:] == (blocks.head_dim, 1)
 
 

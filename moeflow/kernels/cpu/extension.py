@@ -25,12 +25,12 @@ ISAS: Final = ("generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16")  # eac
 
 
 def is_available() -> bool:
-    """Say whether the extension is there; without it everything else here fails."""
+    """Return whether the extension is there; without it everything else here fails."""
     return not _WHY_NOT
 
 
 def why_not() -> str:
-    """Say why the extension is not there; empty if it is."""
+    """Return why the extension is not there; empty if it is."""
     return _WHY_NOT
 
 

@@ -23,7 +23,7 @@ _AVAILABLE = extension.is_available()
 
 
 def accepts(x: Tensor) -> bool:
-    """Say whether these operations can be used for a tensor."""
+    """Return whether these operations can be used for a tensor."""
     return _AVAILABLE and x.is_cpu and x.dtype is torch.float32 and x.is_contiguous()
 
 

@@ -49,8 +49,8 @@ class PackedLayers:
         Shapes: hidden [T, H] float32, which is used up -> [T, H].
         Blocks: until experts are there. Raises: StorageError if one cannot be read.
         """
-        blocks, is_heard = context.kv.layers, self._on_route is not None
-        work = self._decoder.begin(hidden, rotary.cos, rotary.sin, blocks, context.attention, keeps_choices=is_heard)
+        blocks, keeps = context.kv.layers, self._on_route is not None
+        work = self._decoder.begin(hidden, rotary.cos, rotary.sin, blocks, context.attention, keeps_choices=keeps)
         if self._cached is None:
             work.run()
         else:

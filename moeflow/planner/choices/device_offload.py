@@ -41,7 +41,7 @@ def device_overrides(settings: Settings, machine: HostResources) -> OffloadOverr
 
 
 def computes_in_torch(overrides: OffloadOverrides) -> bool:
-    """Say whether torch computes on the device, and not the CPU kernels that emulate it."""
+    """Return whether torch computes on the device, and not the CPU kernels that emulate it."""
     return isinstance(overrides.device, CudaDeviceConfig) or overrides.device.computes_in_torch
 
 
@@ -51,7 +51,12 @@ def settings_of_host(settings: Settings, overrides: OffloadOverrides) -> Setting
         raise ConfigError(
             "--packed-weights names weights that are packed for the CPU's kernels, but torch computes: leave it away"
         )
-    for name, value in (("--memory", settings.memory_bytes), ("--record-routing", settings.record_routing)):
+    unused = {
+        "--memory": settings.memory_bytes,
+        "--record-routing": settings.record_routing,
+        "--ranks": None if settings.num_ranks == 1 else settings.num_ranks,
+    }
+    for name, value in unused.items():
         if value is not None:
             raise ConfigError(
                 f"{name} does not go with a device that is smaller than the model: leave one of them away"

@@ -80,7 +80,7 @@ class ExpertPlan:
         )
 
     def reason(self, config: ExpertSlotsConfig) -> str:
-        """Say what was decided."""
+        """Return what was decided."""
         made = "is" if self.packed_weights_file.exists() else "will be"
         return (
             f"up to {config.num_slots} of {self.spec.num_slabs} in memory, of {format_bytes(self.spec.slab_bytes)} "

@@ -134,7 +134,7 @@ def plan_offload(overrides: OffloadOverrides, costs: ModelCosts, limits: Schedul
 
 
 def _may_share(device: DeviceConfig) -> bool:
-    """Say whether the host may compute experts, as many as it measures to be best.
+    """Return whether the host may compute experts, as many as it measures to be best.
 
     Host and device have to round alike, so that any number gives the same; and to compute beside each other: a device
     without a pace of its own is the host's processor.

@@ -155,7 +155,7 @@ def pack(
 
 
 def _is_right(file: Path, spec: SlabSpec, on_bytes: OnBytes | None) -> bool:
-    """Say whether a file is whole. Raises: ConfigError if it is another model's, CheckpointError if it is not ours."""
+    """Return whether a file is whole. Raises: ConfigError if it is another model's, CheckpointError if not ours."""
     try:
         verify_packed_weights_file(_read_index(file, spec), on_bytes or _ignore)
     except (CheckpointError, StorageError):

@@ -129,7 +129,7 @@ class CostModel:
 
     @cached_property
     def has_device(self) -> bool:
-        """Say whether there is a device; otherwise the host computes everything."""
+        """Return whether there is a device; otherwise the host computes everything."""
         return self.machine.has(DEVICE)
 
     def decode(self, choice: IntegerPolicy) -> Resources:

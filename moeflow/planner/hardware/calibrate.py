@@ -104,7 +104,7 @@ def measure_kernels(
 
 
 def is_as_measured(machine: Machine, num_threads: int) -> bool:
-    """Say whether memory and processor are about as fast as they were when the machine was measured: a glance."""
+    """Return whether memory and processor are about as fast as they were when the machine was measured: a glance."""
     level = machine.level(RAM)
     bench = KernelBench(num_threads, THOROUGH)
     samples = []

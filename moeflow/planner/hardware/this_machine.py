@@ -131,7 +131,7 @@ def how_measured(machine: Machine) -> str:
 
 
 def was_disturbed(machine: Machine) -> bool:
-    """Say whether a machine was measured beside other work, so that its figures may be too low."""
+    """Return whether a machine was measured beside other work, so that its figures may be too low."""
     return machine.other_work >= DISTURBING
 
 

@@ -96,7 +96,7 @@ def _about(number: int, times: float) -> tuple[int, int]:
 
 
 def _is_at_edge(choice: IntegerPolicy, around: IntegerPolicy, times: float) -> bool:
-    """Say whether better ones may lie beyond the grid around a choice."""
+    """Return whether better ones may lie beyond the grid around a choice."""
     pairs = (
         (choice.micro_batch, around.micro_batch),
         (choice.num_micro_batches, around.num_micro_batches),

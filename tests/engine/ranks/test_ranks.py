@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import time
@@ -18,6 +19,7 @@ from moeflow.engine.messages import Submission
 from moeflow.engine.process.supervisor import Supervisor
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.packed_files import pack
+from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.engine.streamed_runs import run
@@ -115,12 +117,23 @@ def test_a_model_that_a_rank_cannot_load_is_an_error_at_the_start(model, monkeyp
     ("settings", "complaint"),
     [
         ({"num_ranks": 6}, "6 ranks .* only 5 experts"),
-        ({"num_ranks": 2, "device": "emulated:64MiB,1,torch"}, "leave --device away"),
+        ({"num_ranks": 2, "device": "emulated:64MiB,1,torch"}, "--ranks does not go with a device"),
     ],
 )
 def test_ranks_that_cannot_share_a_model_are_refused(model, settings, complaint):
     with pytest.raises((ConfigError, CapacityError), match=complaint):
         config_of(model, **settings)
+
+
+def test_each_rank_has_keys_and_values_of_its_own(model):
+    here = dataclasses.replace(host_resources(), available_bytes=2**32)
+
+    def kv_bytes(num_ranks):
+        return resolve(
+            Settings(model=model, max_num_seqs=10**5, num_ranks=num_ranks), resources=here
+        ).config.kv_cache_bytes
+
+    assert 2 * kv_bytes(2) < kv_bytes(1)
 
 
 def test_a_dense_model_has_nothing_to_share(tmp_path):
