@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,3 +25,18 @@ def builtin_model() -> Path:
         except ConfigError as error:
             pytest.skip(str(error))
     return ensure_builtin_model(default_cache_dir())
+
+
+@pytest.fixture(autouse=True)
+def speed_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare engines that start in this process a second of measuring: a machine that was measured is taken as it is."""
+    if "moeflow.planner.planning" not in sys.modules:  # most tests need no torch
+        return
+    from moeflow.planner import planning
+    from moeflow.planner.hardware.this_machine import known_machine
+    from tests.planner.examples import machine
+
+    def kept_or_round(cache_dir: Path, *, num_threads: int, ram_bytes: int, **_: object) -> object:
+        return known_machine(cache_dir, num_threads) or machine(ram=ram_bytes)
+
+    monkeypatch.setattr(planning, "machine_for_start", kept_or_round)

@@ -25,7 +25,7 @@ if extension.is_available():
 
 BUFFER_BYTES: Final = 4 << 20  # of each of a rank's two: what is longer goes in pieces
 _LOOK_S: Final = 0.05  # so soon is it noticed that a rank has ended, or that a signal has come
-_ENDED: Final = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+_ENDED: Final = ("zombie", "dead")  # as psutil calls what computes no more
 
 
 def make_descriptor(num_ranks: int, buffer_bytes: int = BUFFER_BYTES) -> int:

@@ -10,6 +10,7 @@ from moeflow.core.engine_config import ExpertSlotsConfig, MemoryPlan
 from moeflow.core.errors import ConfigError
 from moeflow.kernels.cpu import extension
 from moeflow.planner.apply_plan import machine_notice, overruled, settings_from_plan, settings_of
+from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.hardware.this_machine import machine_identity
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
@@ -50,9 +51,14 @@ def test_all_that_a_plan_decides_becomes_settings():
 )
 def test_a_configuration_is_decided_again_from_its_settings(tmp_path, asked):
     write_tiny_mixtral(tmp_path)
-    config = resolve(Settings(model=str(tmp_path), kv_cache_bytes=1 << 20, cache_dir=tmp_path, **asked)).config
-    again = dataclasses.replace(settings_of(config), cache_dir=tmp_path)
-    assert resolve(again).config == dataclasses.replace(config, is_wide=resolve(again).config.is_wide)
+    here = dataclasses.replace(host_resources(), process_bytes=200 << 20)  # this process may have grown by other tests
+
+    def config_of(settings):
+        return resolve(settings, resources=here).config
+
+    config = config_of(Settings(model=str(tmp_path), kv_cache_bytes=1 << 20, cache_dir=tmp_path, **asked))
+    again = config_of(dataclasses.replace(settings_of(config), cache_dir=tmp_path))
+    assert again == dataclasses.replace(config, is_wide=again.is_wide)
 
 
 def test_what_the_user_set_stays_and_is_reported():
