@@ -241,7 +241,8 @@ def test_an_input_that_is_damaged_later_costs_no_result(tmp_path, tokenizer, eve
     assert (end.errors is not None) == (event is None)
     assert set(kept) <= set(whole_lines(copy))
     assert end.output_file_id is not None
-    num_answers = sum(custom_id.startswith("short") for custom_id, _ in kept)
+    # On a busy machine some come too late, and have an error.
+    num_answers = sum(name.startswith("short") and json.loads(line)["error"] is None for name, line in kept)
     assert (end.request_counts.total, end.request_counts.completed) == (len(IDS), num_answers)
 
 
