@@ -220,4 +220,4 @@ def test_a_start_that_fails_leaves_no_threads(model, monkeypatch):
     monkeypatch.setattr(model_runner, "KVStorage", refuse)
     with pytest.raises(CapacityError, match="no room"):
         Engine.load(offloaded(model, "cgopipe", 8))
-    assert set(threading.enumerate()) == threads
+    assert set(threading.enumerate()) <= threads
