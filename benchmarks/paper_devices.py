@@ -24,8 +24,8 @@ from moeflow.planner.costs.cost_model import DEVICE_COMPUTE, CostModel, IntegerP
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.hardware.machine_files import load_machine
 from moeflow.planner.model_files import shipped_models
-from moeflow.planner.search.objective import Objective
-from moeflow.planner.search.search import FINE, search_policy
+from moeflow.planner.search.objective import FINE, Objective
+from moeflow.planner.search.search import search_policy
 
 FORMATS: Final = Formats(matrices="float16", embeddings="float16", kv="float16", activation_bytes=2)
 MT_BENCH: Final = (77, 418)  # tokens of a prompt: on average, at most (table 3)

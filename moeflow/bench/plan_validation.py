@@ -22,7 +22,7 @@ from moeflow.engine.messages import EngineStats
 from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.planner.costs.cost_model import DISK_OFFLOAD, HOST_COMPUTE, CostModel, IntegerPolicy
 from moeflow.planner.costs.disk_waits import ExpertReads
-from moeflow.planner.planning import Planned
+from moeflow.planner.described import Planned
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.train.routing_learning import other_text

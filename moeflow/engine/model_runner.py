@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -22,12 +22,12 @@ from moeflow.engine.expert_store import COMPUTING, ExpertStore
 from moeflow.engine.memory_limiter import MemoryLimiter
 from moeflow.engine.messages import ExpertStats, ModelInfo, TokenLogprobs
 from moeflow.engine.offload.offloaded_model import OffloadedModel
-from moeflow.engine.ranks.pass_input import PassInput
 from moeflow.engine.ranks.rank_processes import RankProcesses
 from moeflow.engine.sampler import PROMPT_CHUNK, SampledToken, prompt_logprobs, sample
 from moeflow.kv.block_tables import BlockTables
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.pass_input import PassInput
 from moeflow.pipeline.runtime.dot import write_dot
 from moeflow.pipeline.runtime.perfetto import write_perfetto
 from moeflow.pipeline.runtime.trace import Label, Trace
@@ -105,7 +105,6 @@ class ModelRunner:
         self._row = None if trace is None else trace.row(PASSES)
         self._no_expert_stats = ExpertStats(memory_limit_bytes=config.memory_bytes)
         self._device = torch.device(config.device)
-        self._block_size = config.scheduler.block_size
         shape = model.config
         self._kv = make_kv_storage(config, shape)
         self._keeper: MemoryLimiter | None = None
@@ -208,10 +207,9 @@ class ModelRunner:
     def _forward(self, batch: Batch) -> torch.Tensor:
         """Return the final hidden states [T, H] of all tokens, in the order of the entries."""
         given = PassInput.of(batch)
-        if self._ranks is None:
-            return given.forward(self._model, self._kv, self._block_size, self._device)
-        with self._ranks.all_computing(given):
-            return given.forward(self._model, self._kv, self._block_size, self._device)
+        with nullcontext() if self._ranks is None else self._ranks.all_computing(given):
+            hidden_states: torch.Tensor = self._model(*given.tensors(self._kv, self._device))
+        return hidden_states
 
     def _prompt_logprobs(self, entry: BatchEntry, hidden_states: torch.Tensor, end: int) -> list[TokenLogprobs]:
         """Return log-probabilities of the prompt tokens that follow those of this pass."""

@@ -219,12 +219,7 @@ class Decision:
         if plan is None and not self.usage.reserves_kv:
             left = max(self._left(weights), 0.0)
             limit -= int(left * (1 - kv_share(has_slots=False, is_limited=self.settings.memory_bytes is not None)))
-        return Objective(
-            goal=self.usage.goal,
-            num_sequences=self.usage.num_sequences,
-            max_sequences=self.usage.max_sequences(has_device=False),
-            memory_limits={RAM: limit},
-        )
+        return self.usage.objective({RAM: limit})
 
     def _costs(self, weights: WeightChoice) -> ModelCosts:
         kv_dtype = "float32" if self.settings.kv_dtype == "auto" else self.settings.kv_dtype
@@ -325,14 +320,10 @@ class Decision:
         """Return the bytes that weights and process leave; negative if they do not fit."""
         return self.free_bytes - weights.num_bytes(self.checkpoint) - self._overhead_bytes
 
-    def _find_packed_file(self, weights: WeightChoice) -> Path | None:
-        named = self.settings.packed_weights_file
-        return find_packed_weights_file(self.checkpoint, weights.formats, named, self.settings.cache_dir)
-
     def _packed_file(self, weights: WeightChoice) -> str:
         """Return the packed weights that all weights are mapped from; empty if there is none."""
         named = self.settings.packed_weights_file
-        file = self._find_packed_file(weights)
+        file = find_packed_weights_file(self.checkpoint, weights.formats, named, self.settings.cache_dir)
         if file is not None:
             self.reasons.append(("start", f"weights are mapped from {file}, as `moeflow pack` left them"))
         elif named is not None:

@@ -33,7 +33,7 @@ from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
 from moeflow.planner.costs.work_space import work_bytes
 from moeflow.planner.decision import Wanted
 from moeflow.planner.estimate import host_costs, machine_reasons
-from moeflow.planner.forecast import disk_reasons, forecast
+from moeflow.planner.forecast import disk_reasons, expert_places, forecast
 from moeflow.planner.known_routing import known_routing
 from moeflow.planner.model_files import bare_config, shipped_models
 from moeflow.planner.search.objective import Objective
@@ -45,7 +45,7 @@ _GPU: Final = "cuda:0"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class DescribedPlan:
+class Planned:
     """A plan, and the costs that it was found with."""
 
     plan: Plan
@@ -60,7 +60,7 @@ def plan_described(
     *,
     has_device: bool,
     routing: RoutingProfile | None = None,
-) -> DescribedPlan:
+) -> Planned:
     """Return the best plan for the machine that `machine_of` returns.
 
     Raises: CapacityError if nothing fits; CheckpointError if there is no such model; ConfigError.
@@ -69,12 +69,8 @@ def plan_described(
     usage.check(shape, str(settings.model))
     costs = ModelCosts(shape, _formats(choice, settings, has_device=has_device))
     machine = machine_of(Wanted(costs=costs, packed_file=None))
-    objective = Objective(
-        goal=usage.goal,
-        num_sequences=usage.num_sequences,
-        max_sequences=usage.max_sequences(has_device=has_device),
-        memory_limits={} if settings.memory_bytes is None else {RAM: settings.memory_bytes},
-    )
+    limits = {} if settings.memory_bytes is None else {RAM: settings.memory_bytes}
+    objective = usage.objective(limits, has_device=has_device)
     learnt = routing or learnt
     if has_device:
         model = CostModel(machine, costs, usage.workload, routing=learnt, process_bytes=PROCESS_BYTES)
@@ -94,7 +90,7 @@ def plan_described(
             *machine_reasons(machine),
         ),
     )
-    return DescribedPlan(plan, model, objective)
+    return Planned(plan, model, objective)
 
 
 def _look_at(settings: Settings, *, has_device: bool) -> tuple[ModelConfig, WeightChoice, RoutingProfile]:
@@ -227,7 +223,7 @@ def _offload(model: CostModel, policy: Policy, num_blocks: int) -> OffloadConfig
     kv_layers = round(policy.kv_on_device * shape.num_layers) if policy.attention_on_device else 0
     window = policy.micro_batch * ceil(model.workload.max_tokens / BLOCK_SIZE)
     has_windows = policy.attention_on_device and kv_layers < shape.num_layers
-    resident = dict(forecast(model, policy, {}).expert_places).get(DEVICE, 0.0)
+    resident = dict(expert_places(model, policy)).get(DEVICE, 0.0)
     return OffloadConfig(
         cuda=CudaDeviceConfig(
             name=_GPU, memory_bytes=memory_bytes, capacity_bytes=max(memory_bytes - DEVICE_RESERVE_BYTES, 0)

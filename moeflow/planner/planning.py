@@ -16,11 +16,10 @@ from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DEVICE, DISK, Machine
 from moeflow.core.offload_config import CUDA, parse_cuda_device
 from moeflow.core.plan import Plan
-from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.decision import Wanted
-from moeflow.planner.described import plan_described
-from moeflow.planner.estimate import RENEW, Estimator
+from moeflow.planner.described import Planned, plan_described
+from moeflow.planner.estimate import RENEW
 from moeflow.planner.hardware.calibrate_device import measure_device
 from moeflow.planner.hardware.disk_rates import file_link
 from moeflow.planner.hardware.host import host_resources
@@ -29,7 +28,6 @@ from moeflow.planner.hardware.machine_files import load_machine
 from moeflow.planner.hardware.this_machine import how_measured, machine_for_start, this_machine, was_disturbed
 from moeflow.planner.model_files import bare_config
 from moeflow.planner.resolve import resolve
-from moeflow.planner.search.objective import Objective
 from moeflow.planner.search.sensitivity import bottleneck, helps
 from moeflow.planner.settings import Settings
 from moeflow.planner.usage import SERVING, Usage
@@ -46,16 +44,6 @@ class PlanRequest:
     machine: str | None = None  # a name or a file; None: this one
     recalibrate: bool = False  # measure this machine again
     routing: RoutingProfile | None = None  # None: what was learnt of this model, or even routing
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A plan, and the costs that it was made with."""
-
-    plan: Plan
-    model: CostModel
-    objective: Objective
-    estimator: Estimator | None = None  # of this machine
 
 
 def plan_for_start(settings: Settings, usage: Usage = SERVING, on_step: OnStep = lambda _: None) -> Plan:
@@ -115,8 +103,7 @@ def _plan_described(request: PlanRequest, on_step: OnStep) -> Planned:
         return found
 
     has_device = bool(_device_name(request.settings)) if described is None else described.has(DEVICE)
-    found = plan_described(request.settings, request.usage, machine, has_device=has_device, routing=request.routing)
-    return Planned(found.plan, found.model, found.objective)
+    return plan_described(request.settings, request.usage, machine, has_device=has_device, routing=request.routing)
 
 
 def _plan_here(request: PlanRequest, on_step: OnStep) -> Planned:
@@ -135,13 +122,8 @@ def _plan_here(request: PlanRequest, on_step: OnStep) -> Planned:
             "this machine's speed cannot be measured for these settings: its CPU kernels do not compute. Plan for a "
             "described machine (--machine t4, or a file)"
         )
-    objective = Objective(
-        goal=usage.goal,
-        num_sequences=usage.num_sequences,
-        max_sequences=usage.max_sequences(has_device=False),
-        memory_limits=resolved.estimator.memory_limits,
-    )
-    return Planned(resolved.plan, resolved.estimator.costs(usage.workload), objective, resolved.estimator)
+    objective = usage.objective(resolved.estimator.memory_limits)
+    return Planned(resolved.plan, resolved.estimator.costs(usage.workload), objective)
 
 
 @contextmanager

@@ -125,7 +125,7 @@ class Settings:
             "--max-num-seqs",
             "Maximum concurrent requests.",
             "Batching",
-            default=str(DEFAULT_MAX_NUM_SEQS),
+            default="planned",
             is_common=True,
         ),
     )
@@ -136,7 +136,7 @@ class Settings:
             "--max-num-batched-tokens",
             "Maximum tokens of one pass: fewer shorten the pauses that long prompts cause.",
             "Batching",
-            default=str(DEFAULT_MAX_NUM_BATCHED_TOKENS),
+            default="planned",
         ),
     )
     prefix_caching: bool = field(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.plan import Goal, Workload
-from moeflow.planner.search.objective import MAX_SEQUENCES
+from moeflow.planner.search.objective import MAX_SEQUENCES, Objective
 
 TYPICAL: Final = Workload(prompt_len=512, gen_len=128, max_prompt_len=512)  # where nothing is known of requests
 MAX_SEQUENCES_ON_HOST: Final = 256  # beyond, a step of a host is bound by arithmetic and answers only come later
@@ -29,6 +29,15 @@ class Usage:
     def max_sequences(self, *, has_device: bool) -> int:
         """Return how many sequences may decode together."""
         return self.num_requests or self.num_sequences or (MAX_SEQUENCES if has_device else MAX_SEQUENCES_ON_HOST)
+
+    def objective(self, memory_limits: Mapping[str, int], *, has_device: bool = False) -> Objective:
+        """Return what a search makes best, within these bytes of each tier."""
+        return Objective(
+            goal=self.goal,
+            num_sequences=self.num_sequences,
+            max_sequences=self.max_sequences(has_device=has_device),
+            memory_limits=memory_limits,
+        )
 
     def check(self, shape: ModelConfig, model: str) -> None:
         """Raises: ConfigError if a request would be longer than the model's context."""
@@ -60,7 +69,14 @@ BYTES_PER_TOKEN: Final = 4  # of English text, where no tokenizer is loaded yet
 def requests_of(prompt_bytes: Sequence[int], max_tokens: int) -> Usage:
     """Return a usage for offline prompts of these sizes, each answered with up to so many tokens."""
     lengths = [max(size // BYTES_PER_TOKEN, 1) for size in prompt_bytes]
-    workload = Workload(
-        prompt_len=max(round(sum(lengths) / len(lengths)), 1), gen_len=max_tokens, max_prompt_len=max(lengths)
+    return Usage(workload=average_workload(lengths, [max_tokens] * len(lengths)), num_requests=len(lengths))
+
+
+def average_workload(prompt_lens: Sequence[int], gen_lens: Sequence[int], rate: float = 0.0) -> Workload:
+    """Return the workload of requests of these lengths, in tokens; there is at least one."""
+    return Workload(
+        prompt_len=max(round(sum(prompt_lens) / len(prompt_lens)), 1),
+        gen_len=max(round(sum(gen_lens) / len(gen_lens)), 1),
+        max_prompt_len=max(prompt_lens),
+        rate=rate,
     )
-    return Usage(workload=workload, num_requests=len(lengths))

@@ -14,7 +14,7 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.plan import Workload
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.simulator.routing_study import study_trace
-from moeflow.planner.usage import BYTES_PER_TOKEN, TYPICAL, Usage
+from moeflow.planner.usage import BYTES_PER_TOKEN, TYPICAL, Usage, average_workload
 from moeflow.workload.routing_trace import read_routing_trace
 
 MAX_LOOKED_AT = 1000  # requests of a batch, for their lengths
@@ -36,7 +36,7 @@ def workload_of(file: Path, model: str, gen_len: int, rate: float) -> tuple[Work
         answers.append(gen or gen_len)
     if not prompts:
         raise ConfigError(f"{file} has no prompts in it")
-    return _averages(prompts, answers, rate), len(prompts)
+    return average_workload(prompts, answers, rate), len(prompts)
 
 
 def batch_usage(file: Path, num_requests: int) -> Usage:
@@ -44,17 +44,8 @@ def batch_usage(file: Path, num_requests: int) -> Usage:
     requests = [_request(item) for item in itertools.islice(_lines(file), MAX_LOOKED_AT)]
     prompts = [_estimated_tokens(text) if text else TYPICAL.prompt_len for text, _ in requests]
     answers = [gen or TYPICAL.gen_len for _, gen in requests]
-    workload = _averages(prompts, answers, rate=0.0) if requests else TYPICAL
+    workload = average_workload(prompts, answers) if requests else TYPICAL
     return Usage(workload=workload, num_requests=max(num_requests, 1))
-
-
-def _averages(prompts: list[int], answers: list[int], rate: float) -> Workload:
-    return Workload(
-        prompt_len=max(round(sum(prompts) / len(prompts)), 1),
-        gen_len=max(round(sum(answers) / len(answers)), 1),
-        max_prompt_len=max(prompts),
-        rate=rate,
-    )
 
 
 def _estimated_tokens(text: str) -> int:

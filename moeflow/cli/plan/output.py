@@ -14,6 +14,7 @@ from moeflow.core.hardware import DEVICE, DISK, FAR_APART, PINNED, RAM
 from moeflow.core.plan import DISK_OFFLOAD, RESIDENT, Estimate, Forecast, Plan, Sensitivity, plan_to_json
 from moeflow.core.units import format_bytes, format_seconds
 from moeflow.pipeline.catalog import PIPELINES
+from moeflow.planner.search.objective import WHY_SO_MANY
 
 if TYPE_CHECKING:
     from moeflow.bench.plan_validation import CheckRow
@@ -23,11 +24,6 @@ _PIPELINES = {
     RESIDENT: "everything is resident",
     DISK_OFFLOAD: "experts are read from disk as they are needed",
     **{name: pipeline.summary for name, pipeline in PIPELINES.items()},
-}
-_GOALS = {
-    "throughput": "most tokens a second for this workload",
-    "latency": "as few as are waited for: each more makes every step longer",
-    "memory": "least memory at nearly the best speed",
 }
 _RESOURCES = {"device": "the device", "disk": "the disk", "host": "the processor"}
 _MAX_HELPS = 4
@@ -59,7 +55,7 @@ def _why(plan: Plan, name: str) -> str:
 def policy_table(plan: Plan) -> Table:
     """Return what was decided, and why: only what this machine has."""
     config, limits = plan.config, plan.config.scheduler
-    rows = [("sequences at once (N)", f"{limits.max_num_seqs}", _why(plan, "max_num_seqs") or _GOALS[plan.goal])]
+    rows = [("sequences at once (N)", f"{limits.max_num_seqs}", _why(plan, "max_num_seqs") or WHY_SO_MANY[plan.goal])]
     if config.offload is not None and plan.forecast is not None:
         number = plan.forecast.policy.num_micro_batches
         micro_batches = f"{number} of them a step" if number > 1 else "all at once"

@@ -23,7 +23,7 @@ from moeflow.planner.hardware.machine_files import machine_names
 from moeflow.planner.usage import Usage
 
 if TYPE_CHECKING:
-    from moeflow.planner.planning import Planned
+    from moeflow.planner.described import Planned
     from moeflow.planner.settings import Settings
 
 MAX_SEQUENCES = 1 << 15  # that a plan is made for

@@ -21,10 +21,10 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import GroupError, MoeflowError
 from moeflow.engine.compute_setup import set_up
 from moeflow.engine.model_runner import make_kv_storage
-from moeflow.engine.ranks.pass_input import PassInput
 from moeflow.engine.ranks.rank_processes import RankStart, read_message
 from moeflow.engine.runner_loading import make_allocator, weight_memory
 from moeflow.models.loading import load_model
+from moeflow.models.pass_input import PassInput
 from moeflow.parallel.group import Group
 from moeflow.parallel.shared_memory_group import SharedMemoryGroup
 
@@ -42,7 +42,7 @@ def run(config: EngineConfig, group: Group) -> None:
     decoder = msgspec.msgpack.Decoder(PassInput)
     device = torch.device(config.device)
     while (message := read_message(sys.stdin.buffer)) is not None:
-        decoder.decode(message).forward(model, kv, config.scheduler.block_size, device)
+        model(*decoder.decode(message).tensors(kv, device))
 
 
 def main() -> None:

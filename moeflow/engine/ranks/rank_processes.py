@@ -20,7 +20,7 @@ import msgspec
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import GroupError
 from moeflow.core.parallel_config import ParallelConfig
-from moeflow.engine.ranks.pass_input import PassInput
+from moeflow.models.pass_input import PassInput
 from moeflow.parallel.group import Group
 from moeflow.parallel.shared_memory_group import SharedMemoryGroup, make_descriptor
 

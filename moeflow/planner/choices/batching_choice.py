@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from moeflow.core.errors import CapacityError
-from moeflow.core.plan import Policy, Workload
+from moeflow.core.plan import Workload
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.search.host_search import host_policy
-from moeflow.planner.search.objective import Objective, cost_per_token
-from moeflow.planner.search.search import COARSE, search
+from moeflow.planner.search.objective import COARSE, WHY_SO_MANY, Objective, cost_per_token
+from moeflow.planner.search.search import search
 from moeflow.planner.settings import DEFAULT_MAX_NUM_BATCHED_TOKENS, DISK_NUM_BATCHED_TOKENS
 from moeflow.planner.usage import Usage
 
@@ -73,12 +73,7 @@ def choose_batching(
 
 def _best(model: CostModel, objective: Objective) -> tuple[int, str]:
     _, policy = search(model, objective)
-    whys = {
-        "throughput": "most tokens a second for this workload",
-        "latency": "as few as are waited for: each more makes every step longer",
-        "memory": "least memory at nearly the best speed",
-    }
-    return policy.batch_size, whys[objective.goal]
+    return policy.batch_size, WHY_SO_MANY[objective.goal]
 
 
 def _together(model: CostModel, objective: Objective) -> tuple[int, str]:
@@ -90,17 +85,13 @@ def _together(model: CostModel, objective: Objective) -> tuple[int, str]:
         (number for number in TOGETHER if number <= objective.most and _step_s(model, objective, number) <= limit_s),
         min(MIN_TOGETHER, objective.most),
     )
-    each = 1 / _step_s(model, objective, most) if _policy(model, objective, most) else 0.0
+    each = 1 / _step_s(model, objective, most)
     return most, f"each then gets {each:.2g} tokens/s" if each else "more have no room"
 
 
 def _step_s(model: CostModel, objective: Objective, number: int) -> float:
-    policy = _policy(model, objective, number)
+    policy = host_policy(model, objective, number)
     return model.predict(policy).decode_s if policy is not None else float("inf")
-
-
-def _policy(model: CostModel, objective: Objective, number: int) -> Policy | None:
-    return host_policy(model, objective, number)
 
 
 def choose_num_batched_tokens(usage: Usage, objective: Objective, costs: Callable[[int], CostModel]) -> tuple[int, str]:
@@ -121,7 +112,7 @@ def choose_num_batched_tokens(usage: Usage, objective: Objective, costs: Callabl
 def _prompt_s(model: CostModel, objective: Objective, num_tokens: int) -> float:
     """Return how long a pass over a prompt of so many tokens takes."""
     workload = Workload(prompt_len=num_tokens, gen_len=1, max_prompt_len=num_tokens)
-    policy = _policy(model, objective, 1)
+    policy = host_policy(model, objective, 1)
     return replace(model, workload=workload).predict(policy).first_token_s if policy else float("inf")
 
 

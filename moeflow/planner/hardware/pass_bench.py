@@ -29,16 +29,15 @@ from moeflow.experts.cached_experts import ExpertPool
 from moeflow.experts.disk_reader import READ_DEPTHS, DiskReader
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.kernels.argmax import argmax
-from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.kernels.cpu.decoder import PackedDecoder
 from moeflow.kernels.cpu.packed_weights import PackedExperts, expert_bytes
 from moeflow.kernels.embedding import embedding
 from moeflow.kernels.sample import RowSampling, sample_rows
 from moeflow.kv.storage import KVStorage
 from moeflow.models import qwen3_moe
-from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
+from moeflow.models.pass_input import PassInput
 from moeflow.pipeline.runtime.lane import Lane
 from moeflow.scheduler.scheduler import Scheduler
 
@@ -222,22 +221,13 @@ class _Driver:
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor, float]:
         """Return hidden states, and the seconds in the call that runs all layers where it does not stop."""
-        token_ids = [t for entry in batch.entries for t in entry.request.token_ids(entry.start, entry.stop)]
-        positions = [p for entry in batch.entries for p in range(entry.start, entry.stop)]
-        metadata = AttentionMetadata.build(
-            starts=[entry.start for entry in batch.entries],
-            num_tokens=[entry.num_tokens for entry in batch.entries],
-            block_ids=[entry.block_ids for entry in batch.entries],
-            block_size=BLOCK_SIZE,
-            device="cpu",
-        )
-        tokens, context = torch.tensor(token_ids), ForwardContext(torch.tensor(positions), metadata, self._kv)
+        tokens, context = PassInput.of(batch).tensors(self._kv, torch.device("cpu"))
         model = self._tiny.model
         if self._tiny.comes_from_disk:
             return model(tokens, context), 0.0
         hidden = embedding(tokens, model.embed_tokens)
         rotary = model.rotary(context.positions, hidden.dtype)
-        work = self._tiny.decoder.begin(hidden, rotary.cos, rotary.sin, self._kv.layers, metadata)
+        work = self._tiny.decoder.begin(hidden, rotary.cos, rotary.sin, self._kv.layers, context.attention)
         start = time.perf_counter()
         work.run()
         kernels_s = time.perf_counter() - start

@@ -21,11 +21,10 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import DISK
 from moeflow.core.plan import Policy
 from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy, LinearCost
-from moeflow.planner.search.objective import KEPT_SPEED, Objective, capacities, cost_per_token, least, too_little
+from moeflow.planner.search.objective import FINE, KEPT_SPEED, Objective, capacities, cost_per_token, least, too_little
 
 TIME_LIMIT_S: Final = 60.0  # of one programme, which takes a second or two; by the wall
 _OUT_OF_TIME: Final = 1  # what scipy calls it
-FINE: Final = 1.3
 _FINER: Final = ((1.03, 1.5), (1.005, 1.04))  # ratio of a finer grid, and up to how far from the best so far
 _MAX_MOVES: Final = 4  # of the finer grid, after a best that lies at its edge
 _FEWER: Final = 1.1  # from one point to the next where less memory is looked for,

@@ -15,6 +15,13 @@ from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy, LinearCos
 
 MAX_SEQUENCES: Final = 1 << 15
 KEPT_SPEED: Final = 0.9  # of the best, which the plan with the least memory has to reach
+FINE: Final = 1.3  # from one number of micro-batches or sequences to the next of the first grid: finds the best
+COARSE: Final = 2.0  # good enough to compare machines by
+WHY_SO_MANY: Final = {  # sequences decode together, by goal
+    "throughput": "most tokens a second for this workload",
+    "latency": "as few as are waited for: each more makes every step longer",
+    "memory": "least memory at nearly the best speed",
+}
 _SLACK: Final = 1e-5  # of a constraint, relative: what the solver may be off by, and shares rounded to six places
 
 

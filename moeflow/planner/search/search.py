@@ -14,10 +14,8 @@ from moeflow.core.errors import CapacityError
 from moeflow.core.plan import Policy
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.search.host_search import search_host
-from moeflow.planner.search.objective import Objective, cost_per_token
+from moeflow.planner.search.objective import FINE, Objective, cost_per_token
 
-FINE: Final = 1.3  # from one number of micro-batches or sequences to the next of the first grid
-COARSE: Final = 2.0
 _HOST_FINENESS: Final = 10.0  # a host's policy costs one prediction, so its grid is finer
 
 

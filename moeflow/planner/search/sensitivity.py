@@ -16,8 +16,8 @@ from moeflow.core.hardware import DEVICE, DISK, PINNED, RAM, Link, LinkRate, Mac
 from moeflow.core.plan import Policy, Sensitivity
 from moeflow.kernels.weight_format import BITS_PER_VALUE, QUANTIZED
 from moeflow.planner.costs.cost_model import CostModel
-from moeflow.planner.search.objective import Objective, cost_per_token
-from moeflow.planner.search.search import COARSE, search
+from moeflow.planner.search.objective import COARSE, Objective, cost_per_token
+from moeflow.planner.search.search import search
 
 MORE_MEMORY: Final = "twice the memory"
 MIN_HELP: Final = 1.02  # that is worth mentioning
