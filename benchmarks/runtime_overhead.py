@@ -18,7 +18,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from moeflow.core.priority import PREFETCH
+from moeflow.pipeline.priority import PREFETCH
 from moeflow.pipeline.runtime.executor import Executor
 from moeflow.pipeline.runtime.future import Future
 from moeflow.pipeline.runtime.lane import Lane

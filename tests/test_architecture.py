@@ -40,7 +40,7 @@ FLOORS = {  # of rooms, and of folders in them that stand apart from the rest of
 }
 NESTED = (  # folders and files within a room, lower ones first: none imports from the room but those before it
     ("checkpoint/packed",),
-    ("pipeline/task", "pipeline/runtime"),
+    ("pipeline/priority", "pipeline/task", "pipeline/runtime"),
     ("experts/predict",),
     ("experts/cache",),
     ("models/layers",),
@@ -57,6 +57,7 @@ TORCH_FREE = (
     "parallel/rebalancing.py",
     "workload",
     "pipeline/catalog.py",
+    "pipeline/priority.py",
     "pipeline/sequential.py",
     "pipeline/runtime",
     "experts/predict",

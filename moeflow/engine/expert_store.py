@@ -18,7 +18,6 @@ from moeflow.checkpoint.packed.layout import SlabIndex, SlabSpec
 from moeflow.checkpoint.packed.reader import SlabReader
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
 from moeflow.core.model_config import ModelConfig
-from moeflow.core.priority import DEMAND, PREFETCH
 from moeflow.engine.messages import ExpertStats
 from moeflow.experts.cache.eviction import POLICIES
 from moeflow.experts.cache.expert_cache import ExpertCache
@@ -36,6 +35,7 @@ from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.moe import MoE
 from moeflow.models.registry import read_model_config
+from moeflow.pipeline.priority import DEMAND, PREFETCH
 from moeflow.pipeline.runtime.lane import Lane
 from moeflow.pipeline.runtime.trace import Label, Row, Trace
 from moeflow.planner.choices.packed_files import ensure_packed_weights_file, formats_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from moeflow.core.priority import DEMAND, PREFETCH
+from moeflow.pipeline.priority import DEMAND, PREFETCH
 from moeflow.pipeline.task import Task, TaskMaker
 
 HOST = "host"  # the lane of the host's processor

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from moeflow.core.priority import DEMAND
+from moeflow.pipeline.priority import DEMAND
 
 COMPUTE = "compute"  # the lane that a pass computes on
 

@@ -318,7 +318,7 @@ class Decision:
 
     def _left(self, weights: WeightChoice) -> float:
         """Return the bytes that weights and process leave; negative if they do not fit."""
-        return self.free_bytes - weights.num_bytes(self.checkpoint) - self._overhead_bytes
+        return self.free_bytes - self._costs(weights).model_bytes - self._overhead_bytes
 
     def _packed_file(self, weights: WeightChoice) -> str:
         """Return the packed weights that all weights are mapped from; empty if there is none."""
@@ -332,7 +332,7 @@ class Decision:
 
     def _check_weights(self, weights: WeightChoice, plan: ExpertPlan | None) -> int:
         """Return the bytes of the weights that must be in memory. Raises: CapacityError if they do not fit."""
-        num_bytes = weights.num_bytes(self.checkpoint) if plan is None else plan.min_bytes
+        num_bytes = ceil(self._costs(weights).model_bytes) if plan is None else plan.min_bytes
         if num_bytes + self._overhead_bytes > self.free_bytes:
             if plan is not None:
                 raise CapacityError(

@@ -17,7 +17,7 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, TypeVar, TypeVarTuple
 
-from moeflow.core.priority import DEMAND
+from moeflow.pipeline.priority import DEMAND
 from moeflow.pipeline.runtime.future import Future
 from moeflow.pipeline.runtime.trace import Label, Row, Trace
 

@@ -1,10 +1,9 @@
-"""In which format an engine keeps its weights, and what they then weigh. Only headers are looked at."""
+"""In which format an engine keeps its weights. Only headers are looked at."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -34,7 +33,6 @@ class WeightChoice:
     reason: str = ""  # empty if the user said so
     is_exact: bool = False  # nothing is rounded that the file does not round: neither weights nor what they meet
     routers: WeightFormat = "float32"
-    router_names: frozenset[str] = field(default=frozenset(), repr=False)
 
     @property
     def formats(self) -> WeightFormats:
@@ -46,21 +44,7 @@ class WeightChoice:
         names = router_names(checkpoint)
         has_narrow = all(checkpoint.tensors[name].stored_as == "bfloat16" for name in names)
         routers: WeightFormat = "bfloat16" if has_narrow and self.matrices == "bfloat16" else "float32"
-        return replace(self, routers=routers, router_names=names)
-
-    def num_bytes(self, checkpoint: Checkpoint) -> int:
-        """Return what the weights of a checkpoint take."""
-        return sum(
-            math.ceil(math.prod(info.shape) * self._bits_per_value(name, info) / 8)
-            for name, info in checkpoint.tensors.items()
-        )
-
-    def _bits_per_value(self, name: str, info: TensorInfo) -> float:
-        if len(info.shape) < 2:
-            return 32
-        if name in self.router_names:
-            return BITS_PER_VALUE[self.routers]
-        return BITS_PER_VALUE[self.embeddings if name in _EMBEDDINGS else self.matrices]
+        return replace(self, routers=routers)
 
 
 def explicit_choice(dtype: str, quantize: str | None, *, can_pack: bool) -> WeightChoice | None:

@@ -14,6 +14,7 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.weight_format import BITS_PER_VALUE
 
 FLOAT16_BITS = 16.0
+FLOAT32_BYTES = 4  # of a norm's weight, in every format
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +137,9 @@ class ModelCosts:
 
     @property
     def model_bytes(self) -> float:
-        """All weights."""
-        return self.layers_bytes + self.embedding_bytes
+        """All weights; norms over single heads and biases are left out (under 0.1%)."""
+        norms = (2 * self.shape.num_layers + 1) * self.shape.hidden_size
+        return self.layers_bytes + self.embedding_bytes + norms * FLOAT32_BYTES
 
     @property
     def kv_layer_bytes(self) -> float:

@@ -24,7 +24,7 @@ from moeflow.core.hardware import (
     MemoryLevel,
     Processor,
 )
-from moeflow.core.json_fields import Fields, read_json
+from moeflow.planner.hardware.json_fields import Fields, read_json
 
 
 def machine_to_json(machine: Machine) -> str:

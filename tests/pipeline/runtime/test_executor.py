@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeflow.core.priority import PREFETCH
+from moeflow.pipeline.priority import PREFETCH
 from moeflow.pipeline.runtime.executor import Cost, Executor
 from moeflow.pipeline.runtime.lane import Lane
 from moeflow.pipeline.runtime.trace import Trace

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeflow.core.priority import DEMAND, PREFETCH
+from moeflow.pipeline.priority import DEMAND, PREFETCH
 from moeflow.pipeline.runtime.future import Future
 from moeflow.pipeline.runtime.lane import Lane
 from moeflow.pipeline.runtime.trace import Label, Trace

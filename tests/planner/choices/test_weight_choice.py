@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-
 import pytest
 
 from moeflow.checkpoint.checkpoint import TensorInfo
@@ -68,10 +65,6 @@ def checkpoint(matrices, embeddings, more=None, routers="float32"):
     return Headers(stored | ({f"{LAYER}self_attn.v_proj.weight": more} if more else {}))
 
 
-def num_values(*names):
-    return sum(math.prod(SHAPES[name]) for name in names)
-
-
 @pytest.mark.parametrize(
     ("stored", "want"),
     [
@@ -123,25 +116,6 @@ def test_routers_stay_as_the_file_has_them(matrices, routers, want):
     assert choice.formats.routers == want
     asked = WeightChoice("bfloat16", "bfloat16").with_routers(stored)
     assert asked.formats.routers == ("bfloat16" if routers == "bfloat16" else "float32")
-
-
-def test_bytes_are_counted_by_format():
-    stored = checkpoint("bfloat16", "bfloat16")
-    routers, embeddings = num_values(ROUTER), num_values(EMBEDDINGS)
-    matrices = num_values(*(name for name, shape in SHAPES.items() if len(shape) == 2)) - routers - embeddings
-    norms = num_values(*(name for name, shape in SHAPES.items() if len(shape) == 1))
-    want = {
-        ("float32", "float32"): 4 * (matrices + embeddings + routers + norms),
-        ("int4", "int8"): matrices * 9 // 16 + embeddings * 17 // 16 + 4 * (routers + norms),
-        ("int4-min", "int8"): matrices * 5 // 8 + embeddings * 17 // 16 + 4 * (routers + norms),
-        ("bfloat16", "bfloat16"): 2 * (matrices + embeddings) + 4 * (routers + norms),
-    }
-    for formats, num_bytes in want.items():
-        assert WeightChoice(*formats).with_routers(stored).num_bytes(stored) == num_bytes
-    narrow = checkpoint("bfloat16", "bfloat16", routers="bfloat16")
-    choice = own_precision(narrow, lambda choice: True).with_routers(narrow)
-    assert choice.num_bytes(narrow) == 2 * (matrices + embeddings + routers) + 4 * norms
-    assert replace(choice, routers="float32").num_bytes(narrow) == choice.num_bytes(narrow) + 2 * routers
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_a_host_computes_prompts_in_equal_passes(batch, chunk):
     prediction = model.predict(plan)
     assert prediction.prefill_busy == pytest.approx({HOST: seconds, DISK: 0.0})
     assert prediction.prefill_s == pytest.approx(seconds)
-    weights = LAYERS * LAYER_BYTES + 2 * 2 * HEAD
+    weights = LAYERS * LAYER_BYTES + 2 * 2 * HEAD + (2 * LAYERS + 1) * 512 * 4
     assert prediction.memory == pytest.approx({"ram": 77 + weights + batch * BLOCKS * LAYERS * KV_BYTES, "disk": 0})
 
 

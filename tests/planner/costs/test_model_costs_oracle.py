@@ -77,6 +77,11 @@ class Counted:
         prefixes = tuple(f"model.layers.{layer}.{module}." for module in modules)
         return sum(p.numel() for name, p in self.model.named_parameters() if name.startswith(prefixes) and p.dim() > 1)
 
+    def norms(self):
+        """Values of the norms of hidden states."""
+        names = ("layernorm.weight", "model.norm.weight")
+        return sum(p.numel() for name, p in self.model.named_parameters() if name.endswith(names))
+
     def matrices(self, inside_layers):
         return sum(
             p.numel()
@@ -114,7 +119,7 @@ def test_weights_are_the_tensors(counted):
     assert costs.experts_bytes == 4 * sum(counted.weights("mlp.experts", layer=i) for i in counted.moe_layers)
     assert costs.layers_bytes == 4 * counted.matrices(inside_layers=True)
     assert costs.embedding_bytes == 2 * counted.matrices(inside_layers=False)
-    assert costs.model_bytes == costs.layers_bytes + costs.embedding_bytes
+    assert costs.model_bytes == costs.layers_bytes + costs.embedding_bytes + 4 * counted.norms()
 
 
 def test_keys_and_values_are_those_that_the_model_keeps(counted):
