@@ -52,6 +52,8 @@ TORCH_FREE = (
     "core",
     "kv/block_tables.py",
     "kv/prefix_tree.py",
+    "parallel/blocks.py",
+    "parallel/expert_balancer.py",
     "parallel/expert_load.py",
     "parallel/placement.py",
     "parallel/rebalancing.py",

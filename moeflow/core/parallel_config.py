@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
-    """Expert parallelism on one machine: each rank has a block of every layer's experts, and all else whole."""
+    """Expert parallelism on one machine: each rank has some of every layer's experts, and all else whole."""
 
     num_ranks: int
+    moves_experts: bool = True  # to other ranks while serving, as loads call for it
+    num_redundant_experts: int = 0  # of each layer, that have a further home once loads are known
     timeout_s: float = 60.0  # that a rank waits for the others in a collective

@@ -87,8 +87,16 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None  # with FinishReason.ERROR
 
 
+class RankStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What one of the processes that share the experts has to do."""
+
+    num_experts: int  # of all layers, replicas included
+    tokens_per_pass: float  # that its experts got lately, the mean of layers
+    waited_s_total: float  # in collectives, with what copying takes
+
+
 class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of experts that come from disk; zeros if all are resident. Names ending in `_total` only grow."""
+    """What became of experts that come from disk, or lie on ranks. Names ending in `_total` only grow."""
 
     memory_limit_bytes: int = 0  # that the user set for everything; 0: none
     expert_slots: int = 0  # room for so many experts,
@@ -104,6 +112,9 @@ class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
     expert_prefetched_bytes_total: int = 0  # read because a predictor asked for it, of these:
     expert_used_bytes_total: int = 0  # needed later
     expert_wasted_bytes_total: int = 0  # evicted without having been needed
+    ranks: list[RankStats] = []  # empty: one process has all experts
+    rank_imbalance: float = 0.0  # tokens of the fullest rank over the mean, the mean of layers; 1: all alike
+    expert_moves_total: int = 0  # of experts from a rank to another, to its further homes, or away from these
 
     @property
     def expert_hit_rate(self) -> float:

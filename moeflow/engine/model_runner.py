@@ -23,10 +23,12 @@ from moeflow.engine.memory_limiter import MemoryLimiter
 from moeflow.engine.messages import ExpertStats, ModelInfo, TokenLogprobs
 from moeflow.engine.offload.offloaded_model import OffloadedModel
 from moeflow.engine.ranks.rank_processes import RankProcesses
+from moeflow.engine.ranks.rank_stats import with_ranks
 from moeflow.engine.sampler import PROMPT_CHUNK, SampledToken, prompt_logprobs, sample
 from moeflow.kv.block_tables import BlockTables
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.expert_ranks import ExpertRanks
 from moeflow.models.pass_input import PassInput
 from moeflow.pipeline.runtime.dot import write_dot
 from moeflow.pipeline.runtime.perfetto import write_perfetto
@@ -91,12 +93,13 @@ class ModelRunner:
         recorder: RoutingRecorder | None = None,
         trace: Trace | None = None,
         ranks: RankProcesses | None = None,
+        expert_ranks: ExpertRanks | None = None,
     ) -> None:
         """Take a model, where its experts come from unless all are in memory, and who takes down what happens.
 
-        `ranks` are the processes that compute the same passes, each its part of the experts.
+        `ranks` are the processes that compute the same passes, each its part of the experts, `expert_ranks` says which.
         """
-        self._ranks = ranks
+        self._ranks, self._expert_ranks = ranks, expert_ranks
         self.info = info
         self._model = model
         self._experts = experts
@@ -120,6 +123,8 @@ class ModelRunner:
 
     def expert_stats(self) -> ExpertStats:
         """Return what became of experts that come from disk so far."""
+        if self._expert_ranks is not None:
+            return with_ranks(self._no_expert_stats, self._expert_ranks)
         return self._no_expert_stats if self._experts is None else self._experts.stats()
 
     def close(self) -> None:
@@ -209,6 +214,8 @@ class ModelRunner:
         given = PassInput.of(batch)
         with nullcontext() if self._ranks is None else self._ranks.all_computing(given):
             hidden_states: torch.Tensor = self._model(*given.tensors(self._kv, self._device))
+            if self._expert_ranks is not None:
+                self._expert_ranks.end_pass()
         return hidden_states
 
     def _prompt_logprobs(self, entry: BatchEntry, hidden_states: torch.Tensor, end: int) -> list[TokenLogprobs]:

@@ -26,10 +26,12 @@ from moeflow.engine.ranks.rank_processes import RankProcesses
 from moeflow.kernels.cpu.packed_weights import expert_bytes
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.expert_ranks import ExpertRanks
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.loading import load_model
 from moeflow.models.plausibility import read_eos_token_ids
 from moeflow.models.registry import read_model_config
+from moeflow.parallel.expert_balancer import ExpertBalancer
 from moeflow.parallel.group import Group
 from moeflow.pipeline.runtime.trace import Trace
 from moeflow.planner.choices.packed_files import formats_of, map_packed
@@ -52,7 +54,8 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
         if ranks is not None:
             on_failure.callback(ranks.close)
         memory = weight_memory(checkpoint, config, experts, progress)
-        allocator = make_allocator(config, memory, experts, recorder, None if ranks is None else ranks.group)
+        expert_ranks = None if ranks is None else make_expert_ranks(checkpoint, config, ranks.group)
+        allocator = make_allocator(config, memory, experts, recorder, expert_ranks)
         model = load_model(checkpoint, allocator, num_threads=config.num_threads, progress=progress)
         if experts is not None:
             experts.predict_for(model)
@@ -63,7 +66,7 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
             served = OffloadedModel(model, config, trace)
             on_failure.callback(served.close)
         info = _describe(model.config, checkpoint, config)
-        runner = ModelRunner(served, config, info, experts, recorder, trace, ranks)
+        runner = ModelRunner(served, config, info, experts, recorder, trace, ranks, expert_ranks)
         on_failure.pop_all()
         return runner
 
@@ -85,9 +88,9 @@ def make_allocator(
     memory: WeightMemory,
     experts: ExpertStore | None = None,
     recorder: RoutingRecorder | None = None,
-    group: Group | None = None,
+    ranks: ExpertRanks | None = None,
 ) -> WeightAllocator:
-    """Return where the layers' weights go, and in which form; `group`: the ranks that share the experts."""
+    """Return where the layers' weights go, and in which form; `ranks`: those that share the experts."""
     return WeightAllocator(
         getattr(torch, config.dtype),
         device_of_layers(config),
@@ -96,9 +99,18 @@ def make_allocator(
         router_dtype=getattr(torch, config.router_format),
         has_slabs=config.offload is not None and not config.cpu_isa,
         pool=None if experts is None else experts.pool,
-        group=group,
+        ranks=ranks,
         on_route=None if recorder is None else lambda topk_ids: recorder.add_layer(topk_ids.cpu().numpy()),
     )
+
+
+def make_expert_ranks(checkpoint: Checkpoint, config: EngineConfig, group: Group) -> ExpertRanks:
+    """Return who has which experts at first, and whether they move."""
+    assert config.parallel is not None
+    shape = read_model_config(checkpoint)
+    num_redundant = config.parallel.num_redundant_experts if config.parallel.moves_experts else None
+    num_layers = shape.num_layers - len(shape.dense_layers)
+    return ExpertRanks(group, ExpertBalancer(num_layers, shape.num_experts, group.size, num_redundant))
 
 
 def _trace_header(checkpoint: Checkpoint, config: EngineConfig) -> TraceHeader:

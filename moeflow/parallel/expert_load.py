@@ -20,15 +20,18 @@ class LoadTracker:
             raise ConfigError(f"a half-life of {half_life:g} passes keeps nothing: take one above 0")
         self._keep = 0.5 ** (1 / half_life)
         self._sums = np.zeros((num_layers, num_experts))
+        self._counts = np.zeros((num_layers, num_experts))  # of this pass
         self._weight = 0.0
 
-    def add_pass(self, topk_ids: ExpertIds) -> None:
-        """Count a pass: expert ids [layers, T, K] of all ranks' tokens."""
-        num_layers, num_experts = self._sums.shape
-        cells = topk_ids.astype(np.int64) + np.arange(num_layers)[:, None, None] * num_experts
-        counts = np.bincount(cells.ravel(), minlength=self._sums.size).reshape(self._sums.shape)
-        self._sums = self._keep * self._sums + counts
+    def add_layer(self, layer: int, topk_ids: ExpertIds) -> None:
+        """Count what a layer's router chose in this pass: expert ids [T, K] of all ranks' tokens."""
+        self._counts[layer] += np.bincount(topk_ids.ravel(), minlength=self._counts.shape[1])
+
+    def end_pass(self) -> None:
+        """Let the pass count, and those before it less."""
+        self._sums = self._keep * self._sums + self._counts
         self._weight = self._keep * self._weight + 1.0
+        self._counts[:] = 0
 
     @property
     def loads(self) -> Loads:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from moeflow.core.brief import brief
 from moeflow.core.errors import CapacityError, ConfigError
+from moeflow.parallel.blocks import even_blocks
 
 ExpertIds: TypeAlias = NDArray[np.integer]
 Loads: TypeAlias = NDArray[np.floating]
@@ -44,12 +45,9 @@ class ExpertPlacement:
 
     @classmethod
     def by_index(cls, num_layers: int, num_experts: int, num_ranks: int) -> ExpertPlacement:
-        """Place blocks of ceil(E / P) experts each in the order of their index; the last ranks may have fewer, or none.
-
-        Source: ExpertFlow 3.3.
-        """
-        block = ceil(num_experts / num_ranks)
-        return cls(num_ranks, (tuple((expert // block,) for expert in range(num_experts)),) * num_layers)
+        """Place blocks of experts in the order of their index, as even as they can be. Source: ExpertFlow 3.3."""
+        homes = tuple((rank,) for rank, block in enumerate(even_blocks(num_experts, num_ranks)) for _ in block)
+        return cls(num_ranks, (homes,) * num_layers)
 
     @classmethod
     def by_load(cls, loads: Loads, num_ranks: int, slots_per_rank: int) -> ExpertPlacement:
@@ -79,20 +77,30 @@ class ExpertPlacement:
         """Write it as one object: {"num_ranks": P, "homes": [layer][expert][replica]}."""
         return msgspec.json.encode(self).decode()
 
+    def num_held(self) -> list[int]:
+        """Return how many experts of all layers each rank has, replicas included."""
+        ranks = [rank for layer in self.homes for experts in layer for rank in experts]
+        counts: list[int] = np.bincount(ranks, minlength=self.num_ranks).tolist()
+        return counts
+
     def held_by(self, rank: int, layer: int) -> list[int]:
         """Return the experts of a layer that a rank has, ascending."""
         return [expert for expert, ranks in enumerate(self.homes[layer]) if rank in ranks]
 
-    def serving_ranks(self, layer: int, topk_ids: ExpertIds) -> ExpertIds:
-        """Return which rank computes each token's experts: of n homes, token t is served by number t modulo n.
 
-        Shapes: topk_ids [T, K] of all ranks' tokens -> [T, K].
-        """
-        num_homes = np.array([len(ranks) for ranks in self.homes[layer]])
-        first = np.cumsum(num_homes) - num_homes
-        flat = np.array([rank for ranks in self.homes[layer] for rank in ranks])
-        turn = np.arange(len(topk_ids))[:, None] % num_homes[topk_ids]
-        ranks: ExpertIds = flat[first[topk_ids] + turn]
+class ServingTable:
+    """Which rank computes which token's expert in one layer: of n homes, token t is served by number t modulo n."""
+
+    def __init__(self, homes: Sequence[tuple[int, ...]]) -> None:
+        """Take a layer's homes by expert."""
+        self._num_homes = np.array([len(ranks) for ranks in homes])
+        self._first = np.cumsum(self._num_homes) - self._num_homes
+        self._flat = np.array([rank for ranks in homes for rank in ranks])
+
+    def ranks(self, topk_ids: ExpertIds) -> ExpertIds:
+        """Return the rank of each pair. Shapes: topk_ids [T, K] of all ranks' tokens -> [T, K]."""
+        turn = np.arange(len(topk_ids))[:, None] % self._num_homes[topk_ids]
+        ranks: ExpertIds = self._flat[self._first[topk_ids] + turn]
         return ranks
 
 

@@ -69,7 +69,8 @@ def _explicit(settings: Settings) -> set[str]:
 
 def settings_of(config: EngineConfig) -> Settings:
     """Return the settings that lead to a configuration again, on a machine with as much memory."""
-    num_ranks = 1 if config.parallel is None else config.parallel.num_ranks
+    parallel = config.parallel
+    num_ranks = 1 if parallel is None else parallel.num_ranks
     num_threads = config.num_threads * num_ranks
     offload, is_own = config.offload, config.is_wide  # the checkpoint's own formats, which "auto" finds again
     return Settings(
@@ -79,7 +80,9 @@ def settings_of(config: EngineConfig) -> Settings:
         quantize=config.weight_format if config.weight_format in QUANTIZED and not is_own else None,
         kv_dtype=config.kv_dtype,
         num_threads=num_threads or None,
-        num_ranks=None if config.parallel is None else num_ranks,
+        num_ranks=None if parallel is None else num_ranks,
+        expert_placement=_default("expert_placement") if parallel is None or parallel.moves_experts else "index",
+        num_redundant_experts=None if parallel is None else parallel.num_redundant_experts or None,
         max_model_len=config.scheduler.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,

@@ -15,7 +15,7 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.core.units import format_bytes
 from moeflow.kernels.cpu import extension
-from moeflow.models.layers.rank_experts import expert_blocks
+from moeflow.parallel.blocks import even_blocks
 from moeflow.planner.choices.batching_choice import Batching, choose_batching
 from moeflow.planner.choices.expert_plan import ExpertPlan
 from moeflow.planner.choices.kv_cache_choice import choose_kv_cache, kv_share, min_kv_bytes, num_kept_blocks
@@ -100,14 +100,15 @@ class Decision:
         batching = self._batching(batching, weights, plan, cpu_isa)
         self._set_beside_weights(cpu_isa, batching)
         weight_bytes = self._check_weights(weights, plan)
-        num_ranks = self._num_ranks(cpu_isa, plan)
+        parallel = self._parallel(cpu_isa, plan)
+        num_ranks = 1 if parallel is None else parallel.num_ranks
         share = kv_share(has_slots=plan is not None, is_limited=is_limited)
         attends_in_torch = device != "cpu" or self.offloads_to_torch or not extension.is_available()
         cache = choose_kv_cache(
             self._with_reserved_kv(weights, batching.max_num_seqs),
             self.shape,
             torch_dtype=dtype if attends_in_torch else None,
-            left_bytes=self._left_for_kv(weights, weight_bytes, num_ranks),
+            left_bytes=self._left_for_kv(weights, weight_bytes, parallel),
             share=share,
             max_num_seqs=batching.max_num_seqs,
             reasons=reasons,
@@ -137,7 +138,7 @@ class Decision:
             kv_cache_bytes=cache.num_bytes,
             experts=None if plan is None else self._expert_slots(plan),
             packed_file=self._packed_file(weights) if cpu_isa and plan is None else "",
-            parallel=ParallelConfig(num_ranks=num_ranks) if num_ranks > 1 else None,
+            parallel=parallel,
             device_memory_bytes=settings.device_memory_bytes or 0,
             memory=self._memory_plan(weight_bytes if plan is None else plan.resident_bytes),
             record_routing=self._record_routing(),
@@ -145,18 +146,23 @@ class Decision:
             trace_file=_absolute(settings.trace_file),
         )
 
-    def _left_for_kv(self, weights: WeightChoice, weight_bytes: int, num_ranks: int) -> int:
+    def _left_for_kv(self, weights: WeightChoice, weight_bytes: int, parallel: ParallelConfig | None) -> int:
         """Return the bytes from which each rank may take its keys and values; all weights but experts it has, too."""
+        left_bytes = self.free_bytes - weight_bytes - self._overhead_bytes
+        if parallel is None:
+            return max(left_bytes, 0)
         costs = self._costs(weights)
         of_each = self._overhead_bytes + int(costs.model_bytes - costs.experts_bytes)
-        left_bytes = self.free_bytes - weight_bytes - self._overhead_bytes - (num_ranks - 1) * of_each
-        return max(left_bytes, 0) // num_ranks
+        redundant = int(parallel.num_redundant_experts * costs.num_moe_layers * costs.expert_bytes)
+        return max(left_bytes - (parallel.num_ranks - 1) * of_each - redundant, 0) // parallel.num_ranks
 
-    def _num_ranks(self, cpu_isa: str, plan: ExpertPlan | None) -> int:
-        """Return how many processes share the experts. Raises: ConfigError where they cannot."""
+    def _parallel(self, cpu_isa: str, plan: ExpertPlan | None) -> ParallelConfig | None:
+        """Return how processes share the experts; None: one has all. Raises: ConfigError where they cannot."""
         number = self.settings.num_ranks or 1
         if number == 1:
-            return 1
+            if self.settings.num_redundant_experts is not None:
+                raise ConfigError("replicas of experts (--redundant-experts) lie on several ranks: give --ranks, too")
+            return None
         if not cpu_isa or self.offloads_to_torch:
             raise ConfigError("ranks (--ranks) compute with the CPU's kernels: leave --device away, or use one rank")
         if plan is not None:
@@ -166,10 +172,23 @@ class Decision:
         if number > self.shape.num_experts:
             what = f"only {self.shape.num_experts} experts" if self.shape.num_experts else "no experts"
             raise ConfigError(f"{number} ranks (--ranks) cannot share the layers of a model with {what}: use fewer")
-        sizes = {len(block) for block in expert_blocks(self.shape.num_experts, number)}
+        moves = self.settings.expert_placement == "load"
+        redundant = self.settings.num_redundant_experts or 0
+        most = (number - 1) * self.shape.num_experts
+        if redundant > most or (redundant and not moves):
+            raise ConfigError(
+                f"{redundant} replicas of experts (--redundant-experts) cannot be placed: give at most {most}, which "
+                f"is each expert on each of {number} ranks, with --expert-placement load"
+            )
+        self.reasons.append(("ranks", self._about_ranks(number, moves=moves, redundant=redundant)))
+        return ParallelConfig(num_ranks=number, moves_experts=moves, num_redundant_experts=redundant)
+
+    def _about_ranks(self, number: int, *, moves: bool, redundant: int) -> str:
+        sizes = {len(block) for block in even_blocks(self.shape.num_experts, number)}
         each = " or ".join(map(str, sorted(sizes)))
-        self.reasons.append(("ranks", f"{number}: each has {each} of the {self.shape.num_experts} experts of a layer"))
-        return number
+        text = f"{number}: each has {each} of the {self.shape.num_experts} experts of a layer"
+        text += f", and {redundant} have a replica" if redundant else ""
+        return text + (", moved as loads call for it" if moves else "")
 
     def _record_routing(self) -> str:
         """Return the file for what routers choose. Raises: ConfigError if there are no routers."""

@@ -164,6 +164,26 @@ class Settings:
             default="1",
         ),
     )
+    expert_placement: str = field(
+        default="load",
+        metadata=_option(
+            "choice",
+            "--expert-placement",
+            "Which rank has which experts: blocks by index, or moved while serving so that ranks get equal loads.",
+            "Processor and device",
+            choices=("index", "load"),
+        ),
+    )
+    num_redundant_experts: int | None = field(
+        default=None,
+        metadata=_option(
+            "count",
+            "--redundant-experts",
+            "Replicas of the most used experts of each layer, over all ranks.",
+            "Processor and device",
+            default="none",
+        ),
+    )
     device: str = field(
         default="auto",
         metadata=_option(

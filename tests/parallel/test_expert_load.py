@@ -12,21 +12,27 @@ from moeflow.parallel.placement import ExpertPlacement
 FIRST = np.array([[[0, 1], [0, 2]], [[2, 1], [2, 1]]], np.uint8)  # [layers, tokens, K]
 
 
+def add_pass(tracker, topk_ids):
+    for layer, ids in enumerate(topk_ids):
+        tracker.add_layer(layer, ids)
+    tracker.end_pass()
+
+
 def test_a_pass_is_counted_by_layer_and_expert():
     tracker = LoadTracker(2, 3, half_life=5)
     assert tracker.loads.tolist() == [[0, 0, 0], [0, 0, 0]]
-    tracker.add_pass(FIRST)
+    add_pass(tracker, FIRST)
     assert tracker.loads.tolist() == [[2, 1, 1], [0, 2, 2]]
     for _ in range(3):
-        tracker.add_pass(FIRST)
+        add_pass(tracker, FIRST)
     assert tracker.loads == pytest.approx(np.array([[2, 1, 1], [0, 2, 2]]))
 
 
 def test_after_its_half_life_a_pass_counts_half_as_much():
     tracker = LoadTracker(1, 2, half_life=2)
-    tracker.add_pass(np.zeros((1, 8, 1), int))
+    add_pass(tracker, np.zeros((1, 8, 1), int))
     for _ in range(2):
-        tracker.add_pass(np.ones((1, 8, 1), int))
+        add_pass(tracker, np.ones((1, 8, 1), int))
     weights = [0.5, 0.5**0.5, 1.0]
     assert tracker.loads[0] == pytest.approx([8 * 0.5 / sum(weights), 8 * (sum(weights) - 0.5) / sum(weights)])
 

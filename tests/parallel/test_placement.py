@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.parallel.expert_load import rank_loads
-from moeflow.parallel.placement import ExpertPlacement
+from moeflow.parallel.placement import ExpertPlacement, ServingTable
 
 loads_of = st.lists(st.integers(0, 50), min_size=1, max_size=7)
 
@@ -38,9 +38,9 @@ def optimum(loads, num_ranks, slots, sets) -> float:
     ("num_experts", "num_ranks", "blocks"),
     [
         (8, 4, [[0, 1], [2, 3], [4, 5], [6, 7]]),
-        (7, 3, [[0, 1, 2], [3, 4, 5], [6]]),
-        (9, 4, [[0, 1, 2], [3, 4, 5], [6, 7, 8], []]),
-        (2, 4, [[0], [1], [], []]),
+        (7, 3, [[0, 1], [2, 3], [4, 5, 6]]),
+        (9, 4, [[0, 1], [2, 3], [4, 5], [6, 7, 8]]),
+        (2, 4, [[], [0], [], [1]]),
         (5, 1, [[0, 1, 2, 3, 4]]),
     ],
 )
@@ -117,6 +117,6 @@ def test_what_is_no_placement_is_refused(text, complaint):
 def test_replicas_take_turns_by_the_index_of_the_token():
     placement = ExpertPlacement(4, (((0,), (1,), (2,)), ((0, 3), (1,), (0, 1, 2))))
     ids = np.array([[0, 1], [0, 2], [2, 1], [2, 0], [0, 2]])
-    assert placement.serving_ranks(1, ids).tolist() == [[0, 1], [3, 1], [2, 1], [0, 3], [0, 1]]
-    assert placement.serving_ranks(0, ids).tolist() == ids.tolist()
-    assert placement.serving_ranks(0, ids[:0]).shape == (0, 2)
+    assert ServingTable(placement.homes[1]).ranks(ids).tolist() == [[0, 1], [3, 1], [2, 1], [0, 3], [0, 1]]
+    assert ServingTable(placement.homes[0]).ranks(ids).tolist() == ids.tolist()
+    assert ServingTable(placement.homes[0]).ranks(ids[:0]).shape == (0, 2)

@@ -15,7 +15,15 @@ from moeflow.planner.setting_values import read_settings
 from moeflow.planner.settings import Settings
 
 SIZES = ("kv_cache_bytes", "memory_bytes", "device_memory_bytes")
-COUNTS = ("num_ranks", "micro_batch", "num_threads", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
+COUNTS = (
+    "num_ranks",
+    "num_redundant_experts",
+    "micro_batch",
+    "num_threads",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+)
 FLAGS = ("prefix_caching", "is_served")
 PATHS = ("packed_weights_file", "record_routing", "graph_file", "trace_file", "cache_dir")
 TEXTS = (
@@ -25,6 +33,7 @@ TEXTS = (
     "quantize",
     "kv_dtype",
     "device",
+    "expert_placement",
     "pipeline",
     "expert_policy",
     "predictor",

@@ -140,7 +140,8 @@ def _finite(factor: float | None) -> float | None:
 def _loads_before(router: SkewRouter, num_tokens: int) -> Loads:
     """Return the tokens that each expert has had in a batch before, [E]: of the same router, by other chances."""
     tracker = LoadTracker(1, router.num_experts, half_life=1)
-    tracker.add_pass(dataclasses.replace(router, seed=router.seed + 1).route(num_tokens)[None])
+    tracker.add_layer(0, dataclasses.replace(router, seed=router.seed + 1).route(num_tokens))
+    tracker.end_pass()
     loads: Loads = tracker.loads[0]
     return loads
 

@@ -22,7 +22,7 @@ from moeflow.core.errors import GroupError, MoeflowError
 from moeflow.engine.compute_setup import set_up
 from moeflow.engine.model_runner import make_kv_storage
 from moeflow.engine.ranks.rank_processes import RankStart, read_message
-from moeflow.engine.runner_loading import make_allocator, weight_memory
+from moeflow.engine.runner_loading import make_allocator, make_expert_ranks, weight_memory
 from moeflow.models.loading import load_model
 from moeflow.models.pass_input import PassInput
 from moeflow.parallel.group import Group
@@ -35,7 +35,8 @@ def run(config: EngineConfig, group: Group) -> None:
     """Load the model and compute passes until there are no more. Raises: as loading; GroupError."""
     set_up(config)
     with closing(open_checkpoint(config.model_path)) as checkpoint:
-        allocator = make_allocator(config, weight_memory(checkpoint, config), group=group)
+        experts = make_expert_ranks(checkpoint, config, group)
+        allocator = make_allocator(config, weight_memory(checkpoint, config), ranks=experts)
         model = load_model(checkpoint, allocator, num_threads=config.num_threads)
     kv = make_kv_storage(config, model.config)
     os.write(sys.stdout.fileno(), b"\n")
@@ -43,6 +44,7 @@ def run(config: EngineConfig, group: Group) -> None:
     device = torch.device(config.device)
     while (message := read_message(sys.stdin.buffer)) is not None:
         model(*decoder.decode(message).tensors(kv, device))
+        experts.end_pass()
 
 
 def main() -> None:

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from moeflow.checkpoint.packed.weight_memory import FreshMemory, WeightMemory
 from moeflow.experts.cached_experts import ExpertPool
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight, expert_bytes, matrix_bytes
+from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.kernels.weight_format import BITS_PER_VALUE, WeightFormat
+from moeflow.models.layers.expert_ranks import ExpertRanks
 from moeflow.models.layers.expert_weights import (
     Destination,
     ExpertSlabs,
@@ -26,8 +28,6 @@ from moeflow.models.layers.expert_weights import (
     OffloadedExperts,
     slab_bytes,
 )
-from moeflow.models.layers.rank_experts import RankExperts, expert_blocks
-from moeflow.parallel.group import Group
 
 Weight = Tensor | PackedWeight
 
@@ -53,7 +53,7 @@ class WeightAllocator:
     pool: ExpertPool | None = None  # experts come from there; None: all are resident
     router_dtype: torch.dtype | None = None  # of routers that are not packed; None: as all else
     has_slabs: bool = False  # experts that are not packed lie in `memory` as slabs, wherever the device is
-    group: Group | None = None  # of ranks that have a block of each layer's experts; None: this process has all
+    ranks: ExpertRanks | None = None  # that have some of each layer's experts each; None: this process has all
     on_route: Callable[[Tensor], None] | None = None  # told of each layer's choice, topk_ids [T, K], in order
 
     @property
@@ -100,22 +100,18 @@ class WeightAllocator:
         self, num_experts: int, hidden_size: int, intermediate_size: int, formats: WeightFormats
     ) -> ExpertWeights:
         num_bytes = expert_bytes(hidden_size, intermediate_size, formats.matrices)
-        block = (
-            range(num_experts) if self.group is None else expert_blocks(num_experts, self.group.size)[self.group.rank]
-        )
-        if self.memory.is_filled:  # with all experts, of which a rank touches its own
-            storage = self.memory.experts(num_experts, num_bytes)
-            storage = None if storage is None else storage[block.start : block.stop]
+        own = None  # memory that a rank fills some of
+        if self.ranks is not None and not self.memory.is_filled:
+            own = LazyMemory(num_experts * num_bytes)
+            storage: Tensor | None = own.tensor.view(num_experts, num_bytes)
         else:
-            storage = self.memory.experts(len(block), num_bytes)
+            storage = self.memory.experts(num_experts, num_bytes)
         if storage is None:
             return OffloadedExperts()
-        own = PackedExperts(
-            len(block), hidden_size, intermediate_size, formats.matrices, is_wide=formats.is_wide, storage=storage
+        experts = PackedExperts(
+            num_experts, hidden_size, intermediate_size, formats.matrices, is_wide=formats.is_wide, storage=storage
         )
-        if self.group is None:
-            return own
-        return RankExperts(own, num_experts, self.group, "experts")
+        return experts if self.ranks is None else self.ranks.add_layer(experts, own)
 
     def network(self, hidden_size: int, intermediate_size: int) -> MovableExperts | None:
         """Return a dense network as the one expert of a layer, to be filled likewise; None: it is one of tensors."""

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeflow.core.hardware import DEVICE, RAM, Link, LinkRate, Machine, MemoryLevel
-from moeflow.parallel.placement import ExpertIds, ExpertPlacement, Loads
+from moeflow.parallel.placement import ExpertIds, ExpertPlacement, Loads, ServingTable
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.roofline import work_seconds
 
@@ -134,7 +134,7 @@ def _expert_by_load(at: ParallelLayer) -> LayerCost:
 
 def _placed(at: ParallelLayer, placement: ExpertPlacement) -> LayerCost:
     """Return the cost of whole experts on their ranks."""
-    ranks = placement.serving_ranks(0, at.topk_ids)
+    ranks = ServingTable(placement.homes[0]).ranks(at.topk_ids)
     pairs = at.pairs_at(ranks)
     flops, experts_s = _expert_work(at, pairs.sum(axis=1), (pairs > 0).sum(axis=1))
     sent, received = _remote_rows(at, ranks)

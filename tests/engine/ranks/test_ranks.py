@@ -18,11 +18,12 @@ from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
 from moeflow.engine.process.supervisor import Supervisor
 from moeflow.kernels.cpu import extension
+from moeflow.planner.apply_plan import settings_of
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
-from tests.engine.streamed_runs import run
+from tests.engine.streamed_runs import answers, run
 from tests.tiny_llama import write_tiny_llama
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -51,6 +52,30 @@ def test_tokens_are_those_of_one_process(model, tmp_path, formats):
     mapped = config_of(model, num_ranks=3, cache_dir=tmp_path, **formats)
     assert mapped.packed_file
     assert run(mapped, PROMPTS) == want
+
+
+@pytest.mark.slow
+def test_experts_move_while_tokens_stay_the_same(model):
+    """150 passes over favourite tokens: loads are looked at twice, and then experts move."""
+    want, _ = answers_with_stats(config_of(model))
+    found, stats = answers_with_stats(config_of(model, num_ranks=3, num_redundant_experts=4))
+    assert found == want
+    assert stats.expert_moves_total > 0
+    assert sum(rank.num_experts for rank in stats.ranks) > 2 * 5
+    assert all(rank.waited_s_total > 0 for rank in stats.ranks)
+    assert sum(rank.tokens_per_pass for rank in stats.ranks) > 0
+    stay, stats = answers_with_stats(config_of(model, num_ranks=3, expert_placement="index"))
+    assert stay == want
+    assert stats.expert_moves_total == 0
+    assert stats.rank_imbalance > 1
+
+
+def answers_with_stats(config):
+    engine = Engine.load(config)
+    try:
+        return answers(engine, num_tokens=150), engine.stats()
+    finally:
+        engine.close()
 
 
 def is_rank(process):
@@ -117,6 +142,9 @@ def test_a_model_that_a_rank_cannot_load_is_an_error_at_the_start(model, monkeyp
     ("settings", "complaint"),
     [
         ({"num_ranks": 6}, "6 ranks .* only 5 experts"),
+        ({"num_ranks": 2, "num_redundant_experts": 6}, "at most 5, .* each of 2 ranks"),
+        ({"num_ranks": 2, "num_redundant_experts": 1, "expert_placement": "index"}, "--expert-placement load"),
+        ({"num_redundant_experts": 1}, "give --ranks, too"),
         ({"num_ranks": 2, "device": "emulated:64MiB,1,torch"}, "--ranks does not go with a device"),
     ],
 )
@@ -145,7 +173,12 @@ def test_a_dense_model_has_nothing_to_share(tmp_path):
 def test_threads_are_divided_and_the_choice_has_a_reason(model):
     plan = resolve(Settings(model=model, num_threads=5, num_ranks=2)).plan
     assert (plan.config.num_threads, plan.config.parallel.num_ranks) == (2, 2)
-    assert dict(plan.reasons)["ranks"] == "2: each has 2 or 3 of the 5 experts of a layer"
+    about = dict(plan.reasons)["ranks"]
+    assert about == "2: each has 2 or 3 of the 5 experts of a layer, moved as loads call for it"
+    again = settings_of(plan.config)
+    assert (again.num_ranks, again.expert_placement, again.num_redundant_experts) == (2, "load", None)
+    asked = Settings(model=model, num_ranks=3, num_redundant_experts=2)
+    assert settings_of(resolve(asked).config).num_redundant_experts == 2
 
 
 @pytest.mark.slow

@@ -11,20 +11,27 @@ from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedExperts
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
 from moeflow.models.layers import rank_experts
-from moeflow.models.layers.rank_experts import RankExperts, expert_blocks
+from moeflow.models.layers.rank_experts import RankExperts
+from moeflow.parallel.expert_balancer import ExpertBalancer
+from moeflow.parallel.placement import ExpertPlacement
+from moeflow.parallel.rebalancing import moves
 from tests.parallel.thread_group import run_ranks
 
 needs_kernels = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 HIDDEN, WIDTH = 64, 32
+FLOATING = ("float32", "bfloat16")
 
 
-@given(st.integers(1, 200), st.integers(1, 16))
-def test_blocks_cut_the_experts_evenly_and_in_order(num_experts, num_ranks):
-    blocks = expert_blocks(num_experts, num_ranks)
-    assert [expert for block in blocks for expert in block] == list(range(num_experts))
-    assert len(blocks) == num_ranks
-    sizes = [len(block) for block in blocks]
-    assert max(sizes) - min(sizes) <= 1
+def balancer(num_experts, size):
+    return ExpertBalancer(1, num_experts, size, None)
+
+
+def replicated(num_experts, size, num_homes):
+    """A balancer of a placement in which expert e is on so many ranks, from rank e on."""
+    found = balancer(num_experts, size)
+    homes = tuple(tuple(sorted((expert + i) % size for i in range(num_homes))) for expert in range(num_experts))
+    found.switch(list(moves(found.placement, ExpertPlacement(size, (homes,)), 1000)))
+    return found
 
 
 @needs_kernels
@@ -44,11 +51,18 @@ def test_the_bits_are_those_of_one_process(weight_format, at_home, data):
     weights, ids = torch.rand(num_tokens, num_experts, generator=generator).topk(top_k)
     everything = PackedExperts.pack(gate_up, down, weight_format)
     want = everything.compute(hidden, ids, weights, residual)
+    num_homes = data.draw(st.integers(1, size))
 
     def compute(group):
-        block = expert_blocks(num_experts, size)[group.rank]
-        own = PackedExperts.pack(gate_up[block.start : block.stop], down[block.start : block.stop], weight_format)
-        return RankExperts(own, num_experts, group, "experts").compute(hidden.clone(), ids, weights, residual)
+        placed = replicated(num_experts, size, num_homes)
+        held = placed.placement.held_by(group.rank, 0)
+        lacking = [0 if expert in held else torch.nan for expert in range(num_experts)]  # never to be touched
+        wide = torch.tensor(lacking)[:, None, None]
+        if weight_format in FLOATING:
+            own = PackedExperts.pack(gate_up + wide, down + wide, weight_format)
+        else:
+            own = everything
+        return RankExperts(own, 0, placed, group).compute(hidden.clone(), ids, weights, residual)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rank_experts, "GATHERED_BYTES", 0 if at_home else 1 << 40)
@@ -58,12 +72,11 @@ def test_the_bits_are_those_of_one_process(weight_format, at_home, data):
 
 @needs_kernels
 def test_a_rank_fills_its_own_experts_only():
-    own = PackedExperts(2, HIDDEN, WIDTH, "bfloat16")
-    (parts,) = run_ranks(1, lambda group: RankExperts(own, 2, group, "experts").parts())
-    assert all(part is not None for part in parts)
-
     def parts_of(group):
-        return RankExperts(PackedExperts(2, HIDDEN, WIDTH, "bfloat16"), 6, group, "experts").parts()
+        return RankExperts(PackedExperts(6, HIDDEN, WIDTH, "bfloat16"), 0, balancer(6, group.size), group).parts()
+
+    (parts,) = run_ranks(1, parts_of)
+    assert all(part is not None for part in parts)
 
     found = run_ranks(3, parts_of)
     assert [[part is not None for part in each] for each in found] == [
@@ -81,7 +94,8 @@ def test_many_tokens_are_added_up_where_they_are_at_home_so_that_less_travels():
     for limit in (0, 1 << 40):
 
         def compute(group):
-            experts = RankExperts(PackedExperts(2, HIDDEN, WIDTH, "bfloat16"), num_experts, group, "experts")
+            room = PackedExperts(num_experts, HIDDEN, WIDTH, "bfloat16")
+            experts = RankExperts(room, 0, balancer(num_experts, size), group)
             experts.compute(hidden.clone(), ids, weights)
             return group.sent_bytes
 
