@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from moeflow.cli.simulate.asynchronous import simulate_async
 from moeflow.cli.simulate.cache import cache
 from moeflow.cli.simulate.parallel import parallel
 from moeflow.cli.simulate.pipeline import pipeline
@@ -11,6 +12,8 @@ from moeflow.cli.simulate.serve import serve
 
 EPILOG = """\b
 Examples:
+  moeflow simulate async --machine h100 --model mixtral-8x7b --ranks 8
+      what devices gain that do not wait for each other after each layer
   moeflow simulate cache --routing routing.moe
       which cache policy suits this traffic, and what memory would bring
   moeflow simulate parallel --machine h100 --model mixtral-8x7b \\
@@ -30,6 +33,7 @@ def simulate() -> None:
     """Predict what another machine, memory size, layout, pipeline, cache policy or predictor would bring."""
 
 
+simulate.add_command(simulate_async)
 simulate.add_command(cache)
 simulate.add_command(parallel)
 simulate.add_command(pipeline)

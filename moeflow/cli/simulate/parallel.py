@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ from moeflow.cli.bench.output import show
 from moeflow.cli.simulate.common import SHIPPED, choose_formats, read_shape, shape_options
 from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import Machine
+from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import format_bytes, format_seconds, parse_bytes
 from moeflow.parallel.expert_load import LoadTracker
 from moeflow.parallel.placement import Loads
@@ -54,29 +56,55 @@ after every section: routing, exchange, experts, exchange. A rank is one device,
 {SHIPPED}"""
 
 
+def skew_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options for how unevenly routers choose."""
+    options = [
+        click.option(
+            "--skew", type=click.FloatRange(0, 1), default=0.6, help="Share of the tokens that go to hot experts."
+        ),
+        click.option(
+            "--skew-experts",
+            type=click.IntRange(1),
+            help="How many are hot.  [default: a tenth of them]",
+            show_default=False,
+        ),
+        click.option("--seed", type=click.IntRange(0), default=0, help="Of the routing."),
+    ]
+    return functools.reduce(lambda inner, option: option(inner), reversed(options), command)
+
+
+link_option = click.option(
+    "--link",
+    help='Bytes a second from a rank to the others, like "50GB".  [default: through the host\'s memory]',
+    show_default=False,
+)
+
+
+def skew_router(shape: ModelConfig, model: str, skew: float, skew_experts: int | None, seed: int) -> SkewRouter:
+    """Return a router for a model. Raises: ConfigError if it has no experts."""
+    if not shape.num_experts:
+        raise ConfigError(f"{model} has no experts that could be laid out over ranks: choose a model that has")
+    return SkewRouter(
+        num_experts=shape.num_experts,
+        top_k=shape.top_k,
+        router_skew=skew,
+        num_experts_skew=skew_experts or max(shape.num_experts // 10, 1),
+        seed=seed,
+    )
+
+
 @click.command(epilog=EPILOG, context_settings={"show_default": True})
 @shape_options
 @click.option("--ranks", type=click.IntRange(1, MOST_RANKS), default=4, help="That share the experts.")
 @click.option("--tokens", type=click.IntRange(1, 1 << 24), default=4096, help="In the pass, of all ranks together.")
-@click.option("--skew", type=click.FloatRange(0, 1), default=0.6, help="Share of the tokens that go to hot experts.")
-@click.option(
-    "--skew-experts",
-    type=click.IntRange(1),
-    help="How many are hot.  [default: a tenth of them]",
-    show_default=False,
-)
-@click.option("--seed", type=click.IntRange(0), default=0, help="Of the routing.")
+@skew_options
 @click.option(
     "--capacity-factor",
     type=click.FloatRange(0, min_open=True),
     help="Of the baseline.  [default: as many as experts, at most 50]",
     show_default=False,
 )
-@click.option(
-    "--link",
-    help='Bytes a second from a rank to the others, like "50GB".  [default: through the host\'s memory]',
-    show_default=False,
-)
+@link_option
 @click.option(
     "--layout",
     "layouts",
@@ -102,22 +130,14 @@ def parallel(
 ) -> None:
     """Predict an MoE layer's time, what its ranks compute and send, and how long they wait for each other."""
     host, shape = load_machine(machine), read_shape(model)
-    if not shape.num_experts:
-        raise ConfigError(f"{model} has no experts that could be laid out over ranks: choose a model that has")
-    router = SkewRouter(
-        num_experts=shape.num_experts,
-        top_k=shape.top_k,
-        router_skew=skew,
-        num_experts_skew=skew_experts or max(shape.num_experts // 10, 1),
-        seed=seed,
-    )
+    router = skew_router(shape, model, skew, skew_experts, seed)
     layer = ParallelLayer(
         level=host.compute_level,
         link=rank_link(host, None if link is None else parse_bytes(link)),
         costs=ModelCosts(shape, choose_formats(host, weights)),
         num_ranks=ranks,
         topk_ids=router.route(tokens),
-        loads=_loads_before(router, tokens),
+        loads=loads_before(router, tokens),
         capacity_factor=_finite(capacity_factor) or min(float(shape.num_experts), STUDY_CAPACITY_FACTOR),
     )
     runs, baseline = run_layouts(layer, layouts)
@@ -137,7 +157,7 @@ def _finite(factor: float | None) -> float | None:
     return factor
 
 
-def _loads_before(router: SkewRouter, num_tokens: int) -> Loads:
+def loads_before(router: SkewRouter, num_tokens: int) -> Loads:
     """Return the tokens that each expert has had in a batch before, [E]: of the same router, by other chances."""
     tracker = LoadTracker(1, router.num_experts, half_life=1)
     tracker.add_layer(0, dataclasses.replace(router, seed=router.seed + 1).route(num_tokens))

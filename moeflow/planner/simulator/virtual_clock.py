@@ -9,8 +9,8 @@ what waits for them, and among equals what has waited longest.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from heapq import heappop, heappush
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
@@ -19,6 +19,8 @@ from moeflow.pipeline.task import COMPUTE, Task
 from moeflow.planner.costs.task_costs import TaskCost
 
 CostOf = Callable[[Task], TaskCost]
+JointCostOf = Callable[[Sequence[Task]], TaskCost]
+Joins = Callable[[Task, Task], bool]
 
 
 class TimedTask(NamedTuple):
@@ -35,7 +37,15 @@ def run_virtually(tasks: Iterable[Task], cost_of: CostOf, *, window: int = WINDO
 
     Raises: ValueError if the stream is none.
     """
-    return _Run(tasks, cost_of, window).go()
+    return _Run(tasks, lambda joined: cost_of(joined[0]), window).go()
+
+
+def run_joining(tasks: Iterable[Task], cost_of: JointCostOf, joins: Joins, *, window: int = WINDOW) -> list[TimedTask]:
+    """Do the same, but a lane that begins a task does all tasks that wait for it and join that one, too, as one.
+
+    Each is then timed as an equal part of them. The lane "compute" joins nothing.
+    """
+    return _Run(tasks, cost_of, window, joins).go()
 
 
 class _Entry:
@@ -63,8 +73,11 @@ class _Lane:
 class _Run:
     """One stream on its way."""
 
-    def __init__(self, tasks: Iterable[Task], cost_of: CostOf, window: int) -> None:
+    def __init__(
+        self, tasks: Iterable[Task], cost_of: JointCostOf, window: int, joins: Joins = lambda first, other: False
+    ) -> None:
         self.cost_of = cost_of
+        self.joins = joins
         self.window = Window(tasks, window)
         self.now_s = 0.0
         self.numbers = count()
@@ -116,16 +129,21 @@ class _Run:
         """Begin what a lane does next, if it is free."""
         if lane.queue and not lane.is_busy:
             lane.is_busy = True
-            self._begin(heappop(lane.queue)[2], lane)
+            first = heappop(lane.queue)[2]
+            joined = [one for one in lane.queue if self.joins(first.task, one[2].task)]
+            if joined:
+                lane.queue = [one for one in lane.queue if one not in joined]
+                heapify(lane.queue)
+            self._begin([first, *(entry for _, _, entry in sorted(joined))], lane)
 
-    def _begin(self, entry: _Entry, lane: _Lane | None) -> None:
-        number, cost = next(self.numbers), self.cost_of(entry.task)
-        self.running[number] = _Running(entry, cost, self.now_s, lane)
+    def _begin(self, entries: Sequence[_Entry], lane: _Lane | None) -> None:
+        number, cost = next(self.numbers), self.cost_of([entry.task for entry in entries])
+        self.running[number] = _Running(entries, cost, self.now_s, lane)
         heappush(self.ends, (self.now_s + cost.seconds, lane is None, number))
 
     def _do_here(self, entry: _Entry) -> None:
         """Advance the clock until the caller has done a task; other lanes work meanwhile."""
-        self._begin(entry, None)
+        self._begin([entry], None)
         while entry.task.id in self.unfinished:
             self._end_next()
 
@@ -133,22 +151,35 @@ class _Run:
         """Advance the clock until a task ends; its lane starts what that frees, then takes another."""
         self.now_s, _, number = heappop(self.ends)
         ended = self.running.pop(number)
-        task = ended.entry.task
-        del self.unfinished[task.id]
-        self.done.append(TimedTask(task, ended.cost, ended.start_s, self.now_s))
-        for successor in ended.entry.successors:
-            successor.num_missing -= 1
-            if not successor.num_missing:
-                self._start(successor)
+        self.done += ended.timed(self.now_s)
+        for entry in ended.entries:
+            del self.unfinished[entry.task.id]
+            for successor in entry.successors:
+                successor.num_missing -= 1
+                if not successor.num_missing:
+                    self._start(successor)
         if ended.lane is not None:
             ended.lane.is_busy = False
             self._begin_next(ended.lane)
 
 
 class _Running(NamedTuple):
-    """A task under way."""
+    """A task under way, or several as one."""
 
-    entry: _Entry
+    entries: Sequence[_Entry]
     cost: TaskCost
     start_s: float
     lane: _Lane | None  # None: the caller's own
+
+    def timed(self, end_s: float) -> list[TimedTask]:
+        """Return each task with its part of the time."""
+        number = len(self.entries)
+        if number == 1:
+            return [TimedTask(self.entries[0].task, self.cost, self.start_s, end_s)]
+        part_s = (end_s - self.start_s) / number
+        cost = TaskCost(self.cost.num_bytes / number, self.cost.num_flops / number, self.cost.seconds / number)
+        starts_s = [self.start_s + i * part_s for i in range(number)]
+        return [
+            TimedTask(entry.task, cost, start_s, start_s + part_s)
+            for entry, start_s in zip(self.entries, starts_s, strict=True)
+        ]

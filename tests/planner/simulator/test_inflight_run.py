@@ -1,0 +1,97 @@
+"""Batches in flight: times worked out by hand on a machine that only computes, and what must hold on any."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moeflow.core.hardware import Link, LinkRate
+from moeflow.parallel.mapper import RoundRobinMapper
+from moeflow.parallel.placement import ExpertPlacement
+from moeflow.pipeline.expert_parallel import ATTEND, COMBINE, DISPATCH, EXPERTS
+from moeflow.planner.costs.model_costs import Formats, ModelCosts
+from moeflow.planner.costs.roofline import work_seconds
+from moeflow.planner.simulator.inflight_run import SCHEDULES, InFlight, InFlightRun
+from tests.planner.examples import SMALL as SHAPE
+from tests.planner.examples import machine
+
+LINK = Link(source="rank", target="rank", rates=(LinkRate(transfer_bytes=1, bytes_per_s=1e9),))
+COSTS = ModelCosts(SHAPE, Formats(matrices="bfloat16", embeddings="bfloat16", kv="bfloat16"))
+SIZE, CONTEXT = 6, 10
+
+
+def run(schedule, num_devices=2, num_batches=4, choose=None, num_layers=2):
+    at = InFlight(
+        level=machine(ram=2**40).compute_level,
+        link=LINK,
+        costs=COSTS,
+        num_layers=num_layers,
+        num_devices=num_devices,
+        num_batches=num_batches,
+        batch_size=SIZE,
+        context=CONTEXT,
+    )
+    placement = ExpertPlacement.by_index(num_layers, SHAPE.num_experts, num_devices)
+    return at, InFlightRun(at, choose or chosen, RoundRobinMapper(placement), schedule)
+
+
+def chosen(layer, batch):
+    rng = np.random.default_rng(layer * 100 + batch)
+    return np.array([rng.permutation(SHAPE.num_experts)[: SHAPE.top_k] for _ in range(SIZE)])
+
+
+def seconds(at, *works):
+    return sum(work_seconds(at.level, work) for work in works)
+
+
+def attention_s(at):
+    stages = COSTS.pre_attention(SIZE), COSTS.decode_attention(SIZE, CONTEXT)
+    return seconds(at, *stages, COSTS.output_projection(SIZE), COSTS.router(SIZE))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_one_device_does_one_thing_after_another(schedule):
+    at, found = run(schedule, num_devices=1, num_batches=1)
+    layers = [np.unique(chosen(layer, 0)).size for layer in range(2)]
+    want = sum(attention_s(at) + seconds(at, COSTS.experts(SIZE, distinct)) for distinct in layers)
+    assert found.seconds == pytest.approx(want)
+    assert found.idle_shares == pytest.approx(np.zeros(1))
+
+
+def test_barriers_make_the_slowest_of_each_section_decide():
+    at, found = run("synchronous")
+    row_s = SHAPE.hidden_size * COSTS.formats.activation_bytes / 1e9
+    want = 0.0
+    for layer in range(2):
+        for batches in ((0, 1), (2, 3)):
+            owners = {batch: chosen(layer, batch) >= SHAPE.num_experts // 2 for batch in batches}
+            pairs = {d: np.concatenate([chosen(layer, b)[owners[b] == d] for b in batches]) for d in range(2)}
+            experts = [
+                seconds(at, COSTS.experts(len(ids) / SHAPE.top_k, np.unique(ids).size)) for ids in pairs.values()
+            ]
+            rows = [int((owners[batch] == 1 - home).any(axis=1).sum()) for home, batch in enumerate(batches)]
+            want += attention_s(at) + max(experts) + 2 * max(rows) * row_s  # what goes comes back
+    assert found.seconds == pytest.approx(want)
+
+
+def test_without_barriers_devices_idle_less_where_each_batch_is_uneven_by_turns():
+    def by_turns(layer, batch):
+        half = SHAPE.num_experts // 2
+        return np.tile(np.arange(SHAPE.top_k) + half * ((layer + batch // 2) % 2), (SIZE, 1))
+
+    _, waiting = run("synchronous", num_batches=8, choose=by_turns)
+    _, free = run("asynchronous", num_batches=8, choose=by_turns)
+    assert free.seconds < waiting.seconds
+    assert free.idle_shares.mean() < waiting.idle_shares.mean() / 2
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_all_pairs_are_computed_and_all_rows_come_back(schedule):
+    at, found = run(schedule, num_devices=3, num_batches=5)
+    done = [one for ones in found.line.lanes.values() for one in ones]
+    by_op = {op: [one.cost for one in done if one.task.op == op] for op in (ATTEND, DISPATCH, EXPERTS, COMBINE)}
+    flops = 2 * 5 * SIZE * SHAPE.top_k * 2 * COSTS.expert_values
+    assert sum(cost.num_flops for cost in by_op[EXPERTS]) == pytest.approx(flops)
+    assert sum(cost.num_bytes for cost in by_op[DISPATCH]) == sum(cost.num_bytes for cost in by_op[COMBINE]) > 0
+    assert len(by_op[ATTEND]) == 2 * 5
+    assert at.num_devices == len(found.idle_shares)
