@@ -17,6 +17,7 @@ from moeflow.checkpoint.packed.resident_reader import read_resident
 from moeflow.checkpoint.packed.weight_memory import FreshMemory, WeightMemory
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.model_config import ModelConfig
+from moeflow.core.parallel_config import ParallelConfig
 from moeflow.engine.compute_setup import device_of_layers, set_up
 from moeflow.engine.expert_store import ExpertStore
 from moeflow.engine.messages import ModelInfo
@@ -87,7 +88,8 @@ def make_allocator(
     recorder: RoutingRecorder | None = None,
     group: Group | None = None,
 ) -> WeightAllocator:
-    """Return where the layers' weights go, and in which form; `group`: the ranks that share the experts."""
+    """Return where the layers' weights go, and in which form; `group`: the ranks that share the model."""
+    parallel = config.parallel or ParallelConfig(num_ranks=1)
     return WeightAllocator(
         getattr(torch, config.dtype),
         device_of_layers(config),
@@ -97,6 +99,8 @@ def make_allocator(
         has_slabs=config.offload is not None and not config.cpu_isa,
         pool=None if experts is None else experts.pool,
         group=group,
+        expert_layout=parallel.expert_layout,
+        attention_layout=parallel.attention_layout,
         on_route=None if recorder is None else lambda topk_ids: recorder.add_layer(topk_ids.cpu().numpy()),
     )
 

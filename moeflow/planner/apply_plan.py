@@ -80,6 +80,8 @@ def settings_of(config: EngineConfig) -> Settings:
         kv_dtype=config.kv_dtype,
         num_threads=num_threads or None,
         num_ranks=None if config.parallel is None else num_ranks,
+        expert_layout="expert" if config.parallel is None else config.parallel.expert_layout,
+        attention_layout="replicated" if config.parallel is None else config.parallel.attention_layout,
         max_model_len=config.scheduler.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,

@@ -24,7 +24,7 @@ from moeflow.engine.model_runner import make_kv_storage
 from moeflow.engine.ranks.rank_processes import RankStart, read_message
 from moeflow.engine.runner_loading import make_allocator, weight_memory
 from moeflow.models.loading import load_model
-from moeflow.models.pass_input import PassInput
+from moeflow.models.pass_input import PassInput, rows_of
 from moeflow.parallel.group import Group
 from moeflow.parallel.shared_memory_group import SharedMemoryGroup
 
@@ -37,12 +37,16 @@ def run(config: EngineConfig, group: Group) -> None:
     with closing(open_checkpoint(config.model_path)) as checkpoint:
         allocator = make_allocator(config, weight_memory(checkpoint, config), group=group)
         model = load_model(checkpoint, allocator, num_threads=config.num_threads)
-    kv = make_kv_storage(config, model.config)
+    kv = make_kv_storage(config, model.config, group.rank)
     os.write(sys.stdout.fileno(), b"\n")
     decoder = msgspec.msgpack.Decoder(PassInput)
     device = torch.device(config.device)
     while (message := read_message(sys.stdin.buffer)) is not None:
-        model(*decoder.decode(message).tensors(kv, device))
+        given = decoder.decode(message)
+        hidden = model(*given.tensors(kv, device))
+        if model.shares_head:
+            for rows in given.logit_rows:
+                model.logits(rows_of(hidden, rows))
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ kernels do where one process has all experts, so that the results are the same t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Final
 
 import torch
@@ -17,15 +16,10 @@ from moeflow.core.units import KIB
 from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
 from moeflow.kernels.cpu.packed_weights import PackedExperts
 from moeflow.models.layers.expert_weights import Destination, ExpertWeights
+from moeflow.parallel.blocks import even_blocks
 from moeflow.parallel.group import Group
 
 GATHERED_BYTES: Final = 256 * KIB  # of pairs up to which each rank adds up all of them: one exchange instead of two
-
-
-def expert_blocks(num_experts: int, num_ranks: int) -> list[range]:
-    """Return the experts of each rank: blocks in order, whose sizes differ by one at most."""
-    bounds = [rank * num_experts // num_ranks for rank in range(num_ranks + 1)]
-    return [range(start, stop) for start, stop in pairwise(bounds)]
 
 
 class RankExperts(ExpertWeights):
@@ -33,7 +27,7 @@ class RankExperts(ExpertWeights):
 
     def __init__(self, own: PackedExperts, num_experts: int, group: Group, name: str) -> None:
         """Take this rank's block of the experts; `name` is the layer's, for errors."""
-        blocks = expert_blocks(num_experts, group.size)
+        blocks = even_blocks(num_experts, group.size)
         self._own, self._group, self._name, self._num_experts = own, group, name, num_experts
         self._block = blocks[group.rank]
         self._slots = {expert: slot for slot, expert in enumerate(self._block)}
@@ -66,7 +60,7 @@ class RankExperts(ExpertWeights):
         """Have each rank add up a share of the tokens, and return the sums of all. Shapes: as `compute`."""
         size, mine = self._group.size, self._group.rank
         num_tokens, top_k = topk_ids.shape
-        homes = expert_blocks(num_tokens, size)  # tokens are cut into blocks in the same way
+        homes = even_blocks(num_tokens, size)  # tokens are cut into blocks in the same way
         rows = torch.arange(len(ranks))
         sent = [rows[home.start * top_k : home.stop * top_k] for home in homes]
         own = [part[ranks[part] == mine] for part in sent]

@@ -11,20 +11,12 @@ from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedExperts
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
 from moeflow.models.layers import rank_experts
-from moeflow.models.layers.rank_experts import RankExperts, expert_blocks
+from moeflow.models.layers.rank_experts import RankExperts
+from moeflow.parallel.blocks import even_blocks
 from tests.parallel.thread_group import run_ranks
 
 needs_kernels = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 HIDDEN, WIDTH = 64, 32
-
-
-@given(st.integers(1, 200), st.integers(1, 16))
-def test_blocks_cut_the_experts_evenly_and_in_order(num_experts, num_ranks):
-    blocks = expert_blocks(num_experts, num_ranks)
-    assert [expert for block in blocks for expert in block] == list(range(num_experts))
-    assert len(blocks) == num_ranks
-    sizes = [len(block) for block in blocks]
-    assert max(sizes) - min(sizes) <= 1
 
 
 @needs_kernels
@@ -46,7 +38,7 @@ def test_the_bits_are_those_of_one_process(weight_format, at_home, data):
     want = everything.compute(hidden, ids, weights, residual)
 
     def compute(group):
-        block = expert_blocks(num_experts, size)[group.rank]
+        block = even_blocks(num_experts, size)[group.rank]
         own = PackedExperts.pack(gate_up[block.start : block.stop], down[block.start : block.stop], weight_format)
         return RankExperts(own, num_experts, group, "experts").compute(hidden.clone(), ids, weights, residual)
 
