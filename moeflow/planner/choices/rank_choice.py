@@ -123,6 +123,8 @@ def _expert_share(shape: ModelConfig, parallel: ParallelConfig, rank: int) -> fl
 
 def _slice_share(hidden_size: int, width: int, num_ranks: int, rank: int) -> float:
     """Return which share of a network's three matrices its slice is: of gate and up by units, of down by outputs."""
+    if width == 0:  # there is no such network
+        return 0.0
     units, outputs = (len(band_blocks(count, num_ranks)[rank]) / count for count in (width, hidden_size))
     return (2 * units + outputs) / 3
 
