@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <new>
@@ -183,9 +184,12 @@ struct PackedExperts : ExpertLayer {
 void make_experts(PackedExperts* self, const std::string& format, int64_t hidden, int64_t width,
                   const std::vector<uintptr_t>& up, const std::vector<uintptr_t>& down, int function, bool is_gated,
                   uintptr_t up_bias, uintptr_t down_bias, bool is_wide) {
-  if (up.empty() || up.size() != down.size()) throw std::invalid_argument("every expert has up and down");
+  const size_t count = std::max(up.size(), down.size());  // one may be empty, for half of the layer
+  if (count == 0 || (!up.empty() && !down.empty() && up.size() != down.size())) {
+    throw std::invalid_argument("every expert has up and down");
+  }
   PackedExperts experts{};
-  experts.num_experts = static_cast<int64_t>(up.size());
+  experts.num_experts = static_cast<int64_t>(count);
   experts.hidden = hidden;
   experts.width = width;
   experts.function = static_cast<Nonlinearity>(function);
@@ -247,6 +251,13 @@ void run_unpack_rows(const Matrix& weight, uintptr_t rows, int64_t num_rows, uin
   unpack_rows(weight, at<const int64_t>(rows), num_rows, at<float>(out));
 }
 
+void run_copy_rows(const Matrix& from, uintptr_t rows, const Matrix& to) {
+  if (from.format != to.format || from.cols != to.cols) throw std::invalid_argument("rows of another kind");
+  WithoutGIL without_gil;
+  check_rows(from, at<const int64_t>(rows), to.rows);
+  copy_rows(from, at<const int64_t>(rows), to.rows, const_cast<uint8_t*>(to.data));
+}
+
 void bind_memory(nb::module_& m) {
   m.def("row_bytes", &bytes_of_row);
   m.def("matrix_bytes", [](const std::string& format, int64_t rows, int64_t cols) {
@@ -273,6 +284,7 @@ void bind_memory(nb::module_& m) {
           },
           "format"_a, "data"_a, "num_blocks"_a, "num_heads"_a, "block_size"_a, "head_dim"_a);
   m.def("pack_rows", &run_pack_rows, "weight"_a, "type"_a, "source"_a, "rows"_a, "num_rows"_a);
+  m.def("copy_rows", &run_copy_rows, "source"_a, "rows"_a, "out"_a);
   m.def("unpack_rows", &run_unpack_rows, "weight"_a, "rows"_a, "num_rows"_a, "out"_a);
 }
 
@@ -288,6 +300,12 @@ void bind_products(nb::module_& m) {
   def_call(m, "expert_pairs", &expert_pairs, FIELD(ExpertsCall, layer), FIELD(ExpertsCall, x),
            FIELD(ExpertsCall, num_tokens), FIELD(ExpertsCall, top_k), FIELD(ExpertsCall, topk_ids),
            FIELD(ExpertsCall, topk_weights), FIELD(ExpertsCall, out));
+  def_call(m, "expert_units", &expert_units, FIELD(ExpertsCall, layer), FIELD(ExpertsCall, x),
+           FIELD(ExpertsCall, num_tokens), FIELD(ExpertsCall, top_k), FIELD(ExpertsCall, topk_ids),
+           FIELD(ExpertsCall, out));
+  def_call(m, "expert_sums", &expert_sums, FIELD(ExpertsCall, layer), FIELD(ExpertsCall, x),
+           FIELD(ExpertsCall, num_tokens), FIELD(ExpertsCall, top_k), FIELD(ExpertsCall, topk_ids),
+           FIELD(ExpertsCall, topk_weights), FIELD(ExpertsCall, residual), FIELD(ExpertsCall, out));
   def_call(m, "add_pairs", &add_pairs, FIELD(AddPairsCall, pairs), FIELD(AddPairsCall, num_tokens),
            FIELD(AddPairsCall, top_k), FIELD(AddPairsCall, hidden), FIELD(AddPairsCall, topk_ids),
            FIELD(AddPairsCall, residual), FIELD(AddPairsCall, out));

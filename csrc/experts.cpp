@@ -4,6 +4,7 @@
 //   up       (expert, up to four bands): hidden units, then prepared again for the next product;
 //   down     bands of outputs: all touched experts in ascending order, weighted and added up.
 // Where experts come into memory one after another, `down` leaves the pairs as they are, and `add_pairs` adds them up.
+// Where several processes have a part of each expert, `up` and `down` are calls of their own, which exchange units.
 // An item's results lie in memory that no other item touches, so threads only share the work counters.
 #include <algorithm>
 #include <cstring>
@@ -17,13 +18,21 @@
 namespace moeflow {
 namespace {
 
+enum class Part {
+  kAll,
+  kPairs,  // without adding up
+  kUnits,  // `up` alone
+  kSums,   // `down` alone
+};
+
 struct ExpertsJob {
   const Isa& isa;
   const ExpertsCall& call;
+  Part part;
   Activation x_kind{}, h_kind{};
-  int64_t x_bytes = 0, h_bytes = 0;
+  int64_t x_bytes = 0, h_bytes = 0, h_stride = 0;
   uint8_t* x_rows = nullptr;   // [num_tokens, x_bytes]
-  float* h_floats = nullptr;   // [pairs, width filled up to whole bands]
+  float* h_floats = nullptr;   // [pairs, h_stride]: width, filled up to whole bands where `up` writes it
   uint8_t* h_rows = nullptr;   // [pairs, h_bytes]
   float* sums = nullptr;       // [num_tokens, hidden filled up to whole tiles]; null: pairs are not added up
   int32_t* touched = nullptr;  // experts with at least one pair, ascending
@@ -38,7 +47,9 @@ struct ExpertsJob {
     return sums != nullptr || std::any_of(ids, ids + call.top_k, [&](int64_t id) { return call.layer.place(id) >= 0; });
   }
   int64_t num_pairs() const { return starts[call.layer.num_experts]; }  // of experts in memory
-  int64_t h_stride() const { return round_up(call.layer.width, kBand); }
+  bool has_up() const { return part != Part::kSums; }
+  bool has_down() const { return part != Part::kUnits; }
+  bool adds_up() const { return part == Part::kAll || part == Part::kSums; }
   int64_t out_stride() const { return round_up(call.layer.hidden, kTileStride); }
 };
 
@@ -106,7 +117,7 @@ void up(const ExpertsJob& job, int64_t expert, int64_t group, const uint8_t* fol
       [&](int64_t at) { return job.x_rows + job.pairs[at] / call.top_k * job.x_bytes; },
       [&](int64_t at, int num_rows, const float* tile_out) {
         job.isa.activate({layer.function, layer.is_gated, tile_out, bias, num_rows, bands,
-                          job.h_floats + at * job.h_stride() + first_unit, job.h_stride()});
+                          job.h_floats + at * job.h_stride + first_unit, job.h_stride});
       });
 }
 
@@ -152,10 +163,9 @@ void down(const ExpertsJob& job, int64_t group, int bands_per_item, int64_t next
   }
 }
 
-void run(void* context, Team& team, int) {
-  const ExpertsJob& job = *static_cast<const ExpertsJob*>(context);
+void run_up(const ExpertsJob& job, Team& team) {
   const ExpertsCall& call = job.call;
-  const int64_t hidden = call.layer.hidden, width = call.layer.width;
+  const int64_t hidden = call.layer.hidden;
   for (int64_t token; (token = team.counter(0).take()) < call.num_tokens;) {
     if (!job.needs(token)) continue;
     job.isa.prepare_row(job.x_kind, call.x + token * hidden, hidden, job.x_rows + token * job.x_bytes);
@@ -170,10 +180,12 @@ void run(void* context, Team& team, int) {
     }
     up(job, job.touched[item / groups], item % groups, following);
   }
-  team.barrier();
-  const int64_t num_pairs = job.num_pairs();
+}
+
+void run_down(const ExpertsJob& job, Team& team) {
+  const int64_t hidden = job.call.layer.hidden, width = job.call.layer.width, num_pairs = job.num_pairs();
   for (int64_t pair; (pair = team.counter(2).take()) < num_pairs;) {
-    job.isa.prepare_row(job.h_kind, job.h_floats + pair * job.h_stride(), width, job.h_rows + pair * job.h_bytes);
+    job.isa.prepare_row(job.h_kind, job.h_floats + pair * job.h_stride, width, job.h_rows + pair * job.h_bytes);
   }
   team.barrier();
   // Small layers are cut finer, so that no thread waits long for the one with the last item.
@@ -184,32 +196,45 @@ void run(void* context, Team& team, int) {
   }
 }
 
-void compute(const Isa& isa, const ExpertsCall& call, bool adds_up) {
+void run(void* context, Team& team, int) {
+  const ExpertsJob& job = *static_cast<const ExpertsJob*>(context);
+  if (job.has_up()) run_up(job, team);
+  if (job.has_up() && job.has_down()) team.barrier();
+  if (job.has_down()) run_down(job, team);
+}
+
+void compute(const Isa& isa, const ExpertsCall& call, Part part) {
   if (call.num_tokens == 0) return;
   const int64_t num_pairs = call.num_tokens * call.top_k;
   const ExpertLayer& layer = call.layer;
-  const Activation x_kind = isa.activation(layer.up[0]), h_kind = isa.activation(layer.down[0]);
   WorkspaceLock workspace;
-  ExpertsJob job{isa, call};
-  job.x_kind = x_kind;
-  job.h_kind = h_kind;
-  job.x_bytes = activation_bytes(x_kind, layer.hidden);
-  job.h_bytes = activation_bytes(h_kind, layer.width);
-  const int64_t num_sums = adds_up ? call.num_tokens * job.out_stride() : 0;
-  workspace->begin(Workspace::padded<uint8_t>(call.num_tokens * job.x_bytes) +
-                   Workspace::padded<float>(num_pairs * job.h_stride()) +
+  ExpertsJob job{isa, call, part};
+  if (job.has_up()) {
+    job.x_kind = isa.activation(layer.up[0]);
+    job.x_bytes = activation_bytes(job.x_kind, layer.hidden);
+  }
+  if (job.has_down()) {
+    job.h_kind = isa.activation(layer.down[0]);
+    job.h_bytes = activation_bytes(job.h_kind, layer.width);
+  }
+  job.h_stride = job.has_up() ? round_up(layer.width, kBand) : layer.width;
+  const bool keeps_units = job.has_up() && job.has_down();
+  const int64_t num_units = keeps_units ? num_pairs * job.h_stride : 0;
+  const int64_t num_sums = job.adds_up() ? call.num_tokens * job.out_stride() : 0;
+  workspace->begin(Workspace::padded<uint8_t>(call.num_tokens * job.x_bytes) + Workspace::padded<float>(num_units) +
                    Workspace::padded<uint8_t>(num_pairs * job.h_bytes) + Workspace::padded<float>(num_sums) +
                    Workspace::padded<int32_t>(layer.num_experts) + Workspace::padded<int64_t>(layer.num_experts + 1) +
                    Workspace::padded<int64_t>(num_pairs));
   job.x_rows = workspace->take<uint8_t>(call.num_tokens * job.x_bytes);
-  job.h_floats = workspace->take<float>(num_pairs * job.h_stride());
+  job.h_floats = workspace->take<float>(num_units);
+  if (!keeps_units) job.h_floats = job.has_up() ? call.out : const_cast<float*>(call.x);
   job.h_rows = workspace->take<uint8_t>(num_pairs * job.h_bytes);
-  job.sums = adds_up ? workspace->take<float>(num_sums) : nullptr;
+  job.sums = job.adds_up() ? workspace->take<float>(num_sums) : nullptr;
   job.touched = workspace->take<int32_t>(layer.num_experts);
   job.starts = workspace->take<int64_t>(layer.num_experts + 1);
   job.pairs = workspace->take<int64_t>(num_pairs);
   sort_pairs(job);
-  if (adds_up || job.num_touched > 0) run_on_pool(run, &job);
+  if (job.adds_up() || job.num_touched > 0) run_on_pool(run, &job);
 }
 
 // The pair of a token that comes after the k-th (-1: before all) in the order of experts; top_k after the last.
@@ -224,9 +249,13 @@ int64_t next_pair(const int64_t* ids, int64_t top_k, int64_t k) {
 
 }  // namespace
 
-void experts(const Isa& isa, const ExpertsCall& call) { compute(isa, call, true); }
+void experts(const Isa& isa, const ExpertsCall& call) { compute(isa, call, Part::kAll); }
 
-void expert_pairs(const Isa& isa, const ExpertsCall& call) { compute(isa, call, false); }
+void expert_pairs(const Isa& isa, const ExpertsCall& call) { compute(isa, call, Part::kPairs); }
+
+void expert_units(const Isa& isa, const ExpertsCall& call) { compute(isa, call, Part::kUnits); }
+
+void expert_sums(const Isa& isa, const ExpertsCall& call) { compute(isa, call, Part::kSums); }
 
 void add_pairs(const Isa& isa, const AddPairsCall& call) {
   for_each_row(call.num_tokens, call.top_k * call.hidden, [&](int64_t token) {

@@ -27,9 +27,10 @@ void linear(const Isa& isa, const LinearCall& call);
 
 // The experts of a layer: down(function(gate(x)) * up(x)), or down(function(up(x))) where there is no gate.
 struct ExpertLayer {
-  // One each, [num_up_rows, hidden]: up, or gated, bands in turn: gate 0..15, up 0..15, gate 16..31, ...
+  // One each, [num_up_rows, hidden]: up, or gated, bands in turn: gate 0..15, up 0..15, gate 16..31, ...; null where a
+  // process has only the other half, see `expert_units`.
   const Matrix* up;
-  const Matrix* down;  // likewise, [hidden, width]
+  const Matrix* down;  // likewise, [hidden, width]; or null
   int64_t num_experts, hidden, width;
   Nonlinearity function = Nonlinearity::kSilu;
   bool is_gated = true;
@@ -60,7 +61,14 @@ void experts(const Isa& isa, const ExpertsCall& call);
 // topk_weights[pair] * its result, [num_tokens * top_k, hidden]; the rows of the others stay as they are.
 void expert_pairs(const Isa& isa, const ExpertsCall& call);
 
-// Then, with the rows of all pairs, what `experts` returns.
+// The two halves of `experts`, for processes that have a part of each expert: a layer of some hidden units, and one of
+// some outputs. Between them they exchange the units, so that no sum is cut. Pairs are in the order of expert, then
+// token. The first needs `up` alone: out is [num_tokens * top_k, width filled up to whole bands]. The second needs `down`
+// alone: x is the units [num_tokens * top_k, width].
+void expert_units(const Isa& isa, const ExpertsCall& call);
+void expert_sums(const Isa& isa, const ExpertsCall& call);
+
+// With the rows of all pairs that `expert_pairs` writes, what `experts` returns.
 struct AddPairsCall {
   float* pairs;  // [num_tokens * top_k, hidden]; changed
   int64_t num_tokens, top_k, hidden;
@@ -252,6 +260,9 @@ void sample(const Isa& isa, const SampleCall& call);
 // goes through float, rounded to the nearest step.
 void pack_rows(Format format, SourceType type, const void* source, int64_t cols, const int64_t* rows, int64_t num_rows,
                uint8_t* out);
+
+// Some rows of a packed matrix, as the rows 0, 1, ... of the matrix at `out`; the lanes beyond them stay as they are.
+void copy_rows(const Matrix& from, const int64_t* rows, int64_t num_rows, uint8_t* out);
 
 // The exact values of some rows (null: of the first `num_rows`): out[num_rows, cols].
 void unpack_rows(const Matrix& matrix, const int64_t* rows, int64_t num_rows, float* out);

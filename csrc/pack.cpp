@@ -150,6 +150,25 @@ void pack_rows(Format format, SourceType type, const void* source, int64_t cols,
   }
 }
 
+void copy_rows(const Matrix& from, const int64_t* rows, int64_t num_rows, uint8_t* out) {
+  with_format(from.format, [&](auto it) {
+    using F = decltype(it);
+    const int64_t groups = num_groups<F>(from.cols), bytes = band_bytes(from.format, from.cols);
+    const auto copy = [](const auto* source, int source_lane, auto* to, int lane, int64_t count) {
+      for (int64_t i = 0; i < count; ++i) to[i * kBand + lane] = source[i * kBand + source_lane];
+    };
+    for (int64_t i = 0; i < num_rows; ++i) {
+      const uint8_t* const source = from.band(rows[i] / kBand);
+      uint8_t* const to = out + i / kBand * bytes;
+      const int source_lane = static_cast<int>(rows[i] % kBand), lane = static_cast<int>(i % kBand);
+      copy(reinterpret_cast<const uint16_t*>(source), source_lane, reinterpret_cast<uint16_t*>(to), lane,
+           groups * F::kNumbers);
+      copy(reinterpret_cast<const uint32_t*>(source + scale_bytes<F>(groups)), source_lane,
+           reinterpret_cast<uint32_t*>(to + scale_bytes<F>(groups)), lane, groups * F::kWords);
+    }
+  });
+}
+
 void unpack_rows(const Matrix& matrix, const int64_t* rows, int64_t num_rows, float* out) {
   UnpackJob job{matrix, rows, num_rows, out};
   run_on_pool(run_unpack, &job);

@@ -26,6 +26,14 @@ class BatchEntry:
         """One past the last position of this pass: the context length its last token sees."""
         return self.start + self.num_tokens
 
+    @property
+    def num_scored(self) -> int:
+        """How many tokens, the first ones, precede prompt tokens whose log-probabilities are asked for."""
+        request = self.request
+        if request.sampling.prompt_logprobs is None or request.output_token_ids:
+            return 0
+        return max(min(self.stop, len(request.prompt_token_ids) - 1) - self.start, 0)  # the last predicts the output
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from moeflow.core.batch import Batch
 from moeflow.core.engine_config import ExpertSlotsConfig, MemoryPlan, SchedulerConfig
 from moeflow.core.model_config import ModelConfig
-from moeflow.engine.sampler import PROMPT_CHUNK
 from moeflow.experts.budget import MemoryBudget
 from moeflow.experts.elastic_slots import ElasticSlots
 from moeflow.experts.slot_arena import arena_bytes
 from moeflow.kernels.cpu import extension
 from moeflow.kv.block_tables import BlockTables
 from moeflow.kv.storage import KVStorage
+from moeflow.models.pass_input import PROMPT_CHUNK
 from moeflow.planner.costs.process_memory import margin_bytes, own_processes, resident_bytes
 from moeflow.planner.costs.work_space import kept_bytes, work_bytes
 

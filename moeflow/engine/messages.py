@@ -88,11 +88,11 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What one of the processes that share the experts has to do."""
+    """What one of the processes that share a model has to do."""
 
-    num_experts: int  # of all layers, replicas included
-    tokens_per_pass: float  # that its experts got lately, the mean of layers
     waited_s_total: float  # in collectives, with what copying takes
+    num_experts: int = 0  # whole ones, of all layers, replicas included
+    tokens_per_pass: float = 0.0  # that these got lately, the mean of layers
 
 
 class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +112,7 @@ class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
     expert_prefetched_bytes_total: int = 0  # read because a predictor asked for it, of these:
     expert_used_bytes_total: int = 0  # needed later
     expert_wasted_bytes_total: int = 0  # evicted without having been needed
-    ranks: list[RankStats] = []  # empty: one process has all experts
+    ranks: list[RankStats] = []  # empty: one process has the whole model
     rank_imbalance: float = 0.0  # tokens of the fullest rank over the mean, the mean of layers; 1: all alike
     expert_moves_total: int = 0  # of experts from a rank to another, to its further homes, or away from these
 

@@ -6,7 +6,7 @@ Knows nothing of queues, of what happens between passes, and of how the model wa
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +23,13 @@ from moeflow.engine.memory_limiter import MemoryLimiter
 from moeflow.engine.messages import ExpertStats, ModelInfo, TokenLogprobs
 from moeflow.engine.offload.offloaded_model import OffloadedModel
 from moeflow.engine.ranks.rank_processes import RankProcesses
-from moeflow.engine.ranks.rank_stats import with_ranks
-from moeflow.engine.sampler import PROMPT_CHUNK, SampledToken, prompt_logprobs, sample
+from moeflow.engine.ranks.rank_upkeep import RankUpkeep
+from moeflow.engine.sampler import SampledToken, prompt_logprobs, sample
 from moeflow.kv.block_tables import BlockTables
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.decoder import CausalLM
-from moeflow.models.layers.expert_ranks import ExpertRanks
-from moeflow.models.pass_input import PassInput
+from moeflow.models.pass_input import PROMPT_CHUNK, PassInput, rows_of
+from moeflow.parallel.blocks import num_kv_heads
 from moeflow.pipeline.runtime.dot import write_dot
 from moeflow.pipeline.runtime.perfetto import write_perfetto
 from moeflow.pipeline.runtime.trace import Label, Trace
@@ -39,13 +39,13 @@ from moeflow.workload.routing_trace import RoutingRecorder
 PASSES = "passes"  # a trace's row of whole passes
 
 
-def make_kv_storage(config: EngineConfig, shape: ModelConfig) -> KVStorage:
-    """Return the storage of keys and values that an engine's configuration asks for."""
+def make_kv_storage(config: EngineConfig, shape: ModelConfig, rank: int = 0) -> KVStorage:
+    """Return the storage of keys and values that an engine's configuration asks for, of the heads that a rank has."""
     return KVStorage(
         num_layers=shape.num_layers,
         num_blocks=config.scheduler.num_blocks,
         block_size=config.scheduler.block_size,
-        num_kv_heads=shape.num_kv_heads,
+        num_kv_heads=num_kv_heads(shape, config.parallel, rank),
         head_dim=shape.head_dim,
         dtype=getattr(torch, config.kv_dtype),
         device=torch.device(config.device),
@@ -93,13 +93,13 @@ class ModelRunner:
         recorder: RoutingRecorder | None = None,
         trace: Trace | None = None,
         ranks: RankProcesses | None = None,
-        expert_ranks: ExpertRanks | None = None,
+        upkeep: RankUpkeep | None = None,
     ) -> None:
         """Take a model, where its experts come from unless all are in memory, and who takes down what happens.
 
-        `ranks` are the processes that compute the same passes, each its part of the experts, `expert_ranks` says which.
+        `ranks` are the processes that compute the same passes, each its part; `upkeep` is for between passes.
         """
-        self._ranks, self._expert_ranks = ranks, expert_ranks
+        self._ranks, self._upkeep = ranks, upkeep
         self.info = info
         self._model = model
         self._experts = experts
@@ -123,8 +123,8 @@ class ModelRunner:
 
     def expert_stats(self) -> ExpertStats:
         """Return what became of experts that come from disk so far."""
-        if self._expert_ranks is not None:
-            return with_ranks(self._no_expert_stats, self._expert_ranks)
+        if self._upkeep is not None:
+            return self._upkeep.add_stats(self._no_expert_stats)
         return self._no_expert_stats if self._experts is None else self._experts.stats()
 
     def close(self) -> None:
@@ -191,54 +191,31 @@ class ModelRunner:
         return 0.0 if self._experts is None else self._experts.stall_s
 
     def _run(self, batch: Batch) -> PassResult:
-        hidden_states = self._forward(batch)
-        sampling = [entry for entry in batch.entries if entry.samples]
-        ends = _row_offsets(batch)
-        sampled: Sequence[SampledToken] = ()
-        if sampling:
-            rows = [ends[entry.request] - 1 for entry in sampling]
-            is_all = len(rows) == hidden_states.shape[0]
-            ends_of_texts = hidden_states if is_all else hidden_states[torch.tensor(rows, device=self._device)]
-            sampled = sample(self._model.logits(ends_of_texts), [entry.request for entry in sampling])
-        return PassResult(
-            dict(zip((entry.request for entry in sampling), sampled, strict=True)),
-            {
-                entry.request: self._prompt_logprobs(entry, hidden_states, ends[entry.request])
-                for entry in batch.entries
-                if entry.request.sampling.prompt_logprobs is not None and not entry.request.output_token_ids
-            },
-        )
-
-    def _forward(self, batch: Batch) -> torch.Tensor:
-        """Return the final hidden states [T, H] of all tokens, in the order of the entries."""
         given = PassInput.of(batch)
         with nullcontext() if self._ranks is None else self._ranks.all_computing(given):
-            hidden_states: torch.Tensor = self._model(*given.tensors(self._kv, self._device))
-            if self._expert_ranks is not None:
-                self._expert_ranks.end_pass()
-        return hidden_states
-
-    def _prompt_logprobs(self, entry: BatchEntry, hidden_states: torch.Tensor, end: int) -> list[TokenLogprobs]:
-        """Return log-probabilities of the prompt tokens that follow those of this pass."""
-        request = entry.request
-        stop = min(entry.stop, len(request.prompt_token_ids) - 1)  # the last one predicts the output
-        if stop <= entry.start:
-            return []
-        begin = end - entry.num_tokens
-        found: list[TokenLogprobs] = []
-        for start in range(entry.start, stop, PROMPT_CHUNK):  # logits of all positions would be many times the rest
-            end_row = min(start + PROMPT_CHUNK, stop) - entry.start + begin
-            logits = self._model.logits(hidden_states[begin + start - entry.start : end_row])
-            targets = request.token_ids(start + 1, min(start + PROMPT_CHUNK, stop) + 1)
-            found += prompt_logprobs(logits, targets, request.sampling.prompt_logprobs or 0)
-        return found
+            hidden = self._model(*given.tensors(self._kv, self._device))
+            # One after another, as they are asked for: those of a whole prompt would be many times the rest.
+            logits = (self._model.logits(rows_of(hidden, rows)) for rows in given.logit_rows)
+            requests = [entry.request for entry in batch.entries if entry.samples]
+            sampled = sample(next(logits), requests) if requests else []
+            result = PassResult(
+                dict(zip(requests, sampled, strict=True)),
+                {
+                    entry.request: _prompt_logprobs(entry, logits)
+                    for entry in batch.entries
+                    if entry.request.sampling.prompt_logprobs is not None and not entry.request.output_token_ids
+                },
+            )
+            if self._upkeep is not None:
+                self._upkeep.end_pass()
+            return result
 
 
-def _row_offsets(batch: Batch) -> dict[Request, int]:
-    """Map each request to one past its last row in the pass."""
-    ends: dict[Request, int] = {}
-    total = 0
-    for entry in batch.entries:
-        total += entry.num_tokens
-        ends[entry.request] = total
-    return ends
+def _prompt_logprobs(entry: BatchEntry, logits: Iterator[torch.Tensor]) -> list[TokenLogprobs]:
+    """Return log-probabilities of the prompt tokens that follow those of this pass, from their next logits."""
+    request, stop = entry.request, entry.start + entry.num_scored
+    found: list[TokenLogprobs] = []
+    for start in range(entry.start, stop, PROMPT_CHUNK):
+        targets = request.token_ids(start + 1, min(start + PROMPT_CHUNK, stop) + 1)
+        found += prompt_logprobs(next(logits), targets, request.sampling.prompt_logprobs or 0)
+    return found

@@ -17,12 +17,14 @@ from moeflow.checkpoint.packed.resident_reader import read_resident
 from moeflow.checkpoint.packed.weight_memory import FreshMemory, WeightMemory
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.model_config import ModelConfig
+from moeflow.core.parallel_config import ParallelConfig
 from moeflow.engine.compute_setup import device_of_layers, set_up
 from moeflow.engine.expert_store import ExpertStore
 from moeflow.engine.messages import ModelInfo
 from moeflow.engine.model_runner import ModelRunner
 from moeflow.engine.offload.offloaded_model import OffloadedModel
 from moeflow.engine.ranks.rank_processes import RankProcesses
+from moeflow.engine.ranks.rank_upkeep import RankUpkeep
 from moeflow.kernels.cpu.packed_weights import expert_bytes
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.layers.decoder import CausalLM
@@ -31,8 +33,8 @@ from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.loading import load_model
 from moeflow.models.plausibility import read_eos_token_ids
 from moeflow.models.registry import read_model_config
-from moeflow.parallel.expert_balancer import ExpertBalancer
 from moeflow.parallel.group import Group
+from moeflow.parallel.timed_group import TimedGroup
 from moeflow.pipeline.runtime.trace import Trace
 from moeflow.planner.choices.packed_files import formats_of, map_packed
 from moeflow.workload.routing_trace import RoutingRecorder, TraceHeader
@@ -54,8 +56,8 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
         if ranks is not None:
             on_failure.callback(ranks.close)
         memory = weight_memory(checkpoint, config, experts, progress)
-        expert_ranks = None if ranks is None else make_expert_ranks(checkpoint, config, ranks.group)
-        allocator = make_allocator(config, memory, experts, recorder, expert_ranks)
+        upkeep = None if ranks is None else make_upkeep(checkpoint, config, ranks.group)
+        allocator = make_allocator(config, memory, experts, recorder, upkeep)
         model = load_model(checkpoint, allocator, num_threads=config.num_threads, progress=progress)
         if experts is not None:
             experts.predict_for(model)
@@ -66,7 +68,7 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
             served = OffloadedModel(model, config, trace)
             on_failure.callback(served.close)
         info = _describe(model.config, checkpoint, config)
-        runner = ModelRunner(served, config, info, experts, recorder, trace, ranks, expert_ranks)
+        runner = ModelRunner(served, config, info, experts, recorder, trace, ranks, upkeep)
         on_failure.pop_all()
         return runner
 
@@ -88,9 +90,10 @@ def make_allocator(
     memory: WeightMemory,
     experts: ExpertStore | None = None,
     recorder: RoutingRecorder | None = None,
-    ranks: ExpertRanks | None = None,
+    ranks: RankUpkeep | None = None,
 ) -> WeightAllocator:
-    """Return where the layers' weights go, and in which form; `ranks`: those that share the experts."""
+    """Return where the layers' weights go, and in which form; `ranks`: those that share the model."""
+    parallel = config.parallel or ParallelConfig(num_ranks=1)
     return WeightAllocator(
         getattr(torch, config.dtype),
         device_of_layers(config),
@@ -99,18 +102,19 @@ def make_allocator(
         router_dtype=getattr(torch, config.router_format),
         has_slabs=config.offload is not None and not config.cpu_isa,
         pool=None if experts is None else experts.pool,
-        ranks=ranks,
+        group=None if ranks is None else ranks.group,
+        expert_ranks=None if ranks is None else ranks.experts,
+        expert_layout=parallel.expert_layout,
+        attention_layout=parallel.attention_layout,
         on_route=None if recorder is None else lambda topk_ids: recorder.add_layer(topk_ids.cpu().numpy()),
     )
 
 
-def make_expert_ranks(checkpoint: Checkpoint, config: EngineConfig, group: Group) -> ExpertRanks:
-    """Return who has which experts at first, and whether they move."""
+def make_upkeep(checkpoint: Checkpoint, config: EngineConfig, group: Group) -> RankUpkeep:
+    """Return what a rank of a group has to do between passes; who has which experts at first, and whether they move."""
     assert config.parallel is not None
-    shape = read_model_config(checkpoint)
-    num_redundant = config.parallel.num_redundant_experts if config.parallel.moves_experts else None
-    num_layers = shape.num_layers - len(shape.dense_layers)
-    return ExpertRanks(group, ExpertBalancer(num_layers, shape.num_experts, group.size, num_redundant))
+    timed = TimedGroup(group)
+    return RankUpkeep(timed, ExpertRanks.of(read_model_config(checkpoint), config.parallel, timed))
 
 
 def _trace_header(checkpoint: Checkpoint, config: EngineConfig) -> TraceHeader:

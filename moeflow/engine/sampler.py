@@ -21,9 +21,9 @@ from moeflow.engine.messages import TokenLogprobs
 from moeflow.engine.random_numbers import uniform
 from moeflow.kernels.argmax import argmax
 from moeflow.kernels.sample import RowSampling, sample_rows
+from moeflow.models.pass_input import PROMPT_CHUNK
 
 MIN_TEMPERATURE = 1e-6  # below, 1/temperature overflows float32; all mass is on the likeliest token long before
-PROMPT_CHUNK = 64  # rows of prompt log-probabilities at a time: bounds the copy of [P, V]
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ FORMATS: Final[Mapping[str, FormatRecord]] = {
     "int4-min": FormatRecord(bits_per_value=5, keeps=frozenset({"Q4_1"}), wider="int4"),
 }
 
+BAND: Final = 16  # output rows that lie together in a packed matrix
 ALL_FORMATS: Final[tuple[WeightFormat, ...]] = get_args(WeightFormat)
 DTYPES: Final = tuple(name for name in ALL_FORMATS if FORMATS[name].option == "--dtype")
 QUANTIZED: Final = tuple(name for name in ALL_FORMATS if FORMATS[name].option == "--quantize")

@@ -137,14 +137,15 @@ def fill(checkpoint: Checkpoint, named_weights: Iterable[tuple[str, Destination]
 
 def _pieces(checkpoint: Checkpoint, named_weights: Iterable[tuple[str, Destination]]) -> Iterator[_Piece]:
     for name, destination in named_weights:
-        num_rows, num_bytes = destination.shape[0], checkpoint.tensors[name].num_bytes
+        info = checkpoint.tensors[name]
         if isinstance(destination, Tensor):
-            yield _Piece(name, destination, 0, num_rows, num_bytes)
+            yield _Piece(name, destination, 0, destination.shape[0], info.num_bytes)
             continue
-        row_bytes = num_bytes // max(num_rows, 1)
+        row_bytes = info.num_bytes // max(info.shape[0], 1)
         step = max(_PIECE_BYTES // max(row_bytes * _PIECE_ROWS, 1), 1) * _PIECE_ROWS
-        for start in range(0, num_rows, step):
-            stop = min(start + step, num_rows)
+        last = destination.first + destination.shape[0]
+        for start in range(destination.first, last, step):
+            stop = min(start + step, last)
             yield _Piece(name, destination, start, stop, (stop - start) * row_bytes)
 
 

@@ -5,6 +5,9 @@ The numbers are all that has to be known of a batch: also in other processes tha
 
 from __future__ import annotations
 
+from itertools import accumulate
+from typing import Final
+
 import msgspec
 import torch
 from torch import Tensor
@@ -14,6 +17,8 @@ from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.context import ForwardContext
 
+PROMPT_CHUNK: Final = 64  # rows of prompt log-probabilities at a time: bounds the copy of [P, V]
+
 
 class PassInput(msgspec.Struct, frozen=True):
     """The tokens of a pass, sequence by sequence, and where their keys and values go."""
@@ -22,6 +27,7 @@ class PassInput(msgspec.Struct, frozen=True):
     starts: list[int]  # of each: how many tokens came before
     num_tokens: list[int]  # of each in this pass
     block_ids: list[tuple[int, ...]]  # of each: its KV blocks
+    logit_rows: list[list[int]]  # of tokens whose logits are computed at once: those sampled from, pieces of prompts
 
     @classmethod
     def of(cls, batch: Batch) -> PassInput:
@@ -31,6 +37,7 @@ class PassInput(msgspec.Struct, frozen=True):
             starts=[entry.start for entry in batch.entries],
             num_tokens=[entry.num_tokens for entry in batch.entries],
             block_ids=[entry.block_ids for entry in batch.entries],
+            logit_rows=_logit_rows(batch),
         )
 
     def tensors(self, kv: KVStorage, device: torch.device) -> tuple[Tensor, ForwardContext]:
@@ -46,3 +53,19 @@ class PassInput(msgspec.Struct, frozen=True):
         positions = [position for start, number in spans for position in range(start, start + number)]
         context = ForwardContext(torch.tensor(positions, device=device), metadata, kv)
         return torch.tensor(self.token_ids, device=device), context
+
+
+def rows_of(hidden: Tensor, rows: list[int]) -> Tensor:
+    """Return some tokens' hidden states, in ascending order. Shapes: hidden [T, H] -> [n, H]."""
+    return hidden if len(rows) == hidden.shape[0] else hidden[torch.tensor(rows, device=hidden.device)]
+
+
+def _logit_rows(batch: Batch) -> list[list[int]]:
+    """Return the rows that are sampled from, if there are some, then each scored prompt's in pieces."""
+    ends = list(accumulate(entry.num_tokens for entry in batch.entries))
+    sampled = [end - 1 for end, entry in zip(ends, batch.entries, strict=True) if entry.samples]
+    found = [sampled] if sampled else []
+    for end, entry in zip(ends, batch.entries, strict=True):
+        scored = range(end - entry.num_tokens, end - entry.num_tokens + entry.num_scored)
+        found += [list(scored[at : at + PROMPT_CHUNK]) for at in range(0, len(scored), PROMPT_CHUNK)]
+    return found

@@ -1,11 +1,77 @@
-"""How a number of things is cut into one block a rank."""
+"""Which part of a whole each rank has: blocks in order, as even as can be, one a rank; some may be empty.
+
+What kernels read in bands of outputs is cut between bands, so that each rank has whole ones.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
+from moeflow.core.model_config import ModelConfig
+from moeflow.core.parallel_config import ParallelConfig
+from moeflow.kernels.weight_format import BAND
 
-def even_blocks(number: int, num_ranks: int) -> list[range]:
-    """Return the numbers from 0 that each rank has: blocks in order, whose sizes differ by one at most."""
-    bounds = [rank * number // num_ranks for rank in range(num_ranks + 1)]
+
+def even_blocks(count: int, num_ranks: int) -> list[range]:
+    """Return blocks whose sizes differ by one at most."""
+    bounds = [rank * count // num_ranks for rank in range(num_ranks + 1)]
     return [range(start, stop) for start, stop in pairwise(bounds)]
+
+
+def band_blocks(num_outputs: int, num_ranks: int) -> list[range]:
+    """Return blocks of outputs that begin at a band: all are whole bands, but for the end of the last."""
+    bands = even_blocks(-(-num_outputs // BAND), num_ranks)
+    return [range(min(it.start * BAND, num_outputs), min(it.stop * BAND, num_outputs)) for it in bands]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadBlocks:
+    """The heads of each rank's attention. All its KV heads serve as many of its query heads, which are neighbours."""
+
+    queries: Sequence[range]
+    keys: Sequence[range]  # and values; several ranks have the same one where there are more ranks than KV heads
+
+    def owned_keys(self) -> list[range]:
+        """Return the KV heads of each rank without those that a rank before it has, too."""
+        firsts = [self.keys.index(block) == rank for rank, block in enumerate(self.keys)]
+        return [block if is_first else range(0) for block, is_first in zip(self.keys, firsts, strict=True)]
+
+
+def head_blocks(num_heads: int, num_kv_heads: int, num_ranks: int) -> HeadBlocks:
+    """Cut attention between KV heads; where there are more ranks than these, some share one, and cut its queries.
+
+    There must be as many query heads as ranks: then each rank has one.
+    """
+    assert num_ranks <= num_heads
+    group = num_heads // num_kv_heads  # query heads of a KV head
+    if num_ranks <= num_kv_heads:
+        keys = even_blocks(num_kv_heads, num_ranks)
+        return HeadBlocks([scaled(block, group) for block in keys], keys)
+    sharing = [(head, len(ranks)) for head, ranks in enumerate(even_blocks(num_ranks, num_kv_heads))]
+    return HeadBlocks(
+        [
+            range(head * group + block.start, head * group + block.stop)
+            for head, number in sharing
+            for block in even_blocks(group, number)
+        ],
+        [range(head, head + 1) for head, number in sharing for _ in range(number)],
+    )
+
+
+def num_kv_heads(shape: ModelConfig, parallel: ParallelConfig | None, rank: int) -> int:
+    """Return how many KV heads' keys and values a rank keeps."""
+    if parallel is None or parallel.attention_layout == "replicated":
+        return shape.num_kv_heads
+    return len(head_blocks(shape.num_heads, shape.num_kv_heads, parallel.num_ranks).keys[rank])
+
+
+def scaled(block: range, factor: int) -> range:
+    """Return a block of things that are so many smaller ones each, as a block of these."""
+    return range(block.start * factor, block.stop * factor)
+
+
+def shifted(block: range, start: int) -> range:
+    """Return a block of a part as one of the whole, in which the part starts there."""
+    return range(start + block.start, start + block.stop)

@@ -48,14 +48,9 @@ class ExpertBalancer:
         """Return the steps to take before the next pass; `switch` is told when the copies have landed."""
         self._tracker.end_pass()
         self._passes += 1
-        if self.has_looked:
+        if self._passes % CHECK_PASSES == 0:
             self._look()
         return moves(self.placement, self._target, MAX_MOVES)
-
-    @property
-    def has_looked(self) -> bool:
-        """Whether loads were looked at after the last pass."""
-        return self._passes % CHECK_PASSES == 0
 
     def switch(self, steps: Sequence[Move]) -> None:
         """Go on with the placement that some steps lead to."""

@@ -15,13 +15,13 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.core.units import format_bytes
 from moeflow.kernels.cpu import extension
-from moeflow.parallel.blocks import even_blocks
 from moeflow.planner.choices.batching_choice import Batching, choose_batching
 from moeflow.planner.choices.expert_plan import ExpertPlan
 from moeflow.planner.choices.kv_cache_choice import choose_kv_cache, kv_share, min_kv_bytes, num_kept_blocks
 from moeflow.planner.choices.memory_allowance import free_bytes
 from moeflow.planner.choices.packed_files import find_packed_weights_file
 from moeflow.planner.choices.processor_choice import Reasons, choose_cpu_isa, choose_device, choose_num_threads
+from moeflow.planner.choices.rank_choice import RankMemory, choose_ranks, explain_ranks
 from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, for_torch, instead_of, own_precision
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
@@ -102,17 +102,20 @@ class Decision:
         weight_bytes = self._check_weights(weights, plan)
         parallel = self._parallel(cpu_isa, plan)
         num_ranks = 1 if parallel is None else parallel.num_ranks
+        held = RankMemory.of(self._costs(weights), parallel)
         share = kv_share(has_slots=plan is not None, is_limited=is_limited)
         attends_in_torch = device != "cpu" or self.offloads_to_torch or not extension.is_available()
         cache = choose_kv_cache(
-            self._with_reserved_kv(weights, batching.max_num_seqs),
-            self.shape,
+            self._with_reserved_kv(weights, batching.max_num_seqs, held),
+            held.shape(self.shape),
             torch_dtype=dtype if attends_in_torch else None,
-            left_bytes=self._left_for_kv(weights, weight_bytes, parallel),
+            left_bytes=self._left_for_kv(weights, weight_bytes, held),
             share=share,
             max_num_seqs=batching.max_num_seqs,
             reasons=reasons,
         )
+        if parallel is not None:
+            held.explain(self.shape, cache.num_bytes, parallel, reasons)
         num_threads = choose_num_threads(settings.num_threads, self.resources, reasons)
         return EngineConfig(
             model_path=str(self.checkpoint.path),
@@ -146,22 +149,17 @@ class Decision:
             trace_file=_absolute(settings.trace_file),
         )
 
-    def _left_for_kv(self, weights: WeightChoice, weight_bytes: int, parallel: ParallelConfig | None) -> int:
-        """Return the bytes from which each rank may take its keys and values; all weights but experts it has, too."""
-        left_bytes = self.free_bytes - weight_bytes - self._overhead_bytes
-        if parallel is None:
-            return max(left_bytes, 0)
-        costs = self._costs(weights)
-        of_each = self._overhead_bytes + int(costs.model_bytes - costs.experts_bytes)
-        redundant = int(parallel.num_redundant_experts * costs.num_moe_layers * costs.expert_bytes)
-        return max(left_bytes - (parallel.num_ranks - 1) * of_each - redundant, 0) // parallel.num_ranks
+    def _left_for_kv(self, weights: WeightChoice, weight_bytes: int, held: RankMemory) -> int:
+        """Return the bytes from which each rank may take its keys and values: what others have whole, it has, too."""
+        num_ranks = len(held.weight_bytes)
+        repeated_bytes = sum(held.weight_bytes) - int(self._costs(weights).model_bytes)
+        left_bytes = self.free_bytes - weight_bytes - repeated_bytes - num_ranks * self._overhead_bytes
+        return max(left_bytes, 0) // num_ranks
 
     def _parallel(self, cpu_isa: str, plan: ExpertPlan | None) -> ParallelConfig | None:
-        """Return how processes share the experts; None: one has all. Raises: ConfigError where they cannot."""
-        number = self.settings.num_ranks or 1
-        if number == 1:
-            if self.settings.num_redundant_experts is not None:
-                raise ConfigError("replicas of experts (--redundant-experts) lie on several ranks: give --ranks, too")
+        """Return how processes share the model; None: there is one. Raises: ConfigError where they cannot."""
+        parallel = choose_ranks(self.settings, self.shape)
+        if parallel is None:
             return None
         if not cpu_isa or self.offloads_to_torch:
             raise ConfigError("ranks (--ranks) compute with the CPU's kernels: leave --device away, or use one rank")
@@ -169,26 +167,8 @@ class Decision:
             raise ConfigError(
                 "ranks (--ranks) keep their experts in memory, but --memory is too little: allow more, or use one rank"
             )
-        if number > self.shape.num_experts:
-            what = f"only {self.shape.num_experts} experts" if self.shape.num_experts else "no experts"
-            raise ConfigError(f"{number} ranks (--ranks) cannot share the layers of a model with {what}: use fewer")
-        moves = self.settings.expert_placement == "load"
-        redundant = self.settings.num_redundant_experts or 0
-        most = (number - 1) * self.shape.num_experts
-        if redundant > most or (redundant and not moves):
-            raise ConfigError(
-                f"{redundant} replicas of experts (--redundant-experts) cannot be placed: give at most {most}, which "
-                f"is each expert on each of {number} ranks, with --expert-placement load"
-            )
-        self.reasons.append(("ranks", self._about_ranks(number, moves=moves, redundant=redundant)))
-        return ParallelConfig(num_ranks=number, moves_experts=moves, num_redundant_experts=redundant)
-
-    def _about_ranks(self, number: int, *, moves: bool, redundant: int) -> str:
-        sizes = {len(block) for block in even_blocks(self.shape.num_experts, number)}
-        each = " or ".join(map(str, sorted(sizes)))
-        text = f"{number}: each has {each} of the {self.shape.num_experts} experts of a layer"
-        text += f", and {redundant} have a replica" if redundant else ""
-        return text + (", moved as loads call for it" if moves else "")
+        explain_ranks(parallel, self.shape, self.reasons)
+        return parallel
 
     def _record_routing(self) -> str:
         """Return the file for what routers choose. Raises: ConfigError if there are no routers."""
@@ -262,13 +242,14 @@ class Decision:
 
         return model
 
-    def _with_reserved_kv(self, weights: WeightChoice, max_num_seqs: int) -> Settings:
+    def _with_reserved_kv(self, weights: WeightChoice, max_num_seqs: int, held: RankMemory) -> Settings:
         """Return the settings, with a KV cache for just the workload if that is what it is for."""
         settings = self.settings
         if not self.usage.reserves_kv:
             return settings
         max_tokens = settings.max_model_len or self.usage.workload.max_tokens
-        block_bytes = int(self._costs(weights).kv_bytes * BLOCK_SIZE)
+        kv_bytes = replace(self._costs(weights), shape=held.shape(self.shape)).kv_bytes
+        block_bytes = int(kv_bytes * BLOCK_SIZE)
         num_bytes = max_num_seqs * ceil(max_tokens / BLOCK_SIZE) * block_bytes
         return replace(settings, max_model_len=max_tokens, kv_cache_bytes=settings.kv_cache_bytes or num_bytes)
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from moeflow.core.errors import ConfigError
+from moeflow.core.parallel_config import AttentionLayout, ExpertLayout
 from moeflow.kernels.weight_format import DTYPES, QUANTIZED
 from moeflow.pipeline.catalog import OFFLOADING
 
@@ -159,7 +160,7 @@ class Settings:
         metadata=_option(
             "count",
             "--ranks",
-            "Processes that share the experts of each layer, with the same answers to the bit; threads are divided.",
+            "Processes that share the model, with the same answers to the bit; threads are divided.",
             "Processor and device",
             default="1",
         ),
@@ -182,6 +183,28 @@ class Settings:
             "Replicas of the most used experts of each layer, over all ranks.",
             "Processor and device",
             default="none",
+        ),
+    )
+    expert_layout: ExpertLayout = field(
+        default="expert",
+        metadata=_option(
+            "choice",
+            "--expert-layout",
+            "What each rank has of a layer's experts: some of them (expert), or a slice of every one (sliced), which "
+            "keeps ranks equally busy whatever routers choose.",
+            "Processor and device",
+            choices=get_args(ExpertLayout),
+        ),
+    )
+    attention_layout: AttentionLayout = field(
+        default="replicated",
+        metadata=_option(
+            "choice",
+            "--attention-layout",
+            "What each rank has of attention, dense layers and the output projection: all (replicated), or a part "
+            "(tensor), with the keys and values of its own heads only.",
+            "Processor and device",
+            choices=get_args(AttentionLayout),
         ),
     )
     device: str = field(

@@ -144,6 +144,18 @@ void check_packing_from_several_threads() {
   }
 }
 
+// Two of three rows, in any order.
+void check_copying(const Weight& weight, const std::vector<int64_t>& places) {
+  const std::vector<int64_t> rows(places.begin(), places.begin() + (places.size() * 2 + 2) / 3);
+  const int64_t cols = weight.matrix.cols, num_rows = static_cast<int64_t>(rows.size());
+  Aligned storage(matrix_bytes(weight.matrix.format, num_rows, cols));
+  copy_rows(weight.matrix, rows.data(), num_rows, storage.get());
+  Floats values(num_rows * cols), want;
+  unpack_rows(Matrix{weight.matrix.format, num_rows, cols, storage.get()}, nullptr, num_rows, values.data());
+  for (const int64_t row : rows) want.insert(want.end(), &weight.values[row * cols], &weight.values[row * cols] + cols);
+  expect(values == want, "copied rows");
+}
+
 void check_packing() {
   for (const Format format : kFormats) {
     for (const int64_t rows : {1, 16, 17, 40}) {
@@ -156,6 +168,7 @@ void check_packing() {
         for (int64_t i = 0; i < rows * cols; ++i) want[places[i / cols] * cols + i % cols] = source[i];
         const double tolerance = format == Format::kF32 ? 0 : format >= Format::kINT4 ? 0.15 : 0.01;
         expect_close(weight.values.data(), want, tolerance, std::string("packing as ") + name_of(format));
+        check_copying(weight, places);
       }
     }
   }
@@ -303,6 +316,46 @@ void check_slots(const Isa& isa, const Experts& all, const Floats& x, int64_t to
   expect(out == want, "experts in parts");
 }
 
+// What two processes compute, one of which has the first band of units and of outputs and the other the rest.
+void check_slices(const Isa& isa, const Experts& all, const Floats& x, int64_t tokens, int64_t top_k,
+                  const std::vector<int64_t>& ids, const Floats& weights, const Floats& want) {
+  const int64_t hidden = all.layer.hidden, width = all.layer.width, pairs = tokens * top_k;
+  const int64_t up_bands = all.layer.is_gated ? 2 : 1;
+  const auto bounds = [](int64_t count) { return std::vector<int64_t>{0, std::min<int64_t>(kBand, count), count}; };
+  Floats units(pairs * width), out(tokens * hidden);
+  for (int part = 0; part < 2; ++part) {
+    const int64_t first = bounds(width)[part], count = bounds(width)[part + 1] - first;
+    ExpertLayer layer = all.layer;
+    layer.width = count, layer.down = nullptr;
+    std::vector<Matrix> ups;
+    for (const Matrix& up : all.up_matrices) {
+      const uint8_t* const data = count == 0 ? nullptr : up.band(first / kBand * up_bands);
+      ups.push_back({up.format, layer.num_up_rows(), hidden, data});
+    }
+    layer.up = ups.data();
+    const int64_t stride = round_up(count, kBand);
+    Floats own(pairs * stride);
+    expert_units(isa, {layer, x.data(), tokens, top_k, ids.data(), nullptr, nullptr, own.data()});
+    for (int64_t i = 0; i < pairs; ++i) std::copy_n(&own[i * stride], count, &units[i * width + first]);
+  }
+  for (int part = 0; part < 2; ++part) {
+    const int64_t first = bounds(hidden)[part], count = bounds(hidden)[part + 1] - first;
+    ExpertLayer layer = all.layer;
+    layer.hidden = count, layer.up = nullptr;
+    std::vector<Matrix> downs;
+    for (const Matrix& down : all.down_matrices) {
+      downs.push_back({down.format, count, width, count == 0 ? nullptr : down.band(first / kBand)});
+    }
+    layer.down = downs.data();
+    Floats residual(tokens * count), own(tokens * count);
+    for (int64_t t = 0; t < tokens; ++t) std::copy_n(&x[t * hidden + first], count, &residual[t * count]);
+    const ExpertsCall call{layer, units.data(), tokens, top_k, ids.data(), weights.data(), residual.data(), own.data()};
+    expert_sums(isa, call);
+    for (int64_t t = 0; t < tokens; ++t) std::copy_n(&own[t * count], count, &out[t * hidden + first]);
+  }
+  expect(out == want, "experts in slices");
+}
+
 void check_experts(const Isa& isa, Format format, const Experts& all, int64_t tokens, int64_t top_k) {
   const int64_t num_experts = all.layer.num_experts, hidden = all.layer.hidden;
   const Floats x = random_floats(tokens * hidden), weights = random_floats(tokens * top_k);
@@ -317,7 +370,9 @@ void check_experts(const Isa& isa, Format format, const Experts& all, int64_t to
   Floats out(tokens * hidden);
   experts(isa, {all.layer, x.data(), tokens, top_k, ids.data(), weights.data(), x.data(), out.data()});
   expect_close(out.data(), want, 2 * tolerance_of(format), std::string("experts in ") + name_of(format));
-  if (all.layer.up_bias == nullptr) check_slots(isa, all, x, tokens, top_k, ids, weights, out);
+  if (all.layer.up_bias != nullptr) return;
+  check_slots(isa, all, x, tokens, top_k, ids, weights, out);
+  check_slices(isa, all, x, tokens, top_k, ids, weights, out);
 }
 
 void check_experts(const Isa& isa) {

@@ -7,6 +7,8 @@ import random
 from collections import defaultdict
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -15,15 +17,19 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.layout import read_slab_index
 from moeflow.checkpoint.packed.mapped import map_weights
+from moeflow.checkpoint.packed.weight_memory import FreshMemory
 from moeflow.core.model_config import ModelConfig
+from moeflow.core.parallel_config import ParallelConfig
 from moeflow.kernels.attention_metadata import AttentionMetadata
 from moeflow.kernels.cpu import extension
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.expert_ranks import ExpertRanks
 from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.models.loading import load_model
 from moeflow.models.packing import pack_model
+from tests.parallel.thread_group import run_ranks
 
 CPU = torch.device("cpu")
 needs_extension = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -40,6 +46,12 @@ SHAPE = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+
+
+def layouts_of(config: ModelConfig, num_ranks: int) -> list[dict[str, str]]:
+    """Return the ways in which so many ranks can share a model."""
+    found = product(["expert", "sliced"] if num_ranks <= config.num_experts else ["sliced"], ["replicated", "tensor"])
+    return [{"expert_layout": of_experts, "attention_layout": of_heads} for of_experts, of_heads in found]
 
 
 @dataclass(frozen=True)
@@ -69,12 +81,9 @@ def random_model(config: PretrainedConfig) -> PreTrainedModel:
     return model
 
 
-def load(folder, dtype=torch.float32, packed: WeightFormats | None = None) -> CausalLM:
-    checkpoint = open_checkpoint(folder)
-    try:
-        return load_model(checkpoint, WeightAllocator(dtype, CPU, packed))
-    finally:
-        checkpoint.close()
+def load(folder, dtype=torch.float32, packed: WeightFormats | None = None, **more) -> CausalLM:
+    with closing(open_checkpoint(folder)) as checkpoint:
+        return load_model(checkpoint, WeightAllocator(dtype, CPU, packed, **more))
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
@@ -105,7 +114,7 @@ class Cache:
             num_layers=config.num_layers,
             num_blocks=num_blocks,
             block_size=block_size,
-            num_kv_heads=config.num_kv_heads,
+            num_kv_heads=model.layers[0].self_attn.heads.num_kv_heads,  # a rank may have some only
             head_dim=config.head_dim,
             dtype=model.dtype,
             device=CPU,
@@ -209,6 +218,29 @@ class Parity:
         expected = in_mixed_passes(load(pair.folder, packed=formats), SEQUENCES)
         for name, logits in in_mixed_passes(mapped, SEQUENCES).items():
             assert torch.equal(logits, expected[name])
+
+    @needs_extension
+    @pytest.mark.parametrize(
+        ("formats", "num_ranks", "is_mapped"),
+        [(FORMATS[0], 2, True), (FORMATS[1], 3, False), (FORMATS[2], 4, False), (FORMATS[3], 3, True)],
+    )
+    def test_ranks_give_the_same_bits_however_they_share_the_model(self, pair, tmp_path, formats, num_ranks, is_mapped):
+        formats = WeightFormats(*formats)
+        expected = in_mixed_passes(load(pair.folder, packed=formats), SEQUENCES, block_size=16)
+        if is_mapped:
+            with closing(open_checkpoint(pair.folder)) as checkpoint:
+                pack_model(checkpoint, tmp_path / "slabs", formats)
+
+        def logits_of(group, layouts):
+            memory = map_weights(read_slab_index(tmp_path / "slabs")) if is_mapped else FreshMemory()
+            ranks = ExpertRanks.of(pair.ours.config, ParallelConfig(num_ranks=group.size, **layouts), group)
+            sharing = {"group": group, "expert_ranks": ranks}
+            model = load(pair.folder, packed=formats, memory=memory, **sharing, **layouts)
+            return in_mixed_passes(model, SEQUENCES, block_size=16)
+
+        for layouts in layouts_of(pair.ours.config, num_ranks):
+            for found in run_ranks(num_ranks, partial(logits_of, layouts=layouts)):
+                assert all(torch.equal(found[name], expected[name]) for name in SEQUENCES)
 
     def test_greedy_tokens(self, pair):
         prompts = {"a": tokens(11, 6), "b": tokens(3, 7), "c": tokens(20, 8)}

@@ -1,17 +1,60 @@
-"""Blocks cover all numbers once, in order, and none is larger than another by more than one."""
+"""Blocks cover the whole in order, evenly; those of heads keep queries beside the keys that serve them."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeflow.parallel.blocks import even_blocks
+from moeflow.core.parallel_config import ParallelConfig
+from moeflow.parallel.blocks import band_blocks, even_blocks, head_blocks, num_kv_heads
+from tests.shapes import TINY
+
+RANKS = st.integers(1, 16)
 
 
-@given(st.integers(0, 200), st.integers(1, 16))
-def test_blocks_are_even_and_in_order(number, num_ranks):
-    blocks = even_blocks(number, num_ranks)
-    assert [each for block in blocks for each in block] == list(range(number))
-    sizes = [len(block) for block in blocks]
+def joined(blocks):
+    return [number for block in blocks for number in block]
+
+
+@given(st.integers(0, 200), RANKS)
+def test_even_blocks_cover_all_in_order_and_differ_by_one_at_most(count, num_ranks):
+    blocks = even_blocks(count, num_ranks)
+    assert joined(blocks) == list(range(count))
     assert len(blocks) == num_ranks
+    sizes = [len(block) for block in blocks]
     assert max(sizes) - min(sizes) <= 1
+
+
+@given(st.integers(1, 500), RANKS)
+def test_blocks_of_bands_cover_all_in_order_and_begin_at_bands(count, num_ranks):
+    blocks = band_blocks(count, num_ranks)
+    assert joined(blocks) == list(range(count))
+    assert len(blocks) == num_ranks
+    assert all(block.start % 16 == 0 for block in blocks if block)
+    bands = [-(-len(block) // 16) for block in blocks]
+    assert max(bands) - min(bands) <= 1
+
+
+@given(st.integers(1, 12), st.integers(1, 8), st.data())
+def test_each_rank_has_query_heads_and_just_the_keys_that_serve_them(kv_heads, group, data):
+    num_ranks = data.draw(st.integers(1, kv_heads * group))
+    blocks = head_blocks(kv_heads * group, kv_heads, num_ranks)
+    assert joined(blocks.queries) == list(range(kv_heads * group))
+    assert joined(blocks.owned_keys()) == list(range(kv_heads))
+    for queries, keys in zip(blocks.queries, blocks.keys, strict=True):
+        assert len(queries) > 0
+        assert len(queries) % len(keys) == 0
+        share = len(queries) // len(keys)  # as kernels pair them
+        assert [query // group for query in queries] == [key for key in keys for _ in range(share)]
+    if num_ranks >= kv_heads:
+        assert {len(keys) for keys in blocks.keys} == {1}
+
+
+def test_a_rank_keeps_the_keys_of_its_heads_alone():
+    shape = replace(TINY, num_heads=10, num_kv_heads=5)
+    cut = ParallelConfig(num_ranks=2, attention_layout="tensor")
+    assert [num_kv_heads(shape, cut, rank) for rank in range(2)] == [2, 3]
+    assert num_kv_heads(shape, replace(cut, attention_layout="replicated"), 1) == 5
+    assert num_kv_heads(shape, None, 0) == 5

@@ -22,9 +22,9 @@ from moeflow.core.errors import GroupError, MoeflowError
 from moeflow.engine.compute_setup import set_up
 from moeflow.engine.model_runner import make_kv_storage
 from moeflow.engine.ranks.rank_processes import RankStart, read_message
-from moeflow.engine.runner_loading import make_allocator, make_expert_ranks, weight_memory
+from moeflow.engine.runner_loading import make_allocator, make_upkeep, weight_memory
 from moeflow.models.loading import load_model
-from moeflow.models.pass_input import PassInput
+from moeflow.models.pass_input import PassInput, rows_of
 from moeflow.parallel.group import Group
 from moeflow.parallel.shared_memory_group import SharedMemoryGroup
 
@@ -35,16 +35,20 @@ def run(config: EngineConfig, group: Group) -> None:
     """Load the model and compute passes until there are no more. Raises: as loading; GroupError."""
     set_up(config)
     with closing(open_checkpoint(config.model_path)) as checkpoint:
-        experts = make_expert_ranks(checkpoint, config, group)
-        allocator = make_allocator(config, weight_memory(checkpoint, config), ranks=experts)
+        upkeep = make_upkeep(checkpoint, config, group)
+        allocator = make_allocator(config, weight_memory(checkpoint, config), ranks=upkeep)
         model = load_model(checkpoint, allocator, num_threads=config.num_threads)
-    kv = make_kv_storage(config, model.config)
+    kv = make_kv_storage(config, model.config, group.rank)
     os.write(sys.stdout.fileno(), b"\n")
     decoder = msgspec.msgpack.Decoder(PassInput)
     device = torch.device(config.device)
     while (message := read_message(sys.stdin.buffer)) is not None:
-        model(*decoder.decode(message).tensors(kv, device))
-        experts.end_pass()
+        given = decoder.decode(message)
+        hidden = model(*given.tensors(kv, device))
+        if model.shares_head:
+            for rows in given.logit_rows:
+                model.logits(rows_of(hidden, rows))
+        upkeep.end_pass()
 
 
 def main() -> None:

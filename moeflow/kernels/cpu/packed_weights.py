@@ -16,13 +16,12 @@ from torch import Tensor
 from moeflow.kernels.activation import NONLINEARITIES, Nonlinearity
 from moeflow.kernels.cpu.arguments import address, check_floats, describe
 from moeflow.kernels.lazy_memory import allocate_lazily
-from moeflow.kernels.weight_format import BlockKind, WeightFormat
+from moeflow.kernels.weight_format import BAND, BlockKind, WeightFormat
 
 with suppress(ImportError):  # without it nothing here works; `cpu.why_not` says why
     import moeflow.kernels._cpu as _cpu
 
 _FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
-_BAND = 16  # output rows that lie together
 
 
 class PackedWeight:
@@ -91,6 +90,21 @@ class PackedWeight:
         """Return parts of so many rows each, one below the other."""
         return [PackedRows(self, rows) for rows in torch.split(torch.arange(sum(sizes)), list(sizes))]
 
+    def take(self, blocks: Sequence[range]) -> PackedWeight:
+        """Return the rows of some blocks: as they lie if they are one that begins at a band, else copied.
+
+        Raises: MemoryError.
+        """
+        num_rows = sum(len(block) for block in blocks)
+        if len(blocks) == 1 and blocks[0].start % BAND == 0:
+            start = matrix_bytes(self.format, blocks[0].start, self.cols)
+            storage = self.storage[start : start + matrix_bytes(self.format, num_rows, self.cols)]
+            return PackedWeight(storage, self.format, num_rows, self.cols, is_wide=self.is_wide)
+        rows = torch.cat([torch.arange(block.start, block.stop) for block in blocks])
+        taken = PackedWeight.allocate(num_rows, self.cols, self.format, is_wide=self.is_wide)
+        _cpu.copy_rows(source=self.handle, rows=rows.data_ptr(), out=taken.handle)
+        return taken
+
     @property
     def nbytes(self) -> int:
         """Bytes of memory, filling included."""
@@ -108,10 +122,11 @@ class PackedWeight:
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """Some rows of a packed matrix, which one checkpoint tensor fills."""
+    """Some rows of a packed matrix, which one checkpoint tensor fills, or neighbouring rows of one."""
 
     weight: PackedWeight
     numbers: Tensor  # [n] int64, where they are in the matrix
+    first: int = 0  # the number of their first in the checkpoint's tensor
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -119,8 +134,8 @@ class PackedRows:
         return self.numbers.shape[0], self.weight.cols
 
     def fill(self, source: Tensor, rows: Tensor, kind: BlockKind | None = None) -> None:
-        """Pack `source` as those of these rows that `rows` numbers from 0; see `PackedWeight.fill`."""
-        self.weight.fill(source, self.numbers[rows], kind)
+        """Pack `source` as those of these rows that `rows` numbers as the tensor does; see `PackedWeight.fill`."""
+        self.weight.fill(source, self.numbers[rows - self.first], kind)
 
     def unpack(self) -> Tensor:
         """Return the exact values: [n, cols] float32."""
@@ -182,7 +197,7 @@ class PackedExperts:
         self.function = kind.function
         self.is_gated = kind.is_gated
         # With a gate, bands in turn: gate 0..15, up 0..15, gate 16..31, ...
-        up_rows = (2 if kind.is_gated else 1) * _whole_bands(width)
+        up_rows = (2 if kind.is_gated else 1) * whole_bands(width)
         up_bytes = matrix_bytes(weight_format, up_rows, hidden)
         down_bytes = matrix_bytes(weight_format, hidden, width)
         num_bytes = up_bytes + down_bytes
@@ -317,11 +332,7 @@ class PackedExperts:
 
     def _unit_rows(self) -> list[Tensor]:
         """Return the rows of `gate_up` that are the gate's, if there is one, and those that are up's."""
-        units = torch.arange(self.width)
-        if not self.is_gated:
-            return [units]
-        gate = units + units // _BAND * _BAND
-        return [gate, gate + _BAND]
+        return gate_and_up_rows(self.width) if self.is_gated else [torch.arange(self.width)]
 
     @property
     def num_experts(self) -> int:
@@ -356,6 +367,13 @@ def unpack_rows(weight: PackedWeight, numbers: Tensor) -> Tensor:
     return out
 
 
+def gate_and_up_rows(width: int) -> list[Tensor]:
+    """Return where the gate's and up's rows of so many units lie: bands in turn, gate 0..15, up 0..15, gate 16..31."""
+    units = torch.arange(width)
+    gate = units + units // BAND * BAND
+    return [gate, gate + BAND]
+
+
 def matrix_bytes(weight_format: WeightFormat, rows: int, cols: int) -> int:
     """Return what a packed matrix [rows, cols] takes."""
     num_bytes: int = _cpu.matrix_bytes(weight_format, rows, cols)
@@ -364,13 +382,14 @@ def matrix_bytes(weight_format: WeightFormat, rows: int, cols: int) -> int:
 
 def expert_bytes(hidden: int, width: int, weight_format: WeightFormat) -> int:
     """Return what an expert with a gate takes in a row of `PackedExperts.storage`."""
-    up_bytes = matrix_bytes(weight_format, 2 * _whole_bands(width), hidden)
+    up_bytes = matrix_bytes(weight_format, 2 * whole_bands(width), hidden)
     return up_bytes + matrix_bytes(weight_format, hidden, width)
+
+
+def whole_bands(rows: int) -> int:
+    """Return so many rows filled up to whole bands."""
+    return -(-rows // BAND) * BAND
 
 
 def _holds(row: Tensor, num_bytes: int) -> bool:
     return row.dtype == torch.uint8 and row.dim() == 1 and row.numel() >= num_bytes and row.is_contiguous()
-
-
-def _whole_bands(rows: int) -> int:
-    return -(-rows // _BAND) * _BAND

@@ -21,9 +21,11 @@ from moeflow.kernels.heads import Heads
 from moeflow.kernels.kv_blocks import KVBlocks
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.expert_weights import Destination
-from moeflow.models.layers.linear import Linear
+from moeflow.models.layers.linear import Linear, output_linear
+from moeflow.models.layers.rank_heads import RankHeads
 from moeflow.models.layers.rotary import RotaryTable
 from moeflow.models.layers.weight_allocator import WeightAllocator
+from moeflow.parallel.blocks import head_blocks, scaled
 
 QKNorm = Literal["per_head", "all_heads"]
 
@@ -38,19 +40,27 @@ class Attention:
         self.sliding_window = config.sliding_window
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
-        self.qkv_proj = Linear(allocator, config.hidden_size, parts, bias=config.attention_bias)
-        self.o_proj = Linear(allocator, q_size, {"o_proj": config.hidden_size}, bias=config.attention_bias)
+        self._ranks = ranks = _rank_heads(config, allocator)
+        self.qkv_proj = Linear(
+            allocator,
+            config.hidden_size,
+            parts,
+            bias=config.attention_bias,
+            own=None if ranks is None else _own_rows(ranks, config.head_dim),
+        )
+        self.o_proj = output_linear(allocator, q_size, "o_proj", config.hidden_size, bias=config.attention_bias)
         self.q_norm = self.k_norm = None
         if qk_norm is not None:
             per_head = qk_norm == "per_head"
             self.q_norm = allocator.empty(config.head_dim if per_head else q_size)
             self.k_norm = allocator.empty(config.head_dim if per_head else kv_size)
+        self._is_normed_here = ranks is None or qk_norm != "all_heads"  # else before, with the other ranks
         self.heads = Heads(
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
+            num_heads=config.num_heads if ranks is None else len(ranks.queries),
+            num_kv_heads=config.num_kv_heads if ranks is None else len(ranks.keys),
             head_dim=config.head_dim,
-            q_norm=self.q_norm,
-            k_norm=self.k_norm,
+            q_norm=self.q_norm if self._is_normed_here else None,
+            k_norm=self.k_norm if self._is_normed_here else None,
             eps=config.rms_norm_eps,
             clip=config.clip_qkv,
         )
@@ -58,9 +68,14 @@ class Attention:
     def attend(self, qkv: Tensor, rotary: RotaryTable, context: ForwardContext) -> Tensor:
         """Store K and V in the cache and attend.
 
-        Shapes: qkv [T, (Q + 2 KV) * D] from `qkv_proj`, used up -> [T, Q * D].
+        Shapes: qkv [T, (Q + 2 KV) * D] from `qkv_proj`, of this rank's heads, used up -> [T, Q * D] of all heads.
         """
-        return self.attend_over(context.kv.layer(self.layer_idx), qkv, rotary, context.attention)
+        blocks, ranks = context.kv.layer(self.layer_idx), self._ranks
+        if ranks is None:
+            return self.attend_over(blocks, qkv, rotary, context.attention)
+        if not self._is_normed_here and self.q_norm is not None and self.k_norm is not None:
+            qkv = ranks.normalise(qkv, self.q_norm, self.k_norm, self.heads.eps)
+        return ranks.gather(self.attend_over(blocks, qkv, rotary, context.attention))
 
     def attend_over(self, blocks: KVBlocks, qkv: Tensor, rotary: RotaryTable, metadata: AttentionMetadata) -> Tensor:
         """Do the same over any blocks; the metadata number these."""
@@ -86,3 +101,17 @@ class Attention:
         if self.q_norm is not None and self.k_norm is not None:
             yield f"{prefix}.q_norm.weight", self.q_norm
             yield f"{prefix}.k_norm.weight", self.k_norm
+
+
+def _rank_heads(config: ModelConfig, allocator: WeightAllocator) -> RankHeads | None:
+    """Return which heads this rank has; None: all."""
+    group = allocator.tensor_group
+    if group is None:
+        return None
+    return RankHeads(group, head_blocks(config.num_heads, config.num_kv_heads, group.size), config.head_dim)
+
+
+def _own_rows(ranks: RankHeads, head_dim: int) -> dict[str, range]:
+    """Return the rows of the projections that a rank's heads need."""
+    queries, keys = scaled(ranks.queries, head_dim), scaled(ranks.keys, head_dim)
+    return {"q_proj": queries, "k_proj": keys, "v_proj": keys}

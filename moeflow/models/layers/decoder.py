@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from moeflow.core.model_config import ModelConfig
+from moeflow.kernels.cpu.packed_weights import PackedWeight
 from moeflow.kernels.embedding import embedding
 from moeflow.kernels.linear import linear
 from moeflow.models.layers.context import ForwardContext
@@ -17,7 +18,7 @@ from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.norm import RMSNorm
 from moeflow.models.layers.packed_layers import PackedLayers
 from moeflow.models.layers.rotary import RotaryEmbedding
-from moeflow.models.layers.weight_allocator import WeightAllocator, whole
+from moeflow.models.layers.weight_allocator import Weight, WeightAllocator, rows_of, whole
 
 
 class CausalLM:
@@ -30,11 +31,8 @@ class CausalLM:
         self.embed_tokens = allocator.embedding(config.vocab_size, config.hidden_size)
         self.layers = tuple(layers)
         self.norm = RMSNorm(allocator, config.hidden_size, config.rms_norm_eps)
-        self.lm_head = (
-            self.embed_tokens
-            if config.tie_word_embeddings
-            else allocator.embedding(config.vocab_size, config.hidden_size)
-        )
+        self._vocab = allocator.columns("logits", config.vocab_size)
+        self.lm_head = self._make_head(allocator)
         self._packed = PackedLayers.of(self.layers, allocator)
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, allocator.device)
 
@@ -55,8 +53,27 @@ class CausalLM:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Shapes: hidden [S, H] from a pass -> [S, V] float32."""
-        return linear(hidden, self.lm_head).float()
+        """Shapes: hidden [S, H] from a pass -> [S, V] float32.
+
+        Where ranks share the head, all call this with the same rows. Raises: GroupError.
+        """
+        own = linear(hidden, self.lm_head).float()
+        return own if self._vocab is None else self._vocab.gather(own)
+
+    @property
+    def shares_head(self) -> bool:
+        """Whether logits are computed by all ranks together."""
+        return self._vocab is not None
+
+    def _make_head(self, allocator: WeightAllocator) -> Weight:
+        """Return the output projection, or of it the rows of the tokens that are this rank's."""
+        config, own = self.config, None if self._vocab is None else [self._vocab.own]
+        if not config.tie_word_embeddings:
+            return allocator.embedding(config.vocab_size, config.hidden_size, own)
+        if own is None:
+            return self.embed_tokens
+        assert isinstance(self.embed_tokens, PackedWeight)  # ranks have nothing else
+        return self.embed_tokens.take(own)
 
     def router_names(self) -> Iterator[str]:
         """Yield the checkpoint names of the matrices that choose experts."""
@@ -71,4 +88,6 @@ class CausalLM:
             yield from layer.named_weights(f"model.layers.{layer_idx}")
         yield "model.norm.weight", self.norm.weight
         if not self.config.tie_word_embeddings:
-            yield "lm_head.weight", whole(self.lm_head)
+            own = range(self.config.vocab_size) if self._vocab is None else self._vocab.own
+            (rows,) = rows_of(self.lm_head, [own])
+            yield "lm_head.weight", rows

@@ -8,13 +8,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from moeflow.core.model_config import ModelConfig
+from moeflow.core.parallel_config import ParallelConfig
 from moeflow.kernels.cpu.packed_weights import PackedExperts
 from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.models.layers.rank_experts import RankExperts
 from moeflow.parallel.expert_balancer import ExpertBalancer
 from moeflow.parallel.group import Group
 from moeflow.parallel.rebalancing import Move
-from moeflow.parallel.timed_group import TimedGroup
 
 COPYING: Final = "experts that change ranks"
 
@@ -25,10 +26,18 @@ class ExpertRanks:
     def __init__(self, group: Group, balancer: ExpertBalancer) -> None:
         """Take the ranks, and the placement of experts on them."""
         self.balancer = balancer
-        self.waited_s = [0.0] * group.size  # by rank, in collectives, when loads were looked at last
-        self._group = TimedGroup(group)
+        self._group = group
         self._layers: list[RankExperts] = []
         self._memory: list[LazyMemory | None] = []
+
+    @classmethod
+    def of(cls, shape: ModelConfig, parallel: ParallelConfig, group: Group) -> ExpertRanks | None:
+        """Return who has which experts of a model at first, and whether they move; None: nobody has whole ones."""
+        if not shape.num_experts or parallel.expert_layout != "expert":
+            return None
+        num_redundant = parallel.num_redundant_experts if parallel.moves_experts else None
+        num_layers = shape.num_layers - len(shape.dense_layers)
+        return cls(group, ExpertBalancer(num_layers, shape.num_experts, group.size, num_redundant))
 
     def add_layer(self, experts: PackedExperts, memory: LazyMemory | None) -> RankExperts:
         """Return the next layer's experts; `memory` is what they lie in, None: a file, which has all of them."""
@@ -40,9 +49,6 @@ class ExpertRanks:
     def end_pass(self) -> None:
         """Move experts if loads call for it. Blocks: until the other ranks are here, then. Raises: GroupError."""
         steps = self.balancer.end_pass()
-        if self.balancer.has_looked:
-            waited = self._group.all_gather("times waited", torch.tensor([self._group.waited_s]))
-            self.waited_s = [times.item() for times in waited]
         if not steps:
             return
         self._copy([step for step in steps if step.to_rank is not None])

@@ -12,8 +12,8 @@ from moeflow.kernels.activation import silu_and_mul
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.routing import SoftmaxTopK
 from moeflow.models.layers.expert_stage import expert_stage
-from moeflow.models.layers.expert_weights import Destination, MovableExperts
-from moeflow.models.layers.linear import Linear
+from moeflow.models.layers.expert_weights import Destination, ExpertWeights, MovableExperts
+from moeflow.models.layers.linear import Linear, output_linear
 from moeflow.models.layers.norm import RMSNorm
 from moeflow.models.layers.weight_allocator import WeightAllocator
 
@@ -27,12 +27,17 @@ class MLP:
         self, allocator: WeightAllocator, hidden_size: int, intermediate_size: int, *, bias: bool = False
     ) -> None:
         gate_up = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
-        self.gate_up_proj = Linear(allocator, hidden_size, gate_up, bias=bias)
-        self.down_proj = Linear(allocator, intermediate_size, {"down_proj": hidden_size}, bias=bias)
+        self._units = allocator.columns("units", intermediate_size)
+        own = None if self._units is None else dict.fromkeys(gate_up, self._units.own)
+        self.gate_up_proj = Linear(allocator, hidden_size, gate_up, bias=bias, own=own)
+        self.down_proj = output_linear(allocator, intermediate_size, "down_proj", hidden_size, bias=bias)
 
     def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the network's result plus the residual. Shapes: hidden and residual [T, H] -> [T, H]."""
-        return self.down_proj(silu_and_mul(self.gate_up_proj(hidden)), residual)
+        gate_up = self.gate_up_proj(hidden)
+        if self._units is not None:  # before SiLU, which torch may round otherwise in narrower rows
+            gate_up = torch.cat([self._units.gather(half) for half in gate_up.chunk(2, dim=1)], dim=1)
+        return self.down_proj(silu_and_mul(gate_up), residual)
 
     def movable_experts(self) -> None:
         """Return nothing: these are matrices."""
@@ -51,7 +56,7 @@ class FusedMLP:
 
     on_route: Final = None  # there is no router
 
-    def __init__(self, weights: MovableExperts) -> None:
+    def __init__(self, weights: ExpertWeights) -> None:
         self.weights = weights
 
     def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -78,7 +83,9 @@ class FusedMLP:
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""
-        ((gate, up, down),) = self.weights.parts()
+        (parts,) = self.weights.parts()
+        assert parts is not None  # a network is never another process's alone
+        gate, up, down = parts
         yield f"{prefix}.mlp.gate_proj.weight", gate
         yield f"{prefix}.mlp.up_proj.weight", up
         yield f"{prefix}.mlp.down_proj.weight", down

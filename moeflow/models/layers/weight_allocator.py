@@ -7,14 +7,17 @@ forms can be cut into the parts that a checkpoint knows by name: `Destination`s,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from moeflow.checkpoint.packed.weight_memory import FreshMemory, WeightMemory
+from moeflow.core.parallel_config import AttentionLayout, ExpertLayout
 from moeflow.experts.cached_experts import ExpertPool
+from moeflow.kernels.cpu.expert_slices import PackedExpertSlices, SliceShape
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight, expert_bytes, matrix_bytes
 from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.kernels.weight_format import BITS_PER_VALUE, WeightFormat
@@ -24,12 +27,16 @@ from moeflow.models.layers.expert_weights import (
     ExpertSlabs,
     ExpertTensors,
     ExpertWeights,
-    MovableExperts,
     OffloadedExperts,
     slab_bytes,
 )
+from moeflow.models.layers.sliced_experts import SlicedExperts
+from moeflow.parallel.blocks import band_blocks
+from moeflow.parallel.columns import Columns
+from moeflow.parallel.group import Group
 
 Weight = Tensor | PackedWeight
+Take = Callable[[int], Tensor | None]  # bytes of an expert -> memory, a row for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,10 @@ class WeightAllocator:
     pool: ExpertPool | None = None  # experts come from there; None: all are resident
     router_dtype: torch.dtype | None = None  # of routers that are not packed; None: as all else
     has_slabs: bool = False  # experts that are not packed lie in `memory` as slabs, wherever the device is
-    ranks: ExpertRanks | None = None  # that have some of each layer's experts each; None: this process has all
+    group: Group | None = None  # of the ranks that share the model; None: this process has all of it
+    expert_ranks: ExpertRanks | None = None  # which of them has which experts, where each has whole ones
+    expert_layout: ExpertLayout = "expert"  # how they share each layer's experts,
+    attention_layout: AttentionLayout = "replicated"  # and attention, dense layers and the output projection
     on_route: Callable[[Tensor], None] | None = None  # told of each layer's choice, topk_ids [T, K], in order
 
     @property
@@ -69,13 +79,26 @@ class WeightAllocator:
             weight = self.memory.block(math.prod(shape) * self.dtype.itemsize).view(self.dtype).view(shape)
         return nn.Parameter(weight, requires_grad=False)
 
-    def matrix(self, rows: int, cols: int) -> Weight:
-        """Return a matrix [rows, cols] to be filled. Raises: MemoryError, or RuntimeError from torch."""
-        return self._matrix(rows, cols, self.packed.matrices if self.packed else None)
+    @property
+    def tensor_group(self) -> Group | None:
+        """The ranks that cut attention, dense layers and the output projection among them; None: this one has all."""
+        return self.group if self.attention_layout == "tensor" else None
 
-    def embedding(self, rows: int, cols: int) -> Weight:
+    def columns(self, name: str, count: int) -> Columns | None:
+        """Return how those ranks cut that many outputs; None: they do not. `name` is what is exchanged, for errors."""
+        group = self.tensor_group
+        return None if group is None else Columns(group, name, band_blocks(count, group.size))
+
+    def matrix(self, rows: int, cols: int, own: Sequence[range] | None = None) -> Weight:
+        """Return a matrix [rows, cols] to be filled; if given, only its blocks `own` of rows, one below the other.
+
+        Raises: MemoryError, or RuntimeError from torch.
+        """
+        return self._matrix(rows, cols, self.packed.matrices if self.packed else None, own)
+
+    def embedding(self, rows: int, cols: int, own: Sequence[range] | None = None) -> Weight:
         """Do the same for token embeddings and for the output projection."""
-        return self._matrix(rows, cols, self.packed.embeddings if self.packed else None)
+        return self._matrix(rows, cols, self.packed.embeddings if self.packed else None, own)
 
     def router(self, num_experts: int, hidden_size: int) -> Weight:
         """Do the same for what chooses experts."""
@@ -99,9 +122,13 @@ class WeightAllocator:
     def _packed_experts(
         self, num_experts: int, hidden_size: int, intermediate_size: int, formats: WeightFormats
     ) -> ExpertWeights:
+        if self.group is not None and self.expert_layout == "sliced":
+            take = partial(self.memory.experts, num_experts)
+            return self._slices(self.group, hidden_size, intermediate_size, formats, take)
+        assert (self.group is None) == (self.expert_ranks is None)
         num_bytes = expert_bytes(hidden_size, intermediate_size, formats.matrices)
         own = None  # memory that a rank fills some of
-        if self.ranks is not None and not self.memory.is_filled:
+        if self.expert_ranks is not None and not self.memory.is_filled:
             own = LazyMemory(num_experts * num_bytes)
             storage: Tensor | None = own.tensor.view(num_experts, num_bytes)
         else:
@@ -111,31 +138,61 @@ class WeightAllocator:
         experts = PackedExperts(
             num_experts, hidden_size, intermediate_size, formats.matrices, is_wide=formats.is_wide, storage=storage
         )
-        return experts if self.ranks is None else self.ranks.add_layer(experts, own)
+        return experts if self.expert_ranks is None else self.expert_ranks.add_layer(experts, own)
 
-    def network(self, hidden_size: int, intermediate_size: int) -> MovableExperts | None:
+    def _slices(
+        self, group: Group, hidden_size: int, intermediate_size: int, formats: WeightFormats, take: Take
+    ) -> SlicedExperts:
+        """Return this rank's slices of as many experts as `take` returns rows of memory for."""
+        units, outputs = (band_blocks(count, group.size) for count in (intermediate_size, hidden_size))
+        shape = SliceShape(
+            hidden=hidden_size, width=intermediate_size, units=units[group.rank], outputs=outputs[group.rank]
+        )
+        is_whole = self.memory.is_filled  # with whole experts, of which a rank touches its slices
+        num_bytes = shape.whole_bytes(formats.matrices) if is_whole else shape.num_bytes(formats.matrices)
+        storage = take(num_bytes)
+        assert storage is not None  # ranks keep their experts in memory
+        own = PackedExpertSlices(shape, formats.matrices, storage, is_wide=formats.is_wide, is_whole=is_whole)
+        return SlicedExperts(own, Columns(group, "units", units), Columns(group, "outputs", outputs))
+
+    def network(self, hidden_size: int, intermediate_size: int) -> ExpertWeights | None:
         """Return a dense network as the one expert of a layer, to be filled likewise; None: it is one of tensors."""
         if self.packed is None:
             return self._slabs(1, hidden_size, intermediate_size) if self.has_slabs else None
+        if self.tensor_group is not None:
+            return self._slices(self.tensor_group, hidden_size, intermediate_size, self.packed, self._one_row)
         matrices, is_wide = self.packed.matrices, self.packed.is_wide
-        storage = self.memory.block(expert_bytes(hidden_size, intermediate_size, matrices)).view(1, -1)
+        storage = self._one_row(expert_bytes(hidden_size, intermediate_size, matrices))
         return PackedExperts(1, hidden_size, intermediate_size, matrices, is_wide=is_wide, storage=storage)
+
+    def _one_row(self, num_bytes: int) -> Tensor:
+        """Return the memory of a dense network as that of a layer's one expert: [1, num_bytes] uint8."""
+        return self.memory.block(num_bytes).view(1, num_bytes)
 
     def _slabs(self, num_experts: int, hidden_size: int, intermediate_size: int) -> ExpertSlabs:
         num_bytes = num_experts * slab_bytes(hidden_size, intermediate_size, self.dtype)
         storage = self.memory.block(num_bytes).view(num_experts, -1)
         return ExpertSlabs(hidden_size, intermediate_size, self.dtype, storage)
 
-    def _matrix(self, rows: int, cols: int, weight_format: WeightFormat | None) -> Weight:
+    def _matrix(
+        self, rows: int, cols: int, weight_format: WeightFormat | None, own: Sequence[range] | None = None
+    ) -> Weight:
         if weight_format is None or self.packed is None:
+            assert own is None  # ranks compute with packed weights
             return self.empty(rows, cols)
-        storage = self.memory.block(matrix_bytes(weight_format, rows, cols))
-        return PackedWeight(storage, weight_format, rows, cols, is_wide=self.packed.is_wide)
+        has_whole = own is None or self.memory.is_filled
+        num_rows = rows if own is None or has_whole else sum(len(block) for block in own)
+        storage = self.memory.block(matrix_bytes(weight_format, num_rows, cols))
+        matrix = PackedWeight(storage, weight_format, num_rows, cols, is_wide=self.packed.is_wide)
+        return matrix if own is None or not has_whole else matrix.take(own)
 
 
-def rows_of(weight: Weight, sizes: Sequence[int]) -> Sequence[Destination]:
-    """Return parts of so many rows each, one below the other."""
-    return weight.split(list(sizes))
+def rows_of(weight: Weight, parts: Collection[range]) -> Sequence[Destination]:
+    """Return parts one below the other, each of some rows of a checkpoint's tensor: of all, unless others have some."""
+    sizes = [len(rows) for rows in parts]
+    if isinstance(weight, Tensor):
+        return torch.split(weight, sizes)
+    return [replace(part, first=rows.start) for part, rows in zip(weight.split(sizes), parts, strict=True)]
 
 
 def whole(weight: Weight) -> Destination:

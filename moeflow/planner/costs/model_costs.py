@@ -101,9 +101,12 @@ class ModelCosts:
     @property
     def dense_values(self) -> int:
         """Weights of the feed-forward network of one layer that has no experts."""
-        shape = self.shape
-        width = shape.dense_intermediate_size if shape.num_experts else shape.intermediate_size
-        return 3 * shape.hidden_size * width
+        return 3 * self.shape.hidden_size * self.dense_width
+
+    @property
+    def dense_width(self) -> int:
+        """Hidden units of that network."""
+        return self.shape.dense_intermediate_size if self.shape.num_experts else self.shape.intermediate_size
 
     @property
     def router_values(self) -> int:

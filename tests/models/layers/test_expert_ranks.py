@@ -59,14 +59,13 @@ def test_moves_keep_the_bits_and_the_memory_of_what_left_is_not_read(is_mapped, 
             for index, (layer, everything) in enumerate(zip(own, layers, strict=True)):
                 for expert in ranks.balancer.placement.held_by(group.rank, index):
                     assert torch.equal(layer.weights_of(expert), everything.storage[expert][:BYTES])
-        return ranks.balancer.num_moves, ranks.balancer.placement, ranks.waited_s
+        return ranks.balancer.num_moves, ranks.balancer.placement
 
     found = run_ranks(3, serve)
     assert found[0] == found[1] == found[2]
-    num_moves, placement, waited_s = found[0]
+    num_moves, placement = found[0]
     assert num_moves > 5
     assert np.sum(placement.num_held()) <= LAYERS * (EXPERTS + num_redundant + 2)
-    assert all(each > 0 for each in waited_s)
 
 
 def fill(ranks, everything, is_mapped):

@@ -1,0 +1,164 @@
+"""A layer's experts of which this process has a slice each: some hidden units of every expert, and some outputs.
+
+Every unit is made of the whole input, and every output of all units, which processes exchange in between. So no sum is
+cut, and side by side the results are those of `PackedExperts.compute`, to the bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moeflow.kernels.activation import NONLINEARITIES
+from moeflow.kernels.cpu import extension
+from moeflow.kernels.cpu.arguments import address, check_floats, describe
+from moeflow.kernels.cpu.packed_weights import (
+    PackedRows,
+    PackedWeight,
+    expert_bytes,
+    gate_and_up_rows,
+    matrix_bytes,
+    whole_bands,
+)
+from moeflow.kernels.weight_format import WeightFormat
+
+if extension.is_available():
+    import moeflow.kernels._cpu as _cpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceShape:
+    """What a process has of each expert. Both ranges begin at a band of outputs, and may be empty."""
+
+    hidden: int  # of the whole layer
+    width: int  # likewise, the units of an expert
+    units: range
+    outputs: range
+
+    def up_bytes(self, weight_format: WeightFormat) -> int:
+        """Bytes of the gate's and up's rows."""
+        return matrix_bytes(weight_format, 2 * whole_bands(len(self.units)), self.hidden)
+
+    def num_bytes(self, weight_format: WeightFormat) -> int:
+        """Bytes of a slice."""
+        return self.up_bytes(weight_format) + matrix_bytes(weight_format, len(self.outputs), self.width)
+
+    def whole_bytes(self, weight_format: WeightFormat) -> int:
+        """Bytes of a whole expert."""
+        return expert_bytes(self.hidden, self.width, weight_format)
+
+    def starts_in_whole(self, weight_format: WeightFormat) -> tuple[int, int]:
+        """Return where in a whole expert's memory the slice's gate and up begin, and where its down does."""
+        up = matrix_bytes(weight_format, 2 * self.units.start, self.hidden)
+        down = self.whole_bytes(weight_format) - matrix_bytes(weight_format, self.hidden, self.width)
+        return up, down + matrix_bytes(weight_format, self.outputs.start, self.width)
+
+
+class PackedExpertSlices:
+    """Slices of the experts of one layer, which have gates, SiLU and no biases."""
+
+    def __init__(
+        self, shape: SliceShape, weight_format: WeightFormat, storage: Tensor, *, is_wide: bool, is_whole: bool
+    ) -> None:
+        """Take `storage` [E, bytes] uint8, whose rows hold a slice each, or, if it `is_whole`, a whole expert."""
+        self.shape = shape
+        up_bytes = shape.up_bytes(weight_format)
+        down_bytes = shape.num_bytes(weight_format) - up_bytes
+        up_start, down_start = shape.starts_in_whole(weight_format) if is_whole else (0, up_bytes)
+        ups = [row[up_start : up_start + up_bytes] for row in storage]
+        downs = [row[down_start : down_start + down_bytes] for row in storage]
+        up_rows, num_outputs = 2 * whole_bands(len(shape.units)), len(shape.outputs)
+        self._up = [PackedWeight(it, weight_format, up_rows, shape.hidden, is_wide=is_wide) for it in ups]
+        self._down = [PackedWeight(it, weight_format, num_outputs, shape.width, is_wide=is_wide) for it in downs]
+        self._units = _half(self._up, [], weight_format, shape.hidden, len(shape.units), is_wide=is_wide)
+        self._outputs = _half([], self._down, weight_format, num_outputs, shape.width, is_wide=is_wide)
+
+    def units(self, x: Tensor, topk_ids: Tensor) -> Tensor:
+        """Return this slice's hidden units of all pairs (token, k), in ascending order of expert, then of token.
+
+        Shapes: x [T, hidden] float32, topk_ids [T, K] int64 -> [T * K, own units].
+        """
+        num_tokens, top_k = topk_ids.shape
+        check_floats(x, (num_tokens, self.shape.hidden))
+        _check_ids(topk_ids)
+        out = torch.empty(num_tokens * top_k, whole_bands(len(self.shape.units)))
+        _cpu.expert_units(
+            layer=self._units,
+            x=x.data_ptr(),
+            num_tokens=num_tokens,
+            top_k=top_k,
+            topk_ids=topk_ids.data_ptr(),
+            out=out.data_ptr(),
+        )
+        return out[:, : len(self.shape.units)]
+
+    def sums(self, units: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None) -> Tensor:
+        """Return this slice's outputs of the weighted sum of each token's experts, plus those of the residual.
+
+        Shapes: units [T * K, width], in the order of `units`; topk_ids and topk_weights [T, K], residual [T, own
+        outputs] -> [T, own outputs].
+        """
+        num_tokens, top_k = topk_ids.shape
+        check_floats(units, (num_tokens * top_k, self.shape.width))
+        check_floats(topk_weights, (num_tokens, top_k))
+        _check_ids(topk_ids)
+        out = torch.empty(num_tokens, len(self.shape.outputs))
+        if residual is not None:
+            check_floats(residual, tuple(out.shape))
+        _cpu.expert_sums(
+            layer=self._outputs,
+            x=units.data_ptr(),
+            num_tokens=num_tokens,
+            top_k=top_k,
+            topk_ids=topk_ids.data_ptr(),
+            topk_weights=topk_weights.data_ptr(),
+            residual=address(residual),
+            out=out.data_ptr(),
+        )
+        return out
+
+    def parts(self) -> list[tuple[PackedRows, PackedRows, PackedRows]]:
+        """Return the slice's rows of each expert's gate [I, H], up [I, H] and down [H, I]."""
+        gate, up = gate_and_up_rows(len(self.shape.units))
+        outputs = torch.arange(len(self.shape.outputs))
+        first_unit, first_output = self.shape.units.start, self.shape.outputs.start
+        return [
+            (
+                PackedRows(gate_up, gate, first_unit),
+                PackedRows(gate_up, up, first_unit),
+                PackedRows(down, outputs, first_output),
+            )
+            for gate_up, down in zip(self._up, self._down, strict=True)
+        ]
+
+
+def _half(
+    up: list[PackedWeight],
+    down: list[PackedWeight],
+    weight_format: WeightFormat,
+    hidden: int,
+    width: int,
+    *,
+    is_wide: bool,
+) -> Any:
+    """Return a layer of `up` or `down` matrices only, for the extension."""
+    return _cpu.PackedExperts(
+        format=weight_format,
+        hidden=hidden,
+        width=width,
+        up=[weight.storage.data_ptr() for weight in up],
+        down=[weight.storage.data_ptr() for weight in down],
+        function=NONLINEARITIES.index("silu"),
+        is_gated=True,
+        up_bias=0,
+        down_bias=0,
+        is_wide=is_wide,
+    )
+
+
+def _check_ids(topk_ids: Tensor) -> None:
+    if topk_ids.dtype is not torch.int64 or not topk_ids.is_contiguous():
+        raise ValueError(f"topk_ids must be contiguous int64, not {describe(topk_ids)}")

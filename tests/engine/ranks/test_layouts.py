@@ -1,0 +1,127 @@
+"""However processes share a model, each request gets the tokens and log-probabilities of one process, to the bit.
+
+In passes that mix prompts in chunks with decodes, with prefixes that are found again, and with blocks so few that
+requests are preempted.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from moeflow.core.errors import ConfigError
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.engine import Engine
+from moeflow.engine.messages import Submission
+from moeflow.kernels.cpu import extension
+from moeflow.planner.resolve import resolve
+from moeflow.planner.settings import Settings
+from tests.tiny_llama import write_tiny_llama
+from tests.tiny_mixtral import write_tiny_mixtral
+
+pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+LONG = [(7 * index) % 250 + 2 for index in range(90)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logprobs=2)
+DRAWN = SamplingParams(max_tokens=40, ignore_eos=True, top_p=0.9, logprobs=1, prompt_logprobs=1)
+ASKED = [
+    Submission("long", LONG, DRAWN, seed=1),
+    Submission("same prefix", LONG[:70], GREEDY, seed=2),
+    Submission("short", [5], DRAWN, seed=3),
+    Submission("other", LONG[30:60], GREEDY, seed=4),
+]
+NUM_BLOCKS = 12  # of 16 tokens: for one long request, and little beside it
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("mixtral", "llama")}
+    write_tiny_mixtral(folders["mixtral"], hidden_size=80, head_dim=16, intermediate_size=72)
+    write_tiny_llama(folders["llama"], attention_bias=True)
+    return {name: str(folder) for name, folder in folders.items()}
+
+
+def resolved(model, **more):
+    settings = {"num_threads": 1, "max_num_batched_tokens": 48, "max_num_seqs": 4, "max_model_len": 160} | more
+    return resolve(Settings(model=model, **settings))
+
+
+def kv_bytes(model, **more):
+    """Return the memory of so many blocks in each rank."""
+    config = resolved(model, **more).config
+    return config.kv_cache_bytes // config.scheduler.num_blocks * NUM_BLOCKS
+
+
+def run(model, **more):
+    """Return what each request got, and how often one was preempted."""
+    config = resolved(model, kv_cache_bytes=kv_bytes(model, **more), **more).config
+    assert config.scheduler.num_blocks == NUM_BLOCKS
+    engine = Engine.load(config)
+    try:
+        for submission in ASKED:
+            engine.submit(submission)
+        found = {submission.request_id: [] for submission in ASKED}
+        num_cached = 0
+        while engine.has_work:
+            for output in engine.step():
+                assert output.error is None
+                num_cached += output.num_cached_tokens
+                found[output.request_id].append((output.token_ids, output.logprobs, output.prompt_logprobs))
+            engine.check_integrity()
+        return found, engine.stats().preemptions_total, num_cached
+    finally:
+        engine.close()
+
+
+@pytest.fixture(scope="module")
+def alone(models):
+    return {name: run(model) for name, model in models.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "layouts"),
+    [
+        ("mixtral", {"num_ranks": 2, "expert_layout": "sliced"}),
+        ("mixtral", {"num_ranks": 2, "attention_layout": "tensor"}),
+        ("mixtral", {"num_ranks": 3, "expert_layout": "sliced", "attention_layout": "tensor"}),
+        ("llama", {"num_ranks": 3, "attention_layout": "tensor"}),
+    ],
+    ids=str,
+)
+def test_requests_get_the_tokens_and_log_probabilities_of_one_process(models, alone, name, layouts):
+    found, num_preempted, num_cached = run(models[name], **layouts)
+    assert (found, num_preempted, num_cached) == alone[name]
+    assert num_preempted > 0
+    assert num_cached > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "complaint"),
+    [
+        ("llama", {"num_ranks": 2}, "no experts.*--attention-layout tensor"),
+        ("llama", {"num_ranks": 5, "attention_layout": "tensor"}, "5 ranks .* 4 attention heads"),
+        ("mixtral", {"num_ranks": 5}, "only 4 experts.*--expert-layout sliced"),
+        ("mixtral", {"expert_layout": "sliced"}, "for several ranks"),
+        ("mixtral", {"attention_layout": "tensor"}, "for several ranks"),
+    ],
+)
+def test_what_cannot_be_shared_so_is_refused_with_what_to_do(models, name, settings, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        resolved(models[name], **settings)
+
+
+def test_a_plan_says_what_each_rank_has(models):
+    plan = resolved(
+        models["mixtral"], num_ranks=2, expert_layout="sliced", attention_layout="tensor", kv_cache_bytes=2**20
+    ).plan
+    reasons = dict(plan.reasons)
+    assert reasons["ranks"] == (
+        "2: each has a slice of every expert, 32 or 40 of 72 units; 2 of the 4 attention heads, and as much of dense "
+        "layers and the head"
+    )
+    assert reasons["memory of ranks"].startswith("weights and KV cache: rank 0 ")
+
+
+def test_fewer_heads_a_rank_leave_room_for_more_tokens(models):
+    settings = {"num_ranks": 2, "kv_cache_bytes": 2**20}
+    whole = resolved(models["mixtral"], **settings).config.scheduler.num_blocks
+    assert resolved(models["mixtral"], attention_layout="tensor", **settings).config.scheduler.num_blocks == 2 * whole

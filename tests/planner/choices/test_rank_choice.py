@@ -1,0 +1,76 @@
+"""What a plan says that ranks hold is what they allocate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from moeflow.checkpoint.packed.weight_memory import FreshMemory
+from moeflow.core.parallel_config import ParallelConfig
+from moeflow.kernels.cpu import extension
+from moeflow.kernels.cpu.packed_weights import expert_bytes
+from moeflow.models import llama, mixtral, qwen3_moe
+from moeflow.models.layers.expert_ranks import ExpertRanks
+from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
+from moeflow.parallel.blocks import num_kv_heads
+from moeflow.planner.choices.rank_choice import RankMemory
+from moeflow.planner.costs.model_costs import Formats, ModelCosts
+from tests.parallel.thread_group import run_ranks
+from tests.shapes import TINY
+
+EVEN = replace(TINY, vocab_size=1008, num_experts=16)  # whole bands, and groups by two, so that no byte is filling
+SHAPES = {
+    "experts": (mixtral, EVEN),
+    "tied": (mixtral, replace(EVEN, tie_word_embeddings=True)),
+    "dense": (llama, replace(EVEN, num_experts=0, top_k=0)),
+    "mixed": (qwen3_moe, replace(EVEN, num_layers=3, dense_layers=(1,), dense_intermediate_size=128)),
+}
+FORMATS = Formats(matrices="int8", embeddings="int8", kv="int8", routers="float32")
+
+
+class CountedMemory(FreshMemory):
+    """Counts the bytes of matrices; norms are left out of costs, as they weigh next to nothing."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+    def block(self, num_bytes):
+        self.num_bytes += num_bytes
+        return super().block(num_bytes)
+
+    def experts(self, num_experts, expert_bytes):
+        self.num_bytes += num_experts * expert_bytes
+        return super().experts(num_experts, expert_bytes)
+
+
+@pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+@pytest.mark.parametrize("attention_layout", ["replicated", "tensor"])
+@pytest.mark.parametrize("expert_layout", ["expert", "sliced"])
+@pytest.mark.parametrize("num_ranks", [1, 3, 4])
+@pytest.mark.parametrize("name", SHAPES)
+def test_weights_and_heads_of_each_rank_are_counted(name, num_ranks, expert_layout, attention_layout):
+    family, shape = SHAPES[name]
+    layouts = {"expert_layout": expert_layout, "attention_layout": attention_layout}
+
+    def held(group):
+        memory = CountedMemory()
+        formats = WeightFormats("int8", "int8")
+        ranks = ExpertRanks.of(shape, ParallelConfig(num_ranks=num_ranks, **layouts), group)
+        allocator = WeightAllocator(
+            torch.float32, torch.device("cpu"), formats, memory, group=group, expert_ranks=ranks, **layouts
+        )
+        model = family.build(shape, allocator)
+        if ranks is not None:  # in memory of their own, of which this rank touches what it has
+            num_held = ranks.balancer.num_held[group.rank]
+            memory.num_bytes += num_held * expert_bytes(shape.hidden_size, shape.intermediate_size, "int8")
+        norm_bytes = sum(place.nbytes for _, place in model.named_weights() if isinstance(place, torch.Tensor))
+        return memory.num_bytes - norm_bytes, model.layers[0].self_attn.heads.num_kv_heads
+
+    found = run_ranks(num_ranks, held)
+    parallel = ParallelConfig(num_ranks=num_ranks, **layouts)
+    expected = RankMemory.of(ModelCosts(shape, FORMATS), parallel)
+    assert expected.weight_bytes == tuple(num_bytes for num_bytes, _ in found)
+    assert expected.num_kv_heads == max(heads for _, heads in found)
+    assert [num_kv_heads(shape, parallel, rank) for rank in range(num_ranks)] == [heads for _, heads in found]
