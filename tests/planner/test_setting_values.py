@@ -24,6 +24,8 @@ TEXTS = (
     "dtype",
     "quantize",
     "kv_dtype",
+    "expert_layout",
+    "attention_layout",
     "device",
     "pipeline",
     "expert_policy",
