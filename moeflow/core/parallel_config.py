@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal, get_args
 
 ExpertLayout = Literal["expert", "sliced"]  # each rank has a block of a layer's experts, or a slice of every expert
 AttentionLayout = Literal["replicated", "tensor"]  # each rank has all heads, or a block of them
+
+EXPERT_LAYOUTS: Final[tuple[ExpertLayout, ...]] = get_args(ExpertLayout)
+EXPERT_PLACEMENTS: Final = ("index", "load")  # whole experts by number, or moved so that ranks get equal loads
+ATTENTION_LAYOUTS: Final[tuple[AttentionLayout, ...]] = get_args(AttentionLayout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 from moeflow.core.errors import ConfigError
-from moeflow.core.parallel_config import AttentionLayout, ExpertLayout
+from moeflow.core.parallel_config import ATTENTION_LAYOUTS, EXPERT_LAYOUTS, EXPERT_PLACEMENTS
 from moeflow.kernels.weight_format import DTYPES, QUANTIZED
 from moeflow.pipeline.catalog import OFFLOADING
 
@@ -172,7 +172,7 @@ class Settings:
             "--expert-placement",
             "Which rank has which experts: blocks by index, or moved while serving so that ranks get equal loads.",
             "Processor and device",
-            choices=("index", "load"),
+            choices=EXPERT_PLACEMENTS,
         ),
     )
     num_redundant_experts: int | None = field(
@@ -185,7 +185,7 @@ class Settings:
             default="none",
         ),
     )
-    expert_layout: ExpertLayout = field(
+    expert_layout: str = field(
         default="expert",
         metadata=_option(
             "choice",
@@ -193,10 +193,10 @@ class Settings:
             "What each rank has of a layer's experts: some of them (expert), or a slice of every one (sliced), which "
             "keeps ranks equally busy whatever routers choose.",
             "Processor and device",
-            choices=get_args(ExpertLayout),
+            choices=EXPERT_LAYOUTS,
         ),
     )
-    attention_layout: AttentionLayout = field(
+    attention_layout: str = field(
         default="replicated",
         metadata=_option(
             "choice",
@@ -204,7 +204,7 @@ class Settings:
             "What each rank has of attention, dense layers and the output projection: all (replicated), or a part "
             "(tensor), with the keys and values of its own heads only.",
             "Processor and device",
-            choices=get_args(AttentionLayout),
+            choices=ATTENTION_LAYOUTS,
         ),
     )
     device: str = field(

@@ -152,7 +152,10 @@ void check_copying(const Weight& weight, const std::vector<int64_t>& places) {
   copy_rows(weight.matrix, rows.data(), num_rows, storage.get());
   Floats values(num_rows * cols), want;
   unpack_rows(Matrix{weight.matrix.format, num_rows, cols, storage.get()}, nullptr, num_rows, values.data());
-  for (const int64_t row : rows) want.insert(want.end(), &weight.values[row * cols], &weight.values[row * cols] + cols);
+  for (const int64_t row : rows) {
+    const auto values_of_row = weight.values.begin() + row * cols;
+    want.insert(want.end(), values_of_row, values_of_row + cols);
+  }
   expect(values == want, "copied rows");
 }
 
@@ -336,7 +339,7 @@ void check_slices(const Isa& isa, const Experts& all, const Floats& x, int64_t t
     const int64_t stride = round_up(count, kBand);
     Floats own(pairs * stride);
     expert_units(isa, {layer, x.data(), tokens, top_k, ids.data(), nullptr, nullptr, own.data()});
-    for (int64_t i = 0; i < pairs; ++i) std::copy_n(&own[i * stride], count, &units[i * width + first]);
+    for (int64_t i = 0; i < pairs; ++i) std::copy_n(own.data() + i * stride, count, units.data() + i * width + first);
   }
   for (int part = 0; part < 2; ++part) {
     const int64_t first = bounds(hidden)[part], count = bounds(hidden)[part + 1] - first;
@@ -348,10 +351,10 @@ void check_slices(const Isa& isa, const Experts& all, const Floats& x, int64_t t
     }
     layer.down = downs.data();
     Floats residual(tokens * count), own(tokens * count);
-    for (int64_t t = 0; t < tokens; ++t) std::copy_n(&x[t * hidden + first], count, &residual[t * count]);
+    for (int64_t t = 0; t < tokens; ++t) std::copy_n(x.data() + t * hidden + first, count, residual.data() + t * count);
     const ExpertsCall call{layer, units.data(), tokens, top_k, ids.data(), weights.data(), residual.data(), own.data()};
     expert_sums(isa, call);
-    for (int64_t t = 0; t < tokens; ++t) std::copy_n(&own[t * count], count, &out[t * hidden + first]);
+    for (int64_t t = 0; t < tokens; ++t) std::copy_n(own.data() + t * count, count, out.data() + t * hidden + first);
   }
   expect(out == want, "experts in slices");
 }

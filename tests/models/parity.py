@@ -100,9 +100,14 @@ def their_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
 
 
 class Cache:
-    """Sequences over one paged cache, with shuffled blocks; remembers how far each has come."""
+    """Sequences over one paged cache, with shuffled blocks; remembers how far each has come.
 
-    def __init__(self, model: CausalLM, *, block_size: int = 4, num_blocks: int = 64) -> None:
+    `num_kv_heads` are those that a rank has; None: all.
+    """
+
+    def __init__(
+        self, model: CausalLM, *, block_size: int = 4, num_blocks: int = 64, num_kv_heads: int | None = None
+    ) -> None:
         config: ModelConfig = model.config
         self.model = model
         self.block_size = block_size
@@ -114,7 +119,7 @@ class Cache:
             num_layers=config.num_layers,
             num_blocks=num_blocks,
             block_size=block_size,
-            num_kv_heads=model.layers[0].self_attn.heads.num_kv_heads,  # a rank may have some only
+            num_kv_heads=config.num_kv_heads if num_kv_heads is None else num_kv_heads,
             head_dim=config.head_dim,
             dtype=model.dtype,
             device=CPU,
@@ -142,11 +147,11 @@ class Cache:
 
 
 def in_mixed_passes(
-    model: CausalLM, sequences: dict[str, list[int]], *, block_size: int = 4
+    model: CausalLM, sequences: dict[str, list[int]], *, block_size: int = 4, num_kv_heads: int | None = None
 ) -> dict[str, torch.Tensor]:
     """Return each sequence's logits [n, V], computed in passes that mix prompts, chunks and decodes."""
     done: dict[str, list[torch.Tensor]] = defaultdict(list)
-    cache = Cache(model, block_size=block_size)
+    cache = Cache(model, block_size=block_size, num_kv_heads=num_kv_heads)
     cuts = [
         {"a": (0, 12), "b": (0, 7)},  # two prompts
         {"c": (0, 9), "a": (12, 13)},  # a prompt beside a decode
@@ -236,7 +241,8 @@ class Parity:
             ranks = ExpertRanks.of(pair.ours.config, ParallelConfig(num_ranks=group.size, **layouts), group)
             sharing = {"group": group, "expert_ranks": ranks}
             model = load(pair.folder, packed=formats, memory=memory, **sharing, **layouts)
-            return in_mixed_passes(model, SEQUENCES, block_size=16)
+            num_kv_heads = model.layers[0].self_attn.heads.num_kv_heads
+            return in_mixed_passes(model, SEQUENCES, block_size=16, num_kv_heads=num_kv_heads)
 
         for layouts in layouts_of(pair.ours.config, num_ranks):
             for found in run_ranks(num_ranks, partial(logits_of, layouts=layouts)):

@@ -32,6 +32,8 @@ TEXTS = (
     "dtype",
     "quantize",
     "kv_dtype",
+    "expert_layout",
+    "attention_layout",
     "device",
     "expert_placement",
     "pipeline",

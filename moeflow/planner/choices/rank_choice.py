@@ -5,24 +5,27 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
-from moeflow.core.parallel_config import ParallelConfig
+from moeflow.core.parallel_config import ATTENTION_LAYOUTS, EXPERT_LAYOUTS, EXPERT_PLACEMENTS, ParallelConfig
 from moeflow.core.units import format_bytes
 from moeflow.parallel.blocks import band_blocks, even_blocks, head_blocks, num_kv_heads
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.costs.model_costs import ModelCosts, bits_per_value
 from moeflow.planner.settings import Settings
 
+Layout = TypeVar("Layout", bound=str)
+
 
 def choose_ranks(settings: Settings, shape: ModelConfig) -> ParallelConfig | None:
     """Return how ranks share a model; None: there is one. Raises: ConfigError if they cannot."""
     parallel = ParallelConfig(
         num_ranks=settings.num_ranks or 1,
-        expert_layout=settings.expert_layout,
-        attention_layout=settings.attention_layout,
-        moves_experts=settings.expert_placement == "load",
+        expert_layout=_known("expert_layout", settings.expert_layout, EXPERT_LAYOUTS),
+        attention_layout=_known("attention_layout", settings.attention_layout, ATTENTION_LAYOUTS),
+        moves_experts=_known("expert_placement", settings.expert_placement, EXPERT_PLACEMENTS) == "load",
         num_redundant_experts=settings.num_redundant_experts or 0,
     )
     number = parallel.num_ranks
@@ -153,6 +156,14 @@ def _head_and_table(costs: ModelCosts) -> tuple[float, float]:
     is_tied = costs.shape.tie_word_embeddings
     table = costs.embedding_bytes / (1 if is_tied else 2)
     return 0.0 if is_tied else table, table
+
+
+def _known(name: str, value: str, layouts: Sequence[Layout]) -> Layout:
+    """Return a layout by its name. Raises: ConfigError."""
+    for layout in layouts:
+        if layout == value:
+            return layout
+    raise ConfigError(f"{name} {value!r} is unknown; use one of {', '.join(layouts)}")
 
 
 def _refuse_layouts(settings: Settings) -> None:

@@ -100,6 +100,7 @@ def test_requests_get_the_tokens_and_log_probabilities_of_one_process(models, al
         ("llama", {"num_ranks": 2}, "no experts.*--attention-layout tensor"),
         ("llama", {"num_ranks": 5, "attention_layout": "tensor"}, "5 ranks .* 4 attention heads"),
         ("mixtral", {"num_ranks": 5}, "only 4 experts.*--expert-layout sliced"),
+        ("mixtral", {"num_ranks": 2, "expert_layout": "round"}, "expert_layout 'round' is unknown.*expert, sliced"),
         ("mixtral", {"expert_layout": "sliced"}, "for several ranks"),
         ("mixtral", {"attention_layout": "tensor"}, "for several ranks"),
     ],
