@@ -363,7 +363,7 @@ def test_killed_again_and_again_streams_are_those_of_an_engine_that_lives(config
             await until(lambda: supervisor.state is EngineState.READY)
             await asyncio.sleep(delay_s)
             if not reading.done():
-                os.kill(supervisor._engine._process.pid, signal.SIGKILL)
+                os.kill(supervisor._replicas[0].engine._process.pid, signal.SIGKILL)
                 await until(lambda: supervisor.state is EngineState.RESTARTING)
         assert await reading == calm
         assert supervisor.stats().engine_restarts_total >= 2

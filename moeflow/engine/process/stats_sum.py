@@ -1,0 +1,37 @@
+"""The statistics of several engines as those of one: of replicas side by side, and of engines one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from moeflow.engine.messages import EngineStats
+
+_NAMES: Final = tuple(field.name for field in msgspec.structs.fields(EngineStats))
+_POOLS: Final = ("kv_blocks_total",)  # a size, though its name ends as those of what only grows
+_TOTALS: Final = tuple(name for name in _NAMES if name.endswith("_total") and name not in _POOLS)
+
+
+def totals_of(stats: EngineStats) -> EngineStats:
+    """Return what of a snapshot is true after its engine's death."""
+    return EngineStats(**{name: getattr(stats, name) for name in _TOTALS})
+
+
+def with_totals(stats: EngineStats, totals: EngineStats) -> EngineStats:
+    """Return a snapshot with the totals of earlier engines added to its own."""
+    sums = {name: getattr(totals, name) + getattr(stats, name) for name in _TOTALS}
+    return msgspec.structs.replace(stats, **sums)
+
+
+def summed(each: Sequence[EngineStats]) -> EngineStats:
+    """Return the snapshot of all replicas together: what one of them is, in words or yes or no, holds of all."""
+    return EngineStats(**{name: _together([getattr(stats, name) for stats in each]) for name in _NAMES})
+
+
+def _together(values: list[float] | list[bool] | list[str]) -> float | bool | str:
+    first = values[0]
+    if isinstance(first, str):
+        return next(filter(None, values), "")
+    return any(values) if isinstance(first, bool) else sum(values)
