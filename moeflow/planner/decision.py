@@ -25,7 +25,7 @@ from moeflow.planner.choices.processor_choice import Reasons, choose_cpu_isa, ch
 from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, for_torch, instead_of, own_precision
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
-from moeflow.planner.costs.process_memory import PROCESS_BYTES, margin_bytes, planned_bytes
+from moeflow.planner.costs.process_memory import PROCESS_BYTES, margin_bytes, planned_bytes, served_bytes
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
 from moeflow.planner.costs.work_space import work_bytes
 from moeflow.planner.estimate import host_costs
@@ -74,7 +74,10 @@ class Decision:
         offloads_to_torch: bool = False,
     ) -> None:
         """`offloads_to_torch`: this is for the host of a device that computes in torch."""
+        self.num_replicas = settings.num_replicas or 1
         self.settings = settings
+        if settings.kv_cache_bytes is not None:
+            self.settings = replace(settings, kv_cache_bytes=settings.kv_cache_bytes // self.num_replicas)
         self.usage = usage
         self.offloads_to_torch = offloads_to_torch
         self.resources = resources
@@ -89,14 +92,19 @@ class Decision:
         """Make all choices. Raises: ConfigError, CapacityError, CheckpointError."""
         settings, reasons = self.settings, self.reasons
         device = choose_device(settings.device, self.resources, reasons)
-        self.free_bytes = free_bytes(settings, self.resources, device)
+        self.check_replicas(device)
+        self.free_bytes = self._share(device)
         cpu_isa = "" if self.offloads_to_torch else choose_cpu_isa(settings.cpu_isa, device, reasons)
         batching = _default_batching(settings, self.usage)
         self._set_beside_weights(cpu_isa, batching)
         weights = self._weights(device, can_pack=bool(cpu_isa))
         dtype = "float32" if cpu_isa else weights.matrices
         is_limited = bool(cpu_isa and settings.memory_bytes)
+        if maps_together := self._maps_together(weights, cpu_isa):
+            self.free_bytes = self._share(device, mapped_bytes=weights.num_bytes(self.checkpoint))
         plan = self._expert_plan(weights, dtype) if is_limited else None
+        if plan is not None and maps_together:  # after all, each has its own
+            maps_together, self.free_bytes = False, self._share(device)
         batching = self._batching(batching, weights, plan, cpu_isa)
         self._set_beside_weights(cpu_isa, batching)
         weight_bytes = self._check_weights(weights, plan)
@@ -113,6 +121,9 @@ class Decision:
             reasons=reasons,
         )
         num_threads = choose_num_threads(settings.num_threads, self.resources, reasons)
+        num_threads = max(num_threads // (num_ranks * self.num_replicas), 1)
+        if self.num_replicas > 1:
+            reasons.append(("replicas", self._what_each_has(num_threads * num_ranks, maps_together=maps_together)))
         return EngineConfig(
             model_path=str(self.checkpoint.path),
             model_name=settings.model_name or self.checkpoint.path.stem,
@@ -124,7 +135,7 @@ class Decision:
             cpu_isa=cpu_isa,
             kv_dtype=cache.dtype,
             device=device,
-            num_threads=max(num_threads // num_ranks, 1),
+            num_threads=num_threads,
             scheduler=SchedulerConfig(
                 block_size=BLOCK_SIZE,
                 num_blocks=cache.num_blocks,
@@ -144,6 +155,49 @@ class Decision:
             graph_file=_absolute(settings.graph_file),
             trace_file=_absolute(settings.trace_file),
         )
+
+    def check_replicas(self, device: str) -> None:
+        """Raises: ConfigError where there cannot be several engines, as on any device but the processor."""
+        if self.num_replicas == 1:
+            return
+        if not self.settings.is_served:
+            raise ConfigError(
+                "replicas (--replicas) are processes of `moeflow serve` and `moeflow batch`: use one here"
+            )
+        if device != "cpu" or self.offloads_to_torch:
+            raise ConfigError("replicas (--replicas) compute on the processor: set --device cpu, or use one")
+        files = {"--record-routing": "record_routing", "--trace": "trace_file", "--graph": "graph_file"}
+        for flag, name in files.items():
+            if getattr(self.settings, name) is not None:
+                raise ConfigError(
+                    f"{flag} writes the file of one engine: leave it away, or use one replica (--replicas)"
+                )
+
+    def _share(self, device: str, *, mapped_bytes: int = 0) -> int:
+        """Return what an engine may use: of several, its part of the memory, where what they share counts once.
+
+        `mapped_bytes`: weights that all map from one file. A limit covers the server's own processes, too.
+        """
+        total_bytes = free_bytes(self.settings, self.resources, device)
+        if self.num_replicas == 1:
+            return total_bytes
+        is_limited = self.settings.memory_bytes is not None
+        shared = mapped_bytes + (served_bytes(self.resources.process_bytes, self.shape) if is_limited else 0)
+        return shared + max(total_bytes - shared, 0) // self.num_replicas
+
+    def _maps_together(self, weights: WeightChoice, cpu_isa: str) -> bool:
+        """Return whether replicas have their weights in the same pages of memory."""
+        if self.num_replicas == 1 or not cpu_isa:
+            return False
+        named = self.settings.packed_weights_file
+        file = find_packed_weights_file(self.checkpoint, weights.formats, named, self.settings.cache_dir)
+        return file is not None
+
+    def _what_each_has(self, num_threads: int, *, maps_together: bool) -> str:
+        weights = "the weights are mapped, and in memory once" if maps_together else "weights are in memory for each"
+        threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
+        memory = f"{format_bytes(self.free_bytes)} of memory, shared weights included"
+        return f"{self.num_replicas}: each has {threads} and may use {memory}; {weights}"
 
     def _left_for_kv(self, weights: WeightChoice, weight_bytes: int, num_ranks: int) -> int:
         """Return the bytes from which each rank may take its keys and values; all weights but experts it has, too."""
@@ -191,7 +245,7 @@ class Decision:
 
     def _batching(self, default: Batching, weights: WeightChoice, plan: ExpertPlan | None, cpu_isa: str) -> Batching:
         """Return how many requests run together, in passes of how many tokens."""
-        is_alone = (self.settings.num_ranks or 1) == 1
+        is_alone = (self.settings.num_ranks or 1) * self.num_replicas == 1
         if is_alone and cpu_isa and cpu_isa == extension.isa_name():  # measured is one process with the best kernels
             file = None if plan is None else plan.packed_weights_file
             self.machine = self.machine_of(Wanted(costs=self._costs(weights), packed_file=file))
@@ -274,7 +328,7 @@ class Decision:
         if self.settings.memory_bytes is None:
             return None
         return MemoryPlan(
-            limit_bytes=self.settings.memory_bytes,
+            limit_bytes=self.free_bytes,
             process_bytes=self.process_bytes,
             weight_bytes=weight_bytes,
             work_bytes=self.work_bytes,

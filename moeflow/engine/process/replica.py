@@ -79,7 +79,8 @@ class Start(Protocol):
         on_failure: Callable[[], None],
         on_change: Callable[[], None],
         on_progress: Progress | None = None,
-    ) -> Mortal: ...
+    ) -> Mortal:
+        """Return it once it is ready. Raises: what keeps it from loading."""
 
 
 class Owner(Protocol):

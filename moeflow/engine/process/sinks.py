@@ -1,7 +1,7 @@
 """Who gets the outputs of an engine: a sink for each request, and nobody for those that were abandoned.
 
-An abandoned request may be submitted again under the same id. Each submission has exactly one last output, and an engine
-answers in order, so what comes up to that one is still the earlier submission's. Knows no process.
+An abandoned request may be submitted again under the same id. Each submission has exactly one last output, and an
+engine answers in order, so what comes up to that one is still the earlier submission's. Knows no process.
 """
 
 from __future__ import annotations

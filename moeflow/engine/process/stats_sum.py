@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -11,6 +11,7 @@ from moeflow.engine.messages import EngineStats
 
 _NAMES: Final = tuple(field.name for field in msgspec.structs.fields(EngineStats))
 _POOLS: Final = ("kv_blocks_total",)  # a size, though its name ends as those of what only grows
+_SAME: Final = ("memory_limit_bytes",)  # each may use so much, with what they share
 _TOTALS: Final = tuple(name for name in _NAMES if name.endswith("_total") and name not in _POOLS)
 
 
@@ -27,11 +28,11 @@ def with_totals(stats: EngineStats, totals: EngineStats) -> EngineStats:
 
 def summed(each: Sequence[EngineStats]) -> EngineStats:
     """Return the snapshot of all replicas together: what one of them is, in words or yes or no, holds of all."""
-    return EngineStats(**{name: _together([getattr(stats, name) for stats in each]) for name in _NAMES})
+    sums = {name: _together([getattr(stats, name) for stats in each]) for name in _NAMES}
+    return EngineStats(**sums | {name: max(getattr(stats, name) for stats in each) for name in _SAME})
 
 
-def _together(values: list[float] | list[bool] | list[str]) -> float | bool | str:
-    first = values[0]
-    if isinstance(first, str):
+def _together(values: list[Any]) -> Any:
+    if isinstance(values[0], str):
         return next(filter(None, values), "")
-    return any(values) if isinstance(first, bool) else sum(values)
+    return any(values) if isinstance(values[0], bool) else sum(values)

@@ -1,8 +1,8 @@
 """Engines that die when a test says so: the real step loop over the fake model, in this process.
 
 `World` starts them, one after the other or side by side, and decides at each pass whether this is the one that ends the
-engine or stops it for a while. What a pass has brought is handed out a pass later, so that a death can lose it, as it can
-in a socket. A stopped engine hears of what it was told once it goes on.
+engine or stops it for a while. What a pass has brought is handed out a pass later, so that a death can lose it, as it
+can in a socket. A stopped engine hears of what it was told once it goes on.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class EndOfLife(BaseException):
 class World:
     """Starts engines. `kills` says in which pass, counted over all engines, somebody ends one, and how.
 
-    `is_deadly` says of a batch whether the engine crashes of it; `stops` in which pass, and for how many turns of the event
-    loop, one stops.
+    `is_deadly` says of a batch whether the engine crashes of it; `stops` in which pass, and for how many turns of the
+    event loop, one stops.
     """
 
     def __init__(

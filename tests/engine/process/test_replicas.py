@@ -84,9 +84,7 @@ def test_killed_and_stopped_at_random_streams_are_those_of_one_engine(
 @settings(max_examples=40)
 def test_first_come_first_served_over_all_replicas(requests, num_replicas):
     """And batch requests after interactive ones; nobody has to wait in an engine, whoever has a place gets work."""
-    asked = [
-        submission(f"r{index}", [index % 4], num, is_batch=batch) for index, (num, batch) in enumerate(requests)
-    ]
+    asked = [submission(f"r{index}", [index % 4], num, is_batch=batch) for index, (num, batch) in enumerate(requests)]
 
     async def body() -> None:
         world = World(num_blocks=40, max_num_seqs=2, max_num_batched_tokens=40)
@@ -359,7 +357,9 @@ def test_who_waits_for_a_place_may_leave():
         supervisor = await supervise(world, num_replicas=2)
         running = [asyncio.create_task(read(supervisor, submission(f"r{number}", [1], 30))) for number in range(2)]
         await until(lambda: supervisor.stats().num_running == 2)
-        leaving, cancelled = (asyncio.create_task(read(supervisor, submission(n, [1]))) for n in ("leaving", "cancelled"))
+        leaving, cancelled = (
+            asyncio.create_task(read(supervisor, submission(n, [1]))) for n in ("leaving", "cancelled")
+        )
         await until(lambda: supervisor.stats().num_waiting == 2)
         leaving.cancel()
         supervisor.cancel(["cancelled", "unknown", "r0"])

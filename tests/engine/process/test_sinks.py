@@ -13,7 +13,9 @@ LAST = FinishReason.CANCELLED
 
 
 def output(name: str, token: int | None = None) -> TokenOutput:
-    return TokenOutput(request_id=name, token_ids=[] if token is None else [token], finish_reason=None if token else LAST)
+    return TokenOutput(
+        request_id=name, token_ids=[] if token is None else [token], finish_reason=None if token else LAST
+    )
 
 
 @given(num_tokens=st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.booleans()), max_size=8))
