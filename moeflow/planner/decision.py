@@ -22,6 +22,7 @@ from moeflow.planner.choices.kv_cache_choice import choose_kv_cache, kv_share, m
 from moeflow.planner.choices.memory_allowance import free_bytes
 from moeflow.planner.choices.packed_files import find_packed_weights_file
 from moeflow.planner.choices.processor_choice import Reasons, choose_cpu_isa, choose_device, choose_num_threads
+from moeflow.planner.choices.replica_choice import check_replicas, share_of, what_each_has
 from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, for_torch, instead_of, own_precision
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
@@ -92,7 +93,7 @@ class Decision:
         """Make all choices. Raises: ConfigError, CapacityError, CheckpointError."""
         settings, reasons = self.settings, self.reasons
         device = choose_device(settings.device, self.resources, reasons)
-        self.check_replicas(device)
+        check_replicas(settings, device, offloads_to_torch=self.offloads_to_torch)
         self.free_bytes = self._share(device)
         cpu_isa = "" if self.offloads_to_torch else choose_cpu_isa(settings.cpu_isa, device, reasons)
         batching = _default_batching(settings, self.usage)
@@ -123,7 +124,8 @@ class Decision:
         num_threads = choose_num_threads(settings.num_threads, self.resources, reasons)
         num_threads = max(num_threads // (num_ranks * self.num_replicas), 1)
         if self.num_replicas > 1:
-            reasons.append(("replicas", self._what_each_has(num_threads * num_ranks, maps_together=maps_together)))
+            of_each = (num_threads * num_ranks, self.free_bytes)
+            reasons.append(("replicas", what_each_has(self.num_replicas, *of_each, maps_together=maps_together)))
         return EngineConfig(
             model_path=str(self.checkpoint.path),
             model_name=settings.model_name or self.checkpoint.path.stem,
@@ -156,25 +158,8 @@ class Decision:
             trace_file=_absolute(settings.trace_file),
         )
 
-    def check_replicas(self, device: str) -> None:
-        """Raises: ConfigError where there cannot be several engines, as on any device but the processor."""
-        if self.num_replicas == 1:
-            return
-        if not self.settings.is_served:
-            raise ConfigError(
-                "replicas (--replicas) are processes of `moeflow serve` and `moeflow batch`: use one here"
-            )
-        if device != "cpu" or self.offloads_to_torch:
-            raise ConfigError("replicas (--replicas) compute on the processor: set --device cpu, or use one")
-        files = {"--record-routing": "record_routing", "--trace": "trace_file", "--graph": "graph_file"}
-        for flag, name in files.items():
-            if getattr(self.settings, name) is not None:
-                raise ConfigError(
-                    f"{flag} writes the file of one engine: leave it away, or use one replica (--replicas)"
-                )
-
     def _share(self, device: str, *, mapped_bytes: int = 0) -> int:
-        """Return what an engine may use: of several, its part of the memory, where what they share counts once.
+        """Return what this engine may use: of several, its share, where what they have in common counts once.
 
         `mapped_bytes`: weights that all map from one file. A limit covers the server's own processes, too.
         """
@@ -182,22 +167,12 @@ class Decision:
         if self.num_replicas == 1:
             return total_bytes
         is_limited = self.settings.memory_bytes is not None
-        shared = mapped_bytes + (served_bytes(self.resources.process_bytes, self.shape) if is_limited else 0)
-        return shared + max(total_bytes - shared, 0) // self.num_replicas
+        of_server = served_bytes(self.resources.process_bytes, self.shape) if is_limited else 0
+        return share_of(total_bytes, self.num_replicas, shared_bytes=mapped_bytes + of_server)
 
     def _maps_together(self, weights: WeightChoice, cpu_isa: str) -> bool:
-        """Return whether replicas have their weights in the same pages of memory."""
-        if self.num_replicas == 1 or not cpu_isa:
-            return False
-        named = self.settings.packed_weights_file
-        file = find_packed_weights_file(self.checkpoint, weights.formats, named, self.settings.cache_dir)
-        return file is not None
-
-    def _what_each_has(self, num_threads: int, *, maps_together: bool) -> str:
-        weights = "the weights are mapped, and in memory once" if maps_together else "weights are in memory for each"
-        threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
-        memory = f"{format_bytes(self.free_bytes)} of memory, shared weights included"
-        return f"{self.num_replicas}: each has {threads} and may use {memory}; {weights}"
+        """Return whether there are several engines, and a file that all of them map their weights from."""
+        return self.num_replicas > 1 and bool(cpu_isa) and self._find_packed_file(weights) is not None
 
     def _left_for_kv(self, weights: WeightChoice, weight_bytes: int, num_ranks: int) -> int:
         """Return the bytes from which each rank may take its keys and values; all weights but experts it has, too."""
@@ -376,13 +351,18 @@ class Decision:
 
     def _packed_file(self, weights: WeightChoice) -> str:
         """Return the packed weights that all weights are mapped from; empty if there is none."""
-        named = self.settings.packed_weights_file
-        file = find_packed_weights_file(self.checkpoint, weights.formats, named, self.settings.cache_dir)
+        named, file = self.settings.packed_weights_file, self._find_packed_file(weights)
         if file is not None:
             self.reasons.append(("start", f"weights are mapped from {file}, as `moeflow pack` left them"))
         elif named is not None:
             self.reasons.append(("start", f"weights are packed anew: {named} is not there (`moeflow pack` makes it)"))
         return "" if file is None else str(file)
+
+    def _find_packed_file(self, weights: WeightChoice) -> Path | None:
+        settings = self.settings
+        return find_packed_weights_file(
+            self.checkpoint, weights.formats, settings.packed_weights_file, settings.cache_dir
+        )
 
     def _check_weights(self, weights: WeightChoice, plan: ExpertPlan | None) -> int:
         """Return the bytes of the weights that must be in memory. Raises: CapacityError if they do not fit."""

@@ -16,6 +16,7 @@ from moeflow.core.plan import Plan
 from moeflow.models.registry import read_model_config
 from moeflow.planner.choices.device_offload import computes_in_torch, device_overrides, settings_of_host, with_pipeline
 from moeflow.planner.choices.processor_choice import Reasons
+from moeflow.planner.choices.replica_choice import check_replicas
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.decision import Decision, MachineOf, unmeasured
 from moeflow.planner.estimate import Estimator
@@ -95,7 +96,7 @@ def _resolve(
             on_host = settings_of_host(settings, overrides)
             in_torch = computes_in_torch(overrides)
             decision = Decision(on_host, usage, resources, checkpoint, shape, unmeasured, offloads_to_torch=in_torch)
-            decision.check_replicas(settings.device)
+            check_replicas(settings, settings.device, offloads_to_torch=in_torch)
             config, reasons = with_pipeline(decision.config(), overrides, shape)
             return Resolved(_plan(config, usage, [*decision.reasons, *reasons]), None)
         decision = Decision(settings, usage, resources, checkpoint, shape, machine_of, routing=routing)

@@ -181,8 +181,8 @@ class Supervisor:
             reason = f"the engine process died of this request, and again when it was computed alone ({death.reason})"
             guilty.fail(reason)
             replica.note_progress()
-        if orphans:
-            logger.warning("%d requests of %s go on in another engine", len(orphans), replica.name)
+        if len(self._replicas) > 1:
+            logger.warning("%s has died: %d requests go on in others (%s)", replica.name, len(orphans), death.reason)
         self._dispatch()
 
     def note_change(self, replica: Replica) -> None:
