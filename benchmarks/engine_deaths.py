@@ -1,6 +1,7 @@
 """What clients notice of an engine that dies, and what it leaves behind.
 
     python benchmarks/engine_deaths.py kills [MODEL] --out FILE      streams while the engine is killed again and again
+    python benchmarks/engine_deaths.py kills --replicas 2 --clients 200     one of several engines, each time another
     python benchmarks/engine_deaths.py aborts [MODEL] --out FILE     clients that hang up, then kills
 
 `kills` streams requests of many kinds from a server, once undisturbed and once while its engine is killed (SIGKILL) at
@@ -33,10 +34,7 @@ import psutil
 from moeflow.bench.records import Record, append, make_record
 from moeflow.bench.tables import Table, spread_text
 
-OPTIONS = {
-    "kills": ["--max-num-seqs", "32"],
-    "aborts": ["--max-num-seqs", "32", "--kv-cache", "256MiB"],  # all of it is in use after the first tenth
-}
+ABORT_OPTIONS = ["--max-num-seqs", "32", "--kv-cache", "256MiB"]  # all of it is in use after the first tenth
 PAUSE_LIMIT_S = 3.0  # beyond the time in which the engine is ready again
 GROWTH_LIMIT_BYTES = 32 * 2**20  # from the first tenth of the aborts to their end, and over all restarts
 MAX_WAIT_S = 600.0  # for a line of a stream: some wait for a place while the engine is killed again and again
@@ -73,8 +71,8 @@ class Server:
 
     @property
     def engine(self) -> psutil.Process:
-        """The engine's process that runs now."""
-        return next(child for child in psutil.Process(self.process.pid).children() if _is_engine(child))
+        """The engine's process that runs now; of several, the one that has run for longest."""
+        return min(filter(_is_engine, psutil.Process(self.process.pid).children()), key=psutil.Process.create_time)
 
 
 def _is_engine(process: psutil.Process) -> bool:
@@ -144,29 +142,35 @@ async def stream_all(client: httpx.AsyncClient, bodies: list[dict[str, Any]], st
     await asyncio.gather(*(read_stream(client, *each) for each in zip(bodies, streams, strict=True)))
 
 
-async def until_ready(client: httpx.AsyncClient) -> None:
-    """Wait until the server takes requests."""
+async def is_whole(client: httpx.AsyncClient) -> bool:
+    """Return whether all engines of the server are ready."""
+    health = (await client.get("/health")).json()
+    return bool(health["num_replicas_ready"] == health["num_replicas"])
+
+
+async def until_whole(client: httpx.AsyncClient) -> None:
+    """Wait until all engines of the server are ready."""
     last_s = time.monotonic() + MAX_WAIT_S
-    while (await client.get("/ready")).status_code != 200:
+    while not await is_whole(client):
         if time.monotonic() > last_s:
             raise SystemExit("the server did not come back")
         await asyncio.sleep(0.02)
 
 
 async def kill(server: Server, client: httpx.AsyncClient) -> tuple[float, float]:
-    """Kill the engine; return when, and how long it took until another was ready."""
+    """Kill an engine; return when, and how long it took until another was ready in its place."""
     moment_s = time.monotonic()
     server.engine.kill()
-    while (await client.get("/ready")).status_code == 200:
+    while await is_whole(client):
         await asyncio.sleep(0.005)
-    await until_ready(client)
+    await until_whole(client)
     return moment_s, time.monotonic() - moment_s
 
 
 async def kill_often(
     server: Server, client: httpx.AsyncClient, streams: list[Stream], num_kills: int
 ) -> list[tuple[float, float]]:
-    """Kill the engine so often; return what `kill` does.
+    """Kill an engine so often; return what `kill` does.
 
     Each time every stream that had begun has gone on, and a random number of events more has come.
     """
@@ -207,6 +211,7 @@ async def run_kills(server: Server, num_streams: int, num_tokens: int, num_kills
     ]
     return {
         "num_streams": num_streams,
+        "num_replicas": len(stats["replicas"]),
         "num_kills": num_kills,
         "num_restarts": stats["engine_restarts_total"],
         "num_errors": sum(stream.error is not None for stream in disturbed),
@@ -219,7 +224,7 @@ async def run_kills(server: Server, num_streams: int, num_tokens: int, num_kills
 
 def connect(server: Server) -> httpx.AsyncClient:
     """Return a client with room for all connections."""
-    limits = httpx.Limits(max_connections=200)
+    limits = httpx.Limits(max_connections=None)
     return httpx.AsyncClient(base_url=server.url, timeout=MAX_WAIT_S, limits=limits)
 
 
@@ -317,7 +322,9 @@ def kills_table(record: Record) -> Table:
         ("longest pause of a stream, s", spread_text(longest, 1)),
         ("of that beyond the time to be ready, s", spread_text(beyond, 1)),
     )
-    return Table(f"{record['num_kills']} kills under {record['num_streams']} streams: median (range)", ("", ""), rows)
+    engines = f", one of {record['num_replicas']} engines each time" if record.get("num_replicas", 1) > 1 else ""
+    title = f"{record['num_kills']} kills under {record['num_streams']} streams{engines}: median (range)"
+    return Table(title, ("", ""), rows)
 
 
 def aborts_table(record: Record) -> Table:
@@ -346,6 +353,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("what", choices=("kills", "aborts"))
     parser.add_argument("model", nargs="?", default="", help="a model; without one, the built-in")
     parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--replicas", type=int, default=1, help="engines, of which one is killed at a time")
     parser.add_argument("--tokens", type=int, default=96, help="of each stream")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--aborts", type=int, default=10_000)
@@ -356,7 +364,10 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     """Run it."""
     args = parse()
-    with serving(args.model, OPTIONS[args.what]) as server:
+    # Each replica has a place for every stream (some ask for two completions), so that none waits for others to end.
+    places = ["--max-num-seqs", str(args.clients), "--max-queue", str(args.clients)]
+    options = [*places, "--replicas", str(args.replicas)] if args.what == "kills" else ABORT_OPTIONS
+    with serving(args.model, options) as server:
         if args.what == "kills":
             found = asyncio.run(run_kills(server, args.clients, args.tokens, args.kills))
         else:

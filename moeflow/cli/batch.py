@@ -20,14 +20,14 @@ from moeflow.cli import lazy
 from moeflow.cli.bench.output import repeated_command
 from moeflow.cli.help import Command
 from moeflow.cli.local_model import planned
-from moeflow.cli.options import engine_options, explain_option
+from moeflow.cli.options import explain_option, served_engine_options
 from moeflow.cli.params import NEW_FILE
 from moeflow.cli.plan.inputs import batch_usage
 from moeflow.cli.progress import PlainLines, drawn, duration_text
 from moeflow.core.errors import EngineError
 
 if TYPE_CHECKING:
-    from moeflow.core.engine_config import EngineConfig
+    from moeflow.core.plan import Plan
     from moeflow.server.jobs.journal import Journal, Totals
     from moeflow.server.jobs.local import JobState
 
@@ -64,7 +64,7 @@ EXIT_INTERRUPTED = 130
     help="File for the errors.  [default: OUTPUT with .errors before its suffix]",
 )
 @click.option("--model-name", help="The model's name, as requests call it.  [default: its folder or file]")
-@engine_options
+@served_engine_options
 @explain_option
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON at the end.")
 def batch(
@@ -85,10 +85,11 @@ def batch(
         raise click.UsageError("input, output and error file must be three different files")
     result_ids = lazy.check_input(source)
     overrides = {**overrides, "model_name": model_name}
-    config = planned(overrides, batch_usage(source, len(result_ids)), explains=explains, is_served=True).config
-    with lazy.Journal(output, errors, result_ids, config.model_name) as journal:
-        job = Job(source, output, errors, config.model_name, len(result_ids), len(journal.done))
-        is_complete = job.run(config, journal) if job.num_before < job.total else True
+    plan = planned(overrides, batch_usage(source, len(result_ids)), explains=explains, is_served=True)
+    name = plan.config.model_name
+    with lazy.Journal(output, errors, result_ids, name) as journal:
+        job = Job(source, output, errors, name, len(result_ids), len(journal.done))
+        is_complete = job.run(plan, journal) if job.num_before < job.total else True
         totals = journal.totals
     if as_json:
         click.echo(json.dumps(job.summary(totals), indent=2, ensure_ascii=False))
@@ -115,7 +116,7 @@ class Job:
     answer_s: float = 0.0
     state: JobState | None = None  # the newest
 
-    def run(self, config: EngineConfig, journal: Journal) -> bool:
+    def run(self, plan: Plan, journal: Journal) -> bool:
         """Answer what is left; return whether it came to the end.
 
         Raises: OSError if results cannot be written; EngineError; what loading raises.
@@ -126,7 +127,7 @@ class Job:
         with shown(self.total, self.num_before) as view:
             try:
                 work = lazy.answer_file(
-                    config, self.source, journal, self.total, on_loading=view.loading, on_state=view.show
+                    plan, self.source, journal, self.total, on_loading=view.loading, on_state=view.show
                 )
                 self.state = asyncio.run(work)
             except (KeyboardInterrupt, asyncio.CancelledError):  # Ctrl-C, SIGTERM

@@ -126,6 +126,11 @@ def engine_options_but(*left_out: str) -> Callable[[Verb], Verb]:
 
     The verb gets them as one dict, `overrides`.
     """
+    served_only = (name for name, option in options().items() if option.is_served_only)
+    return _engine_options(*left_out, *served_only)
+
+
+def _engine_options(*left_out: str) -> Callable[[Verb], Verb]:
     names = [name for name in options() if name not in left_out]
 
     def decorate(verb: Verb) -> Verb:
@@ -141,6 +146,7 @@ def engine_options_but(*left_out: str) -> Callable[[Verb], Verb]:
 
 
 engine_options = engine_options_but()
+served_engine_options = _engine_options()  # and those of an engine in a process of its own
 
 
 def _stack(options: list[Callable[[Any], Any]], function: Any) -> Any:

@@ -13,7 +13,7 @@ import click
 from moeflow.cli import lazy
 from moeflow.cli.help import Command, GroupedOption
 from moeflow.cli.local_model import planned
-from moeflow.cli.options import byte_count, engine_options, explain_option
+from moeflow.cli.options import byte_count, explain_option, served_engine_options
 from moeflow.planner.usage import SERVING
 
 EPILOG = """\b
@@ -34,7 +34,7 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
 
 
 @click.command(cls=Command, epilog=EPILOG)
-@engine_options
+@served_engine_options
 @explain_option
 @click.option(
     "--model-name", cls=GroupedOption, group="API", help="The model's name in the API.  [default: its folder or file]"

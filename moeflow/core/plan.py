@@ -121,6 +121,7 @@ class Plan:
     """A decision for one model, machine, workload and goal."""
 
     config: EngineConfig  # complete: what the engine runs with
+    num_replicas: int = 1  # engines of this configuration, which share the machine
     goal: Goal
     workload: Workload  # that it was decided for
     machine: str  # its name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -16,6 +17,15 @@ class EngineState(StrEnum):
     RESTARTING = "restarting"  # it has died; another is on its way, and goes on with all requests
     STALLED = "stalled"  # it does not answer, and may again
     GONE = "gone"  # for good
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """One of the engines that compute the same model side by side."""
+
+    state: EngineState
+    stats: EngineStats  # of it alone
+    is_slow: bool = False  # it answers, but so late that it gets no new requests
 
 
 class EngineClient(Protocol):
@@ -46,6 +56,9 @@ class EngineClient(Protocol):
 
     def stats(self) -> EngineStats:
         """Return the newest snapshot the engine has sent; never waits."""
+
+    def replicas(self) -> list[ReplicaStatus]:
+        """Return how each of the engines is that stand behind this client, always in the same order."""
 
     async def shutdown(self, deadline_s: float) -> None:
         """Let running requests finish within the deadline, cancel the rest, end the engine."""

@@ -98,7 +98,7 @@ class RankStats(msgspec.Struct, frozen=True, kw_only=True):
 class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
     """What became of experts that come from disk, or lie on ranks. Names ending in `_total` only grow."""
 
-    memory_limit_bytes: int = 0  # that the user set for everything; 0: none
+    memory_limit_bytes: int = 0  # for everything; of a replica, for it and what it shares; 0: none
     expert_slots: int = 0  # room for so many experts,
     experts_in_slots: int = 0  # of which these are taken,
     experts_on_disk: int = 0  # of so many in all

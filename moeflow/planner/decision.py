@@ -22,10 +22,11 @@ from moeflow.planner.choices.memory_allowance import free_bytes
 from moeflow.planner.choices.packed_files import find_packed_weights_file
 from moeflow.planner.choices.processor_choice import Reasons, choose_cpu_isa, choose_device, choose_num_threads
 from moeflow.planner.choices.rank_choice import RankMemory, choose_ranks, explain_ranks
+from moeflow.planner.choices.replica_choice import check_replicas, share_of, what_each_has
 from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, for_torch, instead_of, own_precision
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
-from moeflow.planner.costs.process_memory import PROCESS_BYTES, margin_bytes, planned_bytes
+from moeflow.planner.costs.process_memory import PROCESS_BYTES, margin_bytes, planned_bytes, served_bytes
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
 from moeflow.planner.costs.work_space import work_bytes
 from moeflow.planner.estimate import host_costs
@@ -74,7 +75,10 @@ class Decision:
         offloads_to_torch: bool = False,
     ) -> None:
         """`offloads_to_torch`: this is for the host of a device that computes in torch."""
+        self.num_replicas = settings.num_replicas or 1
         self.settings = settings
+        if settings.kv_cache_bytes is not None:
+            self.settings = replace(settings, kv_cache_bytes=settings.kv_cache_bytes // self.num_replicas)
         self.usage = usage
         self.offloads_to_torch = offloads_to_torch
         self.resources = resources
@@ -89,14 +93,19 @@ class Decision:
         """Make all choices. Raises: ConfigError, CapacityError, CheckpointError."""
         settings, reasons = self.settings, self.reasons
         device = choose_device(settings.device, self.resources, reasons)
-        self.free_bytes = free_bytes(settings, self.resources, device)
+        check_replicas(settings, device, offloads_to_torch=self.offloads_to_torch)
+        self.free_bytes = self._share(device)
         cpu_isa = "" if self.offloads_to_torch else choose_cpu_isa(settings.cpu_isa, device, reasons)
         batching = _default_batching(settings, self.usage)
         self._set_beside_weights(cpu_isa, batching)
         weights = self._weights(device, can_pack=bool(cpu_isa))
         dtype = "float32" if cpu_isa else weights.matrices
         is_limited = bool(cpu_isa and settings.memory_bytes)
+        if maps_together := self._maps_together(weights, cpu_isa):
+            self.free_bytes = self._share(device, mapped_bytes=ceil(self._costs(weights).model_bytes))
         plan = self._expert_plan(weights, dtype) if is_limited else None
+        if plan is not None and maps_together:  # after all, each has its own
+            maps_together, self.free_bytes = False, self._share(device)
         batching = self._batching(batching, weights, plan, cpu_isa)
         self._set_beside_weights(cpu_isa, batching)
         weight_bytes = self._check_weights(weights, plan)
@@ -117,6 +126,10 @@ class Decision:
         if parallel is not None:
             held.explain(self.shape, cache.num_bytes, parallel, reasons)
         num_threads = choose_num_threads(settings.num_threads, self.resources, reasons)
+        num_threads = max(num_threads // (num_ranks * self.num_replicas), 1)
+        if self.num_replicas > 1:
+            of_each = (num_threads * num_ranks, self.free_bytes)
+            reasons.append(("replicas", what_each_has(self.num_replicas, *of_each, maps_together=maps_together)))
         return EngineConfig(
             model_path=str(self.checkpoint.path),
             model_name=settings.model_name or self.checkpoint.path.stem,
@@ -128,7 +141,7 @@ class Decision:
             cpu_isa=cpu_isa,
             kv_dtype=cache.dtype,
             device=device,
-            num_threads=max(num_threads // num_ranks, 1),
+            num_threads=num_threads,
             scheduler=SchedulerConfig(
                 block_size=BLOCK_SIZE,
                 num_blocks=cache.num_blocks,
@@ -148,6 +161,22 @@ class Decision:
             graph_file=_absolute(settings.graph_file),
             trace_file=_absolute(settings.trace_file),
         )
+
+    def _share(self, device: str, *, mapped_bytes: int = 0) -> int:
+        """Return what this engine may use: of several, its share, where what they have in common counts once.
+
+        `mapped_bytes`: weights that all map from one file. A limit covers the server's own processes, too.
+        """
+        total_bytes = free_bytes(self.settings, self.resources, device)
+        if self.num_replicas == 1:
+            return total_bytes
+        is_limited = self.settings.memory_bytes is not None
+        of_server = served_bytes(self.resources.process_bytes, self.shape) if is_limited else 0
+        return share_of(total_bytes, self.num_replicas, shared_bytes=mapped_bytes + of_server)
+
+    def _maps_together(self, weights: WeightChoice, cpu_isa: str) -> bool:
+        """Return whether there are several engines, and a file that all of them map their weights from."""
+        return self.num_replicas > 1 and bool(cpu_isa) and self._find_packed_file(weights) is not None
 
     def _left_for_kv(self, weights: WeightChoice, weight_bytes: int, held: RankMemory) -> int:
         """Return the bytes from which each rank may take its keys and values: what others have whole, it has, too."""
@@ -190,7 +219,7 @@ class Decision:
 
     def _batching(self, default: Batching, weights: WeightChoice, plan: ExpertPlan | None, cpu_isa: str) -> Batching:
         """Return how many requests run together, in passes of how many tokens."""
-        is_alone = (self.settings.num_ranks or 1) == 1
+        is_alone = (self.settings.num_ranks or 1) * self.num_replicas == 1
         if is_alone and cpu_isa and cpu_isa == extension.isa_name():  # measured is one process with the best kernels
             file = None if plan is None else plan.packed_weights_file
             self.machine = self.machine_of(Wanted(costs=self._costs(weights), packed_file=file))
@@ -274,7 +303,7 @@ class Decision:
         if self.settings.memory_bytes is None:
             return None
         return MemoryPlan(
-            limit_bytes=self.settings.memory_bytes,
+            limit_bytes=self.free_bytes,
             process_bytes=self.process_bytes,
             weight_bytes=weight_bytes,
             work_bytes=self.work_bytes,
@@ -322,13 +351,18 @@ class Decision:
 
     def _packed_file(self, weights: WeightChoice) -> str:
         """Return the packed weights that all weights are mapped from; empty if there is none."""
-        named = self.settings.packed_weights_file
-        file = find_packed_weights_file(self.checkpoint, weights.formats, named, self.settings.cache_dir)
+        named, file = self.settings.packed_weights_file, self._find_packed_file(weights)
         if file is not None:
             self.reasons.append(("start", f"weights are mapped from {file}, as `moeflow pack` left them"))
         elif named is not None:
             self.reasons.append(("start", f"weights are packed anew: {named} is not there (`moeflow pack` makes it)"))
         return "" if file is None else str(file)
+
+    def _find_packed_file(self, weights: WeightChoice) -> Path | None:
+        settings = self.settings
+        return find_packed_weights_file(
+            self.checkpoint, weights.formats, settings.packed_weights_file, settings.cache_dir
+        )
 
     def _check_weights(self, weights: WeightChoice, plan: ExpertPlan | None) -> int:
         """Return the bytes of the weights that must be in memory. Raises: CapacityError if they do not fit."""

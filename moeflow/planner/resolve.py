@@ -5,17 +5,18 @@ Only headers are read, and once; what cannot fit is refused before loading.
 
 from __future__ import annotations
 
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.engine_config import EngineConfig
-from moeflow.core.errors import ConfigError
+from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DISK
 from moeflow.core.plan import Plan
 from moeflow.models.registry import read_model_config
 from moeflow.planner.choices.device_offload import computes_in_torch, device_overrides, settings_of_host, with_pipeline
 from moeflow.planner.choices.processor_choice import Reasons
+from moeflow.planner.choices.replica_choice import check_replicas
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.decision import Decision, MachineOf, unmeasured
 from moeflow.planner.estimate import Estimator
@@ -57,6 +58,34 @@ def resolve(
         raise ConfigError("no model is named")
     settings.check_counts()
     resources = resources or host_resources()
+    try:
+        return _resolve(settings, usage, resources, machine_of, routing)
+    except CapacityError as error:
+        number = settings.num_replicas or 1
+        if number == 1:
+            raise
+        fits = _most_replicas(settings, usage, resources)
+        would = f"{fits} would" if fits else "nor would one"
+        raise CapacityError(f"{number} replicas (--replicas) do not fit, {would}. For each of them: {error}") from None
+
+
+def _most_replicas(settings: Settings, usage: Usage, resources: HostResources) -> int:
+    """Return how many replicas fit, of fewer than are asked for."""
+    for number in range((settings.num_replicas or 1) - 1, 0, -1):
+        with suppress(CapacityError):
+            _resolve(replace(settings, num_replicas=number), usage, resources, unmeasured, None)
+            return number
+    return 0
+
+
+def _resolve(
+    settings: Settings,
+    usage: Usage,
+    resources: HostResources,
+    machine_of: MachineOf,
+    routing: RoutingProfile | None,
+) -> Resolved:
+    assert settings.model is not None, "checked before"
     overrides = device_overrides(settings, resources)
     with closing(open_checkpoint(settings.model)) as checkpoint:
         shape = read_model_config(checkpoint)
@@ -67,10 +96,11 @@ def resolve(
             on_host = settings_of_host(settings, overrides)
             in_torch = computes_in_torch(overrides)
             decision = Decision(on_host, usage, resources, checkpoint, shape, unmeasured, offloads_to_torch=in_torch)
+            check_replicas(settings, settings.device, offloads_to_torch=in_torch)
             config, reasons = with_pipeline(decision.config(), overrides, shape)
             return Resolved(_plan(config, usage, [*decision.reasons, *reasons]), None)
         decision = Decision(settings, usage, resources, checkpoint, shape, machine_of, routing=routing)
-        plan = _plan(decision.config(), usage, decision.reasons)
+        plan = replace(_plan(decision.config(), usage, decision.reasons), num_replicas=decision.num_replicas)
         if decision.machine is None or (plan.config.experts is not None and not decision.machine.has(DISK)):
             return Resolved(plan, None)
         estimator = Estimator(

@@ -36,6 +36,7 @@ class Option:
     choices: tuple[str, ...] = ()
     default: str = ""  # as help shows it, where the field's own says nothing
     is_common: bool = False  # one of the few that --help shows
+    is_served_only: bool = False  # only where the engine has a process of its own
 
 
 def _option(kind: Kind, flag: str, help: str, group: str, **more: Any) -> dict[str, Option]:
@@ -207,6 +208,18 @@ class Settings:
             choices=ATTENTION_LAYOUTS,
         ),
     )
+    num_replicas: int | None = field(
+        default=None,
+        metadata=_option(
+            "count",
+            "--replicas",
+            "Engines side by side, each with the whole model, behind one queue. Threads, --memory and --kv-cache are "
+            "divided; --max-num-seqs and --max-num-batched-tokens are each one's.",
+            "Processor and device",
+            default="1",
+            is_served_only=True,
+        ),
+    )
     device: str = field(
         default="auto",
         metadata=_option(
@@ -300,7 +313,14 @@ class Settings:
 
     def check_counts(self) -> None:
         """Raises: ConfigError for a number below 1 of what there must be at least one of."""
-        for name in ("max_num_seqs", "max_num_batched_tokens", "num_threads", "num_ranks", "max_model_len"):
+        for name in (
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "num_threads",
+            "num_ranks",
+            "num_replicas",
+            "max_model_len",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")

@@ -23,7 +23,6 @@ from fastapi import FastAPI
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError, MoeflowError
 from moeflow.core.plan import Plan
 from moeflow.engine.generator import Generator
@@ -63,10 +62,10 @@ def serve(plan: Callable[[], Plan], config: ServerConfig) -> int:
             print(
                 f"warning: everybody who can reach {config.host} may use this server; set an API key", file=sys.stderr
             )
-        return asyncio.run(_serve(listener, decided.config, config))
+        return asyncio.run(_serve(listener, decided, config))
 
 
-async def _serve(listener: socket.socket, engine_config: EngineConfig, config: ServerConfig) -> int:
+async def _serve(listener: socket.socket, plan: Plan, config: ServerConfig) -> int:
     app = create_app(None, config)
     service: Service = app.state.service
     jobs = app.state.jobs = _open_jobs(config, service)
@@ -75,7 +74,7 @@ async def _serve(listener: socket.socket, engine_config: EngineConfig, config: S
     try:
         with _received_signals() as signals:
             answering.add_done_callback(lambda _: signals.put_nowait(_BROKEN))  # raises below what HTTP failed of
-            loading = _load(engine_config, config, on_failure=lambda: signals.put_nowait(_BROKEN))
+            loading = _load(plan, config, on_failure=lambda: signals.put_nowait(_BROKEN))
             generator = await _unless(signals, loading)
             if isinstance(generator, int):
                 return 1 if generator == _BROKEN else 0  # told to end before there was anything to finish
@@ -113,23 +112,24 @@ def _open_jobs(config: ServerConfig, service: Service) -> Jobs | None:
         return None
 
 
-async def _load(config: EngineConfig, server_config: ServerConfig, *, on_failure: Callable[[], None]) -> Generator:
+async def _load(plan: Plan, config: ServerConfig, *, on_failure: Callable[[], None]) -> Generator:
     """Load model and tokenizer side by side; if one fails, nothing is left of the other."""
-    columns = (TextColumn(f"loading {config.model_name}"), BarColumn(), DownloadColumn(binary_units=True))
+    columns = (TextColumn(f"loading {plan.config.model_name}"), BarColumn(), DownloadColumn(binary_units=True))
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("load", total=None)
         starting = asyncio.create_task(
             Supervisor.start(
-                config,
-                max_restarts=server_config.max_engine_restarts,
-                timeout_s=server_config.engine_timeout_s,
+                plan.config,
+                plan.num_replicas,
+                max_restarts=config.max_engine_restarts,
+                timeout_s=config.engine_timeout_s,
                 on_progress=lambda done, total: progress.update(bar, completed=done, total=total),
                 on_failure=on_failure,
             )
         )
         try:
-            tokenizer = await asyncio.to_thread(_load_tokenizer, config)
+            tokenizer = await asyncio.to_thread(_load_tokenizer, plan.config.model_path)
             return Generator(await starting, tokenizer)
         except BaseException:
             starting.cancel()  # cleans up by itself, unless it had just succeeded
@@ -138,8 +138,8 @@ async def _load(config: EngineConfig, server_config: ServerConfig, *, on_failure
             raise
 
 
-def _load_tokenizer(config: EngineConfig) -> Tokenizer:
-    tokenizer = Tokenizer.load(config.model_path)
+def _load_tokenizer(model: str) -> Tokenizer:
+    tokenizer = Tokenizer.load(model)
     tokenizer.warm_up()
     return tokenizer
 

@@ -5,13 +5,14 @@ Every application has its own registry, so that several can live in one process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from moeflow.engine.client import EngineState, ReplicaStatus
 from moeflow.engine.messages import EngineStats
 from moeflow.server.errors import ApiError
 
@@ -65,13 +66,35 @@ _COUNTERS: tuple[tuple[str, str, str], ...] = (  # prometheus_client appends _to
     ("moeflow_expert_wasted_bytes", "Bytes of experts read ahead in vain", "expert_wasted_bytes_total"),
 )
 
+_REPLICA_GAUGES: tuple[tuple[str, str, Callable[[ReplicaStatus], float]], ...] = (  # with the label "replica"
+    ("moeflow_replica_ready", "1 if this engine computes", lambda it: it.state is EngineState.READY),
+    ("moeflow_replica_slow", "1 if it is so slow that others get the new sequences", lambda it: it.is_slow),
+    ("moeflow_replica_requests_waiting", "Sequences in its own queue", lambda it: it.stats.num_waiting),
+    ("moeflow_replica_requests_running", "Sequences in its passes", lambda it: it.stats.num_running),
+    ("moeflow_replica_tokens_per_second", "Tokens it generates per second", lambda it: it.stats.tokens_per_second),
+    ("moeflow_replica_kv_usage_ratio", "Share of its KV blocks in use", lambda it: kv_usage(it.stats)),
+)
+_REPLICA_COUNTERS: tuple[tuple[str, str, str], ...] = (
+    ("moeflow_replica_generated_tokens", "Tokens it has generated", "generated_tokens_total"),
+    ("moeflow_replica_restarts", "Times that it was started in the place of one that died", "engine_restarts_total"),
+)
+
 
 class Metrics:
-    """The registry and everything in it. `stats` returns the engine's newest snapshot, None before it is there."""
+    """The registry and everything in it.
 
-    def __init__(self, stats: Callable[[], EngineStats | None], num_unfinished: Callable[[], int]) -> None:
+    `stats` returns the newest snapshot of all engines, None before it is there; `replicas` how each of them is.
+    """
+
+    def __init__(
+        self,
+        stats: Callable[[], EngineStats | None],
+        replicas: Callable[[], Sequence[ReplicaStatus]],
+        num_unfinished: Callable[[], int],
+    ) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(stats, num_unfinished))
+        self._registry.register(_ReplicaCollector(replicas))
         self._refused = Counter(
             "moeflow_requests_rejected",
             "Requests answered with an error object instead of a result, by the error's code",
@@ -133,6 +156,27 @@ class _EngineCollector(Collector):
             "Sequences admitted and not finished, as the queue bound counts them",
             value=self._num_unfinished(),
         )
+
+
+class _ReplicaCollector(Collector):
+    """Likewise, for each replica."""
+
+    def __init__(self, replicas: Callable[[], Sequence[ReplicaStatus]]) -> None:
+        self._replicas = replicas
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics that have a label for the replica."""
+        replicas = self._replicas()
+        for name, text, value in _REPLICA_GAUGES:
+            gauge = GaugeMetricFamily(name, text, labels=["replica"])
+            for number, replica in enumerate(replicas):
+                gauge.add_metric([str(number)], value(replica))
+            yield gauge
+        for name, text, field in _REPLICA_COUNTERS:
+            counter = CounterMetricFamily(name, text, labels=["replica"])
+            for number, replica in enumerate(replicas):
+                counter.add_metric([str(number)], getattr(replica.stats, field))
+            yield counter
 
 
 def kv_usage(stats: EngineStats) -> float:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from fastapi import Request
 
-from moeflow.engine.client import EngineState
+from moeflow.engine.client import EngineState, ReplicaStatus
 from moeflow.engine.generator import Generator
 from moeflow.engine.messages import EngineStats
 from moeflow.server.config import ServerConfig
@@ -46,7 +46,7 @@ class Service:
         self.config = config
         self.admission = Admission(config.max_queue)
         self.large_bodies = LargeBodies(config.max_body_bytes)
-        self.metrics = Metrics(self.stats, lambda: self.admission.num_unfinished)
+        self.metrics = Metrics(self.stats, self.replicas, lambda: self.admission.num_unfinished)
         self.started_s = time.monotonic()
         self._generator: Generator | None = None
         self._is_draining = False
@@ -109,6 +109,10 @@ class Service:
     def stats(self) -> EngineStats | None:
         """The engine's newest snapshot; None before it is there."""
         return None if self._generator is None else self._generator.client.stats()
+
+    def replicas(self) -> list[ReplicaStatus]:
+        """How each of the engines is; none before the first is there."""
+        return [] if self._generator is None else self._generator.client.replicas()
 
 
 def get_service(request: Request) -> Service:

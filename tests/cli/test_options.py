@@ -82,7 +82,7 @@ def test_help_shows_what_people_use_and_help_all_shows_everything(verb):
     for option in options().values():
         flag = option.flag.partition("/")[0]
         assert (f"  {flag} " in short) == option.is_common
-        assert f"  {flag} " in whole
+        assert (f"  {flag} " in whole) != option.is_served_only
         assert f"\n{option.group}:\n" in whole
     assert "--own" in short
     assert short.count("\n  -") < 20

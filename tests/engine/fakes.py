@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from moeflow.core.errors import EngineError
 from moeflow.core.request import FinishReason
-from moeflow.engine.client import EngineState
+from moeflow.engine.client import EngineState, ReplicaStatus
 from moeflow.engine.messages import EngineStats, ModelInfo, Submission, TokenLogprobs, TokenOutput
 from moeflow.engine.text.tokenizer import Tokenizer
 from tests.shapes import INFO
@@ -120,6 +120,9 @@ class FakeEngine:
 
     def stats(self) -> EngineStats:
         return EngineStats(num_running=len(self.running), generated_tokens_total=self.num_tokens)
+
+    def replicas(self) -> list[ReplicaStatus]:
+        return [ReplicaStatus(self.state, self.stats())]
 
     async def shutdown(self, deadline_s: float) -> None:
         self.state = EngineState.GONE

@@ -12,7 +12,7 @@ import msgspec
 
 from moeflow.core.errors import EngineError
 from moeflow.core.request import FinishReason
-from moeflow.engine.client import EngineState
+from moeflow.engine.client import EngineState, ReplicaStatus
 from moeflow.engine.messages import EngineStats, Submission, TokenLogprobs, TokenOutput
 from moeflow.engine.text.tokenizer import Tokenizer
 from tests.shapes import INFO
@@ -45,9 +45,13 @@ class FakeClient:
         self.back_in_s = 0.0
         self.num_cached_tokens = 0
         self.snapshot = EngineStats()
+        self.replica_statuses: list[ReplicaStatus] = []  # empty: it is the only one
 
     def stats(self) -> EngineStats:
         return self.snapshot
+
+    def replicas(self) -> list[ReplicaStatus]:
+        return self.replica_statuses or [ReplicaStatus(self.state, self.snapshot)]
 
     def die(self) -> None:
         self.state = EngineState.GONE

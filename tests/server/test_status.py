@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from moeflow.engine.client import EngineState, ReplicaStatus
 from moeflow.engine.messages import EngineStats
 from tests.server.fake_client import NAME, REPLY
 
@@ -116,6 +117,38 @@ async def test_stats_for_the_page(http, engine):
     assert stats["model"]["num_experts"] == 4
     assert stats["model"]["eos_token_ids"] == [1]
     assert "path" not in stats["model"]
+
+
+async def test_each_replica_has_its_own_numbers_beside_the_totals(http, engine):
+    engine.snapshot = msgspec.structs.replace(STATS, num_running=7)
+    engine.replica_statuses = [
+        ReplicaStatus(EngineState.READY, STATS),
+        ReplicaStatus(EngineState.READY, msgspec.structs.replace(STATS, num_running=3), is_slow=True),
+        ReplicaStatus(EngineState.RESTARTING, EngineStats(engine_restarts_total=2)),
+    ]
+    assert (await http.get("/health")).json() == {"status": "ready", "num_replicas": 3, "num_replicas_ready": 2}
+    stats = (await http.get("/stats")).json()
+    assert stats["num_running"] == 7
+    assert [(each["state"], each["is_slow"], each["num_running"]) for each in stats["replicas"]] == [
+        ("ready", False, 4),
+        ("ready", True, 3),
+        ("restarting", False, 0),
+    ]
+    values = await read_metrics(http)
+    expected = {
+        "moeflow_requests_running": 7,
+        "moeflow_replica_ready": (1, 1, 0),
+        "moeflow_replica_slow": (0, 1, 0),
+        "moeflow_replica_requests_waiting": (3, 3, 0),
+        "moeflow_replica_requests_running": (4, 3, 0),
+        "moeflow_replica_tokens_per_second": (42.5, 42.5, 0),
+        "moeflow_replica_kv_usage_ratio": (0.25, 0.25, 0),
+        "moeflow_replica_generated_tokens_total": (777, 777, 0),
+        "moeflow_replica_restarts_total": (3, 3, 2),
+    }
+    for name, want in expected.items():
+        found = tuple(values[f"{name}[{number}]"] for number in range(3)) if isinstance(want, tuple) else values[name]
+        assert found == want, name
 
 
 async def test_models(http):

@@ -62,6 +62,8 @@ def policy_table(plan: Plan) -> Table:
         rows.append(("micro-batch (mu)", f"{config.offload.micro_batch_tokens}", micro_batches))
     else:
         rows.append(("tokens a pass", f"{limits.max_num_batched_tokens}", _why(plan, "max_num_batched_tokens")))
+    if plan.num_replicas > 1:
+        rows.append(("replicas", f"{plan.num_replicas}", _why(plan, "replicas")))
     rows.append(("pipeline", plan.pipeline, _PIPELINES.get(plan.pipeline, "")))
     rows.append(("weights", config.weight_format, _why(plan, "weights")))
     if _has_device(plan):

@@ -66,9 +66,12 @@ class Continuation:
         return self.is_finished or bool(output.token_ids)
 
     def suspect(self, death: Death) -> None:
-        """Note that an engine died; whether of this request is to be found out, if it was in the last pass."""
+        """Note that an engine died; whether of this request is to be found out, if it was in the last pass.
+
+        Unless it has come further since then, in another engine.
+        """
         died_at = death.in_pass.get(self.submission.request_id)
-        if died_at is not None:
+        if died_at is not None and died_at >= len(self._token_ids):
             self._suspicion += FROM_OUTSIDE if death.is_from_outside else CRASH
             self._died_at = max(self._died_at, died_at)
 

@@ -22,7 +22,7 @@ import zmq.asyncio
 from moeflow.core import errors
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError, EngineError, MoeflowError
-from moeflow.engine.client import EngineState
+from moeflow.engine.client import EngineState, ReplicaStatus
 from moeflow.engine.messages import (
     Cancellation,
     EngineStats,
@@ -40,6 +40,7 @@ from moeflow.engine.messages import (
 )
 from moeflow.engine.process.deaths import Death, OomKills, name_death
 from moeflow.engine.process.pass_record import PassRecord, make_descriptor
+from moeflow.engine.process.sinks import Sink, Sinks
 from moeflow.engine.process.socket_folder import SocketFolder
 from moeflow.engine.process.stall import TIMEOUT_S, StallWatch, foreseen_pass_s
 
@@ -51,7 +52,6 @@ WATCH_S = 1.0  # how often it is looked whether the process is stuck
 MAX_TICK_S = 2.0  # a longer pause is this process's own, or the whole machine's
 
 Progress = Callable[[int, int], None]
-Sink = Callable[[TokenOutput | None], None]  # None: the engine ended before the request did
 
 
 class ProcessEngine:
@@ -72,7 +72,7 @@ class ProcessEngine:
         self._stall = stall
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
-        self._sinks: dict[str, Sink] = {}
+        self._sinks = Sinks()
         self._model: ModelInfo | None = None
         self._stats = EngineStats()
         self._failure: MoeflowError | None = None
@@ -82,6 +82,7 @@ class ProcessEngine:
         self._oom_kills = OomKills.read()
         self._on_progress: Progress | None = None
         self._on_failure: Callable[[], None] | None = None
+        self._on_change: Callable[[], None] | None = None
         self._ready = asyncio.Event()  # loaded, or failed to
         self._tasks = [asyncio.create_task(work) for work in (self._read(), self._watch(), self._watch_for_stalls())]
 
@@ -93,11 +94,13 @@ class ProcessEngine:
         timeout_s: float = TIMEOUT_S,
         on_progress: Progress | None = None,
         on_failure: Callable[[], None] | None = None,
+        on_change: Callable[[], None] | None = None,
     ) -> ProcessEngine:
         """Start a process, load the model, and return once it is ready.
 
         A process that stops running, or a pass that does not end, is ended after `timeout_s`, or later if passes are
-        that long; 0: never. `on_failure` is called if it fails after the start.
+        that long; 0: never. `on_failure` is called if it fails after the start, `on_change` after each pass and each
+        look at whether it is stuck.
 
         Raises: the error that kept the engine from loading (CheckpointError, CapacityError, ...), or EngineError;
         ConfigError if there is no place for the socket.
@@ -115,6 +118,7 @@ class ProcessEngine:
             await engine._kill()
             raise engine._failure
         engine._stall.foreseen_s = foreseen_pass_s(config, engine.model)
+        engine._on_change = on_change
         return engine
 
     @classmethod
@@ -178,13 +182,27 @@ class ProcessEngine:
         assert self._death is not None, "asked of an engine that has failed"
         return self._death
 
+    @property
+    def pass_s(self) -> float:
+        """How long no pass has ended, though there is work."""
+        return self._stall.pass_s
+
+    @property
+    def longest_pass_s(self) -> float:
+        """How long its longest pass has taken, as far as is known: it is looked once a second."""
+        return self._stall.longest_pass_s
+
     def stats(self) -> EngineStats:
         """Return the newest snapshot the engine has sent."""
         return msgspec.structs.replace(self._stats, is_engine_stalled=True) if self._problem else self._stats
 
+    def replicas(self) -> list[ReplicaStatus]:
+        """See `EngineClient.replicas`."""
+        return [ReplicaStatus(self.state, self.stats())]
+
     def submit(self, submission: Submission, sink: Sink) -> None:
         """Submit a request; `sink` gets its outputs as they arrive, or None if the engine ends before it."""
-        self._sinks[submission.request_id] = sink
+        self._sinks.add(submission.request_id, sink)
         self._send(submission)
 
     async def stream(self, submission: Submission) -> AsyncGenerator[TokenOutput, None]:
@@ -208,7 +226,7 @@ class ProcessEngine:
 
     def abandon(self, request_id: str) -> None:
         """End a request whose outputs nobody wants any more."""
-        if self._sinks.pop(request_id, None) is not None:
+        if self._sinks.abandon(request_id):
             self.cancel([request_id])
 
     def cancel(self, request_ids: list[str]) -> None:
@@ -248,7 +266,8 @@ class ProcessEngine:
         if isinstance(message, Outputs):
             self._stats = message.stats
             for output in message.outputs:
-                self._hand_out(output)
+                self._sinks.hand_out(output)
+            self._note_change()
         elif isinstance(message, Loading):
             if self._on_progress is not None:
                 self._on_progress(message.bytes_done, message.bytes_total)
@@ -258,14 +277,7 @@ class ProcessEngine:
         elif isinstance(message, Failed):
             self._fail(_rebuild(message))
         elif isinstance(message, Stopped):
-            self._end_streams()
-
-    def _hand_out(self, output: TokenOutput) -> None:
-        sink = self._sinks.get(output.request_id)  # None: abandoned, and the engine did not know yet
-        if sink is not None:
-            if output.finish_reason is not None:
-                del self._sinks[output.request_id]
-            sink(output)
+            self._sinks.end()
 
     async def _watch(self) -> None:
         code = await self._process.wait()
@@ -274,16 +286,17 @@ class ProcessEngine:
             death = self._overdue or name_death(code, self._oom_kills, OomKills.read())
             message = f"the engine process died ({death.reason})"
             self._fail(EngineError(message, is_from_outside=death.is_from_outside), death)
-        self._end_streams()
+        self._sinks.end()
 
     async def _watch_for_stalls(self) -> None:
         last_s = time.monotonic()
         while True:
             await asyncio.sleep(WATCH_S)
             now_s = time.monotonic()
-            self._stall.tick(min(now_s - last_s, MAX_TICK_S), self._record.beat, has_work=bool(self._sinks))
+            self._stall.tick(min(now_s - last_s, MAX_TICK_S), self._record.beat, has_work=self._sinks.is_waiting)
             last_s = now_s
             self._note_problem(self._stall.problem)
+            self._note_change()
             if self._process.returncode is None:
                 self._oom_kills = OomKills.read()  # close to its death, so that others' deaths are not taken for it
             if self._stall.is_overdue and self._process.returncode is None:
@@ -307,12 +320,11 @@ class ProcessEngine:
             if self._ready.is_set() and self._on_failure is not None:
                 self._on_failure()
         self._ready.set()
-        self._end_streams()
+        self._sinks.end()
 
-    def _end_streams(self) -> None:
-        sinks, self._sinks = self._sinks, {}
-        for sink in sinks.values():
-            sink(None)
+    def _note_change(self) -> None:
+        if self._on_change is not None:
+            self._on_change()
 
     async def _kill(self) -> None:
         """Leave nothing behind: no process, no task, no socket, no folder."""
@@ -323,7 +335,7 @@ class ProcessEngine:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._end_streams()
+        self._sinks.end()
         self._socket.close(linger=0)
         self._folder.remove()
         self._record.close()

@@ -1,8 +1,12 @@
-"""An engine that outlives its processes: when one dies, another is started and goes on with every request.
+"""Engines side by side that outlive their processes: one queue, and every request goes on when its engine dies.
 
 It keeps what was asked and which tokens have arrived; tokens do not depend on company or on where a request is cut, so
-streams go on with the tokens they would have had. A crash makes suspects of the requests that were in its pass; each is
-then computed alone until it is past that point. One that is alone in a second crash fails, and the others live.
+streams go on in any engine with the tokens they would have had. A crash makes suspects of the requests that were in its
+pass; each is then computed alone until it is past that point. One that is alone in a second crash fails, and the others
+live.
+
+Requests wait here, first come, first served, until a replica has a free place. It goes to the one that has the fewest,
+in turn where several have as few. A single engine gets all at once: there is nothing to choose.
 """
 
 from __future__ import annotations
@@ -10,140 +14,130 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from bisect import insort
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
-from typing import Protocol
 
 import msgspec
 
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import EngineError
-from moeflow.engine.client import EngineClient, EngineState
+from moeflow.engine.client import EngineState, ReplicaStatus
 from moeflow.engine.messages import EngineStats, ModelInfo, Submission, TokenOutput
 from moeflow.engine.process.continuation import Continuation, judge
 from moeflow.engine.process.deaths import Death
-from moeflow.engine.process.process_client import ProcessEngine, Progress, Sink
+from moeflow.engine.process.process_client import ProcessEngine, Progress
+from moeflow.engine.process.replica import Replica, Start
 from moeflow.engine.process.restart_limits import MAX_PER_HOUR, RestartLimits
 from moeflow.engine.process.stall import TIMEOUT_S
+from moeflow.engine.process.stats_sum import summed
 
 logger = logging.getLogger(__name__)
 
-
-class Mortal(EngineClient, Protocol):
-    """An engine that may die: see `ProcessEngine`."""
-
-    @property
-    def death(self) -> Death:
-        """How it failed."""
-
-    def submit(self, submission: Submission, sink: Sink) -> None:
-        """Submit a request; `sink` gets its outputs as they arrive, or None if the engine ends before it."""
-
-    def abandon(self, request_id: str) -> None:
-        """End a request whose outputs nobody wants any more."""
-
-
-Start = Callable[[Callable[[], None]], Awaitable[Mortal]]  # of an engine; takes what is called when it fails
+_LOOK_S = 0.02  # how often a shutdown looks whether all requests have ended
+_BEST_FIRST = (EngineState.READY, EngineState.RESTARTING, EngineState.STALLED)
 
 
 class Supervisor:
-    """An `EngineClient` over one engine after the other. Make one with `start`, end it with `shutdown`."""
+    """An `EngineClient` over replicas of an engine. Make one with `start`, end it with `shutdown`."""
 
     def __init__(
         self,
-        engine: Mortal,
         start: Start,
-        limits: RestartLimits,
-        *,
-        load_s: float,
+        num_replicas: int,
+        make_limits: Callable[[], RestartLimits],
         on_failure: Callable[[], None] | None = None,
     ) -> None:
-        self._engine = engine
-        self._start = start
-        self._limits = limits
-        self._load_s = load_s
+        """Nothing is started before `load`; `make_limits` is called for each replica."""
+        names = ["the engine"] if num_replicas == 1 else [f"replica {number}" for number in range(num_replicas)]
+        self._replicas = [Replica(name, start, make_limits(), self) for name in names]
         self._on_failure = on_failure
-        self._requests: dict[str, Continuation] = {}
-        self._totals = EngineStats()  # of engines that have died
-        self._restarting: asyncio.Task[None] | None = None
-        self._restarting_since_s = 0.0
-        self._is_closing = False
+        self._queue: list[Continuation] = []  # that no replica has, in the order of their places
+        self._turn = 0  # of the replica that is asked first
         self._end = ""  # why no engine will come any more
 
     @classmethod
     async def start(
         cls,
         config: EngineConfig,
+        num_replicas: int = 1,
         *,
         max_restarts: int = MAX_PER_HOUR,
         timeout_s: float = TIMEOUT_S,
         on_progress: Progress | None = None,
         on_failure: Callable[[], None] | None = None,
     ) -> Supervisor:
-        """Start the first engine and return once it is ready.
+        """Start so many engines of one configuration and return once all are ready.
 
-        It is started again at most `max_restarts` times within an hour. `on_failure` is called when it dies for good;
-        `timeout_s` is that of `ProcessEngine.start`, which also says what this raises.
+        Each is started again at most `max_restarts` times within an hour. `on_progress` is told of the first,
+        `on_failure` is called when the last has died for good; `timeout_s` is that of `ProcessEngine.start`, which also
+        says what this raises.
         """
-
-        def note_death() -> None:
-            if supervisor is not None:  # else the start raises
-                supervisor.note_death()
-
-        supervisor: Supervisor | None = None
-        begun_s = time.monotonic()
-        engine = await ProcessEngine.start(config, timeout_s=timeout_s, on_progress=on_progress, on_failure=note_death)
-        supervisor = cls(
-            engine,
-            partial(_start_process, config, timeout_s),
-            RestartLimits(max_restarts),
-            load_s=time.monotonic() - begun_s,
-            on_failure=on_failure,
-        )
+        start = partial(ProcessEngine.start, config, timeout_s=timeout_s)
+        supervisor = cls(start, num_replicas, partial(RestartLimits, max_restarts), on_failure)
+        await supervisor.load(on_progress)
         return supervisor
+
+    async def load(self, on_progress: Progress | None = None) -> None:
+        """Start all engines: first one alone, which writes what the others then find, then these at once.
+
+        Raises: what keeps one from loading; nothing is left of the others.
+        """
+        first, *others = self._replicas
+        try:
+            await first.load(on_progress)
+            results = await asyncio.gather(*(replica.load() for replica in others), return_exceptions=True)
+            for result in results:
+                if result is not None:
+                    raise result
+        except BaseException:
+            await self._shut_down_all(0)
+            raise
 
     @property
     def model(self) -> ModelInfo:
-        """What the engine serves."""
-        return self._engine.model
+        """What the engines serve, and how much they hold together."""
+        model, number = self._replicas[0].engine.model, len(self._replicas)
+        return msgspec.structs.replace(
+            model,
+            max_num_seqs=number * model.max_num_seqs,
+            kv_capacity_tokens=number * model.kv_capacity_tokens,
+        )
 
     @property
     def state(self) -> EngineState:
-        """See `EngineClient.state`. An engine that is gone has died a moment ago: it is noticed only once its last
-        messages have been read.
-        """
-        if self._end:
-            return EngineState.GONE
-        if self._restarting is not None:
-            return EngineState.RESTARTING
-        state = self._engine.state
-        return EngineState.RESTARTING if state is EngineState.GONE and not self._is_closing else state
+        """See `EngineClient.state`: the best that a replica is."""
+        states = {replica.state for replica in self._replicas}
+        return next((state for state in _BEST_FIRST if state in states), EngineState.GONE)
 
     @property
     def back_in_s(self) -> float:
-        """See `EngineClient.back_in_s`: as long as the last start took, less what has passed."""
+        """See `EngineClient.back_in_s`."""
         if self.state is not EngineState.RESTARTING:
             return 0.0
-        passed_s = 0.0 if self._restarting is None else time.monotonic() - self._restarting_since_s
-        return max(self._load_s - passed_s, 0.0)
+        return min(replica.back_in_s for replica in self._replicas if replica.state is EngineState.RESTARTING)
+
+    def replicas(self) -> list[ReplicaStatus]:
+        """See `EngineClient.replicas`."""
+        return [replica.status for replica in self._replicas]
 
     def stats(self) -> EngineStats:
-        """Return the newest snapshot; totals are those of all engines together."""
-        if self._restarting is None and not self._end:
-            stats = _added(self._totals, self._engine.stats())
-        else:
-            stats = msgspec.structs.replace(self._totals, num_waiting=len(self._requests))
-        return msgspec.structs.replace(stats, engine_restarts_total=self._limits.num_restarts)
+        """Return the newest snapshot of all replicas together, with those that wait for one."""
+        stats = summed([replica.status.stats for replica in self._replicas])
+        return msgspec.structs.replace(
+            stats,
+            num_waiting=stats.num_waiting + len(self._queue),
+            num_batch_waiting=stats.num_batch_waiting + sum(request.submission.is_batch for request in self._queue),
+        )
 
     async def stream(self, submission: Submission) -> AsyncGenerator[TokenOutput, None]:
-        """Submit and yield outputs; see `EngineClient.stream`. While an engine is started, wait for it."""
+        """Submit and yield outputs; see `EngineClient.stream`. While no engine has a place, wait for one."""
         if self._end:
             raise EngineError(self._end)
-        request_id = submission.request_id
-        request = self._requests[request_id] = Continuation(submission)
+        request = Continuation(submission)
         try:
-            if self._restarting is None:
-                self._submit(request)
+            self._enqueue(request)
+            self._dispatch()
             is_last = False
             while not is_last:
                 output = await request.outputs.get()
@@ -153,117 +147,104 @@ class Supervisor:
                 yield output
         finally:
             self._forget(request)
-            if self._restarting is None and not request.is_finished:
-                self._engine.abandon(request_id)
 
     def cancel(self, request_ids: list[str]) -> None:
-        """Ask the engine to end these requests; while there is none, they end now."""
-        if self._restarting is None:
-            self._engine.cancel(request_ids)
-            return
-        for request_id in request_ids:
-            if request_id in self._requests:
-                self._requests.pop(request_id).cancel()
+        """Ask the engines to end these requests; those that have none end now."""
+        for replica in self._replicas:
+            replica.cancel(request_ids)
+        for request in [each for each in self._queue if each.submission.request_id in request_ids]:
+            self._queue.remove(request)
+            request.cancel()
 
     async def shutdown(self, deadline_s: float) -> None:
-        """Let running requests finish within the deadline, cancel the rest, end the process.
+        """Let all requests finish within the deadline, cancel the rest, end the processes.
 
-        An engine that is on its way is waited for, as far as the deadline allows: requests have to finish.
+        Until then an engine that dies is started again, and has its requests taken over, as ever.
         """
         last_s = time.monotonic() + deadline_s
-        if self._restarting is not None:
-            await asyncio.wait((self._restarting,), timeout=deadline_s if self._requests else 0)
-        self._is_closing = True
-        if self._restarting is not None:
-            self._restarting.cancel()
-            await asyncio.gather(self._restarting, return_exceptions=True)
-            self._restarting = None
-        await self._engine.shutdown(max(last_s - time.monotonic(), 0.0))
         self._end = self._end or "the engine has been shut down"
+        while self._has_work and time.monotonic() < last_s and self.state is not EngineState.GONE:
+            await asyncio.sleep(_LOOK_S)
+        await self._shut_down_all(0)
         self._end_requests()
 
-    def note_death(self) -> None:
-        """The engine has failed. While it is being shut down, that is its end."""
-        if not (self._is_closing or self._end) and self._restarting is None:
-            self._restarting_since_s = time.monotonic()
-            self._totals = _totals(_added(self._totals, self._engine.stats()))
-            self._restarting = asyncio.create_task(self._restart())
+    def note_death(self, replica: Replica, death: Death, orphans: list[Continuation]) -> None:
+        """See `Owner`: its requests go on elsewhere at once, unless it has died of one of them."""
+        for request in orphans:
+            self._enqueue(request)
+        requests = {request.submission.request_id: request for request in self._unfinished()}
+        guilty = judge(death, requests)
+        if guilty is not None:
+            request_id = guilty.submission.request_id
+            logger.error("request %s fails: the engine has died of it again (%s)", request_id, death.reason)
+            self._forget(guilty)
+            reason = f"the engine process died of this request, and again when it was computed alone ({death.reason})"
+            guilty.fail(reason)
+            replica.note_progress()
+        if len(self._replicas) > 1:
+            logger.warning("%s has died: %d requests go on in others (%s)", replica.name, len(orphans), death.reason)
+        self._dispatch()
 
-    def _submit(self, request: Continuation) -> None:
-        self._engine.submit(request.rest(), partial(self._receive, request))
+    def note_change(self, replica: Replica) -> None:
+        """See `Owner`: perhaps it has a place now, or needs to be relieved."""
+        if len(self._replicas) > 1:
+            replica.compare([other for other in self._replicas if other is not replica])
+            self._relieve_stalled()
+        if replica.end and self.state is EngineState.GONE and not self._end:
+            self._end = replica.end
+            self._end_requests()
+            if self._on_failure is not None:
+                self._on_failure()
+        self._dispatch()
 
-    def _receive(self, request: Continuation, output: TokenOutput | None) -> None:
-        """Take what the engine reports of a request. Its end without the request's is a reported death."""
-        if output is not None and request.receive(output):
-            self._limits.note_progress()
-            if request.is_finished:
-                self._forget(request)
+    def _relieve_stalled(self) -> None:
+        """Have the requests of replicas that do not answer go on in one that does, if there is any."""
+        if self.state is not EngineState.READY:
+            return
+        for replica in self._replicas:
+            if replica.state is EngineState.STALLED:
+                for request in list(replica.requests):
+                    replica.withdraw(request)
+                    self._enqueue(request)
+
+    def _enqueue(self, request: Continuation) -> None:
+        insort(self._queue, request, key=lambda each: each.place)
+
+    def _dispatch(self) -> None:
+        """Give those who wait to replicas, in order, as long as there are places."""
+        while self._queue and (replica := self._choose(is_batch=self._queue[0].submission.is_batch)) is not None:
+            self._turn = self._replicas.index(replica) + 1
+            replica.submit(self._queue.pop(0))
+
+    def _choose(self, *, is_batch: bool) -> Replica | None:
+        """Return who is to compute the next request; None: it has to wait."""
+        if len(self._replicas) == 1:
+            only = self._replicas[0]
+            return only if only.state in (EngineState.READY, EngineState.STALLED) else None
+        turn = self._turn % len(self._replicas)
+        ready = [it for it in self._replicas[turn:] + self._replicas[:turn] if it.state is EngineState.READY]
+        quick = [it for it in ready if not it.is_slow] or ready
+        free = [it for it in quick if it.has_room(is_batch=is_batch)]
+        return min(free, key=lambda it: it.num_rivals(is_batch=is_batch), default=None)
 
     def _forget(self, request: Continuation) -> None:
-        self._requests.pop(request.submission.request_id, None)
+        """Have nobody compute this request."""
+        if request in self._queue:
+            self._queue.remove(request)
+        for replica in self._replicas:
+            replica.withdraw(request)
 
-    async def _restart(self) -> None:
-        """Start an engine in the place of the one that died, and have it go on with all requests."""
-        death = self._engine.death
-        await self._engine.shutdown(0)
-        self._fail_guilty(death)
-        engine: Mortal | None = None
-        while engine is None:
-            refusal = self._limits.note_death(is_from_outside=death.is_from_outside)
-            if refusal:
-                self._give_up(f"the engine has died for good ({death.reason}): {refusal}")
-                return
-            await asyncio.sleep(self._limits.delay_s)
-            begun_s = time.monotonic()
-            try:
-                engine = await self._start(self.note_death)
-            except Exception as error:  # whatever it is: without an engine, nobody would ever get an answer
-                death = Death(str(error), isinstance(error, EngineError) and error.is_from_outside)
-        self._load_s = time.monotonic() - begun_s
-        self._engine = engine
-        self._restarting = None
-        for request in sorted(self._requests.values(), key=lambda request: request.place):
-            self._submit(request)
-        took_s = time.monotonic() - self._restarting_since_s
-        logger.warning("the engine is back after %.1f s and goes on with %d requests", took_s, len(self._requests))
+    def _unfinished(self) -> list[Continuation]:
+        return [*self._queue, *(request for replica in self._replicas for request in replica.requests)]
 
-    def _fail_guilty(self, death: Death) -> None:
-        guilty = judge(death, self._requests)
-        if guilty is None:
-            return
-        request_id = guilty.submission.request_id
-        logger.error("request %s fails: the engine has died of it again (%s)", request_id, death.reason)
-        self._requests.pop(request_id)
-        guilty.fail(f"the engine process died of this request, and again when it was computed alone ({death.reason})")
-        self._limits.note_progress()
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._unfinished())
 
-    def _give_up(self, reason: str) -> None:
-        logger.error("%s", reason)
-        self._end = reason
-        self._restarting = None
-        self._end_requests()
-        if self._on_failure is not None:
-            self._on_failure()
+    async def _shut_down_all(self, deadline_s: float) -> None:
+        await asyncio.gather(*(replica.shutdown(deadline_s) for replica in self._replicas))
 
     def _end_requests(self) -> None:
-        for request in self._requests.values():
+        for request in self._unfinished():
             request.outputs.put_nowait(None)
-        self._requests.clear()
-
-
-async def _start_process(config: EngineConfig, timeout_s: float, on_failure: Callable[[], None]) -> Mortal:
-    return await ProcessEngine.start(config, timeout_s=timeout_s, on_failure=on_failure)
-
-
-def _added(totals: EngineStats, stats: EngineStats) -> EngineStats:
-    """Return a snapshot with the totals of earlier engines added to its own."""
-    sums = {name: getattr(totals, name) + getattr(stats, name) for name in _TOTALS}
-    return msgspec.structs.replace(stats, **sums)
-
-
-def _totals(stats: EngineStats) -> EngineStats:
-    """Return what of a snapshot is true after its engine's death."""
-    return EngineStats(**{name: getattr(stats, name) for name in _TOTALS})
-
-
-_TOTALS = tuple(field.name for field in msgspec.structs.fields(EngineStats) if field.name.endswith("_total"))
+        self._queue.clear()

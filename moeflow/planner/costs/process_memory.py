@@ -39,6 +39,13 @@ def planned_bytes(held_bytes: int, shape: ModelConfig, *, is_served: bool) -> in
     return loaded_bytes + (ENGINE_BYTES + HTTP_BYTES if is_served else 0)
 
 
+def served_bytes(held_bytes: int, shape: ModelConfig) -> int:
+    """Return what is there once, however many engines a server has: the process that speaks HTTP, which holds
+    `held_bytes` already, the one that renders chat templates, and the margin.
+    """
+    return held_bytes + shape.vocab_size * TOKEN_BYTES + HTTP_BYTES + margin_bytes(is_served=True)
+
+
 def margin_bytes(*, is_served: bool) -> int:
     """Return how much of a memory limit is left free."""
     return TEMPLATE_BYTES + (SERVED_MARGIN_BYTES if is_served else MARGIN_BYTES)

@@ -9,6 +9,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel, create_model
 
+from moeflow.engine.client import EngineState
 from moeflow.engine.messages import EngineStats, ModelInfo
 from moeflow.server.service import Service, Status, get_service
 
@@ -22,6 +23,13 @@ class StatusResponse(BaseModel):
     status: Status
 
 
+class HealthResponse(StatusResponse):
+    """And how many engines compute."""
+
+    num_replicas: int  # 0 until they are loaded
+    num_replicas_ready: int
+
+
 def _fields(struct: type[msgspec.Struct], *, without: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return a message's fields as pydantic's, so that the document names them all and neither list can lag."""
     return {field.name: (field.type, ...) for field in msgspec.structs.fields(struct) if field.name not in without}
@@ -29,27 +37,35 @@ def _fields(struct: type[msgspec.Struct], *, without: tuple[str, ...] = ()) -> d
 
 _PRIVATE = ("path",)  # where the model lies is nobody's business outside
 ModelFacts: Any = create_model("ModelFacts", **_fields(ModelInfo, without=_PRIVATE))
+ReplicaFacts: Any = create_model(
+    "ReplicaFacts",
+    state=(EngineState, ...),
+    is_slow=(bool, ...),  # it gets no new sequences
+    **_fields(EngineStats),
+)
 StatsResponse: Any = create_model(
     "StatsResponse",
     status=(Status, ...),
     uptime_s=(float, ...),
     num_unfinished=(int, ...),  # sequences as the queue bound counts them
     model=(ModelFacts | None, ...),  # null until it is loaded
+    replicas=(list[ReplicaFacts], ...),  # each of the engines; all else is theirs together
     **_fields(EngineStats),
 )
 
 
-@router.get("/health", response_model=StatusResponse)
+@router.get("/health", response_model=HealthResponse)
 @router.head("/health", include_in_schema=False)
 async def health(service: Annotated[Service, Depends(get_service)]) -> Any:
     """Answer 200 as long as the server need not be restarted, else 503.
 
-    It need not while it starts its engine anew. An engine that does not answer is one reason; the server ends it after
-    a while by itself, so whoever watches should be patient.
+    It need not while one of its engines computes, or is started anew. If all there are do not answer, that is one
+    reason; the server ends them after a while by itself, so whoever watches should be patient.
     """
     if service.status in ("failed", "stalled"):
         return _unavailable(service)
-    return StatusResponse(status=service.status)
+    ready = [replica for replica in service.replicas() if replica.state is EngineState.READY]
+    return HealthResponse(status=service.status, num_replicas=len(service.replicas()), num_replicas_ready=len(ready))
 
 
 @router.get("/ready", response_model=StatusResponse)
@@ -73,6 +89,9 @@ async def stats(service: Annotated[Service, Depends(get_service)]) -> Any:
         "uptime_s": time.monotonic() - service.started_s,
         "num_unfinished": service.admission.num_unfinished,
         "model": None if loaded is None else msgspec.structs.asdict(loaded.client.model),
+        "replicas": [
+            {"state": it.state, "is_slow": it.is_slow, **msgspec.structs.asdict(it.stats)} for it in service.replicas()
+        ],
         **msgspec.structs.asdict(service.stats() or EngineStats()),
     }
 

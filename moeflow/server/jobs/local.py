@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError
+from moeflow.core.plan import Plan
 from moeflow.engine.generator import Generator
 from moeflow.engine.process.supervisor import Supervisor
 from moeflow.engine.text.tokenizer import Tokenizer
@@ -49,7 +49,7 @@ def check_input(source: Path) -> dict[str, str]:
 
 
 async def answer_file(
-    config: EngineConfig,
+    plan: Plan,
     source: Path,
     journal: Journal,
     total: int,
@@ -67,8 +67,8 @@ async def answer_file(
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
     try:
-        tokenizer = await asyncio.to_thread(Tokenizer.load, config.model_path)
-        engine = await Supervisor.start(config, on_progress=on_loading)
+        tokenizer = await asyncio.to_thread(Tokenizer.load, plan.config.model_path)
+        engine = await Supervisor.start(plan.config, plan.num_replicas, on_progress=on_loading)
         try:
             service = Service(ServerConfig())
             service.attach(Generator(engine, tokenizer))

@@ -2,7 +2,7 @@
 
 import { Chat } from "./chat.js";
 import { expertFacts } from "./experts.js";
-import { drawExperts, listFacts, liveNumbers, modelFacts, modelLine, welcomeText } from "./facts.js";
+import { drawExperts, listFacts, liveNumbers, modelFacts, modelLine, replicaFacts, welcomeText } from "./facts.js";
 import { Settings } from "./settings.js";
 import { ServerStatus } from "./status.js";
 import { Stored } from "./storage.js";
@@ -65,6 +65,7 @@ function showNumbers() {
     at(`number-${name}`).textContent = text;
   }
   showExperts(stats);
+  showReplicas(stats);
 }
 
 /** Of experts that come from disk: how many are in memory, how often they were there, what is read. */
@@ -72,6 +73,13 @@ function showExperts(stats) {
   const facts = expertFacts(stats, statsBefore);
   at("experts").hidden = facts.length === 0;
   listFacts(at("expert-facts"), facts);
+}
+
+/** Of several engines side by side: how each is. */
+function showReplicas(stats) {
+  const facts = replicaFacts(stats);
+  at("replicas").hidden = facts.length === 0;
+  listFacts(at("replica-facts"), facts);
 }
 
 function announce(text) {

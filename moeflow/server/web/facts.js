@@ -58,6 +58,27 @@ export function modelFacts(model) {
   ];
 }
 
+/** How each of several engines is, terms and details; empty if there is only one. */
+export function replicaFacts(stats) {
+  if (!stats || stats.replicas.length < 2) return [];
+  return stats.replicas.map((replica, number) => [`Replica ${number}`, replicaText(replica)]);
+}
+
+function replicaText(replica) {
+  if (replica.state !== "ready") return replica.state;
+  const parts = [
+    ...(replica.is_slow ? ["slow"] : []),
+    `${replica.num_running} running`,
+    `${replica.tokens_per_second.toFixed(0)} tokens/s`,
+    `KV cache ${kvText(replica)}`,
+  ];
+  return parts.join(" · ");
+}
+
+function kvText(stats) {
+  return stats?.kv_blocks_total ? `${Math.round((100 * stats.kv_blocks_used) / stats.kv_blocks_total)}%` : NONE;
+}
+
 /** Fill a <dl> with facts. */
 export function listFacts(list, facts) {
   list.replaceChildren(
@@ -82,7 +103,7 @@ export function liveNumbers(stats, measured) {
     first: measured ? `${measured.firstTokenS.toFixed(2)} s` : NONE,
     running: stats ? String(stats.num_running) : NONE,
     queue: stats ? String(stats.num_waiting) : NONE,
-    kv: stats?.kv_blocks_total ? `${Math.round((100 * stats.kv_blocks_used) / stats.kv_blocks_total)}%` : NONE,
+    kv: kvText(stats),
   };
 }
 

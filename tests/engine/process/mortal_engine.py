@@ -1,7 +1,8 @@
 """Engines that die when a test says so: the real step loop over the fake model, in this process.
 
-`World` starts them, one after the other, and decides at each pass whether this is the one that ends the engine. What a
-pass has brought is handed out a pass later, so that a death can lose it, as it can in a socket.
+`World` starts them, one after the other or side by side, and decides at each pass whether this is the one that ends the
+engine or stops it for a while. What a pass has brought is handed out a pass later, so that a death can lose it, as it
+can in a socket. A stopped engine hears of what it was told once it goes on.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from moeflow.core.errors import EngineError
 from moeflow.engine.client import EngineState
 from moeflow.engine.messages import EngineStats, Submission, TokenOutput
 from moeflow.engine.process.deaths import Death
+from moeflow.engine.process.sinks import Sink, Sinks
 from tests.engine.fake_runner import make_engine
 
 OUTSIDE = Death("SIGKILL, not for lack of memory: another process sent it", is_from_outside=True)
@@ -37,7 +39,8 @@ class EndOfLife(BaseException):
 class World:
     """Starts engines. `kills` says in which pass, counted over all engines, somebody ends one, and how.
 
-    `is_deadly` says of a batch whether the engine crashes of it.
+    `is_deadly` says of a batch whether the engine crashes of it; `stops` in which pass, and for how many turns of the
+    event loop, one stops.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class World:
         *,
         crash: Death = CRASH,
         loss: Loss = Loss.IN_PASS,
+        stops: Mapping[int, int] | None = None,
         start_turns: int = 3,
         **engine_options: object,
     ) -> None:
@@ -54,41 +58,51 @@ class World:
         self.is_deadly = is_deadly
         self.crash = crash
         self.loss = loss  # of crashes
+        self.stops = dict(stops or {})
         self.start_turns = start_turns
         self.engine_options = engine_options
         self.num_passes = 0
         self.num_deaths = 0
         self.fail_starts = 0  # so many starts from now on fail
         self.batches: list[dict[str, int]] = []
-        self.engine: MortalEngine | None = None
+        self.engine: MortalEngine | None = None  # the newest
+        self.submitted: list[tuple[MortalEngine, Submission]] = []
 
-    async def start(self, on_failure: Callable[[], None]) -> MortalEngine:
+    async def start(
+        self,
+        *,
+        on_failure: Callable[[], None],
+        on_change: Callable[[], None],
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> MortalEngine:
         for _ in range(self.start_turns):
             await asyncio.sleep(0)
         if self.fail_starts:
             self.fail_starts -= 1
             raise EngineError("not enough memory")
-        self.engine = MortalEngine(self, on_failure)
+        self.engine = MortalEngine(self, on_failure, on_change)
         return self.engine
 
 
 class MortalEngine:
     """One life. See `ProcessEngine` for what its methods promise."""
 
-    state = EngineState.READY
-    back_in_s = 0.0
-
-    def __init__(self, world: World, on_failure: Callable[[], None]) -> None:
+    def __init__(self, world: World, on_failure: Callable[[], None], on_change: Callable[[], None]) -> None:
         self._world = world
         self._on_failure = on_failure
+        self._on_change = on_change
         self._engine, self._runner = make_engine(**world.engine_options)
         self._engine._on_pass = self._before_pass
-        self._sinks: dict[str, Callable[[TokenOutput | None], None]] = {}
+        self._sinks = Sinks()
         self._unsent: list[TokenOutput] = []
-        self._in_pass: dict[str, int] = {}
+        self._unheard: list[Callable[[], None]] = []  # what it was told while it was stopped
+        self._stats = self._engine.stats()  # as of the last pass
+        self._stopped_turns = 0  # left until it goes on
         self._death: Death | None = None
         self._living = asyncio.create_task(self._live())
         self.model = self._engine.model
+        self.state = EngineState.READY
+        self.pass_s = self.longest_pass_s = 0.0
 
     @property
     def death(self) -> Death:
@@ -96,19 +110,26 @@ class MortalEngine:
         return self._death
 
     def stats(self) -> EngineStats:
-        return self._engine.stats()
+        return self._stats
 
-    def submit(self, submission: Submission, sink: Callable[[TokenOutput | None], None]) -> None:
+    def submit(self, submission: Submission, sink: Sink) -> None:
         assert self._death is None, "its socket is closed"
-        self._sinks[submission.request_id] = sink
-        self._engine.submit(submission)
+        self._world.submitted.append((self, submission))
+        self._sinks.add(submission.request_id, sink)
+        self._tell(lambda: self._engine.submit(submission))
 
     def abandon(self, request_id: str) -> None:
-        if self._sinks.pop(request_id, None) is not None:
+        if self._sinks.abandon(request_id):
             self.cancel([request_id])
 
     def cancel(self, request_ids: list[str]) -> None:
-        self._engine.cancel(request_ids)
+        self._tell(lambda: self._engine.cancel(request_ids))
+
+    def _tell(self, message: Callable[[], None]) -> None:
+        if self.state is EngineState.STALLED or self._unheard:
+            self._unheard.append(message)
+        else:
+            message()
 
     async def shutdown(self, deadline_s: float) -> None:
         if self._death is None:
@@ -123,16 +144,32 @@ class MortalEngine:
         try:
             while True:
                 await asyncio.sleep(0)
-                if self._engine.has_work:
+                if self._stopped_turns:
+                    self._stand_still()
+                elif self._engine.has_work:
                     self._step()
                 else:
                     self._hand_out()
+                self._stats = self._engine.stats()
         except EndOfLife:
             self._world.num_deaths += 1
             self._on_failure()
-            sinks, self._sinks = self._sinks, {}
-            for sink in sinks.values():
-                sink(None)
+            self._sinks.end()
+
+    def stop(self, turns: int) -> None:
+        """Do nothing for so many turns of the event loop."""
+        self._stopped_turns = turns
+        self.state = EngineState.STALLED
+        self._on_change()
+
+    def _stand_still(self) -> None:
+        self._stopped_turns -= 1
+        if not self._stopped_turns:
+            self.state = EngineState.READY
+            self._on_change()  # before it has heard of anything, as it is when a process goes on
+            while self._unheard:
+                self._unheard[0]()
+                del self._unheard[0]
 
     def _step(self) -> None:
         outputs = self._engine.step()
@@ -140,6 +177,8 @@ class MortalEngine:
         if self._world.kills.get(self._world.num_passes - 1) is Loss.BETWEEN:
             self._die(OUTSIDE, {})
         self._unsent += outputs
+        if turns := self._world.stops.get(self._world.num_passes - 1):
+            self.stop(turns)
 
     def _before_pass(self, batch: Batch) -> None:
         world = self._world
@@ -159,11 +198,8 @@ class MortalEngine:
     def _hand_out(self) -> None:
         outputs, self._unsent = self._unsent, []
         for output in outputs:
-            sink = self._sinks.get(output.request_id)
-            if sink is not None:
-                if output.finish_reason is not None:
-                    del self._sinks[output.request_id]
-                sink(output)
+            self._sinks.hand_out(output)
+        self._on_change()
 
     def _die(self, death: Death, in_pass: dict[str, int]) -> None:
         self._death = Death(death.reason, death.is_from_outside, in_pass)

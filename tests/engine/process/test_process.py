@@ -363,10 +363,57 @@ def test_killed_again_and_again_streams_are_those_of_an_engine_that_lives(config
             await until(lambda: supervisor.state is EngineState.READY)
             await asyncio.sleep(delay_s)
             if not reading.done():
-                os.kill(supervisor._engine._process.pid, signal.SIGKILL)
+                os.kill(supervisor._replicas[0].engine._process.pid, signal.SIGKILL)
                 await until(lambda: supervisor.state is EngineState.RESTARTING)
         assert await reading == calm
         assert supervisor.stats().engine_restarts_total >= 2
         await supervisor.shutdown(5)
+
+    run(body)
+
+
+async def reading(engine: Supervisor, asked: list[Submission]) -> list[list[int]]:
+    async def read(each: Submission) -> list[int]:
+        outputs = [output async for output in engine.stream(each)]
+        assert outputs[-1].finish_reason is FinishReason.LENGTH
+        return [token for output in outputs for token in output.token_ids]
+
+    return await asyncio.gather(*(read(each) for each in asked))
+
+
+def test_streams_of_a_replica_that_is_killed_or_stopped_go_on_in_the_other(config, monkeypatch):
+    """And one that is back, or goes on, gets work again."""
+    monkeypatch.setattr(stall, "SILENCE_S", 2.0)
+    sampling = SamplingParams(max_tokens=600, ignore_eos=True)
+    asked = [Submission(f"r{number}", [5, number], sampling, seed=number) for number in range(16)]
+
+    async def body():
+        alone = await Supervisor.start(config)
+        calm = await reading(alone, asked)
+        await alone.shutdown(1)
+
+        both = await Supervisor.start(config, 2)
+        assert both.model.max_num_seqs == 8
+        pids = [replica.engine._process.pid for replica in both._replicas]
+        under_way = asyncio.create_task(reading(both, asked))
+        await until(lambda: both.stats().num_running == 8)
+        os.kill(pids[0], signal.SIGKILL)
+        await until(lambda: both.replicas()[0].state is EngineState.RESTARTING)
+        assert both.state is EngineState.READY
+        assert await under_way == calm
+
+        await until(lambda: both.replicas()[0].state is EngineState.READY)
+        under_way = asyncio.create_task(reading(both, asked))
+        await until(lambda: all(each.stats.num_running for each in both.replicas()))
+        os.kill(pids[1], signal.SIGSTOP)
+        await until(lambda: both.replicas()[1].state is EngineState.STALLED)
+        assert await under_way == calm
+        os.kill(pids[1], signal.SIGCONT)
+        await until(lambda: both.replicas()[1].state is EngineState.READY)
+        assert await reading(both, asked) == calm
+        assert [each.stats.engine_restarts_total for each in both.replicas()] == [1, 0]
+        await until(lambda: not both.stats().num_running)
+        assert both.replicas()[1].stats.requests_cancelled_total
+        await both.shutdown(5)
 
     run(body)

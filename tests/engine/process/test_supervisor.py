@@ -30,11 +30,12 @@ def submission(name: str, prompt: list[int], num_tokens: int = 6, **changes) -> 
     return Submission(name, prompt, sampling, seed=1, **changes)
 
 
-async def supervise(world: World, limits: RestartLimits | None = None, **options) -> Supervisor:
-    waiting: list[Supervisor] = []
-    engine = await world.start(lambda: waiting[0].note_death())
-    waiting.append(Supervisor(engine, world.start, limits or RestartLimits(10_000), load_s=0.0, **options))
-    return waiting[0]
+async def supervise(
+    world: World, limits: Callable[[], RestartLimits] = lambda: RestartLimits(10_000), num_replicas: int = 1, **options
+) -> Supervisor:
+    supervisor = Supervisor(world.start, num_replicas, limits, **options)
+    await supervisor.load()
+    return supervisor
 
 
 async def read(supervisor: Supervisor, submission: Submission, turns: int = 0) -> list[TokenOutput]:
@@ -64,7 +65,7 @@ def check_whole(submission: Submission, outputs: list[TokenOutput]) -> None:
 
 def run(body: Callable[[], object]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(30):
             await body()
 
     asyncio.run(bounded())
@@ -246,7 +247,7 @@ def test_an_engine_that_cannot_work_is_given_up_and_everybody_told():
     async def body() -> None:
         failures: list[int] = []
         world = World({0: Loss.IN_PASS})
-        supervisor = await supervise(world, FastLimits(), on_failure=lambda: failures.append(1))
+        supervisor = await supervise(world, FastLimits, on_failure=lambda: failures.append(1))
         world.fail_starts = 10**6
         stream = asyncio.create_task(read(supervisor, submission("r", [1])))
         with pytest.raises(EngineError, match=r"died for good \(not enough memory\).*in a row"):
@@ -268,12 +269,12 @@ class FastLimits(RestartLimits):
 def test_an_unforeseen_error_of_a_start_is_no_hang():
     async def body() -> None:
         world = World({0: Loss.IN_PASS})
-        supervisor = await supervise(world, FastLimits())
+        supervisor = await supervise(world, FastLimits)
 
-        async def start(on_failure: Callable[[], None]) -> None:
+        async def start(**callbacks: object) -> None:
             raise OSError("too many open files")
 
-        supervisor._start = start
+        supervisor._replicas[0]._start = start
         with pytest.raises(EngineError, match="too many open files"):
             await read(supervisor, submission("r", [1]))
         await supervisor.shutdown(1)
@@ -387,7 +388,7 @@ def test_a_death_says_who_was_in_the_pass_and_nobody_else_is_suspected():
 
     async def body() -> None:
         world = World(is_deadly=has("r", 1), crash=Death("exit code 1"))
-        supervisor = await supervise(world, FastLimits())
+        supervisor = await supervise(world, FastLimits)
         engine_death = world.engine._die
         world.engine._die = lambda death, in_pass: engine_death(death, {})
         outputs = await read(supervisor, submission("r", [1], 4))

@@ -5,6 +5,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from moeflow.engine.client import EngineState, ReplicaStatus
 from moeflow.engine.messages import EngineStats
 from tests.server.live_server import eventually
 from tests.server.page.parts import answer, button, measured, number, prompt_box, send, send_and_wait, turns
@@ -191,4 +192,20 @@ def test_experts_from_disk_are_told_of_only_where_there_are_some(page, engine):
     )
     shown = dialog.get_by_role("region", name="Experts from disk")
     for text in ("3.00 GiB", "321 of 1920", "60%", "1.3 s", "1.50 GiB", "on"):
+        expect(shown).to_contain_text(text)
+
+
+def test_each_of_several_replicas_is_told_of(page, engine):
+    button(page, "Settings").click()
+    dialog = page.get_by_role("dialog", name="Settings")
+    expect(dialog.get_by_text("KV cache")).to_be_visible()
+    expect(dialog.get_by_text("Replicas")).to_be_hidden()
+    busy = EngineStats(num_running=3, tokens_per_second=41.6, kv_blocks_total=8, kv_blocks_used=2)
+    engine.replica_statuses = [
+        ReplicaStatus(EngineState.READY, busy),
+        ReplicaStatus(EngineState.READY, busy, is_slow=True),
+        ReplicaStatus(EngineState.RESTARTING, EngineStats()),
+    ]
+    shown = dialog.get_by_role("region", name="Replicas")
+    for text in ("3 running · 42 tokens/s · KV cache 25%", "slow · 3 running", "Replica 2restarting"):
         expect(shown).to_contain_text(text)

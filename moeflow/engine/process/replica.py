@@ -1,0 +1,269 @@
+"""One engine after the other: when one dies, another is started in its place, as often as the limits allow.
+
+It says at once that it has died, so that its requests need not wait for the restart. Knows what its engine has to do,
+but not which request comes next, nor of other replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Protocol
+
+import msgspec
+
+from moeflow.core.errors import EngineError
+from moeflow.engine.client import EngineState, ReplicaStatus
+from moeflow.engine.messages import EngineStats, ModelInfo, Submission, TokenOutput
+from moeflow.engine.process.continuation import Continuation
+from moeflow.engine.process.deaths import Death
+from moeflow.engine.process.process_client import Progress
+from moeflow.engine.process.restart_limits import RestartLimits
+from moeflow.engine.process.sinks import Sink
+from moeflow.engine.process.slowness import SlowWatch
+from moeflow.engine.process.stats_sum import totals_of, with_totals
+
+logger = logging.getLogger(__name__)
+
+BATCH_BACKLOG = 4  # batch requests in an engine, in multiples of what it computes together: enough to choose from
+
+
+class Mortal(Protocol):
+    """An engine that may die: see `ProcessEngine`."""
+
+    @property
+    def model(self) -> ModelInfo:
+        """What it serves."""
+
+    @property
+    def state(self) -> EngineState:
+        """Whether it runs."""
+
+    @property
+    def death(self) -> Death:
+        """How it failed."""
+
+    @property
+    def pass_s(self) -> float:
+        """How long no pass has ended, though there is work."""
+
+    @property
+    def longest_pass_s(self) -> float:
+        """How long its longest pass has taken."""
+
+    def stats(self) -> EngineStats:
+        """Return its newest snapshot."""
+
+    def submit(self, submission: Submission, sink: Sink) -> None:
+        """Submit a request; `sink` gets its outputs as they arrive, or None if the engine ends before it."""
+
+    def abandon(self, request_id: str) -> None:
+        """End a request whose outputs nobody wants any more."""
+
+    def cancel(self, request_ids: list[str]) -> None:
+        """End these requests; their sinks are told."""
+
+    async def shutdown(self, deadline_s: float) -> None:
+        """Let running requests finish within the deadline, cancel the rest, end it."""
+
+
+class Start(Protocol):
+    """Starts an engine; see `ProcessEngine.start`."""
+
+    async def __call__(
+        self,
+        *,
+        on_failure: Callable[[], None],
+        on_change: Callable[[], None],
+        on_progress: Progress | None = None,
+    ) -> Mortal:
+        """Return it once it is ready. Raises: what keeps it from loading."""
+
+
+class Owner(Protocol):
+    """Who is told of what becomes of a replica."""
+
+    def note_death(self, replica: Replica, death: Death, orphans: list[Continuation]) -> None:
+        """Its engine has died, and these requests have lost their place. Another engine is on its way."""
+
+    def note_change(self, replica: Replica) -> None:
+        """Its engine has finished a pass, is ready, is stuck, goes on, or is gone for good."""
+
+
+class Replica:
+    """One of the engines that compute the same model side by side. Begin with `load`, end with `shutdown`."""
+
+    def __init__(self, name: str, start: Start, limits: RestartLimits, owner: Owner) -> None:
+        """`name` is what it is called in the log."""
+        self.name = name
+        self._start = start
+        self._limits = limits
+        self._owner = owner
+        self._engine: Mortal | None = None  # until the first is loaded
+        self._requests: dict[str, Continuation] = {}  # in the engine
+        self._load_s = 0.0
+        self._totals = EngineStats()  # of engines that have died
+        self._slowness = SlowWatch()
+        self._restarting: asyncio.Task[None] | None = None
+        self._restarting_since_s = 0.0
+        self._is_closing = False
+        self.end = ""  # why no engine will come any more
+
+    async def load(self, on_progress: Progress | None = None) -> None:
+        """Start the first engine, and return once it is ready. Raises: what keeps it from loading."""
+        begun_s = time.monotonic()
+        self._engine = await self._start(
+            on_failure=self._note_failure, on_change=self._note_change, on_progress=on_progress
+        )
+        self._load_s = time.monotonic() - begun_s
+
+    @property
+    def engine(self) -> Mortal:
+        """The newest engine, which may be dead."""
+        assert self._engine is not None, "the replica is loaded first"
+        return self._engine
+
+    @property
+    def state(self) -> EngineState:
+        """See `EngineClient.state`. An engine that is gone has died a moment ago: it is noticed only once its last
+        messages have been read.
+        """
+        if self.end:
+            return EngineState.GONE
+        if self._restarting is not None or self._engine is None:
+            return EngineState.RESTARTING
+        state = self._engine.state
+        return EngineState.RESTARTING if state is EngineState.GONE and not self._is_closing else state
+
+    @property
+    def back_in_s(self) -> float:
+        """See `EngineClient.back_in_s`: as long as the last start took, less what has passed."""
+        if self.state is not EngineState.RESTARTING:
+            return 0.0
+        passed_s = 0.0 if self._restarting is None else time.monotonic() - self._restarting_since_s
+        return max(self._load_s - passed_s, 0.0)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether others had better get the next requests; see `compare`."""
+        return self._slowness.is_slow
+
+    @property
+    def status(self) -> ReplicaStatus:
+        """How it is; totals are those of all its engines together."""
+        stats = self._totals
+        if self._engine is not None and self._restarting is None and not self.end:
+            stats = with_totals(self._engine.stats(), stats)
+        return ReplicaStatus(
+            self.state, msgspec.structs.replace(stats, engine_restarts_total=self._limits.num_restarts), self.is_slow
+        )
+
+    @property
+    def requests(self) -> Iterable[Continuation]:
+        """What its engine is to compute."""
+        return self._requests.values()
+
+    def num_rivals(self, *, is_batch: bool) -> int:
+        """Return how many requests stand in the way of another one: those of batch jobs give way to the others."""
+        return sum(is_batch or not request.submission.is_batch for request in self.requests)
+
+    def has_room(self, *, is_batch: bool) -> bool:
+        """Return whether another request would be computed in the next passes.
+
+        Those that the engine lets wait, for want of blocks say, come first. Of batch jobs some more may wait there: it
+        chooses among them.
+        """
+        num_places = self.engine.model.max_num_seqs
+        if is_batch:
+            return sum(request.submission.is_batch for request in self.requests) < BATCH_BACKLOG * num_places
+        stats = self.engine.stats()
+        return stats.num_waiting <= stats.num_batch_waiting and self.num_rivals(is_batch=False) < num_places
+
+    def submit(self, request: Continuation) -> None:
+        """Have the engine compute a request, or go on with it."""
+        self._requests[request.submission.request_id] = request
+        self.engine.submit(request.rest(), partial(self._receive, request))
+
+    def withdraw(self, request: Continuation) -> None:
+        """The engine is no longer to compute this request, if it is."""
+        if self._requests.pop(request.submission.request_id, None) is not None:
+            self.engine.abandon(request.submission.request_id)
+
+    def cancel(self, request_ids: list[str]) -> None:
+        """Ask the engine to end these requests, if it has them."""
+        mine = [request_id for request_id in request_ids if request_id in self._requests]
+        if mine:
+            self.engine.cancel(mine)
+
+    def compare(self, others: Iterable[Replica]) -> None:
+        """Look whether it is slow compared with those of the others that are ready."""
+        longest = [other.engine.longest_pass_s for other in others if other.state is EngineState.READY]
+        if longest and self.state is EngineState.READY:
+            self._slowness.note(self.engine.pass_s, max(longest))
+
+    def note_progress(self) -> None:
+        """A request has come further, or to an end that it has brought about itself."""
+        self._limits.note_progress()
+
+    async def shutdown(self, deadline_s: float) -> None:
+        """Let running requests finish within the deadline, cancel the rest, end the engine; none will follow it."""
+        self._is_closing = True
+        if self._restarting is not None:
+            self._restarting.cancel()
+            await asyncio.gather(self._restarting, return_exceptions=True)
+            self._restarting = None
+        if self._engine is not None:
+            await self._engine.shutdown(deadline_s)
+        self.end = self.end or "the engine has been shut down"
+
+    def _note_failure(self) -> None:
+        """The engine has failed. While it is being shut down, that is its end."""
+        if self._is_closing or self.end or self._restarting is not None or self._engine is None:
+            return
+        death = self._engine.death
+        self._totals = totals_of(with_totals(self._engine.stats(), self._totals))
+        self._restarting_since_s = time.monotonic()
+        self._restarting = asyncio.create_task(self._restart(death))
+        orphans, self._requests = list(self.requests), {}
+        self._owner.note_death(self, death, orphans)
+
+    def _note_change(self) -> None:
+        if self._engine is not None:
+            self._owner.note_change(self)
+
+    def _receive(self, request: Continuation, output: TokenOutput | None) -> None:
+        """Take what the engine reports of a request. Its end without the request's is a reported death."""
+        if output is not None and request.receive(output):
+            self._limits.note_progress()
+            if request.is_finished:
+                self._requests.pop(request.submission.request_id, None)
+
+    async def _restart(self, death: Death) -> None:
+        """Start an engine in the place of the one that died."""
+        await self.engine.shutdown(0)
+        engine: Mortal | None = None
+        while engine is None:
+            refusal = self._limits.note_death(is_from_outside=death.is_from_outside)
+            if refusal:
+                self._give_up(f"{self.name} has died for good ({death.reason}): {refusal}")
+                return
+            await asyncio.sleep(self._limits.delay_s)
+            begun_s = time.monotonic()
+            try:
+                engine = await self._start(on_failure=self._note_failure, on_change=self._note_change)
+            except Exception as error:  # whatever it is: without an engine, nobody would ever get an answer
+                death = Death(str(error), isinstance(error, EngineError) and error.is_from_outside)
+        self._load_s = time.monotonic() - begun_s
+        self._engine = engine
+        self._restarting = None
+        logger.warning("%s is back after %.1f s", self.name, time.monotonic() - self._restarting_since_s)
+        self._owner.note_change(self)
+
+    def _give_up(self, reason: str) -> None:
+        logger.error("%s", reason)
+        self.end = reason
+        self._restarting = None
+        self._owner.note_change(self)

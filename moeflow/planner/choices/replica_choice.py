@@ -1,0 +1,35 @@
+"""Several engines on one machine: where there can be any, and what each of them may use."""
+
+from __future__ import annotations
+
+from moeflow.core.errors import ConfigError
+from moeflow.core.units import format_bytes
+from moeflow.planner.settings import Settings
+
+_FILES = {"--record-routing": "record_routing", "--trace": "trace_file", "--graph": "graph_file"}
+
+
+def check_replicas(settings: Settings, device: str, *, offloads_to_torch: bool) -> None:
+    """Raises: ConfigError where there cannot be several engines, as on any device but the processor."""
+    if (settings.num_replicas or 1) == 1:
+        return
+    if not settings.is_served:
+        raise ConfigError("replicas (--replicas) are processes of `moeflow serve` and `moeflow batch`: use one here")
+    if device != "cpu" or offloads_to_torch:
+        raise ConfigError("replicas (--replicas) compute on the processor: set --device cpu, or use one")
+    for flag, name in _FILES.items():
+        if getattr(settings, name) is not None:
+            raise ConfigError(f"{flag} writes the file of one engine: leave it away, or use one replica (--replicas)")
+
+
+def share_of(total_bytes: int, num_replicas: int, *, shared_bytes: int) -> int:
+    """Return what each replica may use of so much memory, `shared_bytes` included, which all have in common."""
+    return shared_bytes + max(total_bytes - shared_bytes, 0) // num_replicas
+
+
+def what_each_has(num_replicas: int, num_threads: int, num_bytes: int, *, maps_together: bool) -> str:
+    """Return what was decided. `maps_together`: the replicas have their weights in the same pages of memory."""
+    weights = "the weights are mapped, and in memory once" if maps_together else "weights are in memory for each"
+    threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
+    memory = f"{format_bytes(num_bytes)} of memory, what is shared included"
+    return f"{num_replicas}: each has {threads} and may use {memory}; {weights}"
