@@ -8,14 +8,16 @@ from math import ceil
 from pathlib import Path
 
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.core.address import LOOPBACK, format_address, parse_address
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, MemoryPlan, SchedulerConfig
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import RAM, Machine
 from moeflow.core.model_config import ModelConfig
-from moeflow.core.parallel_config import ParallelConfig
+from moeflow.core.parallel_config import JoinConfig, ParallelConfig
 from moeflow.core.units import format_bytes
 from moeflow.kernels.cpu import extension
 from moeflow.models.layers.rank_experts import expert_blocks
+from moeflow.parallel.cluster_token import default_token_file
 from moeflow.planner.choices.batching_choice import Batching, choose_batching
 from moeflow.planner.choices.expert_plan import ExpertPlan
 from moeflow.planner.choices.kv_cache_choice import choose_kv_cache, kv_share, min_kv_bytes, num_kept_blocks
@@ -101,13 +103,15 @@ class Decision:
         self._set_beside_weights(cpu_isa, batching)
         weight_bytes = self._check_weights(weights, plan)
         num_ranks = self._num_ranks(cpu_isa, plan)
+        join = self._join_config(num_ranks)
+        num_here = num_ranks if join is None else 1
         share = kv_share(has_slots=plan is not None, is_limited=is_limited)
         attends_in_torch = device != "cpu" or self.offloads_to_torch or not extension.is_available()
         cache = choose_kv_cache(
             self._with_reserved_kv(weights, batching.max_num_seqs),
             self.shape,
             torch_dtype=dtype if attends_in_torch else None,
-            left_bytes=self._left_for_kv(weights, weight_bytes, num_ranks),
+            left_bytes=self._left_for_kv(weights, weight_bytes, num_here),
             share=share,
             max_num_seqs=batching.max_num_seqs,
             reasons=reasons,
@@ -124,7 +128,7 @@ class Decision:
             cpu_isa=cpu_isa,
             kv_dtype=cache.dtype,
             device=device,
-            num_threads=max(num_threads // num_ranks, 1),
+            num_threads=max(num_threads // num_here, 1),
             scheduler=SchedulerConfig(
                 block_size=BLOCK_SIZE,
                 num_blocks=cache.num_blocks,
@@ -137,7 +141,7 @@ class Decision:
             kv_cache_bytes=cache.num_bytes,
             experts=None if plan is None else self._expert_slots(plan),
             packed_file=self._packed_file(weights) if cpu_isa and plan is None else "",
-            parallel=ParallelConfig(num_ranks=num_ranks) if num_ranks > 1 else None,
+            parallel=ParallelConfig(num_ranks=num_ranks, join=join) if num_ranks > 1 else None,
             device_memory_bytes=settings.device_memory_bytes or 0,
             memory=self._memory_plan(weight_bytes if plan is None else plan.resident_bytes),
             record_routing=self._record_routing(),
@@ -146,7 +150,7 @@ class Decision:
         )
 
     def _left_for_kv(self, weights: WeightChoice, weight_bytes: int, num_ranks: int) -> int:
-        """Return the bytes from which each rank may take its keys and values; all weights but experts it has, too."""
+        """Return the bytes from which each rank here may take its keys and values; it has all weights but experts."""
         costs = self._costs(weights)
         of_each = self._overhead_bytes + int(costs.model_bytes - costs.experts_bytes)
         left_bytes = self.free_bytes - weight_bytes - self._overhead_bytes - (num_ranks - 1) * of_each
@@ -170,6 +174,28 @@ class Decision:
         each = " or ".join(map(str, sorted(sizes)))
         self.reasons.append(("ranks", f"{number}: each has {each} of the {self.shape.num_experts} experts of a layer"))
         return number
+
+    def _join_config(self, num_ranks: int) -> JoinConfig | None:
+        """Return where the other ranks join; None: they are processes of this machine. Raises: ConfigError."""
+        settings = self.settings
+        if settings.listen_ranks is None:
+            return None
+        if num_ranks == 1:
+            raise ConfigError(
+                "nobody can join (--listen-ranks) an engine of one rank: say how many there are, this one counted "
+                "(--ranks)"
+            )
+        host, port = parse_address(settings.listen_ranks, default_host=LOOPBACK)
+        file = settings.cluster_token_file or default_token_file(settings.cache_dir)
+        self.reasons.append(("other ranks", f"join at {format_address(host, port)}, with the token in {file}"))
+        return JoinConfig(host=host, port=port, token_file=_absolute(file))
+
+    def _weight_bytes(self, weights: WeightChoice) -> int:
+        """Return the bytes of the weights that this machine has: without the experts of ranks on others."""
+        num_bytes = weights.num_bytes(self.checkpoint)
+        if self.settings.listen_ranks is None:
+            return num_bytes
+        return num_bytes - int(self._costs(weights).others_bytes(self.settings.num_ranks or 1))
 
     def _record_routing(self) -> str:
         """Return the file for what routers choose. Raises: ConfigError if there are no routers."""
@@ -318,7 +344,7 @@ class Decision:
 
     def _left(self, weights: WeightChoice) -> float:
         """Return the bytes that weights and process leave; negative if they do not fit."""
-        return self.free_bytes - weights.num_bytes(self.checkpoint) - self._overhead_bytes
+        return self.free_bytes - self._weight_bytes(weights) - self._overhead_bytes
 
     def _packed_file(self, weights: WeightChoice) -> str:
         """Return the packed weights that all weights are mapped from; empty if there is none."""
@@ -332,7 +358,7 @@ class Decision:
 
     def _check_weights(self, weights: WeightChoice, plan: ExpertPlan | None) -> int:
         """Return the bytes of the weights that must be in memory. Raises: CapacityError if they do not fit."""
-        num_bytes = weights.num_bytes(self.checkpoint) if plan is None else plan.min_bytes
+        num_bytes = self._weight_bytes(weights) if plan is None else plan.min_bytes
         if num_bytes + self._overhead_bytes > self.free_bytes:
             if plan is not None:
                 raise CapacityError(

@@ -139,6 +139,11 @@ class ModelCosts:
         """All weights."""
         return self.layers_bytes + self.embedding_bytes
 
+    def others_bytes(self, num_ranks: int) -> float:
+        """Return the experts that a rank leaves to others, where so many ranks have a block of each layer's."""
+        num_own = -(-self.shape.num_experts // num_ranks)  # of the largest block
+        return self.num_moe_layers * (self.shape.num_experts - num_own) * self.expert_bytes
+
     @property
     def kv_layer_bytes(self) -> float:
         """Keys and values of one token in one layer."""

@@ -1,0 +1,34 @@
+"""What every rank but the first does: load its part of the model, and compute the passes that it is told of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import closing
+
+import msgspec
+import torch
+
+from moeflow.checkpoint.open import open_checkpoint
+from moeflow.core.engine_config import EngineConfig
+from moeflow.engine.compute_setup import set_up
+from moeflow.engine.model_runner import make_kv_storage
+from moeflow.engine.runner_loading import make_allocator, weight_memory
+from moeflow.models.loading import load_model
+from moeflow.models.pass_input import PassInput
+from moeflow.parallel.group import Group
+
+
+def compute_passes(
+    config: EngineConfig, group: Group, messages: Iterable[bytes], on_loaded: Callable[[], None]
+) -> None:
+    """Load the model, say so, and compute a pass for each message. Raises: as loading; GroupError."""
+    set_up(config)
+    with closing(open_checkpoint(config.model_path)) as checkpoint:
+        allocator = make_allocator(config, weight_memory(checkpoint, config), group=group)
+        model = load_model(checkpoint, allocator, num_threads=config.num_threads)
+    kv = make_kv_storage(config, model.config)
+    on_loaded()
+    decoder = msgspec.msgpack.Decoder(PassInput)
+    device = torch.device(config.device)
+    for message in messages:
+        model(*decoder.decode(message).tensors(kv, device))
