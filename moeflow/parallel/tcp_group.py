@@ -84,7 +84,7 @@ class TcpGroup:
     def _exchange(self, label: str, parts: list[Tensor], own: Tensor) -> list[Tensor]:
         if self._abort_reason is not None:
             raise GroupError(self._abort_reason)
-        incoming = {rank: _Incoming(link, label, own) for rank, link in self._links.items()}
+        incoming = {rank: _Incoming(self.rank, link, label, own) for rank, link in self._links.items()}
         for rank, link in self._links.items():
             link.start_sending(Kind.COLLECTIVE, label, _bytes_of(parts[rank]))
         deadline_s = time.monotonic() + self._timeout_s
@@ -122,18 +122,20 @@ class TcpGroup:
 class _Incoming:
     """What another rank has for this one in a collective."""
 
-    def __init__(self, link: TcpLink, label: str, own: Tensor) -> None:
-        self._link, self._label, self._own = link, label, own
+    def __init__(self, rank: int, link: TcpLink, label: str, own: Tensor) -> None:
+        """Expect it as `rank`; `own` is what this rank has, or a part of it."""
+        self._rank, self._link, self._label, self._own = rank, link, label, own
         self.tensor = own  # until there is another
 
     def open(self, head: FrameHead) -> memoryview:
         """Return the memory for it, if it is what this rank expects. Raises: GroupError if not."""
         if (head.kind, head.label) != (Kind.COLLECTIVE, self._label):
-            raise GroupError(f"ranks do different things: {self._link.peer} is at {head.label}")
+            both = f"rank {self._rank} is at {self._label}; {self._link.peer} is at {head.label}"
+            raise GroupError(f"ranks do different things: {both}")
         rest = self._own.shape[1:]
         row_bytes = rest.numel() * self._own.itemsize
         if head.num_bytes % row_bytes or head.num_bytes > _MAX_PART_BYTES:
-            raise GroupError(f"{self._link.peer} sends {head.num_bytes} bytes, which are no rows of {row_bytes}")
+            raise GroupError(f"{self._link.peer} sends {head.num_bytes} bytes, no rows of {row_bytes}")
         self.tensor = torch.empty((head.num_bytes // row_bytes, *rest), dtype=self._own.dtype)
         return _bytes_of(self.tensor)
 

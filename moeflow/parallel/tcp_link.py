@@ -140,7 +140,7 @@ class TcpLink:
         self.start_sending(Kind.MESSAGE, name, memoryview(data))
         deadline_s = time.monotonic() + timeout_s
         while not self.push():
-            self._wait(select.POLLOUT, deadline_s, f"took message {name!r}", timeout_s)
+            self._wait(select.POLLOUT, deadline_s, f"taken message {name!r}", timeout_s)
 
     def receive_message(self, name: str, timeout_s: float | None) -> bytes:
         """Return the next message, which must be of this name. Blocks: for ever, if there is no `timeout_s`.
@@ -230,7 +230,7 @@ class TcpLink:
         except BlockingIOError:
             return False
         except OSError as error:
-            raise GroupError(f"the connection to {self.peer} failed ({error.strerror})") from None
+            raise GroupError(f"{self.peer} is gone ({error.strerror})") from None
         if not num_bytes:
             raise GroupError(f"{self.peer} has closed the connection: its log says why, unless it was killed")
         if self._payload is not None:
