@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 PATIENCE_S = 90.0
@@ -24,11 +24,13 @@ def free_port() -> int:
 class Joiner:
     """One process, and what it has said."""
 
-    def __init__(self, port: int, cache_dir: Path, *options: str) -> None:
+    def __init__(self, address: str, cache_dir: Path, prefix: Sequence[str] = ()) -> None:
+        """Start it, behind the words of another command if there is a prefix."""
         self._log = cache_dir / f"join-{time.monotonic_ns()}.log"
-        command = [sys.executable, "-m", "moeflow.cli.main", "join", f"127.0.0.1:{port}", "--threads", "1", *options]
+        verb = (sys.executable, "-m", "moeflow.cli.main", "join")
+        command = [*prefix, *verb, address, "--threads", "1", "--cache-dir", str(cache_dir)]
         with self._log.open("w") as log:
-            self.process = subprocess.Popen([*command, "--cache-dir", str(cache_dir)], stderr=log)
+            self.process = subprocess.Popen(command, stderr=log)
 
     def said(self) -> str:
         return self._log.read_text()
@@ -49,8 +51,8 @@ class Joiner:
 
 
 @contextlib.contextmanager
-def joined(port: int, cache_dir: Path, number: int = 1) -> Iterator[list[Joiner]]:
-    joiners = [Joiner(port, cache_dir) for _ in range(number)]
+def joined(address: str, cache_dir: Path, number: int = 1, prefix: Sequence[str] = ()) -> Iterator[list[Joiner]]:
+    joiners = [Joiner(address, cache_dir, prefix) for _ in range(number)]
     try:
         yield joiners
     finally:

@@ -70,7 +70,7 @@ def step_often(engine):
 
 def test_tokens_are_those_of_one_process_and_ranks_wait_for_the_next_engine(model, cache_dir):
     port = free_port()
-    with joined(port, cache_dir, number=2) as joiners:
+    with joined(f"127.0.0.1:{port}", cache_dir, number=2) as joiners:
         for number, formats in enumerate(({}, {"quantize": "int8"}), 1):
             want = run(config_of(model, cache_dir, **formats), PROMPTS)
             assert run(config_of(model, cache_dir, port, num_ranks=3, **formats), PROMPTS) == want
@@ -87,7 +87,7 @@ def test_tokens_are_those_of_one_process_and_ranks_wait_for_the_next_engine(mode
 def test_a_rank_that_is_killed_or_stopped_ends_the_engine_with_an_error_that_names_it(model, cache_dir):
     port = free_port()
     config = config_of(model, cache_dir, port, timeout_s=1.0)
-    with joined(port, cache_dir) as (joiner,):
+    with joined(f"127.0.0.1:{port}", cache_dir) as (joiner,):
         for number, complaint in (
             (signal.SIGSTOP, "did not come to it within 1 s"),
             (signal.SIGKILL, "is gone|closed"),
@@ -112,7 +112,7 @@ def test_a_cut_link_ends_the_engine_and_a_mended_one_brings_the_rank_back(model,
     config = config_of(model, cache_dir, port, timeout_s=1.0)
     proxy = Proxy(port)
     try:
-        with joined(proxy.port, cache_dir) as (joiner,):
+        with joined(f"127.0.0.1:{proxy.port}", cache_dir) as (joiner,):
             engine = Engine.load(config)
             try:
                 submit(engine)
@@ -135,7 +135,7 @@ def test_a_rank_that_cannot_load_ends_the_start_with_its_reason(model, cache_dir
     file.write_bytes(bytes(file.stat().st_size))
     default_token_file(cache_dir).rename(default_token_file(there))
     token_file = default_token_file(there)
-    with joined(port, there) as (joiner,):
+    with joined(f"127.0.0.1:{port}", there) as (joiner,):
         config = config_of(model, cache_dir, port, cluster_token_file=token_file)
         with pytest.raises(GroupError, match=rf"rank 1 \(127.0.0.1:\d+\) ended the group: file {file}"):
             Engine.load(config)
@@ -176,7 +176,7 @@ def test_streams_survive_a_killed_rank_and_a_killed_engine(model, cache_dir):
         joiners[0].process.kill()
         joiners[0].process.wait()
         await until(lambda: supervisor.state is EngineState.RESTARTING)
-        joiners.append(Joiner(port, cache_dir))
+        joiners.append(Joiner(f"127.0.0.1:{port}", cache_dir))
         await until(lambda: supervisor.state is EngineState.READY)
         assert not reading.done()
         engine, *_ = (it for it in psutil.Process().children() if "moeflow.engine.process.main" in it.cmdline())
@@ -184,7 +184,7 @@ def test_streams_survive_a_killed_rank_and_a_killed_engine(model, cache_dir):
         await until(lambda: supervisor.state is EngineState.RESTARTING)
 
     want, _ = asyncio.run(answers(config_of(model, cache_dir), leave_alone))
-    with joined(port, cache_dir) as joiners:
+    with joined(f"127.0.0.1:{port}", cache_dir) as joiners:
         found, restarts = asyncio.run(answers(config_of(model, cache_dir, port), kill_both))
         assert found == want
         assert restarts == 2

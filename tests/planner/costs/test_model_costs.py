@@ -109,6 +109,11 @@ def test_formats_change_bytes_and_not_operations():
     assert narrow.experts(0).rows == 0
 
 
+@pytest.mark.parametrize(("num_ranks", "num_others"), [(1, 0), (2, 2), (3, 2), (4, 3)])
+def test_a_rank_leaves_all_but_the_largest_block_of_experts_to_others(num_ranks, num_others):
+    assert ModelCosts(SHAPE, FLOATS).others_bytes(num_ranks) == 3 * num_others * 3 * 32 * 48 * 4
+
+
 @pytest.mark.weights
 def test_weights_take_what_a_real_checkpoint_takes(builtin_model):
     with closing(open_checkpoint(builtin_model)) as checkpoint:
