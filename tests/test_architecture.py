@@ -52,6 +52,7 @@ TORCH_FREE = (
     "core",
     "kv/block_tables.py",
     "kv/prefix_tree.py",
+    "parallel/cluster_token.py",
     "parallel/expert_load.py",
     "parallel/placement.py",
     "parallel/rebalancing.py",

@@ -230,9 +230,11 @@ class TcpLink:
         except BlockingIOError:
             return False
         except OSError as error:
-            raise GroupError(f"{self.peer} is gone ({error.strerror})") from None
+            raise GroupError(
+                f"{self.peer} is gone ({error.strerror}): see what it says, if it is still there"
+            ) from None
         if not num_bytes:
-            raise GroupError(f"{self.peer} has closed the connection: its log says why, unless it was killed")
+            raise GroupError(f"{self.peer} has closed the connection: see what it says, if it is still there")
         if self._payload is not None:
             self._count(self._payload, min(num_bytes, len(rest)))
         self._stop += max(num_bytes - len(rest), 0)

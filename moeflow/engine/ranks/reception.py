@@ -28,7 +28,6 @@ class Candidate:
     """A process that can be a rank."""
 
     link: TcpLink
-    application: Application
     candidacy: Candidacy
 
 
@@ -51,6 +50,7 @@ class Reception:
         self._found: list[Candidate] = []
         self._has_begun = False
         self._has_refused_late = False
+        self._has_ended = False
 
     def take_in(self, link: TcpLink) -> None:
         """Look at a process; close the link if it cannot be a rank. Blocks: while it answers."""
@@ -81,7 +81,9 @@ class Reception:
             return list(self._found)
 
     def close(self) -> None:
-        """Send away who still waits, once the acceptor is closed."""
+        """Send away who waits, and who comes now."""
+        with self._changed:
+            self._has_ended = True
         for candidate in self._found:
             candidate.link.close()
 
@@ -93,14 +95,23 @@ class Reception:
                 self._found.remove(candidate)
         return len(self._found) == self._num_wanted
 
+    def _no_place(self) -> Refusal | None:
+        """Return why there is no place now; None: there is one."""
+        if self._has_ended:
+            return Refusal("the engine has ended", may_retry=True)
+        if self._is_full():
+            all_joined = f"all {self._num_wanted} other ranks have joined (--ranks)"
+            return Refusal(f"{all_joined}; it may take the place of one later", may_retry=True)
+        return None
+
     def _examine(self, link: TcpLink) -> Refusal | None:
         """Take a process in, or return why not. Raises: GroupError if it goes, or says so itself."""
         application = hear(link, Application)
         if reason := self._objection(application):
             return Refusal(reason)
         with self._changed:
-            if self._is_full():
-                return self._too_late
+            if refusal := self._no_place():
+                return refusal
         say(link, self._invitation)
         candidacy = hear(link, Candidacy)
         if candidacy.fingerprint != self._fingerprint:
@@ -109,16 +120,10 @@ class Reception:
                 "name the right one"
             )
         with self._changed:
-            if self._is_full():
-                return self._too_late
-            self._found.append(Candidate(link, application, candidacy))
+            if refusal := self._no_place():
+                return refusal
+            self._found.append(Candidate(link, candidacy))
             self._changed.notify_all()
         free = format_bytes(application.available_bytes)
         logger.warning("%s joins: %d threads, %s of memory free", link.address, application.num_threads, free)
         return None
-
-    @property
-    def _too_late(self) -> Refusal:
-        return Refusal(
-            f"all {self._num_wanted} other ranks have joined (--ranks); it may take the place of one later", True
-        )

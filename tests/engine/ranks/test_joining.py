@@ -24,12 +24,14 @@ from moeflow.engine.ranks import joining
 from moeflow.engine.ranks.join import JoinSettings, join
 from moeflow.engine.ranks.joined_ranks import JoinedRanks
 from moeflow.engine.ranks.joining import JOINING, Application, Invitation, RefusedError, hear, own_application, say
+from moeflow.engine.ranks.reception import Reception
 from moeflow.kernels.cpu import extension
 from moeflow.parallel.cluster_token import default_token_file, ensure_token
 from moeflow.parallel.connecting import connect
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.engine.ranks.joiners import free_port
+from tests.parallel.links import two_ends
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -214,6 +216,18 @@ def test_one_too_many_is_told_and_waits_and_one_that_leaves_makes_room(model, tm
         link.close()
     assert "has gone again" in caplog.text
     assert caplog.text.count("does not join: all 2") == 1
+
+
+def test_who_comes_while_the_engine_ends_is_told(model):
+    """Else it would wait for ever where nobody looks any more."""
+    reception = Reception(1, Invitation("model"), "fingerprint", lambda application: "")
+    reception.close()
+    with two_ends() as (ours, theirs):
+        say(theirs, own_application(1, "", 64 * GIB))
+        reception.take_in(ours)
+        with pytest.raises(RefusedError, match="the engine has ended") as caught:
+            hear(theirs, Invitation)
+        assert caught.value.may_retry
 
 
 def applied_in_vain(head) -> RefusedError:
