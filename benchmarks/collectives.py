@@ -1,8 +1,11 @@
-"""Claim: ranks on one machine gather tensors faster through our shared memory than through torch.distributed's gloo.
+"""Claims: ranks on one machine gather tensors faster through our shared memory than through torch.distributed's gloo;
+and over our authenticated TCP in not much more time than plain sockets take to send the bytes there and back.
 
-Each rank contributes a tensor of so many bytes and gets those of all. Both ways run in the same processes, in turns,
-one gathering after the other; ours allocates what it returns, gloo is given it. The table has the median of rank 0 and
-the spread of the middle half. Where there are fewer cores than ranks, what is measured is mostly how soon they yield.
+Each rank contributes a tensor of so many bytes and gets those of all. All ways run in the same processes, in turns, one
+gathering after the other; ours allocate what they return, gloo is given it. TCP is loopback's: what is measured is what
+processes and kernel do, not a network. "There and back" is between the first two ranks, who send nothing at once. The
+table has the median of rank 0 and the spread of the middle half. Where there are fewer cores than ranks, what is
+measured is mostly how soon they yield.
 
     python benchmarks/collectives.py --ranks 2 --ranks 4
 """
@@ -11,6 +14,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import queue
+import socket
 import statistics
 import tempfile
 import time
@@ -28,13 +33,19 @@ from rich.progress import track
 from rich.table import Table
 
 from moeflow.core.units import format_bytes
+from moeflow.parallel.connecting import Acceptor, listen
+from moeflow.parallel.mesh import Meeting, meet
 from moeflow.parallel.shared_memory_group import SharedMemoryGroup, make_descriptor
+from moeflow.parallel.tcp_group import TcpGroup
+from moeflow.parallel.tcp_link import TcpLink
 
 SIZES = tuple(1 << shift for shift in range(10, 25, 2))  # bytes of each rank
 MOVED_BYTES = 64 << 20  # by a rank at each size, by either way
 TIMEOUT_S = 60.0
 
-Times = dict[int, tuple[list[float], list[float]]]  # bytes -> seconds of ours, of gloo
+TOKEN = b"for benchmarks of one machine"
+WAYS = ("shared memory", "TCP", "there and back", "gloo")
+Times = dict[int, dict[str, list[float]]]  # bytes -> way -> seconds
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -44,37 +55,75 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def measure(group: SharedMemoryGroup) -> Times:
-    """Gather tensors of every size, both ways in turns."""
+def there_and_back(connection: socket.socket | None, rank: int, sent: memoryview, received: memoryview) -> None:
+    """Send bytes to the other rank and get as many back; other ranks than the first two do nothing."""
+    if connection is None:
+        return
+    if rank == 0:
+        connection.sendall(sent)
+    num_left = len(received)
+    while num_left:
+        num_left -= connection.recv_into(received[-num_left:])
+    if rank == 1:
+        connection.sendall(sent)
+
+
+def measure(group: SharedMemoryGroup, tcp: TcpGroup, plain: socket.socket | None) -> Times:
+    """Gather tensors of every size, all ways in turns."""
     times: Times = {}
     for num_bytes in SIZES:
         tensor = torch.full((num_bytes // 4,), float(group.rank))
         outs = [torch.empty_like(tensor) for _ in range(group.size)]
-        ours, gloo = times[num_bytes] = ([], [])
-        ways = (
-            (ours, partial(group.all_gather, "rows", tensor)),
-            (gloo, partial(dist.all_gather, outs, tensor)),
+        buffers = memoryview(bytearray(num_bytes)), memoryview(bytearray(num_bytes))
+        calls = (
+            partial(group.all_gather, "rows", tensor),
+            partial(tcp.all_gather, "rows", tensor),
+            partial(there_and_back, plain, group.rank, *buffers),
+            partial(dist.all_gather, outs, tensor),
         )
+        times[num_bytes] = {way: [] for way in WAYS}
         for turn in range(max(10, min(500, MOVED_BYTES // num_bytes))):
-            for durations, call in ways:
+            for way, call in zip(WAYS, calls, strict=True):
                 group.barrier("turn")
                 took_s = seconds(call)
                 if turn >= 3:  # memory is touched for the first time before
-                    durations.append(took_s)
+                    times[num_bytes][way].append(took_s)
     return times
 
 
+def plain_connection(rank: int, connection: Connection) -> socket.socket | None:
+    """Connect the first two ranks without anything above TCP."""
+    if rank > 1:
+        return None
+    if rank == 0:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            connection.send(listener.getsockname())
+            plain, _ = listener.accept()
+    else:
+        plain = socket.create_connection(connection.recv())
+    plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return plain
+
+
 def run_rank(rank: int, connection: Connection, rendezvous: str) -> None:
-    """Be a rank: join both groups and measure; rank 0 sends what it measured."""
+    """Be a rank: join all groups and measure; rank 0 sends what it measured."""
     torch.set_num_threads(1)
     descriptor = reduction.recv_handle(connection)
     process_ids = connection.recv()
     group = SharedMemoryGroup(descriptor, rank, process_ids, TIMEOUT_S)
     os.close(descriptor)
+    arrivals: queue.Queue[TcpLink] = queue.Queue()
+    acceptor = Acceptor(listen("127.0.0.1", 0), TOKEN, arrivals.put)
+    connection.send(("127.0.0.1", acceptor.port))
+    addresses = connection.recv()
+    tcp = TcpGroup(rank, meet(Meeting(b"benchmark", rank), addresses, TOKEN, {}, arrivals, TIMEOUT_S), TIMEOUT_S)
+    plain = plain_connection(rank, connection)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=group.size)
-    times = measure(group)
+    times = measure(group, tcp, plain)
     dist.destroy_process_group()
+    acceptor.close()
     group.close()
+    tcp.close()
     if rank == 0:
         connection.send(times)
 
@@ -97,6 +146,10 @@ def measure_ranks(num_ranks: int) -> Times:
         os.close(descriptor)
         for pipe in pipes:
             pipe.send([process.pid for process in processes])
+        addresses = [pipe.recv() for pipe in pipes]
+        for pipe in pipes:
+            pipe.send(addresses)
+        pipes[1].send(pipes[0].recv())  # where the first two connect without anything above TCP
         times: Times = pipes[0].recv()
         for process in processes:
             process.join()
@@ -110,15 +163,22 @@ def describe(durations: list[float]) -> str:
 
 
 @click.command(help=__doc__)
-@click.option("--ranks", "counts", multiple=True, default=(2, 4), show_default=True, help="May be given several times.")
+@click.option(
+    "--ranks",
+    "counts",
+    multiple=True,
+    type=click.IntRange(2),
+    default=(2, 4),
+    show_default=True,
+    help="May be given several times.",
+)
 def main(counts: tuple[int, ...]) -> None:
     """Measure and print."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    table = Table("ranks", "bytes of each", "ours (us)", "gloo (us)", "gloo / ours")
+    table = Table("ranks", "bytes of each", *(f"{way} (us)" for way in WAYS))
     for num_ranks in track(counts, console=Console(stderr=True)):
-        for num_bytes, (ours, gloo) in measure_ranks(num_ranks).items():
-            ratio = statistics.median(gloo) / statistics.median(ours)
-            table.add_row(str(num_ranks), format_bytes(num_bytes), describe(ours), describe(gloo), f"{ratio:.1f}")
+        for num_bytes, times in measure_ranks(num_ranks).items():
+            table.add_row(str(num_ranks), format_bytes(num_bytes), *(describe(times[way]) for way in WAYS))
     console = Console()
     console.print(f"{len(os.sched_getaffinity(0))} cores")
     console.print(table)

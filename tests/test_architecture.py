@@ -54,6 +54,7 @@ TORCH_FREE = (
     "kv/prefix_tree.py",
     "parallel/blocks.py",
     "parallel/expert_balancer.py",
+    "parallel/cluster_token.py",
     "parallel/expert_load.py",
     "parallel/mapper.py",
     "parallel/placement.py",

@@ -1,12 +1,18 @@
-"""Tells one checkpoint from another without reading weights: for files that are made from it and must fit it."""
+"""Tells one checkpoint from another without reading all weights: for what is made from it and must fit it."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
+from typing import Final
+
+import torch
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.file_errors import blame_file
+
+_NUM_SAMPLED: Final = 256  # matrices of which a row is read: a megabyte or so
 
 
 def checkpoint_identity(checkpoint: Checkpoint) -> str:
@@ -20,6 +26,22 @@ def checkpoint_identity(checkpoint: Checkpoint) -> str:
         digest.update(repr((name, info.shape, info.stored_as, info.num_bytes, info.file.name)).encode())
     for file in sorted({info.file for info in checkpoint.tensors.values()}):
         digest.update(repr((file.name, *_size_and_time(file))).encode())
+    return digest.hexdigest()[:32]
+
+
+def content_fingerprint(checkpoint: Checkpoint) -> str:
+    """Return a hash over config, names, shapes and types of all tensors, and the first rows of some.
+
+    Copies have the same wherever they lie; a model that was trained further has another. Raises: CheckpointError if a
+    file cannot be read.
+    """
+    digest = hashlib.sha256(json.dumps(dict(checkpoint.config), sort_keys=True, default=str).encode())
+    for name, info in sorted(checkpoint.tensors.items()):
+        digest.update(repr((name, info.shape, info.stored_as)).encode())
+    matrices = sorted(name for name, info in checkpoint.tensors.items() if len(info.shape) == 2)
+    for name in matrices[:: len(matrices) // _NUM_SAMPLED + 1]:
+        row = checkpoint.read_rows(name, 0, 1).values.contiguous().view(-1)
+        digest.update(row.view(torch.uint8).numpy().data)
     return digest.hexdigest()[:32]
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.bench.quality_run import answer, compare, describe_comparison, in_own_precision, make_task
     from moeflow.bench.serve_run import Progress, Sweep, check_server, run_engines, run_server, with_policy
     from moeflow.checkpoint.open import open_checkpoint
+    from moeflow.engine.ranks.join import JoinSettings, join
     from moeflow.engine.text.tokenizer import Tokenizer
     from moeflow.llm import LLM
     from moeflow.models.registry import read_bare_config, read_model_config
@@ -58,6 +59,7 @@ _NAMES = {  # by module, as imported above
     "moeflow.bench.quality_run": "answer compare describe_comparison in_own_precision make_task",
     "moeflow.bench.serve_run": "Progress Sweep check_server run_engines run_server with_policy",
     "moeflow.checkpoint.open": "open_checkpoint",
+    "moeflow.engine.ranks.join": "JoinSettings join",
     "moeflow.engine.text.tokenizer": "Tokenizer",
     "moeflow.llm": "LLM",
     "moeflow.models.registry": "read_bare_config read_model_config",

@@ -14,8 +14,18 @@ ATTENTION_LAYOUTS: Final[tuple[AttentionLayout, ...]] = get_args(AttentionLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JoinConfig:
+    """Where ranks on other machines join, and who may."""
+
+    host: str  # an address of this machine; 0.0.0.0: all of them
+    port: int
+    token_file: str  # has the cluster's token; made if it is not there
+    timeout_s: float = 600.0  # that the first rank waits for the others to join
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
-    """The ranks of one machine: how experts are laid out over them, and how attention, dense layers and the head."""
+    """The ranks of an engine: how experts are laid out over them, and how attention, dense layers and the head."""
 
     num_ranks: int
     expert_layout: ExpertLayout = "expert"
@@ -23,3 +33,4 @@ class ParallelConfig:
     num_redundant_experts: int = 0  # of each layer, that have a further home once loads are known
     attention_layout: AttentionLayout = "replicated"
     timeout_s: float = 60.0  # that a rank waits for the others in a collective
+    join: JoinConfig | None = None  # None: all ranks are processes of this machine; else all but the first join

@@ -172,6 +172,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
     kind: str
     message: str
+    is_from_outside: bool = False  # see `EngineError`
 
 
 class Stopped(msgspec.Struct, frozen=True, tag="stopped"):

@@ -22,8 +22,8 @@ from moeflow.engine.expert_store import COMPUTING, ExpertStore
 from moeflow.engine.memory_limiter import MemoryLimiter
 from moeflow.engine.messages import ExpertStats, ModelInfo, TokenLogprobs
 from moeflow.engine.offload.offloaded_model import OffloadedModel
-from moeflow.engine.ranks.rank_processes import RankProcesses
 from moeflow.engine.ranks.rank_upkeep import RankUpkeep
+from moeflow.engine.ranks.ranks import Ranks
 from moeflow.engine.sampler import SampledToken, prompt_logprobs, sample
 from moeflow.kv.block_tables import BlockTables
 from moeflow.kv.storage import KVStorage
@@ -92,7 +92,7 @@ class ModelRunner:
         experts: ExpertStore | None = None,
         recorder: RoutingRecorder | None = None,
         trace: Trace | None = None,
-        ranks: RankProcesses | None = None,
+        ranks: Ranks | None = None,
         upkeep: RankUpkeep | None = None,
     ) -> None:
         """Take a model, where its experts come from unless all are in memory, and who takes down what happens.

@@ -23,8 +23,10 @@ from moeflow.engine.expert_store import ExpertStore
 from moeflow.engine.messages import ModelInfo
 from moeflow.engine.model_runner import ModelRunner
 from moeflow.engine.offload.offloaded_model import OffloadedModel
+from moeflow.engine.ranks.joined_ranks import JoinedRanks
 from moeflow.engine.ranks.rank_processes import RankProcesses
 from moeflow.engine.ranks.rank_upkeep import RankUpkeep
+from moeflow.engine.ranks.ranks import Ranks
 from moeflow.kernels.cpu.packed_weights import expert_bytes
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.layers.decoder import CausalLM
@@ -52,7 +54,7 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
         if config.experts is not None:
             experts = ExpertStore.open(checkpoint, config, on_bytes=progress, trace=trace)
             on_failure.callback(experts.close)
-        ranks = None if config.parallel is None else RankProcesses(config, config.parallel)
+        ranks = _start_ranks(checkpoint, config)
         if ranks is not None:
             on_failure.callback(ranks.close)
         memory = weight_memory(checkpoint, config, experts, progress)
@@ -71,6 +73,14 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
         runner = ModelRunner(served, config, info, experts, recorder, trace, ranks, upkeep)
         on_failure.pop_all()
         return runner
+
+
+def _start_ranks(checkpoint: Checkpoint, config: EngineConfig) -> Ranks | None:
+    if config.parallel is None:
+        return None
+    if config.parallel.join is None:
+        return RankProcesses(config, config.parallel)
+    return JoinedRanks(checkpoint, config, config.parallel)
 
 
 def weight_memory(

@@ -51,3 +51,11 @@ class Group(Protocol):
 
     def close(self) -> None:
         """Give the memory back. The other ranks are not told: see `abort`."""
+
+
+def describe_rows(tensor: Tensor) -> str:
+    """Return what tensors of one collective have in common: they are rows of the same kind, in main memory."""
+    assert tensor.is_cpu, "processes exchange what is in main memory"
+    assert tensor.dim() > 0, "there are rows"
+    assert tensor.shape[1:].numel() > 0, "rows of nothing could not be counted"
+    return f"{tensor.dtype} [*{''.join(f', {size}' for size in tensor.shape[1:])}]"

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from moeflow.core.errors import ConfigError, GroupError
 from moeflow.kernels.cpu import extension
+from moeflow.parallel.group import describe_rows
 
 if extension.is_available():
     import moeflow.kernels._cpu as _cpu
@@ -70,13 +71,13 @@ class SharedMemoryGroup:
 
     def all_gather(self, name: str, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks; see `Group`."""
-        label = f"all_gather {name!r} of {_describe(tensor)}"
+        label = f"all_gather {name!r} of {describe_rows(tensor)}"
         return self._run(label, [tensor.contiguous()], is_for_all=True, own=tensor)
 
     def all_to_all(self, name: str, parts: Sequence[Tensor]) -> list[Tensor]:
         """Give each rank its part; see `Group`."""
-        assert len({_describe(part) for part in parts}) == 1, "parts differ in their first dimension only"
-        label = f"all_to_all {name!r} of {_describe(parts[0])}"
+        assert len({describe_rows(part) for part in parts}) == 1, "parts differ in their first dimension only"
+        label = f"all_to_all {name!r} of {describe_rows(parts[0])}"
         return self._run(label, [part.contiguous() for part in parts], is_for_all=False, own=parts[self.rank])
 
     def broadcast_bytes(self, name: str, data: bytes | None) -> bytes:
@@ -188,11 +189,3 @@ def _check_extension() -> None:
 
 def _address(memory: mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
-
-
-def _describe(tensor: Tensor) -> str:
-    """Return what tensors of one collective have in common: they are rows of the same kind."""
-    assert tensor.is_cpu, "a group of one machine exchanges what is in main memory"
-    assert tensor.dim() > 0, "there are rows"
-    assert tensor.shape[1:].numel() > 0, "rows of nothing could not be counted"
-    return f"{tensor.dtype} [*{''.join(f', {size}' for size in tensor.shape[1:])}]"

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Final
 
+from moeflow.core.address import format_address
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.offload_config import PREFIX, CudaDeviceConfig, OffloadConfig
@@ -71,7 +72,8 @@ def settings_of(config: EngineConfig) -> Settings:
     """Return the settings that lead to a configuration again, on a machine with as much memory."""
     parallel = config.parallel
     num_ranks = 1 if parallel is None else parallel.num_ranks
-    num_threads = config.num_threads * num_ranks
+    join = None if parallel is None else parallel.join
+    num_threads = config.num_threads * (num_ranks if join is None else 1)
     offload, is_own = config.offload, config.is_wide  # the checkpoint's own formats, which "auto" finds again
     return Settings(
         model=config.model_path,
@@ -85,6 +87,8 @@ def settings_of(config: EngineConfig) -> Settings:
         expert_placement=_default("expert_placement") if parallel is None or parallel.moves_experts else "index",
         num_redundant_experts=None if parallel is None else parallel.num_redundant_experts or None,
         attention_layout="replicated" if parallel is None else parallel.attention_layout,
+        listen_ranks=None if join is None else format_address(join.host, join.port),
+        cluster_token_file=None if join is None else Path(join.token_file),
         max_model_len=config.scheduler.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,

@@ -110,15 +110,15 @@ class Decision:
         self._set_beside_weights(cpu_isa, batching)
         weight_bytes = self._check_weights(weights, plan)
         parallel = self._parallel(cpu_isa, plan)
-        num_ranks = 1 if parallel is None else parallel.num_ranks
         held = RankMemory.of(self._costs(weights), parallel)
+        num_here = len(held.here)
         share = kv_share(has_slots=plan is not None, is_limited=is_limited)
         attends_in_torch = device != "cpu" or self.offloads_to_torch or not extension.is_available()
         cache = choose_kv_cache(
             self._with_reserved_kv(weights, batching.max_num_seqs, held),
             held.shape(self.shape),
             torch_dtype=dtype if attends_in_torch else None,
-            left_bytes=self._left_for_kv(weights, weight_bytes, held),
+            left_bytes=self._left_for_kv(weight_bytes, held if plan is None else None),
             share=share,
             max_num_seqs=batching.max_num_seqs,
             reasons=reasons,
@@ -126,9 +126,9 @@ class Decision:
         if parallel is not None:
             held.explain(self.shape, cache.num_bytes, parallel, reasons)
         num_threads = choose_num_threads(settings.num_threads, self.resources, reasons)
-        num_threads = max(num_threads // (num_ranks * self.num_replicas), 1)
+        num_threads = max(num_threads // (num_here * self.num_replicas), 1)
         if self.num_replicas > 1:
-            of_each = (num_threads * num_ranks, self.free_bytes)
+            of_each = (num_threads * num_here, self.free_bytes)
             reasons.append(("replicas", what_each_has(self.num_replicas, *of_each, maps_together=maps_together)))
         return EngineConfig(
             model_path=str(self.checkpoint.path),
@@ -178,12 +178,10 @@ class Decision:
         """Return whether there are several engines, and a file that all of them map their weights from."""
         return self.num_replicas > 1 and bool(cpu_isa) and self._find_packed_file(weights) is not None
 
-    def _left_for_kv(self, weights: WeightChoice, weight_bytes: int, held: RankMemory) -> int:
-        """Return the bytes from which each rank may take its keys and values: what others have whole, it has, too."""
-        num_ranks = len(held.weight_bytes)
-        repeated_bytes = sum(held.weight_bytes) - int(self._costs(weights).model_bytes)
-        left_bytes = self.free_bytes - weight_bytes - repeated_bytes - num_ranks * self._overhead_bytes
-        return max(left_bytes, 0) // num_ranks
+    def _left_for_kv(self, weight_bytes: int, held: RankMemory | None) -> int:
+        """Return the bytes from which each rank here may take its keys and values; None: the only one has experts."""
+        here = [weight_bytes] if held is None else held.here
+        return max(self.free_bytes - sum(here) - len(here) * self._overhead_bytes, 0) // len(here)
 
     def _parallel(self, cpu_isa: str, plan: ExpertPlan | None) -> ParallelConfig | None:
         """Return how processes share the model; None: there is one. Raises: ConfigError where they cannot."""
@@ -198,6 +196,13 @@ class Decision:
             )
         explain_ranks(parallel, self.shape, self.reasons)
         return parallel
+
+    def _weight_bytes(self, weights: WeightChoice) -> int:
+        """Return the bytes of the weights that this machine has: of ranks that join, one's."""
+        costs = self._costs(weights)
+        if self.settings.listen_ranks is None:
+            return ceil(costs.model_bytes)
+        return sum(RankMemory.of(costs, choose_ranks(self.settings, self.shape)).here)
 
     def _record_routing(self) -> str:
         """Return the file for what routers choose. Raises: ConfigError if there are no routers."""
@@ -347,7 +352,7 @@ class Decision:
 
     def _left(self, weights: WeightChoice) -> float:
         """Return the bytes that weights and process leave; negative if they do not fit."""
-        return self.free_bytes - self._costs(weights).model_bytes - self._overhead_bytes
+        return self.free_bytes - self._weight_bytes(weights) - self._overhead_bytes
 
     def _packed_file(self, weights: WeightChoice) -> str:
         """Return the packed weights that all weights are mapped from; empty if there is none."""
@@ -366,7 +371,7 @@ class Decision:
 
     def _check_weights(self, weights: WeightChoice, plan: ExpertPlan | None) -> int:
         """Return the bytes of the weights that must be in memory. Raises: CapacityError if they do not fit."""
-        num_bytes = ceil(self._costs(weights).model_bytes) if plan is None else plan.min_bytes
+        num_bytes = self._weight_bytes(weights) if plan is None else plan.min_bytes
         if num_bytes + self._overhead_bytes > self.free_bytes:
             if plan is not None:
                 raise CapacityError(

@@ -220,6 +220,27 @@ class Settings:
             is_served_only=True,
         ),
     )
+    listen_ranks: str | None = field(
+        default=None,
+        metadata=_option(
+            "text",
+            "--listen-ranks",
+            "[HOST:]PORT at which the other ranks join from other machines, with `moeflow join`. A port alone takes "
+            "only processes of this machine.",
+            "Processor and device",
+            default="ranks are processes of this machine",
+        ),
+    )
+    cluster_token_file: Path | None = field(
+        default=None,
+        metadata=_option(
+            "existing file",
+            "--cluster-token-file",
+            "The secret that ranks of other machines have a copy of; made if it is not there.",
+            "Processor and device",
+            default="cluster-token in the cache folder",
+        ),
+    )
     device: str = field(
         default="auto",
         metadata=_option(

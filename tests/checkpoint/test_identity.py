@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import json
 import os
+import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 
-from moeflow.checkpoint.checkpoint import TensorInfo
-from moeflow.checkpoint.identity import checkpoint_identity
+from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
+from moeflow.checkpoint.identity import checkpoint_identity, content_fingerprint
+from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CheckpointError
+from tests.tiny_mixtral import write_tiny_mixtral
 
 
 class Headers:
@@ -50,3 +56,41 @@ def test_another_name_size_or_time_is_another(file):
 def test_a_file_that_is_gone_is_named(tmp_path):
     with pytest.raises(CheckpointError, match="gone"):
         checkpoint_identity(Headers(tmp_path / "gone"))
+
+
+def fingerprint(folder: Path) -> str:
+    with closing(open_checkpoint(folder)) as checkpoint:
+        return content_fingerprint(checkpoint)
+
+
+def test_a_copy_has_the_same_fingerprint_and_other_weights_or_settings_another(tmp_path):
+    model, copy, other = tmp_path / "model", tmp_path / "copy", tmp_path / "other"
+    write_tiny_mixtral(model)
+    shutil.copytree(model, copy, copy_function=shutil.copyfile)
+    write_tiny_mixtral(other, seed=1)  # the same names, shapes, types and sizes
+    assert fingerprint(copy) == fingerprint(model)
+    assert fingerprint(other) != fingerprint(model)
+    config = copy / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"rope_theta": 7.0}))
+    assert fingerprint(copy) != fingerprint(model)
+    assert fingerprint(model) != fingerprint(copy)
+
+
+def test_of_many_matrices_some_are_read(file):
+    class Readable(Headers):
+        """As much as its fingerprint needs."""
+
+        def __init__(self, file: Path) -> None:
+            super().__init__(file)
+            self.config = {"model_type": "m"}
+            info = self.tensors["a"]
+            self.tensors = {f"{number:05}": info for number in range(10_000)}
+            self.num_read = 0
+
+        def read_rows(self, name: str, start: int, stop: int) -> StoredRows:
+            self.num_read += 1
+            return StoredRows(torch.zeros(stop - start, 3), torch.arange(start, stop))
+
+    checkpoint = Readable(file)
+    content_fingerprint(checkpoint)
+    assert 200 <= checkpoint.num_read <= 256

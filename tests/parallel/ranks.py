@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import queue
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import reduction
@@ -19,9 +21,15 @@ import pytest
 import torch
 
 from moeflow.core.errors import GroupError
+from moeflow.parallel.connecting import Acceptor, listen
+from moeflow.parallel.group import Group
+from moeflow.parallel.mesh import Address, Meeting, meet
 from moeflow.parallel.shared_memory_group import SharedMemoryGroup, make_descriptor
+from moeflow.parallel.tcp_group import TcpGroup
+from moeflow.parallel.tcp_link import TcpLink
 
 PATIENCE_S = 60.0  # for what has to come
+TOKEN = b"the token of the tests"
 
 
 class Rank:
@@ -60,13 +68,8 @@ class Ranks:
         self._ranks: list[Rank] = []
 
     def join(self, size: int, *, timeout_s: float = PATIENCE_S, buffer_bytes: int = 64) -> list[Rank]:
-        """Have the first `size` processes, all alive, make a group."""
-        for idx, rank in enumerate(self._ranks):
-            if not rank.process.is_alive():
-                self._ranks[idx] = Rank()
-        while len(self._ranks) < size:
-            self._ranks.append(Rank())
-        ranks = self._ranks[:size]
+        """Have the first `size` processes make a group over shared memory."""
+        ranks = self._alive(size)
         process_ids = [rank.process_id for rank in ranks]
         descriptor = make_descriptor(size, buffer_bytes)
         for idx, rank in enumerate(ranks):
@@ -75,6 +78,23 @@ class Ranks:
         os.close(descriptor)
         assert [rank.result() for rank in ranks] == [None] * size
         return ranks
+
+    def join_over_tcp(self, size: int, *, timeout_s: float = PATIENCE_S) -> list[Rank]:
+        """Have them make a group over TCP."""
+        ranks = self._alive(size)
+        addresses = [("127.0.0.1", port) for port in together(ranks, "listen")]
+        joined = together(ranks, "join_over_tcp", addresses, timeout_s, of_each=lambda rank: (rank,))
+        assert joined == [None] * size
+        return ranks
+
+    def _alive(self, size: int) -> list[Rank]:
+        """Return so many processes, new ones for those that were killed."""
+        for idx, rank in enumerate(self._ranks):
+            if not rank.process.is_alive():
+                self._ranks[idx] = Rank()
+        while len(self._ranks) < size:
+            self._ranks.append(Rank())
+        return self._ranks[:size]
 
     def end(self) -> None:
         for rank in self._ranks:
@@ -106,18 +126,28 @@ def together(
 
 def _serve(connection: Connection) -> None:
     torch.set_num_threads(1)
-    group: SharedMemoryGroup | None = None
+    group: Group | None = None
+    acceptor: Acceptor | None = None
+    arrivals: queue.Queue[TcpLink] = queue.Queue()
     while True:
         try:
             method, arguments = connection.recv()
         except EOFError:
             return
+        result = None
         try:
-            if method == "join":
+            if method == "listen":
+                arrivals = queue.Queue()
+                acceptor = Acceptor(listen("127.0.0.1", 0), TOKEN, arrivals.put)
+                result = acceptor.port
+            elif method.startswith("join"):
                 if group is not None:
                     group.close()
-                group = _join(connection, *arguments)
-                result = None
+                over_tcp = method == "join_over_tcp"
+                group = _join_over_tcp(arrivals, *arguments) if over_tcp else _join(connection, *arguments)
+                if acceptor is not None:
+                    acceptor.close()
+                    acceptor = None
             else:
                 assert group is not None
                 result = _METHODS[method](group, *arguments)
@@ -126,7 +156,7 @@ def _serve(connection: Connection) -> None:
         connection.send(result)
 
 
-def _join(connection: Connection, *arguments: Any) -> SharedMemoryGroup:
+def _join(connection: Connection, *arguments: Any) -> Group:
     descriptor = reduction.recv_handle(connection)
     try:
         return SharedMemoryGroup(descriptor, *arguments)
@@ -134,16 +164,21 @@ def _join(connection: Connection, *arguments: Any) -> SharedMemoryGroup:
         os.close(descriptor)
 
 
-def _gather_lists(group: SharedMemoryGroup, name: str, rows: list) -> list:
+def _join_over_tcp(arrivals: queue.Queue[TcpLink], addresses: list[Address], timeout_s: float, rank: int) -> Group:
+    links = meet(Meeting(b"group", rank), addresses, TOKEN, {}, arrivals, PATIENCE_S)
+    return TcpGroup(rank, links, timeout_s)
+
+
+def _gather_lists(group: Group, name: str, rows: list) -> list:
     return [tensor.tolist() for tensor in group.all_gather(name, torch.tensor(rows, dtype=torch.int64))]
 
 
-def _exchange_lists(group: SharedMemoryGroup, name: str, parts: list) -> list:
+def _exchange_lists(group: Group, name: str, parts: list) -> list:
     tensors = [torch.tensor(part, dtype=torch.int64) for part in parts]
     return [tensor.tolist() for tensor in group.all_to_all(name, tensors)]
 
 
-def _many(group: SharedMemoryGroup, count: int, seed: int) -> int:
+def _many(group: Group, count: int, seed: int) -> int:
     """Gather so many times, with pauses of this rank's own; return how many times the others' rows were right."""
     shared, own = random.Random(seed), random.Random(seed * 100 + group.rank)
     num_right = 0
@@ -155,6 +190,19 @@ def _many(group: SharedMemoryGroup, count: int, seed: int) -> int:
         want = [[rank * count + step] * length for rank, length in enumerate(lengths)]
         num_right += [tensor.tolist() for tensor in tensors] == want
     return num_right
+
+
+def _abort_from_elsewhere(group: Group, name: str) -> GroupError | None:
+    """Have another thread end the group while this one waits for the others."""
+    timer = threading.Timer(0.2, group.abort, ["the experts of layer 3 cannot be read"])
+    timer.start()
+    try:
+        group.barrier(name)
+    except GroupError as error:
+        return error
+    finally:
+        timer.join()
+    return None
 
 
 def _timed(call: Callable[..., Any]) -> Callable[..., tuple[float, Any]]:
@@ -169,15 +217,20 @@ def _timed(call: Callable[..., Any]) -> Callable[..., tuple[float, Any]]:
     return run
 
 
+def _method(name: str) -> Callable[..., Any]:
+    return lambda group, *arguments: getattr(group, name)(*arguments)
+
+
 _METHODS: dict[str, Callable[..., Any]] = {
     "gather_lists": _gather_lists,
     "exchange_lists": _exchange_lists,
     "many": _many,
-    "gather": SharedMemoryGroup.all_gather,
-    "broadcast_bytes": SharedMemoryGroup.broadcast_bytes,
-    "barrier": SharedMemoryGroup.barrier,
+    "gather": _method("all_gather"),
+    "broadcast_bytes": _method("broadcast_bytes"),
+    "barrier": _method("barrier"),
     "use_one_core": lambda group: os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]),
     "use_all_cores": lambda group: os.sched_setaffinity(0, range(os.cpu_count() or 1)),
-    "timed_barrier": _timed(SharedMemoryGroup.barrier),
-    "abort": SharedMemoryGroup.abort,
+    "timed_barrier": _timed(_method("barrier")),
+    "abort": _method("abort"),
+    "abort_from_elsewhere": _abort_from_elsewhere,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +46,9 @@ def test_all_that_a_plan_decides_becomes_settings():
         {"dtype": "bfloat16", "max_num_seqs": 5, "prefix_caching": False},
         {"quantize": "int4", "kv_dtype": "int8", "num_threads": 1, "max_model_len": 64},
         {"memory_bytes": 1 << 30},
+        {"num_ranks": 2, "num_threads": 4},
+        {"num_ranks": 3, "num_threads": 4, "listen_ranks": "[::1]:9200"},
+        {"num_ranks": 2, "listen_ranks": "9200", "cluster_token_file": Path("/etc/token")},
         {"device": "emulated:64MiB,1,t4", "pipeline": "flexgen", "micro_batch": 4},
         {"device": "emulated:64MiB,0.5,torch"},
     ],

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
+from moeflow.core.parallel_config import JoinConfig
 from moeflow.core.units import GIB, MIB
 from moeflow.kernels.cpu import extension
 from moeflow.planner import decision
@@ -50,6 +52,53 @@ def test_everything_is_decided_with_its_reason(model):
         "kv_cache",
         "max_model_len",
     }
+
+
+@needs_extension
+def test_ranks_that_join_have_their_own_threads_and_memory(model, tmp_path):
+    asked = Settings(model=model, num_ranks=3, num_threads=4, cache_dir=tmp_path, max_num_seqs=10**5)
+    here = resolve(asked, resources=machine()).config
+    plan = resolve(dataclasses.replace(asked, listen_ranks="10.0.0.1:9200"), resources=machine()).plan
+    assert plan.config.parallel.join == JoinConfig(
+        host="10.0.0.1", port=9200, token_file=str(tmp_path / "cluster-token")
+    )
+    assert (here.parallel.join, here.num_threads, plan.config.num_threads) == (None, 1, 4)
+    assert plan.config.kv_cache_bytes > 2.9 * here.kv_cache_bytes
+    assert dict(plan.reasons)["other ranks"] == f"join at 10.0.0.1:9200, with the token in {tmp_path / 'cluster-token'}"
+
+
+@needs_extension
+def test_a_port_alone_listens_to_this_machine(model):
+    asked = Settings(model=model, num_ranks=2, listen_ranks="9200", cluster_token_file=Path("/etc/token"))
+    join = resolve(asked, resources=machine()).config.parallel.join
+    assert join == JoinConfig(host="127.0.0.1", port=9200, token_file="/etc/token")
+
+
+@needs_extension
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"listen_ranks": "9200"}, r"nobody can join \(--listen-ranks\) an engine of one rank"),
+        ({"listen_ranks": "9200", "num_ranks": 1}, "nobody can join"),
+        ({"listen_ranks": "here", "num_ranks": 2}, "'here' is no address: write HOST:PORT or PORT"),
+    ],
+)
+def test_where_nobody_can_join_is_refused(model, settings, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        resolve(Settings(model=model, **settings), resources=machine())
+
+
+@needs_extension
+def test_a_model_larger_than_a_machine_fits_several(tmp_path):
+    write_tiny_mixtral(tmp_path, hidden_size=128, intermediate_size=1024, num_local_experts=8)
+    experts_bytes = 2 * 8 * 3 * 128 * 1024 * 4
+    asked = Settings(model=str(tmp_path), dtype="float32", num_ranks=4, kv_cache_bytes=MIB)
+    small = machine(PROCESS_BYTES + experts_bytes // 2)
+    with pytest.raises(CapacityError, match="the weights need"):
+        resolve(asked, resources=small)
+    resolve(dataclasses.replace(asked, listen_ranks="9200"), resources=small)
+    with pytest.raises(CapacityError, match="the weights need"):
+        resolve(dataclasses.replace(asked, listen_ranks="9200", num_ranks=2), resources=small)
 
 
 @needs_extension

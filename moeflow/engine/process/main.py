@@ -23,7 +23,7 @@ import zmq
 
 from moeflow.core.batch import Batch
 from moeflow.core.engine_config import EngineConfig
-from moeflow.core.errors import GroupError, RequestError
+from moeflow.core.errors import EngineError, GroupError, RequestError
 from moeflow.core.request import FinishReason
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import (
@@ -77,7 +77,8 @@ class EngineProcess:
 
     def _fail(self, error: Exception) -> NoReturn:
         """Report what ends the process, and end it."""
-        self._send(Failed(type(error).__name__, str(error)))
+        is_from_outside = isinstance(error, EngineError) and error.is_from_outside
+        self._send(Failed(type(error).__name__, str(error), is_from_outside))
         raise SystemExit(1) from None
 
     def _serve(self, engine: Engine) -> None:

@@ -275,7 +275,7 @@ class ProcessEngine:
             self._model, self._stats = message.model, message.stats
             self._ready.set()
         elif isinstance(message, Failed):
-            self._fail(_rebuild(message))
+            self._fail(_rebuild(message), Death(message.message, is_from_outside=message.is_from_outside))
         elif isinstance(message, Stopped):
             self._sinks.end()
 
@@ -347,5 +347,5 @@ def _rebuild(message: Failed) -> MoeflowError:
         kind: type[MoeflowError] = getattr(errors, message.kind)
         return kind(message.message)
     if hasattr(errors, message.kind):
-        return EngineError(message.message)
+        return EngineError(message.message, is_from_outside=message.is_from_outside)
     return EngineError(f"{message.kind}: {message.message}")

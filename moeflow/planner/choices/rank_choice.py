@@ -5,13 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
+from moeflow.core.address import LOOPBACK, format_address, parse_address
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
-from moeflow.core.parallel_config import ATTENTION_LAYOUTS, EXPERT_LAYOUTS, EXPERT_PLACEMENTS, ParallelConfig
+from moeflow.core.parallel_config import (
+    ATTENTION_LAYOUTS,
+    EXPERT_LAYOUTS,
+    EXPERT_PLACEMENTS,
+    JoinConfig,
+    ParallelConfig,
+)
 from moeflow.core.units import format_bytes
 from moeflow.parallel.blocks import band_blocks, even_blocks, head_blocks, num_kv_heads
+from moeflow.parallel.cluster_token import default_token_file
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.costs.model_costs import ModelCosts, bits_per_value
 from moeflow.planner.settings import Settings
@@ -27,6 +36,7 @@ def choose_ranks(settings: Settings, shape: ModelConfig) -> ParallelConfig | Non
         attention_layout=_known("attention_layout", settings.attention_layout, ATTENTION_LAYOUTS),
         moves_experts=_known("expert_placement", settings.expert_placement, EXPERT_PLACEMENTS) == "load",
         num_redundant_experts=settings.num_redundant_experts or 0,
+        join=_join_config(settings),
     )
     number = parallel.num_ranks
     if number == 1:
@@ -80,6 +90,9 @@ def explain_ranks(parallel: ParallelConfig, shape: ModelConfig, reasons: Reasons
         heads = _sizes(head_blocks(shape.num_heads, shape.num_kv_heads, number).queries)
         parts.append(f"{heads} of the {shape.num_heads} attention heads, and as much of dense layers and the head")
     reasons.append(("ranks", f"{number}: each has {'; '.join(parts)}"))
+    if parallel.join is not None:
+        at = format_address(parallel.join.host, parallel.join.port)
+        reasons.append(("other ranks", f"join at {at}, with the token in {parallel.join.token_file}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +100,25 @@ class RankMemory:
     """What ranks hold of a model."""
 
     weight_bytes: tuple[int, ...]  # by rank
+    is_spread: bool  # over machines: all but the first rank join
     num_kv_heads: int  # of the rank with the most
 
     @classmethod
     def of(cls, costs: ModelCosts, parallel: ParallelConfig | None) -> RankMemory:
         """Return what the weights of each rank take; None: there is one, with all of them."""
         if parallel is None:
-            return cls((int(costs.model_bytes),), costs.shape.num_kv_heads)
+            return cls((int(costs.model_bytes),), False, costs.shape.num_kv_heads)
         ranks = range(parallel.num_ranks)
         return cls(
             tuple(int(_weight_bytes(costs, parallel, rank)) for rank in ranks),
+            parallel.join is not None,
             max(num_kv_heads(costs.shape, parallel, rank) for rank in ranks),
         )
+
+    @property
+    def here(self) -> Sequence[int]:
+        """The weights of each rank on this machine; where others join, as many as any of them has."""
+        return [max(self.weight_bytes)] if self.is_spread else self.weight_bytes
 
     def shape(self, shape: ModelConfig) -> ModelConfig:
         """Return a model with as many KV heads as a rank has of it: what keys and values take is counted by these."""
@@ -166,10 +186,25 @@ def _known(name: str, value: str, layouts: Sequence[Layout]) -> Layout:
     raise ConfigError(f"{name} {value!r} is unknown; use one of {', '.join(layouts)}")
 
 
+def _join_config(settings: Settings) -> JoinConfig | None:
+    """Return where the other ranks join; None: they are processes of this machine. Raises: ConfigError."""
+    if settings.listen_ranks is None:
+        return None
+    if (settings.num_replicas or 1) > 1:
+        raise ConfigError("ranks of other machines (--listen-ranks) join one engine: leave --replicas away")
+    host, port = parse_address(settings.listen_ranks, default_host=LOOPBACK)
+    file = settings.cluster_token_file or default_token_file(settings.cache_dir)
+    return JoinConfig(host=host, port=port, token_file=str(Path(file).absolute()))
+
+
 def _refuse_layouts(settings: Settings) -> None:
     """Raises: ConfigError if one rank is to share something."""
     if settings.expert_layout != "expert":
         raise ConfigError("slices of experts (--expert-layout sliced) are for several ranks: say how many (--ranks)")
+    if settings.listen_ranks is not None:
+        raise ConfigError(
+            "nobody can join (--listen-ranks) an engine of one rank: say how many there are, this one counted (--ranks)"
+        )
     if settings.num_redundant_experts is not None:
         raise ConfigError("replicas of experts (--redundant-experts) are for several ranks: say how many (--ranks)")
     if settings.attention_layout != "replicated":

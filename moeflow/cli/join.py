@@ -1,0 +1,67 @@
+"""`moeflow join`: this machine's part of an engine whose first rank is on another."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from moeflow.cli import lazy
+from moeflow.cli.options import cache_dir_option
+from moeflow.core.address import parse_address
+from moeflow.core.errors import ConfigError
+from moeflow.parallel.cluster_token import default_token_file, read_token
+
+EPILOG = """\b
+Examples, with two machines, a and b, that both have the model:
+  a$ moeflow serve ~/models/olmoe --ranks 2 --listen-ranks a.lan:9200
+      waits for one other rank, and makes a token
+  b$ scp a.lan:.cache/moeflow/cluster-token .
+  b$ moeflow join a.lan:9200 --cluster-token-file cluster-token
+\b
+  b$ moeflow join a.lan:9200 /data/olmoe
+      where the model lies elsewhere, and the token in the cache folder
+
+Each rank has a block of every layer's experts, so that a model may be larger than one machine's memory; answers are
+those of one machine, to the bit. The machines need the same versions of moeflow and torch, the same checkpoint, and
+processors with the instruction set that the first one uses; with more than two, each must be able to connect to each.
+
+When the engine at the other end stops or restarts, this waits and joins again; Ctrl-C ends it. If it ends, the engine
+starts again and goes on with all requests once there is a rank in its place.
+
+Only who has the token can join, and what is exchanged cannot be changed on the way, but it can be read: on a network
+that you do not trust, connect the machines by a VPN."""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("address", metavar="HOST:PORT")
+@click.argument("model", required=False)
+@click.option(
+    "--cluster-token-file",
+    "token_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A copy of the first rank's token.  [default: cluster-token in the cache folder]",
+)
+@click.option("--threads", "num_threads", type=click.IntRange(1), help="CPU threads.  [default: all cores]")
+@cache_dir_option
+def join(address: str, model: str | None, token_file: Path | None, num_threads: int | None, cache_dir: Path) -> None:
+    """Compute a part of a model that another machine serves.
+
+    HOST:PORT is where that machine waits for ranks (--listen-ranks). MODEL is this machine's copy of the checkpoint;
+    without it, it lies where it does there.
+    """
+    try:
+        host, port = parse_address(address)
+    except ConfigError as error:
+        raise click.BadParameter(str(error), param_hint="HOST:PORT") from None
+    settings = lazy.JoinSettings(
+        host=host,
+        port=port,
+        token=read_token(token_file or default_token_file(cache_dir)),
+        model=None if model is None else str(Path(model).absolute()),
+        num_threads=num_threads,
+        cpu_isa=os.environ.get("MOEFLOW_CPU_ISA", ""),
+        cache_dir=cache_dir,
+    )
+    lazy.join(settings, lambda news: click.echo(news, err=True))

@@ -1,0 +1,159 @@
+"""Be a rank of an engine on another machine: join it, load, compute passes until it ends, and wait for the next.
+
+What another try cannot help ends this: a token, version or checkpoint that is not the first rank's. All else is waited
+out: an engine that is not there yet or no more, a network that is cut, ranks that have all joined.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import queue
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+from moeflow.checkpoint.identity import content_fingerprint
+from moeflow.checkpoint.open import open_checkpoint
+from moeflow.core.address import format_address
+from moeflow.core.engine_config import EngineConfig
+from moeflow.core.errors import CheckpointError, ConfigError, GroupError, MoeflowError
+from moeflow.engine.ranks.computing import compute_passes
+from moeflow.engine.ranks.joining import (
+    LOADED,
+    MEETING_S,
+    PASS,
+    Assignment,
+    Candidacy,
+    Invitation,
+    Refusal,
+    RefusedError,
+    hear,
+    own_application,
+    say,
+)
+from moeflow.kernels.cpu import extension
+from moeflow.parallel.connecting import Acceptor, connect, listen
+from moeflow.parallel.mesh import Meeting, meet
+from moeflow.parallel.tcp_group import TcpGroup
+from moeflow.parallel.tcp_link import TcpLink
+from moeflow.planner.choices.packed_files import find_packed_weights_file, formats_of
+from moeflow.planner.hardware.host import host_resources
+
+_FIRST_PAUSE_S: Final = 0.5
+_MAX_PAUSE_S: Final = 8.0  # between tries, each pause twice as long as the one before
+
+OnNews = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinSettings:
+    """What the user of a machine that joins has set."""
+
+    host: str  # of the first rank
+    port: int
+    token: bytes
+    model: str | None = None  # None: the checkpoint lies where it does on the first rank's machine
+    num_threads: int | None = None  # None: one a core
+    cpu_isa: str = ""  # the best instruction set to use; empty: the best there is
+    cache_dir: Path | None = None  # where packed weights may be
+
+
+def join(settings: JoinSettings, on_news: OnNews) -> NoReturn:
+    """Be a rank of one engine after the other, for ever; `on_news` gets what changes, in words.
+
+    Raises: ConfigError, CheckpointError, CapacityError for what another try would not change.
+    """
+    if not extension.is_available():
+        raise ConfigError(f"a rank needs the CPU extension: {extension.why_not()}")
+    pause_s, last_news = _FIRST_PAUSE_S, ""
+    while True:
+        try:
+            with Membership(settings) as membership:
+                pause_s, last_news = _FIRST_PAUSE_S, ""
+                membership.serve(on_news)
+        except RefusedError as error:
+            if not error.may_retry:
+                where = format_address(settings.host, settings.port)
+                raise ConfigError(f"{where} refuses this process: {error}") from None
+            news = str(error)
+        except GroupError as error:
+            news = str(error)
+        if news != last_news:
+            on_news(f"{news}; waiting to join again")
+            last_news = news
+        gc.collect()  # the model goes before there is another
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+
+
+class Membership:
+    """One engine that takes this process as a rank. A context manager, which ends it."""
+
+    def __init__(self, settings: JoinSettings) -> None:
+        """Apply. Raises: GroupError, RefusedError, ConfigError; CheckpointError if the model is not there."""
+        self._settings = settings
+        self._num_threads = settings.num_threads or host_resources().num_cores
+        self._arrivals: queue.Queue[TcpLink] = queue.Queue()  # of ranks that connect to this one
+        with ExitStack() as undo:
+            link = self._link = undo.enter_context(closing(connect(settings.host, settings.port, settings.token)))
+            listener = listen(link.local_host, 0)
+            acceptor = undo.enter_context(closing(Acceptor(listener, settings.token, self._arrivals.put)))
+            say(link, own_application(self._num_threads, settings.cpu_isa, host_resources().available_bytes))
+            invitation = hear(link, Invitation)
+            self._model_path = settings.model or invitation.model_path
+            say(link, Candidacy(self._fingerprint(), acceptor.port))
+            self._undo = undo.pop_all()
+
+    def __enter__(self) -> Membership:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+    def serve(self, on_news: OnNews) -> None:
+        """Compute passes. Raises: GroupError when the engine ends; as loading a model."""
+        link = self._link
+        on_news(f"waiting at {link.address} until all ranks are there")
+        task = hear(link, Assignment, timeout_s=None)
+        meeting = Meeting(task.group_id, task.rank)
+        links = meet(meeting, task.addresses, self._settings.token, {0: link}, self._arrivals, MEETING_S)
+        on_news(f"rank {task.rank} of {len(task.addresses)}: loading {self._model_path}")
+
+        def on_loaded() -> None:
+            link.send_message(LOADED, b"", task.timeout_s)
+            on_news("ready")
+
+        with closing(TcpGroup(task.rank, links, task.timeout_s)) as group:
+            try:
+                compute_passes(self._own_config(task.config), group, self._passes(), on_loaded)
+            except BaseException as error:
+                group.abort(str(error) if isinstance(error, MoeflowError) else f"{type(error).__name__} {error}")
+                raise
+
+    def _fingerprint(self) -> str:
+        """Return that of the checkpoint here. Raises: CheckpointError, after telling it the first rank."""
+        try:
+            with closing(open_checkpoint(self._model_path)) as checkpoint:
+                return content_fingerprint(checkpoint)
+        except CheckpointError as error:
+            say(self._link, Refusal(str(error)))
+            raise
+
+    def _own_config(self, config: EngineConfig) -> EngineConfig:
+        """Return the first rank's configuration with this machine's paths and threads."""
+        with closing(open_checkpoint(self._model_path)) as checkpoint:
+            packed = find_packed_weights_file(checkpoint, formats_of(config), None, self._settings.cache_dir)
+        return dataclasses.replace(
+            config,
+            model_path=self._model_path,
+            packed_file="" if packed is None else str(packed),
+            num_threads=self._num_threads,
+        )
+
+    def _passes(self) -> Iterator[bytes]:
+        while True:
+            yield self._link.receive_message(PASS, timeout_s=None)

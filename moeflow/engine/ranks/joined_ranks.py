@@ -1,0 +1,146 @@
+"""The other ranks of an engine on other machines: waited for, given each pass over TCP, left alone at the end.
+
+They connect to this process, prove that they have the cluster's token, and show that they would compute the same bits:
+versions, processor, checkpoint. When the engine ends they wait for the next one, so that a restart finds them again.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+from pathlib import Path
+from typing import Final
+
+from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.identity import content_fingerprint
+from moeflow.core.address import format_address
+from moeflow.core.engine_config import EngineConfig
+from moeflow.core.errors import GroupError
+from moeflow.core.parallel_config import JoinConfig, ParallelConfig
+from moeflow.core.units import format_bytes
+from moeflow.engine.ranks.joining import LOADED, PASS, Application, Assignment, Invitation, own_application, say
+from moeflow.engine.ranks.ranks import Ranks
+from moeflow.engine.ranks.reception import Candidate, Reception
+from moeflow.kernels.cpu import extension
+from moeflow.models.registry import read_model_config
+from moeflow.parallel.cluster_token import ensure_token
+from moeflow.parallel.connecting import Acceptor, listen
+from moeflow.parallel.tcp_group import TcpGroup
+from moeflow.parallel.tcp_link import TcpLink
+from moeflow.planner.choices.rank_choice import RankMemory
+from moeflow.planner.costs.model_costs import Formats, ModelCosts
+from moeflow.planner.costs.process_memory import PROCESS_BYTES
+
+logger = logging.getLogger(__name__)
+
+_EVERYWHERE: Final = ("0.0.0.0", "::")
+
+
+class JoinedRanks(Ranks):
+    """Processes that have run `moeflow join`."""
+
+    def __init__(self, checkpoint: Checkpoint, config: EngineConfig, parallel: ParallelConfig) -> None:
+        """Wait for them to join; they begin to load. Blocks: until all are there.
+
+        Raises: GroupError if they do not come in time; ConfigError if this process cannot listen or has no token.
+        """
+        join = parallel.join
+        assert join is not None, "ranks join"
+        needed = _Needed(checkpoint, config, parallel)
+        num_others = parallel.num_ranks - 1
+        self._reception = Reception(
+            num_others, Invitation(config.model_path), content_fingerprint(checkpoint), needed.objection
+        )
+        token = ensure_token(Path(join.token_file))
+        self._acceptor = Acceptor(listen(join.host, join.port), token, self._reception.take_in)
+        try:
+            logger.warning(_what_to_do(num_others, join))
+            self._links = self._assign(self._reception.wait(join.timeout_s), config, parallel, join)
+        except BaseException:
+            self._stop_listening()
+            raise
+        self.group = TcpGroup(0, self._links, parallel.timeout_s)
+        self._timeout_s = parallel.timeout_s
+
+    def wait_until_loaded(self) -> None:
+        """See `Ranks`."""
+        for link in self._links.values():
+            link.receive_message(LOADED, timeout_s=None)
+        logger.warning("all %d ranks are there", self.group.size)
+
+    def close(self) -> None:
+        """See `Ranks`."""
+        self.group.abort("the first rank has ended")
+        self._stop_listening()
+        self.group.close()
+
+    def _assign(
+        self, candidates: list[Candidate], config: EngineConfig, parallel: ParallelConfig, join: JoinConfig
+    ) -> dict[int, TcpLink]:
+        """Tell each which rank it is."""
+        addresses = [(join.host, join.port), *((it.link.host, it.candidacy.port) for it in candidates)]
+        group_id = secrets.token_bytes(16)
+        links = {rank: candidate.link for rank, candidate in enumerate(candidates, 1)}
+        for rank, link in links.items():
+            link.peer = f"rank {rank} ({link.address})"
+            say(link, Assignment(rank, config, parallel.timeout_s, group_id, addresses))
+        return links
+
+    def _stop_listening(self) -> None:
+        self._acceptor.close()
+        self._reception.close()
+
+    def _tell_all(self, message: bytes) -> None:
+        for link in self._links.values():
+            link.send_message(PASS, message, self._timeout_s)
+
+    def _note_ending(self, error: GroupError) -> None:
+        """Note that it came from outside: cut networks and lost machines are no fault of a request.
+
+        One that does kill a rank on another machine is found all the same, only later.
+        """
+        error.is_from_outside = True
+
+
+class _Needed:
+    """What a process must have to be a rank."""
+
+    def __init__(self, checkpoint: Checkpoint, config: EngineConfig, parallel: ParallelConfig) -> None:
+        formats = Formats(
+            matrices=config.weight_format,
+            embeddings=config.embedding_format,
+            kv=config.kv_dtype,
+            routers=config.router_format,
+        )
+        costs = ModelCosts(read_model_config(checkpoint), formats)
+        weight_bytes = max(RankMemory.of(costs, parallel).weight_bytes)
+        self._num_bytes = weight_bytes + config.kv_cache_bytes + PROCESS_BYTES
+        self._own = own_application(config.num_threads, config.cpu_isa, 0)
+
+    def objection(self, theirs: Application) -> str:
+        """Return why a process cannot be a rank; empty: it can."""
+        own, isas = self._own, extension.ISAS
+        if theirs.software != own.software:
+            return f"it is {theirs.software}, the first rank {own.software}: install the same versions"
+        if theirs.processor != own.processor or theirs.cpu_isa not in isas:
+            return f"its processor is {theirs.processor}, the first rank's {own.processor}: results would differ"
+        if isas.index(theirs.cpu_isa) < isas.index(own.cpu_isa):
+            return (
+                f"its instruction set is {theirs.cpu_isa}, the first rank uses {own.cpu_isa}: results would differ. "
+                f"Start the first rank with MOEFLOW_CPU_ISA={theirs.cpu_isa}"
+            )
+        if theirs.available_bytes < self._num_bytes:
+            return (
+                f"it has {format_bytes(theirs.available_bytes)} of memory free and needs "
+                f"{format_bytes(self._num_bytes)}: use more ranks (--ranks), or a smaller format or KV cache"
+            )
+        return ""
+
+
+def _what_to_do(num_others: int, join: JoinConfig) -> str:
+    host = socket.gethostname() if join.host in _EVERYWHERE else join.host
+    return (
+        f"waiting for {num_others} other rank{'s' if num_others > 1 else ''}: run on each of their machines, with a "
+        f"copy of {join.token_file},\n  moeflow join {format_address(host, join.port)}"
+    )

@@ -1,0 +1,55 @@
+"""The secret by which the processes of one cluster know each other: a file, of which each machine has a copy."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Final
+
+from moeflow.core.cache_dir import cache_folder
+from moeflow.core.errors import ConfigError
+
+_SECRET_BYTES: Final = 32
+_MIN_CHARACTERS: Final = 16
+_MAX_CHARACTERS: Final = 4096
+
+
+def default_token_file(cache_dir: Path | None) -> Path:
+    """Return where the token is if nobody names a file."""
+    return cache_folder(cache_dir) / "cluster-token"
+
+
+def read_token(file: Path) -> bytes:
+    """Return the secret. Raises: ConfigError if the file cannot be read, or holds too little for a secret."""
+    try:
+        with file.open("rb") as stream:
+            token = stream.read(_MAX_CHARACTERS + 1).strip()
+    except OSError as error:
+        raise ConfigError(
+            f"the cluster's token cannot be read from {file} ({error.strerror}): copy the head's file there, or name "
+            "another (--cluster-token-file)"
+        ) from None
+    if not _MIN_CHARACTERS <= len(token) <= _MAX_CHARACTERS:
+        raise ConfigError(
+            f"the cluster's token in {file} has {len(token)} characters, where {_MIN_CHARACTERS} to {_MAX_CHARACTERS} "
+            "are allowed: copy the head's file again, or delete it there to have a new one made"
+        )
+    return token
+
+
+def ensure_token(file: Path) -> bytes:
+    """Return the secret; where there is no file, make one with a new secret, which only its owner can read.
+
+    Raises: as `read_token`; ConfigError if the file cannot be made.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return read_token(file)
+    except OSError as error:
+        raise ConfigError(f"the cluster's token cannot be written to {file} ({error.strerror})") from None
+    with os.fdopen(descriptor, "w") as stream:
+        stream.write(secrets.token_hex(_SECRET_BYTES) + "\n")
+    return read_token(file)
