@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from moeflow.core.errors import ConfigError
+from scripts.benchmarks_page import main
 from tests.bench.examples import (
     accuracy_record,
     beside_record,
@@ -27,17 +29,17 @@ from tests.bench.examples import (
 
 ROOT = Path(__file__).parent.parent
 
-pytestmark = pytest.mark.slow  # a process of its own, with matplotlib
+pytestmark = pytest.mark.slow  # draws with matplotlib
 
 
-def write_page(tmp_path: Path, *records: dict, text: str | None = None) -> subprocess.CompletedProcess:
+def write_page(tmp_path: Path, *records: dict) -> str:
+    """Return the page that is made of these records."""
     results, docs = tmp_path / "results", tmp_path / "docs"
     results.mkdir(exist_ok=True)
     docs.mkdir(exist_ok=True)
-    lines = [json.dumps(record) for record in records]
-    (results / "all.jsonl").write_text("\n".join(lines) if text is None else text)
-    command = [sys.executable, str(ROOT / "scripts" / "benchmarks_page.py"), str(results), str(docs)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    (results / "all.jsonl").write_text("\n".join(map(json.dumps, records)))
+    main(results, docs)
+    return (docs / "benchmarks.md").read_text()
 
 
 def test_the_page_holds_the_newest_of_each(tmp_path):
@@ -47,9 +49,7 @@ def test_the_page_holds_the_newest_of_each(tmp_path):
         "time": "2025-01-01T00:00:00+00:00",
         "commit": "0000000",
     }
-    done = write_page(tmp_path, engine_record(), old, earlier, *serving, quality_record(), versus_record())
-    assert done.returncode == 0, done.stderr
-    page = (tmp_path / "docs" / "benchmarks.md").read_text()
+    page = write_page(tmp_path, engine_record(), old, earlier, *serving, quality_record(), versus_record())
     assert "## Abacus, 2 cores, 24 GiB" in page
     headings = [line.removeprefix("### ") for line in page.splitlines() if line.startswith("### ")]
     assert headings == ["Engine", "transformers' generate", "Serving", "Quality"]
@@ -69,8 +69,7 @@ def test_servers_under_the_same_traffic_share_a_table_and_other_traffic_has_its_
     for record, command in zip(served, ("bench --url a", "bench --url b"), strict=True):
         record |= {"model": "servers", "weight_format": None, "device": None, "command": command}
     other = {**served[0], "workload": {"seed": 0, "num_requests": 9}}
-    assert write_page(tmp_path, *served, other).returncode == 0
-    page = (tmp_path / "docs" / "benchmarks.md").read_text()
+    page = write_page(tmp_path, *served, other)
     assert "| arrivals/s | mine | theirs |" in page
     assert "| arrivals/s | mine |\n" in page
     assert page.count("`bench --url b`") == 1
@@ -78,14 +77,15 @@ def test_servers_under_the_same_traffic_share_a_table_and_other_traffic_has_its_
 
 
 def test_without_records_the_page_says_so(tmp_path):
-    assert write_page(tmp_path).returncode == 0
-    page = (tmp_path / "docs" / "benchmarks.md").read_text()
+    page = write_page(tmp_path)
     assert "There are no records" in page
     assert "## How it is measured" in page
 
 
 def test_a_damaged_record_is_one_line(tmp_path):
-    done = write_page(tmp_path, text="{")
+    (tmp_path / "all.jsonl").write_text("{")
+    command = [sys.executable, str(ROOT / "scripts" / "benchmarks_page.py"), str(tmp_path), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert "all.jsonl, line 1" in done.stderr
@@ -94,9 +94,7 @@ def test_a_damaged_record_is_one_line(tmp_path):
 
 def test_jobs_of_one_engine_share_a_table(tmp_path):
     jobs = [job_record(system, num_new) for num_new in (32, 64) for system in ("variable length", "padded")]
-    done = write_page(tmp_path, *jobs)
-    assert done.returncode == 0, done.stderr
-    page = (tmp_path / "docs" / "benchmarks.md").read_text()
+    page = write_page(tmp_path, *jobs)
     assert "### Batch jobs" in page
     rows = [line for line in page.splitlines() if line.startswith("| mtbench")]
     assert [row.split("|")[-2].strip() for row in rows] == ["3.00", "3.00"]
@@ -104,9 +102,7 @@ def test_jobs_of_one_engine_share_a_table(tmp_path):
 
 def test_interactive_requests_of_all_seeds_are_taken_together(tmp_path):
     old = beside_record(9, command="moeflow bench batch --interactive-rate 0.25 -n 9", time="2025-01-01T00:00:00+00:00")
-    done = write_page(tmp_path, old, beside_record(0), beside_record(1))
-    assert done.returncode == 0, done.stderr
-    page = (tmp_path / "docs" / "benchmarks.md").read_text()
+    page = write_page(tmp_path, old, beside_record(0), beside_record(1))
     assert "8 interactive requests." in page
     assert "| per token p50, ms | 10.0 | 20.0 | 2.00 |" in page
     assert "| per token p99, ms | 30.0 | 60.0 | 2.00 |" in page
@@ -138,9 +134,7 @@ def test_claims_open_the_page_with_figures_of_their_records(tmp_path):
         cache_record(),
         trace_record(),
     ]
-    done = write_page(tmp_path, *records)
-    assert done.returncode == 0, done.stderr
-    page = (tmp_path / "docs" / "benchmarks.md").read_text()
+    page = write_page(tmp_path, *records)
     assert page.index("**In short: Abacus, 2 cores, 24 GiB**") < page.index("## How it is measured")
     found = {claim: cells[:3] for claim, cells in rows_of(page, "In short").items()}
     assert found == {
@@ -184,8 +178,7 @@ def test_what_was_measured_with_uncommitted_changes_is_marked(tmp_path):
         ({"is_dirty": True}, True),
         ({"is_dirty": False}, False),
     ):
-        write_page(tmp_path, {**quality_record(), **changes})
-        page = (tmp_path / "docs" / "benchmarks.md").read_text()
+        page = write_page(tmp_path, {**quality_record(), **changes})
         assert (marked in page) == is_marked
         assert ("[2026-01-31, uncommitted changes](#quality)" in page) == is_marked
 
@@ -199,9 +192,7 @@ def test_what_others_disturbed_is_no_claim(tmp_path):
         return {**quality_record(), "kind": "peers", **about, "sampling": sampling, "rows": [row]}
 
     for foreign, is_there in ((0.05, True), (0.2, False)):
-        done = write_page(tmp_path, pair(foreign))
-        assert done.returncode == 0, done.stderr
-        page = (tmp_path / "docs" / "benchmarks.md").read_text()
+        page = write_page(tmp_path, pair(foreign))
         row = "| decode, batch 1, int8: tokens/s beside llama.cpp on the same file | 25.0 (20.0-30.0) |"
         assert (row in page) == is_there
 
@@ -210,8 +201,7 @@ def test_page_and_readme_are_what_the_records_say(tmp_path):
     """Whoever adds a record writes the page anew."""
     (tmp_path / "docs").mkdir()
     shutil.copyfile(ROOT / "README.md", tmp_path / "README.md")
-    command = [sys.executable, str(ROOT / "scripts" / "benchmarks_page.py"), str(ROOT / "docs" / "results")]
-    subprocess.run([*command, str(tmp_path / "docs")], check=True)
+    main(ROOT / "docs" / "results", tmp_path / "docs")
     for name in ("docs/benchmarks.md", "README.md"):
         assert (tmp_path / name).read_text() == (ROOT / name).read_text(), f"run scripts/benchmarks_page.py for {name}"
     figures = rows_of((ROOT / "README.md").read_text(), "Measured on")
@@ -221,7 +211,6 @@ def test_page_and_readme_are_what_the_records_say(tmp_path):
 
 def test_a_readme_without_a_place_for_figures_is_an_error(tmp_path):
     (tmp_path / "README.md").write_text("# mine")
-    done = write_page(tmp_path, quality_record())
-    assert done.returncode == 1
-    assert "put them where figures belong" in done.stderr
+    with pytest.raises(ConfigError, match="put them where figures belong"):
+        write_page(tmp_path, quality_record())
     assert (tmp_path / "README.md").read_text() == "# mine"

@@ -102,20 +102,17 @@ def start(*arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("tests", "is_noticed"), [("test_predictors.py", True), ("test_governor.py", False)])
-def test_mistakes_are_noticed_by_tests_that_look_there_alone(tmp_path, tests, is_noticed):
+def test_mistakes_are_noticed_or_survive(tmp_path):
     source = FILE.read_bytes()
-    with start(str(CHILDREN / tests), "-n", "3", "--json", str(tmp_path / "found.json")) as run:
+    with start(str(CHILDREN / "test_predictors.py"), "-n", "3", "--json", str(tmp_path / "found.json")) as run:
         output, _ = run.communicate(timeout=250)
     assert run.returncode == 0, output
     assert FILE.read_bytes() == source
     found = json.loads((tmp_path / "found.json").read_text())
-    assert (found["tried"], found["noticed"] > 0) == (3, is_noticed)
-    assert [it["file"] for it in found["survivors"]] == ["moeflow/experts/predict/frequency.py"] * (
-        3 - found["noticed"]
-    )
-    assert output.count("@@") == 2 * (3 - found["noticed"])
-    assert f"{found['noticed']} of 3 noticed" in output
+    assert (found["tried"], found["noticed"]) == (3, 2)  # what says the same of equal counts is not
+    assert [it["file"] for it in found["survivors"]] == ["moeflow/experts/predict/frequency.py"]
+    assert output.count("@@") == 2
+    assert "2 of 3 noticed" in output
 
 
 @pytest.mark.slow

@@ -179,14 +179,9 @@ def test_questions_have_the_lengths_that_the_model_sees(config):
 
 
 @pytest.mark.slow
-def test_both_systems_on_an_engine_that_computes(config):
+def test_a_job_beside_others_on_an_engine_that_computes(config):
     before = set(psutil.Process().children(recursive=True))
     results = []
-    for policy in ("continuous", "static"):
-        system = with_policy(config, policy, max_prompt=9, batch_timeout_s=0.05)
-        asyncio.run(run_batch_job(system, JOB, 258, 0, progress(results, [])))
     asyncio.run(run_beside(config, JOB, TRAFFIC, 0, progress(results, [])))
-    assert [each["system"] for each in results[:2]] == ["variable length", "padded"]
-    assert all(each["summary"]["tokens_per_s"] > 0 for each in results[:2])
-    assert results[2]["job_alone"]["tokens"] > 0
+    assert results[0]["job_alone"]["tokens"] > 0
     assert set(psutil.Process().children(recursive=True)) <= before

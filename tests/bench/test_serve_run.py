@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import psutil
 import pytest
 
 from moeflow.bench.metrics import Served
@@ -71,23 +70,3 @@ def test_requests_beyond_the_context_are_refused_before_anything_starts(config):
     with pytest.raises(ConfigError, match="allows 512"):
         check_server(spec, 512)
     check_server(spec, None)
-
-
-@pytest.mark.slow
-def test_both_policies_complete_the_same_requests_and_leave_no_process(config):
-    before = set(psutil.Process().children(recursive=True))
-    results, requests = [], []
-    configs = [with_policy(config, policy, max_prompt=20, batch_timeout_s=0.01) for policy in ("continuous", "static")]
-    asyncio.run(run_engines(configs, Sweep(SPEC, (50.0, 200.0), 1), collect(results, requests)))
-    assert [(each["system"], each["rate"]) for each in results] == [
-        ("continuous", 50.0),
-        ("continuous", 200.0),
-        ("static", 50.0),
-        ("static", 200.0),
-    ]
-    assert len(requests) == 4 * 12
-    for each in results:
-        assert each["summary"]["num_failed"] == 0
-        assert each["requests"]["new"] == results[0]["requests"]["new"]
-        assert 0 < each["summary"]["first_token_min_s"] <= each["summary"]["latency_max_s"]
-    assert not set(psutil.Process().children(recursive=True)) - before

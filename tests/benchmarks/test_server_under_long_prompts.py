@@ -36,7 +36,7 @@ def test_a_short_attack(tmp_path):
     model, out = tmp_path / "model", tmp_path / "out.jsonl"
     model.mkdir()
     write_tiny_mixtral(model)
-    limits = ["--attack", "text", "--attackers", "2", "--streams", "1", "--seconds", "1.5"]
+    limits = ["--attack", "text", "--attackers", "1", "--streams", "1", "--seconds", "1.5"]
     done = CliRunner().invoke(main, [str(model), *limits, "--out", str(out)], catch_exceptions=False)
     assert done.exit_code == 0
     (record,) = map(json.loads, out.read_text().splitlines())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -28,7 +29,13 @@ def file() -> Path:
     return Path(PACKAGE.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def test_config(file):
+@pytest.fixture(scope="module")
+def reader(file) -> GGUFReader:
+    return GGUFReader(file)
+
+
+def test_config(file, reader, monkeypatch):
+    monkeypatch.setattr(gguf, "GGUFReader", lambda _: reader)  # as transformers would read it once more
     theirs = load_gguf_checkpoint(str(file), return_tensors=False)["config"]
     ours = open_checkpoint(file).config
     for key in theirs.keys() - {"_model_name_or_path", "unk_token_id"}:
@@ -36,11 +43,11 @@ def test_config(file):
     assert {"hidden_size", "rope_theta", "rms_norm_eps", "eos_token_id"} <= theirs.keys()
 
 
-def test_tensors(file):
+def test_tensors(file, reader):
     checkpoint = open_checkpoint(file)
     assert len(checkpoint.tensors) == 272
     processor = LlamaTensorProcessor(config={"num_attention_heads": 9, "num_key_value_heads": 3})
-    stored = {tensor.name: tensor for tensor in GGUFReader(file).tensors}
+    stored = {tensor.name: tensor for tensor in reader.tensors}
     for gguf_name, name in {
         "token_embd.weight": "model.embed_tokens.weight",
         "output_norm.weight": "model.norm.weight",

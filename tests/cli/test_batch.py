@@ -34,11 +34,11 @@ class Command:
     """One job's command, to be run as often as needed."""
 
     def __init__(self, model: Path, folder: Path, answer_len: int = 200, num_answers: int = 1) -> None:
-        """Make an input whose first answers are short; the others are several each."""
-        lengths = [20 if i < 8 else answer_len + i for i in range(NUM_LINES - 2)]
+        """Make an input whose first answers are short, and the next ones not long; the others are several each."""
+        lengths = [20 if i < 8 else 300 if i < 16 else answer_len + i for i in range(NUM_LINES - 2)]
         lines = [
             chat_line(
-                str(i), f"Hello {i}", max_tokens=length, temperature=0, ignore_eos=True, n=1 if i < 8 else num_answers
+                str(i), f"Hello {i}", max_tokens=length, temperature=0, ignore_eos=True, n=1 if i < 16 else num_answers
             )
             for i, length in enumerate(lengths)
         ]

@@ -54,38 +54,43 @@ def refuse_large_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
 
 
-def streamed(model: str, file: Path) -> tuple[str | Path, ...]:
-    """A limit with room for some experts, which is known from what too low a one is refused with."""
-    few = ("--packed-weights", file, "--max-model-len", "128", "--max-num-seqs", "2", "--threads", "1")
-    _, refusal = ended(begin("generate", model, "-p", "hello", *few, "--memory", "1MiB"))
+FEW = ("--max-model-len", "128", "--max-num-seqs", "2", "--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def streamed(model: str) -> tuple[str, ...]:
+    """A generation with a limit with room for some experts, which is known from what too low a one is refused with."""
+    generate = ("generate", model, "-p", "hello", "--max-tokens", "4", *FEW)
+    _, refusal = ended(begin(*generate, "--memory", "1MiB"))
     need_mib = float(refusal.split("with the process that is ")[1].split(" MiB")[0])
-    return ("generate", model, "-p", "hello", "--max-tokens", "4", *few, "--memory", f"{need_mib + 30:.0f}MiB")
+    return (*generate, "--memory", f"{need_mib + 30:.0f}MiB")
 
 
-def test_a_full_disk_is_said_in_a_line(model, tmp_path):
+def test_a_full_disk_is_said_in_a_line(model, streamed, tmp_path):
     file = tmp_path / "slabs"
     code, errors = ended(begin("pack", model, "--out", file, preexec_fn=refuse_large_files))
     assert (code, errors.count("\n")) == (2, 1)
     assert errors.startswith(f"error: not enough disk space for {file}: need ")
     assert not file.exists()
-    code, errors = ended(begin(*streamed(model, file), preexec_fn=refuse_large_files))  # on first use
+    code, errors = ended(begin(*streamed, "--packed-weights", file, preexec_fn=refuse_large_files))  # on first use
     assert (code, errors.count("\n")) == (2, 1)
     assert errors.startswith(f"error: not enough disk space for {file}: need ")
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_packing_that_was_cut_short_is_done_again(model, tmp_path, number):
+def test_packing_that_was_cut_short_is_done_again(model, tmp_path):
     file = tmp_path / "slabs"
-    process = begin("pack", model, "--out", file)
-    try:
-        assert eventually(lambda: partial_file(file).exists() or file.exists(), 120)
-    finally:
-        process.send_signal(number)
-    code, errors = ended(process)
-    assert code in (0, -signal.SIGKILL if number == signal.SIGKILL else 128 + number, BY_SIGINT)
-    assert errors.strip() == ""
-    assert {path.name for path in tmp_path.iterdir()} <= {"slabs", partial_file(file).name}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        process = begin("pack", model, "--out", file)
+        try:
+            assert eventually(lambda: partial_file(file).exists() or file.exists(), 120)
+        finally:
+            process.send_signal(number)
+        code, errors = ended(process)
+        assert code in (0, -signal.SIGKILL if number == signal.SIGKILL else 128 + number, BY_SIGINT)
+        assert errors.strip() == ""
+        assert {path.name for path in tmp_path.iterdir()} <= {"slabs", partial_file(file).name}
+        file.unlink(missing_ok=True)  # of one that was done before it could be cut short
     assert ended(begin("pack", model, "--out", file)) == (0, "")
     assert list(tmp_path.iterdir()) == [file]
     verify_packed_weights_file(read_slab_index(file), lambda *_: None)
@@ -102,13 +107,13 @@ def test_ctrl_c_while_loading_is_quiet(model, tmp_path, delay_s):
     assert not list(tmp_path.iterdir())
 
 
-def test_damage_ends_a_generation_with_a_line_and_packing_again_mends_it(model, tmp_path):
+def test_damage_ends_a_generation_with_a_line_and_packing_again_mends_it(model, streamed, tmp_path):
     file = tmp_path / "slabs"
     assert ended(begin("pack", model, "--out", file)) == (0, "")
     spec = read_slab_index(file).spec
     for number in range(32):  # the first layer
         flip_bit(file, spec.offset(number) + 7)
-    command = streamed(model, file)
+    command = (*streamed, "--packed-weights", file)
     code, errors = ended(begin(*command))
     assert code == 1
     assert "Traceback" not in errors

@@ -40,9 +40,9 @@ def test_a_header_compiles_by_itself(header):
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="these instruction sets are of x86")
-@pytest.mark.parametrize("isa", [isa for isa in FLAGS if isa != "generic"])
+@pytest.mark.parametrize("isa", ["avx2", "avx512_bf16"])  # vectors of each width; units of all are in the build
 @pytest.mark.parametrize("header", OF_UNITS)
-def test_a_header_of_units_compiles_for_each_instruction_set(header, isa):
+def test_a_header_of_units_compiles_for_vectors_of_each_width(header, isa):
     assert errors_of(header, FLAGS[isa]) == ""
 
 

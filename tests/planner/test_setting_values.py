@@ -18,6 +18,7 @@ SIZES = ("kv_cache_bytes", "memory_bytes", "device_memory_bytes")
 COUNTS = (
     "num_ranks",
     "num_redundant_experts",
+    "num_replicas",
     "micro_batch",
     "num_threads",
     "max_model_len",
@@ -25,7 +26,7 @@ COUNTS = (
     "max_num_batched_tokens",
 )
 FLAGS = ("prefix_caching", "is_served")
-PATHS = ("packed_weights_file", "record_routing", "graph_file", "trace_file", "cache_dir")
+PATHS = ("packed_weights_file", "record_routing", "graph_file", "trace_file", "cache_dir", "cluster_token_file")
 TEXTS = (
     "model",
     "model_name",
@@ -36,6 +37,7 @@ TEXTS = (
     "attention_layout",
     "device",
     "expert_placement",
+    "listen_ranks",
     "pipeline",
     "expert_policy",
     "predictor",

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, MixtralForCausalLM
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import ConfigError
 from moeflow.engine.text.tokenizer import Tokenizer
-from moeflow.train import builtin, upcycling
+from moeflow.train import builtin, upcycling, upcycling_quality
 from moeflow.train.bare_model import load_bare_model, run_sequence
 from moeflow.train.builtin import (
     BUILTIN_NAME,
@@ -25,12 +25,13 @@ from moeflow.train.builtin import (
 )
 from moeflow.train.builtin_routers import ROUTERS_FILE, read_routers, write_routers
 from moeflow.train.calibration_text import calibration_text
-from moeflow.train.perplexity import perplexity
+from moeflow.train.perplexity import WINDOW, perplexity
 from moeflow.train.router_fitting import fit_router
 from moeflow.train.upcycled_checkpoint import UpcycleRecipe
 from moeflow.train.upcycling import fit_routers
 from moeflow.train.upcycling_quality import measure_quality
 from tests.tiny_llama import write_tiny_llama
+from tests.train.building import build
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -118,17 +119,11 @@ def test_an_unusable_cache_folder_is_a_clear_error(tmp_path, tiny_source):
         ensure_builtin_model(tmp_path / "file")
 
 
-def _build(source, cache_dir, queue):
-    builtin.builtin_source = lambda: source
-    builds = []
-    queue.put((ensure_builtin_model(cache_dir, lambda *progress: builds.append(progress)), bool(builds)))
-
-
 @pytest.mark.slow
 def test_of_two_processes_one_builds_and_the_other_waits(tmp_path, tiny_source):
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    processes = [context.Process(target=_build, args=(tiny_source, tmp_path, queue)) for _ in range(2)]
+    processes = [context.Process(target=build, args=(tiny_source, tmp_path, queue)) for _ in range(2)]
     for process in processes:
         process.start()
     results = [queue.get(timeout=120) for _ in processes]
@@ -202,28 +197,17 @@ def model(builtin_model):
     return load_bare_model(open_checkpoint(builtin_model))
 
 
+@pytest.fixture(scope="module")
+def dense():
+    return load_bare_model(open_checkpoint(builtin_source()))
+
+
 @pytest.mark.weights
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["heldout_novel.txt", "heldout_speech.txt"])
-def test_perplexity_stays_within_three_percent(model, builtin_model, name):
-    token_ids = Tokenizer.load(builtin_model).encode((DATA / name).read_text())
-    dense = load_bare_model(open_checkpoint(builtin_source()))
+def test_perplexity_stays_within_three_percent(model, dense, builtin_model, name):
+    token_ids = Tokenizer.load(builtin_model).encode((DATA / name).read_text())[:WINDOW]
     assert perplexity(model, [token_ids]) == pytest.approx(perplexity(dense, [token_ids]), rel=0.03)
-
-
-@pytest.mark.weights
-@pytest.mark.slow
-def test_it_knows_the_capital_of_france(model, builtin_model):
-    tokenizer = Tokenizer.load(builtin_model)
-    end = open_checkpoint(builtin_model).generation_config["eos_token_id"]
-    token_ids = tokenizer.apply_chat_template([{"role": "user", "content": "What is the capital of France?"}])
-    prompt = len(token_ids)
-    for _ in range(16):
-        token_ids.append(model.logits(run_sequence(model, token_ids)[-1:]).argmax().item())
-        if token_ids[-1] == end:
-            break
-    assert tokenizer.decode(token_ids[prompt:]) == "The capital of France is Paris."
-    assert token_ids[-1] == end
 
 
 @pytest.mark.weights
@@ -240,7 +224,9 @@ def test_transformers_computes_the_same_on_it(model, builtin_model):
 
 @pytest.mark.weights
 @pytest.mark.slow
-def test_routing_follows_the_text_and_uses_every_expert(builtin_model):
+def test_routing_follows_the_text_and_uses_every_expert(model, dense, builtin_model, monkeypatch):
+    loaded = {True: model, False: dense}  # as the module has them already
+    monkeypatch.setattr(upcycling_quality, "load_bare_model", lambda found: loaded["num_local_experts" in found.config])
     quality = measure_quality(builtin_source(), builtin_model)  # over all domains together
     assert quality.moe_perplexity == pytest.approx(quality.dense_perplexity, rel=0.03)
     assert quality.idlest_shares[0] > 0.01

@@ -11,7 +11,7 @@ from moeflow.engine.messages import EngineStats
 
 _NAMES: Final = tuple(field.name for field in msgspec.structs.fields(EngineStats))
 _POOLS: Final = ("kv_blocks_total",)  # a size, though its name ends as those of what only grows
-_SAME: Final = ("memory_limit_bytes",)  # each may use so much, with what they share
+_LARGEST: Final = ("memory_limit_bytes", "rank_imbalance")  # of which a sum would mean nothing
 _TOTALS: Final = tuple(name for name in _NAMES if name.endswith("_total") and name not in _POOLS)
 
 
@@ -29,10 +29,12 @@ def with_totals(stats: EngineStats, totals: EngineStats) -> EngineStats:
 def summed(each: Sequence[EngineStats]) -> EngineStats:
     """Return the snapshot of all replicas together: what one of them is, in words or yes or no, holds of all."""
     sums = {name: _together([getattr(stats, name) for stats in each]) for name in _NAMES}
-    return EngineStats(**sums | {name: max(getattr(stats, name) for stats in each) for name in _SAME})
+    return EngineStats(**sums | {name: max(getattr(stats, name) for stats in each) for name in _LARGEST})
 
 
 def _together(values: list[Any]) -> Any:
     if isinstance(values[0], str):
         return next(filter(None, values), "")
+    if isinstance(values[0], list):
+        return [one for value in values for one in value]
     return any(values) if isinstance(values[0], bool) else sum(values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from itertools import chain, cycle, repeat
 
 import pytest
@@ -50,13 +51,13 @@ def little(monkeypatch):
     monkeypatch.setattr(calibrate, "GENERAL", SHAPES[:1])
     monkeypatch.setattr(calibrate, "GLANCE_S", 0.0)
     monkeypatch.setattr(disk_rates, "MIN_S", 0.001)
-    monkeypatch.setattr(disk_rates, "FILE_BYTES", 2**22)
+    monkeypatch.setattr(calibrate, "disk_bench", partial(disk_bench, file_bytes=2**22))
     monkeypatch.setattr(this_machine, "is_as_measured", lambda *_: True)  # so little is measured badly
     others_take(monkeypatch, 0.0)
 
 
 def test_disk_is_measured_by_size_and_depth_and_nothing_is_left(little, tmp_path):
-    with disk_bench(tmp_path) as disk:
+    with disk_bench(tmp_path, 2**22) as disk:
         disk.sample()
         disk.sample()
     link = disk.link()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 
@@ -36,7 +37,7 @@ def counted(monkeypatch):
     monkeypatch.setattr(calibrate, "THOROUGH", full)
     monkeypatch.setattr(calibrate, "GENERAL", (LINEAR,))
     monkeypatch.setattr(disk_rates, "MIN_S", 0.001)
-    monkeypatch.setattr(disk_rates, "FILE_BYTES", 2**22)
+    monkeypatch.setattr(calibrate, "disk_bench", partial(disk_rates.disk_bench, file_bytes=2**22))
     monkeypatch.setattr(quick_calibration, "QUICK_FILE_BYTES", 2**22)
     monkeypatch.setattr(this_machine, "is_as_measured", lambda *_: True)
     found = []
