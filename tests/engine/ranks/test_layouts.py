@@ -119,7 +119,7 @@ def test_a_plan_says_what_each_rank_has(models):
         "2: each has a slice of every expert, 32 or 40 of 72 units; 2 of the 4 attention heads, and as much of dense "
         "layers and the head"
     )
-    assert reasons["memory of ranks"].startswith("weights and KV cache: rank 0 ")
+    assert reasons["memory of ranks"] == "411.1 KiB and 1.0 MiB, 495.8 KiB and 1.0 MiB"
 
 
 def test_fewer_heads_a_rank_leave_room_for_more_tokens(models):
