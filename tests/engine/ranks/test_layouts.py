@@ -81,9 +81,8 @@ def alone(models):
     ("name", "layouts"),
     [
         ("mixtral", {"num_ranks": 2, "expert_layout": "sliced"}),
-        ("mixtral", {"num_ranks": 2, "attention_layout": "tensor"}),
         ("mixtral", {"num_ranks": 3, "expert_layout": "sliced", "attention_layout": "tensor"}),
-        ("llama", {"num_ranks": 3, "attention_layout": "tensor"}),
+        ("llama", {"num_ranks": 2, "attention_layout": "tensor"}),
     ],
     ids=str,
 )
@@ -108,6 +107,13 @@ def test_requests_get_the_tokens_and_log_probabilities_of_one_process(models, al
 def test_what_cannot_be_shared_so_is_refused_with_what_to_do(models, name, settings, complaint):
     with pytest.raises(ConfigError, match=complaint):
         resolved(models[name], **settings)
+
+
+def test_as_many_ranks_as_experts_or_heads_can_share_a_model(models):
+    assert resolved(models["mixtral"], num_ranks=4).config.parallel.num_ranks == 4
+    plan = resolved(models["llama"], num_ranks=4, attention_layout="tensor").plan
+    why = "4: each has 1 of the 4 attention heads, and as much of dense layers and the head"
+    assert dict(plan.reasons)["ranks"] == why
 
 
 def test_a_plan_says_what_each_rank_has(models):
