@@ -16,7 +16,7 @@ EVERY_OPTION = """
     --shutdown-deadline 2.5 --data-dir my/jobs --max-file 1GiB --file-quota 2GiB
     --max-engine-restarts 7 --engine-timeout 45 --log-level debug --log-format json --log-prompts
     --model-name m --max-num-batched-tokens 64 --no-prefix-caching --max-num-seqs 4
-    --dtype bfloat16 --kv-dtype int8 --device cpu --threads 3 --max-model-len 100 --kv-cache 1GiB
+    --dtype bfloat16 --kv-dtype int8 --device cpu --threads 3 --replicas 2 --max-model-len 100 --kv-cache 1GiB
 """
 
 
@@ -56,6 +56,7 @@ def test_every_wish_arrives(served, tmp_path):
         kv_dtype="int8",
         device="cpu",
         num_threads=3,
+        num_replicas=2,
         max_model_len=100,
         max_num_seqs=4,
         max_num_batched_tokens=64,

@@ -1,14 +1,20 @@
+from contextlib import closing
+
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 
+from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CapacityError, CheckpointError
 from moeflow.kernels.cpu import extension
 from moeflow.models import loading
 from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.models.loading import load_model
+from tests.checkpoint.tiny_models import random_weights, write_gguf
 from tests.models.fake_checkpoint import FakeCheckpoint
 from tests.models.parity import held_weights
 from tests.models.tiny_config import CONFIG
+from tests.parallel.thread_group import run_ranks
 
 CPU = torch.device("cpu")
 needs_extension = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -177,3 +183,35 @@ def test_a_model_larger_than_memory_says_what_it_needs(checkpoint):
         checkpoint.weights[name] = torch.empty(huge, 8, device="meta")
     with pytest.raises(CapacityError, match=r"need 1048576\.0 GiB on cpu"):
         load(checkpoint)
+
+
+@needs_extension
+@pytest.mark.parametrize(
+    ("kind", "formats"),
+    [
+        (GGMLQuantizationType.F32, WeightFormats("float32", "float32")),
+        (GGMLQuantizationType.Q8_0, WeightFormats("int8", "int8", is_wide=True)),
+        (GGMLQuantizationType.Q4_0, WeightFormats("int4", "int4", is_wide=True)),
+        (GGMLQuantizationType.Q4_1, WeightFormats("int4-min", "int4-min")),
+    ],
+)
+def test_ranks_take_over_their_rows_of_a_file_as_they_lie_there(tmp_path, kind, formats):
+    """Also of queries and keys, whose rows GGUF has in another order within each head."""
+    file = write_gguf(tmp_path / "model.gguf", "mixtral", random_weights("mixtral"), kind)
+
+    def taken_over(**more):
+        with closing(open_checkpoint(file)) as checkpoint:
+            model = load_model(checkpoint, WeightAllocator(torch.float32, CPU, formats, **more))
+        return {name: place for name, place in model.named_weights() if not isinstance(place, torch.Tensor)}
+
+    whole = taken_over()
+    layouts = {"expert_layout": "sliced", "attention_layout": "tensor"}
+    ranks = run_ranks(3, lambda group: taken_over(group=group, **layouts))
+    for name, place in whole.items():
+        wanted = place.unpack()
+        seen = torch.zeros(len(wanted), dtype=torch.bool)
+        for held in ranks:
+            rows = slice(held[name].first, held[name].first + held[name].shape[0])
+            assert torch.equal(held[name].unpack(), wanted[rows])
+            seen[rows] = True
+        assert seen.all()

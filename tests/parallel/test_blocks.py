@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeflow.core.parallel_config import ParallelConfig
-from moeflow.parallel.blocks import band_blocks, even_blocks, head_blocks, num_kv_heads
+from moeflow.parallel.blocks import band_blocks, even_blocks, head_blocks, num_kv_heads, shifted
 from tests.shapes import TINY
 
 RANKS = st.integers(1, 16)
@@ -50,6 +50,10 @@ def test_each_rank_has_query_heads_and_just_the_keys_that_serve_them(kv_heads, g
         assert [query // group for query in queries] == [key for key in keys for _ in range(share)]
     if num_ranks >= kv_heads:
         assert {len(keys) for keys in blocks.keys} == {1}
+
+
+def test_a_block_of_a_part_is_found_in_the_whole():
+    assert shifted(range(3, 5), 10) == range(13, 15)
 
 
 def test_a_rank_keeps_the_keys_of_its_heads_alone():

@@ -9,6 +9,7 @@ import pytest
 
 from moeflow.core.engine_config import ExpertSlotsConfig, MemoryPlan
 from moeflow.core.errors import ConfigError
+from moeflow.core.parallel_config import ParallelConfig
 from moeflow.kernels.cpu import extension
 from moeflow.planner.apply_plan import machine_notice, overruled, settings_from_plan, settings_of
 from moeflow.planner.hardware.host import host_resources
@@ -90,6 +91,12 @@ def test_experts_from_disk_keep_to_the_memory_and_the_policies_that_were_planned
     memory = MemoryPlan(limit_bytes=5 << 20, process_bytes=1, weight_bytes=1, work_bytes=1)
     settings = settings_from_plan(with_config(experts=slots, memory=memory), Settings())
     assert (settings.memory_bytes, settings.expert_policy, settings.predictor) == (5 << 20, "lru", "frequency")
+
+
+def test_processes_share_the_model_as_was_planned():
+    parallel = ParallelConfig(num_ranks=3, expert_layout="sliced", attention_layout="tensor")
+    settings = settings_from_plan(with_config(parallel=parallel), Settings())
+    assert (settings.num_ranks, settings.expert_layout, settings.attention_layout) == (3, "sliced", "tensor")
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,30 @@ def test_mapped_weights_are_in_memory_once(model, tmp_path):
     assert "in memory for each" in dict(resolved(model, 2).plan.reasons)["replicas"]
 
 
+def test_experts_that_come_from_disk_are_in_memory_for_each(tmp_path):
+    write_tiny_mixtral(tmp_path, intermediate_size=4096, num_local_experts=16)  # 32 experts of 1.5 MiB
+    model, limit = str(tmp_path), 2 * GIB
+    roomy = resolved(model, 2, memory_bytes=limit, max_num_seqs=4, max_num_batched_tokens=64).config.memory
+    server = 2 * roomy.limit_bytes - limit
+    least = roomy.process_bytes + roomy.work_bytes
+    tight = {"memory_bytes": server + 2 * (least - server + 16 * MIB), "max_num_seqs": 4, "max_num_batched_tokens": 64}
+    before = resolved(model, 2, **tight)
+    assert before.config.experts is not None
+    assert before.config.memory.limit_bytes == least + 16 * MIB
+    pack(model, None, cache_dir=tmp_path)
+    assert resolved(model, 2, **tight).config == before.config
+
+
+def test_nothing_is_predicted_for_several_engines(model):
+    machine = HostResources(8, 32 * GIB, 16 * GIB, None, 0)
+
+    def measure(wanted: object) -> None:
+        pytest.fail("what was measured is one engine")
+
+    settings = Settings(model=model, is_served=True, num_replicas=2)
+    assert resolve(settings, machine_of=measure, resources=machine).estimator is None
+
+
 def test_too_little_memory_says_how_many_would_fit(model):
     free = 3 * PROCESS_BYTES + 32 * MIB
     assert resolved(model, 3, free).plan.num_replicas == 3

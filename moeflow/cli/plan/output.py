@@ -71,6 +71,7 @@ def policy_table(plan: Plan) -> Table:
     else:
         rows.append(("KV cache", config.kv_dtype, f"{format_bytes(config.kv_cache_bytes)} in memory"))
     rows += _expert_rows(plan)
+    rows += _rank_rows(plan)
     workload = plan.workload
     about = f"prompts of {workload.prompt_len} tokens, answers of {workload.gen_len}"
     if workload.rate:
@@ -111,6 +112,13 @@ def _expert_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     used = [(tier, share) for tier, share in places if share > 0]
     for tier, share in used:
         yield f"experts in {_TIERS[tier]}" if tier != DISK else "experts on disk", f"{share:.1%}", whys.get(tier, "")
+
+
+def _rank_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    """Yield what processes share, and what each holds."""
+    if plan.config.parallel is not None:
+        yield "ranks", f"{plan.config.parallel.num_ranks}", _why(plan, "ranks")
+        yield "weights and KV cache", "by rank", dict(plan.reasons).get("memory of ranks", "")
 
 
 def _has_device(plan: Plan) -> bool:

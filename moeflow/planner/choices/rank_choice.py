@@ -129,10 +129,10 @@ class RankMemory:
         of_head = kv_bytes // self.num_kv_heads
         caches = [of_head * num_kv_heads(shape, parallel, rank) for rank in range(parallel.num_ranks)]
         each = [
-            f"rank {rank} {format_bytes(weights)} and {format_bytes(cache)}"
-            for rank, (weights, cache) in enumerate(zip(self.weight_bytes, caches, strict=True))
+            f"{format_bytes(weights)} and {format_bytes(cache)}"
+            for weights, cache in zip(self.weight_bytes, caches, strict=True)
         ]
-        reasons.append(("memory of ranks", f"weights and KV cache: {', '.join(each)}"))
+        reasons.append(("memory of ranks", ", ".join(each)))
 
 
 def _weight_bytes(costs: ModelCosts, parallel: ParallelConfig, rank: int) -> float:

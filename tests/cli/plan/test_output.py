@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from moeflow.cli.plan.output import plan_tables, prediction_table
+from moeflow.core.parallel_config import ParallelConfig
 from moeflow.core.plan import Estimate
 from tests.planner.example_plans import FORECAST, PLAN
 
@@ -25,3 +26,12 @@ def test_a_plan_of_which_nothing_is_expected_shows_what_was_chosen():
     rows = {name: (value, why) for name, value, why in table.rows}
     assert rows["sequences at once (N)"] == ("6", "so it is")
     assert rows["KV cache"] == ("bfloat16", "1.0 MiB in memory")
+
+
+def test_a_plan_for_several_processes_shows_what_they_share_and_hold():
+    config = dataclasses.replace(PLAN.config, parallel=ParallelConfig(num_ranks=2))
+    reasons = (("ranks", "2: each has half"), ("memory of ranks", "5 GiB and 1 GiB, 6 GiB and 1 GiB"))
+    (table,) = plan_tables(dataclasses.replace(PLAN, config=config, forecast=None, reasons=reasons))
+    rows = {name: (value, why) for name, value, why in table.rows}
+    assert rows["ranks"] == ("2", "each has half")
+    assert rows["weights and KV cache"] == ("by rank", "5 GiB and 1 GiB, 6 GiB and 1 GiB")

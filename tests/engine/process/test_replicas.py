@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from moeflow.core.errors import CapacityError, EngineError
 from moeflow.core.request import FinishReason
 from moeflow.engine.client import EngineState
-from moeflow.engine.messages import EngineStats
+from moeflow.engine.messages import EngineStats, TokenOutput
 from moeflow.engine.process import slowness
+from moeflow.engine.process.continuation import Continuation
+from moeflow.engine.process.deaths import Death
 from moeflow.engine.process.replica import BATCH_BACKLOG
 from moeflow.engine.process.restart_limits import RestartLimits
 from moeflow.engine.process.slowness import SlowWatch
@@ -284,9 +286,20 @@ def test_a_request_that_kills_is_found_wherever_it_goes(num_replicas):
         assert outputs[-1].finish_reason is FinishReason.ERROR
         assert "died of this request" in outputs[-1].error
         assert world.num_deaths == 2
+        assert [each.request_id for _, each in world.submitted].count("deadly") == 2
         await supervisor.shutdown(1)
 
     run(body)
+
+
+def test_a_death_says_nothing_of_who_has_come_further_since_that_pass():
+    request = Continuation(submission("r", [1]))
+    for token in (4, 5, 6):
+        request.receive(TokenOutput(request_id="r", token_ids=[token]))
+    request.suspect(Death("SIGSEGV", in_pass={"r": 2}))
+    assert request.rest().isolated_until == 0
+    request.suspect(Death("SIGSEGV", in_pass={"r": 3}))
+    assert request.rest().isolated_until == 4
 
 
 def test_who_came_further_elsewhere_is_not_to_blame_for_the_end_of_an_engine_that_it_has_left():

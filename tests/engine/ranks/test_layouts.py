@@ -81,9 +81,8 @@ def alone(models):
     ("name", "layouts"),
     [
         ("mixtral", {"num_ranks": 2, "expert_layout": "sliced"}),
-        ("mixtral", {"num_ranks": 2, "attention_layout": "tensor"}),
         ("mixtral", {"num_ranks": 3, "expert_layout": "sliced", "attention_layout": "tensor"}),
-        ("llama", {"num_ranks": 3, "attention_layout": "tensor"}),
+        ("llama", {"num_ranks": 2, "attention_layout": "tensor"}),
     ],
     ids=str,
 )
@@ -110,6 +109,13 @@ def test_what_cannot_be_shared_so_is_refused_with_what_to_do(models, name, setti
         resolved(models[name], **settings)
 
 
+def test_as_many_ranks_as_experts_or_heads_can_share_a_model(models):
+    assert resolved(models["mixtral"], num_ranks=4).config.parallel.num_ranks == 4
+    plan = resolved(models["llama"], num_ranks=4, attention_layout="tensor").plan
+    why = "4: each has 1 of the 4 attention heads, and as much of dense layers and the head"
+    assert dict(plan.reasons)["ranks"] == why
+
+
 def test_a_plan_says_what_each_rank_has(models):
     plan = resolved(
         models["mixtral"], num_ranks=2, expert_layout="sliced", attention_layout="tensor", kv_cache_bytes=2**20
@@ -119,7 +125,7 @@ def test_a_plan_says_what_each_rank_has(models):
         "2: each has a slice of every expert, 32 or 40 of 72 units; 2 of the 4 attention heads, and as much of dense "
         "layers and the head"
     )
-    assert reasons["memory of ranks"].startswith("weights and KV cache: rank 0 ")
+    assert reasons["memory of ranks"] == "411.1 KiB and 1.0 MiB, 495.8 KiB and 1.0 MiB"
 
 
 def test_fewer_heads_a_rank_leave_room_for_more_tokens(models):

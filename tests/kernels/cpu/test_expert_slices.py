@@ -72,5 +72,7 @@ def test_arguments_that_do_not_fit_are_refused(needs_kernels):
         part.sums(torch.zeros(2, len(UNITS[0])), ids, weights, None)
     with pytest.raises(ValueError, match="float32"):
         part.sums(torch.zeros(2, WIDTH), ids, weights, torch.zeros(2, HIDDEN))
+    with pytest.raises(ValueError, match="float32"):
+        part.sums(torch.zeros(2, WIDTH), ids, weights.double(), None)
     with pytest.raises(IndexError, match="not there"):
         part.units(torch.zeros(2, HIDDEN), ids + NUM_EXPERTS)
