@@ -33,6 +33,7 @@ _MAX_LABEL_BYTES: Final = 4096
 _MAX_REASON_BYTES: Final = 1000
 _PIECE_BYTES: Final = 256 << 10  # of a payload: while the kernel sends one, the next is hashed
 _BUFFER_BYTES: Final = 64 << 10
+_SEE_THERE: Final = "see what it says, if it is still there"
 _SILENT_S: Final = 10  # an idle connection is tried after so long, ...
 _RETRY_S: Final = 5  # ... then so often, ...
 _RETRIES: Final = 4  # ... and taken to be cut after so many without an answer
@@ -234,7 +235,7 @@ class TcpLink:
                 f"{self.peer} is gone ({error.strerror}): see what it says, if it is still there"
             ) from None
         if not num_bytes:
-            raise GroupError(f"{self.peer} has closed the connection: see what it says, if it is still there")
+            raise GroupError(f"{self.peer} has closed the connection: {_SEE_THERE}")
         if self._payload is not None:
             self._count(self._payload, min(num_bytes, len(rest)))
         self._stop += max(num_bytes - len(rest), 0)
