@@ -8,18 +8,17 @@ from math import ceil
 from pathlib import Path
 
 from moeflow.checkpoint.checkpoint import Checkpoint
-from moeflow.core.address import LOOPBACK, format_address, parse_address
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, MemoryPlan, SchedulerConfig
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import RAM, Machine
 from moeflow.core.model_config import ModelConfig
-from moeflow.core.parallel_config import JoinConfig, ParallelConfig
+from moeflow.core.parallel_config import ParallelConfig
 from moeflow.core.units import format_bytes
 from moeflow.kernels.cpu import extension
 from moeflow.models.layers.rank_experts import expert_blocks
-from moeflow.parallel.cluster_token import default_token_file
 from moeflow.planner.choices.batching_choice import Batching, choose_batching
 from moeflow.planner.choices.expert_plan import ExpertPlan
+from moeflow.planner.choices.join_choice import choose_join
 from moeflow.planner.choices.kv_cache_choice import choose_kv_cache, kv_share, min_kv_bytes, num_kept_blocks
 from moeflow.planner.choices.memory_allowance import free_bytes
 from moeflow.planner.choices.packed_files import find_packed_weights_file
@@ -103,7 +102,7 @@ class Decision:
         self._set_beside_weights(cpu_isa, batching)
         weight_bytes = self._check_weights(weights, plan)
         num_ranks = self._num_ranks(cpu_isa, plan)
-        join = self._join_config(num_ranks)
+        join = choose_join(settings, num_ranks, reasons)
         num_here = num_ranks if join is None else 1
         share = kv_share(has_slots=plan is not None, is_limited=is_limited)
         attends_in_torch = device != "cpu" or self.offloads_to_torch or not extension.is_available()
@@ -174,21 +173,6 @@ class Decision:
         each = " or ".join(map(str, sorted(sizes)))
         self.reasons.append(("ranks", f"{number}: each has {each} of the {self.shape.num_experts} experts of a layer"))
         return number
-
-    def _join_config(self, num_ranks: int) -> JoinConfig | None:
-        """Return where the other ranks join; None: they are processes of this machine. Raises: ConfigError."""
-        settings = self.settings
-        if settings.listen_ranks is None:
-            return None
-        if num_ranks == 1:
-            raise ConfigError(
-                "nobody can join (--listen-ranks) an engine of one rank: say how many there are, this one counted "
-                "(--ranks)"
-            )
-        host, port = parse_address(settings.listen_ranks, default_host=LOOPBACK)
-        file = settings.cluster_token_file or default_token_file(settings.cache_dir)
-        self.reasons.append(("other ranks", f"join at {format_address(host, port)}, with the token in {file}"))
-        return JoinConfig(host=host, port=port, token_file=_absolute(file))
 
     def _weight_bytes(self, weights: WeightChoice) -> int:
         """Return the bytes of the weights that this machine has: without the experts of ranks on others."""

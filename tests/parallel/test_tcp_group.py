@@ -13,9 +13,10 @@ import torch
 
 from moeflow.core.errors import GroupError
 from moeflow.parallel.connecting import Acceptor, connect, listen
+from moeflow.parallel.frames import Kind
 from moeflow.parallel.mesh import Meeting, meet
 from moeflow.parallel.tcp_group import TcpGroup
-from moeflow.parallel.tcp_link import Kind, TcpLink
+from moeflow.parallel.tcp_link import TcpLink
 from tests.parallel.links import Proxy, in_thread, two_ends
 from tests.parallel.ranks import ranks, together
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeflow.core.errors import GroupError
-from moeflow.parallel.tcp_link import FrameHead, Kind, _drop
+from moeflow.parallel.frames import FrameHead, Kind
+from moeflow.parallel.tcp_link import _drop
 from tests.parallel.links import end_and_wire, in_thread, two_ends
 
 PATIENCE_S = 10.0
