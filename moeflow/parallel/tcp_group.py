@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from moeflow.core.errors import GroupError
+from moeflow.parallel.frames import FrameHead, Kind
 from moeflow.parallel.group import describe_rows
-from moeflow.parallel.tcp_link import FrameHead, Kind, TcpLink
+from moeflow.parallel.tcp_link import TcpLink
 
 _MAX_PART_BYTES: Final = 4 << 30  # of a tensor of another rank: far beyond what a pass has
 

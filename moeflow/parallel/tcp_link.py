@@ -2,57 +2,31 @@
 
 Sending and receiving take what the kernel takes and return, so that many links can be served at once and nobody waits
 for somebody who waits for him; messages, for which there is one link, wait. The head of a frame is authenticated before
-anything is done with it, and who receives says where the bytes go, or that they are not what he expects. MACs are
-BLAKE2b with a key for each direction and a number that counts frames, so that a frame cannot be changed, repeated,
-left out or sent back.
+anything is done with it, and who receives says where the bytes go, or that they are not what he expects.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import select
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from enum import IntEnum
 from typing import Final
 
 from moeflow.core.address import format_address
 from moeflow.core.errors import GroupError
 from moeflow.parallel.authentication import SessionKeys
+from moeflow.parallel.frames import HEAD, MAC_BYTES, MAX_LABEL_BYTES, FrameHead, FrameMacs, Kind
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
-_HEAD: Final = struct.Struct("<BHQ")  # kind, bytes of the label, bytes of the payload
-_MAC_BYTES: Final = 16
-_MAX_LABEL_BYTES: Final = 4096
 _MAX_REASON_BYTES: Final = 1000
-_PIECE_BYTES: Final = 256 << 10  # of a payload: while the kernel sends one, the next is hashed
 _BUFFER_BYTES: Final = 64 << 10
+_SEE_THERE: Final = "see what it says, if it is still there"
 _SILENT_S: Final = 10  # an idle connection is tried after so long, ...
 _RETRY_S: Final = 5  # ... then so often, ...
 _RETRIES: Final = 4  # ... and taken to be cut after so many without an answer
-
-
-class Kind(IntEnum):
-    """What a frame is."""
-
-    COLLECTIVE = 1  # one rank's part in it
-    MESSAGE = 2
-    FAREWELL = 3  # the label says why the other rank has ended the group
-
-
-@dataclass(frozen=True, slots=True)
-class FrameHead:
-    """What comes before a payload."""
-
-    kind: int
-    label: str
-    num_bytes: int  # of the payload
 
 
 OpenPayload = Callable[[FrameHead], memoryview]  # returns where it goes; raises GroupError if it is not expected
@@ -70,7 +44,7 @@ class TcpLink:
         self.host, port = connection.getpeername()[:2]  # of the other end
         self.address = format_address(self.host, port)
         self.peer = self.address  # as errors call it
-        self._sender, self._receiver = _Authenticator(keys.sending), _Authenticator(keys.receiving)
+        self._sender, self._receiver = FrameMacs(keys.sending), FrameMacs(keys.receiving)
         self._lock = threading.Lock()  # what is sent
         self._pieces: Iterator[list[memoryview]] = iter(())
         self._unsent: list[memoryview] = []
@@ -180,18 +154,18 @@ class TcpLink:
     def _take_head(self) -> FrameHead | None:
         """Return the head that is in the buffer; None: not all of it."""
         have = self._buffer[self._start : self._stop]
-        if len(have) < _HEAD.size:
+        if len(have) < HEAD.size:
             return None
-        kind, label_bytes, num_bytes = _HEAD.unpack_from(have)
-        if label_bytes > _MAX_LABEL_BYTES:
+        kind, label_bytes, num_bytes = HEAD.unpack_from(have)
+        if label_bytes > MAX_LABEL_BYTES:
             raise self._not_authentic()
-        size = _HEAD.size + label_bytes
-        if len(have) < size + _MAC_BYTES:
+        size = HEAD.size + label_bytes
+        if len(have) < size + MAC_BYTES:
             return None
-        if not self._receiver.is_head(have[:size], have[size : size + _MAC_BYTES]):
+        if not self._receiver.is_head(have[:size], have[size : size + MAC_BYTES]):
             raise self._not_authentic()
-        label = bytes(have[_HEAD.size : size]).decode(errors="replace")
-        self._start += size + _MAC_BYTES
+        label = bytes(have[HEAD.size : size]).decode(errors="replace")
+        self._start += size + MAC_BYTES
         if kind == Kind.FAREWELL:
             raise GroupError(f"{self.peer} ended the group: {label}")
         return FrameHead(kind, label, num_bytes)
@@ -205,11 +179,11 @@ class TcpLink:
         payload[start : start + num_bytes] = self._buffer[self._start : self._start + num_bytes]
         self._start += num_bytes
         self._count(payload, num_bytes)
-        if self._num_received < len(payload) or self._stop - self._start < _MAC_BYTES:
+        if self._num_received < len(payload) or self._stop - self._start < MAC_BYTES:
             return False
-        if not self._receiver.is_payload(self._buffer[self._start : self._start + _MAC_BYTES]):
+        if not self._receiver.is_payload(self._buffer[self._start : self._start + MAC_BYTES]):
             raise self._not_authentic()
-        self._start += _MAC_BYTES
+        self._start += MAC_BYTES
         return True
 
     def _count(self, payload: memoryview, num_bytes: int) -> None:
@@ -234,7 +208,7 @@ class TcpLink:
                 f"{self.peer} is gone ({error.strerror}): see what it says, if it is still there"
             ) from None
         if not num_bytes:
-            raise GroupError(f"{self.peer} has closed the connection: see what it says, if it is still there")
+            raise GroupError(f"{self.peer} has closed the connection: {_SEE_THERE}")
         if self._payload is not None:
             self._count(self._payload, min(num_bytes, len(rest)))
         self._stop += max(num_bytes - len(rest), 0)
@@ -250,57 +224,6 @@ class TcpLink:
 
     def _not_authentic(self) -> GroupError:
         return GroupError(f"bytes from {self.peer} are not authentic: something between changes or repeats them")
-
-
-class _Authenticator:
-    """The MACs of one direction, frame by frame."""
-
-    def __init__(self, key: bytes) -> None:
-        self._key = key
-        self._number = 0  # of the frame
-        self._payload_hash = self._new(b"payload")
-
-    def frame(self, kind: Kind, label: bytes, payload: memoryview) -> Iterator[list[memoryview]]:
-        """Yield a frame in pieces, each when the one before is out. A frame is begun when the one before is over."""
-        assert len(label) <= _MAX_LABEL_BYTES, "labels are short"
-        head = _HEAD.pack(kind, len(label), len(payload)) + label
-        buffers = [memoryview(head + self._head_mac(head))]
-        for start in range(0, len(payload), _PIECE_BYTES):
-            piece = payload[start : start + _PIECE_BYTES]
-            self.add(piece)
-            buffers.append(piece)
-            if start + _PIECE_BYTES >= len(payload):
-                buffers.append(memoryview(self._payload_mac()))
-            yield buffers
-            buffers = []
-        if buffers:
-            yield buffers
-
-    def is_head(self, head: memoryview, mac: memoryview) -> bool:
-        """Return whether a head is what the other end has sent now."""
-        return hmac.compare_digest(self._head_mac(head), mac)
-
-    def add(self, piece: memoryview) -> None:
-        """Add a piece of the payload."""
-        self._payload_hash.update(piece)
-
-    def is_payload(self, mac: memoryview) -> bool:
-        """Return whether the pieces added are what the other end has sent."""
-        return hmac.compare_digest(self._payload_mac(), mac)
-
-    def _head_mac(self, head: bytes | memoryview) -> bytes:
-        self._number += 1
-        self._payload_hash = self._new(b"payload")
-        mac = self._new(b"head")
-        mac.update(head)
-        return mac.digest()
-
-    def _payload_mac(self) -> bytes:
-        return self._payload_hash.digest()
-
-    def _new(self, what: bytes) -> hashlib.blake2b:
-        number = self._number.to_bytes(8, "little")
-        return hashlib.blake2b(number, key=self._key, digest_size=_MAC_BYTES, person=what)
 
 
 def _drop(buffers: list[memoryview], num_bytes: int) -> None:

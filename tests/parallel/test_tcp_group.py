@@ -13,9 +13,10 @@ import torch
 
 from moeflow.core.errors import GroupError
 from moeflow.parallel.connecting import Acceptor, connect, listen
+from moeflow.parallel.frames import Kind
 from moeflow.parallel.mesh import Meeting, meet
 from moeflow.parallel.tcp_group import TcpGroup
-from moeflow.parallel.tcp_link import Kind, TcpLink
+from moeflow.parallel.tcp_link import TcpLink
 from tests.parallel.links import Proxy, in_thread, two_ends
 from tests.parallel.ranks import ranks, together
 
@@ -92,7 +93,7 @@ def test_who_takes_nothing_is_late_too():
     with group_and_link(0.2) as (group, link):
         link.start_sending(Kind.COLLECTIVE, "all_gather 'rows' of torch.uint8 [*]", memoryview(b""))
         assert link.push()
-        with pytest.raises(GroupError, match=r"did not come to it within 0.2 s"):
+        with pytest.raises(GroupError, match=r"rank 1 \(there\) did not come to it within 0.2 s"):
             group.all_gather("rows", torch.zeros(64 << 20, dtype=torch.uint8))
 
 
@@ -167,6 +168,25 @@ def meeting(timeouts_s: float, through: type[Proxy] | None = None):
             group.close()
         if proxy is not None:
             proxy.close()
+
+
+def test_ranks_exchange_rows_in_uneven_numbers():
+    with meeting(LONG_S) as (groups, _):
+        found: list = [None, None]
+
+        def exchange(rank: int) -> None:
+            rows = torch.full((3 * rank + 1, 2), rank, dtype=torch.bfloat16)
+            parts = [torch.full((2 * rank + other, 3), 10 * rank + other) for other in range(2)]
+            found[rank] = groups[rank].all_gather("rows", rows), groups[rank].all_to_all("parts", parts)
+
+        thread = in_thread(exchange, 1)
+        exchange(0)
+        thread.join()
+        for rank, (gathered, received) in enumerate(found):
+            assert [tensor.tolist() for tensor in gathered] == [[[0, 0]], [[1, 1]] * 4]
+            assert [tensor.tolist() for tensor in received] == [
+                [[10 * source + rank] * 3] * (2 * source + rank) for source in range(2)
+            ]
 
 
 def test_a_cut_link_is_late_on_both_sides():

@@ -8,9 +8,12 @@ import socket
 import struct
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from moeflow.core.errors import GroupError
-from moeflow.parallel.tcp_link import FrameHead, Kind
+from moeflow.parallel.frames import FrameHead, Kind
+from moeflow.parallel.tcp_link import _drop
 from tests.parallel.links import end_and_wire, in_thread, two_ends
 
 PATIENCE_S = 10.0
@@ -42,6 +45,16 @@ def test_both_ends_may_send_more_than_fits_at_once():
             waiting -= {idx for idx in waiting if ends[idx].pull(lambda _, idx=idx: memoryview(received[idx]))}
         assert pushed == [True, True]
         assert received == [data, data]
+
+
+@given(st.lists(st.binary(min_size=1, max_size=5), min_size=1, max_size=4), st.data())
+def test_what_is_sent_is_dropped_and_the_rest_stays(buffers, data):
+    whole = b"".join(buffers)
+    num_bytes = data.draw(st.integers(0, len(whole)))
+    rest = [memoryview(buffer) for buffer in buffers]
+    _drop(rest, num_bytes)
+    assert b"".join(rest) == whole[num_bytes:]
+    assert all(rest)
 
 
 def wire_of(name: str, data: bytes, times: int = 1) -> bytes:

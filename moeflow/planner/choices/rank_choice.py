@@ -5,22 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
-from moeflow.core.address import LOOPBACK, format_address, parse_address
+from moeflow.core.address import format_address
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import (
     ATTENTION_LAYOUTS,
     EXPERT_LAYOUTS,
     EXPERT_PLACEMENTS,
-    JoinConfig,
     ParallelConfig,
 )
 from moeflow.core.units import format_bytes
 from moeflow.parallel.blocks import band_blocks, even_blocks, head_blocks, num_kv_heads
-from moeflow.parallel.cluster_token import default_token_file
+from moeflow.planner.choices.join_choice import choose_join
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.costs.model_costs import ModelCosts, bits_per_value
 from moeflow.planner.settings import Settings
@@ -36,7 +34,7 @@ def choose_ranks(settings: Settings, shape: ModelConfig) -> ParallelConfig | Non
         attention_layout=_known("attention_layout", settings.attention_layout, ATTENTION_LAYOUTS),
         moves_experts=_known("expert_placement", settings.expert_placement, EXPERT_PLACEMENTS) == "load",
         num_redundant_experts=settings.num_redundant_experts or 0,
-        join=_join_config(settings),
+        join=choose_join(settings),
     )
     number = parallel.num_ranks
     if number == 1:
@@ -186,25 +184,10 @@ def _known(name: str, value: str, layouts: Sequence[Layout]) -> Layout:
     raise ConfigError(f"{name} {value!r} is unknown; use one of {', '.join(layouts)}")
 
 
-def _join_config(settings: Settings) -> JoinConfig | None:
-    """Return where the other ranks join; None: they are processes of this machine. Raises: ConfigError."""
-    if settings.listen_ranks is None:
-        return None
-    if (settings.num_replicas or 1) > 1:
-        raise ConfigError("ranks of other machines (--listen-ranks) join one engine: leave --replicas away")
-    host, port = parse_address(settings.listen_ranks, default_host=LOOPBACK)
-    file = settings.cluster_token_file or default_token_file(settings.cache_dir)
-    return JoinConfig(host=host, port=port, token_file=str(Path(file).absolute()))
-
-
 def _refuse_layouts(settings: Settings) -> None:
     """Raises: ConfigError if one rank is to share something."""
     if settings.expert_layout != "expert":
         raise ConfigError("slices of experts (--expert-layout sliced) are for several ranks: say how many (--ranks)")
-    if settings.listen_ranks is not None:
-        raise ConfigError(
-            "nobody can join (--listen-ranks) an engine of one rank: say how many there are, this one counted (--ranks)"
-        )
     if settings.num_redundant_experts is not None:
         raise ConfigError("replicas of experts (--redundant-experts) are for several ranks: say how many (--ranks)")
     if settings.attention_layout != "replicated":
