@@ -37,6 +37,11 @@ _GAUGES: tuple[tuple[str, str, str], ...] = (  # (name, help, field of EngineSta
         "is_engine_stalled",
     ),
     ("moeflow_expert_prefetching", "1 if experts are read ahead now", "is_prefetching"),
+    (
+        "moeflow_rank_imbalance",
+        "Tokens of the rank that has most over the mean, the mean of layers; 0: there are no ranks",
+        "rank_imbalance",
+    ),
 )
 _COUNTERS: tuple[tuple[str, str, str], ...] = (  # prometheus_client appends _total
     (
@@ -64,6 +69,7 @@ _COUNTERS: tuple[tuple[str, str, str], ...] = (  # prometheus_client appends _to
     ("moeflow_expert_prefetched_bytes", "Bytes of experts read ahead", "expert_prefetched_bytes_total"),
     ("moeflow_expert_used_bytes", "Bytes of experts read ahead and needed later", "expert_used_bytes_total"),
     ("moeflow_expert_wasted_bytes", "Bytes of experts read ahead in vain", "expert_wasted_bytes_total"),
+    ("moeflow_expert_moves", "Experts that went to another rank, got a replica there or lost it", "expert_moves_total"),
 )
 
 _REPLICA_GAUGES: tuple[tuple[str, str, Callable[[ReplicaStatus], float]], ...] = (  # with the label "replica"
@@ -77,6 +83,13 @@ _REPLICA_GAUGES: tuple[tuple[str, str, Callable[[ReplicaStatus], float]], ...] =
 _REPLICA_COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("moeflow_replica_generated_tokens", "Tokens it has generated", "generated_tokens_total"),
     ("moeflow_replica_restarts", "Times that it was started in the place of one that died", "engine_restarts_total"),
+)
+_RANK_GAUGES: tuple[tuple[str, str, str], ...] = (  # with the labels "replica" and "rank"
+    ("moeflow_rank_experts", "Whole experts that it has, of all layers", "num_experts"),
+    ("moeflow_rank_tokens_per_pass", "Tokens that its experts get, the mean of layers", "tokens_per_pass"),
+)
+_RANK_COUNTERS: tuple[tuple[str, str, str], ...] = (
+    ("moeflow_rank_waited_seconds", "Time that it has spent in exchanges with other ranks", "waited_s_total"),
 )
 
 
@@ -177,6 +190,19 @@ class _ReplicaCollector(Collector):
             for number, replica in enumerate(replicas):
                 counter.add_metric([str(number)], getattr(replica.stats, field))
             yield counter
+        labels = ["replica", "rank"]
+        for name, text, field in _RANK_GAUGES:
+            yield _of_ranks(GaugeMetricFamily(name, text, labels=labels), field, replicas)
+        for name, text, field in _RANK_COUNTERS:
+            yield _of_ranks(CounterMetricFamily(name, text, labels=labels), field, replicas)
+
+
+def _of_ranks(metric: GaugeMetricFamily | CounterMetricFamily, field: str, replicas: Sequence[ReplicaStatus]) -> Metric:
+    """Return a metric with the values of all ranks of all replicas."""
+    for number, replica in enumerate(replicas):
+        for rank, stats in enumerate(replica.stats.ranks):
+            metric.add_metric([str(number), str(rank)], getattr(stats, field))
+    return metric
 
 
 def kv_usage(stats: EngineStats) -> float:

@@ -5,7 +5,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from moeflow.engine.client import EngineState, ReplicaStatus
-from moeflow.engine.messages import EngineStats
+from moeflow.engine.messages import EngineStats, RankStats
 from tests.server.fake_client import NAME, REPLY
 
 pytestmark = pytest.mark.anyio
@@ -28,6 +28,10 @@ STATS = EngineStats(
     engine_restarts_total=3,
     is_engine_stalled=True,
 )
+RANKS = [
+    RankStats(waited_s_total=0.5, num_experts=8, tokens_per_pass=4.5),
+    RankStats(waited_s_total=2.5, num_experts=12, tokens_per_pass=3.25),
+]
 
 
 async def read_metrics(http) -> dict[str, float]:
@@ -122,7 +126,7 @@ async def test_stats_for_the_page(http, engine):
 async def test_each_replica_has_its_own_numbers_beside_the_totals(http, engine):
     engine.snapshot = msgspec.structs.replace(STATS, num_running=7)
     engine.replica_statuses = [
-        ReplicaStatus(EngineState.READY, STATS),
+        ReplicaStatus(EngineState.READY, msgspec.structs.replace(STATS, ranks=RANKS)),
         ReplicaStatus(EngineState.READY, msgspec.structs.replace(STATS, num_running=3), is_slow=True),
         ReplicaStatus(EngineState.RESTARTING, EngineStats(engine_restarts_total=2)),
     ]
@@ -134,7 +138,12 @@ async def test_each_replica_has_its_own_numbers_beside_the_totals(http, engine):
         ("ready", True, 3),
         ("restarting", False, 0),
     ]
+    assert stats["replicas"][0]["ranks"][1] == {"waited_s_total": 2.5, "num_experts": 12, "tokens_per_pass": 3.25}
     values = await read_metrics(http)
+    assert values["moeflow_rank_waited_seconds_total[1][0]"] == 2.5
+    assert values["moeflow_rank_experts[1][0]"] == 12
+    assert values["moeflow_rank_tokens_per_pass[0][0]"] == 4.5
+    assert "moeflow_rank_experts[0][1]" not in values
     expected = {
         "moeflow_requests_running": 7,
         "moeflow_replica_ready": (1, 1, 0),

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel, create_model
 
 from moeflow.engine.client import EngineState
-from moeflow.engine.messages import EngineStats, ModelInfo
+from moeflow.engine.messages import EngineStats, ModelInfo, RankStats
 from moeflow.server.service import Service, Status, get_service
 
 router = APIRouter(tags=["status"])
@@ -37,11 +37,13 @@ def _fields(struct: type[msgspec.Struct], *, without: tuple[str, ...] = ()) -> d
 
 _PRIVATE = ("path",)  # where the model lies is nobody's business outside
 ModelFacts: Any = create_model("ModelFacts", **_fields(ModelInfo, without=_PRIVATE))
+RankFacts: Any = create_model("RankFacts", **_fields(RankStats))
+_RANKS: Any = {"ranks": (list[RankFacts], ...)}  # of the processes that share a model; empty if there is one
 ReplicaFacts: Any = create_model(
     "ReplicaFacts",
     state=(EngineState, ...),
     is_slow=(bool, ...),  # it gets no new sequences
-    **_fields(EngineStats),
+    **_fields(EngineStats) | _RANKS,
 )
 StatsResponse: Any = create_model(
     "StatsResponse",
@@ -50,7 +52,7 @@ StatsResponse: Any = create_model(
     num_unfinished=(int, ...),  # sequences as the queue bound counts them
     model=(ModelFacts | None, ...),  # null until it is loaded
     replicas=(list[ReplicaFacts], ...),  # each of the engines; all else is theirs together
-    **_fields(EngineStats),
+    **_fields(EngineStats) | _RANKS,
 )
 
 
@@ -90,9 +92,9 @@ async def stats(service: Annotated[Service, Depends(get_service)]) -> Any:
         "num_unfinished": service.admission.num_unfinished,
         "model": None if loaded is None else msgspec.structs.asdict(loaded.client.model),
         "replicas": [
-            {"state": it.state, "is_slow": it.is_slow, **msgspec.structs.asdict(it.stats)} for it in service.replicas()
+            {"state": it.state, "is_slow": it.is_slow, **msgspec.to_builtins(it.stats)} for it in service.replicas()
         ],
-        **msgspec.structs.asdict(service.stats() or EngineStats()),
+        **msgspec.to_builtins(service.stats() or EngineStats()),
     }
 
 

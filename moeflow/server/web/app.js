@@ -2,7 +2,7 @@
 
 import { Chat } from "./chat.js";
 import { expertFacts } from "./experts.js";
-import { drawExperts, listFacts, liveNumbers, modelFacts, modelLine, replicaFacts, welcomeText } from "./facts.js";
+import { drawExperts, listFacts, liveNumbers, modelFacts, modelLine, rankFacts, replicaFacts, welcomeText } from "./facts.js";
 import { Settings } from "./settings.js";
 import { ServerStatus } from "./status.js";
 import { Stored } from "./storage.js";
@@ -66,6 +66,7 @@ function showNumbers() {
   }
   showExperts(stats);
   showReplicas(stats);
+  showRanks(stats);
 }
 
 /** Of experts that come from disk: how many are in memory, how often they were there, what is read. */
@@ -80,6 +81,13 @@ function showReplicas(stats) {
   const facts = replicaFacts(stats);
   at("replicas").hidden = facts.length === 0;
   listFacts(at("replica-facts"), facts);
+}
+
+/** Of processes that share the model: what each has to do. */
+function showRanks(stats) {
+  const facts = rankFacts(stats);
+  at("ranks").hidden = facts.length === 0;
+  listFacts(at("rank-facts"), facts);
 }
 
 function announce(text) {

@@ -58,6 +58,19 @@ export function modelFacts(model) {
   ];
 }
 
+/** What each of several processes that share a model has to do, terms and details; empty if there is only one. */
+export function rankFacts(stats) {
+  return (stats?.ranks ?? []).map((rank, number) => [`Rank ${number}`, rankText(rank)]);
+}
+
+function rankText(rank) {
+  const parts = [
+    ...(rank.num_experts ? [`${rank.num_experts} experts`, `${rank.tokens_per_pass.toFixed(1)} tokens a pass`] : []),
+    `waited ${rank.waited_s_total.toFixed(1)} s`,
+  ];
+  return parts.join(" · ");
+}
+
 /** How each of several engines is, terms and details; empty if there is only one. */
 export function replicaFacts(stats) {
   if (!stats || stats.replicas.length < 2) return [];
