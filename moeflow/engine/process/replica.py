@@ -96,14 +96,16 @@ class Owner(Protocol):
 class Replica:
     """One of the engines that compute the same model side by side. Begin with `load`, end with `shutdown`."""
 
-    def __init__(self, name: str, start: Start, limits: RestartLimits, owner: Owner) -> None:
-        """`name` is what it is called in the log."""
+    def __init__(self, name: str, start: Start, limits: RestartLimits, owner: Owner, *, tokens_of_pass: int) -> None:
+        """`name` is what it is called in the log; its engines compute `tokens_of_pass` tokens in a pass at most."""
         self.name = name
+        self._tokens_of_pass = tokens_of_pass
         self._start = start
         self._limits = limits
         self._owner = owner
         self._engine: Mortal | None = None  # until the first is loaded
         self._requests: dict[str, Continuation] = {}  # in the engine
+        self._prefills: dict[str, int] = {}  # tokens that interactive ones of these need before they bring any
         self._load_s = 0.0
         self._totals = EngineStats()  # of engines that have died
         self._slowness = SlowWatch()
@@ -173,24 +175,32 @@ class Replica:
     def has_room(self, *, is_batch: bool) -> bool:
         """Return whether another request would be computed in the next passes.
 
-        Those that the engine lets wait, for want of blocks say, come first. Of batch jobs some more may wait there: it
-        chooses among them.
+        Those that the engine lets wait, for want of blocks say, come first; and it has no more to begin with than about
+        a pass takes, so that the rest is still free to go to whoever can begin sooner. Of batch jobs some more may wait
+        there: it chooses among them.
         """
         num_places = self.engine.model.max_num_seqs
         if is_batch:
             return sum(request.submission.is_batch for request in self.requests) < BATCH_BACKLOG * num_places
         stats = self.engine.stats()
-        return stats.num_waiting <= stats.num_batch_waiting and self.num_rivals(is_batch=False) < num_places
+        can_begin = stats.num_waiting <= stats.num_batch_waiting and sum(self._prefills.values()) < self._tokens_of_pass
+        return can_begin and self.num_rivals(is_batch=False) < num_places
 
     def submit(self, request: Continuation) -> None:
         """Have the engine compute a request, or go on with it."""
-        self._requests[request.submission.request_id] = request
-        self.engine.submit(request.rest(), partial(self._receive, request))
+        submission = request.rest()
+        self._requests[submission.request_id] = request
+        if not submission.is_batch:
+            num_tokens = len(submission.prompt_token_ids) + len(submission.generated_token_ids)
+            self._prefills[submission.request_id] = num_tokens
+        self.engine.submit(submission, partial(self._receive, request))
 
     def withdraw(self, request: Continuation) -> None:
         """The engine is no longer to compute this request, if it is."""
-        if self._requests.pop(request.submission.request_id, None) is not None:
-            self.engine.abandon(request.submission.request_id)
+        request_id = request.submission.request_id
+        self._prefills.pop(request_id, None)
+        if self._requests.pop(request_id, None) is not None:
+            self.engine.abandon(request_id)
 
     def cancel(self, request_ids: list[str]) -> None:
         """Ask the engine to end these requests, if it has them."""
@@ -236,6 +246,7 @@ class Replica:
 
     def _receive(self, request: Continuation, output: TokenOutput | None) -> None:
         """Take what the engine reports of a request. Its end without the request's is a reported death."""
+        self._prefills.pop(request.submission.request_id, None)
         if output is not None and request.receive(output):
             self._limits.note_progress()
             if request.is_finished:

@@ -47,10 +47,14 @@ class Supervisor:
         num_replicas: int,
         make_limits: Callable[[], RestartLimits],
         on_failure: Callable[[], None] | None = None,
+        *,
+        tokens_of_pass: int,
     ) -> None:
-        """Nothing is started before `load`; `make_limits` is called for each replica."""
+        """Nothing is started before `load`; `make_limits` is called for each replica, `tokens_of_pass` is what an
+        engine computes in a pass at most.
+        """
         names = ["the engine"] if num_replicas == 1 else [f"replica {number}" for number in range(num_replicas)]
-        self._replicas = [Replica(name, start, make_limits(), self) for name in names]
+        self._replicas = [Replica(name, start, make_limits(), self, tokens_of_pass=tokens_of_pass) for name in names]
         self._on_failure = on_failure
         self._queue: list[Continuation] = []  # that no replica has, in the order of their places
         self._turn = 0  # of the replica that is asked first
@@ -74,7 +78,13 @@ class Supervisor:
         says what this raises.
         """
         start = partial(ProcessEngine.start, config, timeout_s=timeout_s)
-        supervisor = cls(start, num_replicas, partial(RestartLimits, max_restarts), on_failure)
+        supervisor = cls(
+            start,
+            num_replicas,
+            partial(RestartLimits, max_restarts),
+            on_failure,
+            tokens_of_pass=config.scheduler.max_num_batched_tokens,
+        )
         await supervisor.load(on_progress)
         return supervisor
 

@@ -145,6 +145,25 @@ def test_who_has_no_blocks_left_gets_nothing_more():
     run(body)
 
 
+def test_what_an_engine_cannot_begin_with_soon_is_left_to_whoever_can_sooner():
+    """All that arrive at once, or that come from a dead engine, would else stand in queues that others cannot help."""
+
+    async def body() -> None:
+        world = World(num_blocks=160, max_num_seqs=8, max_num_batched_tokens=8)
+        supervisor = await supervise(world, num_replicas=2)
+        asked = [submission(f"r{number}", [number % 4] * 5, 30) for number in range(12)]
+        readers = [asyncio.create_task(read(supervisor, each)) for each in asked]
+        await asyncio.sleep(0)
+        assert [number for number, _ in placed(world, supervisor)] == [0, 1, 0, 1]  # two are more than a pass takes
+        await until(lambda: len(world.submitted) == 12)
+        assert not supervisor.stats().requests_finished_total
+        for each, outputs in zip(asked, await asyncio.gather(*readers), strict=True):
+            check_whole(each, outputs)
+        await supervisor.shutdown(1)
+
+    run(body)
+
+
 def test_of_batch_jobs_an_engine_gets_more_than_it_computes_together_and_others_go_first():
     async def body() -> None:
         world = World(num_blocks=80, max_num_seqs=1)
@@ -192,6 +211,24 @@ def test_one_that_is_back_gets_work_again():
         await asyncio.gather(*(read(supervisor, submission(f"r{number}", [1])) for number in range(2)))
         assert {id(engine) for engine, _ in world.submitted[before:]} == {id(engine) for engine in engines(supervisor)}
         assert [status.stats.engine_restarts_total for status in supervisor.replicas()] == [1, 0]
+        await supervisor.shutdown(1)
+
+    run(body)
+
+
+@pytest.mark.parametrize("world", [World({0: Loss.IN_PASS}), World(stops={0: 20})], ids=["killed", "stopped"])
+def test_what_was_to_begin_in_one_that_is_back_has_begun_elsewhere(world):
+    async def body() -> None:
+        world.start_turns = 20
+        supervisor = await supervise(world, num_replicas=2)
+        first = submission("first", [1] * 9, 30)  # no pass takes it whole
+        reading = asyncio.create_task(read(supervisor, first))
+        await until(lambda: supervisor.replicas()[0].state is not EngineState.READY)
+        await until(lambda: supervisor.replicas()[0].state is EngineState.READY)
+        await read(supervisor, submission("second", [1], 2))
+        assert not reading.done()
+        assert [each.request_id for engine, each in world.submitted if engine is engines(supervisor)[0]][-1] == "second"
+        check_whole(first, await reading)
         await supervisor.shutdown(1)
 
     run(body)
@@ -399,7 +436,7 @@ def test_if_one_cannot_be_loaded_none_is_left():
             return engines[-1]
 
         with pytest.raises(CapacityError, match="too little"):
-            await Supervisor(start, 3, RestartLimits).load()
+            await Supervisor(start, 3, RestartLimits, tokens_of_pass=8).load()
         assert len(engines) == 2
         assert all(engine._living.done() for engine in engines)
 

@@ -33,7 +33,8 @@ def submission(name: str, prompt: list[int], num_tokens: int = 6, **changes) -> 
 async def supervise(
     world: World, limits: Callable[[], RestartLimits] = lambda: RestartLimits(10_000), num_replicas: int = 1, **options
 ) -> Supervisor:
-    supervisor = Supervisor(world.start, num_replicas, limits, **options)
+    tokens_of_pass = world.engine_options.get("max_num_batched_tokens", 8)
+    supervisor = Supervisor(world.start, num_replicas, limits, tokens_of_pass=tokens_of_pass, **options)
     await supervisor.load()
     return supervisor
 

@@ -20,15 +20,15 @@ from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 LONG = [(7 * index) % 250 + 2 for index in range(90)]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logprobs=2)
-DRAWN = SamplingParams(max_tokens=40, ignore_eos=True, top_p=0.9, logprobs=1, prompt_logprobs=1)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=2)
+DRAWN = SamplingParams(max_tokens=24, ignore_eos=True, top_p=0.9, logprobs=1, prompt_logprobs=1)
 ASKED = [
     Submission("long", LONG, DRAWN, seed=1),
     Submission("same prefix", LONG[:70], GREEDY, seed=2),
     Submission("short", [5], DRAWN, seed=3),
     Submission("other", LONG[30:60], GREEDY, seed=4),
 ]
-NUM_BLOCKS = 12  # of 16 tokens: for one long request, and little beside it
+NUM_BLOCKS = 10  # of 16 tokens: for one long request, and little beside it
 
 
 @pytest.fixture(scope="module")
