@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
@@ -45,7 +45,7 @@ class Candidacy(msgspec.Struct, frozen=True, tag="candidacy"):
     """It is there."""
 
     fingerprint: str  # of the checkpoint
-    port: int  # where other ranks can connect
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]  # where other ranks can connect
 
 
 class Assignment(msgspec.Struct, frozen=True, tag="assignment"):

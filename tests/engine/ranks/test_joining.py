@@ -150,7 +150,8 @@ def test_who_would_compute_other_bits_or_lacks_memory_is_refused(head, changes, 
 
 
 def test_who_talks_nonsense_is_no_more_than_a_line_in_the_log(head, caplog):
-    for message in (b"\xc1", msgspec.msgpack.encode({"type": "application"}), msgspec.msgpack.encode(Invitation("x"))):
+    port = joining.Candidacy("fingerprint", port=70_000)
+    for message in (b"\xc1", *map(msgspec.msgpack.encode, ({"type": "application"}, port, Invitation("x")))):
         with closing(head.connect()) as link:
             link.send_message(JOINING, message, PATIENCE_S)
             with pytest.raises(GroupError, match=r"closed the connection|is gone"):
