@@ -176,7 +176,7 @@ def test_streams_survive_a_killed_rank_and_a_killed_engine(model, cache_dir):
         joiners[0].process.kill()
         joiners[0].process.wait()
         await until(lambda: supervisor.state is EngineState.RESTARTING)
-        death = supervisor._engine.death
+        death = supervisor._replicas[0].engine.death
         assert (death.is_from_outside, "rank 1 (127.0.0.1:" in death.reason) == (True, True)
         joiners.append(Joiner(f"127.0.0.1:{port}", cache_dir))
         await until(lambda: supervisor.state is EngineState.READY)
