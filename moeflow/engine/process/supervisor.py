@@ -5,8 +5,8 @@ streams go on in any engine with the tokens they would have had. A crash makes s
 pass; each is then computed alone until it is past that point. One that is alone in a second crash fails, and the others
 live.
 
-Requests wait here, first come, first served, until a replica has a free place. It goes to the one that has the fewest,
-in turn where several have as few. A single engine gets all at once: there is nothing to choose.
+Requests wait here, first come, first served, until a replica has room; each goes to the one with the fewest, in turn
+where several have as few. A single engine gets all at once: there is nothing to choose.
 """
 
 from __future__ import annotations
