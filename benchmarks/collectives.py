@@ -34,11 +34,11 @@ from rich.progress import track
 from rich.table import Table
 
 from moeflow.core.units import format_bytes
-from moeflow.parallel.connecting import Acceptor, listen
-from moeflow.parallel.mesh import Meeting, meet
 from moeflow.parallel.shared_memory_group import SharedMemoryGroup, make_descriptor
-from moeflow.parallel.tcp_group import TcpGroup
-from moeflow.parallel.tcp_link import TcpLink
+from moeflow.parallel.tcp.connecting import Acceptor, listen
+from moeflow.parallel.tcp.mesh import Meeting, meet
+from moeflow.parallel.tcp.tcp_group import TcpGroup
+from moeflow.parallel.tcp.tcp_link import TcpLink
 
 SIZES = tuple(1 << shift for shift in range(10, 25, 2))  # bytes of each rank
 MOVED_BYTES = 64 << 20  # by a rank at each size, by either way

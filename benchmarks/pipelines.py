@@ -55,7 +55,7 @@ from moeflow.core.offload_config import DeviceConfig
 from moeflow.engine.compute_setup import set_up
 from moeflow.engine.offload.offloaded_model import OffloadedModel
 from moeflow.engine.runner_loading import make_allocator
-from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM

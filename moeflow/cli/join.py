@@ -11,7 +11,7 @@ from moeflow.cli import lazy
 from moeflow.cli.options import cache_dir_option
 from moeflow.core.address import parse_address
 from moeflow.core.errors import ConfigError
-from moeflow.parallel.cluster_token import default_token_file, read_token
+from moeflow.parallel.tcp.cluster_token import default_token_file, read_token
 
 EPILOG = """\b
 Examples, with two machines, a and b, that both have the model:

@@ -30,7 +30,7 @@ from moeflow.engine.ranks.ranks import Ranks
 from moeflow.kernels.cpu.packed_weights import expert_bytes
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.layers.decoder import CausalLM
-from moeflow.models.layers.expert_ranks import ExpertRanks
+from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.loading import load_model
 from moeflow.models.plausibility import read_eos_token_ids

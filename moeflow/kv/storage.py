@@ -12,7 +12,7 @@ import torch
 
 from moeflow.core.errors import CapacityError
 from moeflow.core.units import format_bytes
-from moeflow.kernels.kv_blocks import KVBlocks, kv_block_bytes
+from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kernels.lazy_memory import LazyMemory
 
 

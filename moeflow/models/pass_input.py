@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from moeflow.core.batch import Batch
-from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.context import ForwardContext
 

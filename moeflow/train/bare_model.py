@@ -15,7 +15,7 @@ import torch
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.errors import CapacityError
 from moeflow.core.units import format_bytes
-from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM

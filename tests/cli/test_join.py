@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from moeflow.cli import lazy
 from moeflow.cli.main import main
 from moeflow.engine.ranks.join import JoinSettings
-from moeflow.parallel.cluster_token import default_token_file, ensure_token
+from moeflow.parallel.tcp.cluster_token import default_token_file, ensure_token
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import random
 
 import torch
 
-from moeflow.kernels.attention_metadata import AttentionMetadata
-from moeflow.kernels.kv_blocks import KVBlocks, kv_block_bytes
+from moeflow.kernels.attention.attention_metadata import AttentionMetadata
+from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kernels.lazy_memory import allocate_lazily
 
 

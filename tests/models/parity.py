@@ -20,12 +20,12 @@ from moeflow.checkpoint.packed.mapped import map_weights
 from moeflow.checkpoint.packed.weight_memory import FreshMemory
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ParallelConfig
-from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.cpu import extension
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM
-from moeflow.models.layers.expert_ranks import ExpertRanks
+from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
 from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.models.loading import load_model
 from moeflow.models.packing import pack_model

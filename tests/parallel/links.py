@@ -7,8 +7,8 @@ import socket
 import threading
 from collections.abc import Iterator
 
-from moeflow.parallel.authentication import SessionKeys
-from moeflow.parallel.tcp_link import TcpLink
+from moeflow.parallel.tcp.authentication import SessionKeys
+from moeflow.parallel.tcp.tcp_link import TcpLink
 
 KEYS = SessionKeys(sending=b"s" * 32, receiving=b"r" * 32)
 OTHER_KEYS = SessionKeys(sending=KEYS.receiving, receiving=KEYS.sending)

@@ -21,12 +21,12 @@ import pytest
 import torch
 
 from moeflow.core.errors import GroupError
-from moeflow.parallel.connecting import Acceptor, listen
 from moeflow.parallel.group import Group
-from moeflow.parallel.mesh import Address, Meeting, meet
 from moeflow.parallel.shared_memory_group import SharedMemoryGroup, make_descriptor
-from moeflow.parallel.tcp_group import TcpGroup
-from moeflow.parallel.tcp_link import TcpLink
+from moeflow.parallel.tcp.connecting import Acceptor, listen
+from moeflow.parallel.tcp.mesh import Address, Meeting, meet
+from moeflow.parallel.tcp.tcp_group import TcpGroup
+from moeflow.parallel.tcp.tcp_link import TcpLink
 
 PATIENCE_S = 60.0  # for what has to come
 TOKEN = b"the token of the tests"

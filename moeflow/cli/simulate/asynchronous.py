@@ -19,8 +19,8 @@ from moeflow.cli.simulate.common import SHIPPED, choose_formats, read_shape, sha
 from moeflow.cli.simulate.parallel import link_option, loads_before, skew_options, skew_router
 from moeflow.core.errors import ConfigError
 from moeflow.core.units import format_seconds, parse_bytes
-from moeflow.parallel.mapper import LeastLoadedMapper, Mapper, RoundRobinMapper
-from moeflow.parallel.placement import ExpertIds, ExpertPlacement
+from moeflow.parallel.placement.mapper import LeastLoadedMapper, Mapper, RoundRobinMapper
+from moeflow.parallel.placement.placement import ExpertIds, ExpertPlacement
 from moeflow.pipeline.runtime.perfetto import write_perfetto
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.parallel_costs import rank_link

@@ -18,8 +18,8 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import Machine
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import format_bytes, format_seconds, parse_bytes
-from moeflow.parallel.expert_load import LoadTracker
-from moeflow.parallel.placement import Loads
+from moeflow.parallel.placement.expert_load import LoadTracker
+from moeflow.parallel.placement.placement import Loads
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.parallel_costs import LAYOUTS, ParallelLayer, rank_link
 from moeflow.planner.hardware.machine_files import load_machine

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from moeflow.kernels.attention_metadata import AttentionMetadata, Span
+from moeflow.kernels.attention.attention_metadata import AttentionMetadata, Span
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.rotary import RotaryEmbedding, RotaryTable
 from moeflow.models.layers.shared_experts import Routed

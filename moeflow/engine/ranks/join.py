@@ -36,10 +36,10 @@ from moeflow.engine.ranks.joining import (
     say,
 )
 from moeflow.kernels.cpu import extension
-from moeflow.parallel.connecting import Acceptor, connect, listen
-from moeflow.parallel.mesh import Meeting, meet
-from moeflow.parallel.tcp_group import TcpGroup
-from moeflow.parallel.tcp_link import TcpLink
+from moeflow.parallel.tcp.connecting import Acceptor, connect, listen
+from moeflow.parallel.tcp.mesh import Meeting, meet
+from moeflow.parallel.tcp.tcp_group import TcpGroup
+from moeflow.parallel.tcp.tcp_link import TcpLink
 from moeflow.planner.choices.packed_files import find_packed_weights_file, formats_of
 from moeflow.planner.hardware.host import host_resources
 

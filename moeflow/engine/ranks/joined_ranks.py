@@ -24,10 +24,10 @@ from moeflow.engine.ranks.ranks import Ranks
 from moeflow.engine.ranks.reception import Candidate, Reception
 from moeflow.kernels.cpu import extension
 from moeflow.models.registry import read_model_config
-from moeflow.parallel.cluster_token import ensure_token
-from moeflow.parallel.connecting import Acceptor, listen
-from moeflow.parallel.tcp_group import TcpGroup
-from moeflow.parallel.tcp_link import TcpLink
+from moeflow.parallel.tcp.cluster_token import ensure_token
+from moeflow.parallel.tcp.connecting import Acceptor, listen
+from moeflow.parallel.tcp.tcp_group import TcpGroup
+from moeflow.parallel.tcp.tcp_link import TcpLink
 from moeflow.planner.choices.rank_choice import RankMemory
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.process_memory import PROCESS_BYTES

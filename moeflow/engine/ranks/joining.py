@@ -15,8 +15,8 @@ import msgspec
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import GroupError
 from moeflow.kernels.cpu import extension
-from moeflow.parallel.mesh import Address
-from moeflow.parallel.tcp_link import TcpLink
+from moeflow.parallel.tcp.mesh import Address
+from moeflow.parallel.tcp.tcp_link import TcpLink
 
 JOINING: Final = "joining"  # names of messages
 LOADED: Final = "loaded"

@@ -8,7 +8,7 @@ import msgspec
 import torch
 
 from moeflow.engine.messages import ExpertStats, RankStats
-from moeflow.models.layers.expert_ranks import ExpertRanks
+from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
 from moeflow.parallel.timed_group import TimedGroup
 
 TIMES_PASSES: Final = 64  # after which ranks tell each other how long they have waited

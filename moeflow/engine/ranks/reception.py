@@ -16,7 +16,7 @@ from typing import Final
 from moeflow.core.errors import GroupError
 from moeflow.core.units import format_bytes
 from moeflow.engine.ranks.joining import Application, Candidacy, Invitation, Refusal, hear, say
-from moeflow.parallel.tcp_link import TcpLink
+from moeflow.parallel.tcp.tcp_link import TcpLink
 
 logger = logging.getLogger(__name__)
 

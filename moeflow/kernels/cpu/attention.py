@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.attention.attention_metadata import AttentionMetadata
+from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.cpu.arguments import address
-from moeflow.kernels.kv_blocks import KVBlocks
 
 try:
     import moeflow.kernels._cpu as _cpu

@@ -13,13 +13,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.attention.attention_metadata import AttentionMetadata
+from moeflow.kernels.attention.heads import Heads
+from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import address, check_floats
 from moeflow.kernels.cpu.packed_weights import PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
-from moeflow.kernels.heads import Heads
-from moeflow.kernels.kv_blocks import KVBlocks
 
 if extension.is_available():
     import moeflow.kernels._cpu as _cpu

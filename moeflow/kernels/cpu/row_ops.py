@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from moeflow.kernels.attention.heads import Heads
+from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import address
-from moeflow.kernels.heads import Heads
-from moeflow.kernels.kv_blocks import KVBlocks
 
 if extension.is_available():
     import moeflow.kernels._cpu as _cpu

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from moeflow.core.model_config import ModelConfig
-from moeflow.kernels.attention import attend
-from moeflow.kernels.attention_input import attention_input
-from moeflow.kernels.attention_metadata import AttentionMetadata
-from moeflow.kernels.heads import Heads
-from moeflow.kernels.kv_blocks import KVBlocks
+from moeflow.kernels.attention.attention import attend
+from moeflow.kernels.attention.attention_input import attention_input
+from moeflow.kernels.attention.attention_metadata import AttentionMetadata
+from moeflow.kernels.attention.heads import Heads
+from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.linear import Linear, output_linear
-from moeflow.models.layers.rank_heads import RankHeads
+from moeflow.models.layers.ranks.rank_heads import RankHeads
 from moeflow.models.layers.rotary import RotaryTable
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.parallel.blocks import head_blocks, scaled

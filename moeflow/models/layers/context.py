@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kv.storage import KVStorage
 
 

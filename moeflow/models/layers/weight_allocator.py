@@ -21,7 +21,6 @@ from moeflow.kernels.cpu.expert_slices import PackedExpertSlices, SliceShape
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight, expert_bytes, matrix_bytes
 from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.kernels.weight_format import BITS_PER_VALUE, WeightFormat
-from moeflow.models.layers.expert_ranks import ExpertRanks
 from moeflow.models.layers.expert_weights import (
     Destination,
     ExpertSlabs,
@@ -30,7 +29,8 @@ from moeflow.models.layers.expert_weights import (
     OffloadedExperts,
     slab_bytes,
 )
-from moeflow.models.layers.sliced_experts import SlicedExperts
+from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
+from moeflow.models.layers.ranks.sliced_experts import SlicedExperts
 from moeflow.parallel.blocks import band_blocks
 from moeflow.parallel.columns import Columns
 from moeflow.parallel.group import Group

@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from moeflow.kernels.kv_blocks import KVBlocks, kv_block_bytes
+from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kv.storage import KVStorage
 from moeflow.pipeline.devices.offload_device import OffloadDevice
 

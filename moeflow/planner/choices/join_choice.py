@@ -5,7 +5,7 @@ from __future__ import annotations
 from moeflow.core.address import LOOPBACK, parse_address
 from moeflow.core.errors import ConfigError
 from moeflow.core.parallel_config import JoinConfig
-from moeflow.parallel.cluster_token import default_token_file
+from moeflow.parallel.tcp.cluster_token import default_token_file
 from moeflow.planner.settings import Settings
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeflow.core.hardware import DEVICE, RAM, Link, LinkRate, Machine, MemoryLevel
-from moeflow.parallel.placement import ExpertIds, ExpertPlacement, Loads, ServingTable
+from moeflow.parallel.placement.placement import ExpertIds, ExpertPlacement, Loads, ServingTable
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.roofline import work_seconds
 

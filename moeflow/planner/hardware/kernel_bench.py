@@ -19,13 +19,13 @@ from torch import Tensor
 
 from moeflow.core.units import MIB
 from moeflow.kernels.argmax import argmax
-from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.attention.attention_metadata import AttentionMetadata
+from moeflow.kernels.attention.heads import Heads
+from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kernels.ceilings import TRIES, measure_flops, measure_read
 from moeflow.kernels.cpu import attention as cpu_attention
 from moeflow.kernels.cpu import extension, row_ops
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight, expert_bytes
-from moeflow.kernels.heads import Heads
-from moeflow.kernels.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kernels.lazy_memory import allocate_lazily
 from moeflow.kernels.sample import RowSampling, sample_rows
 from moeflow.kernels.weight_format import BITS_PER_VALUE, WEIGHT_FORMATS, WeightFormat

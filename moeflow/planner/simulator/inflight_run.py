@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeflow.core.hardware import Link, MemoryLevel
-from moeflow.parallel.mapper import Mapper
-from moeflow.parallel.placement import ExpertIds
+from moeflow.parallel.placement.mapper import Mapper
+from moeflow.parallel.placement.placement import ExpertIds
 from moeflow.pipeline.expert_parallel import (
     ATTEND,
     BARRIER,

@@ -14,9 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.engine.offload.micro_batches import Side, cut_pass
-from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.attention.attention_metadata import AttentionMetadata
+from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.embedding import embedding
-from moeflow.kernels.kv_blocks import KVBlocks
 from moeflow.models.layers import attention as layers_attention
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.expert_weights import ExpertTensors

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from moeflow.core.model_config import RopeConfig
 from moeflow.engine.offload.micro_batches import Side, cut_pass, group
-from moeflow.kernels.attention_metadata import AttentionMetadata, Span
+from moeflow.kernels.attention.attention_metadata import AttentionMetadata, Span
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.rotary import RotaryEmbedding

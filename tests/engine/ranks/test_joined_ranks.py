@@ -18,7 +18,7 @@ from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
 from moeflow.engine.process.supervisor import Supervisor
 from moeflow.kernels.cpu import extension
-from moeflow.parallel.cluster_token import default_token_file, ensure_token
+from moeflow.parallel.tcp.cluster_token import default_token_file, ensure_token
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings

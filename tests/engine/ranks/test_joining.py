@@ -26,8 +26,8 @@ from moeflow.engine.ranks.joined_ranks import JoinedRanks
 from moeflow.engine.ranks.joining import JOINING, Application, Invitation, RefusedError, hear, own_application, say
 from moeflow.engine.ranks.reception import Reception
 from moeflow.kernels.cpu import extension
-from moeflow.parallel.cluster_token import default_token_file, ensure_token
-from moeflow.parallel.connecting import connect
+from moeflow.parallel.tcp.cluster_token import default_token_file, ensure_token
+from moeflow.parallel.tcp.connecting import connect
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.engine.ranks.joiners import free_port

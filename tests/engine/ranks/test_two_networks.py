@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from moeflow.kernels.cpu import extension
-from moeflow.parallel.cluster_token import default_token_file, ensure_token
+from moeflow.parallel.tcp.cluster_token import default_token_file, ensure_token
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.engine.ranks.joiners import joined

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeflow.kernels.attention import attend, attend_reference, write_kv
-from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.attention.attention import attend, attend_reference, write_kv
+from moeflow.kernels.attention.attention_metadata import AttentionMetadata
+from moeflow.kernels.attention.kv_blocks import KV_DTYPES
 from moeflow.kernels.cpu import attention as cpu_attention
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.kv_blocks import KV_DTYPES
 from tests.kernels.passes import Pass, make_blocks
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.03, torch.int8: 0.06}

@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.attention.attention_metadata import AttentionMetadata
+from moeflow.kernels.attention.heads import Heads
+from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kernels.cpu import extension, row_ops
 from moeflow.kernels.cpu.decoder import NOTHING, Expected, PackedDecoder, PackedLayer
 from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
-from moeflow.kernels.heads import Heads
-from moeflow.kernels.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kernels.lazy_memory import allocate_lazily
 from moeflow.kernels.routing import SoftmaxTopK
 from moeflow.kernels.weight_format import ALL_FORMATS

@@ -20,7 +20,7 @@ from moeflow.experts.predict.predictor import RoutedModel
 from moeflow.experts.predict.registry import NO_PREDICTOR, PREDICTORS
 from moeflow.experts.prefetcher import Prefetcher
 from moeflow.experts.slot_arena import SlotArena
-from moeflow.kernels.attention_metadata import AttentionMetadata
+from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedExperts
 from moeflow.kernels.weight_format import WEIGHT_FORMATS

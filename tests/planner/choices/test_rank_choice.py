@@ -12,7 +12,7 @@ from moeflow.core.parallel_config import ParallelConfig
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import expert_bytes
 from moeflow.models import llama, mixtral, qwen3_moe
-from moeflow.models.layers.expert_ranks import ExpertRanks
+from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
 from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.parallel.blocks import num_kv_heads
 from moeflow.planner.choices.rank_choice import RankMemory

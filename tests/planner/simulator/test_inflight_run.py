@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from moeflow.core.hardware import Link, LinkRate
-from moeflow.parallel.mapper import RoundRobinMapper
-from moeflow.parallel.placement import ExpertPlacement
+from moeflow.parallel.placement.mapper import RoundRobinMapper
+from moeflow.parallel.placement.placement import ExpertPlacement
 from moeflow.pipeline.expert_parallel import ATTEND, COMBINE, DISPATCH, EXPERTS
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.roofline import work_seconds

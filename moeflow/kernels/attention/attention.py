@@ -1,0 +1,77 @@
+"""Paged attention: prefill chunks and decodes of many sequences in one pass.
+
+K and V of all tokens of the pass go to the cache first, so that a sequence may read blocks which another one of
+the same pass writes. What the CPU extension takes is done by it; what is here in plain torch runs on any device, and
+is what the extension is tested against. There each prefill chunk is one attention call, and decodes share one call
+per group of similar context length, padded and masked. Grouped-query heads share their K and V without copies.
+Cached values must be finite for it: masked positions are multiplied by zero, not skipped.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from moeflow.kernels.attention.attention_metadata import AttentionMetadata, DecodeGroup, PrefillChunk
+from moeflow.kernels.attention.kv_blocks import KVBlocks
+from moeflow.kernels.cpu import attention as cpu_attention
+
+
+def write_kv(k: Tensor, v: Tensor, blocks: KVBlocks, metadata: AttentionMetadata) -> None:
+    """Store K and V of all tokens of the pass. Shapes: k and v [T, KV, D]."""
+    if cpu_attention.fits(k, blocks) and cpu_attention.fits(v, blocks):
+        cpu_attention.write_kv(k, v, blocks, metadata.slots)
+    else:
+        blocks.write(metadata.slots, k, v)
+
+
+def attend(q: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, *, sliding_window: int | None) -> Tensor:
+    """Attend causally over each token's sequence, whose K and V are in the cache; scores are scaled by D^-0.5.
+
+    `sliding_window` is the number of tokens a query sees, itself included; None: all before it.
+
+    Shapes: q [T, Q, D] -> [T, Q * D].
+    """
+    if cpu_attention.fits(q, blocks):
+        return cpu_attention.attend(q, blocks, metadata, sliding_window)
+    return attend_reference(q, blocks, metadata, sliding_window=sliding_window)
+
+
+def attend_reference(q: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, *, sliding_window: int | None) -> Tensor:
+    """Do the same in plain torch."""
+    plan = metadata.plan(sliding_window, q.dtype)
+    if plan.is_one_group:
+        return _decode(q, blocks, plan.groups[0]).flatten(1)
+    out = q.new_empty(q.shape)
+    for chunk in plan.chunks:
+        out[chunk.tokens] = _prefill(q[chunk.tokens], blocks, chunk)
+    for group in plan.groups:
+        out.index_copy_(0, group.rows, _decode(q.index_select(0, group.rows), blocks, group))
+    return out.flatten(1)
+
+
+def _decode(q: Tensor, blocks: KVBlocks, group: DecodeGroup) -> Tensor:
+    """Attend from one query per sequence: q [R, Q, D] -> [R, Q, D]."""
+    num_rows, num_heads, head_dim = q.shape
+    keys, values = (
+        half.view(len(half), num_rows, -1, head_dim).transpose(0, 1)[:, :, : group.length]
+        for half in blocks.read(group.blocks, q.dtype)
+    )
+    # The heads that share K and V become the query dimension: they all see the same positions.
+    q = q.reshape(num_rows, keys.shape[1], -1, head_dim)
+    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask)
+    return out.reshape(num_rows, num_heads, head_dim)
+
+
+def _prefill(q: Tensor, blocks: KVBlocks, chunk: PrefillChunk) -> Tensor:
+    """Attend from the tokens of one sequence: q [n, Q, D] -> [n, Q, D]."""
+    keys, values = (half[None, :, : chunk.length] for half in blocks.read(chunk.blocks, q.dtype))
+    out = F.scaled_dot_product_attention(
+        q.transpose(0, 1).unsqueeze(0),
+        keys,
+        values,
+        attn_mask=chunk.mask,
+        is_causal=chunk.mask is None,
+        enable_gqa=True,
+    )
+    return out.squeeze(0).transpose(0, 1)

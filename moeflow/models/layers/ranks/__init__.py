@@ -1,0 +1,1 @@
+"""Layers of which each rank computes a part."""

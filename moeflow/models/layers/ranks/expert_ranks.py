@@ -1,0 +1,92 @@
+"""The experts of all layers on the ranks of a group, and how they move from one rank to another between passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from moeflow.core.model_config import ModelConfig
+from moeflow.core.parallel_config import ParallelConfig
+from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.lazy_memory import LazyMemory
+from moeflow.models.layers.ranks.rank_experts import RankExperts
+from moeflow.parallel.group import Group
+from moeflow.parallel.placement.expert_balancer import ExpertBalancer
+from moeflow.parallel.placement.rebalancing import Move
+
+COPYING: Final = "experts that change ranks"
+
+
+class ExpertRanks:
+    """Which rank has which experts, the same on all ranks, and this rank's part of them."""
+
+    def __init__(self, group: Group, balancer: ExpertBalancer) -> None:
+        """Take the ranks, and the placement of experts on them."""
+        self.balancer = balancer
+        self._group = group
+        self._layers: list[RankExperts] = []
+        self._memory: list[LazyMemory | None] = []
+
+    @classmethod
+    def of(cls, shape: ModelConfig, parallel: ParallelConfig, group: Group) -> ExpertRanks | None:
+        """Return who has which experts of a model at first, and whether they move; None: nobody has whole ones."""
+        if not shape.num_experts or parallel.expert_layout != "expert":
+            return None
+        num_redundant = parallel.num_redundant_experts if parallel.moves_experts else None
+        num_layers = shape.num_layers - len(shape.dense_layers)
+        return cls(group, ExpertBalancer(num_layers, shape.num_experts, group.size, num_redundant))
+
+    def add_layer(self, experts: PackedExperts, memory: LazyMemory | None) -> RankExperts:
+        """Return the next layer's experts; `memory` is what they lie in, None: a file, which has all of them."""
+        layer = RankExperts(experts, len(self._layers), self.balancer, self._group)
+        self._layers.append(layer)
+        self._memory.append(memory)
+        return layer
+
+    def end_pass(self) -> None:
+        """Move experts if loads call for it. Blocks: until the other ranks are here, then. Raises: GroupError."""
+        steps = self.balancer.end_pass()
+        if not steps:
+            return
+        self._copy([step for step in steps if step.to_rank is not None])
+        self.balancer.switch(steps)
+        for layer in {step.layer for step in steps}:
+            self._layers[layer].place()
+        for step in steps:
+            if step.from_rank == self._group.rank:
+                self._give_back(step)
+
+    def _copy(self, steps: Sequence[Move]) -> None:
+        """Have the weights of each step's expert where it goes to: who has them sends them."""
+        mine, sources = self._group.rank, [self._source(step) for step in steps]
+        travels = list(zip(steps, sources, strict=True))
+        parts = [
+            self._rows([step for step, source in travels if (source, step.to_rank) == (mine, rank)])
+            for rank in range(self._group.size)
+        ]
+        received = [iter(rows) for rows in self._group.all_to_all(COPYING, parts)]
+        for step, source in travels:
+            if step.to_rank == mine:
+                self._keep(step, next(received[source]))
+
+    def _source(self, step: Move) -> int:
+        return self.balancer.placement.homes[step.layer][step.expert][0] if step.from_rank is None else step.from_rank
+
+    def _rows(self, steps: Sequence[Move]) -> Tensor:
+        """Return the weights of some experts, [N, bytes]; those of all layers take the same."""
+        rows = [self._layers[step.layer].weights_of(step.expert) for step in steps]
+        return torch.stack(rows) if rows else self._layers[0].weights_of(0).new_empty(0, self._layers[0].expert_bytes)
+
+    def _keep(self, step: Move, weights: Tensor) -> None:
+        if self._memory[step.layer] is not None:
+            self._layers[step.layer].weights_of(step.expert).copy_(weights)
+
+    def _give_back(self, step: Move) -> None:
+        """Free the memory of an expert that this rank has no more."""
+        memory, weights = self._memory[step.layer], self._layers[step.layer].weights_of(step.expert)
+        if memory is not None:
+            start = weights.data_ptr() - memory.tensor.data_ptr()
+            memory.give_back(start, start + len(weights))

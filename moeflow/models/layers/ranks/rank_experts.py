@@ -1,0 +1,90 @@
+"""A layer's experts where each of several ranks has some of them: all compute theirs, and exchange the results.
+
+What travels are the weighted results of pairs (token, expert). They are added up in ascending order of expert, as the
+kernels do where one process has all experts, so that the results are the same to the bit, whichever rank has which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from moeflow.core.units import KIB
+from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
+from moeflow.kernels.cpu.packed_weights import PackedExperts, expert_bytes
+from moeflow.models.layers.expert_weights import Destination, ExpertWeights
+from moeflow.parallel.blocks import even_blocks
+from moeflow.parallel.group import Group
+from moeflow.parallel.placement.expert_balancer import ExpertBalancer
+
+GATHERED_BYTES: Final = 256 * KIB  # of pairs up to which each rank adds up all of them: one exchange instead of two
+
+
+class RankExperts(ExpertWeights):
+    """One layer's experts, of which this rank has some."""
+
+    def __init__(self, experts: PackedExperts, layer: int, balancer: ExpertBalancer, group: Group) -> None:
+        """Take room for all experts, of which this rank fills its own; `layer` counts the layers with experts."""
+        self._all, self._layer, self._balancer, self._group = experts, layer, balancer, group
+        self._name = f"experts of MoE layer {layer}"
+        # One more than there are: what a pair asks for that another rank computes.
+        self._experts = SlotExperts(experts, experts.num_experts + 1)
+        self.expert_bytes = expert_bytes(experts.hidden, experts.width, experts.format)
+        self._own: dict[int, int] = {}
+        self.place()
+
+    def place(self) -> None:
+        """Compute with those experts that the placement gives this rank from now on."""
+        held = self._balancer.placement.held_by(self._group.rank, self._layer)
+        self._own = {expert: expert for expert in held}
+
+    def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
+        """See `ExpertWeights`. Blocks: until the other ranks are through, too. Raises: GroupError."""
+        ranks = torch.from_numpy(self._balancer.serving_ranks(self._layer, topk_ids.numpy()))  # of each pair
+        pairs = hidden.new_zeros(topk_ids.numel(), hidden.shape[1])
+        own_ids = topk_ids.masked_fill(ranks != self._group.rank, self._all.num_experts)
+        self._experts.pairs(hidden, own_ids, topk_weights, self._own, pairs)
+        if pairs.nbytes <= GATHERED_BYTES:
+            self._gather(pairs, ranks.view(-1))
+            return add_pairs(pairs, topk_ids, residual)
+        return self._add_at_home(pairs, ranks.view(-1), topk_ids, residual)
+
+    def weights_of(self, expert: int) -> Tensor:
+        """Return an expert's memory, [bytes] uint8, whether or not it is this rank's."""
+        return self._all.storage[expert][: self.expert_bytes]
+
+    def parts(self) -> Sequence[tuple[Destination, Destination, Destination] | None]:
+        """Return the parts of this rank's experts; None for those of others."""
+        return [parts if expert in self._own else None for expert, parts in enumerate(self._all.parts())]
+
+    def _gather(self, pairs: Tensor, ranks: Tensor) -> None:
+        """Fill in the pairs that other ranks have computed."""
+        rows = [(ranks == rank).nonzero().view(-1) for rank in range(self._group.size)]
+        for rank, found in enumerate(self._group.all_gather(self._name, pairs[rows[self._group.rank]])):
+            if rank != self._group.rank:
+                pairs[rows[rank]] = found
+
+    def _add_at_home(self, pairs: Tensor, ranks: Tensor, topk_ids: Tensor, residual: Tensor | None) -> Tensor:
+        """Have each rank add up a share of the tokens, and return the sums of all. Shapes: as `compute`."""
+        size, mine = self._group.size, self._group.rank
+        num_tokens, top_k = topk_ids.shape
+        homes = even_blocks(num_tokens, size)
+        rows = torch.arange(len(ranks))
+        sent = [rows[home.start * top_k : home.stop * top_k] for home in homes]
+        own = [part[ranks[part] == mine] for part in sent]
+        home = homes[mine]
+        start, stop = home.start * top_k, home.stop * top_k
+        here, ranks_here = pairs[start:stop], ranks[start:stop]
+        for rank, found in enumerate(self._group.all_to_all(self._name, [pairs[part] for part in own])):
+            if rank != mine:
+                here[ranks_here == rank] = found
+        of_home = slice(home.start, home.stop)
+        sums = add_pairs(
+            here.contiguous(),
+            topk_ids[of_home].contiguous(),
+            None if residual is None else residual[of_home].contiguous(),
+        )
+        return torch.cat(self._group.all_gather(self._name, sums))

@@ -1,0 +1,1 @@
+"""What connects ranks of several machines: authenticated links, and a group over them."""

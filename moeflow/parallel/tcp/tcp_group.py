@@ -1,0 +1,146 @@
+"""A group of processes on any machines, each with an authenticated TCP connection to each other.
+
+All of a collective's frames are sent and received at once, as far as the kernel takes and has them, so that no order of
+sizes can have two ranks wait for each other. A rank that ends is noticed by those that wait for it at once, since its
+connections end; one that hangs or is cut off, when time is up.
+
+It is no torch.distributed: whoever can reach the ports of gloo and of its rendezvous takes part, unknown and unasked.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from moeflow.core.errors import GroupError
+from moeflow.parallel.group import describe_rows
+from moeflow.parallel.tcp.frames import FrameHead, Kind
+from moeflow.parallel.tcp.tcp_link import TcpLink
+
+_MAX_PART_BYTES: Final = 4 << 30  # of a tensor of another rank: far beyond what a pass has
+
+
+class TcpGroup:
+    """The `Group` of a process that is linked to all others. Tensors are in main memory."""
+
+    def __init__(self, rank: int, links: Mapping[int, TcpLink], timeout_s: float) -> None:
+        """Join as `rank`; `links` lead to all others."""
+        self.rank = rank
+        self.size = len(links) + 1
+        self._links = links
+        self._timeout_s = timeout_s
+        self._abort_reason: str | None = None
+
+    def all_gather(self, name: str, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks; see `Group`."""
+        part = tensor.contiguous()
+        return self._run(f"all_gather {name!r} of {describe_rows(tensor)}", [part] * self.size, tensor)
+
+    def all_to_all(self, name: str, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Give each rank its part; see `Group`."""
+        assert len({describe_rows(part) for part in parts}) == 1, "parts differ in their first dimension only"
+        label = f"all_to_all {name!r} of {describe_rows(parts[0])}"
+        return self._run(label, [part.contiguous() for part in parts], parts[self.rank])
+
+    def broadcast_bytes(self, name: str, data: bytes | None) -> bytes:
+        """Return rank 0's `data`; see `Group`."""
+        assert (data is not None) == (self.rank == 0), "rank 0 has the data"
+        own = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        tensors = self._run(f"broadcast_bytes {name!r}", [own] * self.size, own)
+        return data if data is not None else tensors[0].numpy().tobytes()
+
+    def barrier(self, name: str) -> None:
+        """Return when all ranks are here."""
+        nothing = torch.empty(0, dtype=torch.uint8)
+        self._run(f"barrier {name!r}", [nothing] * self.size, nothing)
+
+    def abort(self, reason: str) -> None:
+        """End the group; see `Group`."""
+        if self._abort_reason is None:
+            self._abort_reason = reason
+            for link in self._links.values():
+                link.say_farewell(reason)
+
+    def close(self) -> None:
+        """Close the connections: nothing else may be called afterwards."""
+        for link in self._links.values():
+            link.close()
+
+    def _run(self, label: str, parts: list[Tensor], own: Tensor) -> list[Tensor]:
+        """Exchange; whatever goes wrong ends the group, because this rank is no longer where the others are."""
+        try:
+            return self._exchange(label, parts, own)
+        except BaseException as error:
+            reason = self._abort_reason
+            if reason is not None and isinstance(error, GroupError):
+                raise GroupError(f"the group ended before {label} did: {reason}") from None
+            self.abort(str(error) or type(error).__name__)
+            raise
+
+    def _exchange(self, label: str, parts: list[Tensor], own: Tensor) -> list[Tensor]:
+        if self._abort_reason is not None:
+            raise GroupError(self._abort_reason)
+        incoming = {rank: _Incoming(self.rank, link, label, own) for rank, link in self._links.items()}
+        for rank, link in self._links.items():
+            link.start_sending(Kind.COLLECTIVE, label, _bytes_of(parts[rank]))
+        deadline_s = time.monotonic() + self._timeout_s
+        sending, receiving = dict(self._links), dict(self._links)
+        while True:
+            try:
+                sending = {rank: link for rank, link in sending.items() if not link.push()}
+                receiving = {rank: link for rank, link in receiving.items() if not link.pull(incoming[rank].open)}
+            except GroupError as error:
+                raise GroupError(f"{label} failed: {error}") from None
+            if not sending and not receiving:
+                return [own if rank == self.rank else incoming[rank].tensor for rank in range(self.size)]
+            self._wait(label, sending, receiving, deadline_s)
+
+    def _wait(
+        self, label: str, sending: Mapping[int, TcpLink], receiving: Mapping[int, TcpLink], deadline_s: float
+    ) -> None:
+        """Wait until a link has something, or takes something."""
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            late = receiving or sending
+            who = ", ".join(link.peer for link in late.values())
+            raise GroupError(
+                f"{label} failed: {who} did not come to it within {self._timeout_s:g} s: a process is stopped or much "
+                "slower than this one, or the network between is cut"
+            )
+        poll = select.poll()
+        for rank, link in self._links.items():
+            events = (select.POLLOUT if rank in sending else 0) | (select.POLLIN if rank in receiving else 0)
+            if events:
+                poll.register(link, events)
+        poll.poll(left_s * 1000 + 1)
+
+
+class _Incoming:
+    """What another rank has for this one in a collective."""
+
+    def __init__(self, rank: int, link: TcpLink, label: str, own: Tensor) -> None:
+        """Expect it as `rank`; `own` is what this rank has, or a part of it."""
+        self._rank, self._link, self._label, self._own = rank, link, label, own
+        self.tensor = own  # until there is another
+
+    def open(self, head: FrameHead) -> memoryview:
+        """Return the memory for it, if it is what this rank expects. Raises: GroupError if not."""
+        if (head.kind, head.label) != (Kind.COLLECTIVE, self._label):
+            both = f"rank {self._rank} is at {self._label}; {self._link.peer} is at {head.label}"
+            raise GroupError(f"ranks do different things: {both}")
+        rest = self._own.shape[1:]
+        row_bytes = rest.numel() * self._own.itemsize
+        if head.num_bytes % row_bytes or head.num_bytes > _MAX_PART_BYTES:
+            raise GroupError(f"{self._link.peer} sends {head.num_bytes} bytes, no rows of {row_bytes}")
+        self.tensor = torch.empty((head.num_bytes // row_bytes, *rest), dtype=self._own.dtype)
+        return _bytes_of(self.tensor)
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor."""
+    return tensor.detach().view(-1).view(torch.uint8).numpy().data

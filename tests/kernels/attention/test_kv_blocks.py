@@ -1,0 +1,50 @@
+"""Blocks of keys and values: what is written comes back, where it belongs and nowhere else."""
+
+import pytest
+import torch
+from torch.autograd.profiler import profile
+
+from moeflow.kernels.attention.kv_blocks import KV_DTYPES, kv_block_bytes
+from tests.kernels.passes import make_blocks
+
+ERROR = {torch.float32: 0.0, torch.bfloat16: 2.0**-8, torch.int8: 0.5 / 127}  # of the largest value of a row
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize(("block_size", "head_dim"), [(16, 8), (4, 24), (1, 64), (5, 2)])
+def test_what_is_written_comes_back(dtype, block_size, head_dim):
+    torch.manual_seed(0)
+    blocks = make_blocks(6, dtype=dtype, block_size=block_size, num_kv_heads=3, head_dim=head_dim)
+    slots = torch.tensor([0, 5 * block_size, 3 * block_size - 1])
+    k, v = torch.randn(2, 3, 3, head_dim)
+    blocks.write(slots, k, v)
+    every = torch.arange(6)
+    for stored, want in zip(blocks.read(every, torch.float32), (k, v), strict=True):
+        assert stored.shape == (3, 6 * block_size, head_dim)
+        got = stored.transpose(0, 1)
+        assert ((got[slots] - want).abs() <= ERROR[dtype] * want.abs().amax(-1, keepdim=True) * 1.001).all()
+        others = torch.ones(6 * block_size, dtype=torch.bool)
+        others[slots] = False
+        assert (got[others] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_blocks_take_the_bytes_that_are_planned_for_them(dtype):
+    assert kv_block_bytes(dtype, num_kv_heads=2, block_size=16, head_dim=8) == 2 * 16 * (
+        2 * 8 * dtype.itemsize + (8 if dtype == torch.int8 else 0)
+    )
+
+
+def test_int8_of_nothing_is_nothing():
+    blocks = make_blocks(1, dtype=torch.int8)
+    blocks.write(torch.tensor([1]), torch.zeros(1, 2, 8), torch.full((1, 2, 8), 1e-38))
+    assert all((half == 0).all() for half in blocks.read(torch.tensor([0]), torch.float32))
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_reading_two_blocks_touches_no_others(dtype):
+    blocks = make_blocks(4096, dtype=dtype)
+    with profile(use_kineto=False, profile_memory=True) as profiler:
+        blocks.read(torch.tensor([4000, 7]), torch.float32)
+    allocated = sum(max(event.self_cpu_memory_usage, 0) for event in profiler.function_events)
+    assert 0 < allocated < blocks.storage.nbytes / 100

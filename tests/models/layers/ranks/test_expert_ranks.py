@@ -1,0 +1,79 @@
+"""Experts that change ranks between passes keep the bits, and each rank's memory holds what the placement says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from moeflow.kernels.cpu import extension
+from moeflow.kernels.cpu.packed_weights import PackedExperts, expert_bytes
+from moeflow.kernels.lazy_memory import LazyMemory
+from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
+from moeflow.parallel.placement import expert_balancer
+from moeflow.parallel.placement.expert_balancer import ExpertBalancer
+from tests.parallel.thread_group import run_ranks
+
+needs_kernels = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+LAYERS, EXPERTS, HIDDEN, WIDTH, TOP_K = 2, 6, 64, 32, 2
+BYTES = expert_bytes(HIDDEN, WIDTH, "bfloat16")
+
+
+def make_layers(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        PackedExperts.pack(
+            torch.randn(EXPERTS, 2 * WIDTH, HIDDEN, generator=generator),
+            torch.randn(EXPERTS, HIDDEN, WIDTH, generator=generator),
+            "bfloat16",
+        )
+        for _ in range(LAYERS)
+    ]
+
+
+def pass_input(seed):
+    """Hidden states and choices that favour some experts, others from seed to seed."""
+    generator = torch.Generator().manual_seed(seed)
+    hot = torch.rand(EXPERTS, generator=generator) ** 4 * 10
+    scores = torch.rand(7, EXPERTS, generator=generator) + hot.roll(seed // 20)
+    weights, ids = scores.topk(TOP_K)
+    return torch.randn(7, HIDDEN, generator=generator), ids, weights
+
+
+@needs_kernels
+@pytest.mark.parametrize("is_mapped", [False, True])
+@pytest.mark.parametrize("num_redundant", [0, 3])
+def test_moves_keep_the_bits_and_the_memory_of_what_left_is_not_read(is_mapped, num_redundant, monkeypatch):
+    monkeypatch.setattr(expert_balancer, "CHECK_PASSES", 5)
+    layers = make_layers()
+
+    def serve(group):
+        ranks = ExpertRanks(group, ExpertBalancer(LAYERS, EXPERTS, group.size, num_redundant))
+        own = [fill(ranks, everything, is_mapped) for everything in layers]
+        for number in range(60):
+            hidden, ids, weights = pass_input(number)
+            for layer, everything in zip(own, layers, strict=True):
+                found = layer.compute(hidden.clone(), ids, weights)
+                assert torch.equal(found, everything.compute(hidden.clone(), ids, weights))
+            ranks.end_pass()
+            for index, (layer, everything) in enumerate(zip(own, layers, strict=True)):
+                for expert in ranks.balancer.placement.held_by(group.rank, index):
+                    assert torch.equal(layer.weights_of(expert), everything.storage[expert][:BYTES])
+        return ranks.balancer.num_moves, ranks.balancer.placement
+
+    found = run_ranks(3, serve)
+    assert found[0] == found[1] == found[2]
+    num_moves, placement = found[0]
+    assert num_moves > 5
+    assert np.sum(placement.num_held()) <= LAYERS * (EXPERTS + num_redundant + 2)
+
+
+def fill(ranks, everything, is_mapped):
+    """A layer of which a rank has its experts, or a file with all of them."""
+    memory = None if is_mapped else LazyMemory(EXPERTS * BYTES)
+    storage = everything.storage if memory is None else memory.tensor.view(EXPERTS, BYTES)
+    layer = ranks.add_layer(PackedExperts(EXPERTS, HIDDEN, WIDTH, "bfloat16", storage=storage), memory)
+    for expert, parts in enumerate(layer.parts()):
+        if parts is not None and not is_mapped:
+            layer.weights_of(expert).copy_(everything.storage[expert][:BYTES])
+    return layer
