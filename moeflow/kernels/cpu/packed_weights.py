@@ -362,9 +362,9 @@ def matrix_bytes(weight_format: WeightFormat, rows: int, cols: int) -> int:
     return num_bytes
 
 
-def expert_bytes(hidden: int, width: int, weight_format: WeightFormat) -> int:
-    """Return what an expert with a gate takes in a row of `PackedExperts.storage`."""
-    up_bytes = matrix_bytes(weight_format, 2 * _whole_bands(width), hidden)
+def expert_bytes(hidden: int, width: int, weight_format: WeightFormat, *, is_gated: bool = True) -> int:
+    """Return what an expert takes in a row of `PackedExperts.storage`."""
+    up_bytes = matrix_bytes(weight_format, (2 if is_gated else 1) * _whole_bands(width), hidden)
     return up_bytes + matrix_bytes(weight_format, hidden, width)
 
 

@@ -31,7 +31,8 @@ from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.roofline import work_seconds
 
 CAPACITY: Final = "capacity"
-COUNT_BYTES: Final = 4  # of a number of tokens
+CAPACITY_DROPLESS: Final = "capacity-dropless"
+CHOICE_BYTES: Final = 8  # of an expert's number and its weight
 
 PerRank: TypeAlias = NDArray[np.floating]  # [P]
 
@@ -147,11 +148,24 @@ def _placed(at: ParallelLayer, placement: ExpertPlacement) -> LayerCost:
     )
 
 
+def padded_rows(capacity_factor: float, top_k: int, num_tokens: int, num_experts: int) -> int:
+    """Return C, the rows that a rank of so many tokens sends each expert; with as many as tokens, none is dropped."""
+    return min(ceil(capacity_factor * top_k * num_tokens / num_experts), num_tokens)
+
+
 def _capacity(at: ParallelLayer) -> LayerCost:
-    """Return the cost of the padded baseline; a capacity of all tokens of a rank drops none, so it is not exceeded."""
+    """Return the cost of the padded baseline."""
     shape = at.costs.shape
-    most = int(at.num_tokens.max())
-    capacity = min(ceil(at.capacity_factor * shape.top_k * most / shape.num_experts), most)
+    return _padded(at, padded_rows(at.capacity_factor, shape.top_k, int(at.num_tokens.max()), shape.num_experts))
+
+
+def _capacity_dropless(at: ParallelLayer) -> LayerCost:
+    """Return the cost of the padded baseline with room for the most tokens that an expert gets from a rank."""
+    return _padded(at, int(at.pairs_at(at.owners[:, None]).max()))
+
+
+def _padded(at: ParallelLayer, capacity: int) -> LayerCost:
+    shape = at.costs.shape
     num_held = _num_held(_by_index(at))
     flops, experts_s = _expert_work(at, num_held * at.num_ranks * capacity, num_held)
     sent, received = (shape.num_experts - num_held) * capacity, num_held * (at.num_ranks - 1) * capacity
@@ -193,6 +207,7 @@ LAYOUTS: Final[Mapping[str, Callable[[ParallelLayer], LayerCost]]] = {
     "expert": _expert,
     "expert-by-load": _expert_by_load,
     CAPACITY: _capacity,
+    CAPACITY_DROPLESS: _capacity_dropless,
     "sliced": _sliced,
 }
 
