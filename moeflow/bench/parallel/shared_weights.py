@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from moeflow.bench.parallel.case import LayerShape
 from moeflow.kernels.cpu.packed_weights import ExpertKind, PackedExperts, expert_bytes
+from moeflow.planner.hardware.host import host_resources
 
 ALIGNMENT = 64  # bytes, as kernels want it
 SCALE = 0.05  # of weights
@@ -40,14 +42,10 @@ class SharedWeights:
         descriptor = os.memfd_create("moeflow-experts")
         os.ftruncate(descriptor, shared_bytes(layer))
         shared = cls.open(layer, descriptor)
-        for expert, (gate_up, down) in enumerate(make_experts(layer)):
-            shared._rows(layer.width, 0)[expert].copy_(_packed(layer, gate_up, down))
-            for rank, (start, stop) in enumerate(pairwise(slice_bounds(layer.width, layer.num_ranks))):
-                if stop > start:
-                    units = torch.cat([half[start:stop] for half in torch.split(gate_up, layer.width)])
-                    rows = shared._rows(stop - start, shared._slices_at(rank))
-                    rows[expert].copy_(_packed(layer, units, down[:, start:stop]))
-            on_expert()
+        experts = enumerate(make_experts(layer))
+        with ThreadPoolExecutor(host_resources().num_cores) as threads:
+            for _ in threads.map(lambda numbered: shared._fill(*numbered), experts):
+                on_expert()
         return descriptor
 
     @classmethod
@@ -61,9 +59,20 @@ class SharedWeights:
         return self._experts([rows[expert] for expert in experts], self.layer.width)
 
     def slices(self, rank: int) -> PackedExperts:
-        """Return a rank's slice of every expert, which is one unit wide at least."""
+        """Return a rank's slice of every expert."""
         start, stop = slice_bounds(self.layer.width, self.layer.num_ranks)[rank : rank + 2]
         return self._experts(list(self._rows(stop - start, self._slices_at(rank))), stop - start)
+
+    def _fill(self, expert: int, matrices: tuple[Tensor, Tensor]) -> None:
+        gate_up, down = matrices
+        self._pack(self._rows(self.layer.width, 0)[expert], gate_up, down)
+        for rank, (start, stop) in enumerate(pairwise(slice_bounds(self.layer.width, self.layer.num_ranks))):
+            units = torch.cat([half[start:stop] for half in torch.split(gate_up, self.layer.width)])
+            self._pack(self._rows(stop - start, self._slices_at(rank))[expert], units, down[:, start:stop])
+
+    def _pack(self, row: Tensor, gate_up: Tensor, down: Tensor) -> None:
+        packed = PackedExperts.pack(gate_up[None], down[None], self.layer.weights, function=self.layer.function)
+        row[: len(packed.storage[0])] = packed.storage[0]
 
     def _experts(self, rows: list[Tensor], width: int) -> PackedExperts:
         layer = self.layer
@@ -101,11 +110,3 @@ def make_experts(layer: LayerShape) -> Iterator[tuple[Tensor, Tensor]]:
     for expert in range(layer.num_experts):
         yield gate_up.roll(expert, 0), down
 
-
-def _packed(layer: LayerShape, gate_up: Tensor, down: Tensor) -> Tensor:
-    """Return the bytes of one expert, filled up to those of a row."""
-    packed = PackedExperts.pack(gate_up[None], down[None], layer.weights, function=layer.function)
-    (row,) = packed.storage
-    filled = row.new_zeros(row_bytes(layer, down.shape[1]))
-    filled[: len(row)] = row
-    return filled
