@@ -6,7 +6,7 @@ Everything follows from the numbers here, so each process makes its own part of 
 from __future__ import annotations
 
 import dataclasses
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -39,22 +39,6 @@ class LayerShape(msgspec.Struct, frozen=True, kw_only=True):
     def num_matrices(self) -> int:
         """Of an expert."""
         return 3 if self.is_gated else 2
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Preset:
-    """Sizes that a model has."""
-
-    top_k: int
-    hidden: int
-    width: int
-    is_gated: bool
-
-
-PRESETS: Final = {
-    "switch-base": Preset(top_k=1, hidden=768, width=3072, is_gated=False),  # the encoders of the study
-    "builtin": Preset(top_k=2, hidden=576, width=1536, is_gated=True),
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

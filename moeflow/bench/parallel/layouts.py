@@ -6,9 +6,9 @@
 - capacity, capacity-dropless: as DeepSpeed's expert parallelism. Each rank sends every expert C rows, padding included,
   and an expert computes all of them. What is beyond C = f K T / E is dropped; dropless, C is the largest load of any
   rank and expert. Rows are moved by index: DeepSpeed's products with one-hot matrices are left out.
-- sliced: every rank has a slice of every expert (algorithm 1 of the study). Rows keep their order and carry their choices
-  with them, where the study sorts rows by expert and gathers counts: our kernel sorts indices, and a token travels once
-  however many experts it has. Partial sums are added by rank, so the last bits differ from one process's.
+- sliced: every rank has a slice of every expert (algorithm 1 of the study). Rows keep their order and carry their
+  choices with them, where the study sorts rows by expert and gathers counts: our kernel sorts indices, and a token
+  travels once however many experts it has. Partial sums are added by rank, so the last bits differ from one process's.
 
 Both variants of the study, a product per expert and one launch for all experts, are the same here: a call of the kernel
 runs through the experts one after the other on the calling thread.

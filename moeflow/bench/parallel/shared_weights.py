@@ -81,7 +81,9 @@ class SharedWeights:
 
     def _slices_at(self, rank: int) -> int:
         widths = [stop - start for start, stop in pairwise(slice_bounds(self.layer.width, self.layer.num_ranks))]
-        return self.layer.num_experts * sum(row_bytes(self.layer, width) for width in (self.layer.width, *widths[:rank]))
+        return self.layer.num_experts * sum(
+            row_bytes(self.layer, width) for width in (self.layer.width, *widths[:rank])
+        )
 
     def _rows(self, width: int, at: int) -> Tensor:
         """Return the memory of all experts of a width, [E, bytes]."""
@@ -109,4 +111,3 @@ def make_experts(layer: LayerShape) -> Iterator[tuple[Tensor, Tensor]]:
     down = torch.randn(layer.hidden, layer.width, generator=random) * SCALE
     for expert in range(layer.num_experts):
         yield gate_up.roll(expert, 0), down
-

@@ -10,12 +10,12 @@ Tokens are spread evenly over the ranks, and each rank routes its own. Layouts:
 - capacity: as DeepSpeed's: each rank sends every expert C = f K B / (P E) rows, padding included, whatever the router
   chose; tokens beyond that are dropped (study of sliced experts, equation 6.1). One-hot products are left out.
 - capacity-dropless: the same, C being the most tokens that an expert gets from a rank.
-- sliced: every rank has a slice of every expert (algorithm 1 of that study): all-gather of tokens and their choices, all
-  slices on all tokens, reduce-scatter: 2 (P-1)/P B H b bytes a rank. A token travels once, whatever K is.
+- sliced: every rank has a slice of every expert (algorithm 1 of that study): all-gather of tokens and their choices,
+  all slices on all tokens, reduce-scatter: 2 (P-1)/P B H b bytes a rank. A token travels once, whatever K is.
 
-Experts run one after the other, each by the roofline at the rows it has; in large calls activations come on top. Messages go at the link's rate for their size:
-between devices both ways at once; a rank of a host copies what it sends and what it gets itself. Rows that are put in
-order, or together, pass through the rank's own memory.
+Experts run one after the other, each by the roofline at the rows it has; in large calls activations come on top.
+Messages go at the link's rate for their size: between devices both ways at once; a rank of a host copies what it sends
+and what it gets itself. Rows that are put in order, or together, pass through the rank's own memory.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class ParallelLayer:
         return np.full(self.num_ranks, self.link.seconds(chunk_bytes * (self.num_ranks - 1), chunk_bytes))
 
     def copy_s(self, num_items: NDArray[np.int64], item_bytes: int | None = None) -> PerRank:
-        """Return the seconds in which each rank copies so many items, rows if they have no other size, in its memory."""
+        """Return the seconds in which each rank copies so many items, or rows, in its own memory."""
         passes = HOST_PASSES if self.link is None else DEVICE_PASSES
         return num_items * (passes * float(item_bytes or self.row_bytes)) / self.level.read_bytes_per_s
 
@@ -232,6 +232,11 @@ def _sliced(at: ParallelLayer) -> LayerCost:
     counts = np.bincount(at.topk_ids.ravel(), minlength=shape.num_experts)
     slices = {int(width): replace(at.costs, shape=replace(shape, intermediate_size=int(width))) for width in widths}
     works = {width: _works(costs, counts) for width, costs in slices.items()}
+
+    def experts_s(width: float) -> float:
+        activations_s = _activations_s(at, slices[int(width)], at.topk_ids.size)
+        return launch_seconds(at.level, works[int(width)]) + activations_s
+
     num_tokens = np.full(at.num_ranks, len(at.topk_ids))
     others = num_tokens - at.num_tokens
     tokens_s = at.gather_s(at.row_bytes)
@@ -239,15 +244,11 @@ def _sliced(at: ParallelLayer) -> LayerCost:
         sections={
             "route": at.route_s,
             "dispatch": at.gather_s(at.choice_bytes) + tokens_s + at.copy_s(num_tokens),  # put together
-            "experts": _each(
-                widths,
-                lambda width: launch_seconds(at.level, works[int(width)])
-                + _activations_s(at, slices[int(width)], at.topk_ids.size),
-            ),
+            "experts": _each(widths, experts_s),
             "combine": tokens_s + at.copy_s(at.num_ranks * at.num_tokens),  # added up
         },
         num_flops=_each(widths, lambda width: sum(count * work.num_flops for count, work in works[int(width)])),
-        sent_bytes=((at.num_ranks - 1) * at.num_tokens * (at.row_bytes + at.choice_bytes) + others * at.row_bytes) * 1.0,
+        sent_bytes=(at.num_ranks - 1.0) * at.num_tokens * (at.row_bytes + at.choice_bytes) + others * at.row_bytes,
         weight_bytes=_each(widths, lambda width: shape.num_experts * slices[int(width)].expert_bytes),
     )
 
@@ -305,9 +306,11 @@ def _activations_s(at: ParallelLayer, costs: ModelCosts, num_pairs: float) -> fl
 
 def _works(costs: ModelCosts, counts: NDArray[np.int64]) -> list[tuple[int, Work]]:
     """Return what experts with so many rows each compute, [E], as numbers of experts that do the same."""
-    rows, num_experts = np.unique(counts[counts > 0], return_counts=True)
+    different, numbers = np.unique(counts[counts > 0], return_counts=True)
     top_k = costs.shape.top_k
-    return [(number, costs.experts(own / top_k, 1)) for own, number in zip(rows.tolist(), num_experts.tolist(), strict=True)]
+    return [
+        (num, costs.experts(rows / top_k, 1)) for rows, num in zip(different.tolist(), numbers.tolist(), strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
