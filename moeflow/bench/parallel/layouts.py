@@ -69,7 +69,8 @@ def make_layout(name: str, case: Case, shared: SharedWeights, rank: int) -> Rank
     own = torch.split(torch.from_numpy(ranks), list(case.num_tokens))[rank]
     held_here = placement.held_by(rank, 0)
     slots_of = {expert: slot for slot, expert in enumerate(held_here)}
-    return WholeExperts(shared.whole(held_here), slots_of, own, layer.num_experts)
+    weights = shared.whole(held_here or [0])  # the kernel wants one, if only one that nobody asks for
+    return WholeExperts(weights, slots_of, own, layer.num_experts)
 
 
 class WholeExperts:
