@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.bench.http_target import HttpTarget, check_address
     from moeflow.bench.parallel.case import Case, LayerShape
     from moeflow.bench.parallel.plots import plot_parallel
-    from moeflow.bench.parallel.prediction import kernel_shapes
+    from moeflow.bench.parallel.prediction import kernel_shapes, ranks_at_once
     from moeflow.bench.parallel.run import ParallelStudy
     from moeflow.bench.parallel.tables import parallel_tables
     from moeflow.bench.plan_plots import plot_policy_map, plot_rooflines
@@ -59,7 +59,7 @@ _NAMES = {  # by module, as imported above
     "moeflow.bench.http_target": "HttpTarget check_address",
     "moeflow.bench.parallel.case": "Case LayerShape",
     "moeflow.bench.parallel.plots": "plot_parallel",
-    "moeflow.bench.parallel.prediction": "kernel_shapes",
+    "moeflow.bench.parallel.prediction": "kernel_shapes ranks_at_once",
     "moeflow.bench.parallel.run": "ParallelStudy",
     "moeflow.bench.parallel.tables": "parallel_tables",
     "moeflow.bench.plan_plots": "plot_policy_map plot_rooflines",

@@ -233,6 +233,7 @@ def parallel_record(**changes: Any) -> dict[str, Any]:
         "capacity_factor": 1.25,
         "sections": ["route", "dispatch", "experts", "combine"],
         "num_cores": 2,
+        "predicted_on": "measured 2026-01-31",
         "layouts": {
             "capacity-dropless": {
                 "seconds": [[[s * ms for s in rank] for rank in repeat] for repeat in padded],

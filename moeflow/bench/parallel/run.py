@@ -26,6 +26,7 @@ from moeflow.core.hardware import Machine
 from moeflow.core.units import format_bytes
 from moeflow.planner.costs.parallel_costs import CAPACITY, CAPACITY_DROPLESS, padded_rows
 from moeflow.planner.hardware.host import host_resources
+from moeflow.planner.hardware.this_machine import how_measured
 
 MAX_ERROR: Final = 1e-4  # of sums that are added up in another order, over the largest
 PADDED_COPIES: Final = 4  # of the padded rows, that a rank has at once
@@ -77,6 +78,7 @@ class ParallelStudy:
             **msgspec.to_builtins(case),
             "sections": list(SECTIONS),
             "num_cores": host_resources().num_cores,
+            "predicted_on": how_measured(self.machine) if self.machine else None,
             "layouts": fields,
         }
 

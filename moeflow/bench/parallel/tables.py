@@ -143,9 +143,11 @@ def _accuracy(records: Sequence[Record]) -> str:
     work = np.concatenate([abs(it.predicted_work_ratios - 1) for it in all_figures])
     sections = np.concatenate([abs(it.predicted_ratios - 1) for it in all_figures])  # [cases * layouts * P, S]
     of_each = zip(records[0]["sections"], np.median(sections, axis=0), strict=True)
+    measured = "; ".join(dict.fromkeys(filter(None, (record["predicted_on"] for record in records))))
     return (
         f"Predicted and measured work of a rank differ by {np.median(work):.0%} in the median, {work.max():.0%} at "
         f"most; by section: {', '.join(f'{name} {error:.0%}' for name, error in of_each)}."
+        + (f" The machine was {measured}." if measured else "")
     )
 
 

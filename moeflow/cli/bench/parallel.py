@@ -76,7 +76,7 @@ compared with, pads to the largest load. All but "sliced" give one process's sum
 )
 @click.option("--repeats", type=click.IntRange(1), default=5, help="Measurements of each, after a warm-up.")
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of tokens and routing.")
-@click.option("--validate", is_flag=True, help="Predict the same, on this machine as one thread measures it (20 s).")
+@click.option("--validate", is_flag=True, help="Predict the same, for this machine, which is measured for it.")
 @click.option("--plot", type=NEW_PICTURE, help="Draw speed-ups, or of a single case its sections, to this PNG.")
 @result_options
 def parallel(
@@ -141,10 +141,11 @@ def measure(
 
 
 def measured_machine(cases: Sequence[Any]) -> Any:
-    """Return this machine as one thread finds it, with the shapes of all cases."""
+    """Return this machine as the threads find it that run at once, with the shapes of all cases."""
     shapes = dict.fromkeys(shape for case in cases for shape in lazy.kernel_shapes(case.layer))
     host = lazy.host_resources()
-    with steps("measuring this machine with one thread") as say:
+    num_threads = lazy.ranks_at_once(cases[0].layer.num_ranks)
+    with steps("measuring this machine") as say:
         return lazy.this_machine(
-            cache_folder(None), num_threads=1, ram_bytes=host.total_bytes, shapes=tuple(shapes), on_step=say
+            cache_folder(None), num_threads=num_threads, ram_bytes=host.total_bytes, shapes=tuple(shapes), on_step=say
         )

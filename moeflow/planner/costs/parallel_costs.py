@@ -37,10 +37,8 @@ from moeflow.planner.costs.roofline import launch_seconds, processor_of, work_se
 CAPACITY: Final = "capacity"
 CAPACITY_DROPLESS: Final = "capacity-dropless"
 CHOICE_BYTES: Final = 8  # of an expert's number and its weight
-DEVICE_PASSES: Final = 2  # through memory of a byte that is copied: read, written
-HOST_PASSES: Final = 3  # and before a processor writes a cache line, it fetches it
+COPY_PASSES: Final = 2  # through memory of a byte that is copied: read, written
 MEASURED_ROWS: Final = 512  # of a call: what activations cost up to there is part of a kernel's measured speed
-OUTPUTS_AT_ONCE: Final = 64  # for which our kernel reads the hidden units once (csrc/experts.cpp)
 
 PerRank: TypeAlias = NDArray[np.floating]  # [P]
 
@@ -110,8 +108,7 @@ class ParallelLayer:
 
     def copy_s(self, num_items: NDArray[np.int64], item_bytes: int | None = None) -> PerRank:
         """Return the seconds in which each rank copies so many items, or rows, in its own memory."""
-        passes = HOST_PASSES if self.link is None else DEVICE_PASSES
-        return num_items * (passes * float(item_bytes or self.row_bytes)) / self.level.read_bytes_per_s
+        return num_items * (COPY_PASSES * float(item_bytes or self.row_bytes)) / self.level.read_bytes_per_s
 
     def _messages_s(self, num_items: float, item_bytes: int) -> float:
         assert self.link is not None, "a host's ranks copy"
@@ -292,15 +289,15 @@ def _expert_work(
 def _activations_s(at: ParallelLayer, costs: ModelCosts, num_pairs: float) -> float:
     """Return what activations add to a call of a measured kernel that has too many rows for them to stay in the cache.
 
-    A row is read, written in the weights' format and read again; hidden units likewise, and once more for each few of
-    the outputs; sums are cleared, added to and handed out.
+    A row is read, written in the weights' format and read again; hidden units are written first; sums are cleared,
+    added to and handed out.
     """
     shape, formats = costs.shape, costs.formats
     if num_pairs <= MEASURED_ROWS or not processor_of(at.level).measured("experts", formats.matrices):
         return 0.0
     prepared, kept = formats.weight_bytes, formats.activation_bytes
     hidden_bytes = shape.hidden_size * (kept + 2 * prepared + 5 * kept)
-    unit_bytes = 2 * kept + prepared * (1 + ceil(shape.hidden_size / OUTPUTS_AT_ONCE))
+    unit_bytes = 2 * kept + 2 * prepared
     return num_pairs * (hidden_bytes + shape.intermediate_size * unit_bytes) / at.level.read_bytes_per_s
 
 

@@ -57,7 +57,7 @@ def test_a_single_case_is_told_in_full():
     assert rows_of(validation)["sliced"] == ["1.00", "1.00", "0.62", "0.75", "0.75 (0.50-1.00)"]
     assert validation.notes == (
         "Predicted and measured work of a rank differ by 0% in the median, 50% at most; "
-        "by section: route 0%, dispatch 0%, experts 0%, combine 0%.",
+        "by section: route 0%, dispatch 0%, experts 0%, combine 0%. The machine was measured 2026-01-31.",
     )
 
 

@@ -7,11 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from moeflow.bench.parallel.prediction import kernel_shapes
+from moeflow.bench.parallel.meter import SECTIONS
+from moeflow.bench.parallel.prediction import kernel_shapes, predict
 from moeflow.bench.parallel.run import MAX_ERROR, check, check_result, needed_bytes
 from moeflow.core.errors import CapacityError, ConfigError, EngineError
 from moeflow.planner.hardware.host import host_resources
 from tests.bench.parallel.cases import case, shape
+from tests.planner.examples import machine
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,17 @@ def test_what_does_not_fit_is_refused(monkeypatch):
     check(of, ["sliced"])
     with pytest.raises(CapacityError, match="5 experts, skew 1, 100 tokens a rank: needs"):
         check(of, ["sliced", "capacity-dropless"])
+
+
+def test_a_rank_has_its_share_of_a_machine_that_others_use_at_the_same_time(monkeypatch):
+    of = case(shape(num_ranks=2))
+    predicted = []
+    for num_cores in (1, 2):
+        resources = dataclasses.replace(host_resources(), num_cores=num_cores)
+        monkeypatch.setattr("moeflow.bench.parallel.prediction.host_resources", lambda found=resources: found)
+        predicted.append(predict(of, machine(ram=10**10), ["sliced"])["sliced"].sections)
+    for section in SECTIONS:
+        assert predicted[1][section] == pytest.approx(2 * predicted[0][section])
 
 
 def test_a_machine_is_measured_with_as_many_weights_as_an_expert_has():
