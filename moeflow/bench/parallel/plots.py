@@ -75,6 +75,6 @@ def plot_speed_ups(records: Sequence[Record], file: Path) -> None:
         if label == "experts":
             axis.set_xscale("log", base=2)
     drawn[0].set_ylabel(f"speed-up over {BASELINE}")
-    figure.legend(*drawn[0].get_legend_handles_labels(), loc="outside right upper")
+    drawn[0].legend()
     figure.suptitle(title(records[0]), fontsize="medium")
     save(figure, file)

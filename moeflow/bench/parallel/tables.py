@@ -14,8 +14,8 @@ from moeflow.bench.tables import Table, spread_text
 from moeflow.core.units import format_bytes, format_seconds
 
 ABOUT = (
-    f"Critical path: processor time of the slowest rank, summed over sections; speed-up: over {BASELINE}; work: the "
-    "most of a rank over the mean; idle: of the critical path, mean and standard deviation over ranks."
+    f"Path: processor time of the slowest rank, summed over sections; speed-up: over {BASELINE}; work: the most of a "
+    "rank over the mean; idle: of the path, mean and standard deviation over ranks; sent: by a rank, to others."
 )
 
 
@@ -61,14 +61,14 @@ def _layout_table(record: Record) -> Table:
         row = [
             name,
             format_seconds(float(np.median(it.critical_s))),
-            spread_text(speed_ups(figures, name), 2),
+            spread_text(speed_ups(figures, name)),
             _imbalance(it),
             _idle(it),
             format_bytes(statistics.fmean(it.fields["sent_bytes"])),
             f"{it.fields['dropped_share']:.1%}",
         ]
         rows.append((*row, *([format_seconds(statistics.median(it.fields["wall_s"]))] if has_cores else [])))
-    columns = ("layout", "critical path", "speed-up", "work", "idle", "sent a rank", "dropped")
+    columns = ("layout", "path", "speed-up", "work", "idle", "sent", "dropped")
     wall = ("wall time",) if has_cores else ()
     heading = f"{case_name(record)} a rank: {title(record)}"
     return Table(heading, (*columns, *wall), tuple(rows), (ABOUT, *_notes([record])))
@@ -79,8 +79,8 @@ def _section_table(record: Record) -> Table:
     for name, it in figures_of(record).items():
         means, stds = 1000 * it.usual_s.mean(axis=0), 1000 * it.usual_s.std(axis=0)
         rows.append((name, *(f"{mean:.2f} ± {std:.2f}" for mean, std in zip(means, stds, strict=True))))
-    columns = ("ms, mean and standard deviation over ranks", *record["sections"])
-    return Table("Processor time by section", columns, tuple(rows))
+    columns = ("layout", *record["sections"])
+    return Table("Processor time in ms, mean and standard deviation over ranks", columns, tuple(rows))
 
 
 def _validation_table(record: Record) -> Table:
@@ -88,8 +88,8 @@ def _validation_table(record: Record) -> Table:
     for name, it in figures_of(record).items():
         sections = (f"{ratio:.2f}" for ratio in np.median(it.predicted_ratios, axis=0))
         rows.append((name, *sections, _work_ratio(it)))
-    columns = ("predicted / measured, median over ranks", *record["sections"], "work")
-    return Table("The simulator on this machine", columns, tuple(rows), (_accuracy([record]),))
+    columns = ("layout", *record["sections"], "work")
+    return Table("Predicted / measured, median over ranks", columns, tuple(rows), (_accuracy([record]),))
 
 
 def _grid_table(heading: str, records: Sequence[Record], cell: Callable[[dict[str, LayoutFigures], str], str]) -> Table:
