@@ -51,8 +51,9 @@ Examples:
 
 replicated has all experts on every rank; expert has whole ones, by index; expert-by-load places them by the tokens of
 an earlier batch, with one more a rank, for replicas; capacity is the baseline, which pads each expert's rows to a fixed
-number and drops what is beyond (DeepSpeed); sliced gives each rank a slice of every expert. Ranks wait for each other
-after every section: routing, exchange, experts, exchange. A rank is one device, or where the machine has none, a host.
+number and drops what is beyond (DeepSpeed); capacity-dropless pads to the largest load; sliced gives each rank a slice
+of every expert. Ranks wait for each other after every section: routing, exchange, experts, exchange. A rank is one
+device, or where the machine has none, a host.
 {SHIPPED}"""
 
 
