@@ -10,8 +10,8 @@ from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedExperts, expert_bytes
 from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
-from moeflow.parallel.placement.expert_balancer import ExpertBalancer
 from moeflow.parallel.placement import expert_balancer
+from moeflow.parallel.placement.expert_balancer import ExpertBalancer
 from tests.parallel.thread_group import run_ranks
 
 needs_kernels = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
