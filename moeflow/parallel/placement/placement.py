@@ -13,7 +13,6 @@ from heapq import heapify, heapreplace
 from math import ceil
 from typing import TypeAlias
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -64,18 +63,6 @@ class ExpertPlacement:
                 f"{num_slots}: take at least {ceil(num_experts / num_ranks)} slots a rank, or more ranks"
             )
         return cls(num_ranks, tuple(_place_layer(layer, num_ranks, slots_per_rank) for layer in loads.tolist()))
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> ExpertPlacement:
-        """Read what `to_json` wrote. Raises: ConfigError if it is no placement."""
-        try:
-            return msgspec.json.decode(text, type=cls)
-        except msgspec.MsgspecError as error:
-            raise ConfigError(f"this is no placement of experts ({error}): write it again") from error
-
-    def to_json(self) -> str:
-        """Write it as one object: {"num_ranks": P, "homes": [layer][expert][replica]}."""
-        return msgspec.json.encode(self).decode()
 
     def num_held(self) -> list[int]:
         """Return how many experts of all layers each rank has, replicas included."""
