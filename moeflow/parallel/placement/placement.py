@@ -91,6 +91,11 @@ class ServingTable:
         return ranks
 
 
+def slots_per_rank(num_experts: int, num_ranks: int, num_redundant: int) -> int:
+    """Return how many experts of a layer a rank may have, where so many replicas have to find room."""
+    return ceil((num_experts + num_redundant) / num_ranks)
+
+
 def _place_layer(loads: Sequence[float], num_ranks: int, slots_per_rank: int) -> tuple[tuple[int, ...], ...]:
     """Return one layer's homes: with replicas in all slots, or with none where replicas of equal share pack worse."""
     replicas = _replicate(loads, num_ranks, num_ranks * slots_per_rank)
