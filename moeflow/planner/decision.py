@@ -111,14 +111,13 @@ class Decision:
         weight_bytes = budget.check_weights(weights, plan)
         parallel = self._parallel(cpu_isa, plan)
         held = RankMemory.of(self._costs(weights), parallel)
-        num_here = len(held.here)
         share = kv_share(has_slots=plan is not None, is_limited=is_limited)
         attends_in_torch = device != "cpu" or self.offloads_to_torch or not extension.is_available()
         cache = choose_kv_cache(
             self._with_reserved_kv(weights, batching.max_num_seqs, held),
             held.shape(self.shape),
             torch_dtype=dtype if attends_in_torch else None,
-            left_bytes=budget.left_for_kv(weight_bytes, held if plan is None else None),
+            left_bytes=budget.left_for_kv(weight_bytes),
             share=share,
             max_num_seqs=batching.max_num_seqs,
             reasons=reasons,
@@ -126,9 +125,9 @@ class Decision:
         if parallel is not None:
             held.explain(self.shape, cache.num_bytes, parallel, reasons)
         num_threads = choose_num_threads(settings.num_threads, self.resources, reasons)
-        num_threads = max(num_threads // (num_here * self.num_replicas), 1)
+        num_threads = max(num_threads // (budget.num_here * self.num_replicas), 1)
         if self.num_replicas > 1:
-            of_each = (num_threads * num_here, self.budget.free_bytes)
+            of_each = (num_threads * budget.num_here, budget.free_bytes)
             reasons.append(("replicas", what_each_has(self.num_replicas, *of_each, maps_together=maps_together)))
         return EngineConfig(
             model_path=str(self.checkpoint.path),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil
 
 from moeflow.core.engine_config import MemoryPlan
 from moeflow.core.errors import CapacityError
@@ -38,6 +37,7 @@ class MemoryBudget:
         self._settings, self._resources, self._shape, self._device = settings, resources, shape, device
         self._costs_of = costs_of
         self._num_replicas = settings.num_replicas or 1
+        self._parallel = choose_ranks(settings, shape)
         self.free_bytes = 0
         self.process_bytes = PROCESS_BYTES
         self.work_bytes = 0
@@ -68,16 +68,18 @@ class MemoryBudget:
         )
 
     @property
+    def num_here(self) -> int:
+        """Processes of this machine that compute: all ranks, but for those that join."""
+        return 1 if self._parallel is None or self._parallel.join is not None else self._parallel.num_ranks
+
+    @property
     def overhead_bytes(self) -> int:
-        """What is there beside weights, keys and values."""
-        return self.process_bytes + self.work_bytes
+        """What these hold beside weights, keys and values."""
+        return self.num_here * (self.process_bytes + self.work_bytes)
 
     def weight_bytes(self, weights: WeightChoice) -> int:
-        """Return the bytes of the weights that this machine has: of ranks that join, one's."""
-        costs = self._costs_of(weights)
-        if self._settings.listen_ranks is None:
-            return ceil(costs.model_bytes)
-        return sum(RankMemory.of(costs, choose_ranks(self._settings, self._shape)).here)
+        """Return the bytes of the weights that this machine has: of all its ranks."""
+        return sum(RankMemory.of(self._costs_of(weights), self._parallel).here)
 
     def left(self, weights: WeightChoice) -> float:
         """Return the bytes that weights and process leave; negative if they do not fit."""
@@ -101,10 +103,9 @@ class MemoryBudget:
             )
         return num_bytes
 
-    def left_for_kv(self, weight_bytes: int, held: RankMemory | None) -> int:
-        """Return the bytes from which each rank here may take its keys and values; None: the only one has experts."""
-        here = [weight_bytes] if held is None else held.here
-        return max(self.free_bytes - sum(here) - len(here) * self.overhead_bytes, 0) // len(here)
+    def left_for_kv(self, weight_bytes: int) -> int:
+        """Return the bytes from which each rank here may take its keys and values, beside weights of so many."""
+        return max(self.free_bytes - weight_bytes - self.overhead_bytes, 0) // self.num_here
 
     def memory_plan(self, weight_bytes: int) -> MemoryPlan | None:
         """Return what a limit is divided into; None: there is none."""
@@ -119,5 +120,6 @@ class MemoryBudget:
         )
 
     def _hint(self) -> str:
-        can_stream = self._shape.num_experts and self._settings.memory_bytes is None and extension.is_available()
+        is_alone = self._parallel is None and self._settings.memory_bytes is None
+        can_stream = is_alone and self._shape.num_experts and extension.is_available()
         return "; or set a limit (--memory) and have experts come from disk" if can_stream else ""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
@@ -254,7 +255,8 @@ class Replica:
 
     async def _restart(self, death: Death) -> None:
         """Start an engine in the place of the one that died."""
-        await self.engine.shutdown(0)
+        with suppress(Exception):  # it is dead
+            await self.engine.shutdown(0)
         engine: Mortal | None = None
         while engine is None:
             refusal = self._limits.note_death(is_from_outside=death.is_from_outside)

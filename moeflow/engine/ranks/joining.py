@@ -79,7 +79,7 @@ class RefusedError(GroupError):
 
 def own_application(num_threads: int, cpu_isa: str, available_bytes: int) -> Application:
     """Return what this process is; it uses at most the instruction set `cpu_isa`."""
-    versions = (f"{name} {importlib.metadata.version(name)}" for name in ("moeflow", "torch"))
+    versions = (f"{name} {importlib.metadata.version(name)}" for name in ("moeflow", "torch", "numpy"))
     return Application(
         " with ".join(versions), platform.machine(), extension.best_isa(cpu_isa), num_threads, available_bytes
     )

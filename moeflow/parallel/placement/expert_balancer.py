@@ -32,6 +32,7 @@ class ExpertBalancer:
         self.imbalance = 0.0  # when loads were looked at last: the largest of a rank over the mean, the mean of layers
         self.rank_loads = [0.0] * num_ranks  # likewise, tokens a pass, the mean of layers
         self._moves_at_all = num_redundant is not None
+        self._num_redundant = num_redundant or 0
         self._slots = slots_per_rank(num_experts, num_ranks, num_redundant or 0)
         self._tracker = LoadTracker(num_layers, num_experts, HALF_LIFE_PASSES)
         self._target = self.placement
@@ -68,7 +69,7 @@ class ExpertBalancer:
 
     def _better(self, loads: Loads) -> ExpertPlacement:
         """Return the placement with those layers placed anew that gain enough."""
-        found = ExpertPlacement.by_load(loads, self.placement.num_ranks, self._slots)
+        found = ExpertPlacement.by_load(loads, self.placement.num_ranks, self._slots, self._num_redundant)
         gains = imbalance(self.placement, loads) - imbalance(found, loads)
         old_and_new = zip(gains, self.placement.homes, found.homes, strict=True)
         return ExpertPlacement(

@@ -49,9 +49,12 @@ class ExpertPlacement:
         return cls(num_ranks, (homes,) * num_layers)
 
     @classmethod
-    def by_load(cls, loads: Loads, num_ranks: int, slots_per_rank: int) -> ExpertPlacement:
+    def by_load(
+        cls, loads: Loads, num_ranks: int, slots_per_rank: int, max_replicas: int | None = None
+    ) -> ExpertPlacement:
         """Place the experts so that ranks have about equal loads, each rank at most `slots_per_rank` of a layer.
 
+        `max_replicas` are further homes of a layer's experts at most; None: as many as there are slots.
         Shapes: loads [layers, E], of any unit.
         Raises: CapacityError if there are fewer slots than experts.
         """
@@ -62,7 +65,10 @@ class ExpertPlacement:
                 f"{num_experts} experts of a layer need as many slots; {num_ranks} ranks of {slots_per_rank} have "
                 f"{num_slots}: take at least {ceil(num_experts / num_ranks)} slots a rank, or more ranks"
             )
-        return cls(num_ranks, tuple(_place_layer(layer, num_ranks, slots_per_rank) for layer in loads.tolist()))
+        num_more = num_slots - num_experts if max_replicas is None else min(max_replicas, num_slots - num_experts)
+        return cls(
+            num_ranks, tuple(_place_layer(layer, num_ranks, slots_per_rank, num_more) for layer in loads.tolist())
+        )
 
     def num_held(self) -> list[int]:
         """Return how many experts of all layers each rank has, replicas included."""
@@ -96,9 +102,11 @@ def slots_per_rank(num_experts: int, num_ranks: int, num_redundant: int) -> int:
     return ceil((num_experts + num_redundant) / num_ranks)
 
 
-def _place_layer(loads: Sequence[float], num_ranks: int, slots_per_rank: int) -> tuple[tuple[int, ...], ...]:
-    """Return one layer's homes: with replicas in all slots, or with none where replicas of equal share pack worse."""
-    replicas = _replicate(loads, num_ranks, num_ranks * slots_per_rank)
+def _place_layer(
+    loads: Sequence[float], num_ranks: int, slots_per_rank: int, num_more: int
+) -> tuple[tuple[int, ...], ...]:
+    """Return one layer's homes: with so many replicas, or with none where replicas of equal share pack worse."""
+    replicas = _replicate(loads, num_ranks, num_more)
     packings = [_pack(loads, number, num_ranks, slots_per_rank) for number in (replicas, [1] * len(loads))]
     return min(packings, key=lambda packing: packing.largest_load).homes()
 
@@ -113,12 +121,12 @@ def _pack(loads: Sequence[float], num_replicas: Sequence[int], num_ranks: int, s
     return packing
 
 
-def _replicate(loads: Sequence[float], num_ranks: int, num_slots: int) -> list[int]:
-    """Return how many replicas each expert gets: a further one goes to whose share is largest, while slots are left."""
+def _replicate(loads: Sequence[float], num_ranks: int, num_more: int) -> list[int]:
+    """Return how many replicas each expert gets: so many further ones go to whose share is largest by then."""
     num_replicas = [1] * len(loads)
     heap = [(-load, expert) for expert, load in enumerate(loads)]
     heapify(heap)
-    for _ in range(min(num_slots, len(loads) * num_ranks) - len(loads)):
+    for _ in range(min(num_more, len(loads) * (num_ranks - 1))):
         expert = heap[0][1]
         num_replicas[expert] += 1
         is_everywhere = num_replicas[expert] == num_ranks

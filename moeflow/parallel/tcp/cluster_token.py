@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -21,9 +23,10 @@ def default_token_file(cache_dir: Path | None) -> Path:
 
 
 def read_token(file: Path) -> bytes:
-    """Return the secret. Raises: ConfigError if the file cannot be read, or holds too little for a secret."""
+    """Return the secret. Raises: ConfigError if the file cannot be read, or holds no secret."""
     try:
         with file.open("rb") as stream:
+            mode = os.fstat(stream.fileno()).st_mode
             token = stream.read(_MAX_CHARACTERS + 1).strip()
     except OSError as error:
         raise ConfigError(
@@ -35,6 +38,8 @@ def read_token(file: Path) -> bytes:
             f"the cluster's token in {file} has {len(token)} characters, where {_MIN_CHARACTERS} to {_MAX_CHARACTERS} "
             "are allowed: copy the head's file again, or delete it there to have a new one made"
         )
+    if mode & 0o077:
+        raise ConfigError(f"others can read the cluster's token in {file}: run `chmod 600 {file}`")
     return token
 
 
@@ -45,11 +50,20 @@ def ensure_token(file: Path) -> bytes:
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return read_token(file)
+        if not file.exists():
+            _make(file)
     except OSError as error:
         raise ConfigError(f"the cluster's token cannot be written to {file} ({error.strerror})") from None
-    with os.fdopen(descriptor, "w") as stream:
-        stream.write(secrets.token_hex(_SECRET_BYTES) + "\n")
     return read_token(file)
+
+
+def _make(file: Path) -> None:
+    """Write a new secret at once as a whole: whoever else makes one at this moment may win. Raises: OSError."""
+    descriptor, name = tempfile.mkstemp(dir=file.parent)  # only its owner can read it
+    try:
+        with os.fdopen(descriptor, "w") as stream:
+            stream.write(secrets.token_hex(_SECRET_BYTES) + "\n")
+        with suppress(FileExistsError):
+            os.link(name, file)
+    finally:
+        os.unlink(name)

@@ -72,6 +72,8 @@ def test_ranks_agree_and_no_layer_becomes_worse(data):
         for step in steps:
             assert step.from_rank is None or step.from_rank in before.homes[step.layer][step.expert]
     after = balancers[0].placement
+    for experts in after.homes:
+        assert sum(map(len, experts)) <= num_experts + num_redundant
     loads = np.array([np.bincount(ids.ravel(), minlength=num_experts) for ids in layers], float)
     gains = imbalance(at_first, loads) - imbalance(after, loads)
     changed = [old != new for old, new in zip(at_first.homes, after.homes, strict=True)]

@@ -29,3 +29,14 @@ def test_what_is_no_secret_is_refused(tmp_path, text, number):
     (tmp_path / "token").write_text(text)
     with pytest.raises(ConfigError, match=f"has {number} characters, where 16 to 4096"):
         read_token(tmp_path / "token")
+
+
+def test_a_token_that_others_can_read_is_refused(tmp_path):
+    file = tmp_path / "token"
+    token = ensure_token(file)
+    file.chmod(0o640)
+    with pytest.raises(ConfigError, match=f"others can read .*chmod 600 {file}"):
+        read_token(file)
+    file.chmod(0o400)
+    assert read_token(file) == token
+    assert list(tmp_path.iterdir()) == [file]

@@ -97,5 +97,6 @@ def test_experts_that_move_are_counted_where_they_may_come_to_be(num_ranks, num_
         len(block) + (after - before) / of_expert
         for block, before, after in zip(blocks, still.weight_bytes, moving.weight_bytes, strict=True)
     ]
-    assert counted == pytest.approx(balancer.num_held)
+    assert all(held <= most + 1e-6 for held, most in zip(balancer.num_held, counted, strict=True))
+    assert max(counted) == pytest.approx(max(balancer.num_held))
     assert sum(balancer.num_held) > EVEN.num_experts or not (num_redundant or EVEN.num_experts % num_ranks)

@@ -78,6 +78,7 @@ class ExpertRanks:
         return torch.stack(rows) if rows else self._layers[0].weights_of(0).new_empty(0, self._layers[0].expert_bytes)
 
     def _keep(self, step: Move, weights: Tensor) -> None:
+        """Take weights over; a file has them already, but not every rank's machine need have one."""
         if self._memory[step.layer] is not None:
             self._layers[step.layer].weights_of(step.expert).copy_(weights)
 
