@@ -81,7 +81,7 @@ def test_weights_and_heads_of_each_rank_are_counted(name, num_ranks, expert_layo
 @pytest.mark.parametrize("num_redundant", [0, 1])
 @pytest.mark.parametrize("num_ranks", [3, 4])
 def test_experts_that_move_are_counted_where_they_may_come_to_be(num_ranks, num_redundant):
-    """Loads of one expert make it have a home on as many ranks as there is room."""
+    """Loads of one expert make it have as many homes as it may."""
     balancer = ExpertBalancer(1, EVEN.num_experts, num_ranks, num_redundant)
     for number in range(10 * CHECK_PASSES):
         balancer.serving_ranks(0, np.array([[0], [0], [0], [number % EVEN.num_experts]]))
@@ -99,4 +99,4 @@ def test_experts_that_move_are_counted_where_they_may_come_to_be(num_ranks, num_
     ]
     assert all(held <= most + 1e-6 for held, most in zip(balancer.num_held, counted, strict=True))
     assert max(counted) == pytest.approx(max(balancer.num_held))
-    assert sum(balancer.num_held) > EVEN.num_experts or not (num_redundant or EVEN.num_experts % num_ranks)
+    assert sum(balancer.num_held) == EVEN.num_experts + num_redundant
