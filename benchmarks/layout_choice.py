@@ -153,9 +153,10 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Return the figures of each machine and of all, and the worst points."""
     machines = dict.fromkeys(one.point.machine for one in outcomes)
     regrets = {name: [one.regret for one in outcomes if one.point.machine == name] for name in machines}
+    regrets["all"] = [one.regret for one in outcomes]
     worst = sorted(outcomes, key=lambda one: -one.regret)[:WORST]
     return {
-        "regrets": {name: _figures(values) for name, values in (regrets | {"all": sum(regrets.values(), [])}).items()},
+        "regrets": {name: _figures(values) for name, values in regrets.items()},
         "worst": [
             {"point": str(one.point), "chosen": one.chosen, "best": one.best, "regret": one.regret} for one in worst
         ],
