@@ -31,6 +31,8 @@ from benchmarks.plan_accuracy import table as accuracy_table  # noqa: E402
 from benchmarks.policy_grid import table as grid_table  # noqa: E402
 from benchmarks.server_under_long_prompts import table as long_prompts_table  # noqa: E402
 from benchmarks.trace_overhead import table as trace_table  # noqa: E402
+from moeflow.bench.parallel.plots import plot_parallel  # noqa: E402
+from moeflow.bench.parallel.tables import parallel_tables, title  # noqa: E402
 from moeflow.bench.plots import plot_latencies, plot_throughput  # noqa: E402
 from moeflow.bench.records import Record, is_dirty, read  # noqa: E402
 from moeflow.bench.tables import (  # noqa: E402
@@ -163,6 +165,19 @@ def pictures(run: list[Record], docs: Path, slug: str) -> str:
     return text
 
 
+def write_parallel(records: list[Record], docs: Path) -> str:
+    """Write the newest grid of each kind of layer, with its picture."""
+    text = ""
+    for number, found in enumerate(group(records, title).values(), 1):
+        last = newest(found)
+        grid = [r for r in found if (r["command"], r["commit"]) == (last["command"], last["commit"])]
+        file = docs / "images" / f"parallel-{number}.png"
+        plot_parallel(grid, file)
+        text += "\n".join(table.to_markdown() for table in parallel_tables(grid)) + origins(grid)
+        text += f"![{title(last)}](images/{file.name})\n\n"
+    return text
+
+
 def write_batch(records: list[Record], _docs: Path) -> str:
     """Write the newest runs of each job, those of one engine in one table, and interactive requests beside jobs."""
     engines = group(records, lambda r: (r["model"], r["weight_format"], r["measured"], job_cache(r)))
@@ -255,6 +270,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
     "engine_kills": ("Engines that are killed", write_newest(kills_table, lambda r: r["num_streams"])),
     "engine_aborts": ("Clients that hang up", write_newest(aborts_table, lambda r: r["num_aborts"])),
     "batch": ("Batch jobs", write_batch),
+    "parallel": ("Experts over ranks", write_parallel),
     "quality": ("Quality", write_quality),
     "gguf_answers": ("Answers of GGUF files", write_gguf),
     "plan_accuracy": ("Plans: predicted and measured", write_newest(accuracy_table, lambda r: r["model"])),

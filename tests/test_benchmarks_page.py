@@ -21,6 +21,7 @@ from tests.bench.examples import (
     grid_record,
     job_record,
     memory_record,
+    parallel_record,
     quality_record,
     serve_record,
     trace_record,
@@ -107,6 +108,17 @@ def test_interactive_requests_of_all_seeds_are_taken_together(tmp_path):
     assert "| per token p50, ms | 10.0 | 20.0 | 2.00 |" in page
     assert "| per token p99, ms | 30.0 | 60.0 | 2.00 |" in page
     assert "| job, tokens/s | 200.0 | 126.7 | 0.63 |" in page
+
+
+def test_the_newest_grid_of_ranks_is_shown_with_its_picture(tmp_path):
+    grid = [parallel_record(router_skew=skew) for skew in (0.0, 0.9)]
+    old = parallel_record(router_skew=0.5, command="moeflow bench parallel", time="2025-01-01T00:00:00+00:00")
+    page = write_page(tmp_path, old, *grid)
+    assert "### Experts over ranks" in page
+    rows = rows_of(page, "Speed-up over capacity-dropless")
+    assert list(rows) == ["8 experts, skew 0, 1,024 tokens", "8 experts, skew 0.9, 1,024 tokens"]
+    assert "(images/parallel-1.png)" in page
+    assert (tmp_path / "docs" / "images" / "parallel-1.png").stat().st_size > 5000
 
 
 def rows_of(page: str, title: str) -> dict[str, list[str]]:

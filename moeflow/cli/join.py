@@ -23,9 +23,9 @@ Examples, with two machines, a and b, that both have the model:
   b$ moeflow join a.lan:9200 /data/olmoe
       where the model lies elsewhere, and the token in the cache folder
 
-Each rank has a block of every layer's experts, so that a model may be larger than one machine's memory; answers are
-those of one machine, to the bit. The machines need the same versions of moeflow and torch, the same checkpoint, and
-processors with the instruction set that the first one uses; with more than two, each must be able to connect to each.
+Each rank has a part of the model, which may be larger than one machine's memory; answers are those of one machine, to
+the bit. The machines need the same versions of moeflow and torch, the same checkpoint, and processors with the
+instruction set that the first one uses; with more than two, each must be able to connect to each.
 
 When the engine at the other end stops or restarts, this waits and joins again; Ctrl-C ends it. If it ends, the engine
 starts again and goes on with all requests once there is a rank in its place.

@@ -17,6 +17,11 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.bench.batch_run import BatchJob, question_lengths, run_batch_job, run_beside
     from moeflow.bench.engine_run import BATCH_SIZES, PREFILL_LENS, EngineRun, make_cases
     from moeflow.bench.http_target import HttpTarget, check_address
+    from moeflow.bench.parallel.case import Case, LayerShape
+    from moeflow.bench.parallel.plots import plot_parallel
+    from moeflow.bench.parallel.prediction import kernel_shapes, ranks_at_once
+    from moeflow.bench.parallel.run import ParallelStudy
+    from moeflow.bench.parallel.tables import parallel_tables
     from moeflow.bench.plan_plots import plot_policy_map, plot_rooflines
     from moeflow.bench.plan_validation import PlanValidation
     from moeflow.bench.plots import plot_cache_replay, plot_latencies, plot_time_lines
@@ -33,7 +38,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.planner.figures.roofline_figures import roofline_figures
     from moeflow.planner.hardware.calibrate_device import measure_device
     from moeflow.planner.hardware.host import host_resources
-    from moeflow.planner.hardware.this_machine import how_measured, known_machine, was_disturbed
+    from moeflow.planner.hardware.this_machine import how_measured, known_machine, this_machine, was_disturbed
     from moeflow.planner.plan_text import what_to_expect
     from moeflow.planner.planning import PlanRequest, plan_for, plan_for_start
     from moeflow.planner.resolve import resolve
@@ -53,6 +58,11 @@ _NAMES = {  # by module, as imported above
     "moeflow.bench.batch_run": "BatchJob question_lengths run_batch_job run_beside",
     "moeflow.bench.engine_run": "BATCH_SIZES PREFILL_LENS EngineRun make_cases",
     "moeflow.bench.http_target": "HttpTarget check_address",
+    "moeflow.bench.parallel.case": "Case LayerShape",
+    "moeflow.bench.parallel.plots": "plot_parallel",
+    "moeflow.bench.parallel.prediction": "kernel_shapes ranks_at_once",
+    "moeflow.bench.parallel.run": "ParallelStudy",
+    "moeflow.bench.parallel.tables": "parallel_tables",
     "moeflow.bench.plan_plots": "plot_policy_map plot_rooflines",
     "moeflow.bench.plan_validation": "PlanValidation",
     "moeflow.bench.plots": "plot_cache_replay plot_latencies plot_time_lines",
@@ -68,7 +78,7 @@ _NAMES = {  # by module, as imported above
     "moeflow.planner.plan_text": "what_to_expect",
     "moeflow.planner.hardware.calibrate_device": "measure_device",
     "moeflow.planner.hardware.host": "host_resources",
-    "moeflow.planner.hardware.this_machine": "how_measured known_machine was_disturbed",
+    "moeflow.planner.hardware.this_machine": "how_measured known_machine this_machine was_disturbed",
     "moeflow.planner.planning": "PlanRequest plan_for plan_for_start",
     "moeflow.planner.figures.policy_map": "num_map_points policy_map",
     "moeflow.planner.resolve": "resolve",

@@ -8,30 +8,28 @@ from math import ceil
 from pathlib import Path
 
 from moeflow.checkpoint.checkpoint import Checkpoint
-from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, MemoryPlan, SchedulerConfig
+from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, SchedulerConfig
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import RAM, Machine
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ParallelConfig
-from moeflow.core.units import format_bytes
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.batching_choice import Batching, choose_batching
 from moeflow.planner.choices.expert_plan import ExpertPlan
 from moeflow.planner.choices.kv_cache_choice import choose_kv_cache, kv_share, min_kv_bytes, num_kept_blocks
-from moeflow.planner.choices.memory_allowance import free_bytes
 from moeflow.planner.choices.packed_files import find_packed_weights_file
 from moeflow.planner.choices.processor_choice import Reasons, choose_cpu_isa, choose_device, choose_num_threads
 from moeflow.planner.choices.rank_choice import RankMemory, choose_ranks, explain_ranks
-from moeflow.planner.choices.replica_choice import check_replicas, share_of, what_each_has
-from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, for_torch, instead_of, own_precision
+from moeflow.planner.choices.replica_choice import check_replicas, what_each_has
+from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, for_torch, own_precision
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
-from moeflow.planner.costs.process_memory import PROCESS_BYTES, margin_bytes, planned_bytes, served_bytes
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
 from moeflow.planner.costs.work_space import work_bytes
 from moeflow.planner.estimate import host_costs
 from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.known_routing import known_routing
+from moeflow.planner.memory_budget import MemoryBudget
 from moeflow.planner.search.objective import Objective
 from moeflow.planner.settings import (
     BLOCK_SIZE,
@@ -94,21 +92,23 @@ class Decision:
         settings, reasons = self.settings, self.reasons
         device = choose_device(settings.device, self.resources, reasons)
         check_replicas(settings, device, offloads_to_torch=self.offloads_to_torch)
-        self.free_bytes = self._share(device)
+        budget = self.budget = MemoryBudget(settings, self.resources, self.shape, device, self._costs)
+        budget.take_share()
         cpu_isa = "" if self.offloads_to_torch else choose_cpu_isa(settings.cpu_isa, device, reasons)
         batching = _default_batching(settings, self.usage)
-        self._set_beside_weights(cpu_isa, batching)
+        budget.set_beside_weights(cpu_isa, batching)
         weights = self._weights(device, can_pack=bool(cpu_isa))
         dtype = "float32" if cpu_isa else weights.matrices
         is_limited = bool(cpu_isa and settings.memory_bytes)
         if maps_together := self._maps_together(weights, cpu_isa):
-            self.free_bytes = self._share(device, mapped_bytes=ceil(self._costs(weights).model_bytes))
+            budget.take_share(mapped_bytes=ceil(self._costs(weights).model_bytes))
         plan = self._expert_plan(weights, dtype) if is_limited else None
         if plan is not None and maps_together:  # after all, each has its own
-            maps_together, self.free_bytes = False, self._share(device)
+            maps_together = False
+            budget.take_share()
         batching = self._batching(batching, weights, plan, cpu_isa)
-        self._set_beside_weights(cpu_isa, batching)
-        weight_bytes = self._check_weights(weights, plan)
+        budget.set_beside_weights(cpu_isa, batching)
+        weight_bytes = budget.check_weights(weights, plan)
         parallel = self._parallel(cpu_isa, plan)
         held = RankMemory.of(self._costs(weights), parallel)
         num_here = len(held.here)
@@ -118,7 +118,7 @@ class Decision:
             self._with_reserved_kv(weights, batching.max_num_seqs, held),
             held.shape(self.shape),
             torch_dtype=dtype if attends_in_torch else None,
-            left_bytes=self._left_for_kv(weight_bytes, held if plan is None else None),
+            left_bytes=budget.left_for_kv(weight_bytes, held if plan is None else None),
             share=share,
             max_num_seqs=batching.max_num_seqs,
             reasons=reasons,
@@ -128,7 +128,7 @@ class Decision:
         num_threads = choose_num_threads(settings.num_threads, self.resources, reasons)
         num_threads = max(num_threads // (num_here * self.num_replicas), 1)
         if self.num_replicas > 1:
-            of_each = (num_threads * num_here, self.free_bytes)
+            of_each = (num_threads * num_here, self.budget.free_bytes)
             reasons.append(("replicas", what_each_has(self.num_replicas, *of_each, maps_together=maps_together)))
         return EngineConfig(
             model_path=str(self.checkpoint.path),
@@ -156,32 +156,15 @@ class Decision:
             packed_file=self._packed_file(weights) if cpu_isa and plan is None else "",
             parallel=parallel,
             device_memory_bytes=settings.device_memory_bytes or 0,
-            memory=self._memory_plan(weight_bytes if plan is None else plan.resident_bytes),
+            memory=budget.memory_plan(weight_bytes if plan is None else plan.resident_bytes),
             record_routing=self._record_routing(),
             graph_file=_absolute(settings.graph_file),
             trace_file=_absolute(settings.trace_file),
         )
 
-    def _share(self, device: str, *, mapped_bytes: int = 0) -> int:
-        """Return what this engine may use: of several, its share, where what they have in common counts once.
-
-        `mapped_bytes`: weights that all map from one file. A limit covers the server's own processes, too.
-        """
-        total_bytes = free_bytes(self.settings, self.resources, device)
-        if self.num_replicas == 1:
-            return total_bytes
-        is_limited = self.settings.memory_bytes is not None
-        of_server = served_bytes(self.resources.process_bytes, self.shape) if is_limited else 0
-        return share_of(total_bytes, self.num_replicas, shared_bytes=mapped_bytes + of_server)
-
     def _maps_together(self, weights: WeightChoice, cpu_isa: str) -> bool:
         """Return whether there are several engines, and a file that all of them map their weights from."""
         return self.num_replicas > 1 and bool(cpu_isa) and self._find_packed_file(weights) is not None
-
-    def _left_for_kv(self, weight_bytes: int, held: RankMemory | None) -> int:
-        """Return the bytes from which each rank here may take its keys and values; None: the only one has experts."""
-        here = [weight_bytes] if held is None else held.here
-        return max(self.free_bytes - sum(here) - len(here) * self._overhead_bytes, 0) // len(here)
 
     def _parallel(self, cpu_isa: str, plan: ExpertPlan | None) -> ParallelConfig | None:
         """Return how processes share the model; None: there is one. Raises: ConfigError where they cannot."""
@@ -197,30 +180,11 @@ class Decision:
         explain_ranks(parallel, self.shape, self.reasons)
         return parallel
 
-    def _weight_bytes(self, weights: WeightChoice) -> int:
-        """Return the bytes of the weights that this machine has: of ranks that join, one's."""
-        costs = self._costs(weights)
-        if self.settings.listen_ranks is None:
-            return ceil(costs.model_bytes)
-        return sum(RankMemory.of(costs, choose_ranks(self.settings, self.shape)).here)
-
     def _record_routing(self) -> str:
         """Return the file for what routers choose. Raises: ConfigError if there are no routers."""
         if self.settings.record_routing is not None and not self.shape.num_experts:
             raise ConfigError("this is a dense model: it has no routing to record (--record-routing)")
         return _absolute(self.settings.record_routing)
-
-    def _set_beside_weights(self, cpu_isa: str, batching: Batching) -> None:
-        """Set what processes will hold, and a pass's work space; both matter to the byte only within a limit."""
-        if not cpu_isa or self.settings.memory_bytes is None:
-            self.process_bytes, self.work_bytes = PROCESS_BYTES, 0
-            return
-        is_served = self.settings.is_served
-        held_bytes = planned_bytes(self.resources.process_bytes, self.shape, is_served=is_served)
-        self.process_bytes = held_bytes + margin_bytes(is_served=is_served)
-        self.work_bytes = work_bytes(
-            self.shape, num_tokens=batching.max_num_batched_tokens, num_sampled=batching.max_num_seqs
-        )
 
     def _batching(self, default: Batching, weights: WeightChoice, plan: ExpertPlan | None, cpu_isa: str) -> Batching:
         """Return how many requests run together, in passes of how many tokens."""
@@ -248,9 +212,9 @@ class Decision:
 
     def _objective(self, weights: WeightChoice, plan: ExpertPlan | None) -> Objective:
         """Return what batches are chosen by, within the memory that weights, keys and values may take."""
-        limit = self.free_bytes
+        limit = self.budget.free_bytes
         if plan is None and not self.usage.reserves_kv:
-            left = max(self._left(weights), 0.0)
+            left = max(self.budget.left(weights), 0.0)
             limit -= int(left * (1 - kv_share(has_slots=False, is_limited=self.settings.memory_bytes is not None)))
         return self.usage.objective({RAM: limit})
 
@@ -270,7 +234,7 @@ class Decision:
                 machine,
                 self.usage.workload,
                 routing=self.routing or EVEN_ROUTING,
-                process_bytes=self.process_bytes + work_bytes(self.shape, num_tokens=num_tokens, num_sampled=0),
+                process_bytes=self.budget.process_bytes + work_bytes(self.shape, num_tokens=num_tokens, num_sampled=0),
                 chunk_tokens=num_tokens,
             )
 
@@ -291,7 +255,7 @@ class Decision:
         """Return how many tokens a pass may have whose experts come from disk, of which any prompt needs nearly all."""
         if self.settings.max_num_batched_tokens is not None:
             return default
-        left_bytes = self.free_bytes - plan.min_bytes - self.process_bytes
+        left_bytes = self.budget.free_bytes - plan.min_bytes - self.budget.process_bytes
         for num_tokens in DISK_NUM_BATCHED_TOKENS:
             work = work_bytes(self.shape, num_tokens=num_tokens, num_sampled=default.max_num_seqs)
             if num_tokens > default.max_num_batched_tokens and work <= left_bytes // 8:
@@ -300,24 +264,9 @@ class Decision:
                 return replace(default, max_num_batched_tokens=num_tokens)
         return default
 
-    @property
-    def _overhead_bytes(self) -> int:
-        return self.process_bytes + self.work_bytes
-
-    def _memory_plan(self, weight_bytes: int) -> MemoryPlan | None:
-        if self.settings.memory_bytes is None:
-            return None
-        return MemoryPlan(
-            limit_bytes=self.free_bytes,
-            process_bytes=self.process_bytes,
-            weight_bytes=weight_bytes,
-            work_bytes=self.work_bytes,
-            is_served=self.settings.is_served,
-        )
-
     def _expert_plan(self, weights: WeightChoice, dtype: str) -> ExpertPlan | None:
         """Return how experts come from disk; None if there are none, or all that is needed fits into memory."""
-        if not self.shape.num_experts or self._left(weights) >= min_kv_bytes(self.settings, self.shape, dtype):
+        if not self.shape.num_experts or self.budget.left(weights) >= min_kv_bytes(self.settings, self.shape, dtype):
             return None
         return ExpertPlan.make(
             self.checkpoint,
@@ -331,7 +280,7 @@ class Decision:
 
     def _expert_slots(self, plan: ExpertPlan) -> ExpertSlotsConfig:
         """Return the slots there are while keys, values and work space need nothing."""
-        config = plan.slots(self.free_bytes - plan.resident_bytes - self.process_bytes)
+        config = plan.slots(self.budget.free_bytes - plan.resident_bytes - self.budget.process_bytes)
         self.reasons.append(("experts", plan.reason(config)))
         return config
 
@@ -342,17 +291,18 @@ class Decision:
                 choice = own_precision(self.checkpoint, self._keeps_precision)
             else:
                 is_cpu = device == "cpu" and not self.offloads_to_torch
-                choice = for_torch(self.checkpoint, lambda it: self._left(it) >= self.free_bytes / 2, is_cpu=is_cpu)
+                choice = for_torch(
+                    self.checkpoint, lambda it: self.budget.left(it) >= self.budget.free_bytes / 2, is_cpu=is_cpu
+                )
             self.reasons.append(("weights", f"{choice.matrices}: {choice.reason}"))
         return choice.with_routers(self.checkpoint)
 
+    def _fits_well(self, weights: WeightChoice) -> bool:
+        return self.budget.left(weights) >= self.budget.free_bytes / 2
+
     def _keeps_precision(self, weights: WeightChoice) -> bool:
         """Return whether float32 may stay: with a memory limit, what does not fit comes from disk."""
-        return self.settings.memory_bytes is not None or self._left(weights) >= 0
-
-    def _left(self, weights: WeightChoice) -> float:
-        """Return the bytes that weights and process leave; negative if they do not fit."""
-        return self.free_bytes - self._weight_bytes(weights) - self._overhead_bytes
+        return self.settings.memory_bytes is not None or self.budget.left(weights) >= 0
 
     def _packed_file(self, weights: WeightChoice) -> str:
         """Return the packed weights that all weights are mapped from; empty if there is none."""
@@ -368,28 +318,6 @@ class Decision:
         return find_packed_weights_file(
             self.checkpoint, weights.formats, settings.packed_weights_file, settings.cache_dir
         )
-
-    def _check_weights(self, weights: WeightChoice, plan: ExpertPlan | None) -> int:
-        """Return the bytes of the weights that must be in memory. Raises: CapacityError if they do not fit."""
-        num_bytes = self._weight_bytes(weights) if plan is None else plan.min_bytes
-        if num_bytes + self._overhead_bytes > self.free_bytes:
-            if plan is not None:
-                raise CapacityError(
-                    f"{format_bytes(plan.resident_bytes)} of the weights must be in memory, and {plan.min_slots} "
-                    f"experts at a time: with the process that is {format_bytes(num_bytes + self._overhead_bytes)} in "
-                    f"{weights.matrices}, but {format_bytes(self.free_bytes)} are allowed: raise the memory limit "
-                    f"(--memory), or use {instead_of(weights.matrices)}"
-                )
-            raise CapacityError(
-                f"the weights need {format_bytes(num_bytes)} in {weights.matrices} and the process "
-                f"{format_bytes(self._overhead_bytes)} more, but {format_bytes(self.free_bytes)} of memory are free: "
-                f"use {instead_of(weights.matrices)}, or free memory{self._hint()}"
-            )
-        return num_bytes
-
-    def _hint(self) -> str:
-        can_stream = self.shape.num_experts and self.settings.memory_bytes is None and extension.is_available()
-        return "; or set a limit (--memory) and have experts come from disk" if can_stream else ""
 
 
 def _absolute(file: Path | None) -> str:

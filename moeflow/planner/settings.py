@@ -339,6 +339,7 @@ class Settings:
             "max_num_batched_tokens",
             "num_threads",
             "num_ranks",
+            "num_redundant_experts",
             "num_replicas",
             "max_model_len",
         ):

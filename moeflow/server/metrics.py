@@ -39,7 +39,7 @@ _GAUGES: tuple[tuple[str, str, str], ...] = (  # (name, help, field of EngineSta
     ("moeflow_expert_prefetching", "1 if experts are read ahead now", "is_prefetching"),
     (
         "moeflow_rank_imbalance",
-        "Tokens of the rank that has most over the mean, the mean of layers; 0: there are no ranks",
+        "Tokens of the rank that has most over the mean, the mean of layers; 0: not known, or no whole experts",
         "rank_imbalance",
     ),
 )

@@ -209,3 +209,50 @@ def trace_record() -> dict[str, Any]:
     times = {"traced_s": [0.0202, 0.0202], "plain_s": [0.02, 0.02]}
     about = {"model": "mine", "weight_format": "int8", "memory_bytes": 2**30, "hit_rate": 0.5}
     return {**HEAD, "kind": "trace_overhead", **about, **times}
+
+
+def parallel_record(**changes: Any) -> dict[str, Any]:
+    """Two layouts on two ranks, in two repeats; times are whole milliseconds."""
+    ms = 1e-3
+    padded = [[[1, 2, 10, 1], [1, 2, 4, 3]], [[1, 2, 6, 1], [1, 2, 4, 3]]]
+    return {
+        **HEAD,
+        "kind": "parallel",
+        "layer": {
+            "num_ranks": 2,
+            "num_experts": 8,
+            "top_k": 1,
+            "hidden": 768,
+            "width": 3072,
+            "is_gated": False,
+            "weights": "bfloat16",
+        },
+        "num_tokens": [1024, 1024],
+        "router_skew": 0.6,
+        "num_experts_skew": 1,
+        "capacity_factor": 1.25,
+        "sections": ["route", "dispatch", "experts", "combine"],
+        "num_cores": 2,
+        "predicted_on": "measured 2026-01-31",
+        "layouts": {
+            "capacity-dropless": {
+                "seconds": [[[s * ms for s in rank] for rank in repeat] for repeat in padded],
+                "wall_s": [0.04, 0.05],
+                "sent_bytes": [1024, 1024],
+                "dropped_share": 0.0,
+                "is_equal": True,
+                "error": 0.0,
+                "predicted_s": [[0.001, 0.002, 0.008, 0.001], [0.001, 0.002, 0.004, 0.003]],
+            },
+            "sliced": {
+                "seconds": [[[0.001, 0.001, 0.004, 0.002]] * 2] * 2,
+                "wall_s": [0.03, 0.03],
+                "sent_bytes": [2048, 4096],
+                "dropped_share": 0.0,
+                "is_equal": False,
+                "error": 2e-7,
+                "predicted_s": [[0.001, 0.001, 0.001, 0.001], [0.001, 0.001, 0.004, 0.002]],
+            },
+        },
+        **changes,
+    }

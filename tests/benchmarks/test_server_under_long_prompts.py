@@ -44,7 +44,7 @@ def test_a_short_attack(tmp_path):
     assert quiet["answers"] == {}
     assert set(text["answers"]) == {"400"}
     for phase in (quiet, text):
-        assert phase["health_ms"]["count"] >= 75
+        assert phase["health_ms"]["count"] >= 20  # of 150 on an idle machine
         assert phase["token_gap_ms"]["count"] > 0
         assert phase["peak_mib"] > 50
         assert phase["problems"] == []

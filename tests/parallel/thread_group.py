@@ -33,6 +33,9 @@ class ThreadGroup:
         self.sent_bytes += sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank)
         return [found[self.rank].clone() for found in self._exchange((name, list(parts)))]
 
+    def barrier(self, name: str) -> None:
+        self._exchange((name, None))
+
     def _exchange(self, given: tuple[str, Any]) -> list[Any]:
         self._shared.slots[self.rank] = given
         self._shared.barrier.wait()

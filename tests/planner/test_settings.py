@@ -10,7 +10,18 @@ from moeflow.experts.predict.registry import DEFAULT_PREDICTOR, NO_PREDICTOR, PR
 from moeflow.planner.settings import Settings, options
 
 
-@pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "num_threads", "max_model_len"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "num_threads",
+        "num_ranks",
+        "num_redundant_experts",
+        "num_replicas",
+        "max_model_len",
+    ],
+)
 @pytest.mark.parametrize("value", [0, -1])
 def test_counts_are_at_least_one(name, value):
     Settings().check_counts()

@@ -6,6 +6,7 @@ import click
 
 from moeflow.cli.bench.batch import batch
 from moeflow.cli.bench.engine import engine
+from moeflow.cli.bench.parallel import parallel
 from moeflow.cli.bench.peers import peers
 from moeflow.cli.bench.quality import quality
 from moeflow.cli.bench.serve import serve
@@ -20,6 +21,8 @@ Examples:
       what does a job of many requests take, and padding cost?
   moeflow bench quality --dtype bfloat16
       what does a smaller format cost in quality?
+  moeflow bench parallel --experts 128
+      how are the experts of a layer best laid out over ranks?
   moeflow bench peers measure
       how fast are llama.cpp, vLLM and transformers on the same machine?
 """
@@ -34,4 +37,5 @@ bench.add_command(engine)
 bench.add_command(serve)
 bench.add_command(batch)
 bench.add_command(quality)
+bench.add_command(parallel)
 bench.add_command(peers)

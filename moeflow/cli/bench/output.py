@@ -65,10 +65,7 @@ class Recorder:
         """Return what a measurement calls; the bar counts requests, or results."""
 
         def on_result(fields: dict[str, Any]) -> None:
-            seed = fields["workload"]["seed"]
-            record = make_record(self.kind, repeated_command(), seed=seed, threads=threads, **fields)
-            self.records.append(record)
-            keep(record, self.out, as_json=self.as_json)
+            self.add(fields, seed=fields["workload"]["seed"], threads=threads)
             if not counts_requests:
                 shown.advance()
 
@@ -78,6 +75,13 @@ class Recorder:
             on_result=on_result,
             on_request=shown.advance if counts_requests else lambda: None,
         )
+
+    def add(self, fields: dict[str, Any], *, seed: int, threads: int | None) -> None:
+        """Keep what was measured. `seed` and `threads` as in `make_record`; the former may be among the fields."""
+        measured = {name: value for name, value in fields.items() if name != "seed"}
+        record = make_record(self.kind, repeated_command(), seed=seed, threads=threads, **measured)
+        self.records.append(record)
+        keep(record, self.out, as_json=self.as_json)
 
     def show(self, make_tables: Callable[[Sequence[Record]], Sequence[Table]]) -> None:
         """Print the records as tables, unless they were printed as JSON."""

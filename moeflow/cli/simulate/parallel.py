@@ -54,12 +54,13 @@ Examples:
 
 replicated has all experts on every rank; expert has whole ones, by index; expert-by-load places them by the tokens of
 an earlier batch, with one more a rank, for replicas; capacity is the baseline, which pads each expert's rows to a fixed
-number and drops what is beyond (DeepSpeed); sliced gives each rank a slice of every expert. Ranks wait for each other
-after every section: routing, exchange, experts, exchange. A rank is one device, or where the machine has none, a host.
+number and drops what is beyond (DeepSpeed); capacity-dropless pads to the largest load; sliced gives each rank a slice
+of every expert. Ranks wait for each other after every section: routing, exchange, experts, exchange. A rank is one
+device, or where the machine has none, a host.
 
-"By formula" is what would be chosen without drawing any routing: the fastest of the layouts that fit, the baseline left
-out, as expected for such routers, whatever --layout and --seed; how far ahead it is of the next and by what most; and
-how much faster the best layout is on twice the ranks. --json has it as "by_formula" and "doubling" of each layout.
+"By formula" is what would be chosen without drawing any routing: the fastest of the layouts that fit, the baselines
+left out, as expected for such routers, whatever --layout and --seed; how far ahead it is of the next and by what most;
+and how much faster the best layout is on twice the ranks.
 {SHIPPED}"""
 
 

@@ -68,8 +68,6 @@ class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
 Message = Application | Invitation | Candidacy | Assignment | Refusal
 Expected = TypeVar("Expected", bound=Message)
 
-_decoder = msgspec.msgpack.Decoder(Message)
-
 
 class RefusedError(GroupError):
     """The other end has refused."""
@@ -96,7 +94,7 @@ def hear(link: TcpLink, expected: type[Expected], timeout_s: float | None = ANSW
     """Return the next message. Blocks: until it is there. Raises: RefusedError; GroupError if it is another one."""
     data = link.receive_message(JOINING, timeout_s)
     try:
-        message = _decoder.decode(data)
+        message: Message = msgspec.msgpack.decode(data, type=Message)
     except msgspec.DecodeError as error:
         raise GroupError(f"{link.peer} says what this version does not understand: {error}") from None
     if isinstance(message, Refusal):

@@ -1,7 +1,7 @@
 """The other ranks of an engine, seen from the first: given each pass, ended; wherever they are.
 
-The first rank has the queue and samples; the others load the same checkpoint and compute the same passes, each with its
-own part of the experts. They wait for a pass as long as nobody asks anything. What takes place within a pass are
+The first rank has the queue and samples; the others load the same checkpoint and compute the same passes, each its own
+part of the model. They wait for a pass as long as nobody asks anything. What takes place within a pass are
 collectives, which have a deadline. A rank that is gone ends the engine, which is then started again as after any death.
 """
 

@@ -380,9 +380,9 @@ def matrix_bytes(weight_format: WeightFormat, rows: int, cols: int) -> int:
     return num_bytes
 
 
-def expert_bytes(hidden: int, width: int, weight_format: WeightFormat) -> int:
-    """Return what an expert with a gate takes in a row of `PackedExperts.storage`."""
-    up_bytes = matrix_bytes(weight_format, 2 * whole_bands(width), hidden)
+def expert_bytes(hidden: int, width: int, weight_format: WeightFormat, *, is_gated: bool = True) -> int:
+    """Return what an expert takes in a row of `PackedExperts.storage`."""
+    up_bytes = matrix_bytes(weight_format, (2 if is_gated else 1) * whole_bands(width), hidden)
     return up_bytes + matrix_bytes(weight_format, hidden, width)
 
 

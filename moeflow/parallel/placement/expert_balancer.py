@@ -7,13 +7,12 @@ moves between two passes; until then the old placement serves. Moves are few a p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
 from typing import Final
 
 import numpy as np
 
 from moeflow.parallel.placement.expert_load import LoadTracker, imbalance, rank_loads
-from moeflow.parallel.placement.placement import ExpertIds, ExpertPlacement, Loads, ServingTable
+from moeflow.parallel.placement.placement import ExpertIds, ExpertPlacement, Loads, ServingTable, slots_per_rank
 from moeflow.parallel.placement.rebalancing import Move, apply_moves, moves
 
 CHECK_PASSES: Final = 64  # passes between two looks at the loads
@@ -33,7 +32,7 @@ class ExpertBalancer:
         self.imbalance = 0.0  # when loads were looked at last: the largest of a rank over the mean, the mean of layers
         self.rank_loads = [0.0] * num_ranks  # likewise, tokens a pass, the mean of layers
         self._moves_at_all = num_redundant is not None
-        self._slots = ceil((num_experts + (num_redundant or 0)) / num_ranks)
+        self._slots = slots_per_rank(num_experts, num_ranks, num_redundant or 0)
         self._tracker = LoadTracker(num_layers, num_experts, HALF_LIFE_PASSES)
         self._target = self.placement
         self._passes = 0

@@ -13,7 +13,6 @@ from heapq import heapify, heapreplace
 from math import ceil
 from typing import TypeAlias
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -65,18 +64,6 @@ class ExpertPlacement:
             )
         return cls(num_ranks, tuple(_place_layer(layer, num_ranks, slots_per_rank) for layer in loads.tolist()))
 
-    @classmethod
-    def from_json(cls, text: str | bytes) -> ExpertPlacement:
-        """Read what `to_json` wrote. Raises: ConfigError if it is no placement."""
-        try:
-            return msgspec.json.decode(text, type=cls)
-        except msgspec.MsgspecError as error:
-            raise ConfigError(f"this is no placement of experts ({error}): write it again") from error
-
-    def to_json(self) -> str:
-        """Write it as one object: {"num_ranks": P, "homes": [layer][expert][replica]}."""
-        return msgspec.json.encode(self).decode()
-
     def num_held(self) -> list[int]:
         """Return how many experts of all layers each rank has, replicas included."""
         ranks = [rank for layer in self.homes for experts in layer for rank in experts]
@@ -102,6 +89,11 @@ class ServingTable:
         turn = np.arange(len(topk_ids))[:, None] % self._num_homes[topk_ids]
         ranks: ExpertIds = self._flat[self._first[topk_ids] + turn]
         return ranks
+
+
+def slots_per_rank(num_experts: int, num_ranks: int, num_redundant: int) -> int:
+    """Return how many experts of a layer a rank may have, where so many replicas have to find room."""
+    return ceil((num_experts + num_redundant) / num_ranks)
 
 
 def _place_layer(loads: Sequence[float], num_ranks: int, slots_per_rank: int) -> tuple[tuple[int, ...], ...]:

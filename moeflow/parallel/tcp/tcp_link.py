@@ -204,9 +204,7 @@ class TcpLink:
         except BlockingIOError:
             return False
         except OSError as error:
-            raise GroupError(
-                f"{self.peer} is gone ({error.strerror}): see what it says, if it is still there"
-            ) from None
+            raise GroupError(f"{self.peer} is gone ({error.strerror}): {_SEE_THERE}") from None
         if not num_bytes:
             raise GroupError(f"{self.peer} has closed the connection: {_SEE_THERE}")
         if self._payload is not None:

@@ -18,6 +18,7 @@ from moeflow.core.parallel_config import (
 )
 from moeflow.core.units import format_bytes
 from moeflow.parallel.blocks import band_blocks, even_blocks, head_blocks, num_kv_heads
+from moeflow.parallel.placement.placement import slots_per_rank
 from moeflow.planner.choices.join_choice import choose_join
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.costs.model_costs import ModelCosts, bits_per_value
@@ -152,13 +153,16 @@ def _weight_bytes(costs: ModelCosts, parallel: ParallelConfig, rank: int) -> flo
 
 
 def _expert_share(shape: ModelConfig, parallel: ParallelConfig, rank: int) -> float:
-    """Return which share of all experts' bytes a rank has."""
+    """Return which share of all experts' bytes a rank has, or may come to have where experts move."""
     if not shape.num_experts:
         return 0.0
-    if parallel.expert_layout == "expert":
-        redundant = parallel.num_redundant_experts / parallel.num_ranks
-        return (len(even_blocks(shape.num_experts, parallel.num_ranks)[rank]) + redundant) / shape.num_experts
-    return _slice_share(shape.hidden_size, shape.intermediate_size, parallel.num_ranks, rank)
+    if parallel.expert_layout == "sliced":
+        return _slice_share(shape.hidden_size, shape.intermediate_size, parallel.num_ranks, rank)
+    if parallel.moves_experts:
+        num_held = slots_per_rank(shape.num_experts, parallel.num_ranks, parallel.num_redundant_experts)
+    else:
+        num_held = len(even_blocks(shape.num_experts, parallel.num_ranks)[rank])
+    return num_held / shape.num_experts
 
 
 def _slice_share(hidden_size: int, width: int, num_ranks: int, rank: int) -> float:

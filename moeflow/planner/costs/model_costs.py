@@ -71,6 +71,7 @@ class ModelCosts:
 
     shape: ModelConfig
     formats: Formats
+    expert_matrices: int = 3  # gate, up and down; 2 without a gate
 
     @property
     def num_moe_layers(self) -> int:
@@ -96,7 +97,7 @@ class ModelCosts:
     @property
     def expert_values(self) -> int:
         """Weights of one expert."""
-        return 3 * self.shape.hidden_size * self.shape.intermediate_size
+        return self.expert_matrices * self.shape.hidden_size * self.shape.intermediate_size
 
     @property
     def dense_values(self) -> int:

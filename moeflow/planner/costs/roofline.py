@@ -7,6 +7,7 @@ Source: MoE-Lightning 3.2, equations 4 to 11. Levels may be any two of a machine
 from __future__ import annotations
 
 import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moeflow.core.hardware import Machine, MemoryLevel, Processor
@@ -83,6 +84,12 @@ def work_seconds(level: MemoryLevel, work: Work, num_devices: int = 1) -> float:
     if not work.num_bytes and not work.num_flops:
         return 0.0
     return _kernel_s(level, work) / num_devices + processor_of(level).launch_s
+
+
+def launch_seconds(level: MemoryLevel, works: Sequence[tuple[float, Work]]) -> float:
+    """Return how long several kinds of work take that run one after the other in one launch, each so many times."""
+    seconds = sum(count * _kernel_s(level, work) for count, work in works)
+    return seconds + processor_of(level).launch_s if works else 0.0
 
 
 def _kernel_s(level: MemoryLevel, work: Work) -> float:

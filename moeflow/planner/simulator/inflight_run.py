@@ -31,6 +31,7 @@ from moeflow.pipeline.expert_parallel import (
 )
 from moeflow.pipeline.task import Task
 from moeflow.planner.costs.model_costs import ModelCosts, Work
+from moeflow.planner.costs.parallel_costs import COPY_PASSES
 from moeflow.planner.costs.roofline import work_seconds
 from moeflow.planner.costs.task_costs import TaskCost
 from moeflow.planner.simulator.time_line import TimeLine
@@ -49,7 +50,7 @@ class InFlight:
     """Batches of decoding sequences, one token each, on devices that are alike."""
 
     level: MemoryLevel  # where a device computes
-    link: Link  # from a device to the others
+    link: Link | None  # from a device to the others; None: through the memory of the host that all are processes of
     costs: ModelCosts
     num_layers: int
     num_devices: int
@@ -147,7 +148,11 @@ class InFlightRun:
         costs = self._at.costs
         num_bytes = num_rows * costs.shape.hidden_size * costs.formats.activation_bytes
         messages = min(self._at.num_devices - 1, num_rows)
-        return TaskCost(num_bytes, 0, self._at.link.seconds(num_bytes, num_bytes / messages) if messages else 0.0)
+        if not messages:
+            return TaskCost(num_bytes, 0, 0.0)
+        if self._at.link is None:
+            return TaskCost(num_bytes, 0, COPY_PASSES * num_bytes / self._at.level.read_bytes_per_s)
+        return TaskCost(num_bytes, 0, self._at.link.seconds(num_bytes, num_bytes / messages))
 
 
 def _is_same_layer(first: Task, other: Task) -> bool:

@@ -46,7 +46,7 @@ def quick_ceilings(monkeypatch):
     monkeypatch.setattr("moeflow.bench.ceilings.measure_flops", lambda num_threads: 1e11)
 
 
-@pytest.mark.parametrize("verb", [(), ("engine",), ("serve",), ("quality",)])
+@pytest.mark.parametrize("verb", [(), ("engine",), ("serve",), ("quality",), ("parallel",)])
 def test_help_has_examples(verb):
     shown = run(*verb, "--help").output
     assert re.search(r"Examples:\n +moeflow bench", shown)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +15,8 @@ from moeflow.kernels.cpu.packed_weights import expert_bytes
 from moeflow.models import llama, mixtral, qwen3_moe
 from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
 from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
-from moeflow.parallel.blocks import num_kv_heads
+from moeflow.parallel.blocks import even_blocks, num_kv_heads
+from moeflow.parallel.placement.expert_balancer import CHECK_PASSES, ExpertBalancer
 from moeflow.planner.choices.rank_choice import RankMemory
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from tests.parallel.thread_group import run_ranks
@@ -53,11 +55,12 @@ class CountedMemory(FreshMemory):
 def test_weights_and_heads_of_each_rank_are_counted(name, num_ranks, expert_layout, attention_layout):
     family, shape = SHAPES[name]
     layouts = {"expert_layout": expert_layout, "attention_layout": attention_layout}
+    parallel = ParallelConfig(num_ranks=num_ranks, moves_experts=False, **layouts)
 
     def held(group):
         memory = CountedMemory()
         formats = WeightFormats("int8", "int8")
-        ranks = ExpertRanks.of(shape, ParallelConfig(num_ranks=num_ranks, **layouts), group)
+        ranks = ExpertRanks.of(shape, parallel, group)
         allocator = WeightAllocator(
             torch.float32, torch.device("cpu"), formats, memory, group=group, expert_ranks=ranks, **layouts
         )
@@ -69,8 +72,30 @@ def test_weights_and_heads_of_each_rank_are_counted(name, num_ranks, expert_layo
         return memory.num_bytes - norm_bytes, model.layers[0].self_attn.heads.num_kv_heads
 
     found = run_ranks(num_ranks, held)
-    parallel = ParallelConfig(num_ranks=num_ranks, **layouts)
     expected = RankMemory.of(ModelCosts(shape, FORMATS), parallel)
     assert expected.weight_bytes == tuple(num_bytes for num_bytes, _ in found)
     assert expected.num_kv_heads == max(heads for _, heads in found)
     assert [num_kv_heads(shape, parallel, rank) for rank in range(num_ranks)] == [heads for _, heads in found]
+
+
+@pytest.mark.parametrize("num_redundant", [0, 1])
+@pytest.mark.parametrize("num_ranks", [3, 4])
+def test_experts_that_move_are_counted_where_they_may_come_to_be(num_ranks, num_redundant):
+    """Loads of one expert make it have a home on as many ranks as there is room."""
+    balancer = ExpertBalancer(1, EVEN.num_experts, num_ranks, num_redundant)
+    for number in range(10 * CHECK_PASSES):
+        balancer.serving_ranks(0, np.array([[0], [0], [0], [number % EVEN.num_experts]]))
+        balancer.switch(balancer.end_pass())
+    costs = ModelCosts(EVEN, FORMATS)
+    still, moving = (
+        RankMemory.of(costs, ParallelConfig(num_ranks=num_ranks, moves_experts=moves, num_redundant_experts=number))
+        for moves, number in ((False, 0), (True, num_redundant))
+    )
+    of_expert = costs.experts_bytes / EVEN.num_experts  # in all layers
+    blocks = even_blocks(EVEN.num_experts, num_ranks)
+    counted = [
+        len(block) + (after - before) / of_expert
+        for block, before, after in zip(blocks, still.weight_bytes, moving.weight_bytes, strict=True)
+    ]
+    assert counted == pytest.approx(balancer.num_held)
+    assert sum(balancer.num_held) > EVEN.num_experts or not (num_redundant or EVEN.num_experts % num_ranks)

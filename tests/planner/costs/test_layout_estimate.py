@@ -34,11 +34,11 @@ def simulated(name, at) -> float:
 @pytest.mark.parametrize("num_tokens", [1, 7, 64])
 @pytest.mark.parametrize("num_ranks", [1, 2, 5, 8])
 def test_without_chance_formulas_say_what_is_counted(num_tokens, num_ranks):
-    """Each token takes all eight experts."""
+    """Each token takes all eight experts; of a section's parts, the formula takes each one's slowest rank."""
     at = layer(np.tile(np.arange(8), (num_tokens, 1)), num_ranks)
     estimates = estimate_layouts(expected(at, ExpectedRouting.skewed(8, 8, 1.0, 8)))
     for name in set(CHOICES) - {"expert-by-load"}:  # whose replicas take turns, on average alike
-        assert estimates[name].seconds == pytest.approx(simulated(name, at), rel=1e-3), name
+        assert estimates[name].seconds == pytest.approx(simulated(name, at), rel=5e-3), name
         run = run_layouts(at, (name,))[0][name]
         assert estimates[name].experts_bytes == pytest.approx(run.cost.weight_bytes.max() * 4)
 

@@ -20,10 +20,10 @@ COSTS = ModelCosts(SHAPE, Formats(matrices="bfloat16", embeddings="bfloat16", kv
 SIZE, CONTEXT = 6, 10
 
 
-def run(schedule, num_devices=2, num_batches=4, choose=None, num_layers=2):
+def run(schedule, num_devices=2, num_batches=4, choose=None, num_layers=2, link=LINK):
     at = InFlight(
         level=machine(ram=2**40).compute_level,
-        link=LINK,
+        link=link,
         costs=COSTS,
         num_layers=num_layers,
         num_devices=num_devices,
@@ -95,3 +95,10 @@ def test_all_pairs_are_computed_and_all_rows_come_back(schedule):
     assert sum(cost.num_bytes for cost in by_op[DISPATCH]) == sum(cost.num_bytes for cost in by_op[COMBINE]) > 0
     assert len(by_op[ATTEND]) == 2 * 5
     assert at.num_devices == len(found.idle_shares)
+
+
+def test_without_a_link_rows_are_copied_in_the_hosts_memory():
+    at, found = run("synchronous", link=None)
+    sent = [one for ones in found.line.lanes.values() for one in ones if one.task.op == DISPATCH]
+    assert all(one.cost.seconds == 2 * one.cost.num_bytes / at.level.read_bytes_per_s for one in sent)
+    assert any(one.cost.num_bytes for one in sent)

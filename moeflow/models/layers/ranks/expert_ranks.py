@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -16,8 +15,6 @@ from moeflow.models.layers.ranks.rank_experts import RankExperts
 from moeflow.parallel.group import Group
 from moeflow.parallel.placement.expert_balancer import ExpertBalancer
 from moeflow.parallel.placement.rebalancing import Move
-
-COPYING: Final = "experts that change ranks"
 
 
 class ExpertRanks:
@@ -51,7 +48,7 @@ class ExpertRanks:
         steps = self.balancer.end_pass()
         if not steps:
             return
-        self._copy([step for step in steps if step.to_rank is not None])
+        self._copy(steps)
         self.balancer.switch(steps)
         for layer in {step.layer for step in steps}:
             self._layers[layer].place()
@@ -61,13 +58,13 @@ class ExpertRanks:
 
     def _copy(self, steps: Sequence[Move]) -> None:
         """Have the weights of each step's expert where it goes to: who has them sends them."""
-        mine, sources = self._group.rank, [self._source(step) for step in steps]
-        travels = list(zip(steps, sources, strict=True))
+        mine = self._group.rank
+        travels = [(step, self._source(step)) for step in steps if step.to_rank is not None]
         parts = [
             self._rows([step for step, source in travels if (source, step.to_rank) == (mine, rank)])
             for rank in range(self._group.size)
         ]
-        received = [iter(rows) for rows in self._group.all_to_all(COPYING, parts)]
+        received = [iter(rows) for rows in self._group.all_to_all(_name_of(steps), parts)]
         for step, source in travels:
             if step.to_rank == mine:
                 self._keep(step, next(received[source]))
@@ -90,3 +87,9 @@ class ExpertRanks:
         if memory is not None:
             start = weights.data_ptr() - memory.tensor.data_ptr()
             memory.give_back(start, start + len(weights))
+
+
+def _name_of(steps: Sequence[Move]) -> str:
+    """Return what is exchanged, in full: ranks that decide otherwise must notice, not take one expert for another."""
+    each = (f"{step.expert} of MoE layer {step.layer} from {step.from_rank} to {step.to_rank}" for step in steps)
+    return f"experts {', '.join(each)}"

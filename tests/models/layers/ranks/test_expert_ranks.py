@@ -12,6 +12,7 @@ from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
 from moeflow.parallel.placement import expert_balancer
 from moeflow.parallel.placement.expert_balancer import ExpertBalancer
+from moeflow.parallel.placement.rebalancing import Move
 from tests.parallel.thread_group import run_ranks
 
 needs_kernels = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -66,6 +67,21 @@ def test_moves_keep_the_bits_and_the_memory_of_what_left_is_not_read(is_mapped, 
     num_moves, placement = found[0]
     assert num_moves > 5
     assert np.sum(placement.num_held()) <= LAYERS * (EXPERTS + num_redundant + 2)
+
+
+@needs_kernels
+def test_ranks_that_do_not_decide_alike_notice_it(monkeypatch):
+    """Rows of any two experts are of one size, so that the exchange itself would succeed."""
+    (everything, _) = make_layers()
+
+    def serve(group):
+        ranks = ExpertRanks(group, ExpertBalancer(1, EXPERTS, group.size, 0))
+        fill(ranks, everything, is_mapped=False)
+        monkeypatch.setattr(ranks.balancer, "end_pass", lambda: [Move(0, group.rank, from_rank=0, to_rank=1)])
+        with pytest.raises(AssertionError, match="different collectives"):
+            ranks.end_pass()
+
+    run_ranks(2, serve)
 
 
 def fill(ranks, everything, is_mapped):

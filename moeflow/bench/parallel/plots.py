@@ -1,0 +1,80 @@
+"""Pictures of `bench parallel`: a single case by section, a grid as speed-ups. Needs matplotlib."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from moeflow.bench.parallel.figures import BASELINE, figures_of, speed_ups
+from moeflow.bench.parallel.tables import case_name, title
+from moeflow.bench.plots import save
+from moeflow.bench.records import Record
+
+
+def plot_parallel(records: Sequence[Record], file: Path) -> None:
+    """Draw the records of one grid: of a single case processor time by section, else speed-ups."""
+    (plot_sections if len(records) == 1 else plot_speed_ups)(records, file)
+
+
+def plot_sections(records: Sequence[Record], file: Path) -> None:
+    """Draw the mean time of each section over the ranks, with its standard deviation (study, figure 6.6)."""
+    (record,) = records
+    figures, sections = figures_of(record), record["sections"]
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    axis = figure.subplots()
+    width = 0.8 / len(figures)
+    for number, (name, it) in enumerate(figures.items()):
+        at = np.arange(len(sections)) + (number - (len(figures) - 1) / 2) * width
+        means, stds = 1000 * it.usual_s.mean(axis=0), 1000 * it.usual_s.std(axis=0)
+        axis.bar(at, means, width, yerr=stds, capsize=2, label=name)
+    axis.set_xticks(range(len(sections)), sections)
+    axis.set_yscale("log")
+    axis.set_ylabel("processor time of a rank, ms")
+    axis.grid(axis="y", alpha=0.3)
+    axis.legend()
+    figure.suptitle(f"{case_name(record)} a rank\n{title(record)}", fontsize="medium")
+    save(figure, file)
+
+
+def plot_speed_ups(records: Sequence[Record], file: Path) -> None:
+    """Draw speed-ups over the baseline with their range; along the axis what varies most in the grid."""
+    axes: dict[str, Callable[[Record], float]] = {
+        "experts": lambda record: record["layer"]["num_experts"],
+        "skew": lambda record: record["router_skew"],
+        "tokens of a rank": lambda record: max(record["num_tokens"]),
+    }
+    label, along = max(axes.items(), key=lambda item: len({item[1](record) for record in records}))
+    others = [value for name, value in axes.items() if name != label]
+    panels: dict[tuple[float, ...], list[Record]] = {}
+    for record in records:
+        panels.setdefault(tuple(value(record) for value in others), []).append(record)
+    figure = Figure(figsize=(2 + 3.6 * len(panels), 4.2), layout="constrained")
+    drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    names = [name for name in dict.fromkeys(it for record in records for it in record["layouts"]) if name != BASELINE]
+    for axis, (fixed, found) in zip(drawn, panels.items(), strict=True):
+        found = sorted(found, key=along)
+        for name in names:
+            points = [
+                (along(record), speed_ups(figures_of(record), name)) for record in found if name in record["layouts"]
+            ]
+            middles = [statistics.median(ratios) for _, ratios in points]
+            below = [middle - min(ratios) for middle, (_, ratios) in zip(middles, points, strict=True)]
+            above = [max(ratios) - middle for middle, (_, ratios) in zip(middles, points, strict=True)]
+            axis.errorbar([x for x, _ in points], middles, [below, above], marker="o", capsize=3, label=name)
+        kept = [name for name in axes if name != label]
+        axis.set_title(
+            ", ".join(f"{name} {value:g}" for name, value in zip(kept, fixed, strict=True)), fontsize="medium"
+        )
+        axis.set_xlabel(label)
+        axis.axhline(1, color="0.6", linewidth=1)
+        axis.grid(alpha=0.3)
+        if label == "experts":
+            axis.set_xscale("log", base=2)
+    drawn[0].set_ylabel(f"speed-up over {BASELINE}")
+    drawn[0].legend()
+    figure.suptitle(title(records[0]), fontsize="medium")
+    save(figure, file)

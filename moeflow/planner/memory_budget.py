@@ -1,0 +1,123 @@
+"""How much memory an engine may take, what beside weights it will hold, and whether the weights fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+
+from moeflow.core.engine_config import MemoryPlan
+from moeflow.core.errors import CapacityError
+from moeflow.core.model_config import ModelConfig
+from moeflow.core.units import format_bytes
+from moeflow.kernels.cpu import extension
+from moeflow.planner.choices.batching_choice import Batching
+from moeflow.planner.choices.expert_plan import ExpertPlan
+from moeflow.planner.choices.memory_allowance import free_bytes
+from moeflow.planner.choices.rank_choice import RankMemory, choose_ranks
+from moeflow.planner.choices.replica_choice import share_of
+from moeflow.planner.choices.weight_choice import WeightChoice, instead_of
+from moeflow.planner.costs.model_costs import ModelCosts
+from moeflow.planner.costs.process_memory import PROCESS_BYTES, margin_bytes, planned_bytes, served_bytes
+from moeflow.planner.costs.work_space import work_bytes
+from moeflow.planner.hardware.host import HostResources
+from moeflow.planner.settings import Settings
+
+
+class MemoryBudget:
+    """One engine's memory: `free_bytes` for all of it, of which the process and a pass's work space take theirs."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        resources: HostResources,
+        shape: ModelConfig,
+        device: str,
+        costs_of: Callable[[WeightChoice], ModelCosts],
+    ) -> None:
+        """Take what the user set and the machine has. `take_share` and `set_beside_weights` come first."""
+        self._settings, self._resources, self._shape, self._device = settings, resources, shape, device
+        self._costs_of = costs_of
+        self._num_replicas = settings.num_replicas or 1
+        self.free_bytes = 0
+        self.process_bytes = PROCESS_BYTES
+        self.work_bytes = 0
+
+    def take_share(self, *, mapped_bytes: int = 0) -> None:
+        """Set what this engine may use: of several, its share, where what they have in common counts once.
+
+        `mapped_bytes`: weights that all map from one file. A limit covers the server's own processes, too.
+        """
+        total_bytes = free_bytes(self._settings, self._resources, self._device)
+        if self._num_replicas == 1:
+            self.free_bytes = total_bytes
+            return
+        is_limited = self._settings.memory_bytes is not None
+        of_server = served_bytes(self._resources.process_bytes, self._shape) if is_limited else 0
+        self.free_bytes = share_of(total_bytes, self._num_replicas, shared_bytes=mapped_bytes + of_server)
+
+    def set_beside_weights(self, cpu_isa: str, batching: Batching) -> None:
+        """Set what processes will hold, and a pass's work space; both matter to the byte only within a limit."""
+        if not cpu_isa or self._settings.memory_bytes is None:
+            self.process_bytes, self.work_bytes = PROCESS_BYTES, 0
+            return
+        is_served = self._settings.is_served
+        held_bytes = planned_bytes(self._resources.process_bytes, self._shape, is_served=is_served)
+        self.process_bytes = held_bytes + margin_bytes(is_served=is_served)
+        self.work_bytes = work_bytes(
+            self._shape, num_tokens=batching.max_num_batched_tokens, num_sampled=batching.max_num_seqs
+        )
+
+    @property
+    def overhead_bytes(self) -> int:
+        """What is there beside weights, keys and values."""
+        return self.process_bytes + self.work_bytes
+
+    def weight_bytes(self, weights: WeightChoice) -> int:
+        """Return the bytes of the weights that this machine has: of ranks that join, one's."""
+        costs = self._costs_of(weights)
+        if self._settings.listen_ranks is None:
+            return ceil(costs.model_bytes)
+        return sum(RankMemory.of(costs, choose_ranks(self._settings, self._shape)).here)
+
+    def left(self, weights: WeightChoice) -> float:
+        """Return the bytes that weights and process leave; negative if they do not fit."""
+        return self.free_bytes - self.weight_bytes(weights) - self.overhead_bytes
+
+    def check_weights(self, weights: WeightChoice, plan: ExpertPlan | None) -> int:
+        """Return the bytes of the weights that must be in memory. Raises: CapacityError if they do not fit."""
+        num_bytes = self.weight_bytes(weights) if plan is None else plan.min_bytes
+        if num_bytes + self.overhead_bytes > self.free_bytes:
+            if plan is not None:
+                raise CapacityError(
+                    f"{format_bytes(plan.resident_bytes)} of the weights must be in memory, and {plan.min_slots} "
+                    f"experts at a time: with the process that is {format_bytes(num_bytes + self.overhead_bytes)} in "
+                    f"{weights.matrices}, but {format_bytes(self.free_bytes)} are allowed: raise the memory limit "
+                    f"(--memory), or use {instead_of(weights.matrices)}"
+                )
+            raise CapacityError(
+                f"the weights need {format_bytes(num_bytes)} in {weights.matrices} and the process "
+                f"{format_bytes(self.overhead_bytes)} more, but {format_bytes(self.free_bytes)} of memory are free: "
+                f"use {instead_of(weights.matrices)}, or free memory{self._hint()}"
+            )
+        return num_bytes
+
+    def left_for_kv(self, weight_bytes: int, held: RankMemory | None) -> int:
+        """Return the bytes from which each rank here may take its keys and values; None: the only one has experts."""
+        here = [weight_bytes] if held is None else held.here
+        return max(self.free_bytes - sum(here) - len(here) * self.overhead_bytes, 0) // len(here)
+
+    def memory_plan(self, weight_bytes: int) -> MemoryPlan | None:
+        """Return what a limit is divided into; None: there is none."""
+        if self._settings.memory_bytes is None:
+            return None
+        return MemoryPlan(
+            limit_bytes=self.free_bytes,
+            process_bytes=self.process_bytes,
+            weight_bytes=weight_bytes,
+            work_bytes=self.work_bytes,
+            is_served=self._settings.is_served,
+        )
+
+    def _hint(self) -> str:
+        can_stream = self._shape.num_experts and self._settings.memory_bytes is None and extension.is_available()
+        return "; or set a limit (--memory) and have experts come from disk" if can_stream else ""
