@@ -154,7 +154,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     machines = dict.fromkeys(one.point.machine for one in outcomes)
     regrets = {name: [one.regret for one in outcomes if one.point.machine == name] for name in machines}
     regrets["all"] = [one.regret for one in outcomes]
-    worst = sorted(outcomes, key=lambda one: -one.regret)[:WORST]
+    worst = sorted((one for one in outcomes if one.chosen != one.best), key=lambda one: -one.regret)[:WORST]
     return {
         "regrets": {name: _figures(values) for name, values in regrets.items()},
         "worst": [
