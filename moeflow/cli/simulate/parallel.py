@@ -20,6 +20,9 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import format_bytes, format_seconds, parse_bytes
 from moeflow.parallel.placement.expert_load import LoadTracker
 from moeflow.parallel.placement.placement import Loads
+from moeflow.planner.choices.layout_choice import LayoutChoice, choose_layout
+from moeflow.planner.costs.expected_routing import ExpectedRouting
+from moeflow.planner.costs.layout_estimate import ExpectedLayer
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.parallel_costs import LAYOUTS, ParallelLayer, rank_link
 from moeflow.planner.hardware.machine_files import load_machine
@@ -54,6 +57,10 @@ an earlier batch, with one more a rank, for replicas; capacity is the baseline, 
 number and drops what is beyond (DeepSpeed); capacity-dropless pads to the largest load; sliced gives each rank a slice
 of every expert. Ranks wait for each other after every section: routing, exchange, experts, exchange. A rank is one
 device, or where the machine has none, a host.
+
+"By formula" is what would be chosen without drawing any routing: the fastest of the layouts that fit, the baselines
+left out, as expected for such routers, whatever --layout and --seed; how far ahead it is of the next and by what most;
+and how much faster the best layout is on twice the ranks.
 {SHIPPED}"""
 
 
@@ -142,14 +149,14 @@ def parallel(
         capacity_factor=_finite(capacity_factor) or min(float(shape.num_experts), STUDY_CAPACITY_FACTOR),
     )
     runs, baseline = run_layouts(layer, layouts)
+    choice = choose_layout(expected_layer(layer, router))
     if as_json:
         for run in runs.values():
-            click.echo(json.dumps(to_json(run, baseline, layer), allow_nan=False))
+            click.echo(json.dumps(to_json(run, baseline, layer, choice), allow_nan=False))
     else:
         title = f"One MoE layer of {model}: {tokens:,} tokens on {ranks} x {host.name}, {layer.costs.formats.matrices}"
-        show(
-            Table(title, COLUMNS, tuple(_row(run, baseline, layer) for run in runs.values()), _notes(runs, layer, host))
-        )
+        rows = tuple(_row(run, baseline, layer) for run in runs.values())
+        show(Table(title, COLUMNS, rows, (f"By formula: {choice.text}.", *_notes(runs, layer, host))))
 
 
 def _finite(factor: float | None) -> float | None:
@@ -165,6 +172,18 @@ def loads_before(router: SkewRouter, num_tokens: int) -> Loads:
     tracker.end_pass()
     loads: Loads = tracker.loads[0]
     return loads
+
+
+def expected_layer(layer: ParallelLayer, router: SkewRouter) -> ExpectedLayer:
+    """Return a layer of which not the tokens' choices are known, but how the router makes them."""
+    return ExpectedLayer(
+        level=layer.level,
+        link=layer.link,
+        costs=layer.costs,
+        num_ranks=layer.num_ranks,
+        num_tokens=len(layer.topk_ids),
+        routing=ExpectedRouting.skewed(router.num_experts, router.top_k, router.router_skew, router.num_experts_skew),
+    )
 
 
 def _row(run: ParallelRun, baseline: ParallelRun, layer: ParallelLayer) -> tuple[str, ...]:
@@ -200,7 +219,7 @@ def _fits(run: ParallelRun, layer: ParallelLayer) -> bool:
     return _experts_bytes(run, layer) <= layer.level.capacity_bytes
 
 
-def to_json(run: ParallelRun, baseline: ParallelRun, layer: ParallelLayer) -> dict[str, Any]:
+def to_json(run: ParallelRun, baseline: ParallelRun, layer: ParallelLayer, choice: LayoutChoice) -> dict[str, Any]:
     """Return a layout as one object; each section with its mean and standard deviation over the ranks."""
     cost = run.cost
     return {
@@ -220,4 +239,16 @@ def to_json(run: ParallelRun, baseline: ParallelRun, layer: ParallelLayer) -> di
         "experts_bytes": _experts_bytes(run, layer),
         "fits": _fits(run, layer),
         "dropped_share": run.dropped_share,
+        "by_formula": _by_formula(run.layout, choice),
+    }
+
+
+def _by_formula(layout: str, choice: LayoutChoice) -> dict[str, Any] | None:
+    """Return what is expected of a layout; None: it is the baseline, which is not to be chosen."""
+    if layout not in choice.estimates:
+        return None
+    return {
+        "seconds": choice.estimates[layout].seconds,
+        "seconds_on_twice_the_ranks": choice.doubled[layout].seconds,
+        "is_chosen": choice.best is not None and choice.best.layout == layout,
     }

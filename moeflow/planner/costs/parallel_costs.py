@@ -44,13 +44,65 @@ PerRank: TypeAlias = NDArray[np.floating]  # [P]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParallelLayer:
-    """One MoE layer on ranks that are alike, and what its router chose."""
+class RankedLayer:
+    """One MoE layer on ranks that are alike."""
 
     level: MemoryLevel  # where a rank computes
     link: Link | None  # from a rank to all others, in each direction; None: ranks of a host, through its memory
     costs: ModelCosts
     num_ranks: int
+
+    @property
+    def row_bytes(self) -> int:
+        """A token's hidden state."""
+        return self.costs.shape.hidden_size * self.costs.formats.activation_bytes
+
+    @property
+    def choice_bytes(self) -> int:
+        """What a token's experts and their weights take."""
+        return self.costs.shape.top_k * CHOICE_BYTES
+
+    def exchange_s(
+        self,
+        num_sent: PerRank | NDArray[np.int64],
+        num_received: PerRank | NDArray[np.int64],
+        item_bytes: int | None = None,
+    ) -> PerRank:
+        """Return the seconds in which each rank sends and receives so many items, about as many to or from each other.
+
+        Items are rows, if they have no other size.
+        """
+        size = item_bytes or self.row_bytes
+        if self.link is None:
+            return self.copy_s(num_sent + num_received, size)
+        return _each(np.maximum(num_sent, num_received), lambda items: self._messages_s(items, size))
+
+    def gather_all_s(self, num_items: int, item_bytes: int) -> float:
+        """Return the seconds of an all-gather, or reduce-scatter, of so many items, in P-1 steps between devices."""
+        if self.link is None:
+            return float(self.copy_s(num_items, item_bytes))  # its own for all, others' once
+        chunk_bytes = ceil(num_items / self.num_ranks) * item_bytes
+        return self.link.seconds(chunk_bytes * (self.num_ranks - 1), chunk_bytes)
+
+    def copy_s(self, num_items: PerRank | NDArray[np.int64] | float, item_bytes: int | None = None) -> PerRank:
+        """Return the seconds in which each rank copies so many items, or rows, in its own memory."""
+        return (
+            np.asarray(num_items, float)
+            * (COPY_PASSES * float(item_bytes or self.row_bytes))
+            / self.level.read_bytes_per_s
+        )
+
+    def _messages_s(self, num_items: float, item_bytes: int) -> float:
+        assert self.link is not None, "a host's ranks copy"
+        num_messages = min(self.num_ranks - 1, num_items)
+        num_bytes = num_items * item_bytes
+        return self.link.seconds(num_bytes, num_bytes / num_messages) if num_messages else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelLayer(RankedLayer):
+    """A layer and what its router chose."""
+
     topk_ids: ExpertIds  # [T, K] of all ranks' tokens; rank 0 has the first
     loads: Loads  # [E] tokens that experts have had before
     capacity_factor: float  # f
@@ -67,16 +119,6 @@ class ParallelLayer:
         return np.repeat(np.arange(self.num_ranks), self.num_tokens)
 
     @property
-    def row_bytes(self) -> int:
-        """A token's hidden state."""
-        return self.costs.shape.hidden_size * self.costs.formats.activation_bytes
-
-    @property
-    def choice_bytes(self) -> int:
-        """What a token's experts and their weights take."""
-        return self.costs.shape.top_k * CHOICE_BYTES
-
-    @property
     def route_s(self) -> PerRank:
         """Seconds of each rank's router."""
         return _each(self.num_tokens, lambda tokens: work_seconds(self.level, self.costs.router(tokens)))
@@ -87,34 +129,9 @@ class ParallelLayer:
         cells = ranks * num_experts + self.topk_ids
         return np.bincount(cells.ravel(), minlength=self.num_ranks * num_experts).reshape(self.num_ranks, num_experts)
 
-    def exchange_s(
-        self, num_sent: NDArray[np.int64], num_received: NDArray[np.int64], item_bytes: int | None = None
-    ) -> PerRank:
-        """Return the seconds in which each rank sends and receives so many items, about as many to or from each other.
-
-        Items are rows, if they have no other size.
-        """
-        size = item_bytes or self.row_bytes
-        if self.link is None:
-            return self.copy_s(num_sent + num_received, size)
-        return _each(np.maximum(num_sent, num_received), lambda items: self._messages_s(items, size))
-
     def gather_s(self, item_bytes: int) -> PerRank:
-        """Return the seconds of an all-gather, or reduce-scatter, of an item a token, in P-1 steps between devices."""
-        if self.link is None:
-            return self.copy_s(np.full(self.num_ranks, len(self.topk_ids)), item_bytes)  # its own for all, others' once
-        chunk_bytes = int(self.num_tokens.max()) * item_bytes
-        return np.full(self.num_ranks, self.link.seconds(chunk_bytes * (self.num_ranks - 1), chunk_bytes))
-
-    def copy_s(self, num_items: NDArray[np.int64], item_bytes: int | None = None) -> PerRank:
-        """Return the seconds in which each rank copies so many items, or rows, in its own memory."""
-        return num_items * (COPY_PASSES * float(item_bytes or self.row_bytes)) / self.level.read_bytes_per_s
-
-    def _messages_s(self, num_items: float, item_bytes: int) -> float:
-        assert self.link is not None, "a host's ranks copy"
-        num_messages = min(self.num_ranks - 1, num_items)
-        num_bytes = num_items * item_bytes
-        return self.link.seconds(num_bytes, num_bytes / num_messages) if num_messages else 0.0
+        """Return each rank's seconds of an all-gather, or reduce-scatter, of an item a token."""
+        return np.full(self.num_ranks, self.gather_all_s(len(self.topk_ids), item_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,8 +248,8 @@ def _sliced(at: ParallelLayer) -> LayerCost:
     works = {width: _works(costs, counts) for width, costs in slices.items()}
 
     def experts_s(width: float) -> float:
-        activations_s = _activations_s(at, slices[int(width)], at.topk_ids.size)
-        return launch_seconds(at.level, works[int(width)]) + activations_s
+        more_s = activations_s(at.level, slices[int(width)], at.topk_ids.size)
+        return launch_seconds(at.level, works[int(width)]) + more_s
 
     num_tokens = np.full(at.num_ranks, len(at.topk_ids))
     others = num_tokens - at.num_tokens
@@ -282,23 +299,23 @@ def _expert_work(
     flops = [sum(count * work.num_flops for count, work in each) for each in works]
     launches_s = np.array([launch_seconds(at.level, each) for each in works])
     calls = np.maximum(np.broadcast_to(num_calls, at.num_ranks), 1)
-    activations_s = _each(pairs.sum(axis=1) // calls, lambda rows: _activations_s(at, at.costs, rows))
-    return np.array(flops), launches_s + calls * activations_s
+    more_s = _each(pairs.sum(axis=1) // calls, lambda rows: activations_s(at.level, at.costs, rows))
+    return np.array(flops), launches_s + calls * more_s
 
 
-def _activations_s(at: ParallelLayer, costs: ModelCosts, num_pairs: float) -> float:
+def activations_s(level: MemoryLevel, costs: ModelCosts, num_pairs: float) -> float:
     """Return what activations add to a call of a measured kernel that has too many rows for them to stay in the cache.
 
     A row is read, written in the weights' format and read again; hidden units are written first; sums are cleared,
     added to and handed out.
     """
     shape, formats = costs.shape, costs.formats
-    if num_pairs <= MEASURED_ROWS or not processor_of(at.level).measured("experts", formats.matrices):
+    if num_pairs <= MEASURED_ROWS or not processor_of(level).measured("experts", formats.matrices):
         return 0.0
     prepared, kept = formats.weight_bytes, formats.activation_bytes
     hidden_bytes = shape.hidden_size * (kept + 2 * prepared + 5 * kept)
     unit_bytes = 2 * kept + 2 * prepared
-    return num_pairs * (hidden_bytes + shape.intermediate_size * unit_bytes) / at.level.read_bytes_per_s
+    return num_pairs * (hidden_bytes + shape.intermediate_size * unit_bytes) / level.read_bytes_per_s
 
 
 def _works(costs: ModelCosts, counts: NDArray[np.int64]) -> list[tuple[int, Work]]:
@@ -337,7 +354,7 @@ def _moved(at: ParallelLayer, ranks: ExpertIds, *, is_once: bool) -> _Moved:
     return _Moved(of_owners(counts), at_ranks(counts), of_owners(is_remote), at_ranks(is_remote))
 
 
-def _each(values: NDArray[np.int64], function: Callable[[float], float]) -> PerRank:
+def _each(values: PerRank | NDArray[np.int64], function: Callable[[float], float]) -> PerRank:
     """Return a function of each value, computed once for those that are equal."""
     different, where = np.unique(values, return_inverse=True)
     return np.array([function(value) for value in different.tolist()], float)[where]

@@ -86,7 +86,7 @@ def work_seconds(level: MemoryLevel, work: Work, num_devices: int = 1) -> float:
     return _kernel_s(level, work) / num_devices + processor_of(level).launch_s
 
 
-def launch_seconds(level: MemoryLevel, works: Sequence[tuple[int, Work]]) -> float:
+def launch_seconds(level: MemoryLevel, works: Sequence[tuple[float, Work]]) -> float:
     """Return how long several kinds of work take that run one after the other in one launch, each so many times."""
     seconds = sum(count * _kernel_s(level, work) for count, work in works)
     return seconds + processor_of(level).launch_s if works else 0.0

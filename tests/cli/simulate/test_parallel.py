@@ -57,6 +57,26 @@ def test_json_has_one_object_a_layout(model):
     assert both["sliced"]["speed_up"] > both["expert"]["speed_up"] > 0
 
 
+def test_the_layout_by_formula_is_said_and_marked(model):
+    args = ("--ranks", "4", "--tokens", "300", "--link", "450GB")
+    shown = run(model, *args)
+    objects_of = objects(run(model, *args, "--json"))
+    by_formula = {name: one["by_formula"] for name, one in objects_of.items()}
+    assert by_formula.pop("capacity") is by_formula.pop("capacity-dropless") is None
+    (chosen,) = (name for name, one in by_formula.items() if one["is_chosen"])
+    assert f"By formula: {chosen}: " in shown.stdout
+    seconds = sorted(one["seconds"] for one in by_formula.values())
+    assert by_formula[chosen]["seconds"] == seconds[0]
+    assert objects_of["sliced"]["seconds"] == pytest.approx(by_formula["sliced"]["seconds"], rel=0.3)
+    assert by_formula["sliced"]["seconds_on_twice_the_ranks"] < by_formula["sliced"]["seconds"]
+
+
+def test_nothing_is_chosen_where_nothing_fits():
+    args = ("mixtral-8x22b", "--ranks", "2", "--layout", "sliced")
+    assert "By formula: no layout fits: a rank needs 126.0 GiB at least and has 74.5 GiB" in run(*args).stdout
+    assert not objects(run(*args, "--json"))["sliced"]["by_formula"]["is_chosen"]
+
+
 def test_a_faster_link_and_another_seed_matter(model):
     args = ("--ranks", "4", "--json", "--layout", "expert")
     slow, fast = (objects(run(model, *args, *more))["expert"] for more in ((), ("--link", "400GB")))
