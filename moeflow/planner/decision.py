@@ -16,7 +16,13 @@ from moeflow.core.parallel_config import ParallelConfig
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.batching_choice import Batching, choose_batching
 from moeflow.planner.choices.expert_plan import ExpertPlan
-from moeflow.planner.choices.kv_cache_choice import choose_kv_cache, kv_share, min_kv_bytes, num_kept_blocks
+from moeflow.planner.choices.kv_cache_choice import (
+    KVCacheChoice,
+    choose_kv_cache,
+    kv_share,
+    min_kv_bytes,
+    num_kept_blocks,
+)
 from moeflow.planner.choices.packed_files import find_packed_weights_file
 from moeflow.planner.choices.processor_choice import Reasons, choose_cpu_isa, choose_device, choose_num_threads
 from moeflow.planner.choices.rank_choice import RankMemory, choose_ranks, explain_ranks
@@ -100,12 +106,8 @@ class Decision:
         weights = self._weights(device, can_pack=bool(cpu_isa))
         dtype = "float32" if cpu_isa else weights.matrices
         is_limited = bool(cpu_isa and settings.memory_bytes)
-        if maps_together := self._maps_together(weights, cpu_isa):
-            budget.take_share(mapped_bytes=ceil(self._costs(weights).model_bytes))
-        plan = self._expert_plan(weights, dtype) if is_limited else None
-        if plan is not None and maps_together:  # after all, each has its own
-            maps_together = False
-            budget.take_share()
+        maps_together = self._count_mapped_once(weights, cpu_isa)
+        plan = self._expert_plan(weights, dtype, maps_together=maps_together) if is_limited else None
         batching = self._batching(batching, weights, plan, cpu_isa)
         budget.set_beside_weights(cpu_isa, batching)
         weight_bytes = budget.check_weights(weights, plan)
@@ -124,11 +126,6 @@ class Decision:
         )
         if parallel is not None:
             held.explain(self.shape, cache.num_bytes, parallel, reasons)
-        num_threads = choose_num_threads(settings.num_threads, self.resources, reasons)
-        num_threads = max(num_threads // (budget.num_here * self.num_replicas), 1)
-        if self.num_replicas > 1:
-            of_each = (num_threads * budget.num_here, budget.free_bytes)
-            reasons.append(("replicas", what_each_has(self.num_replicas, *of_each, maps_together=maps_together)))
         return EngineConfig(
             model_path=str(self.checkpoint.path),
             model_name=settings.model_name or self.checkpoint.path.stem,
@@ -140,15 +137,9 @@ class Decision:
             cpu_isa=cpu_isa,
             kv_dtype=cache.dtype,
             device=device,
-            num_threads=num_threads,
-            scheduler=SchedulerConfig(
-                block_size=BLOCK_SIZE,
-                num_blocks=cache.num_blocks,
-                max_model_len=cache.max_model_len,
-                max_num_seqs=batching.max_num_seqs,
-                max_num_batched_tokens=batching.max_num_batched_tokens,
-                prefix_caching=settings.prefix_caching,
-                num_kept_blocks=None if plan is None else num_kept_blocks(settings, cache, share),
+            num_threads=self._threads_of_each(maps_together=maps_together and plan is None),
+            scheduler=self._scheduler(
+                cache, batching, None if plan is None else num_kept_blocks(settings, cache, share)
             ),
             kv_cache_bytes=cache.num_bytes,
             experts=None if plan is None else self._expert_slots(plan),
@@ -161,9 +152,33 @@ class Decision:
             trace_file=_absolute(settings.trace_file),
         )
 
-    def _maps_together(self, weights: WeightChoice, cpu_isa: str) -> bool:
-        """Return whether there are several engines, and a file that all of them map their weights from."""
-        return self.num_replicas > 1 and bool(cpu_isa) and self._find_packed_file(weights) is not None
+    def _scheduler(self, cache: KVCacheChoice, batching: Batching, num_kept: int | None) -> SchedulerConfig:
+        return SchedulerConfig(
+            block_size=BLOCK_SIZE,
+            num_blocks=cache.num_blocks,
+            max_model_len=cache.max_model_len,
+            max_num_seqs=batching.max_num_seqs,
+            max_num_batched_tokens=batching.max_num_batched_tokens,
+            prefix_caching=self.settings.prefix_caching,
+            num_kept_blocks=num_kept,
+        )
+
+    def _threads_of_each(self, *, maps_together: bool) -> int:
+        """Return the threads of each process that computes."""
+        number, num_here = self.num_replicas, self.budget.num_here
+        num_threads = choose_num_threads(self.settings.num_threads, self.resources, self.reasons)
+        num_threads = max(num_threads // (num_here * number), 1)
+        if number > 1:
+            of_each = (num_threads * num_here, self.budget.free_bytes)
+            self.reasons.append(("replicas", what_each_has(number, *of_each, maps_together=maps_together)))
+        return num_threads
+
+    def _count_mapped_once(self, weights: WeightChoice, cpu_isa: str) -> bool:
+        """Count the weights of several engines once if all map them from one file, and return whether they do."""
+        maps_together = self.num_replicas > 1 and bool(cpu_isa) and self._find_packed_file(weights) is not None
+        if maps_together:
+            self.budget.take_share(mapped_bytes=ceil(self._costs(weights).model_bytes))
+        return maps_together
 
     def _parallel(self, cpu_isa: str, plan: ExpertPlan | None) -> ParallelConfig | None:
         """Return how processes share the model; None: there is one. Raises: ConfigError where they cannot."""
@@ -263,10 +278,12 @@ class Decision:
                 return replace(default, max_num_batched_tokens=num_tokens)
         return default
 
-    def _expert_plan(self, weights: WeightChoice, dtype: str) -> ExpertPlan | None:
+    def _expert_plan(self, weights: WeightChoice, dtype: str, *, maps_together: bool) -> ExpertPlan | None:
         """Return how experts come from disk; None if there are none, or all that is needed fits into memory."""
         if not self.shape.num_experts or self.budget.left(weights) >= min_kv_bytes(self.settings, self.shape, dtype):
             return None
+        if maps_together:  # after all, each engine has its own
+            self.budget.take_share()
         return ExpertPlan.make(
             self.checkpoint,
             self.shape,
