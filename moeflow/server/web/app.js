@@ -83,7 +83,7 @@ function showReplicas(stats) {
   listFacts(at("replica-facts"), facts);
 }
 
-/** Of processes that share the model: what each has to do. */
+/** Of processes that share the model: what each has, and how long it has waited for the others. */
 function showRanks(stats) {
   const facts = rankFacts(stats);
   at("ranks").hidden = facts.length === 0;

@@ -58,14 +58,14 @@ export function modelFacts(model) {
   ];
 }
 
-/** What each of several processes that share a model has to do, terms and details; empty if there is only one. */
+/** What each of several processes that share a model has, terms and details; empty if there is only one. */
 export function rankFacts(stats) {
   return (stats?.ranks ?? []).map((rank, number) => [`Rank ${number}`, rankText(rank)]);
 }
 
 function rankText(rank) {
   const parts = [
-    ...(rank.num_experts ? [`${rank.num_experts} experts`, `${rank.tokens_per_pass.toFixed(1)} tokens a pass`] : []),
+    ...(rank.num_experts ? [`${rank.num_experts} experts`] : []),
     `waited ${rank.waited_s_total.toFixed(1)} s`,
   ];
   return parts.join(" · ");
