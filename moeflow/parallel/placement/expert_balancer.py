@@ -50,7 +50,12 @@ class ExpertBalancer:
         self._passes += 1
         if self._passes % CHECK_PASSES == 0:
             self._look()
-        return moves(self.placement, self._target, MAX_MOVES)
+        if self._target is self.placement:  # nearly always: comparing all homes would cost every pass milliseconds
+            return []
+        steps = moves(self.placement, self._target, MAX_MOVES)
+        if not steps:
+            self._target = self.placement
+        return steps
 
     def switch(self, steps: Sequence[Move]) -> None:
         """Go on with the placement that some steps lead to."""
