@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import IO, Final, Self
+from typing import Final, Self
 
 import msgspec
 
@@ -17,11 +17,11 @@ from moeflow.bench.parallel.rank import RankRun, RankStart, Task
 from moeflow.bench.parallel.shared_weights import SharedWeights
 from moeflow.core.errors import GroupError
 from moeflow.core.units import MIB
+from moeflow.parallel.child_processes import EXIT_GRACE_S, end_all
 from moeflow.parallel.shared_memory_group import make_descriptor
 
 BUFFER_BYTES: Final = 64 * MIB  # of each of a rank's two: what is longer goes in pieces, with a wait for each
 TIMEOUT_S: Final = 600.0  # of a collective: a rank may pad for long
-EXIT_GRACE_S: Final = 5.0  # how long a rank may take to leave
 
 
 class RankProcesses:
@@ -53,15 +53,7 @@ class RankProcesses:
 
     def close(self) -> None:
         """End the ranks. Blocks: for a moment; one in the midst of a pass is killed after some seconds."""
-        for process in self._processes:
-            _close(process.stdin)
-        for process in self._processes:
-            try:
-                process.wait(EXIT_GRACE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            _close(process.stdout)
+        end_all(self._processes)
 
     def __enter__(self) -> Self:
         return self
@@ -97,9 +89,3 @@ def _start(descriptors: list[int], rank: int) -> subprocess.Popen[bytes]:
     arguments = [str(number) for number in (*descriptors, rank)]
     command = [sys.executable, "-m", "moeflow.bench.parallel.rank", *arguments]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=descriptors)
-
-
-def _close(pipe: IO[bytes] | None) -> None:
-    if pipe is not None:
-        with suppress(BrokenPipeError):  # what was still to be written
-            pipe.close()

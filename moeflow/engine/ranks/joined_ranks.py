@@ -28,8 +28,8 @@ from moeflow.parallel.tcp.cluster_token import ensure_token
 from moeflow.parallel.tcp.connecting import Acceptor, listen
 from moeflow.parallel.tcp.tcp_group import TcpGroup
 from moeflow.parallel.tcp.tcp_link import TcpLink
+from moeflow.planner.choices.offload_plan import costs_of
 from moeflow.planner.choices.rank_choice import RankMemory
-from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.process_memory import PROCESS_BYTES
 
 logger = logging.getLogger(__name__)
@@ -107,13 +107,7 @@ class _Needed:
     """What a process must have to be a rank."""
 
     def __init__(self, checkpoint: Checkpoint, config: EngineConfig, parallel: ParallelConfig) -> None:
-        formats = Formats(
-            matrices=config.weight_format,
-            embeddings=config.embedding_format,
-            kv=config.kv_dtype,
-            routers=config.router_format,
-        )
-        costs = ModelCosts(read_model_config(checkpoint), formats)
+        costs = costs_of(read_model_config(checkpoint), config)
         weight_bytes = max(RankMemory.of(costs, parallel).weight_bytes)
         self._num_bytes = weight_bytes + config.kv_cache_bytes + PROCESS_BYTES
         self._own = own_application(config.num_threads, config.cpu_isa, 0)

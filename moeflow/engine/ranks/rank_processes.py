@@ -15,10 +15,10 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import GroupError
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.engine.ranks.ranks import Ranks
+from moeflow.parallel.child_processes import EXIT_GRACE_S, close_pipe, end_all
 from moeflow.parallel.shared_memory_group import SharedMemoryGroup, make_descriptor
 
 LENGTH_BYTES: Final = 8  # before each message in a pipe
-EXIT_GRACE_S: Final = 5.0  # how long a rank may take to leave
 
 
 class RankStart(msgspec.Struct, frozen=True):
@@ -57,15 +57,7 @@ class RankProcesses(Ranks):
 
     def close(self) -> None:
         """See `Ranks`."""
-        for process in self._processes:
-            _close(process.stdin)
-        for process in self._processes:
-            try:
-                process.wait(EXIT_GRACE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            _close(process.stdout)
+        end_all(self._processes)
         self.group.close()
 
     def _tell_all(self, message: bytes) -> None:
@@ -86,19 +78,13 @@ class RankProcesses(Ranks):
         for process in self._processes:
             process.kill()
             process.wait()
-            _close(process.stdin)
-            _close(process.stdout)
+            close_pipe(process.stdin)
+            close_pipe(process.stdout)
 
 
 def _start(descriptor: int, rank: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "moeflow.engine.ranks.main", str(descriptor), str(rank)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(descriptor,))
-
-
-def _close(pipe: IO[bytes] | None) -> None:
-    if pipe is not None:
-        with suppress(BrokenPipeError):  # what was still to be written
-            pipe.close()
 
 
 def _ending(process: subprocess.Popen[bytes]) -> str:

@@ -12,6 +12,12 @@ def check_floats(tensor: Tensor, shape: tuple[int, ...]) -> None:
         raise ValueError(f"contiguous float32 {list(shape)} is needed, not {describe(tensor)}")
 
 
+def check_ids(topk_ids: Tensor) -> None:
+    """Raise ValueError unless experts' numbers are contiguous int64."""
+    if topk_ids.dtype is not torch.int64 or not topk_ids.is_contiguous():
+        raise ValueError(f"topk_ids must be contiguous int64, not {describe(topk_ids)}")
+
+
 def address(tensor: Tensor | None) -> int:
     """Return where a tensor lies; 0 if there is none."""
     return 0 if tensor is None else tensor.data_ptr()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from moeflow.kernels.activation import NONLINEARITIES
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.arguments import address, check_floats, describe
+from moeflow.kernels.cpu.arguments import address, check_floats, check_ids
 from moeflow.kernels.cpu.packed_weights import (
     PackedRows,
     PackedWeight,
@@ -83,7 +83,7 @@ class PackedExpertSlices:
         """
         num_tokens, top_k = topk_ids.shape
         check_floats(x, (num_tokens, self.shape.hidden))
-        _check_ids(topk_ids)
+        check_ids(topk_ids)
         out = torch.empty(num_tokens * top_k, whole_bands(len(self.shape.units)))
         _cpu.expert_units(
             layer=self._units,
@@ -104,7 +104,7 @@ class PackedExpertSlices:
         num_tokens, top_k = topk_ids.shape
         check_floats(units, (num_tokens * top_k, self.shape.width))
         check_floats(topk_weights, (num_tokens, top_k))
-        _check_ids(topk_ids)
+        check_ids(topk_ids)
         out = torch.empty(num_tokens, len(self.shape.outputs))
         if residual is not None:
             check_floats(residual, tuple(out.shape))
@@ -157,8 +157,3 @@ def _half(
         down_bias=0,
         is_wide=is_wide,
     )
-
-
-def _check_ids(topk_ids: Tensor) -> None:
-    if topk_ids.dtype is not torch.int64 or not topk_ids.is_contiguous():
-        raise ValueError(f"topk_ids must be contiguous int64, not {describe(topk_ids)}")

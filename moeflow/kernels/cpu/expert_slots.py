@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.arguments import address, check_floats
+from moeflow.kernels.cpu.arguments import address, check_floats, check_ids
 from moeflow.kernels.cpu.packed_weights import PackedExperts
 
 if extension.is_available():
@@ -82,8 +82,7 @@ class SlotExperts:
     def _check(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> None:
         check_floats(x, (topk_ids.shape[0], self._slots.hidden))
         check_floats(topk_weights, tuple(topk_ids.shape))
-        if topk_ids.dtype is not torch.int64 or not topk_ids.is_contiguous():
-            raise ValueError(f"topk_ids must be contiguous int64, not {topk_ids.dtype}")
+        check_ids(topk_ids)
 
 
 def add_pairs(pairs: Tensor, topk_ids: Tensor, residual: Tensor | None = None) -> Tensor:

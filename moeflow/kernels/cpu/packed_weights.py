@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from moeflow.kernels.activation import NONLINEARITIES, Nonlinearity
-from moeflow.kernels.cpu.arguments import address, check_floats, describe
+from moeflow.kernels.cpu.arguments import address, check_floats, check_ids, describe
 from moeflow.kernels.lazy_memory import allocate_lazily
 from moeflow.kernels.weight_format import BAND, BlockKind, WeightFormat
 
@@ -302,8 +302,7 @@ class PackedExperts:
         num_tokens, top_k = topk_ids.shape
         check_floats(x, (num_tokens, self.hidden))
         check_floats(topk_weights, (num_tokens, top_k))
-        if topk_ids.dtype != torch.int64 or not topk_ids.is_contiguous():
-            raise ValueError(f"topk_ids must be contiguous int64, not {describe(topk_ids)}")
+        check_ids(topk_ids)
         if residual is not None:
             check_floats(residual, (num_tokens, self.hidden))
         out = torch.empty(num_tokens, self.hidden)
