@@ -1,7 +1,9 @@
 // Attention of a whole pass over the paged cache, prefill chunks and decodes together. What one KV head of a
 // sequence's tokens attend to is cut at fixed positions into ranges; each range gives an unfinished softmax, and
 // ranges are merged in ascending order. So a row's bits depend on what it sees alone: not on the tokens beside
-// it, on how a prompt was cut into chunks, or on which thread did what.
+// it, on how a prompt was cut into chunks, or on which thread did what. That holds for a branch of a tree, too, wherever
+// in the range its tokens lie: weights are added up by the places they have on the branch. A tree that goes on in the
+// next range has other bits than its branches by themselves.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -52,7 +54,7 @@ struct AttentionJob {
 // What the token at `position` sees of its sequence, which ends at `context_end`.
 AttentionRow visible(const AttentionCall& call, int64_t token, int64_t position, int64_t context_end) {
   const int64_t window = call.sliding_window > 0 ? call.sliding_window : position + 1;
-  const AttentionRow causal{std::max<int64_t>(0, position + 1 - window), position + 1, position + 1, 0, 0};
+  const AttentionRow causal{std::max<int64_t>(0, position + 1 - window), position + 1, position + 1, 0, 0, 0};
   if (call.tree_masks == nullptr) return causal;
   const int64_t tree_begin = context_end - kTreePositions;
   const int64_t num_bits = position + 1 - tree_begin;  // up to the token itself
@@ -63,9 +65,10 @@ AttentionRow visible(const AttentionCall& call, int64_t token, int64_t position,
   if (bits == all) return causal;
   // The window counts what is seen: a branch's tokens are neighbours, wherever they are stored.
   int64_t left = window - __builtin_popcountll(bits);
+  const int64_t num_hidden = std::max<int64_t>(0, -left);
   for (; left < 0; ++left) bits &= bits - 1;
   const int64_t prefix = std::max<int64_t>(0, tree_begin);
-  AttentionRow row{std::max<int64_t>(0, prefix - left), prefix, prefix, tree_begin, bits};
+  AttentionRow row{std::max<int64_t>(0, prefix - left), prefix, prefix, tree_begin, bits, prefix + num_hidden};
   if (bits != 0) row.stop = tree_begin + kTreePositions - __builtin_clzll(bits);
   if (row.lo == row.hi && bits != 0) row.lo = row.hi = tree_begin + __builtin_ctzll(bits);
   return row;
@@ -307,6 +310,12 @@ void write_kv(const WriteKVCall& call) {
     }
   };
   run_on_pool(run_some, const_cast<WriteKVCall*>(&call));
+}
+
+void move_kv(const MoveKVCall& call) {
+  for (int64_t i = 0; i < call.num_tokens; ++i) {
+    for (int64_t head = 0; head < call.cache.num_heads; ++head) move_kv_row(call.cache, call.from[i], call.to[i], head);
+  }
 }
 
 }  // namespace moeflow

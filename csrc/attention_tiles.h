@@ -136,6 +136,12 @@ FORCE_INLINE bool sees(const AttentionRow& row, int64_t position) {
   return bit >= 0 && bit < 64 && (row.tree_bits >> bit & 1) != 0;
 }
 
+// The place that a token of the row's branch has on it: which position it would have if nothing else were there.
+FORCE_INLINE int64_t place_on_branch(const AttentionRow& row, int64_t position) {
+  const uint64_t before = row.tree_bits & ((uint64_t{1} << (position - row.tree_begin)) - 1);
+  return row.tree_place + __builtin_popcountll(before);
+}
+
 // Calls visit(position, whether the row sees it in all lanes) for each vector from the first position that the row
 // sees to the last.
 template <typename Visit>
@@ -174,7 +180,18 @@ void weigh_row(const Positions<T>& at, int row_idx) {
     if (!is_whole) {
       for (int lane = 0; lane < kLanes; ++lane) weights[lane] = sees(row, position + lane) ? weights[lane] : 0.0f;
     }
-    sums += weights;
+    if (row.tree_bits == 0) {
+      sums += weights;
+    } else {  // in the lanes where they will be once the branch's tokens lie in a row
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const int64_t at = position + lane;
+        if (at < row.hi) {
+          sums[lane] += weights[lane];
+        } else if (sees(row, at)) {
+          sums[place_on_branch(row, at) % kLanes] += weights[lane];
+        }
+      }
+    }
     if constexpr (sizeof(T) == 1) weights *= load_as<FloatLanes>(at.scales(position) + range.cache->block_size);
     store_as_floats(p, weights);
   });

@@ -327,6 +327,10 @@ void bind_attention(nb::module_& m) {
       m, "write_kv", [](const Isa&, const WriteKVCall& call) { write_kv(call); }, FIELD(WriteKVCall, cache),
       FIELD(WriteKVCall, num_tokens), FIELD(WriteKVCall, slots), FIELD(WriteKVCall, k), FIELD(WriteKVCall, k_stride),
       FIELD(WriteKVCall, v), FIELD(WriteKVCall, v_stride));
+  def_call<MoveKVCall>(
+      m, "move_kv", [](const Isa&, const MoveKVCall& call) { move_kv(call); }, FIELD(MoveKVCall, cache),
+      FIELD(MoveKVCall, num_tokens), FIELD(MoveKVCall, from), FIELD(MoveKVCall, to));
+  m.attr("kv_range_positions") = kRangePositions;
 }
 
 // Row, maximum, temperature, top_k, top_p, min_p, number: as RowSampling has them.
@@ -471,6 +475,7 @@ NB_MODULE(_cpu, m) {
   m.def("isa_name", [] { return std::string(isa().name); });
   m.def("set_num_threads", &set_num_threads, "num_threads"_a, nb::call_guard<WithoutGIL>());
   m.def("num_threads", &num_threads);
+  m.def("use_own_threads", &use_own_threads, "num_threads"_a, nb::call_guard<WithoutGIL>());
   m.def("kept_bytes", [] { return kept_bytes.load(); });
   bind_memory(m);
   bind_products(m);

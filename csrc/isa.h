@@ -20,6 +20,7 @@ struct AttentionRow {
   int64_t stop;        // one past the last position seen
   int64_t tree_begin;  // position of bit 0
   uint64_t tree_bits;
+  int64_t tree_place;  // which position the first of these tokens will have if the row's branch is what is kept
 };
 
 // Some rows of one sequence that share a KV head, against one range of its positions.

@@ -85,4 +85,31 @@ static inline void write_kv_row(const KVCache& cache, int64_t slot, int64_t head
   }
 }
 
+template <typename T>
+static inline void move_kv_values(const KVCache& cache, uint8_t* from_cell, int64_t from, uint8_t* to_cell, int64_t to) {
+  const int64_t dim = cache.head_dim, stride = cache.block_size;
+  T* const k_from = reinterpret_cast<T*>(from_cell);
+  T* const k_to = reinterpret_cast<T*>(to_cell);
+  for (int64_t d = 0; d < dim; ++d) k_to[d * stride + to] = k_from[d * stride + from];
+  __builtin_memcpy(k_to + (stride + to) * dim, k_from + (stride + from) * dim, dim * sizeof(T));
+}
+
+// Copy one token's K and V of one head to another slot.
+static inline void move_kv_row(const KVCache& cache, int64_t from_slot, int64_t to_slot, int64_t head) {
+  uint8_t* const from_cell = kv_cell(cache, from_slot / cache.block_size, head);
+  uint8_t* const to_cell = kv_cell(cache, to_slot / cache.block_size, head);
+  const int64_t from = from_slot % cache.block_size, to = to_slot % cache.block_size;
+  switch (cache.format) {
+    case Format::kF32: return move_kv_values<float>(cache, from_cell, from, to_cell, to);
+    case Format::kBF16: return move_kv_values<uint16_t>(cache, from_cell, from, to_cell, to);
+    default: {
+      move_kv_values<int8_t>(cache, from_cell, from, to_cell, to);
+      const float* const scales = reinterpret_cast<const float*>(from_cell + 2 * kv_half_bytes(cache));
+      float* const to_scales = reinterpret_cast<float*>(to_cell + 2 * kv_half_bytes(cache));
+      to_scales[to] = scales[from];
+      to_scales[cache.block_size + to] = scales[cache.block_size + from];
+    }
+  }
+}
+
 }  // namespace moeflow

@@ -88,6 +88,14 @@ struct WriteKVCall {
 };
 void write_kv(const WriteKVCall& call);
 
+// Copy some tokens' K and V to other slots, one after another.
+struct MoveKVCall {
+  KVCache cache;
+  int64_t num_tokens;
+  const int64_t *from, *to;  // [num_tokens]
+};
+void move_kv(const MoveKVCall& call);
+
 // The sequences of a pass.
 struct Sequences {
   int64_t count;
@@ -105,7 +113,8 @@ struct Sequences {
 // A sliding window makes a token see the last `sliding_window` of what it would see, itself included.
 // A tree mask describes the last 64 positions that the sequence has after this pass: bit i of a token's mask is
 // position start + count - 64 + i. The token sees of them those with a bit, none beyond itself, and all positions
-// before. So a mask of all ones is plainly causal.
+// before. So a mask of all ones is plainly causal. A row has the bits that it would have if what it sees lay in a row, as
+// long as the sequence's tokens in this pass lie in one range of 256 positions, from a multiple of that on.
 struct AttentionCall {
   KVCache cache;
   const float* q;  // [T, num_heads, head_dim], rows q_stride floats apart

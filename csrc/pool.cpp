@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <thread>
@@ -131,6 +132,11 @@ void Team::barrier() {
 
 class Pool {
  public:
+  Pool() = default;
+  ~Pool() { stop(); }
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
   void run(Job job, void* context) {
     std::lock_guard<std::mutex> one_at_a_time(mutex_);
     start_missing_workers();
@@ -231,26 +237,39 @@ class Pool {
 namespace {
 
 // Made on first use and never destroyed: joining threads while the interpreter dies helps nobody.
-Pool& pool() {
+Pool& shared_pool() {
   static Pool* const instance = new Pool();
   return *instance;
 }
 
+// Pool and workspace of a thread that computes beside the others; they end with it.
+struct OwnTeam {
+  Pool pool;
+  LockedWorkspace workspace;
+  OwnTeam() { own_workspace = &workspace; }
+  ~OwnTeam() { own_workspace = nullptr; }
+};
+thread_local std::unique_ptr<OwnTeam> own_team;
+
+Pool& pool() { return own_team == nullptr ? shared_pool() : own_team->pool; }
+
 }  // namespace
 
 // A fork copies the locks as they are, but of the threads only the one that forks. It therefore takes the locks
-// first, in the order in which kernels take them: what the child inherits is an idle pool and a free workspace.
+// first, in the order in which kernels take them: what the child inherits is an idle pool and a free workspace. A
+// team of the forking thread's own is idle anyway, and nobody is left in the child to use those of others.
 struct ForkLocks {
   static void take() {
-    WorkspaceLock::mutex().lock();
-    pool().lock();
+    WorkspaceLock::shared().mutex.lock();
+    shared_pool().lock();
   }
   static void release() {
-    pool().unlock();
-    WorkspaceLock::mutex().unlock();
+    shared_pool().unlock();
+    WorkspaceLock::shared().mutex.unlock();
   }
   static void release_in_child() {
-    pool().forget_workers();
+    shared_pool().forget_workers();
+    if (own_team != nullptr) own_team->pool.forget_workers();
     release();
   }
   static const int registered;
@@ -263,5 +282,9 @@ void set_num_threads(int count) {
   pool().resize(count < 1 ? 1 : count);
 }
 int num_threads() { return pool().size(); }
+void use_own_threads(int count) {
+  if (own_team == nullptr) own_team = std::make_unique<OwnTeam>();
+  set_num_threads(count);
+}
 
 }  // namespace moeflow

@@ -1,4 +1,4 @@
-// One pool of threads for every kernel. Workers spin briefly after a job, because in decode the next one
+// One pool of threads for every kernel, unless a thread has its own. Workers spin briefly after a job, because in decode the next one
 // follows within microseconds, then sleep until woken; the calling thread takes part as thread 0.
 #pragma once
 
@@ -53,5 +53,10 @@ void run_on_pool(Job job, void* context);
 // then there are no workers. The child of a fork has as many threads as its parent, started with its first job.
 void set_num_threads(int num_threads);
 int num_threads();
+
+// Gives the calling thread a pool of its own, of so many threads, and a workspace, so that it computes beside the
+// threads that share one and neither waits for the other. From then on `set_num_threads` sets that one's. Both end with
+// the thread. Throws like `set_num_threads`.
+void use_own_threads(int num_threads);
 
 }  // namespace moeflow

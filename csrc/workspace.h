@@ -21,6 +21,15 @@ namespace moeflow {
 
 class Workspace {
  public:
+  Workspace() = default;
+  ~Workspace() {
+    ASAN_UNPOISON_MEMORY_REGION(memory_, capacity_);
+    std::free(memory_);
+    kept_bytes -= static_cast<int64_t>(capacity_);
+  }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+
   // Start a call: everything handed out before is void. `bytes` must cover all that follows.
   void begin(size_t bytes) {
     ASAN_UNPOISON_MEMORY_REGION(memory_, capacity_);
@@ -60,24 +69,30 @@ class Workspace {
   size_t bytes_ = 0, used_ = 0;  // of this call
 };
 
-// Holds the only workspace for as long as it lives. The workspace is never destroyed: at the end of the process
+// A workspace, and the mutex that is held by who uses it.
+struct LockedWorkspace {
+  std::mutex mutex;
+  Workspace workspace;
+};
+
+// Of threads that compute by themselves (`use_own_threads`); null: this thread shares the one of all others.
+inline thread_local LockedWorkspace* own_workspace = nullptr;
+
+// Holds this thread's workspace for as long as it lives. The shared one is never destroyed: at the end of the process
 // another thread may still be computing in it.
 class WorkspaceLock {
  public:
-  WorkspaceLock() : lock_(mutex()) {}
-  Workspace& operator*() const { return instance(); }
-  Workspace* operator->() const { return &instance(); }
+  WorkspaceLock() : held_(own_workspace == nullptr ? shared() : *own_workspace), lock_(held_.mutex) {}
+  Workspace& operator*() const { return held_.workspace; }
+  Workspace* operator->() const { return &held_.workspace; }
 
  private:
   friend struct ForkLocks;
-  static std::mutex& mutex() {
-    static std::mutex* const mutex = new std::mutex();
-    return *mutex;
-  }
-  static Workspace& instance() {
-    static Workspace* const workspace = new Workspace();
+  static LockedWorkspace& shared() {
+    static LockedWorkspace* const workspace = new LockedWorkspace();
     return *workspace;
   }
+  LockedWorkspace& held_;
   std::lock_guard<std::mutex> lock_;
 };
 

@@ -1,0 +1,1 @@
+"""What guessing tokens brings: five sets of prompts, with speculators and without."""

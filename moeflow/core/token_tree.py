@@ -1,0 +1,121 @@
+"""Guesses of what follows a request's tokens, as a tree: what several sequences have in common is there once.
+
+Its nodes are listed depth first, so that a node's ancestors come before it, in order, and any first part of the list is
+a tree, too. (ExpertFlow 3.4, 4.4; SpecInfer.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+MAX_TREE_TOKENS: Final = 63  # beside the token that they follow, as many as a mask has bits
+ROOT: Final = -1  # the parent of those that follow the request's last token
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """Some tokens, each following its parent."""
+
+    token_ids: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()  # the node that each follows, `ROOT` or one before it
+
+    def __post_init__(self) -> None:
+        """Hold that nodes are listed depth first, and that no two children of a node are the same token."""
+        assert len(self.token_ids) == len(self.parents) <= MAX_TREE_TOKENS
+        branch: list[int] = []  # from the root to the node before
+        for node, parent in enumerate(self.parents):
+            while branch and branch[-1] != parent:
+                branch.pop()
+            assert parent == (branch[-1] if branch else ROOT), "nodes are listed depth first"
+            branch.append(node)
+        assert len(set(zip(self.parents, self.token_ids, strict=True))) == len(self.parents), "twins"
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @classmethod
+    def of(cls, sequences: Iterable[Sequence[int]], max_tokens: int = MAX_TREE_TOKENS) -> TokenTree:
+        """Merge sequences, the likeliest first: of those behind, as much is left out as `max_tokens` asks for."""
+        root = _Node()
+        num_tokens = 0
+        for sequence in sequences:
+            node = root
+            for token_id in sequence:
+                if token_id not in node.children:
+                    if num_tokens == max_tokens:
+                        break
+                    node.children[token_id] = _Node()
+                    num_tokens += 1
+                node = node.children[token_id]
+        return _flattened(root)
+
+    def branch(self, node: int) -> list[int]:
+        """Return the nodes from the first token to this one; `ROOT`: none."""
+        branch: list[int] = []
+        while node != ROOT:
+            branch.append(node)
+            node = self.parents[node]
+        return branch[::-1]
+
+    def child(self, node: int, token_id: int) -> int | None:
+        """Return the child of a node, or of `ROOT`, that is this token; None: there is none."""
+        for other in range(node + 1, len(self)):
+            if self.parents[other] < node:  # past its descendants
+                break
+            if self.parents[other] == node and self.token_ids[other] == token_id:
+                return other
+        return None
+
+    def first(self, num_tokens: int) -> TokenTree:
+        """Return the tree of so many nodes."""
+        return self if num_tokens >= len(self) else TokenTree(self.token_ids[:num_tokens], self.parents[:num_tokens])
+
+    def up_to_depth(self, max_depth: int) -> TokenTree:
+        """Return the tree without nodes that are further from the root."""
+        found = depths(self.parents)
+        if max(found, default=0) <= max_depth:
+            return self
+        kept = [node for node, depth in enumerate(found) if depth <= max_depth]
+        places = {node: place for place, node in enumerate(kept)} | {ROOT: ROOT}
+        return TokenTree(
+            tuple(self.token_ids[node] for node in kept), tuple(places[self.parents[node]] for node in kept)
+        )
+
+
+NO_TREE: Final = TokenTree()
+
+
+def depths(parents: Sequence[int]) -> list[int]:
+    """Return how many tokens each node of a tree is beyond the request's last one: from 1 on."""
+    found: list[int] = []
+    for parent in parents:
+        found.append(1 if parent == ROOT else found[parent] + 1)
+    return found
+
+
+def branch_masks(parents: Sequence[int]) -> list[int]:
+    """Return for each node of a tree the nodes that it follows, and itself: node i is bit i."""
+    masks: list[int] = []
+    for node, parent in enumerate(parents):
+        masks.append(1 << node | (0 if parent == ROOT else masks[parent]))
+    return masks
+
+
+@dataclass(slots=True)
+class _Node:
+    children: dict[int, _Node] = field(default_factory=dict)
+
+
+def _flattened(root: _Node) -> TokenTree:
+    token_ids: list[int] = []
+    parents: list[int] = []
+    left = [(token_id, child, ROOT) for token_id, child in reversed(root.children.items())]
+    while left:
+        token_id, node, parent = left.pop()
+        place = len(token_ids)
+        token_ids.append(token_id)
+        parents.append(parent)
+        left += [(each, child, place) for each, child in reversed(node.children.items())]
+    return TokenTree(tuple(token_ids), tuple(parents))

@@ -1,0 +1,207 @@
+"""A model that guesses what another one says: smaller, of fewer layers, or the same one in fewer bits.
+
+It has keys and values of its own, which follow the requests: what it guessed right is there already, what was wrong is
+written over. Before a pass it computes what is new, then one token after another, of all requests together; where it
+is not sure, the next likeliest tokens are guesses, too. (Leviathan et al., 2211.17192; that a draft's probability tells
+how likely a token is to be accepted, and so where to branch and to stop: EAGLE-2, 2406.16858.)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from moeflow.core.request import Request
+from moeflow.kv.block_tables import BlockTables
+from moeflow.kv.storage import KVStorage
+from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.pass_input import PassInput, rows_of
+from moeflow.speculation.speculator import Draft
+
+GRADES: Final = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # probabilities where the next begins
+NUM_LIKELIEST: Final = 3  # tokens that are guessed for one place at most
+LEAST_PATH: Final = 0.25  # probability of all tokens so far, below which no further one is computed
+LEAST_BRANCH: Final = 0.1  # the same with a token beside the likeliest, below which that is no guess
+MIN_CHUNK: Final = 2  # tokens that a request may have computed in any case: as many as a pass can leave, and more
+
+
+class DraftModel:
+    """A `Speculator` that computes."""
+
+    def __init__(
+        self, name: str, model: CausalLM, kv: KVStorage, tables: BlockTables, *, vocab_size: int, chunk_tokens: int
+    ) -> None:
+        """`vocab_size` is that of the model it guesses for; `chunk_tokens` of prompts are computed before a pass."""
+        self.name = name
+        self.tables = tables
+        self._model, self._kv = model, kv
+        self._vocab_size = min(vocab_size, model.config.vocab_size)
+        self._chunk_tokens = chunk_tokens
+        self._cached: dict[Request, _Cached] = {}
+
+    @torch.inference_mode()
+    def propose(self, requests: Sequence[Request], max_depth: int) -> list[list[Draft]]:
+        """See `Speculator`. Requests that it is behind with get nothing until it has caught up."""
+        paths = [_Path(request, depth) for request in requests if (depth := self._depth(request, max_depth)) > 0]
+        growing, logits = self._catch_up(paths)
+        while growing:
+            likeliest = _likeliest(logits, self._vocab_size)
+            growing = [path for path, next_tokens in zip(growing, likeliest, strict=True) if path.grow(next_tokens)]
+            if growing:
+                logits = self._compute([path.last for path in growing], range(len(growing)))
+        for path in paths:
+            if path.request in self._cached:  # all of a path but its end has been computed
+                self._cached[path.request].guesses = path.token_ids[:-1]
+        drafts = {path.request: path.drafts for path in paths}
+        return [drafts.get(request, []) for request in requests]
+
+    def forget(self, request: Request) -> None:
+        """Free a request's blocks."""
+        if self._cached.pop(request, None) is not None:
+            self.tables.close(request)
+            self._kv.give_back(self.tables.give_back())
+
+    def _depth(self, request: Request, max_depth: int) -> int:
+        """Return how many tokens may be of use, and have positions that the model was made for."""
+        left = request.max_tokens - len(request.output_token_ids) - 1
+        return min(max_depth, left, self._model.config.max_position - request.num_tokens)
+
+    def _catch_up(self, paths: Sequence[_Path]) -> tuple[list[_Path], Tensor]:
+        """Compute tokens that are new; return for whom that is all, and the logits of what follows them."""
+        pieces: list[_Piece] = []
+        ready: list[_Path] = []
+        rows: list[int] = []
+        num_rows = 0
+        for place, path in enumerate(paths):
+            piece = self._next_piece(path, paths[place + 1 :], max(self._chunk_tokens - num_rows, MIN_CHUNK))
+            if piece is None:
+                continue
+            pieces.append(piece)
+            num_rows += len(piece.token_ids)
+            if piece.stop == path.request.num_tokens:
+                ready.append(path)
+                rows.append(num_rows - 1)
+        if not pieces:
+            return [], torch.empty(0, self._vocab_size)
+        logits = self._compute(pieces, rows)
+        for piece in pieces:
+            self._cached[piece.request].num_tokens = piece.stop
+            self.tables.share(piece.request, piece.stop)
+        self.tables.confirm_pass()
+        return ready, logits
+
+    def _next_piece(self, path: _Path, younger: Sequence[_Path], max_tokens: int) -> _Piece | None:
+        """Return what of a request is computed next; None: it has no room."""
+        request = path.request
+        cached = self._cached.get(request)
+        if cached is None:
+            cached = self._cached[request] = _Cached(self.tables.open(request))
+        cached.follow(request)
+        if not self._has_room(request, request.num_tokens + path.max_depth - 1, younger):
+            self.forget(request)
+            return None
+        start = cached.num_tokens
+        return _Piece(request, start, request.token_ids(start, min(start + max_tokens, request.num_tokens)))
+
+    def _has_room(self, request: Request, num_tokens: int, younger: Sequence[_Path]) -> bool:
+        """Reserve blocks, if need be those of younger requests, the youngest first."""
+        others = [path.request for path in younger if path.request in self._cached]
+        while not self.tables.reserve(request, num_tokens):
+            if not others:
+                return False
+            self.forget(others.pop())
+        return True
+
+    def _compute(self, pieces: Sequence[_Piece], rows: Sequence[int]) -> Tensor:
+        """Return logits [R, V] float32 after some of the tokens, and keep keys and values of all."""
+        given = PassInput(
+            token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
+            starts=[piece.start for piece in pieces],
+            num_tokens=[len(piece.token_ids) for piece in pieces],
+            block_ids=[self.tables.block_ids(piece.request, piece.stop) for piece in pieces],
+            logit_rows=[],
+        )
+        hidden = self._model(*given.tensors(self._kv, self._model.device))
+        return self._model.logits(rows_of(hidden, list(rows))) if rows else torch.empty(0, self._vocab_size)
+
+
+class _Piece(NamedTuple):
+    """Tokens of one request that are computed together."""
+
+    request: Request
+    start: int
+    token_ids: list[int]
+
+    @property
+    def stop(self) -> int:
+        """One past the last position."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(slots=True)
+class _Cached:
+    """Of what there are keys and values."""
+
+    num_tokens: int  # of the request
+    guesses: list[int] = field(default_factory=list)  # behind them
+
+    def follow(self, request: Request) -> None:
+        """Take right guesses for the request's tokens and forget the others; its last token is to be computed."""
+        said = request.token_ids(self.num_tokens, self.num_tokens + len(self.guesses))
+        for guess, token_id in zip(self.guesses, said, strict=False):
+            if guess != token_id:
+                break
+            self.num_tokens += 1
+        self.guesses = []
+        self.num_tokens = min(self.num_tokens, request.num_tokens - 1)
+
+
+@dataclass(slots=True)
+class _Path:
+    """The likeliest tokens after a request's, and where they might have been others."""
+
+    request: Request
+    max_depth: int
+    token_ids: list[int] = field(default_factory=list)
+    _grades: list[int] = field(default_factory=list)
+    _probability: float = 1.0  # of all of them
+    _branches: list[Draft] = field(default_factory=list)
+
+    def grow(self, likeliest: Sequence[tuple[int, float]]) -> bool:
+        """Add the likeliest next token; return whether the one after it is worth computing."""
+        (token_id, probability), *others = likeliest
+        for other, chance in others:
+            if self._probability * chance >= LEAST_BRANCH:
+                self._branches.append(Draft((*self.token_ids, other), (*self._grades, _grade(chance))))
+        self.token_ids.append(token_id)
+        self._grades.append(_grade(probability))
+        self._probability *= probability
+        return len(self.token_ids) < self.max_depth and self._probability >= LEAST_PATH
+
+    @property
+    def last(self) -> _Piece:
+        """The end of the path, from which it grows."""
+        return _Piece(self.request, self.request.num_tokens + len(self.token_ids) - 1, self.token_ids[-1:])
+
+    @property
+    def drafts(self) -> list[Draft]:
+        """The path, then its branches; nothing if it has no token."""
+        return [Draft(tuple(self.token_ids), tuple(self._grades)), *self._branches] if self.token_ids else []
+
+
+def _grade(probability: float) -> int:
+    return bisect_right(GRADES, probability)
+
+
+def _likeliest(logits: Tensor, vocab_size: int) -> list[list[tuple[int, float]]]:
+    """Return the likeliest tokens after each row and their probabilities. Shapes: logits [R, V]."""
+    found = torch.softmax(logits[:, :vocab_size], dim=-1).topk(min(NUM_LIKELIEST, vocab_size))
+    return [
+        list(zip(token_ids, chances, strict=True))
+        for token_ids, chances in zip(found.indices.tolist(), found.values.tolist(), strict=True)
+    ]

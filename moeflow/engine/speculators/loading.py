@@ -1,0 +1,70 @@
+"""From a configuration to what guesses tokens: speculators by name, and models that are loaded beside the engine's."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import closing
+
+import torch
+
+from moeflow.checkpoint.open import open_checkpoint
+from moeflow.checkpoint.packed.weight_memory import FreshMemory
+from moeflow.core.engine_config import DraftModelConfig, EngineConfig
+from moeflow.engine.model_runner import ModelRunner, Runner
+from moeflow.engine.runner_loading import make_allocator
+from moeflow.engine.speculators.draft_model import DraftModel
+from moeflow.kv.block_tables import BlockTables
+from moeflow.kv.storage import KVStorage
+from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.loading import load_model
+from moeflow.speculation.registry import SPECULATORS
+from moeflow.speculation.speculator import Speculator
+
+
+def load_speculators(config: EngineConfig, runner: Runner) -> list[Speculator]:
+    """Return what guesses for a model that is loaded. Raises: CheckpointError, CapacityError."""
+    drafts = {draft.name: draft for draft in config.draft_models}
+    return [
+        _draft_model(config, drafts[name], runner) if name in drafts else SPECULATORS[name]()
+        for name in config.speculators
+    ]
+
+
+def _draft_model(config: EngineConfig, draft: DraftModelConfig, runner: Runner) -> DraftModel:
+    if draft.is_early_exit:
+        assert isinstance(runner, ModelRunner)
+        assert isinstance(runner.model, CausalLM), "guesses are for models that the CPU computes"
+        model = runner.model.first(draft.num_layers)
+    else:
+        model = _load(config, draft)
+    kept = None if config.experts is None else config.scheduler.num_kept_blocks
+    tables = BlockTables(
+        num_blocks=draft.num_blocks,
+        block_size=config.scheduler.block_size,
+        prefix_caching=config.scheduler.prefix_caching,
+        num_kept=kept,
+    )
+    kv = KVStorage(
+        layers=range(len(model.layers)),
+        num_blocks=draft.num_blocks,
+        block_size=config.scheduler.block_size,
+        num_kv_heads=model.config.num_kv_heads,
+        head_dim=model.config.head_dim,
+        dtype=getattr(torch, draft.kv_dtype),
+        device="cpu",
+        gives_back=config.experts is not None,
+    )
+    return DraftModel(draft.name, model, kv, tables, vocab_size=runner.info.vocab_size, chunk_tokens=draft.chunk_tokens)
+
+
+def _load(config: EngineConfig, draft: DraftModelConfig) -> CausalLM:
+    own = dataclasses.replace(
+        config,
+        dtype="float32" if config.cpu_isa else draft.weight_format,
+        weight_format=draft.weight_format,
+        embedding_format=draft.embedding_format,
+        router_format=draft.router_format,
+        is_wide=False,
+    )
+    with closing(open_checkpoint(draft.model_path)) as checkpoint:
+        return load_model(checkpoint, make_allocator(own, FreshMemory()), num_threads=config.num_threads)

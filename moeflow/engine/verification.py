@@ -1,0 +1,82 @@
+"""Which of a pass's drafted tokens are kept, and what follows them.
+
+A drafted token is kept if it is the very token that the request would have sampled there, from the model's logits and
+with the random number of its position. So speculation never changes a token, greedy or sampled, whatever was drafted:
+the distribution is the model's, and a seed gives the same answer with and without. A tree of distinct guesses is
+accepted with the probability that the model gives to any of them, which is the most that any rule can keep
+(multi-round rejection sampling, as SpecInfer has it, keeps as much of guesses that were not drawn at random).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from moeflow.core.batch import BatchEntry
+from moeflow.core.token_tree import ROOT
+from moeflow.engine.sampler import SampledRow, SampledToken, sample, with_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What a pass brought for one request."""
+
+    tokens: list[SampledToken]  # at least one; only the last may be an error
+    kept: list[int]  # nodes of its tree that the first tokens are, one after another: all of these but the last
+
+
+def verify(logits: Tensor, entries: Sequence[BatchEntry]) -> list[Verified]:
+    """Return what entries that sample bring.
+
+    Shapes: logits [R, V] float32; of each entry that of its last token, then those of its tree's nodes. Not changed.
+    """
+    rows = [SampledRow(entry.request, drafted) for entry in entries for drafted in _drafted(entry)]
+    sampled = sample(logits, rows)
+    found: list[Verified] = []
+    kept_rows: list[list[int]] = []
+    first = 0
+    for entry in entries:
+        kept = _kept(entry, sampled[first : first + 1 + len(entry.tree)])
+        kept_rows.append([first, *[first + 1 + node for node in kept]])
+        found.append(Verified([sampled[row] for row in kept_rows[-1]], kept))
+        first += 1 + len(entry.tree)
+    _add_logprobs(logits, entries, found, kept_rows)
+    return found
+
+
+def _drafted(entry: BatchEntry) -> list[tuple[int, ...]]:
+    """Return what follows the request's tokens in each of an entry's rows."""
+    drafted: list[tuple[int, ...]] = [()]
+    for token_id, parent in zip(entry.tree.token_ids, entry.tree.parents, strict=True):
+        drafted.append((*drafted[parent + 1], token_id))
+    return drafted
+
+
+def _kept(entry: BatchEntry, sampled: Sequence[SampledToken]) -> list[int]:
+    """Return the nodes on the way that the sampled tokens go: those of row 0, then of the nodes that they are."""
+    kept: list[int] = []
+    node = ROOT
+    while (child := entry.tree.child(node, sampled[node + 1].token_id)) is not None:
+        kept.append(child)
+        node = child
+    return kept
+
+
+def _add_logprobs(
+    logits: Tensor, entries: Sequence[BatchEntry], found: Sequence[Verified], rows: Sequence[Sequence[int]]
+) -> None:
+    """Add the log-probabilities that requests ask for, of all in one go."""
+    asked = [
+        (one, place, row, entry.request.sampling.logprobs)
+        for entry, one, entry_rows in zip(entries, found, rows, strict=True)
+        for place, row in enumerate(entry_rows)
+        if entry.request.sampling.logprobs is not None and one.tokens[place].error is None
+    ]
+    if not asked:
+        return
+    tokens = [one.tokens[place] for one, place, _, _ in asked]
+    done = with_logprobs(logits[[row for _, _, row, _ in asked]], tokens, [num_top for *_, num_top in asked])
+    for (one, place, _, _), token in zip(asked, done, strict=True):
+        one.tokens[place] = token

@@ -1,0 +1,167 @@
+"""Models that guess tokens beside the engine's own: which they are, in which formats, and what they take of memory.
+
+Only headers and vocabularies are read.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.open import open_checkpoint
+from moeflow.checkpoint.vocabulary import read_vocabulary
+from moeflow.core.engine_config import DraftModelConfig
+from moeflow.core.errors import ConfigError
+from moeflow.core.model_config import ModelConfig
+from moeflow.core.units import format_bytes
+from moeflow.kernels.weight_format import BITS_PER_VALUE, DTYPES, QUANTIZED, WEIGHT_FORMATS, WeightFormat
+from moeflow.models.registry import read_model_config
+from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, own_precision
+from moeflow.planner.costs.model_costs import Formats, ModelCosts
+from moeflow.planner.costs.work_space import work_bytes
+from moeflow.planner.settings import BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS, Settings
+
+EARLY_EXIT: Final = "early-exit"
+OWN: Final = "self"
+MOST_BITS: Final = BITS_PER_VALUE["int8"]  # nearly as fast as int4, which makes a small model guess much worse
+KV_TOKENS: Final = 16384  # that a drafting model keeps: it is of use for few requests at a time
+CHUNK_TOKENS: Final = 128  # of prompts that it computes before a pass: as long as the pass waits
+_EXIT_SHARE: Final = 3  # of the layers, one in so many guesses
+_MOST_OTHERS: Final = 0.01  # of common tokens that may stand for other text: reserved ones, in models of one family
+
+
+def choose_draft_model(
+    name: str, settings: Settings, checkpoint: Checkpoint, shape: ModelConfig, *, cpu_isa: str
+) -> DraftModelConfig:
+    """Return the model that a speculator's name means, for a model of this shape.
+
+    Raises: ConfigError if there is none, or it cannot guess for this model; CheckpointError if it cannot be read.
+    """
+    kind, _, detail = name.partition(":")
+    if kind == EARLY_EXIT:
+        return _early_exit(name, detail, settings, shape, cpu_isa)
+    path, weight_format = _path_and_format(name)
+    if path == OWN:
+        weights = _weights(weight_format, checkpoint, can_pack=bool(cpu_isa))
+        return _config(name, checkpoint, shape, weights, settings, cpu_isa)
+    if not Path(path).exists():
+        raise ConfigError(
+            f"speculator {name!r} is unknown, and there is no such file: name suffix, {EARLY_EXIT}, {OWN}:int8, "
+            "dense-source (of the built-in model), or a small model's folder or .gguf file"
+        )
+    absolute = Path(path).absolute()
+    with closing(open_checkpoint(absolute)) as draft:
+        draft_shape = read_model_config(draft)
+        _check_vocabulary(draft, checkpoint)
+        weights = _weights(weight_format, draft, can_pack=bool(cpu_isa))
+        return _config(f"{absolute}{name[len(path) :]}", draft, draft_shape, weights, settings, cpu_isa)
+
+
+def explain(draft: DraftModelConfig) -> str:
+    """Return what a model is and takes, in a few words."""
+    what = f"the first {draft.num_layers} layers" if draft.is_early_exit else f"a model in {draft.weight_format}"
+    tokens = draft.num_blocks * BLOCK_SIZE
+    return f"{draft.name}: {what}, {format_bytes(draft.num_bytes)} with keys and values of {tokens} tokens"
+
+
+def _early_exit(name: str, detail: str, settings: Settings, shape: ModelConfig, cpu_isa: str) -> DraftModelConfig:
+    most = shape.num_layers - 1
+    number = int(detail) if detail.isdecimal() else max(shape.num_layers // _EXIT_SHARE, 1)
+    if (detail and not detail.isdecimal()) or not 1 <= number <= most:
+        raise ConfigError(
+            f"speculator {name!r} is not possible: after {EARLY_EXIT}: comes a number of layers from 1 to {most}"
+        )
+    if settings.record_routing is not None:
+        raise ConfigError(f"{EARLY_EXIT} would be recorded, too (--record-routing): leave one of the two away")
+    kv = replace(shape, num_layers=number)
+    return DraftModelConfig(
+        name=name,
+        num_layers=number,
+        kv_dtype=_kv_dtype(cpu_isa),
+        num_blocks=_num_blocks(settings, shape),
+        chunk_tokens=CHUNK_TOKENS,
+        num_bytes=_kv_bytes(settings, kv, cpu_isa) + _work_bytes(settings, shape),
+    )
+
+
+def _path_and_format(name: str) -> tuple[str, str | None]:
+    """Return the model that is named, and the format if there is one."""
+    path, _, given = name.rpartition(":")
+    return (path, given) if path and given in WEIGHT_FORMATS else (name, None)
+
+
+def _weights(weight_format: str | None, checkpoint: Checkpoint, *, can_pack: bool) -> WeightChoice:
+    """Return a model's formats: those named, or few bits, as few as its file has. Raises: ConfigError."""
+    dtype = weight_format if weight_format in DTYPES else "auto"
+    quantize = weight_format if weight_format in QUANTIZED else None
+    chosen = explicit_choice(dtype, quantize, can_pack=can_pack)
+    if chosen is not None:
+        return chosen
+    if not can_pack:
+        return WeightChoice("float32", "float32")
+    own = own_precision(checkpoint, lambda _: True)
+    return WeightChoice(_at_most_int8(own.matrices), _at_most_int8(own.embeddings))
+
+
+def _at_most_int8(own: WeightFormat) -> WeightFormat:
+    return own if BITS_PER_VALUE[own] <= MOST_BITS else "int8"
+
+
+def _config(
+    name: str, draft: Checkpoint, shape: ModelConfig, weights: WeightChoice, settings: Settings, cpu_isa: str
+) -> DraftModelConfig:
+    weights = weights.with_routers(draft)
+    formats = Formats(
+        matrices=weights.matrices, embeddings=weights.embeddings, kv=_kv_dtype(cpu_isa), routers=weights.routers
+    )
+    beside = _kv_bytes(settings, shape, cpu_isa) + _work_bytes(settings, shape)
+    return DraftModelConfig(
+        name=name,
+        model_path=str(draft.path),
+        num_layers=shape.num_layers,
+        weight_format=weights.matrices,
+        embedding_format=weights.embeddings,
+        router_format=weights.routers,
+        kv_dtype=_kv_dtype(cpu_isa),
+        num_blocks=_num_blocks(settings, shape),
+        chunk_tokens=CHUNK_TOKENS,
+        num_bytes=int(ModelCosts(shape, formats).model_bytes) + beside,
+    )
+
+
+def _kv_dtype(cpu_isa: str) -> str:
+    """Return how keys and values are kept: narrow, where the kernels attend."""
+    return "bfloat16" if cpu_isa else "float32"
+
+
+def _num_blocks(settings: Settings, shape: ModelConfig) -> int:
+    longest = min(settings.max_model_len or shape.max_position, shape.max_position)
+    return -(-min(KV_TOKENS, longest * (settings.max_num_seqs or DEFAULT_MAX_NUM_SEQS)) // BLOCK_SIZE)
+
+
+def _kv_bytes(settings: Settings, shape: ModelConfig, cpu_isa: str) -> int:
+    return _num_blocks(settings, shape) * BLOCK_SIZE * shape.kv_bytes_per_token(_kv_dtype(cpu_isa))
+
+
+def _work_bytes(settings: Settings, shape: ModelConfig) -> int:
+    """Return a pass's work space, which matters within a limit only."""
+    if settings.memory_bytes is None:
+        return 0
+    num_sampled = settings.max_num_seqs or DEFAULT_MAX_NUM_SEQS
+    return work_bytes(shape, num_tokens=CHUNK_TOKENS + 2 * num_sampled, num_sampled=num_sampled)
+
+
+def _check_vocabulary(draft: Checkpoint, checkpoint: Checkpoint) -> None:
+    """Raises: ConfigError unless token ids mean the same to both models."""
+    own, other = read_vocabulary(checkpoint.path), read_vocabulary(draft.path)
+    common = len(own.keys() & other.keys())
+    same = sum(other.get(token) == token_id for token, token_id in own.items())
+    least = min(len(own), len(other))
+    if same < (1 - _MOST_OTHERS) * least:
+        raise ConfigError(
+            f"{draft.path} cannot guess for {checkpoint.path}: its tokenizer is another one ({same} tokens of {least} "
+            f"have the same number, {common} the same text). Take a small model of the same family"
+        )

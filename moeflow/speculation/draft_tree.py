@@ -1,0 +1,63 @@
+"""The drafts of one request merged, each token with its chance, from which the worthwhile ones are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from moeflow.core.token_tree import ROOT, TokenTree
+from moeflow.speculation.speculator import Draft
+
+Origin = tuple[str, int]  # a speculator's name, and the grade that it gave the token
+
+
+@dataclass(slots=True, eq=False)
+class DraftedToken:
+    """A token that follows its parent's, according to one speculator or several."""
+
+    token_id: int
+    parent: DraftedToken | None
+    origins: list[Origin] = field(default_factory=list)
+    children: dict[int, DraftedToken] = field(default_factory=dict)
+    chance: float = 0.0  # that it is right, and all before it
+
+
+def merge(drafts: Iterable[tuple[str, Draft]], max_depth: int, chance: Callable[[str, int], float]) -> DraftedToken:
+    """Return a root whose descendants are the drafted tokens, common beginnings once.
+
+    `chance` says how likely a speculator's token of a grade is to be right if those before it are; of several that
+    guess the same, the surest counts.
+    """
+    root = DraftedToken(-1, None, chance=1.0)
+    for name, draft in drafts:
+        token = root
+        for token_id, grade in list(zip(draft.token_ids, draft.grades, strict=True))[:max_depth]:
+            child = token.children.get(token_id)
+            if child is None:
+                child = token.children[token_id] = DraftedToken(token_id, token)
+            if (name, grade) not in child.origins:  # drafts of one speculator begin alike
+                child.origins.append((name, grade))
+            child.chance = max(child.chance, token.chance * chance(name, grade))
+            token = child
+    return root
+
+
+def tree_of(chosen: list[DraftedToken]) -> tuple[TokenTree, list[DraftedToken]]:
+    """Return chosen tokens, each after its parent, as a tree, and the token of each of its nodes.
+
+    Of a parent's children those chosen first come first: what is likeliest lies in a row.
+    """
+    below: dict[DraftedToken | None, list[DraftedToken]] = {}
+    for token in chosen:
+        assert token.parent is not None
+        parent = None if token.parent.parent is None else token.parent
+        below.setdefault(parent, []).append(token)
+    nodes: list[DraftedToken] = []
+    parents: list[int] = []
+    left = [(token, ROOT) for token in reversed(below.get(None, []))]
+    while left:
+        token, parent_node = left.pop()
+        left += [(child, len(nodes)) for child in reversed(below.get(token, []))]
+        nodes.append(token)
+        parents.append(parent_node)
+    return TokenTree(tuple(node.token_id for node in nodes), tuple(parents)), nodes

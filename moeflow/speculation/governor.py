@@ -1,0 +1,88 @@
+"""How many drafted tokens are worth computing, and which: those that make tokens come fastest, down to none.
+
+With each further drafted token a pass takes longer (`pass_times.py`) and brings, in the mean, as many tokens more as
+the chance of that token. The likeliest tokens of all requests are added one after another; the number with the most
+tokens a second is taken. So trees are cut where a branch's experts cost more than its chance brings, at any number of
+requests.
+Where nothing pays, a token is tried now and then: its chances may be better than they were. (Cascade, 2506.20675, has a
+utility of this kind for chains of one length; 2605.00342 for trees.)
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from itertools import count
+from typing import Final
+
+from moeflow.core.request import Request
+from moeflow.core.token_tree import MAX_TREE_TOKENS
+from moeflow.speculation.draft_tree import DraftedToken
+from moeflow.speculation.pass_times import PassTimes
+
+LEAST_GAIN: Final = 0.02  # of tokens a second, else guesses are left alone
+FIRST_PROBE: Final = 24  # passes without guesses after which one is tried, ...
+LAST_PROBE: Final = 384  # ... and at most, after more and more in vain
+
+
+class Governor:
+    """Chooses drafted tokens."""
+
+    def __init__(self) -> None:
+        self.times = PassTimes()
+        self._idle = 0  # passes since the last with guesses
+        self._probe_after = FIRST_PROBE
+
+    def choose(self, roots: Mapping[Request, DraftedToken], num_rows: int, max_tokens: int) -> list[_Choice]:
+        """Return tokens to be computed beside the `num_rows` of a pass that decodes, up to `max_tokens`: best first."""
+        ranked = _ranked(roots, max_tokens)
+        base_s = self.times.seconds(num_rows)
+        if not ranked or base_s is None:  # nothing to guess, or nothing to compare with
+            return []
+        best, best_rate = 0, num_rows / base_s
+        least = best_rate * (1 + LEAST_GAIN)
+        expected = float(num_rows)
+        for number, (_, token) in enumerate(ranked, 1):
+            expected += token.chance
+            seconds = self.times.seconds(num_rows + number)
+            assert seconds is not None
+            if expected / seconds > max(best_rate, least):
+                best, best_rate = number, expected / seconds
+        return ranked[: best or self._probe()]
+
+    def note(self, num_rows: int, num_guessed: int, num_kept: int, seconds: float) -> None:
+        """Count a pass of decodes of so many rows, guesses included."""
+        self.times.note(num_rows, seconds)
+        if num_guessed:
+            self._idle = 0
+            self._probe_after = FIRST_PROBE if num_kept else min(2 * self._probe_after, LAST_PROBE)
+        else:
+            self._idle += 1
+
+    def _probe(self) -> int:
+        return 1 if self._idle >= self._probe_after else 0
+
+
+_Choice = tuple[Request, DraftedToken]
+
+
+def _ranked(roots: Mapping[Request, DraftedToken], max_tokens: int) -> list[_Choice]:
+    """Return the likeliest tokens of all requests, no token before its parent."""
+    order = count()  # so that equal chances never compare further
+    heap = [
+        (-token.chance, next(order), request, token)
+        for request, root in roots.items()
+        for token in root.children.values()
+    ]
+    heapq.heapify(heap)
+    found: list[_Choice] = []
+    sizes = dict.fromkeys(roots, 0)
+    while heap and len(found) < max_tokens:
+        _, _, request, token = heapq.heappop(heap)
+        if sizes[request] == MAX_TREE_TOKENS:
+            continue
+        sizes[request] += 1
+        found.append((request, token))
+        for child in token.children.values():
+            heapq.heappush(heap, (-child.chance, next(order), request, child))
+    return found

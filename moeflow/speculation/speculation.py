@@ -1,0 +1,143 @@
+"""Speculation as the engine sees it: trees before a pass, what became of them after it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from moeflow.core.batch import Batch, BatchEntry
+from moeflow.core.request import Request
+from moeflow.core.token_tree import ROOT, TokenTree, depths
+from moeflow.speculation.acceptance import Acceptance
+from moeflow.speculation.draft_tree import DraftedToken, merge, tree_of
+from moeflow.speculation.governor import Governor
+from moeflow.speculation.speculator import Draft, Speculator
+from moeflow.speculation.usefulness import Guess, Usefulness
+
+logger = logging.getLogger(__name__)
+
+MAX_DEPTH: Final = 16  # tokens that are guessed ahead
+MOST_IN_A_ROW: Final = 32  # passes with guesses; one without follows, so that what they are compared with stays true
+
+
+@dataclass(slots=True)
+class SpeculationCounts:
+    """Totals since start."""
+
+    drafted: int = 0  # tokens that were computed as guesses
+    kept: int = 0  # of them
+    passes: int = 0  # with guesses
+    draft_s: float = 0.0  # that guessing took
+
+
+@dataclass(slots=True)
+class Speculation:
+    """Has speculators guess, takes what is worth computing, and counts what was right."""
+
+    speculators: Sequence[Speculator]
+    clock: Callable[[], float] = time.perf_counter
+    counts: SpeculationCounts = field(default_factory=SpeculationCounts)
+    _governor: Governor = field(default_factory=Governor)
+    _acceptance: Acceptance = field(default_factory=Acceptance)
+    _nodes: dict[Request, list[DraftedToken]] = field(default_factory=dict)  # of the pass under way
+    _draft_s: dict[str, float] = field(default_factory=dict)  # of who guessed for it
+    _failed: set[str] = field(default_factory=set)
+    _num_in_a_row: int = 0  # passes with guesses
+    _usefulness: Usefulness = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._usefulness = Usefulness([speculator.name for speculator in self.speculators])
+
+    def trees(self, running: Sequence[Request], max_tokens: int) -> dict[Request, TokenTree]:
+        """Return guesses for running requests, if all of them decode; `max_tokens` is what a pass may have in all."""
+        self._nodes, self._draft_s = {}, {}
+        if not running or not all(request.is_decoding for request in running) or self._num_in_a_row == MOST_IN_A_ROW:
+            return {}
+        start_s = self.clock()
+        roots = self._drafted(running)
+        chosen: dict[Request, list[DraftedToken]] = {}
+        for request, token in self._governor.choose(roots, len(running), max_tokens - len(running)):
+            chosen.setdefault(request, []).append(token)
+        trees: dict[Request, TokenTree] = {}
+        for request, tokens in chosen.items():
+            trees[request], self._nodes[request] = tree_of(tokens)
+        self.counts.draft_s += self.clock() - start_s
+        return trees
+
+    def note(self, batch: Batch, kept: Mapping[Request, Sequence[int]], seconds: float) -> None:
+        """Count what became of the guesses in a pass; `kept` has the nodes of trees that were right."""
+        num_guessed = num_kept = 0
+        guesses: list[Guess] = []
+        for entry in batch.entries:
+            if entry.tree:
+                right = kept.get(entry.request, ())
+                num_guessed += len(entry.tree)
+                num_kept += len(right)
+                guesses += self._judge(entry, right)
+        self.counts.drafted += num_guessed
+        self.counts.kept += num_kept
+        self.counts.passes += num_guessed > 0
+        self._num_in_a_row = self._num_in_a_row + 1 if num_guessed else 0
+        if all(entry.num_tokens == 1 and entry.samples for entry in batch.entries):
+            self._governor.note(batch.num_tokens, num_guessed, num_kept, seconds)
+            self._note_use(guesses, len(batch.entries))
+
+    def forget(self, request: Request) -> None:
+        """Let go of a request that has ended."""
+        self._nodes.pop(request, None)
+        self._acceptance.forget(request.request_id)
+        for speculator in self.speculators:
+            speculator.forget(request)
+
+    def _drafted(self, running: Sequence[Request]) -> dict[Request, DraftedToken]:
+        proposed: list[list[tuple[str, Draft]]] = [[] for _ in running]
+        for speculator in self.speculators:
+            for found, drafts in zip(proposed, self._proposed_by(speculator, running), strict=True):
+                found += [(speculator.name, draft) for draft in drafts]
+        roots: dict[Request, DraftedToken] = {}
+        for request, found in zip(running, proposed, strict=True):
+            max_depth = min(MAX_DEPTH, request.max_tokens - len(request.output_token_ids) - 1)
+            if found and max_depth > 0:
+                roots[request] = merge(found, max_depth, partial(self._acceptance.chance, request.request_id))
+        return roots
+
+    def _proposed_by(self, speculator: Speculator, running: Sequence[Request]) -> list[list[Draft]]:
+        """Return a speculator's drafts; none if it rests, or has failed: guessing must never end a request."""
+        name = speculator.name
+        is_known = self._governor.times.seconds(len(running)) is not None  # what a pass without guesses takes
+        if name in self._failed or not is_known or not self._usefulness.pays(name):
+            return [[] for _ in running]
+        start_s = self.clock()
+        try:
+            return speculator.propose(running, min(self._usefulness.depth(name), MAX_DEPTH))
+        except Exception:
+            logger.exception("speculator %r failed and is not used any more; answers are not concerned", name)
+            self._failed.add(name)
+            return [[] for _ in running]
+        finally:
+            self._draft_s[name] = self.clock() - start_s
+
+    def _note_use(self, guesses: Sequence[Guess], num_requests: int) -> None:
+        """Count what guesses brought and took, in a pass of decodes."""
+        times = self._governor.times
+        plain_s, with_s = times.seconds(num_requests), times.seconds(num_requests + len(guesses))
+        if plain_s and with_s:
+            extra_s = max(with_s - plain_s, 0.0)
+            self._usefulness.note(self._draft_s, guesses, num_requests=num_requests, plain_s=plain_s, extra_s=extra_s)
+
+    def _judge(self, entry: BatchEntry, right: Sequence[int]) -> list[Guess]:
+        """Count the guesses whose parents were right; return all."""
+        known = {ROOT, *right}
+        nodes = self._nodes[entry.request][: len(entry.tree)]
+        for node, (token, parent) in enumerate(zip(nodes, entry.tree.parents, strict=True)):
+            if parent in known:
+                for name, grade in token.origins:
+                    self._acceptance.note(entry.request.request_id, name, grade, is_right=node in known)
+        return [
+            Guess(frozenset(name for name, _ in token.origins), depth, node in known)
+            for node, (token, depth) in enumerate(zip(nodes, depths(entry.tree.parents), strict=True))
+        ]

@@ -1,0 +1,33 @@
+"""What guesses the next tokens of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from moeflow.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A guess of what follows a request's tokens.
+
+    How sure its speculator is of each token is a *grade*: a small number that means nothing by itself. What tokens of a
+    grade are worth is counted (`acceptance.py`), so no speculator has to know how good it is.
+    """
+
+    token_ids: tuple[int, ...]
+    grades: tuple[int, ...]  # of each token
+
+
+class Speculator(Protocol):
+    """Guesses. It may be wrong as often as it likes: no guess changes an answer."""
+
+    name: str  # as users and statistics call it
+
+    def propose(self, requests: Sequence[Request], max_depth: int) -> list[list[Draft]]:
+        """Return for each request some drafts of up to `max_depth` tokens, the likeliest first; perhaps none."""
+
+    def forget(self, request: Request) -> None:
+        """Let go of what is kept of a request that has ended; it may be one that was never seen."""
