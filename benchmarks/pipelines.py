@@ -156,7 +156,7 @@ def made_up_kv(model: CausalLM, config: EngineConfig) -> KVStorage:
     """Return keys and values of nobody's text."""
     shape = model.config
     kv = KVStorage(
-        num_layers=shape.num_layers,
+        layers=range(shape.num_layers),
         num_blocks=config.scheduler.num_blocks,
         block_size=config.scheduler.block_size,
         num_kv_heads=shape.num_kv_heads,

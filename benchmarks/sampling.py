@@ -16,9 +16,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from moeflow.core.batch import BatchEntry
 from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.engine.sampler import sample
+from moeflow.engine.verification import verify
 from moeflow.kernels.cpu import extension
 
 KINDS: dict[str, dict[str, float]] = {
@@ -41,10 +42,11 @@ def make_requests(count: int, params: dict[str, float]) -> list[Request]:
 
 def microseconds(logits: torch.Tensor, requests: list[Request], calls: int) -> float:
     """Return the median time of a call, for the whole batch."""
+    entries = [BatchEntry(request, 0, 1, (0,), samples=True) for request in requests]
     times = []
     for _ in range(calls):
         start = time.perf_counter()
-        sample(logits, requests)
+        verify(logits, entries)
         times.append(time.perf_counter() - start)
     return statistics.median(times) * 1e6
 

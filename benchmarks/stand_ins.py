@@ -48,7 +48,13 @@ def _encode(value: Any) -> bytes:
 def _msgspec() -> list[types.ModuleType]:
     structs = _module("msgspec.structs", asdict=lambda value: dict(vars(value)), replace=dataclasses.replace)
     encoder = _module("msgspec.json", encode=_encode, decode=_refuse("msgspec"))
-    parts = {"Struct": Struct, "MsgspecError": ValueError, "structs": structs, "json": encoder}
+    parts = {
+        "Struct": Struct,
+        "Meta": lambda **_: None,
+        "MsgspecError": ValueError,
+        "structs": structs,
+        "json": encoder,
+    }
     return [_module("msgspec", **parts), structs, encoder]
 
 

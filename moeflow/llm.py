@@ -33,7 +33,7 @@ from moeflow.planner.planning import plan_for_start
 from moeflow.planner.setting_values import read_settings
 from moeflow.planner.settings import Settings
 from moeflow.planner.usage import OFFLINE
-from moeflow.train.builtin import ensure_builtin_model
+from moeflow.train.builtin import ensure_builtin_model, with_dense_source
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -223,7 +223,7 @@ def _make_settings(
     values = read_settings(Settings, {**settings, "model": model})
     if model is None:
         values["model"] = str(ensure_builtin_model(cache_folder(values.get("cache_dir")), on_progress))
-    return Settings(**values)
+    return with_dense_source(Settings(**values))
 
 
 def _one_for_each(sampling_params: Params, count: int) -> list[SamplingParams]:

@@ -29,6 +29,7 @@ from benchmarks.peers.tables import pair_table, summary_table  # noqa: E402
 from benchmarks.pipelines import table as pipelines_table  # noqa: E402
 from benchmarks.plan_accuracy import table as accuracy_table  # noqa: E402
 from benchmarks.policy_grid import table as grid_table  # noqa: E402
+from benchmarks.remote_experts import table as remote_table  # noqa: E402
 from benchmarks.server_under_long_prompts import table as long_prompts_table  # noqa: E402
 from benchmarks.trace_overhead import table as trace_table  # noqa: E402
 from moeflow.bench.parallel.plots import plot_parallel  # noqa: E402
@@ -255,6 +256,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
         "Models larger than memory",
         write_newest(offload_table, lambda r: (r["workload"], r["prompt_len"], r["new_tokens"])),
     ),
+    "remote_experts": ("Experts in another machine's memory", write_newest(remote_table, lambda r: r["link"])),
     "pipelines": ("Models larger than a device", write_pipelines),
     "paper": ("MoE-Lightning's figures, predicted", write_paper),
     "fused_experts": ("Expert layer", write_newest(experts_table, lambda r: r["format"])),

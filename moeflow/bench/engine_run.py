@@ -16,7 +16,7 @@ from moeflow.bench.metrics import outliers
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.engine.engine import Engine
 from moeflow.models.registry import read_model_config
-from moeflow.planner.costs.model_costs import Formats, ModelCosts
+from moeflow.planner.choices.offload_plan import costs_of
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 
@@ -36,12 +36,7 @@ class EngineRun:
         self.config = resolve(settings).config
         with closing(open_checkpoint(self.config.model_path)) as checkpoint:
             shape = read_model_config(checkpoint)
-        self._costs = ModelCosts(
-            shape,
-            Formats(
-                matrices=self.config.weight_format, embeddings=self.config.embedding_format, kv=self.config.kv_dtype
-            ),
-        )
+        self._costs = costs_of(shape, self.config)
         self._cases = list(cases)
         self._repeats = repeats
         self._seed = seed

@@ -132,7 +132,8 @@ class PlanValidation:
         total = sum(self._predict(case).seconds for case in self.cases)
         really = sum(self._measured[it].seconds(it) for it in self.cases)
         rows.append(CheckRow("all speeds' times together", "s", total, really))
-        if (peak := peak_bytes()) is not None:
+        # Of ranks this process is but one, and what is predicted is of all.
+        if self.config.parallel is None and (peak := peak_bytes()) is not None:
             most = max(
                 self._expected.peak_bytes(it.batch_size, it.prompt_len, max(it.new_tokens, 1)) for it in self.cases
             )

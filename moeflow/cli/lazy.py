@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.bench.engine_run import BATCH_SIZES, PREFILL_LENS, EngineRun, make_cases
     from moeflow.bench.http_target import HttpTarget, check_address
     from moeflow.bench.parallel.case import Case, LayerShape
-    from moeflow.bench.parallel.plots import plot_parallel
+    from moeflow.bench.parallel.plots import plot_parallel, plot_simulated
     from moeflow.bench.parallel.prediction import kernel_shapes, ranks_at_once
     from moeflow.bench.parallel.run import ParallelStudy
     from moeflow.bench.parallel.tables import parallel_tables
@@ -27,7 +27,9 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.bench.plots import plot_cache_replay, plot_latencies, plot_time_lines
     from moeflow.bench.quality_run import answer, compare, describe_comparison, in_own_precision, make_task
     from moeflow.bench.serve_run import Progress, Sweep, check_server, run_engines, run_server, with_policy
+    from moeflow.bench.speculation.run import SpeculationRun, read_prompts
     from moeflow.checkpoint.open import open_checkpoint
+    from moeflow.engine.lending import LendSettings, lend
     from moeflow.engine.ranks.join import JoinSettings, join
     from moeflow.engine.text.tokenizer import Tokenizer
     from moeflow.llm import LLM
@@ -47,7 +49,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.server.jobs.journal import Journal
     from moeflow.server.jobs.local import answer_file, check_input
     from moeflow.server.launch import serve
-    from moeflow.train.builtin import builtin_folder, builtin_source, ensure_builtin_model
+    from moeflow.train.builtin import builtin_folder, builtin_source, ensure_builtin_model, with_dense_source
     from moeflow.train.routing_learning import ensure_profile
     from moeflow.train.upcycled_checkpoint import UpcycleRecipe
     from moeflow.train.upcycling import upcycle
@@ -59,7 +61,7 @@ _NAMES = {  # by module, as imported above
     "moeflow.bench.engine_run": "BATCH_SIZES PREFILL_LENS EngineRun make_cases",
     "moeflow.bench.http_target": "HttpTarget check_address",
     "moeflow.bench.parallel.case": "Case LayerShape",
-    "moeflow.bench.parallel.plots": "plot_parallel",
+    "moeflow.bench.parallel.plots": "plot_parallel plot_simulated",
     "moeflow.bench.parallel.prediction": "kernel_shapes ranks_at_once",
     "moeflow.bench.parallel.run": "ParallelStudy",
     "moeflow.bench.parallel.tables": "parallel_tables",
@@ -68,7 +70,9 @@ _NAMES = {  # by module, as imported above
     "moeflow.bench.plots": "plot_cache_replay plot_latencies plot_time_lines",
     "moeflow.bench.quality_run": "answer compare describe_comparison in_own_precision make_task",
     "moeflow.bench.serve_run": "Progress Sweep check_server run_engines run_server with_policy",
+    "moeflow.bench.speculation.run": "SpeculationRun read_prompts",
     "moeflow.checkpoint.open": "open_checkpoint",
+    "moeflow.engine.lending": "LendSettings lend",
     "moeflow.engine.ranks.join": "JoinSettings join",
     "moeflow.engine.text.tokenizer": "Tokenizer",
     "moeflow.llm": "LLM",
@@ -88,7 +92,7 @@ _NAMES = {  # by module, as imported above
     "moeflow.server.jobs.journal": "Journal",
     "moeflow.server.jobs.local": "answer_file check_input",
     "moeflow.server.launch": "serve",
-    "moeflow.train.builtin": "builtin_folder builtin_source ensure_builtin_model",
+    "moeflow.train.builtin": "builtin_folder builtin_source ensure_builtin_model with_dense_source",
     "moeflow.train.routing_learning": "ensure_profile",
     "moeflow.train.upcycled_checkpoint": "UpcycleRecipe",
     "moeflow.train.upcycling": "upcycle",

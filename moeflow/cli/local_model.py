@@ -32,7 +32,7 @@ def prepare(overrides: dict[str, Any], **always: Any) -> Settings:
     """
     if overrides["model"] is None and overrides.get("plan_file") is None:
         overrides = {**overrides, "model": str(built_in_model(overrides["cache_dir"]))}
-    return dataclasses.replace(settings_of(overrides), **always)
+    return lazy.with_dense_source(dataclasses.replace(settings_of(overrides), **always))
 
 
 def planned(overrides: dict[str, Any], usage: Usage, *, explains: bool = False, **always: Any) -> Plan:

@@ -24,6 +24,7 @@ from moeflow.core.errors import EngineError, MoeflowError
 VERBS = {
     "serve": "Serve a model: an OpenAI-compatible API and a page to talk to it.",
     "join": "Compute a part of a model that another machine serves.",
+    "lend": "Lend memory for experts of a model that another machine serves.",
     "chat": "Talk to a model in the terminal.",
     "generate": "Complete prompts and exit; made for scripts.",
     "batch": "Answer a file of requests; stop and go on at any time.",

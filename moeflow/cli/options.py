@@ -74,6 +74,8 @@ def _kind(option: Option) -> dict[str, Any]:
             return {"type": click.Choice(option.choices)}
         case "count":
             return {"type": click.IntRange(1)}
+        case "texts":
+            return {"multiple": True}
         case "bytes":
             return {"metavar": "SIZE", "callback": memory_size}
         case "existing file":

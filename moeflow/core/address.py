@@ -7,6 +7,7 @@ from typing import Final
 from moeflow.core.errors import ConfigError
 
 LOOPBACK: Final = "127.0.0.1"
+EVERYWHERE: Final = ("0.0.0.0", "::")  # all addresses of this machine
 _MAX_PORT: Final = 65535
 
 

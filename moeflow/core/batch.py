@@ -1,7 +1,8 @@
 """The tokens of one pass: in essence {request: number of tokens}.
 
-Prefill, a chunk of prefill, decode and (later) speculation are one case: some tokens of a request, from
-a position on. Tokens of all requests are concatenated without padding in the order of `entries`.
+Prefill, a chunk of prefill and decode are one case: some tokens of a request, from a position on. Behind them may come
+a tree of drafted tokens, of which those are kept that the model would have chosen. Tokens of all requests are
+concatenated without padding in the order of `entries`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moeflow.core.request import Request
+from moeflow.core.token_tree import NO_TREE, TokenTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +20,24 @@ class BatchEntry:
     request: Request
     start: int  # position of its first token in this pass
     num_tokens: int  # how many tokens from there
-    block_ids: tuple[int, ...]  # KV blocks that hold positions [0, start + num_tokens)
+    block_ids: tuple[int, ...]  # KV blocks that hold positions [0, start + num_rows)
     samples: bool  # whether the last token's logits choose a next token
+    tree: TokenTree = NO_TREE  # of guesses behind that token, if it samples; their logits choose what follows them
 
     @property
     def stop(self) -> int:
-        """One past the last position of this pass: the context length its last token sees."""
+        """One past the last position of the request's tokens in this pass: the context length the last of them sees."""
         return self.start + self.num_tokens
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens that are computed: drafted ones, too, which take the positions from `stop` on for the time being."""
+        return self.num_tokens + len(self.tree)
+
+    @property
+    def num_sampled(self) -> int:
+        """How many tokens, the last ones, have their logits computed to choose what follows."""
+        return 1 + len(self.tree) if self.samples else 0
 
     @property
     def num_scored(self) -> int:
@@ -43,8 +56,8 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in the pass, over all requests."""
-        return sum(entry.num_tokens for entry in self.entries)
+        """Tokens in the pass, over all requests, drafted ones included."""
+        return sum(entry.num_rows for entry in self.entries)
 
     def __bool__(self) -> bool:
         return bool(self.entries)

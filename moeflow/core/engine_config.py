@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from moeflow.core.errors import CapacityError
 from moeflow.core.offload_config import OffloadConfig
-from moeflow.core.parallel_config import ParallelConfig
+from moeflow.core.parallel_config import ExpertParallelConfig, ParallelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,25 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LenderConfig:
+    """A machine that lends memory for experts, and computes with those; what was measured when it was asked."""
+
+    host: str
+    port: int
+    num_experts: int = 0  # that it has room for; 0: it did not answer
+    round_trip_s: float = 0.0
+    bytes_per_s: float = 0.0  # of the link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteExpertsConfig:
+    """The lenders of an engine."""
+
+    lenders: tuple[LenderConfig, ...]
+    token_file: str  # has the cluster's token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertSlotsConfig:
     """How experts come from disk."""
 
@@ -37,6 +56,7 @@ class ExpertSlotsConfig:
     min_slots: int = 2  # that experts keep whatever else needs memory: half is computed with while half is filled
     policy: str = "lfru"  # of eviction: a name of experts/cache/eviction.py
     predictor: str = "none"  # of prefetches: a name of experts/predict/registry.py
+    remote: RemoteExpertsConfig | None = None  # None: what has no slot is on disk alone
 
     def __post_init__(self) -> None:
         """Refuse what no pass could run with. Raises: CapacityError."""
@@ -52,10 +72,31 @@ class MemoryPlan:
     """What a memory limit is planned to be used for. What then really is held is measured before each pass."""
 
     limit_bytes: int  # for all processes together
-    process_bytes: int  # Python, torch, tokenizer; if it is served, of both processes
+    process_bytes: int  # Python, torch, tokenizer, models that guess; if it is served, of both processes
     weight_bytes: int  # that stay in memory
     work_bytes: int  # of a pass of max_num_batched_tokens
     is_served: bool = False  # by a process of its own, the parent of the engine's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftModelConfig:
+    """A model that guesses tokens, computed beside the engine's own."""
+
+    name: str  # as the speculator is called
+    model_path: str = ""  # empty: the first layers of the engine's model, with its embeddings and output projection
+    num_layers: int
+    weight_format: str = ""  # of its own weights, if it has some, as in `EngineConfig`
+    embedding_format: str = ""
+    router_format: str = "float32"
+    kv_dtype: str
+    num_blocks: int  # KV blocks of `SchedulerConfig.block_size` tokens
+    chunk_tokens: int  # of prompts that it computes before a pass at most
+    num_bytes: int  # of its own weights, keys and values
+
+    @property
+    def is_early_exit(self) -> bool:
+        """Whether it shares the engine's weights."""
+        return not self.model_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +119,9 @@ class EngineConfig:
     experts: ExpertSlotsConfig | None = None  # None: all experts are resident
     offload: OffloadConfig | None = None  # to a device that is smaller than the model; None: `device` computes all
     parallel: ParallelConfig | None = None  # None: one process has the whole model
+    expert_parallel: ExpertParallelConfig | None = None  # None: other replicas, if there are any, compute apart
+    speculators: tuple[str, ...] = ()  # that guess tokens: names of speculation/registry.py, or of
+    draft_models: tuple[DraftModelConfig, ...] = ()  # models that do
     packed_file: str = (
         ""  # packed weights file that all weights are mapped from; empty: they are packed from the checkpoint
     )

@@ -21,12 +21,15 @@ RAM: Final = "ram"
 PINNED: Final = "pinned"  # RAM that a device's copy engine reads without the processor; takes part of RAM's bytes
 DEVICE: Final = "device"
 LEVEL_NAMES: Final = (DISK, RAM, PINNED, DEVICE)  # far to near
+RANK: Final = "rank"  # a process that shares a model with others of its machine, by memory that both map,
+REMOTE_RANK: Final = "remote rank"  # or with others of another machine, by TCP
 KERNELS: Final = ("linear", "experts", "attention", "rows", "sampling")
 DTYPES: Final = tuple(dict.fromkeys(("float32", "float16", *FORMATS)))
 # What experts on disk cost a host that is described, not measured: usual for cores of 3 to 4 GHz.
 DEFAULT_STOP_S: Final = 1e-3
 DEFAULT_LOAD_S: Final = 1e-4
 DEFAULT_OVERLAP: Final = 0.6
+DEFAULT_RANK_LAYER_S: Final = 5e-4  # of a layer that ranks share, beside kernels and bytes, likewise
 FAR_APART: Final = 0.5  # an uncertainty from which on figures are rather to be measured again
 
 
@@ -39,6 +42,15 @@ class KernelEfficiency:
     rows: float  # that meet each weight: tokens, for experts those of one; for attention, queries that share K and V
     share: float  # measured speed over that of the roof
     values: int = 0  # of one matrix, all of an expert's together; 0: any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLayer:
+    """What a layer that ranks share takes beside kernels and the bytes of exchanges, in one pair of layouts."""
+
+    expert_layout: str  # see core/parallel_config.py
+    attention_layout: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +67,21 @@ class Processor:
     stop_s: float = DEFAULT_STOP_S  # of a layer that lacks experts on disk, beside reading and computing
     load_s: float = DEFAULT_LOAD_S  # of each expert that is read, its read left out
     read_overlap: float = DEFAULT_OVERLAP  # of reading with computing: 1: each as fast as alone; 0: in turns
+    rank_layers: tuple[RankLayer, ...] = ()  # of ranks on this machine; of those that are not here: as is usual
 
     def peak(self, dtype: str) -> float:
         """Return FLOP/s for values of a format; of the next wider one if it has none of its own."""
         peaks = dict(self.peak_flops_per_s)
         return next(peaks[name] for name in (dtype, *_wider(dtype), *peaks) if name in peaks)
+
+    def rank_layer_s(self, expert_layout: str, attention_layout: str) -> float:
+        """Return what a layer that ranks share takes beside kernels and bytes."""
+        found = (
+            it.seconds
+            for it in self.rank_layers
+            if (it.expert_layout, it.attention_layout) == (expert_layout, attention_layout)
+        )
+        return next(found, DEFAULT_RANK_LAYER_S)
 
     def measured(self, kernel: str, dtype: str, values: int = 0) -> list[tuple[float, float]]:
         """Return what is known of a kernel: (rows, share of the roof), ascending; [] if nothing is.

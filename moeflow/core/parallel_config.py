@@ -5,12 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+from moeflow.core.units import KIB
+
 ExpertLayout = Literal["expert", "sliced"]  # each rank has a block of a layer's experts, or a slice of every expert
 AttentionLayout = Literal["replicated", "tensor"]  # each rank has all heads, or a block of them
 
 EXPERT_LAYOUTS: Final[tuple[ExpertLayout, ...]] = get_args(ExpertLayout)
 EXPERT_PLACEMENTS: Final = ("index", "load")  # whole experts by number, or moved so that ranks get equal loads
 ATTENTION_LAYOUTS: Final[tuple[AttentionLayout, ...]] = get_args(AttentionLayout)
+RAY_PLACEMENTS: Final = ("strict-spread", "spread")  # a node of its own for each rank, or as far as there are nodes
+# Of the pairs of whole experts, up to which each rank adds up all of them: one exchange instead of two.
+GATHERED_BYTES: Final = 256 * KIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayConfig:
+    """The Ray cluster whose nodes the ranks that join run on."""
+
+    address: str  # HOST:PORT of its head; "auto": the cluster that this machine is a node of
+    shares_nodes: bool = False  # ranks may be on one node, and on the first rank's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,16 +34,56 @@ class JoinConfig:
     port: int
     token_file: str  # has the cluster's token; made if it is not there
     timeout_s: float = 600.0  # that the first rank waits for the others to join
+    ray: RayConfig | None = None  # who starts the others; None: their machines' users
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchCosts:
+    """What a pass through all layers costs, for the rule that cuts it into micro-batches."""
+
+    fixed_s: float  # weights that every pass reads
+    expert_s: float  # one expert of every layer that has experts
+    num_experts: int  # of a layer; 0: none has any
+    top_k: int
+    token_s: float  # computing one token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageConfig:
+    """How layers are cut into stages, each of which is one rank's, or that of several ranks that share its layers."""
+
+    num_layers: tuple[int, ...]  # of each stage; the first has token embeddings and output projection, too
+    costs: MicroBatchCosts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertParallelConfig:
+    """Replicas of an engine that each have some of every layer's experts, and compute these for all."""
+
+    num_replicas: int
+    replica: int = 0  # that this engine is
+    folder: str = ""  # in which replicas find each other; only their user may enter it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
-    """The ranks of an engine: how experts are laid out over them, and how attention, dense layers and the head."""
+    """The ranks of an engine: how layers are cut into stages, and how the ranks of a stage share experts and heads."""
 
-    num_ranks: int
+    num_ranks: int  # of all stages, which have as many each: first those of the first stage, and so on
+    stages: StageConfig | None = None  # None: all ranks have all layers
     expert_layout: ExpertLayout = "expert"
     moves_experts: bool = True  # whole ones, to other ranks while serving, as loads call for it
     num_redundant_experts: int = 0  # of each layer, that have a further home once loads are known
     attention_layout: AttentionLayout = "replicated"
     timeout_s: float = 60.0  # that a rank waits for the others in a collective
     join: JoinConfig | None = None  # None: all ranks are processes of this machine; else all but the first join
+
+    @property
+    def num_stages(self) -> int:
+        """Stages that hidden states go through; 1: layers are not cut."""
+        return 1 if self.stages is None else len(self.stages.num_layers)
+
+    @property
+    def ranks_per_stage(self) -> int:
+        """Ranks that share the layers of a stage."""
+        return self.num_ranks // self.num_stages

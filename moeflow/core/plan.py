@@ -99,7 +99,7 @@ class Sensitivity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What a plan is expected to bring for its workload."""
+    """What a plan is expected to bring for its workload: speeds and memory of all its engines together."""
 
     policy: Policy  # what takes part in a pass of it, and what lies where
     prefill_tokens_per_s: Estimate

@@ -51,9 +51,6 @@ class EngineClient(Protocol):
         Raises: EngineError if the engine is gone.
         """
 
-    def cancel(self, request_ids: list[str]) -> None:
-        """Ask the engine to end these; their streams then finish with FinishReason.CANCELLED."""
-
     def stats(self) -> EngineStats:
         """Return the newest snapshot the engine has sent; never waits."""
 

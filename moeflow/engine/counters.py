@@ -11,6 +11,7 @@ import msgspec
 from moeflow.core.batch import Batch
 from moeflow.engine.messages import EngineStats, ExpertStats
 from moeflow.scheduler.policy import SchedulingPolicy
+from moeflow.speculation.speculation import SpeculationCounts
 
 WINDOW_S = 5.0
 
@@ -50,8 +51,10 @@ class Counters:
         first_end, first_tokens = self._recent[0]
         return (self._recent_tokens - first_tokens) / max(now - first_end, 1e-3)
 
-    def snapshot(self, scheduler: SchedulingPolicy, experts: ExpertStats) -> EngineStats:
-        """Return the totals together with the state of queue, blocks and experts."""
+    def snapshot(
+        self, scheduler: SchedulingPolicy, experts: ExpertStats, speculation: SpeculationCounts
+    ) -> EngineStats:
+        """Return the totals together with the state of queue, blocks, experts and speculation."""
         waiting, running, blocks = scheduler.waiting, scheduler.running, scheduler.blocks
         return EngineStats(
             num_waiting=len(waiting),
@@ -70,5 +73,9 @@ class Counters:
             requests_cancelled_total=self.cancelled,
             preemptions_total=scheduler.num_preemptions,
             tokens_per_second=self.tokens_per_second(),
+            speculated_passes_total=speculation.passes,
+            drafted_tokens_total=speculation.drafted,
+            accepted_tokens_total=speculation.kept,
+            drafting_s_total=speculation.draft_s,
             **msgspec.structs.asdict(experts),
         )

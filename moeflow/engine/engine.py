@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import GroupError, MoeflowError, RequestError, StorageError
 from moeflow.core.request import FinishReason, Request, RequestStatus
+from moeflow.core.token_tree import TokenTree
 from moeflow.engine.counters import Counters
 from moeflow.engine.messages import EngineStats, ModelInfo, Submission, TokenLogprobs, TokenOutput
 from moeflow.engine.model_runner import PassResult, Runner
 from moeflow.engine.runner_loading import load_runner
+from moeflow.engine.sampler import SampledToken
+from moeflow.engine.speculators.loading import load_speculators
 from moeflow.scheduler.policy import SchedulingPolicy, make_scheduler
+from moeflow.speculation.speculation import Speculation, SpeculationCounts
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +37,7 @@ class Engine:
         runner: Runner,
         clock: Callable[[], float] = time.perf_counter,
         on_pass: Callable[[Batch], None] | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.config = config
         self.model: ModelInfo = runner.info
@@ -43,6 +49,7 @@ class Engine:
         self._counters = Counters()
         self._clock = clock
         self._on_pass = on_pass
+        self._speculation = speculation
 
     @classmethod
     def load(
@@ -57,7 +64,21 @@ class Engine:
 
         Raises: CheckpointError, CapacityError.
         """
-        return cls(config, load_runner(config, progress), on_pass=on_pass)
+        runner = load_runner(config, progress)
+        with ExitStack() as on_failure:
+            on_failure.callback(runner.close)
+            engine = cls.over(config, runner, on_pass=on_pass)
+            on_failure.pop_all()
+            return engine
+
+    @classmethod
+    def over(cls, config: EngineConfig, runner: Runner, on_pass: Callable[[Batch], None] | None = None) -> Engine:
+        """Return an engine over a model that is loaded, with the speculators that `config` names.
+
+        Raises: CheckpointError or CapacityError if one of these cannot be loaded.
+        """
+        speculators = load_speculators(config, runner)
+        return cls(config, runner, on_pass=on_pass, speculation=Speculation(speculators) if speculators else None)
 
     @property
     def has_work(self) -> bool:
@@ -106,7 +127,7 @@ class Engine:
         self.cancel(list(self._requests))
 
     def step(self) -> list[TokenOutput]:
-        """Run one pass and return what it brought; [] when there is nothing to do.
+        """Run one pass and return what it brought; [] when there is nothing to do but to look after the ranks.
 
         A pass that fails (out of memory, say) ends its own requests with an error; the engine lives on. Where something
         could not be read, only those end that need it: the scheduler has each computed apart.
@@ -115,7 +136,7 @@ class Engine:
         """
         outputs, self._cancelled = self._cancelled, []
         if self._scheduler.has_work and not self._scheduler.held_s:
-            batch = self._scheduler.schedule()
+            batch = self._scheduler.schedule(self._trees())
             if self._on_pass is not None:
                 self._on_pass(batch)
             started_s = self._clock()
@@ -128,12 +149,15 @@ class Engine:
                 outputs += self._fail(batch, error)
             else:
                 outputs += self._complete(batch, result, self._clock() - started_s)
+        elif not outputs:  # what is to be handed out must not be lost with the engine
+            self._runner.check_ranks()
         self._runner.settle(self._scheduler.blocks)
         return outputs
 
     def stats(self) -> EngineStats:
         """Return a snapshot of queue, cache and counters."""
-        return self._counters.snapshot(self._scheduler, self._runner.expert_stats())
+        counts = SpeculationCounts() if self._speculation is None else self._speculation.counts
+        return self._counters.snapshot(self._scheduler, self._runner.expert_stats(), counts)
 
     def close(self) -> None:
         """Close the model's threads and files; nothing can be computed any more."""
@@ -171,46 +195,53 @@ class Engine:
             if not all(0 <= token_id < self.model.vocab_size for token_id in token_ids):
                 raise RequestError(f"{param} names a token id outside 0..{self.model.vocab_size - 1}", param=param)
 
+    def _trees(self) -> Mapping[Request, TokenTree]:
+        """Return guesses of what follows running requests, if there is room for them and none waits for its prompt."""
+        if self._speculation is None or self._scheduler.waiting:
+            return {}
+        return self._speculation.trees(self._scheduler.running, self.config.scheduler.max_num_batched_tokens)
+
     def _complete(self, batch: Batch, result: PassResult, elapsed_s: float) -> list[TokenOutput]:
-        self._scheduler.complete(batch, elapsed_s)
+        kept = {request: one.kept for request, one in result.sampled.items()}
+        self._scheduler.complete(batch, elapsed_s, {request: len(nodes) for request, nodes in kept.items()})
+        if self._speculation is not None:
+            self._speculation.note(batch, kept, elapsed_s)
         outputs = []
         for entry in batch.entries:
             self._collect_prompt_logprobs(entry, result)
             if entry.samples:
-                outputs.append(self._advance(entry.request, result))
+                outputs.append(self._advance(entry, result))
         self._counters.count_pass(batch, num_generated=sum(len(output.token_ids) for output in outputs))
         return outputs
 
-    def _advance(self, request: Request, result: PassResult) -> TokenOutput:
-        """Append a request's new token and see whether that ends it."""
-        sampled = result.sampled[request]
+    def _advance(self, entry: BatchEntry, result: PassResult) -> TokenOutput:
+        """Append a request's new tokens, as many as there are until one ends it."""
+        request = entry.request
         is_first = not request.output_token_ids
-        new_tokens: list[int] = []
-        reason: FinishReason | None = None
-        if sampled.error is not None:
-            reason = FinishReason.ERROR
-        elif request.max_tokens == 0:
-            reason = FinishReason.LENGTH
-        else:
-            new_tokens = [sampled.token_id]
-            request.output_token_ids.append(sampled.token_id)
-            if sampled.token_id in request.stop_token_ids:
-                reason = FinishReason.STOP
-            elif len(request.output_token_ids) == request.max_tokens:
-                reason = FinishReason.LENGTH
+        new: list[SampledToken] = []
+        reason, error = None, None
+        for sampled in result.sampled[request].tokens:
+            error = sampled.error
+            reason = _ending(request, sampled)
+            if error is None and request.max_tokens:
+                new.append(sampled)
+                request.output_token_ids.append(sampled.token_id)
+            if reason is not None:
+                break
         if is_first:
             self._counters.prefix_hits += request.num_cached_tokens
-        stopped_by_user = reason is FinishReason.STOP and sampled.token_id not in self.model.eos_token_ids
+        stopped_by_user = reason is FinishReason.STOP and new[-1].token_id not in self.model.eos_token_ids
         output = TokenOutput(
             request_id=request.request_id,
-            token_ids=new_tokens,
-            logprobs=[sampled.logprobs] if sampled.logprobs is not None and new_tokens else None,
+            token_ids=[sampled.token_id for sampled in new],
+            logprobs=[sampled.logprobs for sampled in new if sampled.logprobs is not None] or None,
             prompt_logprobs=self._prompt_logprobs.pop(request, None) if is_first else None,
             finish_reason=reason,
-            stop_token_id=sampled.token_id if stopped_by_user else None,
+            stop_token_id=new[-1].token_id if stopped_by_user else None,
             num_cached_tokens=request.num_cached_tokens,
+            num_drafted_tokens=len(entry.tree),
             queued_s=request.queued_s if is_first else None,
-            error=sampled.error,
+            error=error,
         )
         if reason is not None:
             self._scheduler.finish(request, reason)
@@ -243,6 +274,8 @@ class Engine:
     def _forget(self, request: Request) -> None:
         del self._requests[request.request_id]
         self._prompt_logprobs.pop(request, None)
+        if self._speculation is not None:
+            self._speculation.forget(request)
 
 
 def _note_begin(batch: Batch, now_s: float) -> None:
@@ -250,6 +283,16 @@ def _note_begin(batch: Batch, now_s: float) -> None:
     for entry in batch.entries:
         if entry.request.queued_s is None:
             entry.request.queued_s = now_s - entry.request.submitted_s
+
+
+def _ending(request: Request, sampled: SampledToken) -> FinishReason | None:
+    """Return why a request ends with its next token; None: it goes on."""
+    if sampled.error is not None:
+        return FinishReason.ERROR
+    if request.max_tokens and sampled.token_id in request.stop_token_ids:
+        return FinishReason.STOP
+    is_last = len(request.output_token_ids) + 1 >= request.max_tokens
+    return FinishReason.LENGTH if is_last else None
 
 
 def _for_clients(error: Exception) -> str:

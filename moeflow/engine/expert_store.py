@@ -16,9 +16,9 @@ from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.packed.file_io import drop_cached_file
 from moeflow.checkpoint.packed.layout import SlabIndex, SlabSpec
 from moeflow.checkpoint.packed.reader import SlabReader
-from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
+from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, RemoteExpertsConfig
 from moeflow.core.model_config import ModelConfig
-from moeflow.engine.messages import ExpertStats
+from moeflow.engine.messages import ExpertStats, LenderStats
 from moeflow.experts.cache.eviction import POLICIES
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cached_experts import ExpertPool
@@ -28,13 +28,18 @@ from moeflow.experts.predict.governor import Governor
 from moeflow.experts.predict.predictor import RoutedModel
 from moeflow.experts.predict.registry import PREDICTORS
 from moeflow.experts.prefetcher import Prefetcher
+from moeflow.experts.remote.borrowing import borrowing_of
+from moeflow.experts.remote.lender_costs import ExpertSize
+from moeflow.experts.remote.remote_experts import RemoteExperts
 from moeflow.experts.slot_arena import SlotArena, num_slots_in
 from moeflow.experts.spans import EXPERTS, WAITS, Spanned
+from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedExperts
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.moe import MoE
 from moeflow.models.registry import read_model_config
+from moeflow.parallel.tcp.cluster_token import read_token
 from moeflow.pipeline.priority import DEMAND, PREFETCH
 from moeflow.pipeline.runtime.lane import Lane
 from moeflow.pipeline.runtime.trace import Label, Row, Trace
@@ -88,6 +93,7 @@ class ExpertStore:
             )
             self.slots = ElasticSlots(self.cache, arena)
             self.pool = ExpertPool(self.cache, _as_experts(arena, shape, spec, is_wide=is_wide))
+            self.pool.remote = self._remote_experts(config.remote, shape, is_wide=is_wide)
             on_failure.pop_all()
         if trace is not None:
             self.pool.spanned = traced_on(trace.row(COMPUTING), spec.slab_bytes)
@@ -95,6 +101,19 @@ class ExpertStore:
     def _submit(self, work: Callable[[], None], is_urgent: bool, expert: int, num_bytes: int) -> ReadFuture:
         label = Label("read" if is_urgent else "prefetch", expert // self._spec.num_experts, num_bytes=num_bytes)
         return self._lane.submit(work, priority=DEMAND if is_urgent else PREFETCH, label=label)
+
+    def _remote_experts(
+        self, config: RemoteExpertsConfig | None, shape: ModelConfig, *, is_wide: bool
+    ) -> RemoteExperts | None:
+        """Begin to place experts in other machines' memory. Raises: ConfigError if there is no token."""
+        if config is None:
+            return None
+        spec = self._spec
+        size = ExpertSize(spec.slab_bytes, shape.hidden_size, shape.intermediate_size)
+        borrowing = borrowing_of(spec, shape, cpu_isa=extension.isa_name(), is_wide=is_wide)
+        token = read_token(Path(config.token_file))
+        addresses = [(it.host, it.port) for it in config.lenders]
+        return RemoteExperts(addresses, token, borrowing, size, self.cache, self._reader.read)
 
     @classmethod
     def open(
@@ -136,12 +155,17 @@ class ExpertStore:
         """Begin a pass."""
         self._pass_began_s = perf_counter()
         self.cache.begin_pass()
+        if self.pool.remote is not None:
+            self.pool.remote.begin_pass()
 
     def end_pass(self) -> None:
         """End a pass that went well."""
+        seconds = perf_counter() - self._pass_began_s
+        if self.pool.remote is not None:
+            self.pool.remote.end_pass(seconds)
         if self._prefetcher is None:
             return
-        message = self._prefetcher.end_pass(perf_counter() - self._pass_began_s)
+        message = self._prefetcher.end_pass(seconds)
         if message is not None:
             logger.info("%s", message)
 
@@ -152,7 +176,7 @@ class ExpertStore:
 
     def stats(self) -> ExpertStats:
         """Return the counters as they are now."""
-        now = self.cache.stats()
+        now, remote = self.cache.stats(), self.pool.remote
         return ExpertStats(
             memory_limit_bytes=self._memory_bytes,
             expert_slots=self.cache.num_slots,
@@ -168,13 +192,30 @@ class ExpertStore:
             expert_prefetched_bytes_total=now.prefetched_bytes,
             expert_used_bytes_total=now.used_bytes,
             expert_wasted_bytes_total=now.wasted_bytes,
+            **({} if remote is None else remote_stats(remote)),
         )
 
     def close(self) -> None:
         """End the reading threads. Blocks: until the reads that have begun are done."""
+        if self.pool.remote is not None:
+            self.pool.remote.close()
         self.cache.drain()
         self._lane.close()
         self._reader.close()
+
+
+def remote_stats(remote: RemoteExperts) -> dict[str, Any]:
+    """Return what of the statistics is about experts that lenders have."""
+    counters = [lender.counters for lender in remote.lenders]
+    return {
+        "experts_remote": int(remote.placed.sum()),
+        "remote_pairs_total": sum(it.num_pairs for it in counters),
+        "remote_bytes_total": sum(it.num_bytes for it in counters),
+        "remote_wait_s_total": sum(it.waited_s for it in counters),
+        "lenders": [
+            LenderStats(address=it.where, state=it.state, num_experts=int(it.has.sum())) for it in remote.lenders
+        ],
+    }
 
 
 def _as_experts(arena: SlotArena, shape: ModelConfig, spec: SlabSpec, *, is_wide: bool) -> PackedExperts:

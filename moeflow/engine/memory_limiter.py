@@ -51,7 +51,7 @@ class MemoryLimiter:
         written = {block for entry in batch.entries for block in entry.block_ids[entry.start // size :]}
         fresh = self._kv.untouched(written)
         wants_prompt = any(entry.request.sampling.prompt_logprobs is not None for entry in batch.entries)
-        num_sampled = max(sum(entry.samples for entry in batch.entries), PROMPT_CHUNK if wants_prompt else 0)
+        num_sampled = max(sum(entry.num_sampled for entry in batch.entries), PROMPT_CHUNK if wants_prompt else 0)
         work = work_bytes(self._shape, num_tokens=batch.num_tokens, num_sampled=num_sampled)
         work -= self._kept_bytes(batch.num_tokens)
         fresh_bytes = len(fresh) * self._kv.block_bytes

@@ -83,6 +83,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the token that ended it, unless it was the model's EOS
     num_cached_tokens: int = 0  # prompt tokens that the prefix tree saved
+    num_drafted_tokens: int = 0  # guesses that the pass computed; the new tokens but the last were among them
     queued_s: float | None = None  # waited before its first pass; with the first output
     error: str | None = None  # with FinishReason.ERROR
 
@@ -90,13 +91,29 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
 class RankStats(msgspec.Struct, frozen=True, kw_only=True):
     """What one of the processes that share a model has to do."""
 
-    waited_s_total: float  # in collectives, with what copying takes
+    host: str = ""  # address of its machine; empty: that of the first rank
+    first_layer: int = 0
+    num_layers: int = 0  # from this one on, that it has a part of
+    busy_s_total: float = 0.0  # in passes, without
+    waited_s_total: float  # for other ranks, with what copying takes
+    is_slow: bool = False  # the others wait for it most of the time
     num_experts: int = 0  # whole ones, of all layers, replicas included
     tokens_per_pass: float = 0.0  # that these got lately, the mean of layers
 
 
+class LenderStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What a machine has that lends memory for experts."""
+
+    address: str
+    state: str  # "connected", or why not
+    num_experts: int = 0  # that it has
+
+
 class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of experts that come from disk, or lie on ranks. Names ending in `_total` only grow."""
+    """What became of experts that come from disk, lie on ranks, or are those of other replicas.
+
+    Names ending in `_total` only grow.
+    """
 
     memory_limit_bytes: int = 0  # for everything; of a replica, for it and what it shares; 0: none
     expert_slots: int = 0  # room for so many experts,
@@ -112,8 +129,19 @@ class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
     expert_prefetched_bytes_total: int = 0  # read because a predictor asked for it, of these:
     expert_used_bytes_total: int = 0  # needed later
     expert_wasted_bytes_total: int = 0  # evicted without having been needed
+    experts_remote: int = 0  # that lenders have
+    remote_pairs_total: int = 0  # of token and expert, that they computed
+    remote_bytes_total: int = 0  # of rows and results for that
+    remote_wait_s_total: float = 0.0  # passes had nothing else to do
+    lenders: list[LenderStats] = []
     ranks: list[RankStats] = []  # empty: one process has the whole model
     rank_imbalance: float = 0.0  # tokens of the fullest rank over the mean, the mean of layers; 1: all alike
+    num_peers: int = 0  # other replicas that it has compute their experts now
+    peer_rows_sent_total: int = 0  # tokens' hidden states, a layer and replica each
+    peer_wait_s_total: float = 0.0  # passes waited for the results
+    peer_pairs_served_total: int = 0  # of tokens and experts, that it has computed for others,
+    peer_serve_s_total: float = 0.0  # in so long
+    peer_pairs_taken_over_total: int = 0  # computed itself, because whose experts they ask for was not there
     expert_moves_total: int = 0  # of experts from a rank to another, to its further homes, or away from these
 
     @property
@@ -142,6 +170,10 @@ class EngineStats(ExpertStats, frozen=True, kw_only=True):
     requests_cancelled_total: int = 0
     preemptions_total: int = 0
     tokens_per_second: float = 0.0  # generated, over the last few seconds
+    speculated_passes_total: int = 0  # with guesses of what comes next
+    drafted_tokens_total: int = 0  # guesses that were computed, of which
+    accepted_tokens_total: int = 0  # so many were right
+    drafting_s_total: float = 0.0  # that guessing took
     engine_restarts_total: int = 0  # by the supervisor, which fills in these two
     is_engine_stalled: bool = False
 

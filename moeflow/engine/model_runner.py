@@ -6,30 +6,30 @@ Knows nothing of queues, of what happens between passes, and of how the model wa
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import EngineConfig
-from moeflow.core.model_config import ModelConfig
 from moeflow.core.request import Request
+from moeflow.engine.expert_replica import ExpertReplica
 from moeflow.engine.expert_store import COMPUTING, ExpertStore
+from moeflow.engine.forward import make_forward, make_kv_storage
 from moeflow.engine.memory_limiter import MemoryLimiter
 from moeflow.engine.messages import ExpertStats, ModelInfo, TokenLogprobs
 from moeflow.engine.offload.offloaded_model import OffloadedModel
 from moeflow.engine.ranks.rank_upkeep import RankUpkeep
 from moeflow.engine.ranks.ranks import Ranks
-from moeflow.engine.sampler import SampledToken, prompt_logprobs, sample
+from moeflow.engine.sampler import prompt_logprobs
+from moeflow.engine.verification import Verified, verify
 from moeflow.kv.block_tables import BlockTables
-from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.decoder import CausalLM
-from moeflow.models.pass_input import PROMPT_CHUNK, PassInput, rows_of
-from moeflow.parallel.blocks import num_kv_heads
+from moeflow.models.pass_input import PROMPT_CHUNK, PassInput
 from moeflow.pipeline.runtime.dot import write_dot
 from moeflow.pipeline.runtime.perfetto import write_perfetto
 from moeflow.pipeline.runtime.trace import Label, Trace
@@ -39,25 +39,11 @@ from moeflow.workload.routing_trace import RoutingRecorder
 PASSES = "passes"  # a trace's row of whole passes
 
 
-def make_kv_storage(config: EngineConfig, shape: ModelConfig, rank: int = 0) -> KVStorage:
-    """Return the storage of keys and values that an engine's configuration asks for, of the heads that a rank has."""
-    return KVStorage(
-        num_layers=shape.num_layers,
-        num_blocks=config.scheduler.num_blocks,
-        block_size=config.scheduler.block_size,
-        num_kv_heads=num_kv_heads(shape, config.parallel, rank),
-        head_dim=shape.head_dim,
-        dtype=getattr(torch, config.kv_dtype),
-        device=torch.device(config.device),
-        gives_back=config.experts is not None,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class PassResult:
     """What a pass brought, by request."""
 
-    sampled: dict[Request, SampledToken]  # of every entry that samples
+    sampled: dict[Request, Verified]  # of every entry that samples
     prompt_logprobs: dict[Request, list[TokenLogprobs]]  # of the prompt tokens after those of this pass
 
 
@@ -74,11 +60,29 @@ class Runner(Protocol):
     def settle(self, blocks: BlockTables) -> None:
         """Between passes: give back the memory of blocks that are not needed, and limit those that may be used."""
 
+    def check_ranks(self) -> None:
+        """Look whether all processes that have a part of the model are there, while none computes.
+
+        Raises: GroupError if one is gone.
+        """
+
     def expert_stats(self) -> ExpertStats:
         """Return what became of experts that come from disk so far."""
 
     def close(self) -> None:
         """Close threads and files."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherProcesses:
+    """Those that compute the model together with this one, if there are any."""
+
+    ranks: Ranks | None = None  # compute the same passes, each its part
+    upkeep: RankUpkeep | None = None  # of these, between passes
+    replica: ExpertReplica | None = None  # engines that compute experts for each other
+
+
+ALONE: Final = OtherProcesses()
 
 
 class ModelRunner:
@@ -92,14 +96,10 @@ class ModelRunner:
         experts: ExpertStore | None = None,
         recorder: RoutingRecorder | None = None,
         trace: Trace | None = None,
-        ranks: Ranks | None = None,
-        upkeep: RankUpkeep | None = None,
+        others: OtherProcesses = ALONE,
     ) -> None:
-        """Take a model, where its experts come from unless all are in memory, and who takes down what happens.
-
-        `ranks` are the processes that compute the same passes, each its part; `upkeep` is for between passes.
-        """
-        self._ranks, self._upkeep = ranks, upkeep
+        """Take a model, where its experts come from unless all are in memory, and who takes down what happens."""
+        self._ranks, self._upkeep, self._replica = others.ranks, others.upkeep, others.replica
         self.info = info
         self._model = model
         self._experts = experts
@@ -107,14 +107,26 @@ class ModelRunner:
         self._trace, self._trace_file, self._graph_file = trace, config.trace_file, config.graph_file
         self._row = None if trace is None else trace.row(PASSES)
         self._no_expert_stats = ExpertStats(memory_limit_bytes=config.memory_bytes)
-        self._device = torch.device(config.device)
         shape = model.config
         self._kv = make_kv_storage(config, shape)
+        self._forward = make_forward(config, model, self._kv, self._upkeep)
+        self._num_generated = 0  # tokens, by the last pass
+        self._kv_moves: list[tuple[int, int]] = []  # after the last pass, which other ranks make before the next
         self._keeper: MemoryLimiter | None = None
         if experts is not None and config.experts is not None and config.memory is not None:
             self._keeper = MemoryLimiter(
                 config.memory, shape, config.scheduler, config.experts, experts.slots, self._kv
             )
+
+    def check_ranks(self) -> None:
+        """See `Runner.check_ranks`."""
+        if self._ranks is not None:
+            self._ranks.check()
+
+    @property
+    def model(self) -> CausalLM | OffloadedModel:
+        """The model that passes are computed with."""
+        return self._model
 
     @property
     def trace(self) -> Trace | None:
@@ -123,8 +135,10 @@ class ModelRunner:
 
     def expert_stats(self) -> ExpertStats:
         """Return what became of experts that come from disk so far."""
-        if self._upkeep is not None:
-            return self._upkeep.add_stats(self._no_expert_stats)
+        if self._upkeep is not None and self._ranks is not None:
+            return self._upkeep.add_stats(self._no_expert_stats, self._ranks.hosts)
+        if self._replica is not None:
+            return self._replica.add_stats(self._no_expert_stats)
         return self._no_expert_stats if self._experts is None else self._experts.stats()
 
     def close(self) -> None:
@@ -136,6 +150,8 @@ class ModelRunner:
             self._experts.close()
         if self._ranks is not None:
             self._ranks.close()
+        if self._replica is not None:
+            self._replica.close()
         if isinstance(self._model, OffloadedModel):
             self._model.close()
         if self._recorder is not None:
@@ -156,7 +172,9 @@ class ModelRunner:
         if self._keeper is not None:
             self._keeper.make_room(batch)
         with self._noted(batch):
-            return self._run(batch)
+            result = self._run(batch)
+            self._num_generated = sum(len(one.tokens) for one in result.sampled.values())
+            return result
 
     def settle(self, blocks: BlockTables) -> None:
         """See `Runner.settle`."""
@@ -184,31 +202,53 @@ class ModelRunner:
             self._row.record(Label(f"pass of {batch.num_tokens} tokens", flops=flops), start_ns, end_ns)
         if self._recorder is not None:
             compute_s = (end_ns - start_ns) / 1e9 - (self._stall_s() - stall_s)
-            num_generated = sum(entry.samples for entry in batch.entries)
-            self._recorder.end_pass(num_generated=num_generated, compute_s=compute_s)
+            self._recorder.end_pass(num_generated=self._num_generated, compute_s=compute_s)
 
     def _stall_s(self) -> float:
         return 0.0 if self._experts is None else self._experts.stall_s
 
     def _run(self, batch: Batch) -> PassResult:
-        given = PassInput.of(batch)
-        with nullcontext() if self._ranks is None else self._ranks.all_computing(given):
-            hidden = self._model(*given.tensors(self._kv, self._device))
+        given = PassInput.of(batch, self._forward.num_micro_batches(batch.num_tokens), self._kv_moves)
+        with self._with_ranks(given):
             # One after another, as they are asked for: those of a whole prompt would be many times the rest.
-            logits = (self._model.logits(rows_of(hidden, rows)) for rows in given.logit_rows)
-            requests = [entry.request for entry in batch.entries if entry.samples]
-            sampled = sample(next(logits), requests) if requests else []
-            result = PassResult(
-                dict(zip(requests, sampled, strict=True)),
+            logits = (self._model.logits(hidden) for hidden in self._forward.run(given))
+            sampling = [entry for entry in batch.entries if entry.samples]
+            verified = verify(next(logits), sampling) if sampling else []
+            self._keep(sampling, verified)
+            return PassResult(
+                {entry.request: one for entry, one in zip(sampling, verified, strict=True)},
                 {
                     entry.request: _prompt_logprobs(entry, logits)
                     for entry in batch.entries
                     if entry.request.sampling.prompt_logprobs is not None and not entry.request.output_token_ids
                 },
             )
-            if self._upkeep is not None:
-                self._upkeep.end_pass()
-            return result
+
+    @contextmanager
+    def _with_ranks(self, given: PassInput) -> Iterator[None]:
+        """Have other ranks compute the pass that is computed in the block, if there are some."""
+        if self._ranks is None or self._upkeep is None:
+            yield
+            return
+        with self._ranks.all_computing(given), self._upkeep.computing():
+            yield
+
+    def _keep(self, entries: Sequence[BatchEntry], verified: Sequence[Verified]) -> None:
+        """Move keys and values of drafted tokens that are kept to where the next pass looks for them."""
+        self._kv_moves = [
+            (
+                _slot(entry, entry.stop + node, self._kv.block_size),
+                _slot(entry, entry.stop + place, self._kv.block_size),
+            )
+            for entry, one in zip(entries, verified, strict=True)
+            for place, node in enumerate(one.kept)
+            if node != place
+        ]
+        self._kv.move(self._kv_moves)
+
+
+def _slot(entry: BatchEntry, position: int, block_size: int) -> int:
+    return entry.block_ids[position // block_size] * block_size + position % block_size
 
 
 def _prompt_logprobs(entry: BatchEntry, logits: Iterator[torch.Tensor]) -> list[TokenLogprobs]:

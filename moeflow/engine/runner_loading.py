@@ -19,9 +19,10 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.engine.compute_setup import device_of_layers, set_up
+from moeflow.engine.expert_replica import ExpertReplica
 from moeflow.engine.expert_store import ExpertStore
 from moeflow.engine.messages import ModelInfo
-from moeflow.engine.model_runner import ModelRunner
+from moeflow.engine.model_runner import ModelRunner, OtherProcesses
 from moeflow.engine.offload.offloaded_model import OffloadedModel
 from moeflow.engine.ranks.joined_ranks import JoinedRanks
 from moeflow.engine.ranks.rank_processes import RankProcesses
@@ -30,13 +31,11 @@ from moeflow.engine.ranks.ranks import Ranks
 from moeflow.kernels.cpu.packed_weights import expert_bytes
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.layers.decoder import CausalLM
-from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.loading import load_model
 from moeflow.models.plausibility import read_eos_token_ids
 from moeflow.models.registry import read_model_config
 from moeflow.parallel.group import Group
-from moeflow.parallel.timed_group import TimedGroup
 from moeflow.pipeline.runtime.trace import Trace
 from moeflow.planner.choices.packed_files import formats_of, map_packed
 from moeflow.workload.routing_trace import RoutingRecorder, TraceHeader
@@ -57,20 +56,24 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
         ranks = _start_ranks(checkpoint, config)
         if ranks is not None:
             on_failure.callback(ranks.close)
-        memory = weight_memory(checkpoint, config, experts, progress)
+        replica = _expert_replica(checkpoint, config)
+        memory = weight_memory(checkpoint, config, experts, progress, replica)
         upkeep = None if ranks is None else make_upkeep(checkpoint, config, ranks.group)
-        allocator = make_allocator(config, memory, experts, recorder, upkeep)
+        allocator = make_allocator(config, memory, experts, recorder, upkeep, replica)
         model = load_model(checkpoint, allocator, num_threads=config.num_threads, progress=progress)
         if experts is not None:
             experts.predict_for(model)
         if ranks is not None:
             ranks.wait_until_loaded()
+        if replica is not None:
+            on_failure.callback(replica.close)
+            replica.begin(config.num_threads)
         served: CausalLM | OffloadedModel = model
         if config.offload is not None:
             served = OffloadedModel(model, config, trace)
             on_failure.callback(served.close)
         info = _describe(model.config, checkpoint, config)
-        runner = ModelRunner(served, config, info, experts, recorder, trace, ranks, upkeep)
+        runner = ModelRunner(served, config, info, experts, recorder, trace, OtherProcesses(ranks, upkeep, replica))
         on_failure.pop_all()
         return runner
 
@@ -83,16 +86,24 @@ def _start_ranks(checkpoint: Checkpoint, config: EngineConfig) -> Ranks | None:
     return JoinedRanks(checkpoint, config, config.parallel)
 
 
+def _expert_replica(checkpoint: Checkpoint, config: EngineConfig) -> ExpertReplica | None:
+    if config.expert_parallel is None:
+        return None
+    return ExpertReplica(config.expert_parallel, read_model_config(checkpoint))
+
+
 def weight_memory(
     checkpoint: Checkpoint,
     config: EngineConfig,
     experts: ExpertStore | None = None,
     progress: Callable[[int, int], None] | None = None,
+    replica: ExpertReplica | None = None,
 ) -> WeightMemory:
     """Return the memory of the weights, filled if they have been packed before."""
     if experts is not None:
         return read_resident(experts.index)
-    return map_packed(checkpoint, config, progress) if config.packed_file else FreshMemory()
+    left_out = () if replica is None else replica.others_experts
+    return map_packed(checkpoint, config, progress, left_out=left_out) if config.packed_file else FreshMemory()
 
 
 def make_allocator(
@@ -101,8 +112,12 @@ def make_allocator(
     experts: ExpertStore | None = None,
     recorder: RoutingRecorder | None = None,
     ranks: RankUpkeep | None = None,
+    replica: ExpertReplica | None = None,
 ) -> WeightAllocator:
-    """Return where the layers' weights go, and in which form; `ranks`: those that share the model."""
+    """Return where the layers' weights go, and in which form; `ranks`: those that share the model.
+
+    `replica` shares the experts with others.
+    """
     parallel = config.parallel or ParallelConfig(num_ranks=1)
     return WeightAllocator(
         getattr(torch, config.dtype),
@@ -112,8 +127,10 @@ def make_allocator(
         router_dtype=getattr(torch, config.router_format),
         has_slabs=config.offload is not None and not config.cpu_isa,
         pool=None if experts is None else experts.pool,
-        group=None if ranks is None else ranks.group,
+        group=None if ranks is None else ranks.layer_group,
         expert_ranks=None if ranks is None else ranks.experts,
+        own_layers=None if ranks is None else ranks.layers,
+        expert_shares=None if replica is None else replica.shares,
         expert_layout=parallel.expert_layout,
         attention_layout=parallel.attention_layout,
         on_route=None if recorder is None else lambda topk_ids: recorder.add_layer(topk_ids.cpu().numpy()),
@@ -121,10 +138,9 @@ def make_allocator(
 
 
 def make_upkeep(checkpoint: Checkpoint, config: EngineConfig, group: Group) -> RankUpkeep:
-    """Return what a rank of a group has to do between passes; who has which experts at first, and whether they move."""
+    """Return what a rank of a group has of the model, and what it has to do between passes."""
     assert config.parallel is not None
-    timed = TimedGroup(group)
-    return RankUpkeep(timed, ExpertRanks.of(read_model_config(checkpoint), config.parallel, timed))
+    return RankUpkeep(group, read_model_config(checkpoint), config.parallel)
 
 
 def _trace_header(checkpoint: Checkpoint, config: EngineConfig) -> TraceHeader:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,17 +31,35 @@ class SampledToken:
     """What one row gave."""
 
     token_id: int  # -1 with an error
-    logprobs: TokenLogprobs | None = None  # if the request asks for them
     error: str | None = None  # this row failed; the others are unharmed
+    logprobs: TokenLogprobs | None = None  # if they were asked for
 
 
-def sample(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
-    """Choose the next token of each request.
+@dataclass(frozen=True, slots=True)
+class SampledRow:
+    """What a row of logits follows: a request's tokens, and perhaps drafted ones."""
+
+    request: Request
+    drafted: tuple[int, ...] = ()
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens before this one."""
+        return len(self.request.output_token_ids) + len(self.drafted)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """They themselves."""
+        return [*self.request.output_token_ids, *self.drafted] if self.drafted else self.request.output_token_ids
+
+
+def sample(logits: Tensor, rows: Sequence[SampledRow]) -> list[SampledToken]:
+    """Choose the token that follows each row's, without log-probabilities.
 
     Order: logit_bias, min_tokens' ban of stop tokens, repetition, presence and frequency penalties,
     temperature, top-k, top-p, min-p, then the inverse of the cumulative distribution at one uniform number.
 
-    Shapes: logits [R, V] float32, one row a request; not changed.
+    Shapes: logits [R, V] float32, one row each; not changed.
     """
     values, indices = argmax(logits)  # a NaN anywhere in a row makes its maximum NaN
     token_ids: list[int] = indices.tolist()
@@ -51,30 +69,37 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
         for row, value in enumerate(maxima)
         if not math.isfinite(value)
     }
-    edited = [row for row, request in enumerate(requests) if row not in failed and _is_edited(request)]
+    edited = [place for place, row in enumerate(rows) if place not in failed and _is_edited(row)]
     if edited:
-        for row, token_id in zip(edited, _choose_edited(logits[edited], [requests[r] for r in edited]), strict=True):
+        for row, token_id in zip(
+            edited, _choose_edited(logits[edited], [rows[place] for place in edited]), strict=True
+        ):
             if token_id is None:
                 failed[row] = "logit_bias and min_tokens together bar every token"
             else:
                 token_ids[row] = token_id
     done = {*failed, *edited}
     samplings = [
-        _sampling_of(request, row, maxima[row], logits.shape[-1])
-        for row, request in enumerate(requests)
-        if row not in done and not request.sampling.is_greedy
+        _sampling_of(row, place, maxima[place], logits.shape[-1])
+        for place, row in enumerate(rows)
+        if place not in done and not row.request.sampling.is_greedy
     ]
     if samplings:
         for one, token_id in zip(samplings, sample_rows(logits, samplings), strict=True):
             token_ids[one.row] = token_id
-
-    asking = [r for r, request in enumerate(requests) if request.sampling.logprobs is not None and r not in failed]
-    num_top = [requests[row].sampling.logprobs or 0 for row in asking]
-    logprobs = dict(zip(asking, _logprobs(logits[asking], [token_ids[row] for row in asking], num_top), strict=True))
     return [
-        SampledToken(-1, error=failed[row]) if row in failed else SampledToken(token_ids[row], logprobs.get(row))
-        for row in range(len(requests))
+        SampledToken(-1, error=failed[place]) if place in failed else SampledToken(token_ids[place])
+        for place in range(len(rows))
     ]
+
+
+def with_logprobs(logits: Tensor, sampled: Sequence[SampledToken], num_top: Sequence[int]) -> list[SampledToken]:
+    """Return tokens with their log-probabilities, and those of as many of the likeliest as are asked for each.
+
+    Shapes: logits [R, V] float32, one row a token; not changed.
+    """
+    logprobs = _logprobs(logits, [token.token_id for token in sampled], num_top)
+    return [replace(token, logprobs=found) for token, found in zip(sampled, logprobs, strict=True)]
 
 
 def prompt_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
@@ -89,52 +114,53 @@ def prompt_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> l
     return result
 
 
-def _bars_stop(request: Request) -> bool:
-    return len(request.output_token_ids) < request.sampling.min_tokens and bool(request.stop_token_ids)
+def _bars_stop(row: SampledRow) -> bool:
+    return row.num_output < row.request.sampling.min_tokens and bool(row.request.stop_token_ids)
 
 
-def _is_edited(request: Request) -> bool:
-    params = request.sampling
+def _is_edited(row: SampledRow) -> bool:
+    params = row.request.sampling
     return (
         bool(params.logit_bias)
-        or _bars_stop(request)
+        or _bars_stop(row)
         or params.repetition_penalty != 1.0
         or params.presence_penalty != 0.0
         or params.frequency_penalty != 0.0
     )
 
 
-def _edit(logits: Tensor, request: Request) -> None:
+def _edit(logits: Tensor, row: SampledRow) -> None:
     """Apply bias, ban and penalties in place. Shapes: logits [V]."""
+    request, output_token_ids = row.request, row.output_token_ids
     params, device = request.sampling, logits.device
     if params.logit_bias:
         logits[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()), device=device)
-    if _bars_stop(request):
+    if _bars_stop(row):
         logits[list(request.stop_token_ids)] = -torch.inf
     if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*request.prompt_token_ids, *request.output_token_ids}), device=device)
+        seen = torch.tensor(sorted({*request.prompt_token_ids, *output_token_ids}), device=device)
         values = logits[seen]
         penalty = params.repetition_penalty
         logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
-    if request.output_token_ids and (params.presence_penalty or params.frequency_penalty):
-        counts = Counter(request.output_token_ids)
+    if output_token_ids and (params.presence_penalty or params.frequency_penalty):
+        counts = Counter(output_token_ids)
         occurrences = torch.tensor(list(counts.values()), dtype=logits.dtype, device=device)
         logits[list(counts)] -= params.presence_penalty + params.frequency_penalty * occurrences
 
 
-def _choose_edited(logits: Tensor, requests: list[Request]) -> list[int | None]:
+def _choose_edited(logits: Tensor, rows: list[SampledRow]) -> list[int | None]:
     """Edit logits [R, V] in place and choose from them; None where no token is left."""
-    for row_logits, request in zip(logits, requests, strict=True):
-        _edit(row_logits, request)
+    for row_logits, row in zip(logits, rows, strict=True):
+        _edit(row_logits, row)
     values, indices = argmax(logits)
     maxima: list[float] = values.tolist()
     chosen: list[int | None] = [
         token_id if math.isfinite(value) else None for token_id, value in zip(indices.tolist(), maxima, strict=True)
     ]
     samplings = [
-        _sampling_of(request, row, maxima[row], logits.shape[-1])
-        for row, request in enumerate(requests)
-        if chosen[row] is not None and not request.sampling.is_greedy
+        _sampling_of(row, place, maxima[place], logits.shape[-1])
+        for place, row in enumerate(rows)
+        if chosen[place] is not None and not row.request.sampling.is_greedy
     ]
     if samplings:
         for one, token_id in zip(samplings, sample_rows(logits, samplings), strict=True):
@@ -142,21 +168,21 @@ def _choose_edited(logits: Tensor, requests: list[Request]) -> list[int | None]:
     return chosen
 
 
-def _sampling_of(request: Request, row: int, maximum: float, vocab_size: int) -> RowSampling:
-    """Return how a request's next token is to be sampled."""
-    params = request.sampling
+def _sampling_of(row: SampledRow, place: int, maximum: float, vocab_size: int) -> RowSampling:
+    """Return how the token after a row's is to be sampled, from the logits at a place."""
+    params = row.request.sampling
     return RowSampling(
-        row,
+        place,
         maximum,
         max(params.temperature, MIN_TEMPERATURE),
         params.top_k if 0 < params.top_k < vocab_size else 0,
         params.top_p,
         params.min_p,
-        uniform(request.seed, len(request.output_token_ids)),
+        uniform(row.request.seed, row.num_output),
     )
 
 
-def _logprobs(logits: Tensor, token_ids: list[int], num_top: list[int]) -> list[TokenLogprobs]:
+def _logprobs(logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
     """Report tokens under the model's own distribution. Shapes: logits [R, V]; one token and count a row."""
     if not token_ids:
         return []

@@ -6,7 +6,7 @@ of expert, as the kernels do where all are resident. So neither what was in memo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.lease import Lease
+from moeflow.experts.remote.remote_experts import RemoteExperts
 from moeflow.experts.spans import EXPERTS, WAITS, Spanned, untraced
 from moeflow.experts.streamed_experts import ExpertStream
 from moeflow.kernels.cpu.decoder import Expected
@@ -45,6 +46,7 @@ class ExpertPool:
         self.cache = cache
         self.slots = slots
         self.ahead = ahead
+        self.remote: RemoteExperts | None = None  # those of other machines, if there are any
         self.stream = ExpertStream(cache)
         self.spanned: Spanned = untraced
         self.num_layers = 0
@@ -71,13 +73,27 @@ class CachedExperts:
         Blocks: until the experts are there. Raises: StorageError if one of them cannot be read.
         """
         work = _Work(self.pool, hidden, topk_ids, topk_weights, residual)
+        remote = self.pool.remote
+        sent = None if remote is None else remote.send(self._layer, work.experts, hidden, topk_ids, topk_weights)
+        if sent is None:
+            self._compute_here(work, hidden, topk_ids)
+            return work.sums()
+        work.leave(sent.experts)
+        self._compute_here(work, hidden, topk_ids)
+        sent.note_computed_here(work.experts)
+        if sent.experts and (missing := self.pool.spanned(WAITS, self._layer, sent.collect, work.pairs)):
+            work.experts = missing
+            self._compute_here(work, hidden, topk_ids)
+        return work.sums()
+
+    def _compute_here(self, work: _Work, hidden: Tensor, topk_ids: Tensor) -> None:
+        """Compute with those experts that this process has, or reads."""
         if self.pool.stream.takes(len(work.experts)):
             self.pool.stream.run(self._layer, work, self.pool.spanned)
             if self.pool.ahead is not None:
                 self.pool.ahead.see(self._layer, hidden, topk_ids)
         else:
             self._run(work, hidden, topk_ids)
-        return work.sums()
 
     def parts(self) -> tuple[()]:
         """Return nothing: the cache fills its slots."""
@@ -131,29 +147,39 @@ class _Work:
     def __init__(
         self, pool: ExpertPool, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None
     ) -> None:
-        self._in_slots = SlotExperts(pool.slots, pool.cache.num_experts)
+        self._slots, self._layer_size = pool.slots, pool.cache.num_experts
         self._arguments = (hidden, topk_ids, topk_weights)
         self._residual = residual
         self._sums: Tensor | None = None
         self._pairs: Tensor | None = None
-        self.experts = sorted(set(topk_ids.flatten().tolist()))
+        self.experts = sorted(set(topk_ids.flatten().tolist()))  # that are computed here
+        self._num_experts = len(self.experts)  # that are needed
+
+    @property
+    def pairs(self) -> Tensor:
+        """Where the results of pairs go, [T * K, H], until they are added up."""
+        if self._pairs is None:
+            hidden, topk_ids, _ = self._arguments
+            self._pairs = torch.empty(topk_ids.numel(), hidden.shape[1])
+        return self._pairs
+
+    def leave(self, experts: Collection[int]) -> None:
+        """Leave some experts to others, who write to `pairs`."""
+        self.experts = [expert for expert in self.experts if expert not in experts]
 
     def compute(self, experts: Sequence[int], lease: Lease) -> None:
         """Compute the pairs of experts that are in their slots."""
         if not experts:
             return
         slots = {expert: lease.slots[expert] for expert in experts}
-        if len(experts) == len(self.experts):
-            self._sums = self._in_slots.sums(*self._arguments, slots, self._residual)
+        in_slots = SlotExperts(self._slots, self._layer_size, slots)
+        if len(experts) == self._num_experts:
+            self._sums = in_slots.sums(*self._arguments, self._residual)
             return
-        hidden, topk_ids, _ = self._arguments
-        if self._pairs is None:
-            self._pairs = torch.empty(topk_ids.numel(), hidden.shape[1])
-        self._in_slots.pairs(*self._arguments, slots, self._pairs)
+        in_slots.pairs(*self._arguments, self.pairs)
 
     def sums(self) -> Tensor:
         """Return each token's results added up in ascending order of expert, plus the residual: [T, H]."""
         if self._sums is None:
-            assert self._pairs is not None
-            self._sums = add_pairs(self._pairs, self._arguments[1], self._residual)
+            self._sums = add_pairs(self.pairs, self._arguments[1], self._residual)
         return self._sums

@@ -95,6 +95,11 @@ class BlockTables:
             table.block_ids.extend(self._take() for _ in range(num_needed))
         return True
 
+    def most_tokens(self, request: Request, *, keep_available: int) -> int:
+        """Return how many positions a table can be made to hold, at least those of its blocks."""
+        num_more = max(self.num_available - keep_available, 0)
+        return (len(self._tables[request].block_ids) + num_more) * self.block_size
+
     def lacks(self, request: Request, num_tokens: int) -> bool:
         """Return whether the table does not hold all of positions [0, num_tokens) yet."""
         return len(self._tables[request].block_ids) < self.blocks_for(num_tokens)

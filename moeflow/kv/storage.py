@@ -6,7 +6,7 @@ Which request holds which block is not known here; a block number is all this sh
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -17,12 +17,12 @@ from moeflow.kernels.lazy_memory import LazyMemory
 
 
 class KVStorage:
-    """K and V of all layers, in blocks of `block_size` tokens."""
+    """K and V of all layers, or of those of a stage, in blocks of `block_size` tokens."""
 
     def __init__(
         self,
         *,
-        num_layers: int,
+        layers: range,
         num_blocks: int,
         block_size: int,
         num_kv_heads: int,
@@ -31,7 +31,7 @@ class KVStorage:
         device: torch.device | str,
         gives_back: bool = False,
     ) -> None:
-        """Allocate zeroed storage; in main memory, what is not written yet takes no room.
+        """Allocate zeroed storage for layers of these numbers; in main memory, what is not written yet takes no room.
 
         `dtype` is float32, bfloat16, or int8: that is with a scale for each token and head. With `gives_back`, in main
         memory, blocks are taken and given back a few at a time: pages are small, which costs the kernels some speed.
@@ -42,7 +42,8 @@ class KVStorage:
         self._cell_bytes = kv_block_bytes(dtype, **shape)  # of a block in one layer
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.num_bytes = num_layers * num_blocks * self._cell_bytes
+        self._first_layer = layers.start
+        self.num_bytes = len(layers) * num_blocks * self._cell_bytes
         self._touched = bytearray(num_blocks)  # 1 for blocks that have been written
         self._memory: LazyMemory | None = None
         try:
@@ -56,12 +57,20 @@ class KVStorage:
                 f"The KV cache needs {format_bytes(self.num_bytes)} on {device}, which cannot be allocated; "
                 "make the KV cache smaller"
             ) from error
-        self.layers = tuple(KVBlocks(layer, dtype, **shape) for layer in storage.view(num_layers, -1))
+        self.layers = tuple(KVBlocks(layer, dtype, **shape) for layer in storage.view(len(layers), -1))
         self.is_for_kernels = all(layer.handle is not None for layer in self.layers)  # of the CPU extension
 
     def layer(self, layer_idx: int) -> KVBlocks:
-        """Return one layer's blocks."""
-        return self.layers[layer_idx]
+        """Return the blocks of the model's layer of this number."""
+        return self.layers[layer_idx - self._first_layer]
+
+    def move(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Copy K and V of tokens in all layers, from slots to slots, block * block_size + offset each, in order."""
+        if moves:
+            slots = torch.tensor(moves, device=self.layers[0].storage.device)
+            from_slots, to_slots = slots[:, 0].contiguous(), slots[:, 1].contiguous()
+            for layer in self.layers:
+                layer.move(from_slots, to_slots)
 
     @property
     def block_bytes(self) -> int:

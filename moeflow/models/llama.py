@@ -23,7 +23,7 @@ def read_config(reader: ConfigReader) -> ModelConfig:
 
 def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
     """Return the model with its weights still to be filled."""
-    return CausalLM(config, allocator, (_layer(config, allocator, layer_idx) for layer_idx in range(config.num_layers)))
+    return CausalLM(config, allocator, _layer)
 
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:

@@ -5,15 +5,17 @@ The numbers are all that has to be known of a batch: also in other processes tha
 
 from __future__ import annotations
 
-from itertools import accumulate
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Final
 
 import msgspec
 import torch
 from torch import Tensor
 
-from moeflow.core.batch import Batch
-from moeflow.kernels.attention.attention_metadata import AttentionMetadata
+from moeflow.core.batch import Batch, BatchEntry
+from moeflow.core.token_tree import branch_masks, depths
+from moeflow.kernels.attention.attention_metadata import TREE_POSITIONS, AttentionMetadata
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.context import ForwardContext
 
@@ -28,17 +30,53 @@ class PassInput(msgspec.Struct, frozen=True):
     num_tokens: list[int]  # of each in this pass
     block_ids: list[tuple[int, ...]]  # of each: its KV blocks
     logit_rows: list[list[int]]  # of tokens whose logits are computed at once: those sampled from, pieces of prompts
+    num_micro_batches: int = 1  # that stages compute one after another
+    trees: list[tuple[int, ...]] = []  # of each: the parents of the nodes of a tree that it ends with; empty: no trees
+    kv_moves: list[tuple[int, int]] = []  # from slot to slot, before anything else: what the pass before kept of trees
 
     @classmethod
-    def of(cls, batch: Batch) -> PassInput:
-        """Return what a batch computes."""
+    def of(cls, batch: Batch, num_micro_batches: int = 1, kv_moves: Sequence[tuple[int, int]] = ()) -> PassInput:
+        """Return what a batch computes, and what is to be moved before. With trees it is one micro-batch."""
+        trees = [entry.tree.parents for entry in batch.entries]
         return cls(
-            token_ids=[t for entry in batch.entries for t in entry.request.token_ids(entry.start, entry.stop)],
+            token_ids=[t for entry in batch.entries for t in _token_ids(entry)],
             starts=[entry.start for entry in batch.entries],
-            num_tokens=[entry.num_tokens for entry in batch.entries],
+            num_tokens=[entry.num_rows for entry in batch.entries],
             block_ids=[entry.block_ids for entry in batch.entries],
             logit_rows=_logit_rows(batch),
+            num_micro_batches=1 if any(trees) else num_micro_batches,
+            trees=trees if any(trees) else [],
+            kv_moves=list(kv_moves),
         )
+
+    def result_rows(self) -> list[int]:
+        """Return all tokens whose logits are computed, ascending."""
+        return sorted({row for rows in self.logit_rows for row in rows})
+
+    def micro_batches(self) -> list[PassInput]:
+        """Return the pass in pieces of as many tokens, a token more or less, in order; its results are all of theirs.
+
+        A sequence that is cut goes on in the next piece, and finds there what the one before has stored in each layer.
+        """
+        if self.num_micro_batches == 1:
+            return [msgspec.structs.replace(self, logit_rows=[self.result_rows()])]
+        num_tokens, number = len(self.token_ids), self.num_micro_batches
+        bounds = [piece * num_tokens // number for piece in range(number + 1)]
+        results = self.result_rows()
+        return [self._piece(start, stop, results) for start, stop in pairwise(bounds)]
+
+    def _piece(self, start: int, stop: int, results: list[int]) -> PassInput:
+        """Return some tokens of the pass as one; `results` are the rows of all of it."""
+        ends = accumulate(self.num_tokens)
+        spans = list(zip(ends, self.num_tokens, self.starts, self.block_ids, strict=True))
+        cut = [
+            (before + max(start - (end - number), 0), min(end, stop) - max(end - number, start), blocks)
+            for end, number, before, blocks in spans
+            if end > start and end - number < stop
+        ]
+        starts, num_tokens, block_ids = (list(column) for column in zip(*cut, strict=True))
+        rows = [row - start for row in results if start <= row < stop]
+        return PassInput(self.token_ids[start:stop], starts, num_tokens, block_ids, [rows])
 
     def tensors(self, kv: KVStorage, device: torch.device) -> tuple[Tensor, ForwardContext]:
         """Return what a model is called with: token ids [T] int64, and what goes to every layer."""
@@ -48,24 +86,58 @@ class PassInput(msgspec.Struct, frozen=True):
             block_ids=self.block_ids,
             block_size=kv.block_size,
             device=device,
+            tree_masks=torch.tensor(self._tree_masks(), device=device) if self.trees else None,
         )
-        spans = zip(self.starts, self.num_tokens, strict=True)
-        positions = [position for start, number in spans for position in range(start, start + number)]
-        context = ForwardContext(torch.tensor(positions, device=device), metadata, kv)
+        context = ForwardContext(torch.tensor(self._positions(), device=device), metadata, kv)
         return torch.tensor(self.token_ids, device=device), context
+
+    def _positions(self) -> list[int]:
+        """Return each token's place in its sequence; of a tree's nodes, on their branch."""
+        positions: list[int] = []
+        for start, number, parents in zip(self.starts, self.num_tokens, self._parents(), strict=True):
+            stop = start + number - len(parents)
+            positions += range(start, stop)
+            if parents:
+                positions += [stop - 1 + depth for depth in depths(parents)]
+        return positions
+
+    def _tree_masks(self) -> list[int]:
+        """Return each token's tree mask, as `AttentionMetadata` has them."""
+        masks: list[int] = []
+        for number, parents in zip(self.num_tokens, self._parents(), strict=True):
+            masks += [-1] * (number - len(parents))
+            shift = TREE_POSITIONS - len(parents)
+            masks += [_signed((1 << shift) - 1 | mask << shift) for mask in branch_masks(parents)]
+        return masks
+
+    def _parents(self) -> list[tuple[int, ...]]:
+        return self.trees or [()] * len(self.starts)
 
 
 def rows_of(hidden: Tensor, rows: list[int]) -> Tensor:
     """Return some tokens' hidden states, in ascending order. Shapes: hidden [T, H] -> [n, H]."""
-    return hidden if len(rows) == hidden.shape[0] else hidden[torch.tensor(rows, device=hidden.device)]
+    return (
+        hidden if len(rows) == hidden.shape[0] else hidden[torch.tensor(rows, dtype=torch.int64, device=hidden.device)]
+    )
+
+
+def _token_ids(entry: BatchEntry) -> list[int]:
+    token_ids = entry.request.token_ids(entry.start, entry.stop)
+    return [*token_ids, *entry.tree.token_ids] if entry.tree else token_ids
+
+
+def _signed(mask: int) -> int:
+    return mask - (1 << TREE_POSITIONS) if mask >> (TREE_POSITIONS - 1) else mask
 
 
 def _logit_rows(batch: Batch) -> list[list[int]]:
     """Return the rows that are sampled from, if there are some, then each scored prompt's in pieces."""
-    ends = list(accumulate(entry.num_tokens for entry in batch.entries))
-    sampled = [end - 1 for end, entry in zip(ends, batch.entries, strict=True) if entry.samples]
+    ends = list(accumulate(entry.num_rows for entry in batch.entries))
+    sampled = [
+        row for end, entry in zip(ends, batch.entries, strict=True) for row in range(end - entry.num_sampled, end)
+    ]
     found = [sampled] if sampled else []
     for end, entry in zip(ends, batch.entries, strict=True):
-        scored = range(end - entry.num_tokens, end - entry.num_tokens + entry.num_scored)
+        scored = range(end - entry.num_rows, end - entry.num_rows + entry.num_scored)
         found += [list(scored[at : at + PROMPT_CHUNK]) for at in range(0, len(scored), PROMPT_CHUNK)]
     return found

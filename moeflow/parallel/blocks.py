@@ -61,10 +61,11 @@ def head_blocks(num_heads: int, num_kv_heads: int, num_ranks: int) -> HeadBlocks
 
 
 def num_kv_heads(shape: ModelConfig, parallel: ParallelConfig | None, rank: int) -> int:
-    """Return how many KV heads' keys and values a rank keeps."""
+    """Return how many KV heads' keys and values a rank keeps, of each of its layers."""
     if parallel is None or parallel.attention_layout == "replicated":
         return shape.num_kv_heads
-    return len(head_blocks(shape.num_heads, shape.num_kv_heads, parallel.num_ranks).keys[rank])
+    number = parallel.ranks_per_stage
+    return len(head_blocks(shape.num_heads, shape.num_kv_heads, number).keys[rank % number])
 
 
 def scaled(block: range, factor: int) -> range:

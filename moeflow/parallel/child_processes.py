@@ -1,22 +1,32 @@
-"""The end of processes that were started as ranks, and are spoken to over pipes."""
+"""Processes that are started as ranks and spoken to over pipes: their start, and their end."""
 
 from __future__ import annotations
 
 import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO, Final
 
-EXIT_GRACE_S: Final = 5.0  # how long a rank may take to leave
+EXIT_GRACE_S: Final = 5.0  # how long ranks may take to leave
+
+
+def start_rank(module: str, descriptors: Sequence[int], rank: int) -> subprocess.Popen[bytes]:
+    """Run a module with these descriptors, which it inherits, and its rank as arguments. Raises: OSError."""
+    arguments = [str(number) for number in (*descriptors, rank)]
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=descriptors)
 
 
 def end_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     """Close their input, at whose end they leave. Blocks: for a moment; one that hangs is killed after some seconds."""
     for process in processes:
         close_pipe(process.stdin)
+    deadline_s = time.monotonic() + EXIT_GRACE_S  # of all together
     for process in processes:
         try:
-            process.wait(EXIT_GRACE_S)
+            process.wait(max(deadline_s - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -13,6 +13,20 @@ from typing import Protocol
 from torch import Tensor
 
 
+class Channel(Protocol):
+    """What this rank and another one exchange alone: one sends, the other receives, in the same order."""
+
+    def send(self, name: str, tensor: Tensor) -> None:
+        """Give the other rank a tensor [N, ...]. Blocks: perhaps until it receives. Raises: GroupError."""
+
+    def receive(self, name: str, like: Tensor) -> Tensor:
+        """Return what the other rank sends under this name.
+
+        Shapes: [N, ...], of which N is free and all else is as in `like`. Blocks: until it is there.
+        Raises: GroupError if the other rank has ended, sends something else or nothing in time, or after an `abort`.
+        """
+
+
 class Group(Protocol):
     """One rank's view of its group. One collective at a time; `name` says what it carries, the same on all ranks.
 
@@ -40,11 +54,17 @@ class Group(Protocol):
         Shapes: size x [N, ...] -> size x [N, ...]; N may differ and be 0, dtype and all other dimensions may not.
         """
 
-    def broadcast_bytes(self, name: str, data: bytes | None) -> bytes:
-        """Return rank 0's `data`; the others give None."""
-
     def barrier(self, name: str) -> None:
         """Return when all ranks are here."""
+
+    def subgroup(self, ranks: Sequence[int]) -> Group:
+        """Return the group of some of the ranks, ascending, this one among them; in it they count from 0.
+
+        It ends when this one does, and the other way round. In shared memory it must have been made together with it.
+        """
+
+    def channel(self, rank: int) -> Channel:
+        """Return a channel to another rank. In shared memory the two must be one of its subgroups."""
 
     def abort(self, reason: str) -> None:
         """End the group: what others wait for raises at once, and so does all that comes. From any thread."""

@@ -51,8 +51,18 @@ def make_descriptor(num_ranks: int, buffer_bytes: int = BUFFER_BYTES) -> int:
 class SharedMemoryGroup:
     """The `Group` of a process that maps the memory of `make_descriptor`. Tensors are in main memory."""
 
-    def __init__(self, descriptor: int, rank: int, process_ids: Sequence[int], timeout_s: float) -> None:
+    def __init__(
+        self,
+        descriptor: int,
+        rank: int,
+        process_ids: Sequence[int],
+        timeout_s: float,
+        whole: SharedMemoryGroup | None = None,
+        members: Sequence[int] | None = None,
+    ) -> None:
         """Join as `rank` of the processes, whose ids are given by rank. The descriptor may be closed afterwards.
+
+        A subgroup is that of the `members` of a `whole`: see `add_subgroup`.
 
         Raises: ConfigError without the extension; GroupError if the memory is that of another group.
         """
@@ -60,6 +70,9 @@ class SharedMemoryGroup:
         self.rank = rank
         self.size = len(process_ids)
         self._timeout_s = timeout_s
+        self._whole = whole
+        self._numbers = members or range(self.size)  # of ranks, as errors have them
+        self._subgroups: dict[tuple[int, ...], SharedMemoryGroup] = {}
         self._peers = [_Peer(process_id) for process_id in process_ids]
         self._memory = mmap.mmap(descriptor, 0)  # all of it
         try:
@@ -68,6 +81,22 @@ class SharedMemoryGroup:
             raise GroupError(str(error)) from error
         if self._exchange.num_ranks != self.size:
             raise GroupError(f"the memory is that of {self._exchange.num_ranks} ranks, and there are {self.size}")
+
+    def add_subgroup(self, ranks: Sequence[int], descriptor: int) -> None:
+        """Join the group of some ranks, ascending, over memory of its own; the descriptor may be closed afterwards."""
+        process_ids = [self._peers[rank].process_id for rank in ranks]
+        own = ranks.index(self.rank)
+        self._subgroups[tuple(ranks)] = SharedMemoryGroup(
+            descriptor, own, process_ids, self._timeout_s, whole=self, members=ranks
+        )
+
+    def subgroup(self, ranks: Sequence[int]) -> SharedMemoryGroup:
+        """Return the group of some ranks, which was added; see `Group`."""
+        return self._subgroups[tuple(ranks)]
+
+    def channel(self, rank: int) -> SharedMemoryChannel:
+        """Return a channel to a rank with which this one is a subgroup; see `Group`."""
+        return SharedMemoryChannel(self.subgroup(sorted((self.rank, rank))))
 
     def all_gather(self, name: str, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks; see `Group`."""
@@ -80,13 +109,6 @@ class SharedMemoryGroup:
         label = f"all_to_all {name!r} of {describe_rows(parts[0])}"
         return self._run(label, [part.contiguous() for part in parts], is_for_all=False, own=parts[self.rank])
 
-    def broadcast_bytes(self, name: str, data: bytes | None) -> bytes:
-        """Return rank 0's `data`; see `Group`."""
-        assert (data is not None) == (self.rank == 0), "rank 0 has the data"
-        tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-        tensors = self._run(f"broadcast_bytes {name!r}", [tensor], is_for_all=True, own=tensor)
-        return data if data is not None else tensors[0].numpy().tobytes()
-
     def barrier(self, name: str) -> None:
         """Return when all ranks are here."""
         nothing = torch.empty(0, dtype=torch.uint8)
@@ -94,10 +116,18 @@ class SharedMemoryGroup:
 
     def abort(self, reason: str) -> None:
         """End the group; see `Group`."""
-        self._exchange.abort(f"rank {self.rank}: {reason}")
+        if self._whole is not None:
+            self._whole.abort(reason)
+            return
+        reason = f"rank {self.rank}: {reason}"
+        self._exchange.abort(reason)
+        for subgroup in self._subgroups.values():  # where others wait for this rank; they end theirs
+            subgroup._exchange.abort(reason)
 
     def close(self) -> None:
         """Unmap the memory: nothing else may be called afterwards."""
+        for subgroup in self._subgroups.values():
+            subgroup.close()
         self._exchange = None  # it has the address
         self._memory.close()
 
@@ -145,18 +175,36 @@ class SharedMemoryGroup:
         ended = [rank for rank in ended if rank in missing]
         if not missing or not (ended or is_late):
             return
-        rank = (ended or missing)[0]
-        process_id = self._peers[rank].process_id
+        first = (ended or missing)[0]
+        process_id = self._peers[first].process_id
+        numbers = [str(self._numbers[rank]) for rank in missing]
         if ended:
+            rank = self._numbers[first]
             raise GroupError(f"rank {rank} did not reach {label} (it is gone: process {process_id} has ended)")
-        who = f"rank {rank}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
+        who = f"rank {numbers[0]}" if len(missing) == 1 else f"ranks {', '.join(numbers)}"
         raise GroupError(
             f"{who} did not reach {label} within {self._timeout_s:g} s (process {process_id} is still there)"
         )
 
     def _mismatch(self) -> str:
-        ranks = {self._exchange.label_of(rank): rank for rank in range(self.size)}
+        ranks = {self._exchange.label_of(rank): self._numbers[rank] for rank in range(self.size)}
         return "ranks do different things: " + "; ".join(f"rank {rank} is at {label}" for label, rank in ranks.items())
+
+
+class SharedMemoryChannel:
+    """The `Channel` of two ranks: a collective of their group, to which who receives contributes nothing."""
+
+    def __init__(self, group: SharedMemoryGroup) -> None:
+        """Take the group of the two."""
+        self._group = group
+
+    def send(self, name: str, tensor: Tensor) -> None:
+        """Give the other rank a tensor; see `Channel`. Blocks: until it receives."""
+        self._group.all_gather(name, tensor)
+
+    def receive(self, name: str, like: Tensor) -> Tensor:
+        """Return what the other rank sends; see `Channel`."""
+        return self._group.all_gather(name, like[:0])[1 - self._group.rank]
 
 
 class _Peer:

@@ -8,15 +8,32 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from moeflow.parallel.group import Group
+from moeflow.parallel.group import Channel, Group
+
+
+class WaitClock:
+    """The time that a rank has waited so far, with what copying takes."""
+
+    def __init__(self) -> None:
+        self.waited_s = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count the time that the block takes."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.waited_s += time.perf_counter() - start
 
 
 class TimedGroup(Group):
-    """Another group, and the time that its collectives took."""
+    """Another group, whose collectives, subgroups and channels run a clock."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, clock: WaitClock | None = None) -> None:
+        """Take a group, and the clock that others run, too."""
         self._group = group
-        self.waited_s = 0.0  # so far, with what copying takes
+        self.clock = clock or WaitClock()
 
     @property
     def rank(self) -> int:
@@ -30,23 +47,26 @@ class TimedGroup(Group):
 
     def all_gather(self, name: str, tensor: Tensor) -> list[Tensor]:
         """See `Group`."""
-        with self._timed():
+        with self.clock.running():
             return self._group.all_gather(name, tensor)
 
     def all_to_all(self, name: str, parts: Sequence[Tensor]) -> list[Tensor]:
         """See `Group`."""
-        with self._timed():
+        with self.clock.running():
             return self._group.all_to_all(name, parts)
-
-    def broadcast_bytes(self, name: str, data: bytes | None) -> bytes:
-        """See `Group`."""
-        with self._timed():
-            return self._group.broadcast_bytes(name, data)
 
     def barrier(self, name: str) -> None:
         """See `Group`."""
-        with self._timed():
+        with self.clock.running():
             self._group.barrier(name)
+
+    def subgroup(self, ranks: Sequence[int]) -> TimedGroup:
+        """See `Group`."""
+        return TimedGroup(self._group.subgroup(ranks), self.clock)
+
+    def channel(self, rank: int) -> TimedChannel:
+        """See `Group`."""
+        return TimedChannel(self._group.channel(rank), self.clock)
 
     def abort(self, reason: str) -> None:
         """See `Group`."""
@@ -56,10 +76,19 @@ class TimedGroup(Group):
         """See `Group`."""
         self._group.close()
 
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.waited_s += time.perf_counter() - start
+
+class TimedChannel(Channel):
+    """Another channel, which runs a clock."""
+
+    def __init__(self, channel: Channel, clock: WaitClock) -> None:
+        self._channel, self._clock = channel, clock
+
+    def send(self, name: str, tensor: Tensor) -> None:
+        """See `Channel`."""
+        with self._clock.running():
+            self._channel.send(name, tensor)
+
+    def receive(self, name: str, like: Tensor) -> Tensor:
+        """See `Channel`."""
+        with self._clock.running():
+            return self._channel.receive(name, like)

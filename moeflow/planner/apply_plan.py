@@ -10,8 +10,10 @@ from moeflow.core.address import format_address
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.offload_config import PREFIX, CudaDeviceConfig, OffloadConfig
+from moeflow.core.parallel_config import RayConfig
 from moeflow.core.plan import Plan
 from moeflow.kernels.weight_format import DTYPES, QUANTIZED
+from moeflow.planner.choices.remote_choice import addresses_of
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.hardware.this_machine import machine_identity
 from moeflow.planner.model_files import bare_config
@@ -25,10 +27,15 @@ _DEFAULTS: Final = Settings()
 def settings_from_plan(plan: Plan, settings: Settings) -> Settings:
     """Return settings that make the engine do what a plan says; what the user set explicitly stays.
 
-    Raises: ConfigError if the plan is for another model, or for one without weights.
+    Raises: ConfigError if the plan is for another model, for one without weights, or for engines whose limit it lacks.
     """
     _check_model(plan, settings)
-    explicit, planned = _explicit(settings), settings_of(plan.config)
+    explicit, planned = _explicit(settings), _settings_of_all(plan)
+    if plan.num_replicas > 1 and plan.config.memory is not None and settings.memory_bytes is None:
+        raise ConfigError(
+            f"the plan is for {plan.num_replicas} engines within a limit, of which it has the part of each: say the "
+            "whole limit again (--memory)"
+        )
     names = (field.name for field in dataclasses.fields(Settings) if field.name not in explicit)
     decided = {name: getattr(planned, name) for name in names if getattr(planned, name) != _default(name)}
     return dataclasses.replace(settings, **decided)
@@ -36,7 +43,7 @@ def settings_from_plan(plan: Plan, settings: Settings) -> Settings:
 
 def overruled(plan: Plan, settings: Settings) -> list[tuple[str, Any, Any]]:
     """Return where explicit settings differ from a plan: (field, the explicit value, the planned value)."""
-    planned = settings_of(plan.config)
+    planned = _settings_of_all(plan)
     return [
         (name, getattr(settings, name), getattr(planned, name))
         for name in options()
@@ -57,6 +64,20 @@ def machine_notice(plan: Plan, settings: Settings) -> str | None:
     )
 
 
+def _settings_of_all(plan: Plan) -> Settings:
+    """Return the settings of a plan; of several engines, what they share among them."""
+    one, number = settings_of(plan.config), plan.num_replicas
+    if number == 1:
+        return one
+    return dataclasses.replace(
+        one,
+        num_replicas=number,
+        num_threads=None if one.num_threads is None else number * one.num_threads,
+        kv_cache_bytes=None if one.kv_cache_bytes is None else number * one.kv_cache_bytes,
+        memory_bytes=None,
+    )
+
+
 def _default(name: str) -> Any:
     return getattr(_DEFAULTS, name)
 
@@ -72,7 +93,9 @@ def settings_of(config: EngineConfig) -> Settings:
     """Return the settings that lead to a configuration again, on a machine with as much memory."""
     parallel = config.parallel
     num_ranks = 1 if parallel is None else parallel.num_ranks
+    sharing = parallel if parallel is not None and parallel.ranks_per_stage > 1 else None
     join = None if parallel is None else parallel.join
+    remote = None if config.experts is None else config.experts.remote
     num_threads = config.num_threads * (num_ranks if join is None else 1)
     offload, is_own = config.offload, config.is_wide  # the checkpoint's own formats, which "auto" finds again
     return Settings(
@@ -83,12 +106,17 @@ def settings_of(config: EngineConfig) -> Settings:
         kv_dtype=config.kv_dtype,
         num_threads=num_threads or None,
         num_ranks=None if parallel is None else num_ranks,
-        expert_layout="expert" if parallel is None else parallel.expert_layout,
-        expert_placement=_default("expert_placement") if parallel is None or parallel.moves_experts else "index",
+        stages=None if parallel is None or parallel.stages is None else ",".join(map(str, parallel.stages.num_layers)),
+        expert_layout="auto" if sharing is None else sharing.expert_layout,
+        expert_placement="auto" if parallel is None or parallel.moves_experts else "index",
         num_redundant_experts=None if parallel is None else parallel.num_redundant_experts or None,
-        attention_layout="replicated" if parallel is None else parallel.attention_layout,
+        attention_layout="auto" if sharing is None else sharing.attention_layout,
+        expert_parallel=config.expert_parallel is not None,
         listen_ranks=None if join is None else format_address(join.host, join.port),
-        cluster_token_file=None if join is None else Path(join.token_file),
+        ray_address=None if join is None or join.ray is None else join.ray.address,
+        ray_placement=_default("ray_placement") if join is None or join.ray is None else _placement(join.ray),
+        remote_experts=None if remote is None else addresses_of(remote.lenders),
+        cluster_token_file=next((Path(it.token_file) for it in (join, remote) if it is not None), None),
         max_model_len=config.scheduler.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
@@ -97,9 +125,14 @@ def settings_of(config: EngineConfig) -> Settings:
         memory_bytes=None if config.memory is None else config.memory.limit_bytes,
         pipeline=None if offload is None else offload.pipeline,
         micro_batch=None if offload is None else offload.micro_batch_tokens,
+        speculators=config.speculators,
         expert_policy="auto" if config.experts is None else config.experts.policy,
         predictor="auto" if config.experts is None else config.experts.predictor,
     )
+
+
+def _placement(ray: RayConfig) -> str:
+    return "spread" if ray.shares_nodes else "strict-spread"
 
 
 def _device(offload: OffloadConfig) -> str:

@@ -10,10 +10,12 @@ from pathlib import Path
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, SchedulerConfig
 from moeflow.core.errors import CapacityError, ConfigError
-from moeflow.core.hardware import RAM, Machine
+from moeflow.core.hardware import DISK, RAM, Machine
 from moeflow.core.model_config import ModelConfig
-from moeflow.core.parallel_config import ParallelConfig
+from moeflow.core.parallel_config import ExpertParallelConfig, ParallelConfig
+from moeflow.experts.remote.borrowing import borrowing_of
 from moeflow.kernels.cpu import extension
+from moeflow.planner.choices import remote_choice
 from moeflow.planner.choices.batching_choice import Batching, choose_batching
 from moeflow.planner.choices.expert_plan import ExpertPlan
 from moeflow.planner.choices.kv_cache_choice import (
@@ -23,13 +25,23 @@ from moeflow.planner.choices.kv_cache_choice import (
     min_kv_bytes,
     num_kept_blocks,
 )
-from moeflow.planner.choices.packed_files import find_packed_weights_file
+from moeflow.planner.choices.packed_files import find_packed_weights_file, place_of_packed_weights
 from moeflow.planner.choices.processor_choice import Reasons, choose_cpu_isa, choose_device, choose_num_threads
-from moeflow.planner.choices.rank_choice import RankMemory, choose_ranks, explain_ranks
-from moeflow.planner.choices.replica_choice import check_replicas, what_each_has
+from moeflow.planner.choices.rank_choice import RankMemory, explain_ranks, possible_ranks
+from moeflow.planner.choices.rank_layout_choice import choose_rank_layouts
+from moeflow.planner.choices.remote_choice import all_fit, choose_remote
+from moeflow.planner.choices.replica_choice import (
+    check_replicas,
+    choose_expert_parallel,
+    what_each_computes,
+    what_each_has,
+)
+from moeflow.planner.choices.speculation_choice import SpeculatorChoice, choose_speculators
 from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, for_torch, own_precision
 from moeflow.planner.costs.cost_model import CostModel
+from moeflow.planner.costs.disk_waits import DiskRates
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
+from moeflow.planner.costs.rank_costs import Sharing
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
 from moeflow.planner.costs.work_space import work_bytes
 from moeflow.planner.estimate import host_costs
@@ -53,6 +65,7 @@ class Wanted:
 
     costs: ModelCosts
     packed_file: Path | None  # that experts come from, once it is written; None: all have room in memory
+    has_ranks: bool = False
 
 
 MachineOf = Callable[[Wanted], Machine | None]
@@ -101,17 +114,21 @@ class Decision:
         budget = self.budget = MemoryBudget(settings, self.resources, self.shape, device, self._costs)
         budget.take_share()
         cpu_isa = "" if self.offloads_to_torch else choose_cpu_isa(settings.cpu_isa, device, reasons)
+        speculators = self._speculators(device, cpu_isa)
         batching = _default_batching(settings, self.usage)
         budget.set_beside_weights(cpu_isa, batching)
         weights = self._weights(device, can_pack=bool(cpu_isa))
         dtype = "float32" if cpu_isa else weights.matrices
+        budget.parallel = self._ranks(weights, batching, cpu_isa)
         is_limited = bool(cpu_isa and settings.memory_bytes)
         maps_together = self._count_mapped_once(weights, cpu_isa)
         plan = self._expert_plan(weights, dtype, maps_together=maps_together) if is_limited else None
         batching = self._batching(batching, weights, plan, cpu_isa)
         budget.set_beside_weights(cpu_isa, batching)
         weight_bytes = budget.check_weights(weights, plan)
-        parallel = self._parallel(cpu_isa, plan)
+        parallel = self._parallel(plan)
+        expert_parallel = self._expert_parallel(cpu_isa, plan)
+        speculators.check(parallel, reads_experts=plan is not None)
         held = RankMemory.of(self._costs(weights), parallel)
         share = kv_share(has_slots=plan is not None, is_limited=is_limited)
         attends_in_torch = device != "cpu" or self.offloads_to_torch or not extension.is_available()
@@ -125,7 +142,7 @@ class Decision:
             reasons=reasons,
         )
         if parallel is not None:
-            held.explain(self.shape, cache.num_bytes, parallel, reasons)
+            held.explain(cache.num_bytes, reasons)
         return EngineConfig(
             model_path=str(self.checkpoint.path),
             model_name=settings.model_name or self.checkpoint.path.stem,
@@ -142,15 +159,31 @@ class Decision:
                 cache, batching, None if plan is None else num_kept_blocks(settings, cache, share)
             ),
             kv_cache_bytes=cache.num_bytes,
-            experts=None if plan is None else self._expert_slots(plan),
+            experts=self._expert_slots(plan, cpu_isa, is_wide=weights.is_exact),
             packed_file=self._packed_file(weights) if cpu_isa and plan is None else "",
             parallel=parallel,
+            expert_parallel=expert_parallel,
+            speculators=speculators.names,
+            draft_models=speculators.draft_models,
             device_memory_bytes=settings.device_memory_bytes or 0,
             memory=budget.memory_plan(weight_bytes if plan is None else plan.resident_bytes),
             record_routing=self._record_routing(),
             graph_file=_absolute(settings.graph_file),
             trace_file=_absolute(settings.trace_file),
         )
+
+    def _speculators(self, device: str, cpu_isa: str) -> SpeculatorChoice:
+        """Return what guesses, and count the memory that it takes."""
+        chosen = choose_speculators(
+            self.settings,
+            self.checkpoint,
+            self.shape,
+            cpu_isa=cpu_isa,
+            is_offloaded=self.offloads_to_torch or device != "cpu",
+            reasons=self.reasons,
+        )
+        self.budget.draft_bytes = chosen.num_bytes
+        return chosen
 
     def _scheduler(self, cache: KVCacheChoice, batching: Batching, num_kept: int | None) -> SchedulerConfig:
         return SchedulerConfig(
@@ -175,24 +208,69 @@ class Decision:
 
     def _count_mapped_once(self, weights: WeightChoice, cpu_isa: str) -> bool:
         """Count the weights of several engines once if all map them from one file, and return whether they do."""
-        maps_together = self.num_replicas > 1 and bool(cpu_isa) and self._find_packed_file(weights) is not None
+        if self.num_replicas == 1 or not cpu_isa:
+            return False
+        maps_together = self.settings.expert_parallel or self._find_packed_file(weights) is not None
         if maps_together:
             self.budget.take_share(mapped_bytes=ceil(self._costs(weights).model_bytes))
         return maps_together
 
-    def _parallel(self, cpu_isa: str, plan: ExpertPlan | None) -> ParallelConfig | None:
-        """Return how processes share the model; None: there is one. Raises: ConfigError where they cannot."""
-        parallel = choose_ranks(self.settings, self.shape)
-        if parallel is None:
+    def _ranks(self, weights: WeightChoice, batching: Batching, cpu_isa: str) -> ParallelConfig | None:
+        """Return how processes share the model, in the layouts that are fastest of those that the user leaves open;
+        None: there is one process. Raises: ConfigError where they cannot.
+        """
+        candidates = possible_ranks(self.settings, self._costs(weights))
+        if not candidates:
             return None
         if not cpu_isa or self.offloads_to_torch:
-            raise ConfigError("ranks (--ranks) compute with the CPU's kernels: leave --device away, or use one rank")
+            raise ConfigError(
+                "ranks (--ranks, --stages) compute with the CPU's kernels: leave --device away, or use one rank"
+            )
+        if candidates[0].stages is None:  # of stages there is no forecast
+            self._ask_machine(weights, None, cpu_isa, has_ranks=True)
+        fitting = [it for it in candidates if self.budget.left(weights, it) >= 0] or candidates[:1]
+        if (machine := self.machine) is None:
+            return fitting[0]
+        costs, num_tokens = self._costs(weights), batching.max_num_batched_tokens
+        return choose_rank_layouts(
+            fitting,
+            lambda parallel: self._cost_model_of(costs, machine, parallel)(num_tokens),
+            1 if self.usage.goal == "latency" else batching.max_num_seqs,
+            self.reasons,
+        )
+
+    def _parallel(self, plan: ExpertPlan | None) -> ParallelConfig | None:
+        """Return how processes share the model, once it is known that all of it fits. Raises: ConfigError if not."""
+        parallel = self.budget.parallel
+        if parallel is None:
+            return None
         if plan is not None:
             raise ConfigError(
-                "ranks (--ranks) keep their experts in memory, but --memory is too little: allow more, or use one rank"
+                "ranks (--ranks, --stages) keep their experts in memory, but --memory is too little: allow more, or "
+                "use one rank"
             )
+        if parallel.stages is not None and self.settings.record_routing is not None:
+            raise ConfigError("no stage sees what all routers choose (--record-routing): leave --stages away for that")
         explain_ranks(parallel, self.shape, self.reasons)
         return parallel
+
+    def _expert_parallel(self, cpu_isa: str, plan: ExpertPlan | None) -> ExpertParallelConfig | None:
+        """Return how replicas share experts; None: they do not. Raises: ConfigError where they cannot."""
+        shared = choose_expert_parallel(self.settings, self.shape)
+        if shared is None:
+            return None
+        if not cpu_isa:
+            raise ConfigError(
+                "replicas that share experts (--expert-parallel) compute with the CPU's kernels, which are not there: "
+                f"{extension.why_not()}"
+            )
+        if plan is not None:
+            raise ConfigError(
+                "replicas that share experts (--expert-parallel) keep them in memory, once for all, but --memory is "
+                "too little: allow more, or have each compute apart"
+            )
+        self.reasons.append(("experts", what_each_computes(shared, self.shape.num_experts)))
+        return shared
 
     def _record_routing(self) -> str:
         """Return the file for what routers choose. Raises: ConfigError if there are no routers."""
@@ -202,18 +280,16 @@ class Decision:
 
     def _batching(self, default: Batching, weights: WeightChoice, plan: ExpertPlan | None, cpu_isa: str) -> Batching:
         """Return how many requests run together, in passes of how many tokens."""
-        is_alone = (self.settings.num_ranks or 1) * self.num_replicas == 1
-        if is_alone and cpu_isa and cpu_isa == extension.isa_name():  # measured is one process with the best kernels
-            file = None if plan is None else plan.packed_weights_file
-            self.machine = self.machine_of(Wanted(costs=self._costs(weights), packed_file=file))
+        parallel = self.budget.parallel
+        if self.machine is None and (parallel is None or parallel.stages is None):
+            self._ask_machine(weights, plan, cpu_isa)
         if self.machine is None:
             return default if plan is None else self._streamed_batching(plan, default)
-        self.routing = self.routing or known_routing(self.checkpoint, self.settings.cache_dir)
         try:
             chosen = choose_batching(
                 self.usage,
                 self._objective(weights, plan),
-                self._cost_model_of(self._costs(weights), self.machine),
+                self._cost_model_of(self._costs(weights), self.machine, parallel),
                 max_num_seqs=self.settings.max_num_seqs,
                 max_num_batched_tokens=self.settings.max_num_batched_tokens,
             )
@@ -223,6 +299,17 @@ class Decision:
             return default  # shorter requests than are planned for may have room
         self.reasons += chosen.reasons()
         return chosen
+
+    def _ask_machine(
+        self, weights: WeightChoice, plan: ExpertPlan | None, cpu_isa: str, *, has_ranks: bool = False
+    ) -> None:
+        """Learn how fast the machine is, and how its routers choose."""
+        if not cpu_isa or cpu_isa != extension.isa_name():  # measured are the best kernels
+            return
+        file = None if plan is None else plan.packed_weights_file
+        self.machine = self.machine_of(Wanted(costs=self._costs(weights), packed_file=file, has_ranks=has_ranks))
+        if self.machine is not None:
+            self.routing = self.routing or known_routing(self.checkpoint, self.settings.cache_dir)
 
     def _objective(self, weights: WeightChoice, plan: ExpertPlan | None) -> Objective:
         """Return what batches are chosen by, within the memory that weights, keys and values may take."""
@@ -239,7 +326,9 @@ class Decision:
         )
         return ModelCosts(self.shape, formats)
 
-    def _cost_model_of(self, costs: ModelCosts, machine: Machine) -> Callable[[int], CostModel]:
+    def _cost_model_of(
+        self, costs: ModelCosts, machine: Machine, parallel: ParallelConfig | None
+    ) -> Callable[[int], CostModel]:
         """Return the costs of passes of so many tokens."""
 
         def model(num_tokens: int) -> CostModel:
@@ -250,6 +339,7 @@ class Decision:
                 routing=self.routing or EVEN_ROUTING,
                 process_bytes=self.budget.process_bytes + work_bytes(self.shape, num_tokens=num_tokens, num_sampled=0),
                 chunk_tokens=num_tokens,
+                sharing=Sharing(parallel=parallel, num_replicas=self.num_replicas),
             )
 
         return model
@@ -294,11 +384,26 @@ class Decision:
             predictor=self.settings.predictor,
         )
 
-    def _expert_slots(self, plan: ExpertPlan) -> ExpertSlotsConfig:
-        """Return the slots there are while keys, values and work space need nothing."""
+    def _expert_slots(self, plan: ExpertPlan | None, cpu_isa: str, *, is_wide: bool) -> ExpertSlotsConfig | None:
+        """Return the slots there are while keys, values and work space need nothing, and who has the other experts."""
+        if plan is None:
+            if reason := all_fit(self.settings):
+                self.reasons.append((remote_choice.NAME, reason))
+            return None
         config = plan.slots(self.budget.free_bytes - plan.resident_bytes - self.budget.process_bytes)
         self.reasons.append(("experts", plan.reason(config)))
-        return config
+        if self.settings.remote_experts is None:
+            return config
+        has_disk = self.machine is not None and self.machine.has(DISK)
+        link = self.machine.link(DISK, RAM) if self.machine is not None and has_disk else None
+        remote = choose_remote(
+            self.settings,
+            config,
+            borrowing_of(plan.spec, self.shape, cpu_isa=cpu_isa, is_wide=is_wide, num_wanted=0),
+            None if link is None else DiskRates(link=link, expert_bytes=config.slab_bytes),
+        )
+        self.reasons.append((remote_choice.NAME, remote.reason))
+        return replace(config, remote=remote.config)
 
     def _weights(self, device: str, *, can_pack: bool) -> WeightChoice:
         choice = explicit_choice(self.settings.dtype, self.settings.quantize, can_pack=can_pack)
@@ -323,7 +428,10 @@ class Decision:
     def _packed_file(self, weights: WeightChoice) -> str:
         """Return the packed weights that all weights are mapped from; empty if there is none."""
         named, file = self.settings.packed_weights_file, self._find_packed_file(weights)
-        if file is not None:
+        if file is None and self.settings.expert_parallel:  # which replicas need: the first of them makes it
+            file = place_of_packed_weights(self.checkpoint, weights.formats, named, self.settings.cache_dir)
+            self.reasons.append(("start", f"weights are packed into {file} first, and mapped from there"))
+        elif file is not None:
             self.reasons.append(("start", f"weights are mapped from {file}, as `moeflow pack` left them"))
         elif named is not None:
             self.reasons.append(("start", f"weights are packed anew: {named} is not there (`moeflow pack` makes it)"))

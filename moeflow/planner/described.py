@@ -16,7 +16,7 @@ from typing import Final
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, MemoryPlan, SchedulerConfig
-from moeflow.core.errors import CheckpointError
+from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.core.hardware import DEVICE, RAM, Machine
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.offload_config import CudaDeviceConfig, OffloadConfig
@@ -25,10 +25,14 @@ from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.registry import read_bare_config, read_model_config
 from moeflow.planner.choices.batching_choice import choose_num_batched_tokens
 from moeflow.planner.choices.expert_plan import min_slots
+from moeflow.planner.choices.processor_choice import Reasons
+from moeflow.planner.choices.rank_choice import explain_ranks, possible_ranks
+from moeflow.planner.choices.rank_layout_choice import choose_rank_layouts
 from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, own_precision
 from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, PROCESS_BYTES, CostModel
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.process_memory import ENGINE_BYTES, margin_bytes, planned_bytes
+from moeflow.planner.costs.rank_costs import Sharing
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
 from moeflow.planner.costs.work_space import work_bytes
 from moeflow.planner.decision import Wanted
@@ -36,9 +40,10 @@ from moeflow.planner.estimate import host_costs, machine_reasons
 from moeflow.planner.forecast import disk_reasons, expert_places, forecast
 from moeflow.planner.known_routing import known_routing
 from moeflow.planner.model_files import bare_config, shipped_models
+from moeflow.planner.search.host_search import host_policy
 from moeflow.planner.search.objective import Objective
 from moeflow.planner.search.search import search
-from moeflow.planner.settings import BLOCK_SIZE, Settings
+from moeflow.planner.settings import BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS, Settings
 from moeflow.planner.usage import Usage
 
 _GPU: Final = "cuda:0"
@@ -68,17 +73,19 @@ def plan_described(
     shape, choice, learnt = _look_at(settings, has_device=has_device)
     usage.check(shape, str(settings.model))
     costs = ModelCosts(shape, _formats(choice, settings, has_device=has_device))
-    machine = machine_of(Wanted(costs=costs, packed_file=None))
-    limits = {} if settings.memory_bytes is None else {RAM: settings.memory_bytes}
-    objective = usage.objective(limits, has_device=has_device)
+    machine = machine_of(Wanted(costs=costs, packed_file=None, has_ranks=(settings.num_ranks or 1) > 1))
     learnt = routing or learnt
+    reasons: Reasons = []
+    objective = usage.objective(_limits(settings, machine), has_device=has_device)
     if has_device:
+        _check_one_engine(settings)
         model = CostModel(machine, costs, usage.workload, routing=learnt, process_bytes=PROCESS_BYTES)
     else:
-        model = _host_costs(settings, usage, machine, costs, learnt, objective)
+        model = _shared_host(_Host(settings, usage, machine, costs, learnt, objective), reasons)
     model, policy = search(model, objective)
     plan = Plan(
         config=_config(settings, shape, choice, model, policy),
+        num_replicas=model.sharing.num_replicas,
         goal=usage.goal,
         workload=usage.workload,
         machine=machine.name,
@@ -86,6 +93,7 @@ def plan_described(
         forecast=forecast(model, policy, objective.memory_limits),
         reasons=(
             ("weights", f"{choice.matrices}: {choice.reason or 'as asked for'}"),
+            *reasons,
             *_why(model, policy),
             *machine_reasons(machine),
         ),
@@ -134,26 +142,65 @@ def _formats(choice: WeightChoice, settings: Settings, *, has_device: bool) -> F
     )
 
 
-def _host_costs(
-    settings: Settings,
-    usage: Usage,
-    machine: Machine,
-    costs: ModelCosts,
-    routing: RoutingProfile,
-    objective: Objective,
-) -> CostModel:
-    """Return the costs of a host, in passes of as many tokens as is best."""
-    margin = 0 if settings.memory_bytes is None else margin_bytes(is_served=settings.is_served)
-    held = planned_bytes(ENGINE_BYTES, costs.shape, is_served=settings.is_served) + margin
+def _limits(settings: Settings, machine: Machine) -> dict[str, int]:
+    """Return the bytes that an engine may take: of several, its part."""
+    number, limit = settings.num_replicas or 1, settings.memory_bytes
+    if number > 1:
+        limit = (limit or machine.level(RAM).capacity_bytes) // number
+    return {} if limit is None else {RAM: limit}
 
-    def model(num_tokens: int) -> CostModel:
-        work = work_bytes(costs.shape, num_tokens=num_tokens, num_sampled=0)
-        return host_costs(
-            costs, machine, usage.workload, routing=routing, process_bytes=held + work, chunk_tokens=num_tokens
-        )
 
-    num_tokens = settings.max_num_batched_tokens or choose_num_batched_tokens(usage, objective, model)[0]
-    return model(num_tokens)
+def _check_one_engine(settings: Settings) -> None:
+    """Raises: ConfigError if several processes are to share a device."""
+    for flag, number in (("--ranks", settings.num_ranks), ("--replicas", settings.num_replicas)):
+        if (number or 1) > 1:
+            raise ConfigError(f"{flag} {number} is for processes that compute on the processor: leave it away")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Host:
+    """A model on a machine without a device."""
+
+    settings: Settings
+    usage: Usage
+    machine: Machine
+    costs: ModelCosts
+    routing: RoutingProfile
+    objective: Objective
+
+    def model(self, sharing: Sharing) -> CostModel:
+        """Return the costs, in passes of as many tokens as is best."""
+        settings, costs = self.settings, self.costs
+        margin = 0 if settings.memory_bytes is None else margin_bytes(is_served=settings.is_served)
+        held = planned_bytes(ENGINE_BYTES, costs.shape, is_served=settings.is_served) + margin
+
+        def model(num_tokens: int) -> CostModel:
+            work = work_bytes(costs.shape, num_tokens=num_tokens, num_sampled=0)
+            return host_costs(
+                costs,
+                self.machine,
+                self.usage.workload,
+                routing=self.routing,
+                process_bytes=held + work,
+                chunk_tokens=num_tokens,
+                sharing=sharing,
+            )
+
+        return model(settings.max_num_batched_tokens or choose_num_batched_tokens(self.usage, self.objective, model)[0])
+
+
+def _shared_host(host: _Host, reasons: Reasons) -> CostModel:
+    """Return the costs of one of the engines that share a host, with the layouts that are fastest of those that fit."""
+    number, shape = host.settings.num_replicas or 1, host.costs.shape
+    candidates = possible_ranks(host.settings, host.costs)
+    if not candidates:
+        return host.model(Sharing(num_replicas=number))
+    models = {it: host.model(Sharing(parallel=it, num_replicas=number)) for it in candidates}
+    fitting = [it for it, model in models.items() if host_policy(model, host.objective, 1) is not None]
+    most = 1 if host.usage.goal == "latency" else host.usage.num_sequences or DEFAULT_MAX_NUM_SEQS
+    parallel = choose_rank_layouts(fitting or candidates[:1], models.__getitem__, most, reasons)
+    explain_ranks(parallel, shape, reasons)
+    return models[parallel]
 
 
 def _config(
@@ -187,6 +234,7 @@ def _config(
             prefix_caching=settings.prefix_caching and not has_device,
         ),
         kv_cache_bytes=ceil(num_blocks * BLOCK_SIZE * costs.kv_bytes),
+        parallel=model.sharing.parallel,
         experts=_slots(costs, policy) if policy.experts_on_disk and not has_device else None,
         offload=offload,
         device_memory_bytes=model.machine.level(DEVICE).capacity_bytes if has_device else 0,

@@ -15,9 +15,11 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.plan import Plan, Policy, Workload
 from moeflow.planner.choices.expert_plan import min_expert_share
 from moeflow.planner.choices.offload_plan import costs_of
-from moeflow.planner.costs.cost_model import BLOCK_TOKENS, CostModel, Prediction, overlaps
+from moeflow.planner.costs.cost_model import BLOCK_TOKENS, CostModel, IntegerPolicy, Prediction, overlaps
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.process_memory import ENGINE_BYTES, planned_bytes
+from moeflow.planner.costs.rank_costs import ALONE, Sharing
+from moeflow.planner.costs.remote_waits import RemoteRates, step_with_lenders_s
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
 from moeflow.planner.costs.work_space import sampled_bytes, work_bytes
 from moeflow.planner.forecast import disk_reasons, forecast
@@ -35,6 +37,7 @@ class Estimator:
     machine: Machine
     is_served: bool = False
     routing: RoutingProfile | None = None
+    num_replicas: int = 1  # engines of the configuration; what is predicted is one's, while all are at work
 
     def predict(self, batch_size: int, prompt_len: int, gen_len: int) -> Prediction:
         """Return what so many requests of these lengths would take, and what they need of each memory."""
@@ -47,14 +50,29 @@ class Estimator:
         has_room_for = limits.num_blocks // ceil(tokens / limits.block_size)
         number = max(min(limits.max_num_seqs, has_room_for), 1)
         model, policy = self.costs(plan.workload), self.policy(number, tokens)
-        reasons = (*plan.reasons, *disk_reasons(model, policy), *machine_reasons(self.machine))
+        places = (*disk_reasons(model, policy), *self._remote_reasons(model, policy))
+        reasons = (*plan.reasons, *places, *machine_reasons(self.machine))
         return replace(
             plan,
             machine=self.machine.name,
             machine_identity=machine_identity(self.config.num_threads),
-            forecast=forecast(model, policy, self.memory_limits),
+            forecast=forecast(model, policy, self.memory_limits, maps_weights=bool(self.config.packed_file)),
             reasons=reasons,
         )
+
+    def _remote_reasons(self, model: CostModel, policy: Policy) -> list[tuple[str, str]]:
+        """Return what lenders bring to one request alone."""
+        experts = self.config.experts
+        if experts is None or experts.remote is None or not policy.experts_on_disk:
+            return []
+        policy = replace(policy, batch_size=1, micro_batch=1)
+        answered = [it for it in experts.remote.lenders if it.num_experts]
+        rates = [RemoteRates.of(it, self.shape.hidden_size, experts.slab_bytes) for it in answered]
+        on_disk = policy.experts_on_disk * self._costs.num_moe_layers * self.shape.num_experts
+        share = min(sum(it.num_experts for it in answered) / on_disk, 1.0)
+        reads, step_s = model.reads(IntegerPolicy.of(policy))[0], model.predict(policy).decode_s
+        with_s = step_with_lenders_s(step_s, reads, policy.experts_on_disk, share, rates)
+        return [("with lenders", f"{1 / with_s:.2g} tokens/s at batch 1, {1 / step_s:.2g} with the disk alone")]
 
     def costs(self, workload: Workload) -> CostModel:
         """Return the costs of a workload."""
@@ -65,6 +83,7 @@ class Estimator:
             routing=self.routing or EVEN_ROUTING,
             process_bytes=self._process_bytes,
             chunk_tokens=self.config.scheduler.max_num_batched_tokens,
+            sharing=Sharing(parallel=self.config.parallel, num_replicas=self.num_replicas),
         )
 
     def policy(self, batch_size: int, max_tokens: int) -> Policy:
@@ -106,6 +125,7 @@ class Estimator:
             held = self.config.memory.process_bytes
         else:
             held = planned_bytes(ENGINE_BYTES, self.shape, is_served=self.is_served)
+            held += sum(draft.num_bytes for draft in self.config.draft_models)
         return held + work_bytes(self.shape, num_tokens=num_tokens, num_sampled=0)
 
 
@@ -117,6 +137,7 @@ def host_costs(
     routing: RoutingProfile,
     process_bytes: int,
     chunk_tokens: int,
+    sharing: Sharing = ALONE,
 ) -> CostModel:
     """Return the costs of a host that computes everything, in passes of so many tokens.
 
@@ -132,8 +153,9 @@ def host_costs(
         prefill_overlap=prefill_overlap,
         process_bytes=process_bytes,
         sampled_bytes=sampled_bytes(costs.shape),
-        min_experts=min_expert_share(costs),
+        min_experts=min_expert_share(costs) if sharing.parallel is None else 1.0,  # ranks read none from disk
         chunk_tokens=chunk_tokens,
+        sharing=sharing,
     )
 
 

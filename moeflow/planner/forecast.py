@@ -14,25 +14,33 @@ DISK_UNCERTAINTY: Final = 0.3  # what hits the expert cache depends on the text
 MEMORY_UNCERTAINTY: Final = 0.05
 
 
-def forecast(model: CostModel, policy: Policy, memory_limits: Mapping[str, int]) -> Forecast:
-    """Return what a policy brings, with intervals; `memory_limits` are those below what tiers hold."""
+def forecast(
+    model: CostModel, policy: Policy, memory_limits: Mapping[str, int], *, maps_weights: bool = False
+) -> Forecast:
+    """Return what a policy brings, with intervals; `memory_limits` are those of an engine below what tiers hold.
+
+    `maps_weights`: several engines have their weights in the same memory.
+    """
+    replicas = model.sharing.num_replicas
+    in_common = (replicas - 1) * model.sharing.weight_bytes(model.costs) if maps_weights else 0.0
     uncertainty = max(model.machine.uncertainty, DISK_UNCERTAINTY if policy.experts_on_disk else 0.0)
-    it, number = model.predict(policy), policy.batch_size
+    it, number = model.predict(policy), policy.batch_size * replicas
     alone = model.predict(replace(policy, batch_size=1, micro_batch=1))
     levels = {level.name: level.capacity_bytes for level in model.machine.levels}
-    capacities = {tier: min(size, memory_limits.get(tier, size)) for tier, size in levels.items()}
+    capacities = {tier: min(size, replicas * memory_limits.get(tier, size)) for tier, size in levels.items()}
+    memory = {tier: size * replicas - (in_common if tier == RAM else 0.0) for tier, size in it.memory.items()}
     return Forecast(
         policy=policy,
         prefill_tokens_per_s=Estimate.within(number * model.workload.prompt_len / it.prefill_s, uncertainty),
         decode_tokens_per_s=Estimate.within(number / it.decode_s, uncertainty),
         decode_alone_tokens_per_s=Estimate.within(1 / alone.decode_s, uncertainty),
-        tokens_per_s=Estimate.within(it.tokens_per_s, uncertainty),
+        tokens_per_s=Estimate.within(it.tokens_per_s * replicas, uncertainty),
         time_to_first_token_s=Estimate.within(it.first_token_s, uncertainty),
         all_prompts_s=Estimate.within(it.prefill_s, uncertainty),
         time_per_token_s=Estimate.within(it.decode_s, uncertainty),
         memory=tuple(
             TierUse(tier=tier, peak_bytes=_peak(size, capacities[tier]), capacity_bytes=capacities[tier])
-            for tier, size in it.memory.items()
+            for tier, size in memory.items()
             if tier in levels and size > 0
         ),
         busy=tuple((name, round(seconds / it.decode_s, 4)) for name, seconds in it.busy.items()),

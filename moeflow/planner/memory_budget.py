@@ -7,12 +7,13 @@ from collections.abc import Callable
 from moeflow.core.engine_config import MemoryPlan
 from moeflow.core.errors import CapacityError
 from moeflow.core.model_config import ModelConfig
+from moeflow.core.parallel_config import ParallelConfig
 from moeflow.core.units import format_bytes
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.batching_choice import Batching
 from moeflow.planner.choices.expert_plan import ExpertPlan
 from moeflow.planner.choices.memory_allowance import free_bytes
-from moeflow.planner.choices.rank_choice import RankMemory, choose_ranks
+from moeflow.planner.choices.rank_choice import RankMemory, count_ranks, possible_ranks
 from moeflow.planner.choices.replica_choice import share_of
 from moeflow.planner.choices.weight_choice import WeightChoice, instead_of
 from moeflow.planner.costs.model_costs import ModelCosts
@@ -37,8 +38,10 @@ class MemoryBudget:
         self._settings, self._resources, self._shape, self._device = settings, resources, shape, device
         self._costs_of = costs_of
         self._num_replicas = settings.num_replicas or 1
-        self._parallel = choose_ranks(settings, shape)
+        self._num_ranks = count_ranks(settings)
+        self.parallel: ParallelConfig | None = None  # once it is chosen; until then, the most usual counts
         self.free_bytes = 0
+        self.draft_bytes = 0  # of models that guess; set before `set_beside_weights`
         self.process_bytes = PROCESS_BYTES
         self.work_bytes = 0
 
@@ -58,11 +61,11 @@ class MemoryBudget:
     def set_beside_weights(self, cpu_isa: str, batching: Batching) -> None:
         """Set what processes will hold, and a pass's work space; both matter to the byte only within a limit."""
         if not cpu_isa or self._settings.memory_bytes is None:
-            self.process_bytes, self.work_bytes = PROCESS_BYTES, 0
+            self.process_bytes, self.work_bytes = PROCESS_BYTES + self.draft_bytes, 0
             return
         is_served = self._settings.is_served
         held_bytes = planned_bytes(self._resources.process_bytes, self._shape, is_served=is_served)
-        self.process_bytes = held_bytes + margin_bytes(is_served=is_served)
+        self.process_bytes = held_bytes + margin_bytes(is_served=is_served) + self.draft_bytes
         self.work_bytes = work_bytes(
             self._shape, num_tokens=batching.max_num_batched_tokens, num_sampled=batching.max_num_seqs
         )
@@ -70,7 +73,7 @@ class MemoryBudget:
     @property
     def num_here(self) -> int:
         """Processes of this machine that compute: all ranks, but for those that join."""
-        return 1 if self._parallel is None or self._parallel.join is not None else self._parallel.num_ranks
+        return 1 if self._settings.listen_ranks is not None else self._num_ranks
 
     @property
     def overhead_bytes(self) -> int:
@@ -79,11 +82,16 @@ class MemoryBudget:
 
     def weight_bytes(self, weights: WeightChoice) -> int:
         """Return the bytes of the weights that this machine has: of all its ranks."""
-        return sum(RankMemory.of(self._costs_of(weights), self._parallel).here)
+        return sum(self._held(weights, self.parallel).here)
 
-    def left(self, weights: WeightChoice) -> float:
-        """Return the bytes that weights and process leave; negative if they do not fit."""
-        return self.free_bytes - self.weight_bytes(weights) - self.overhead_bytes
+    def left(self, weights: WeightChoice, parallel: ParallelConfig | None = None) -> float:
+        """Return the bytes that weights and process leave; negative if they do not fit. None: as ranks share now."""
+        held = self._held(weights, parallel or self.parallel).here
+        return self.free_bytes - sum(held) - self.overhead_bytes
+
+    def _held(self, weights: WeightChoice, parallel: ParallelConfig | None) -> RankMemory:
+        costs = self._costs_of(weights)
+        return RankMemory.of(costs, parallel or next(iter(possible_ranks(self._settings, costs)), None))
 
     def check_weights(self, weights: WeightChoice, plan: ExpertPlan | None) -> int:
         """Return the bytes of the weights that must be in memory. Raises: CapacityError if they do not fit."""
@@ -120,6 +128,6 @@ class MemoryBudget:
         )
 
     def _hint(self) -> str:
-        is_alone = self._parallel is None and self._settings.memory_bytes is None
+        is_alone = self._num_ranks == 1 and self._settings.memory_bytes is None
         can_stream = is_alone and self._shape.num_experts and extension.is_available()
         return "; or set a limit (--memory) and have experts come from disk" if can_stream else ""

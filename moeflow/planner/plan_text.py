@@ -18,11 +18,13 @@ def what_to_expect(plan: Plan) -> str:
         return ""
     speeds = f"{_rounded(forecast.decode_alone_tokens_per_s.value)} tokens/s at batch 1"
     if (number := forecast.policy.batch_size) > 1:
-        speeds += f" and {_rounded(forecast.decode_tokens_per_s.value)} at {number}"
+        replicas = f"{plan.num_replicas} x " if plan.num_replicas > 1 else ""
+        speeds += f" and {_rounded(forecast.decode_tokens_per_s.value)} at {replicas}{number}"
     first_s = forecast.time_to_first_token_s.value
     parts = [f"expect some {speeds}, first token of {plan.workload.prompt_len} after {first_s:.2g} s, {_memory(plan)}"]
     reasons = dict(plan.reasons)
-    return "; ".join([*parts, *(reasons[name] for name in ("experts_on_disk", "machine") if name in reasons)])
+    whys = (reasons[name] for name in ("experts_on_disk", "with lenders", "machine") if name in reasons)
+    return "; ".join([*parts, *whys])
 
 
 def _memory(plan: Plan) -> str:

@@ -61,6 +61,7 @@ def plan_for_start(settings: Settings, usage: Usage = SERVING, on_step: OnStep =
             ram_bytes=here.available_bytes,
             shapes=shapes_of(wanted.costs),
             needs_disk=wanted.packed_file is not None,
+            needs_ranks=wanted.has_ranks,
             on_step=on_step,
         )
 
@@ -146,6 +147,7 @@ def _measured_here(request: PlanRequest, wanted: Wanted, on_step: OnStep) -> Mac
         num_threads=settings.num_threads or here.num_cores,
         ram_bytes=here.available_bytes,
         shapes=shapes_of(wanted.costs),
+        needs_ranks=wanted.has_ranks,
         recalibrate=request.recalibrate,
         on_step=on_step,
     )

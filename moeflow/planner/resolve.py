@@ -72,8 +72,9 @@ def resolve(
 def _most_replicas(settings: Settings, usage: Usage, resources: HostResources) -> int:
     """Return how many replicas fit, of fewer than are asked for."""
     for number in range((settings.num_replicas or 1) - 1, 0, -1):
+        fewer = replace(settings, num_replicas=number, expert_parallel=settings.expert_parallel and number > 1)
         with suppress(CapacityError):
-            _resolve(replace(settings, num_replicas=number), usage, resources, unmeasured, None)
+            _resolve(fewer, usage, resources, unmeasured, None)
             return number
     return 0
 
@@ -104,7 +105,12 @@ def _resolve(
         if decision.machine is None or (plan.config.experts is not None and not decision.machine.has(DISK)):
             return Resolved(plan, None)
         estimator = Estimator(
-            plan.config, shape, decision.machine, is_served=settings.is_served, routing=decision.routing
+            plan.config,
+            shape,
+            decision.machine,
+            is_served=settings.is_served,
+            routing=decision.routing,
+            num_replicas=decision.num_replicas,
         )
         return Resolved(estimator.complete(plan), estimator)
 

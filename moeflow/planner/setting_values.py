@@ -9,7 +9,7 @@ import operator
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn, get_args, get_type_hints
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from moeflow.core.brief import brief
 from moeflow.core.errors import ConfigError
@@ -33,8 +33,16 @@ def _read(name: str, hint: Any, value: Any) -> Any:
         return None
     if name.endswith("_bytes"):
         return _size(name, value)
+    if get_origin(hint) is tuple:
+        return tuple(_text(name, each) for each in ([value] if isinstance(value, str) else _several(name, value)))
     readers = {bool: _flag, int: _count, float: _number, Path: _path, str: _text}
     return next(readers[kind] for kind in kinds if kind in readers)(name, value)
+
+
+def _several(name: str, value: Any) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        _refuse(name, value, "a list of texts")
+    return list(value)
 
 
 def _size(name: str, value: Any) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from moeflow.core.errors import ConfigError
-from moeflow.core.parallel_config import ATTENTION_LAYOUTS, EXPERT_LAYOUTS, EXPERT_PLACEMENTS
+from moeflow.core.parallel_config import ATTENTION_LAYOUTS, EXPERT_LAYOUTS, EXPERT_PLACEMENTS, RAY_PLACEMENTS
 from moeflow.kernels.weight_format import DTYPES, QUANTIZED
 from moeflow.pipeline.catalog import OFFLOADING
 
@@ -22,7 +22,7 @@ OFFLOADED_NUM_BATCHED_TOKENS: Final = 2048
 DEFAULT_MAX_NUM_BATCHED_TOKENS: Final = 512  # about a second on two CPU cores: as long as decodes wait for a prefill
 DISK_NUM_BATCHED_TOKENS: Final = (2048, 1024)  # where a pass reads most of the model: the first with room for its work
 
-Kind = Literal["text", "choice", "count", "bytes", "switch", "existing file", "new file"]
+Kind = Literal["text", "texts", "choice", "count", "bytes", "switch", "existing file", "new file"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,14 +166,26 @@ class Settings:
             default="1",
         ),
     )
+    stages: str | None = field(
+        default=None,
+        metadata=_option(
+            "text",
+            "--stages",
+            "Stages that layers are cut into, each on ranks of its own: a number, or the layers of each, such as "
+            "10,14. For models larger than one machine's memory, and for slow networks.",
+            "Processor and device",
+            default="1",
+        ),
+    )
     expert_placement: str = field(
-        default="load",
+        default="auto",
         metadata=_option(
             "choice",
             "--expert-placement",
-            "Which rank has which experts: blocks by index, or moved while serving so that ranks get equal loads.",
+            "Which rank has which experts: blocks by index, or moved while serving so that ranks get equal loads "
+            "(load, and auto).",
             "Processor and device",
-            choices=EXPERT_PLACEMENTS,
+            choices=("auto", *EXPERT_PLACEMENTS),
         ),
     )
     num_redundant_experts: int | None = field(
@@ -187,25 +199,25 @@ class Settings:
         ),
     )
     expert_layout: str = field(
-        default="expert",
+        default="auto",
         metadata=_option(
             "choice",
             "--expert-layout",
             "What each rank has of a layer's experts: some of them (expert), or a slice of every one (sliced), which "
-            "keeps ranks equally busy whatever routers choose.",
+            "keeps ranks equally busy whatever routers choose; auto: the faster by forecast.",
             "Processor and device",
-            choices=EXPERT_LAYOUTS,
+            choices=("auto", *EXPERT_LAYOUTS),
         ),
     )
     attention_layout: str = field(
-        default="replicated",
+        default="auto",
         metadata=_option(
             "choice",
             "--attention-layout",
             "What each rank has of attention, dense layers and the output projection: all (replicated), or a part "
-            "(tensor), with the keys and values of its own heads only.",
+            "(tensor), with the keys and values of its own heads only; auto: the faster by forecast.",
             "Processor and device",
-            choices=ATTENTION_LAYOUTS,
+            choices=("auto", *ATTENTION_LAYOUTS),
         ),
     )
     num_replicas: int | None = field(
@@ -217,6 +229,17 @@ class Settings:
             "divided; --max-num-seqs and --max-num-batched-tokens are each one's.",
             "Processor and device",
             default="1",
+            is_served_only=True,
+        ),
+    )
+    expert_parallel: bool = field(
+        default=False,
+        metadata=_option(
+            "switch",
+            "--expert-parallel/--no-expert-parallel",
+            "Have each of the replicas compute some of every layer's experts for all of them, as work arrives: an "
+            "expert is read from memory once for the tokens of all. Same answers to the bit.",
+            "Processor and device",
             is_served_only=True,
         ),
     )
@@ -236,9 +259,42 @@ class Settings:
         metadata=_option(
             "existing file",
             "--cluster-token-file",
-            "The secret that ranks of other machines have a copy of; made if it is not there.",
+            "The secret that ranks of other machines, and lenders of memory, have a copy of; made if it is not there.",
             "Processor and device",
             default="cluster-token in the cache folder",
+        ),
+    )
+    ray_address: str | None = field(
+        default=None,
+        metadata=_option(
+            "text",
+            "--ray-address",
+            "HOST:PORT of a Ray cluster that starts the other ranks on its nodes, and again when they end; auto: the "
+            "one that this machine is a node of. They join at --listen-ranks.",
+            "Processor and device",
+            default="ranks of other machines are started there",
+            is_served_only=True,
+        ),
+    )
+    ray_placement: str = field(
+        default="strict-spread",
+        metadata=_option(
+            "choice",
+            "--ray-placement",
+            "Where Ray starts ranks: each on a node of its own, or (spread) as far as there are nodes.",
+            "Processor and device",
+            choices=RAY_PLACEMENTS,
+            is_served_only=True,
+        ),
+    )
+    remote_experts: str | None = field(
+        default=None,
+        metadata=_option(
+            "text",
+            "--remote-experts",
+            "HOST:PORT of machines that lend memory (`moeflow lend`), separated by commas: experts that do not fit "
+            "into --memory are kept and computed there as far as that is faster than reading them from disk.",
+            "Expert cache",
         ),
     )
     device: str = field(
@@ -281,6 +337,20 @@ class Settings:
         ),
     )
     resident_experts: float | None = None  # share of them that stays on such a device
+    speculators: tuple[str, ...] = field(
+        default=(),
+        metadata=_option(
+            "texts",
+            "--speculator",
+            "What guesses the next tokens, which the model then checks together, as far as that is faster; answers "
+            "stay the same. suffix: from what the prompt and earlier answers say; PATH[:FORMAT]: a small model with "
+            "the same tokenizer, in its own integers or int8 unless another format is given; dense-source: what the "
+            "built-in model was made from; self:int8: the model itself, quantized; early-exit[:LAYERS]: its first "
+            "layers, if it was trained for that. May be given several times.",
+            "Speculation",
+            default="none",
+        ),
+    )
     expert_policy: str = field(
         default="auto",
         metadata=_option(

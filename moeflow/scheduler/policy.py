@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from moeflow.core.batch import Batch
 from moeflow.core.engine_config import SchedulerConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.request import FinishReason, Request
+from moeflow.core.token_tree import TokenTree
 from moeflow.kv.block_tables import BlockTables
 from moeflow.scheduler.scheduler import Scheduler
 from moeflow.scheduler.static_batching import StaticBatching
@@ -36,10 +37,10 @@ class SchedulingPolicy(Protocol):
     def add(self, request: Request) -> None:
         """Queue a request."""
 
-    def schedule(self) -> Batch:
-        """Plan the next pass."""
+    def schedule(self, trees: Mapping[Request, TokenTree] = ...) -> Batch:
+        """Plan the next pass; guesses of what follows requests may be left out."""
 
-    def complete(self, batch: Batch, elapsed_s: float = 0.0) -> None:
+    def complete(self, batch: Batch, elapsed_s: float = 0.0, num_kept: Mapping[Request, int] = ...) -> None:
         """The pass went well, and took so long."""
 
     def fail(self, batch: Batch) -> list[Request]:

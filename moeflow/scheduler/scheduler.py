@@ -20,15 +20,23 @@ Knows no tensors, no text and no clock. Whoever runs the pass reports back throu
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
 
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import SchedulerConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.request import FinishReason, Request, RequestStatus
+from moeflow.core.token_tree import TokenTree
 from moeflow.kv.block_tables import BlockTables
 from moeflow.scheduler.batch_queue import BatchQueue
 from moeflow.scheduler.latency_budget import LatencyBudget
+from moeflow.scheduler.tree_room import with_trees
+
+_NO_TREES: Final[Mapping[Request, TokenTree]] = MappingProxyType({})
+_NONE_KEPT: Final[Mapping[Request, int]] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -41,7 +49,7 @@ class _Plan:
 
     def add(self, entry: BatchEntry) -> None:
         self.entries.append(entry)
-        self.budget -= entry.num_tokens
+        self.budget -= entry.num_rows
 
 
 class Scheduler:
@@ -86,8 +94,17 @@ class Scheduler:
         if request.isolated_until > len(request.output_token_ids):
             self._alone.append(request)
 
-    def schedule(self) -> Batch:
-        """Plan the next pass. Not empty as long as there is work."""
+    def schedule(self, trees: Mapping[Request, TokenTree] = _NO_TREES) -> Batch:
+        """Plan the next pass. Not empty as long as there is work.
+
+        `trees` are guesses of what follows requests that decode. They take what is left of the pass and of the blocks.
+        """
+        batch, limit = self._schedule(), self.config.max_num_batched_tokens
+        if not trees or self._alone:
+            return batch
+        return with_trees(batch, trees, limit, self.blocks, lambda: sum(map(self._may_grow, self.running)))
+
+    def _schedule(self) -> Batch:
         plan = _Plan(self.config.max_num_batched_tokens)
         if self._alone:
             self._place_alone(plan, self._alone[0])
@@ -98,12 +115,15 @@ class Scheduler:
         self._place_batch_requests(plan)
         return Batch(tuple(plan.entries))
 
-    def complete(self, batch: Batch, elapsed_s: float = 0.0) -> None:
-        """The pass went well: its tokens are computed. `elapsed_s` is what it took; 0: not measured."""
+    def complete(self, batch: Batch, elapsed_s: float = 0.0, num_kept: Mapping[Request, int] = _NONE_KEPT) -> None:
+        """The pass went well: its tokens are computed. `elapsed_s` is what it took; 0: not measured.
+
+        `num_kept` says how many of a request's drafted tokens are kept, if any.
+        """
         num_batch = 0
         for entry in batch.entries:
-            entry.request.num_computed_tokens = entry.stop
-            num_batch += entry.num_tokens if entry.request.is_batch else 0
+            entry.request.num_computed_tokens = entry.stop + num_kept.get(entry.request, 0)
+            num_batch += entry.num_rows if entry.request.is_batch else 0
             if entry.samples and entry.request in self._alone and self._is_cleared(entry.request):
                 self._alone.remove(entry.request)
         self.blocks.confirm_pass()

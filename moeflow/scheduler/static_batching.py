@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import SchedulerConfig
 from moeflow.core.request import FinishReason, Request, RequestStatus
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.token_tree import TokenTree
 from moeflow.kv.block_tables import BlockTables
 from moeflow.scheduler.scheduler import check_limits
 
@@ -86,8 +87,11 @@ class StaticBatching:
         self.waiting.append(request)
         self._waits_since[request] = self._clock()
 
-    def schedule(self) -> Batch:
-        """Plan the next pass; begins a batch if none runs, whoever may come. Not empty as long as there is work."""
+    def schedule(self, trees: Mapping[Request, TokenTree] | None = None) -> Batch:
+        """Plan the next pass; begins a batch if none runs, whoever may come. Not empty as long as there is work.
+
+        Guesses are left out: the baseline knows none.
+        """
         if not self.running and self.waiting:
             self._begin_batch()
         batch = self._batch
@@ -97,7 +101,7 @@ class StaticBatching:
         batch.stop = min(batch.num_columns + columns, batch.width)
         return Batch(tuple(entry for row in batch.rows for entry in self._prefill_entries(row)))
 
-    def complete(self, batch: Batch, elapsed_s: float = 0.0) -> None:
+    def complete(self, batch: Batch, elapsed_s: float = 0.0, num_kept: Mapping[Request, int] | None = None) -> None:
         """The pass went well: its tokens are computed."""
         for entry in batch.entries:
             entry.request.num_computed_tokens = entry.stop

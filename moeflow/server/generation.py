@@ -104,6 +104,8 @@ class Generation:
         self.num_prompt_tokens = sum(map(len, prompts))
         self.num_completion_tokens = 0
         self.num_cached_tokens = 0
+        self.num_drafted_tokens = 0  # guesses that were computed, of which
+        self.num_accepted_tokens = 0  # so many were right
         self.queued_s: float | None = None  # in the engine's queue, until the first sequence's first pass
         self.failure: str | None = None  # the error's code, if a stream ended with one
         self.finish_reasons: list[str] = []  # each once
@@ -157,6 +159,8 @@ class Generation:
                     self._metrics.time_to_first_token.observe(now_s - self._ticket.admitted_s)
             self._num_tokens[choice] += len(delta.token_ids)
             self.num_completion_tokens += len(delta.token_ids)
+            self.num_drafted_tokens += delta.num_drafted_tokens
+            self.num_accepted_tokens += len(delta.token_ids) - 1
         if delta.finish_reason is not None:
             self._ticket.finish_one()
             if delta.finish_reason not in self.finish_reasons:

@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from moeflow.engine.client import EngineState, ReplicaStatus
-from moeflow.engine.messages import EngineStats
+from moeflow.engine.messages import EngineStats, LenderStats
 from moeflow.server.errors import ApiError
 
 _LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
@@ -31,6 +31,7 @@ _GAUGES: tuple[tuple[str, str, str], ...] = (  # (name, help, field of EngineSta
     ("moeflow_memory_limit_bytes", "Memory that the user allows for everything; 0: no limit", "memory_limit_bytes"),
     ("moeflow_expert_slots", "Room in memory for experts that come from disk; 0: all are resident", "expert_slots"),
     ("moeflow_experts_in_slots", "Experts from disk that are in memory", "experts_in_slots"),
+    ("moeflow_experts_remote", "Experts that other machines have in their memory", "experts_remote"),
     (
         "moeflow_engine_stalled",
         "1 if the engine's process does not run, or a pass of it does not end",
@@ -58,6 +59,9 @@ _COUNTERS: tuple[tuple[str, str, str], ...] = (  # prometheus_client appends _to
         "Sequences cancelled: the client left, or a stop string was met",
         "requests_cancelled_total",
     ),
+    ("moeflow_speculated_passes", "Passes with guesses of what comes next", "speculated_passes_total"),
+    ("moeflow_drafted_tokens", "Guessed tokens that were computed", "drafted_tokens_total"),
+    ("moeflow_accepted_tokens", "Guessed tokens that were right", "accepted_tokens_total"),
     ("moeflow_preemptions", "Times a running sequence gave up its KV blocks", "preemptions_total"),
     ("moeflow_passes", "Forward passes", "passes_total"),
     ("moeflow_failed_passes", "Forward passes that failed", "failed_passes_total"),
@@ -69,6 +73,9 @@ _COUNTERS: tuple[tuple[str, str, str], ...] = (  # prometheus_client appends _to
     ("moeflow_expert_prefetched_bytes", "Bytes of experts read ahead", "expert_prefetched_bytes_total"),
     ("moeflow_expert_used_bytes", "Bytes of experts read ahead and needed later", "expert_used_bytes_total"),
     ("moeflow_expert_wasted_bytes", "Bytes of experts read ahead in vain", "expert_wasted_bytes_total"),
+    ("moeflow_remote_pairs", "Pairs of token and expert that other machines computed", "remote_pairs_total"),
+    ("moeflow_remote_bytes", "Bytes of rows and results of these", "remote_bytes_total"),
+    ("moeflow_remote_wait_seconds", "Time that passes waited for other machines' experts", "remote_wait_s_total"),
     ("moeflow_expert_moves", "Experts that went to another rank, got a replica there or lost it", "expert_moves_total"),
 )
 
@@ -79,17 +86,38 @@ _REPLICA_GAUGES: tuple[tuple[str, str, Callable[[ReplicaStatus], float]], ...] =
     ("moeflow_replica_requests_running", "Sequences in its passes", lambda it: it.stats.num_running),
     ("moeflow_replica_tokens_per_second", "Tokens it generates per second", lambda it: it.stats.tokens_per_second),
     ("moeflow_replica_kv_usage_ratio", "Share of its KV blocks in use", lambda it: kv_usage(it.stats)),
+    ("moeflow_replica_peers", "Other replicas that compute their experts for it now", lambda it: it.stats.num_peers),
 )
 _REPLICA_COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("moeflow_replica_generated_tokens", "Tokens it has generated", "generated_tokens_total"),
     ("moeflow_replica_restarts", "Times that it was started in the place of one that died", "engine_restarts_total"),
+    ("moeflow_replica_peer_rows_sent", "Rows it has sent to other replicas' experts", "peer_rows_sent_total"),
+    ("moeflow_replica_peer_wait_seconds", "Time that its passes waited for these", "peer_wait_s_total"),
+    (
+        "moeflow_replica_peer_pairs_served",
+        "Pairs of a token and an expert that it has computed for other replicas",
+        "peer_pairs_served_total",
+    ),
+    ("moeflow_replica_peer_serve_seconds", "Time in which it computed these", "peer_serve_s_total"),
+    (
+        "moeflow_replica_peer_pairs_taken_over",
+        "Pairs it has computed because the replica that has the expert was not there",
+        "peer_pairs_taken_over_total",
+    ),
 )
 _RANK_GAUGES: tuple[tuple[str, str, str], ...] = (  # with the labels "replica" and "rank"
+    ("moeflow_rank_layers", "Layers that it has a part of", "num_layers"),
+    ("moeflow_rank_slow", "Whether the other ranks wait for it most of the time", "is_slow"),
     ("moeflow_rank_experts", "Whole experts that it has, of all layers", "num_experts"),
     ("moeflow_rank_tokens_per_pass", "Tokens that its experts get, the mean of layers", "tokens_per_pass"),
 )
 _RANK_COUNTERS: tuple[tuple[str, str, str], ...] = (
+    ("moeflow_rank_busy_seconds", "Time that it has spent computing passes", "busy_s_total"),
     ("moeflow_rank_waited_seconds", "Time that it has spent in exchanges with other ranks", "waited_s_total"),
+)
+_LENDER_GAUGES: tuple[tuple[str, str, Callable[[LenderStats], float]], ...] = (  # with "replica" and "lender"
+    ("moeflow_lender_connected", "1 if this machine lends its memory now", lambda it: it.state == "connected"),
+    ("moeflow_lender_experts", "Experts that it has", lambda it: it.num_experts),
 )
 
 
@@ -195,6 +223,12 @@ class _ReplicaCollector(Collector):
             yield _of_ranks(GaugeMetricFamily(name, text, labels=labels), field, replicas)
         for name, text, field in _RANK_COUNTERS:
             yield _of_ranks(CounterMetricFamily(name, text, labels=labels), field, replicas)
+        for name, text, of_lender in _LENDER_GAUGES:
+            gauge = GaugeMetricFamily(name, text, labels=["replica", "lender"])
+            for number, replica in enumerate(replicas):
+                for lender in replica.stats.lenders:
+                    gauge.add_metric([str(number), lender.address], of_lender(lender))
+            yield gauge
 
 
 def _of_ranks(metric: GaugeMetricFamily | CounterMetricFamily, field: str, replicas: Sequence[ReplicaStatus]) -> Metric:

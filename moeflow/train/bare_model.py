@@ -49,7 +49,7 @@ def run_sequence(model: CausalLM, token_ids: Sequence[int]) -> torch.Tensor:
     """Return the final hidden states [T, H] of a sequence of at least one token."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
     kv = KVStorage(
-        num_layers=model.config.num_layers,
+        layers=range(model.config.num_layers),
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         num_kv_heads=model.config.num_kv_heads,

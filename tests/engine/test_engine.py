@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moeflow.core.errors import RequestError, StorageError
+from moeflow.core.errors import GroupError, RequestError, StorageError
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.counters import WINDOW_S, Counters
@@ -105,6 +105,18 @@ def test_cancellation_frees_place_and_blocks_within_one_pass():
     assert engine.stats().kv_blocks_used == 0
     assert {o.request_id for o in engine.step()} == {"b", "c", "d"}
     assert not engine.has_work
+
+
+def test_without_work_it_looks_after_ranks_once_everything_is_handed_out():
+    engine, runner = make_engine()
+    runner.is_rank_gone = True
+    engine.submit(submission("a", [1, 2, 3], max_tokens=2))
+    assert [len(engine.step()) for _ in range(2)] == [1, 1]  # a pass finds out by itself
+    engine.submit(submission("b", [1]))
+    engine.cancel(["b"])
+    assert [output.finish_reason for output in engine.step()] == [FinishReason.CANCELLED]
+    with pytest.raises(GroupError, match="rank 1"):
+        engine.step()
 
 
 def test_a_failing_pass_ends_its_requests_and_the_engine_lives_on():

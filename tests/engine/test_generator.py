@@ -152,20 +152,6 @@ def test_a_dead_engine_is_an_exception(n):
     assert engine.running == set()
 
 
-def test_cancelled_in_the_engine():
-    generator, engine = make_generator()
-
-    async def read():
-        deltas = []
-        async for delta in generator.stream("r", [1], SamplingParams(max_tokens=40)):
-            deltas.append(delta)
-            engine.cancel(["r-0"])
-        return deltas
-
-    deltas = asyncio.run(read())
-    assert [delta.finish_reason for delta in deltas] == [None, FinishReason.CANCELLED]
-
-
 def test_logprobs_of_prompt_and_output():
     generator, _ = make_generator()
     deltas = collect(generator, n=2, logprobs=2, prompt_logprobs=0)

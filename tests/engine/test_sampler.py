@@ -16,10 +16,12 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from moeflow.core.batch import BatchEntry
 from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.random_numbers import uniform
-from moeflow.engine.sampler import prompt_logprobs, sample
+from moeflow.engine.sampler import prompt_logprobs
+from moeflow.engine.verification import verify
 from moeflow.kernels.sample import NUCLEUS_WIDTH
 
 VOCAB = 40
@@ -39,6 +41,11 @@ def make_request(prompt=(1, 2), output=(), stop_token_ids=(), seed=0, **params):
 
 def make_logits(rows, vocab=VOCAB, seed=0, scale=2.0):
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def sample(logits, requests):
+    entries = [BatchEntry(request, 0, 1, (0,), samples=True) for request in requests]
+    return [token for one in verify(logits, entries) for token in one.tokens]
 
 
 def tokens(logits, requests):

@@ -12,7 +12,7 @@ from moeflow.kv.storage import KVStorage, _runs
 
 
 def _storage(**changes):
-    shape = {"num_layers": 3, "num_blocks": 5, "block_size": 4, "num_kv_heads": 2, "head_dim": 8}
+    shape = {"layers": range(3), "num_blocks": 5, "block_size": 4, "num_kv_heads": 2, "head_dim": 8}
     return KVStorage(**(shape | {"dtype": torch.bfloat16, "device": "cpu"} | changes))
 
 
@@ -36,12 +36,12 @@ def test_a_block_is_counted_in_the_pages_of_the_system(monkeypatch, page_bytes, 
 
 def test_what_does_not_fit_says_how_much_it_needs():
     with pytest.raises(CapacityError, match=r"needs 524288\.0 GiB on cpu"):
-        _storage(num_layers=2**20, num_blocks=2**21)
+        _storage(layers=range(2**20), num_blocks=2**21)
 
 
 @pytest.mark.parametrize("head_dim", [64, 72])  # a block of a layer is whole pages, or is not
 def test_blocks_that_are_given_back_are_free_and_the_others_stay(head_dim):
-    storage = _storage(num_layers=4, num_blocks=600, block_size=16, head_dim=head_dim, gives_back=True)
+    storage = _storage(layers=range(4), num_blocks=600, block_size=16, head_dim=head_dim, gives_back=True)
     process = psutil.Process()
     before = process.memory_info().rss
     for layer in storage.layers:

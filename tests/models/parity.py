@@ -116,7 +116,7 @@ class Cache:
         self.lengths: dict[str, int] = defaultdict(int)
         self.block_ids: dict[str, list[int]] = defaultdict(list)
         self.kv = KVStorage(
-            num_layers=config.num_layers,
+            layers=range(config.num_layers),
             num_blocks=num_blocks,
             block_size=block_size,
             num_kv_heads=config.num_kv_heads if num_kv_heads is None else num_kv_heads,
@@ -238,7 +238,8 @@ class Parity:
 
         def logits_of(group, layouts):
             memory = map_weights(read_slab_index(tmp_path / "slabs")) if is_mapped else FreshMemory()
-            ranks = ExpertRanks.of(pair.ours.config, ParallelConfig(num_ranks=group.size, **layouts), group)
+            parallel, config = ParallelConfig(num_ranks=group.size, **layouts), pair.ours.config
+            ranks = ExpertRanks.of(config, parallel, group, range(config.num_layers))
             sharing = {"group": group, "expert_ranks": ranks}
             model = load(pair.folder, packed=formats, memory=memory, **sharing, **layouts)
             num_kv_heads = model.layers[0].self_attn.heads.num_kv_heads

@@ -226,7 +226,6 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "exchange_lists": _exchange_lists,
     "many": _many,
     "gather": _method("all_gather"),
-    "broadcast_bytes": _method("broadcast_bytes"),
     "barrier": _method("barrier"),
     "use_one_core": lambda group: os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]),
     "use_all_cores": lambda group: os.sched_setaffinity(0, range(os.cpu_count() or 1)),

@@ -48,13 +48,6 @@ def test_all_to_all_gives_each_its_own(group, parts):
     assert received == [[parts[source][rank] for source in range(SIZE)] for rank in range(SIZE)]
 
 
-@given(st.binary(max_size=500))
-@settings(max_examples=50)
-def test_broadcast_gives_what_rank_0_has(group, data):
-    received = together(group, "broadcast_bytes", "message", of_each=lambda rank: (None if rank else data,))
-    assert received == [data] * SIZE
-
-
 def test_tensors_keep_dtype_and_shape(group):
     for dtype in (torch.float32, torch.bfloat16, torch.bool, torch.int8):
         tensors = [torch.arange(rank * 6).reshape(rank, 2, 3).transpose(1, 2).to(dtype) for rank in range(SIZE)]
@@ -71,7 +64,6 @@ def test_a_group_of_one(make):
     (rank,) = make(1)
     assert together([rank], "gather_lists", "rows", [1, 2, 3]) == [[[1, 2, 3]]]
     assert together([rank], "exchange_lists", "parts", [[1, 2, 3]]) == [[[1, 2, 3]]]
-    assert together([rank], "broadcast_bytes", "message", b"abc") == [b"abc"]
 
 
 def test_different_names_that_meet(make):

@@ -50,6 +50,14 @@ def test_all_that_a_plan_decides_becomes_settings():
         {"num_ranks": 2, "num_threads": 4},
         {"num_ranks": 3, "num_threads": 4, "listen_ranks": "[::1]:9200"},
         {"num_ranks": 2, "listen_ranks": "9200", "cluster_token_file": Path("/etc/token")},
+        {"num_ranks": 2, "listen_ranks": "9200", "ray_address": "auto", "is_served": True},
+        {
+            "num_ranks": 2,
+            "listen_ranks": "9200",
+            "ray_address": "10.0.0.1:6379",
+            "ray_placement": "spread",
+            "is_served": True,
+        },
         {"device": "emulated:64MiB,1,t4", "pipeline": "flexgen", "micro_batch": 4},
         {"device": "emulated:64MiB,0.5,torch"},
     ],
@@ -62,7 +70,8 @@ def test_a_configuration_is_decided_again_from_its_settings(tmp_path, asked):
         return resolve(settings, resources=here).config
 
     config = config_of(Settings(model=str(tmp_path), kv_cache_bytes=1 << 20, cache_dir=tmp_path, **asked))
-    again = config_of(dataclasses.replace(settings_of(config), cache_dir=tmp_path))
+    same = {"cache_dir": tmp_path, "is_served": asked.get("is_served", False)}
+    again = config_of(dataclasses.replace(settings_of(config), **same))
     assert again == dataclasses.replace(config, is_wide=again.is_wide)
 
 
@@ -119,3 +128,15 @@ def test_a_plan_of_another_machine_is_reported():
     notice = machine_notice(dataclasses.replace(PLAN, machine="t4"), Settings())
     assert notice is not None
     assert "made for t4, not for this one" in notice
+
+
+def test_engines_of_a_plan_are_as_many_again_and_share_what_they_shared():
+    plan = dataclasses.replace(with_config(num_threads=3, memory=None, kv_cache_bytes=1 << 20), num_replicas=2)
+    found = settings_from_plan(plan, Settings())
+    assert (found.num_replicas, found.num_threads, found.kv_cache_bytes) == (2, 6, 2 << 20)
+    assert overruled(plan, Settings(num_replicas=3)) == [("num_replicas", 3, 2)]
+    limit = MemoryPlan(limit_bytes=1 << 30, process_bytes=0, weight_bytes=0, work_bytes=0)
+    limited = dataclasses.replace(with_config(memory=limit), num_replicas=2)
+    with pytest.raises(ConfigError, match=r"2 engines within a limit.*--memory"):
+        settings_from_plan(limited, Settings())
+    assert settings_from_plan(limited, Settings(memory_bytes=2 << 30)).memory_bytes == 2 << 30

@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 
 from moeflow.core.errors import CapacityError, ConfigError
+from moeflow.core.plan import Forecast
 from moeflow.core.units import GIB, MIB
 from moeflow.kernels.cpu import extension
+from moeflow.planner.apply_plan import settings_of
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.costs.process_memory import PROCESS_BYTES, served_bytes
 from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.resolve import Resolved, resolve
 from moeflow.planner.settings import Settings
+from tests.planner.examples import machine as round_machine
 from tests.shapes import MIXTRAL
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -90,14 +93,26 @@ def test_experts_that_come_from_disk_are_in_memory_for_each(tmp_path):
     assert resolved(model, 2, **tight).config == before.config
 
 
-def test_nothing_is_predicted_for_several_engines(model):
-    machine = HostResources(8, 32 * GIB, 16 * GIB, None, 0)
+def test_engines_that_share_a_machine_bring_no_more_than_one_where_it_is_busy(model):
+    """Each has half of its memory's and processor's speed; only what each does on its own comes twice."""
+    asked = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "kv_cache_bytes": 16 * MIB}
 
-    def measure(wanted: object) -> None:
-        pytest.fail("what was measured is one engine")
+    def forecast_of(num_replicas: int, pass_s: float) -> Forecast:
+        ram = round_machine(ram=16 * GIB).level("ram")
+        ram = dataclasses.replace(ram, processor=dataclasses.replace(ram.processor, pass_s=pass_s, token_s=0.0))
+        machine = dataclasses.replace(round_machine(ram=16 * GIB), levels=(ram,), links=())
+        settings = Settings(model=model, is_served=True, num_replicas=num_replicas, cache_dir=Path(model), **asked)
+        resources = HostResources(8, 32 * GIB, 16 * GIB, None, 0)
+        forecast = resolve(settings, machine_of=lambda _: machine, resources=resources).plan.forecast
+        assert forecast is not None
+        return forecast
 
-    settings = Settings(model=model, is_served=True, num_replicas=2)
-    assert resolve(settings, machine_of=measure, resources=machine).estimator is None
+    alone, both = (forecast_of(number, 0.0) for number in (1, 2))
+    assert both.prefill_tokens_per_s.value == pytest.approx(alone.prefill_tokens_per_s.value)
+    assert both.time_to_first_token_s.value == pytest.approx(2 * alone.time_to_first_token_s.value)
+    alone, both = (forecast_of(number, 10.0) for number in (1, 2))
+    assert both.decode_tokens_per_s.value == pytest.approx(2 * alone.decode_tokens_per_s.value, rel=1e-3)
+    assert both.memory[0].peak_bytes.value == pytest.approx(2 * alone.memory[0].peak_bytes.value, rel=0.05)
 
 
 def test_too_little_memory_says_how_many_would_fit(model):
@@ -121,3 +136,37 @@ def test_where_there_can_be_only_one(model):
         resolved(model, 2, device="emulated:1GiB,10")
     with pytest.raises(ConfigError, match="num_replicas must be at least 1"):
         resolved(model, 0)
+
+
+def test_replicas_that_share_experts_map_one_copy_which_the_first_makes(model, tmp_path):
+    asked = {"expert_parallel": True, "cache_dir": tmp_path, "dtype": "float32", "max_model_len": 16}
+    plan = resolved(model, 2, **asked).plan
+    reasons = dict(plan.reasons)
+    assert plan.config.expert_parallel.num_replicas == 2
+    assert reasons["experts"].startswith("each replica computes 2 of the 4 experts of a layer for all")
+    assert "in memory once" in reasons["replicas"]
+    assert reasons["start"] == f"weights are packed into {plan.config.packed_file} first, and mapped from there"
+    assert settings_of(plan.config).expert_parallel
+    file_bytes = pack(model, None, cache_dir=tmp_path, dtype="float32").spec.file_bytes
+    packed = resolved(model, 2, **asked, free_bytes=2 * PROCESS_BYTES + file_bytes * 3 // 2)
+    assert packed.config.packed_file == plan.config.packed_file
+    assert "mapped from" in dict(packed.plan.reasons)["start"]
+    with pytest.raises(CapacityError, match=r"3 replicas \(--replicas\) do not fit, 2 would"):
+        resolved(model, 3, **asked, free_bytes=2 * PROCESS_BYTES + file_bytes * 3 // 2)
+
+
+def test_who_cannot_share_experts_is_told_what_to_do(model, tmp_path):
+    for number, settings, problem in (
+        (1, {}, r"say how many there are \(--replicas\)"),
+        (2, {"num_ranks": 2}, "leave --ranks away"),
+        (5, {}, r"5 replicas cannot share .* only 4 experts a layer: use fewer"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            resolved(model, number, expert_parallel=True, **settings)
+    write_tiny_mixtral(tmp_path, intermediate_size=4096, num_local_experts=16)
+    passes = {"max_num_seqs": 4, "max_num_batched_tokens": 64}
+    roomy = resolved(str(tmp_path), 2, memory_bytes=2 * GIB, **passes).config.memory
+    server = 2 * roomy.limit_bytes - 2 * GIB
+    tight = server + 2 * (roomy.process_bytes + roomy.work_bytes - server + 8 * MIB)
+    with pytest.raises(ConfigError, match=r"keep them in memory, once for all, but --memory is too little"):
+        resolved(str(tmp_path), 2, expert_parallel=True, memory_bytes=tight, **passes)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
-from moeflow.core.parallel_config import JoinConfig
+from moeflow.core.parallel_config import JoinConfig, RayConfig
 from moeflow.core.units import GIB, MIB
 from moeflow.kernels.cpu import extension
 from moeflow.planner import decision, memory_budget
@@ -81,11 +81,33 @@ def test_a_port_alone_listens_to_this_machine(model):
         ({"listen_ranks": "9200"}, r"nobody can join \(--listen-ranks\) an engine of one rank"),
         ({"listen_ranks": "9200", "num_ranks": 1}, "nobody can join"),
         ({"listen_ranks": "here", "num_ranks": 2}, "'here' is no address: write HOST:PORT or PORT"),
+        ({"ray_address": "auto", "num_ranks": 2}, r"have to reach the first one: .* \(--listen-ranks HOST:PORT\)"),
+        (
+            {"ray_address": "auto", "num_ranks": 2, "listen_ranks": "9200", "is_served": False},
+            "for `moeflow serve` and `moeflow batch` only",
+        ),
+        (
+            {"ray_address": "ray://head:10001", "num_ranks": 2, "listen_ranks": "9200"},
+            "an address for Ray's clients: make this machine a node .* --ray-address auto",
+        ),
+        ({"ray_address": "head", "num_ranks": 2, "listen_ranks": "9200"}, "'head' is no address: write HOST:PORT"),
+        ({"ray_placement": "spread", "num_ranks": 2, "listen_ranks": "9200"}, r"say which \(--ray-address\)"),
+        ({"ray_placement": "pack", "num_ranks": 2, "listen_ranks": "9200"}, "'pack' is unknown; use one of strict-spr"),
     ],
 )
 def test_where_nobody_can_join_is_refused(model, settings, complaint):
     with pytest.raises(ConfigError, match=complaint):
-        resolve(Settings(model=model, **settings), resources=machine())
+        resolve(Settings(**({"model": model, "is_served": True} | settings)), resources=machine())
+
+
+@needs_extension
+def test_ray_starts_ranks_where_it_is_asked_to(model):
+    asked = Settings(model=model, num_ranks=2, listen_ranks="9200", ray_address="head:6379", is_served=True)
+    plan = resolve(asked, resources=machine()).plan
+    assert plan.config.parallel.join.ray == RayConfig(address="head:6379", shares_nodes=False)
+    assert dict(plan.reasons)["other ranks"].endswith(", started by Ray (head:6379)")
+    spread = resolve(dataclasses.replace(asked, ray_placement="spread"), resources=machine()).config
+    assert spread.parallel.join.ray == RayConfig(address="head:6379", shares_nodes=True)
 
 
 @needs_extension

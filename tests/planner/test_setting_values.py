@@ -25,7 +25,7 @@ COUNTS = (
     "max_num_seqs",
     "max_num_batched_tokens",
 )
-FLAGS = ("prefix_caching", "is_served")
+FLAGS = ("prefix_caching", "expert_parallel", "is_served")
 PATHS = ("packed_weights_file", "record_routing", "graph_file", "trace_file", "cache_dir", "cluster_token_file")
 TEXTS = (
     "model",
@@ -38,6 +38,10 @@ TEXTS = (
     "device",
     "expert_placement",
     "listen_ranks",
+    "ray_address",
+    "ray_placement",
+    "stages",
+    "remote_experts",
     "pipeline",
     "expert_policy",
     "predictor",
@@ -50,7 +54,15 @@ def read(name, value):
 
 
 def test_every_setting_is_of_a_known_kind():
-    assert {*SIZES, *COUNTS, *FLAGS, *PATHS, *TEXTS, "resident_experts"} == {field.name for field in fields(Settings)}
+    others = ("resident_experts", "speculators")
+    assert {*SIZES, *COUNTS, *FLAGS, *PATHS, *TEXTS, *others} == {field.name for field in fields(Settings)}
+
+
+def test_several_texts():
+    assert read("speculators", ["suffix", Path("a/b")]) == ("suffix", "a/b")
+    assert read("speculators", "suffix") == ("suffix",)
+    with pytest.raises(ConfigError, match="speculators"):
+        read("speculators", 5)
 
 
 @pytest.mark.parametrize("name", SIZES)

@@ -7,8 +7,9 @@ table, as attention would. A wrong block, a block shared too early, a stale one:
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
-from moeflow.core.batch import Batch
+from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.request import Request
 
 VOCAB_SIZE = 50
@@ -29,26 +30,54 @@ def generate_alone(prompt: list[int], max_tokens: int, stop_token_ids: frozenset
     return context[len(prompt) :]
 
 
+@dataclass(frozen=True)
+class Brought:
+    """What a pass brought for a request."""
+
+    tokens: list[int]
+    kept: list[int]  # nodes of its tree
+
+
 class FakeModel:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.slots: dict[int, tuple[int, int]] = {}
 
-    def run(self, batch: Batch) -> dict[Request, int]:
+    def run(self, batch: Batch) -> dict[Request, Brought]:
         for entry in batch.entries:
             tokens = entry.request.token_ids(entry.start, entry.stop)
             assert len(tokens) == entry.num_tokens > 0
             for position, token in enumerate(tokens, entry.start):
-                self.slots[self._slot(entry.block_ids, position)] = (position, token)
-        return {entry.request: self._read(entry) for entry in batch.entries if entry.samples}
+                self.slots[self.slot(entry.block_ids, position)] = (position, token)
+            for node, token in enumerate(entry.tree.token_ids):
+                position = entry.stop - 1 + len(entry.tree.branch(node))
+                self.slots[self.slot(entry.block_ids, entry.stop + node)] = (position, token)
+        return {entry.request: self._sample(entry) for entry in batch.entries if entry.samples}
 
-    def _read(self, entry) -> int:
+    def _sample(self, entry: BatchEntry) -> Brought:
+        """Go down the tree as far as it is right; leave what is kept in a row."""
+        tokens, kept = [next_token(self._read(entry, []))], []
+        while True:
+            last = kept[-1] if kept else -1
+            children = [node for node, parent in enumerate(entry.tree.parents) if parent == last]
+            found = [node for node in children if entry.tree.token_ids[node] == tokens[-1]]
+            if not found:
+                break
+            kept += found
+            tokens.append(next_token(self._read(entry, kept)))
+        for place, node in enumerate(kept):
+            source = self.slots[self.slot(entry.block_ids, entry.stop + node)]
+            self.slots[self.slot(entry.block_ids, entry.stop + place)] = source
+        return Brought(tokens, kept)
+
+    def _read(self, entry: BatchEntry, branch: list[int]) -> list[int]:
+        places = [*range(entry.stop), *[entry.stop + node for node in branch]]
         context = []
-        for position in range(entry.stop):
-            stored_position, token = self.slots[self._slot(entry.block_ids, position)]
+        for position, place in enumerate(places):
+            stored_position, token = self.slots[self.slot(entry.block_ids, place)]
             assert stored_position == position
             context.append(token)
-        return next_token(context)
+        return context
 
-    def _slot(self, block_ids: tuple[int, ...], position: int) -> int:
+    def slot(self, block_ids: tuple[int, ...], position: int) -> int:
         return block_ids[position // self.block_size] * self.block_size + position % self.block_size

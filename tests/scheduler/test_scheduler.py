@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.request import FinishReason
+from moeflow.core.token_tree import TokenTree
 from tests.scheduler.fake_model import VOCAB_SIZE, FakeModel, generate_alone
 from tests.scheduler.traffic import AnyTraffic, finish_pass, make_request, make_scheduler, prompts, run_pass, run_to_end
 
@@ -19,9 +20,10 @@ from tests.scheduler.traffic import AnyTraffic, finish_pass, make_request, make_
     max_num_seqs=st.integers(1, 5),
     max_num_batched_tokens=st.integers(5, 40),
     prefix_caching=st.booleans(),
+    rng=st.none() | st.randoms(use_true_random=False),
 )
 def test_every_request_gets_the_tokens_it_gets_alone(
-    jobs, num_blocks, max_num_seqs, max_num_batched_tokens, prefix_caching
+    jobs, num_blocks, max_num_seqs, max_num_batched_tokens, prefix_caching, rng
 ):
     scheduler = make_scheduler(
         num_blocks=num_blocks,
@@ -32,7 +34,7 @@ def test_every_request_gets_the_tokens_it_gets_alone(
     requests = [make_request(str(i), prompt, n) for i, (prompt, n) in enumerate(jobs)]
     for request in requests:
         scheduler.add(request)
-    run_to_end(scheduler)
+    run_to_end(scheduler, rng=rng)
     for request in requests:
         assert request.finish_reason is FinishReason.LENGTH
         assert request.output_token_ids == generate_alone(request.prompt_token_ids, request.max_tokens)
@@ -128,6 +130,55 @@ def test_requests_of_a_pass_that_is_undone_are_computed_one_by_one():
     run_to_end(scheduler, model)
     assert like_it.output_token_ids == prefilled.output_token_ids == generate_alone([1] * 10, 5)
     assert scheduler.num_preemptions == 0
+
+
+def test_a_tree_that_is_right_brings_its_tokens_in_one_pass():
+    scheduler, model = make_scheduler(max_num_batched_tokens=30), FakeModel(4)
+    request = make_request("a", [1, 2], 9)
+    scheduler.add(request)
+    run_pass(scheduler, model)
+    output = generate_alone([1, 2], 9)
+    batch = scheduler.schedule({request: TokenTree.of([[5, 5], output[1:4], [*output[1:3], 7]])})
+    assert (batch.num_tokens, batch.entries[0].num_rows) == (7, 7)
+    finish_pass(scheduler, model, batch)
+    assert request.output_token_ids == output[:5]
+    assert request.is_decoding
+    run_to_end(scheduler, model)
+    assert request.output_token_ids == output
+
+
+def test_trees_take_what_others_leave():
+    """Of the pass, and of the blocks that running requests need next."""
+    scheduler, model = make_scheduler(num_blocks=7, max_model_len=24, max_num_batched_tokens=12), FakeModel(4)
+    requests = [make_request(name, [ord(name), 1, 2, 3, 4], 14) for name in "ab"]
+    for request in requests:
+        scheduler.add(request)
+    run_pass(scheduler, model)
+    batch = scheduler.schedule({request: TokenTree.of([range(20)]) for request in requests})
+    assert [entry.stop for entry in batch.entries] == [6, 6]
+    assert [len(entry.tree) for entry in batch.entries] == [6, 2]  # of 7 blocks 3 and 2: either may need one next
+    finish_pass(scheduler, model, batch)
+    assert len(run_pass(scheduler, model)) == 2
+    assert scheduler.num_preemptions == 0
+
+
+@pytest.mark.parametrize(("num_prompt", "num_nodes"), [(250, 6), (255, 1), (256, 12), (257, 12)])
+def test_a_tree_ends_where_attention_begins_a_new_sum(num_prompt, num_nodes):
+    scheduler, model = make_scheduler(num_blocks=100, max_model_len=400, max_num_batched_tokens=300), FakeModel(4)
+    request = make_request("a", [1] * (num_prompt - 1), 40)
+    scheduler.add(request)
+    run_pass(scheduler, model)
+    (entry,) = scheduler.schedule({request: TokenTree.of([range(12)])}).entries
+    assert (entry.stop, len(entry.tree)) == (num_prompt, num_nodes)
+
+
+def test_nothing_is_guessed_beyond_the_last_token():
+    scheduler, model = make_scheduler(max_num_batched_tokens=30), FakeModel(4)
+    request = make_request("a", [1], 4)
+    scheduler.add(request)
+    run_pass(scheduler, model)
+    (entry,) = scheduler.schedule({request: TokenTree.of([range(12), [3, 4, 5]])}).entries
+    assert entry.tree == TokenTree.of([[0, 1], [3, 4]])
 
 
 def test_a_pass_of_one_request_cannot_be_undone():

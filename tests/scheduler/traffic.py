@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -10,9 +12,10 @@ from moeflow.core.batch import Batch
 from moeflow.core.engine_config import SchedulerConfig
 from moeflow.core.request import FinishReason, Request, RequestStatus
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.token_tree import TokenTree
 from moeflow.scheduler.scheduler import Scheduler
 from moeflow.scheduler.static_batching import StaticBatching
-from tests.scheduler.fake_model import FakeModel, generate_alone
+from tests.scheduler.fake_model import VOCAB_SIZE, FakeModel, generate_alone
 
 AnyScheduler = Scheduler | StaticBatching
 
@@ -41,18 +44,31 @@ def batch_request(name: str, prompt: list[int], max_tokens: int = 5) -> Request:
 
 def finish_pass(scheduler: AnyScheduler, model: FakeModel, batch: Batch, elapsed_s: float = 0.0) -> None:
     """Compute what was scheduled, append, finish."""
-    tokens = model.run(batch)
-    scheduler.complete(batch, elapsed_s)
-    for request, token in tokens.items():
-        request.output_token_ids.append(token)
+    brought = model.run(batch)
+    scheduler.complete(batch, elapsed_s, {request: len(one.kept) for request, one in brought.items()})
+    for request, one in brought.items():
+        request.output_token_ids += one.tokens
         if len(request.output_token_ids) == request.max_tokens:
             scheduler.finish(request, FinishReason.LENGTH)
     scheduler.check_integrity()
 
 
-def run_pass(scheduler: AnyScheduler, model: FakeModel, elapsed_s: float = 0.0) -> list[Request]:
-    """Do what the engine does; return who took part."""
-    batch = scheduler.schedule()
+def guesses(request: Request, rng: random.Random) -> TokenTree:
+    """Return a tree of guesses of which none, some or all of one branch are right."""
+    output = generate_alone(request.prompt_token_ids, request.max_tokens)[len(request.output_token_ids) :]
+    sequences = []
+    for _ in range(rng.randrange(4)):
+        right = output[: rng.randrange(len(output) + 1)]
+        sequences.append([*right, *[rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(4))]])
+    return TokenTree.of(sequences, max_tokens=rng.randrange(20))
+
+
+def run_pass(
+    scheduler: AnyScheduler, model: FakeModel, elapsed_s: float = 0.0, rng: random.Random | None = None
+) -> list[Request]:
+    """Do what the engine does, with trees of guesses if there are random numbers for them; return who took part."""
+    running = [] if rng is None else scheduler.running
+    batch = scheduler.schedule({request: guesses(request, rng) for request in running if rng and rng.random() < 0.8})
     assert batch, "a pass must never be empty while there is work"
     assert batch.num_tokens <= scheduler.config.max_num_batched_tokens
     assert len({id(e.request) for e in batch.entries}) == len(batch.entries)
@@ -63,12 +79,17 @@ def run_pass(scheduler: AnyScheduler, model: FakeModel, elapsed_s: float = 0.0) 
     return [entry.request for entry in batch.entries]
 
 
-def run_to_end(scheduler: AnyScheduler, model: FakeModel | None = None, elapsed_s: float = 0.0) -> None:
+def run_to_end(
+    scheduler: AnyScheduler,
+    model: FakeModel | None = None,
+    elapsed_s: float = 0.0,
+    rng: random.Random | None = None,
+) -> None:
     model = model or FakeModel(scheduler.config.block_size)
     for _ in range(3000):
         if not scheduler.has_work:
             return
-        run_pass(scheduler, model, elapsed_s)
+        run_pass(scheduler, model, elapsed_s, rng)
     pytest.fail("the scheduler does not come to an end")
 
 
@@ -92,9 +113,9 @@ class AnyTraffic(RuleBasedStateMachine):
         self.add(make_request, prompt, max_tokens)
 
     @precondition(lambda self: self.scheduler.has_work)
-    @rule()
-    def one_pass(self):
-        run_pass(self.scheduler, self.model)
+    @rule(rng=st.randoms(use_true_random=False))
+    def one_pass(self, rng):
+        run_pass(self.scheduler, self.model, rng=rng)
 
     @precondition(lambda self: self.scheduler.has_work)
     @rule(data=st.data())
@@ -109,7 +130,7 @@ class AnyTraffic(RuleBasedStateMachine):
         self.model.run(batch)
         for entry in batch.entries:  # what a failed pass left in the cache is garbage
             for position in range(entry.start, entry.stop):
-                self.model.slots[self.model._slot(entry.block_ids, position)] = (-1, -1)
+                self.model.slots[self.model.slot(entry.block_ids, position)] = (-1, -1)
         if not (concerns_some and self.scheduler.undo(batch)):
             self.scheduler.fail(batch)
 

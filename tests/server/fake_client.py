@@ -56,9 +56,6 @@ class FakeClient:
     def die(self) -> None:
         self.state = EngineState.GONE
 
-    def cancel(self, request_ids: list[str]) -> None:
-        raise AssertionError("streams are cancelled by closing them")
-
     async def shutdown(self, deadline_s: float) -> None:
         self.die()
 

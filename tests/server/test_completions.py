@@ -36,6 +36,7 @@ async def test_a_whole_answer(http, engine):
             "completion_tokens": num_tokens,
             "total_tokens": 5 + num_tokens,
             "prompt_tokens_details": {"cached_tokens": 3},
+            "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
         },
     }
 

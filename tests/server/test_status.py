@@ -29,8 +29,16 @@ STATS = EngineStats(
     is_engine_stalled=True,
 )
 RANKS = [
-    RankStats(waited_s_total=0.5, num_experts=8, tokens_per_pass=4.5),
-    RankStats(waited_s_total=2.5, num_experts=12, tokens_per_pass=3.25),
+    RankStats(num_layers=3, busy_s_total=9.5, waited_s_total=0.5, num_experts=8, tokens_per_pass=4.5),
+    RankStats(
+        host="10.0.0.2",
+        first_layer=3,
+        num_layers=2,
+        waited_s_total=2.5,
+        is_slow=True,
+        num_experts=12,
+        tokens_per_pass=3.25,
+    ),
 ]
 
 
@@ -138,10 +146,22 @@ async def test_each_replica_has_its_own_numbers_beside_the_totals(http, engine):
         ("ready", True, 3),
         ("restarting", False, 0),
     ]
-    assert stats["replicas"][0]["ranks"][1] == {"waited_s_total": 2.5, "num_experts": 12, "tokens_per_pass": 3.25}
+    assert stats["replicas"][0]["ranks"][1] == {
+        "host": "10.0.0.2",
+        "first_layer": 3,
+        "num_layers": 2,
+        "busy_s_total": 0.0,
+        "waited_s_total": 2.5,
+        "is_slow": True,
+        "num_experts": 12,
+        "tokens_per_pass": 3.25,
+    }
     values = await read_metrics(http)
     assert values["moeflow_rank_waited_seconds_total[1][0]"] == 2.5
+    assert values["moeflow_rank_busy_seconds_total[0][0]"] == 9.5
+    assert values["moeflow_rank_layers[1][0]"] == 2
     assert values["moeflow_rank_experts[1][0]"] == 12
+    assert [values[f"moeflow_rank_slow[{rank}][0]"] for rank in range(2)] == [0, 1]
     assert values["moeflow_rank_tokens_per_pass[0][0]"] == 4.5
     assert "moeflow_rank_experts[0][1]" not in values
     expected = {

@@ -1,5 +1,6 @@
 """The built-in model: finding its source, building it once, and (marked `weights`) what it must be able to do."""
 
+import dataclasses
 import importlib.util
 import multiprocessing
 import shutil
@@ -13,6 +14,7 @@ from transformers import AutoTokenizer, MixtralForCausalLM
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import ConfigError
 from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.planner.settings import Settings
 from moeflow.train import builtin, upcycling, upcycling_quality
 from moeflow.train.bare_model import load_bare_model, run_sequence
 from moeflow.train.builtin import (
@@ -22,6 +24,7 @@ from moeflow.train.builtin import (
     builtin_source,
     ensure_builtin_model,
     fingerprint,
+    with_dense_source,
 )
 from moeflow.train.builtin_routers import ROUTERS_FILE, read_routers, write_routers
 from moeflow.train.calibration_text import calibration_text
@@ -233,3 +236,12 @@ def test_routing_follows_the_text_and_uses_every_expert(model, dense, builtin_mo
     assert quality.busiest_shares[1] > 1.4 / BUILTIN_RECIPE.num_experts
     novel = measure_quality(builtin_source(), builtin_model, calibration=DATA / "heldout_novel.txt")
     assert novel.busiest_shares[1] > 2 * quality.busiest_shares[1]  # one text has its favourites
+
+
+def test_the_dense_source_guesses_for_the_built_in_model_alone(tmp_path):
+    model = str(builtin_folder(tmp_path))
+    settings = Settings(model=model, cache_dir=tmp_path, speculators=("suffix", "dense-source"))
+    assert with_dense_source(settings).speculators == ("suffix", str(builtin_source()))
+    assert with_dense_source(Settings(model="another")).speculators == ()
+    with pytest.raises(ConfigError, match="is for the built-in model"):
+        with_dense_source(dataclasses.replace(settings, model="another"))

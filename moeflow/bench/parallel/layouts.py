@@ -78,7 +78,7 @@ class WholeExperts:
 
     def __init__(self, own: PackedExperts, slots: Mapping[int, int], ranks: Tensor, num_experts: int) -> None:
         """`ranks` [T, K] are those that serve this rank's tokens, looked up before the clock starts."""
-        self._experts, self._slots, self._ranks = SlotExperts(own, num_experts + 1), slots, ranks
+        self._experts, self._ranks = SlotExperts(own, num_experts + 1, slots), ranks
         self._elsewhere = num_experts  # stands for an expert that another rank computes
 
     def run(self, tokens: Tokens, meter: Meter) -> Result:
@@ -91,7 +91,7 @@ class WholeExperts:
             x, (topk_ids, topk_weights) = torch.cat(parts), _split_choices(torch.cat(choices))
         with meter.section("experts"):
             pairs = torch.empty(len(x) * top_k, hidden)
-            self._experts.pairs(x, topk_ids, topk_weights, self._slots, pairs)
+            self._experts.pairs(x, topk_ids, topk_weights, pairs)
         with meter.section("combine"):
             is_here = torch.split(topk_ids.view(-1) != self._elsewhere, [len(part) * top_k for part in parts])
             computed = torch.split(pairs, [len(mask) for mask in is_here])

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from moeflow.bench.parallel.figures import BASELINE, figures_of, speed_ups
+from moeflow.bench.parallel.meter import SECTIONS
 from moeflow.bench.parallel.tables import case_name, title
 from moeflow.bench.plots import save
 from moeflow.bench.records import Record
+from moeflow.planner.costs.parallel_costs import PerRank
+from moeflow.planner.simulator.parallel_run import ParallelRun
 
 
 def plot_parallel(records: Sequence[Record], file: Path) -> None:
@@ -23,20 +26,35 @@ def plot_parallel(records: Sequence[Record], file: Path) -> None:
 def plot_sections(records: Sequence[Record], file: Path) -> None:
     """Draw the mean time of each section over the ranks, with its standard deviation (study, figure 6.6)."""
     (record,) = records
-    figures, sections = figures_of(record), record["sections"]
+    seconds = {
+        name: dict(zip(record["sections"], it.usual_s.T, strict=True)) for name, it in figures_of(record).items()
+    }
+    _draw_sections(seconds, "processor time of a rank, ms", f"{case_name(record)} a rank\n{title(record)}", file)
+
+
+def plot_simulated(runs: Mapping[str, ParallelRun], heading: str, file: Path) -> None:
+    """Draw the same of what was predicted of a layer in several layouts."""
+    seconds = {name: run.cost.sections for name, run in runs.items()}
+    _draw_sections(seconds, "predicted time of a rank, ms", heading, file)
+
+
+def _draw_sections(seconds: Mapping[str, Mapping[str, PerRank]], label: str, heading: str, file: Path) -> None:
+    """Draw each layout's seconds of each section and rank; a section that a layout does not have is left out."""
+    sections = [name for name in SECTIONS if any(name in of_layout for of_layout in seconds.values())]
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     axis = figure.subplots()
-    width = 0.8 / len(figures)
-    for number, (name, it) in enumerate(figures.items()):
-        at = np.arange(len(sections)) + (number - (len(figures) - 1) / 2) * width
-        means, stds = 1000 * it.usual_s.mean(axis=0), 1000 * it.usual_s.std(axis=0)
-        axis.bar(at, means, width, yerr=stds, capsize=2, label=name)
+    width = 0.8 / len(seconds)
+    for number, (name, of_layout) in enumerate(seconds.items()):
+        has = [at for at, section in enumerate(sections) if section in of_layout]
+        places = np.array(has) + (number - (len(seconds) - 1) / 2) * width
+        means, stds = ([1000 * float(of(of_layout[sections[at]])) for at in has] for of in (np.mean, np.std))
+        axis.bar(places, means, width, yerr=stds, capsize=2, label=name)
     axis.set_xticks(range(len(sections)), sections)
     axis.set_yscale("log")
-    axis.set_ylabel("processor time of a rank, ms")
+    axis.set_ylabel(label)
     axis.grid(axis="y", alpha=0.3)
     axis.legend()
-    figure.suptitle(f"{case_name(record)} a rank\n{title(record)}", fontsize="medium")
+    figure.suptitle(heading, fontsize="medium")
     save(figure, file)
 
 

@@ -6,17 +6,17 @@ It is measured with as many threads as ranks run at once, for these share its me
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
 from moeflow.bench.parallel.case import Case, LayerShape
+from moeflow.bench.parallel.rank_rates import Measured, rank_rates, with_experts
 from moeflow.bench.parallel.shared_weights import slice_bounds
-from moeflow.core.hardware import Machine, MemoryLevel
+from moeflow.core.hardware import Machine
 from moeflow.core.model_config import ModelConfig, RopeConfig
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.parallel_costs import LAYOUTS, LayerCost, ParallelLayer
-from moeflow.planner.costs.roofline import processor_of
+from moeflow.planner.costs.roofline import divided
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.hardware.kernel_bench import KernelShape
 
@@ -28,12 +28,18 @@ def ranks_at_once(num_ranks: int) -> int:
     return min(num_ranks, host_resources().num_cores)
 
 
-def predict(case: Case, machine: Machine, layouts: Iterable[str]) -> dict[str, LayerCost]:
-    """Return the cost of each layout. The machine is as `ranks_at_once` threads measure it."""
+def predict(case: Case, machine: Machine, layouts: Iterable[str], measured: Measured) -> dict[str, LayerCost]:
+    """Return the cost of each layout.
+
+    The machine is as `ranks_at_once` threads measure it, `measured` what ranks do beside each other.
+    """
+    costs = _costs(case.layer)
+    level = divided(machine.compute_level, ranks_at_once(case.layer.num_ranks))
     layer = ParallelLayer(
-        level=_share(machine.compute_level, ranks_at_once(case.layer.num_ranks)),
+        level=with_experts(level, case.layer, costs, measured),
         link=None,
-        costs=_costs(case.layer),
+        costs=costs,
+        rates=rank_rates(case.layer, measured),
         num_ranks=case.layer.num_ranks,
         topk_ids=case.topk_ids(),
         loads=case.loads_before(),
@@ -55,14 +61,6 @@ def kernel_shapes(layer: LayerShape) -> list[KernelShape]:
         for width in widths
     ]
     return [KernelShape("linear", layer.weights, (layer.num_experts, layer.hidden)), *dict.fromkeys(experts)]
-
-
-def _share(level: MemoryLevel, num_threads: int) -> MemoryLevel:
-    """Return what one of so many threads has of a level."""
-    processor = processor_of(level)
-    peaks = tuple((dtype, peak / num_threads) for dtype, peak in processor.peak_flops_per_s)
-    processor = replace(processor, peak_flops_per_s=peaks)
-    return replace(level, read_bytes_per_s=level.read_bytes_per_s / num_threads, processor=processor)
 
 
 def _costs(layer: LayerShape) -> ModelCosts:

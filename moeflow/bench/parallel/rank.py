@@ -21,6 +21,7 @@ from torch import Tensor
 from moeflow.bench.parallel.case import Case, LayerShape, Tokens
 from moeflow.bench.parallel.layouts import RankLayout, Result, make_layout
 from moeflow.bench.parallel.meter import Meter
+from moeflow.bench.parallel.rank_rates import Measured, measure_rates
 from moeflow.bench.parallel.shared_weights import SharedWeights
 from moeflow.core.errors import GroupError
 from moeflow.kernels.cpu import extension, row_ops
@@ -40,12 +41,16 @@ class RankStart(msgspec.Struct, frozen=True):
     timeout_s: float  # of a collective
 
 
-class Task(msgspec.Struct, frozen=True):
+class Task(msgspec.Struct, frozen=True, tag=True):
     """One pass."""
 
     case: Case
     layout: str
     is_checked: bool  # whether to compare the result with what one process computes
+
+
+class RatesTask(msgspec.Struct, frozen=True, tag=True):
+    """Measure what predictions start from; the answer is a `Measured`."""
 
 
 class RankRun(msgspec.Struct, frozen=True):
@@ -63,12 +68,18 @@ class RankWorker:
     """Runs passes."""
 
     def __init__(self, layer: LayerShape, shared: SharedWeights, group: Group) -> None:
-        self._shared, self._group = shared, group
+        self._layer, self._shared, self._group = layer, shared, group
         random = torch.Generator().manual_seed(0)
         router = torch.randn(layer.num_experts, layer.hidden, generator=random)
         self._router = PackedWeight.pack(router, layer.weights)
         self._everything = shared.whole(list(range(layer.num_experts)))
         self._prepared: _Prepared | None = None
+
+    def answer(self, task: Task | RatesTask) -> RankRun | Measured:
+        """Do what is asked. Blocks: until the other ranks are through. Raises: GroupError."""
+        if isinstance(task, RatesTask):
+            return measure_rates(self._layer, self._shared, self._group)
+        return self.run(task)
 
     def run(self, task: Task) -> RankRun:
         """Run a pass. Blocks: until the other ranks are through. Raises: GroupError."""
@@ -138,10 +149,11 @@ def main() -> None:
     group = SharedMemoryGroup(group_descriptor, rank, start.process_ids, start.timeout_s)
     os.close(group_descriptor)
     try:
+        decoder: msgspec.json.Decoder[Task | RatesTask] = msgspec.json.Decoder(Task | RatesTask)
         worker = RankWorker(start.layer, SharedWeights.open(start.layer, weights_descriptor), group)
         for line in sys.stdin.buffer:
-            run = worker.run(msgspec.json.decode(line, type=Task))
-            os.write(sys.stdout.fileno(), msgspec.json.encode(run) + b"\n")
+            answer = worker.answer(decoder.decode(line))
+            os.write(sys.stdout.fileno(), msgspec.json.encode(answer) + b"\n")
     except GroupError as error:
         raise SystemExit(f"rank {rank}: {error}") from None
     except BaseException as error:

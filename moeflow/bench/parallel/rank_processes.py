@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 import msgspec
 
 from moeflow.bench.parallel.case import LayerShape
-from moeflow.bench.parallel.rank import RankRun, RankStart, Task
+from moeflow.bench.parallel.rank import RankRun, RankStart, RatesTask, Task
+from moeflow.bench.parallel.rank_rates import Measured, usual
 from moeflow.bench.parallel.shared_weights import SharedWeights
 from moeflow.core.errors import GroupError
 from moeflow.core.units import MIB
-from moeflow.parallel.child_processes import EXIT_GRACE_S, end_all
+from moeflow.parallel.child_processes import EXIT_GRACE_S, end_all, start_rank
 from moeflow.parallel.shared_memory_group import make_descriptor
 
 BUFFER_BYTES: Final = 64 * MIB  # of each of a rank's two: what is longer goes in pieces, with a wait for each
 TIMEOUT_S: Final = 600.0  # of a collective: a rank may pad for long
+
+Answer = TypeVar("Answer", RankRun, Measured)
 
 
 class RankProcesses:
@@ -37,7 +39,7 @@ class RankProcesses:
         try:
             descriptors.append(SharedWeights.make_descriptor(layer, on_expert))
             for rank in range(layer.num_ranks):
-                self._processes.append(_start(descriptors, rank))
+                self._processes.append(start_rank("moeflow.bench.parallel.rank", descriptors, rank))
             self._tell_all(RankStart(layer, [process.pid for process in self._processes], TIMEOUT_S))
         except BaseException:
             self.close()
@@ -49,7 +51,12 @@ class RankProcesses:
     def run(self, task: Task) -> list[RankRun]:
         """Run a pass; return what each rank measured. Raises: GroupError if one of them is gone."""
         self._tell_all(task)
-        return [self._answer(rank) for rank in range(len(self._processes))]
+        return [self._answer(rank, RankRun) for rank in range(len(self._processes))]
+
+    def measure_rates(self) -> Measured:
+        """Have all ranks measure what predictions start from; return what is usual. Raises: GroupError."""
+        self._tell_all(RatesTask())
+        return usual([self._answer(rank, Measured) for rank in range(len(self._processes))])
 
     def close(self) -> None:
         """End the ranks. Blocks: for a moment; one in the midst of a pass is killed after some seconds."""
@@ -61,7 +68,7 @@ class RankProcesses:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _tell_all(self, message: RankStart | Task) -> None:
+    def _tell_all(self, message: RankStart | Task | RatesTask) -> None:
         line = msgspec.json.encode(message) + b"\n"
         for rank, process in enumerate(self._processes):
             assert process.stdin is not None
@@ -71,21 +78,15 @@ class RankProcesses:
             except BrokenPipeError:
                 raise self._gone(rank) from None
 
-    def _answer(self, rank: int) -> RankRun:
+    def _answer(self, rank: int, kind: type[Answer]) -> Answer:
         stdout = self._processes[rank].stdout
         assert stdout is not None
         line = stdout.readline()
         if not line:
             raise self._gone(rank)
-        return msgspec.json.decode(line, type=RankRun)
+        return msgspec.json.decode(line, type=kind)
 
     def _gone(self, rank: int) -> GroupError:
         with suppress(subprocess.TimeoutExpired):
             self._processes[rank].wait(EXIT_GRACE_S)
         return GroupError(f"rank {rank} of the measurement is gone (it ended with {self._processes[rank].returncode})")
-
-
-def _start(descriptors: list[int], rank: int) -> subprocess.Popen[bytes]:
-    arguments = [str(number) for number in (*descriptors, rank)]
-    command = [sys.executable, "-m", "moeflow.bench.parallel.rank", *arguments]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=descriptors)

@@ -20,6 +20,7 @@ from moeflow.bench.parallel.meter import SECTIONS
 from moeflow.bench.parallel.prediction import predict
 from moeflow.bench.parallel.rank import RankRun, Task
 from moeflow.bench.parallel.rank_processes import RankProcesses
+from moeflow.bench.parallel.rank_rates import Measured
 from moeflow.bench.parallel.shared_weights import shared_bytes
 from moeflow.core.errors import CapacityError, ConfigError, EngineError
 from moeflow.core.hardware import Machine
@@ -57,28 +58,35 @@ class ParallelStudy:
             check(case, self.layouts)
         for layer, group in groupby(cases, lambda case: case.layer):
             with RankProcesses(layer, _counting(layer, say)) as ranks:
+                measured = None
+                if self.machine is not None:
+                    say("what predictions start from")
+                    measured = ranks.measure_rates()
                 for case in group:
                     say(describe(case))
-                    yield self._measure(case, ranks, on_pass)
+                    yield self._measure(case, ranks, measured, on_pass)
 
-    def _measure(self, case: Case, ranks: RankProcesses, on_pass: Callable[[], None]) -> dict[str, Any]:
+    def _measure(
+        self, case: Case, ranks: RankProcesses, measured: Measured | None, on_pass: Callable[[], None]
+    ) -> dict[str, Any]:
         runs: dict[str, list[list[RankRun]]] = {name: [] for name in self.layouts}
         for repeat in range(self.repeats + 1):
             for name in self.layouts:
                 runs[name].append(ranks.run(Task(case, name, is_checked=repeat == 0)))
                 on_pass()
-        predicted = predict(case, self.machine, self.layouts) if self.machine else {}
+        predicted = predict(case, self.machine, self.layouts, measured) if self.machine and measured else {}
         num_choices = sum(case.num_tokens) * case.layer.top_k
         fields = {name: to_fields(found, num_choices, predicted.get(name)) for name, found in runs.items()}
         for name, of_layout in fields.items():
             check_result(name, is_equal=of_layout["is_equal"], error=of_layout["error"])
-            for measured in ("seconds", "wall_s"):
-                del of_layout[measured][0]  # the warm-up
+            for timed in ("seconds", "wall_s"):
+                del of_layout[timed][0]  # the warm-up
         return {
             **msgspec.to_builtins(case),
             "sections": list(SECTIONS),
             "num_cores": host_resources().num_cores,
             "predicted_on": how_measured(self.machine) if self.machine else None,
+            "predicted_from": None if measured is None else msgspec.to_builtins(measured),
             "layouts": fields,
         }
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import torch
 
-from moeflow.checkpoint.packed.layout import PACK_AGAIN, SlabIndex
+from moeflow.checkpoint.packed.layout import PACK_AGAIN, SlabIndex, SlabSpec
 from moeflow.checkpoint.packed.weight_memory import LaidOutMemory
 from moeflow.core.errors import CapacityError, CheckpointError
 from moeflow.core.units import MIB, format_bytes
@@ -27,15 +27,17 @@ _STEP_BYTES: Final = 128 * MIB  # between two reports, and two chances for Ctrl-
 OnBytes = Callable[[int, int], None]  # bytes done, bytes total
 
 
-def map_weights(index: SlabIndex, on_bytes: OnBytes | None = None) -> LaidOutMemory:
+def map_weights(index: SlabIndex, on_bytes: OnBytes | None = None, *, left_out: Collection[int] = ()) -> LaidOutMemory:
     """Return a model's weights as they lie in its file.
+
+    Experts in `left_out`, of any layer, are not brought in: their pages come when somebody computes with them.
 
     Raises: CheckpointError if the file is not what the index says any more, or cannot be read; CapacityError if the
     system refuses the addresses.
     """
     spec = index.spec
     content = _map(index)
-    _bring_in(content, index, on_bytes or _ignore)
+    _bring_in(content, index, _ranges_without(index.spec, left_out), on_bytes or _ignore)
     whole = torch.frombuffer(content, dtype=torch.uint8)
     first = spec.offset(0)
     slabs = whole[first : spec.resident_start].view(spec.num_layers, spec.num_experts, spec.stride_bytes)
@@ -67,19 +69,28 @@ def _map(index: SlabIndex) -> mmap.mmap:
     return content
 
 
-def _bring_in(content: mmap.mmap, index: SlabIndex, on_bytes: OnBytes) -> None:
-    size = len(content)
-    for start in range(0, size, _STEP_BYTES):
-        length = min(_STEP_BYTES, size - start)
-        try:
-            content.madvise(_POPULATE_READ, start, length)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                remedy = f"Check the disk. {PACK_AGAIN}"
-                raise CheckpointError(f"cannot be read ({error.strerror})", file=index.path, remedy=remedy) from error
-            content.madvise(mmap.MADV_WILLNEED)  # an older system: pages come in as they are touched
-            return
-        on_bytes(start + length, size)
+def _ranges_without(spec: SlabSpec, left_out: Collection[int]) -> list[range]:
+    """Return the bytes of a file without some experts of each layer."""
+    starts = [spec.offset(layer * spec.num_experts + it) for layer in range(spec.num_layers) for it in sorted(left_out)]
+    bounds = [0, *(bound for start in starts for bound in (start, start + spec.stride_bytes)), spec.file_bytes]
+    return [range(start, stop) for start, stop in zip(bounds[::2], bounds[1::2], strict=True) if start < stop]
+
+
+def _bring_in(content: mmap.mmap, index: SlabIndex, ranges: Sequence[range], on_bytes: OnBytes) -> None:
+    bytes_total, bytes_done = sum(map(len, ranges)), 0
+    for part in ranges:
+        for start in part[::_STEP_BYTES]:
+            length = min(_STEP_BYTES, part.stop - start)
+            try:
+                content.madvise(_POPULATE_READ, start, length)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    problem, remedy = f"cannot be read ({error.strerror})", f"Check the disk. {PACK_AGAIN}"
+                    raise CheckpointError(problem, file=index.path, remedy=remedy) from error
+                content.madvise(mmap.MADV_WILLNEED)  # an older system: pages come in as they are touched
+                return
+            bytes_done += length
+            on_bytes(bytes_done, bytes_total)
 
 
 def _ignore(bytes_done: int, bytes_total: int) -> None:

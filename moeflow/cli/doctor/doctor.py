@@ -19,7 +19,7 @@ from moeflow.cli.bench.output import PAGE_WIDTH
 from moeflow.cli.doctor.diagnostics import REINSTALL, Finding, Verdict, examine
 from moeflow.cli.doctor.model_check import examine_builtin_model, examine_model, examine_planned_model
 from moeflow.cli.help import Command
-from moeflow.cli.options import engine_options
+from moeflow.cli.options import served_engine_options
 
 INDENT = 23  # of what stands beside verdict and topic
 MIN_WIDTH = 40
@@ -44,7 +44,7 @@ have weights in a damaged part, are named."""
 
 
 @click.command(cls=Command, epilog=EPILOG)
-@engine_options
+@served_engine_options
 @click.option("--verify", "verifies", is_flag=True, help="Compare the model's packed file with its checksums.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def doctor(overrides: dict[str, Any], verifies: bool, as_json: bool) -> int:

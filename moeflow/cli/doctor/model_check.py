@@ -40,7 +40,9 @@ def examine_model(overrides: dict[str, Any], *, verifies: bool = False) -> list[
         checkpoint.close()
     found = [Finding("model", Verdict.OK, f"{describe(shape)}, {format_bytes(num_bytes)} on disk")]
     try:
-        plan = lazy.plan_for_start(settings_of(overrides))
+        has_replicas = (overrides.get("num_replicas") or 1) > 1  # which are of servers alone
+        settings = settings_of(overrides | {"is_served": True} if has_replicas else overrides)
+        plan = lazy.plan_for_start(lazy.with_dense_source(settings))
     except (CapacityError, CheckpointError, ConfigError) as error:
         return [*found, Finding("fit", Verdict.MISSING, str(error))]
     found += limits(plan.config, shape)

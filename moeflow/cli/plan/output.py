@@ -26,7 +26,7 @@ _PIPELINES = {
     **{name: pipeline.summary for name, pipeline in PIPELINES.items()},
 }
 _RESOURCES = {"device": "the device", "disk": "the disk", "host": "the processor"}
-_MAX_HELPS = 4
+_MAX_HELPS = 8
 MIN_SHARE = 0.005  # of a step's time that is worth a word
 _POLICY_COLUMNS = ("policy", "", "why")
 
@@ -71,7 +71,9 @@ def policy_table(plan: Plan) -> Table:
     else:
         rows.append(("KV cache", config.kv_dtype, f"{format_bytes(config.kv_cache_bytes)} in memory"))
     rows += _expert_rows(plan)
+    rows += _remote_rows(plan)
     rows += _rank_rows(plan)
+    rows += _speculator_rows(plan)
     workload = plan.workload
     about = f"prompts of {workload.prompt_len} tokens, answers of {workload.gen_len}"
     if workload.rate:
@@ -114,11 +116,37 @@ def _expert_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
         yield f"experts in {_TIERS[tier]}" if tier != DISK else "experts on disk", f"{share:.1%}", whys.get(tier, "")
 
 
+def _remote_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    """Yield what lenders of memory are used for, or why not."""
+    reasons = dict(plan.reasons)
+    if "remote_experts" in reasons:
+        experts = plan.config.experts
+        is_used = experts is not None and experts.remote is not None
+        yield "experts at lenders", "" if is_used else "none", reasons["remote_experts"]
+    if "with lenders" in reasons:
+        yield "expected with lenders", "", reasons["with lenders"]
+
+
 def _rank_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     """Yield what processes share, and what each holds."""
-    if plan.config.parallel is not None:
-        yield "ranks", f"{plan.config.parallel.num_ranks}", _why(plan, "ranks")
-        yield "weights and KV cache", "by rank", dict(plan.reasons).get("memory of ranks", "")
+    parallel = plan.config.parallel
+    if parallel is None:
+        return
+    if parallel.stages is not None:
+        yield "stages", f"{parallel.num_stages}", _why(plan, "stages")
+    if parallel.ranks_per_stage > 1:
+        yield "ranks", f"{parallel.num_ranks}", _why(plan, "ranks")
+    if layouts := dict(plan.reasons).get("layouts of ranks"):
+        yield "layouts of ranks", layouts.partition(": ")[0], _why(plan, "layouts of ranks")
+    if held := dict(plan.reasons).get("memory of ranks"):
+        yield "weights and KV cache", "by rank", held
+
+
+def _speculator_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    """Yield what guesses, and what models that do take of memory."""
+    for name in plan.config.speculators:
+        draft = next((draft for draft in plan.config.draft_models if draft.name == name), None)
+        yield "speculator", Path(name).name, "" if draft is None else f"{format_bytes(draft.num_bytes)} in memory"
 
 
 def _has_device(plan: Plan) -> bool:

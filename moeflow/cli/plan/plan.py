@@ -36,6 +36,9 @@ Examples:
       with experts that come from disk
   moeflow plan ~/models/olmoe --memory 4GiB --for-server
       the same for `serve` and `batch`, which have two processes
+  moeflow plan ~/models/olmoe --ranks 2
+      two processes that share the model, or with --replicas 2 two
+      engines: what is that worth here?
   moeflow plan ~/models/olmoe --goal latency --rate 2
       two requests a second
   moeflow plan mixtral-8x7b --machine t4 --prompt-len 418 --gen-len 128
@@ -90,6 +93,12 @@ Only headers of a model are read: the answer does not depend on its size."""
 @settings_option("quantize")
 @settings_option("kv_dtype")
 @settings_option("num_threads")
+@settings_option("num_ranks")
+@settings_option("expert_layout")
+@settings_option("expert_placement")
+@settings_option("num_redundant_experts")
+@settings_option("attention_layout")
+@settings_option("num_replicas")
 @settings_option("device")
 @settings_option("device_memory_bytes")
 @click.option(
@@ -143,6 +152,10 @@ def plan(
         require_matplotlib()
     if validate and machine is not None:
         raise ConfigError("--validate runs the model on this machine; leave --machine away")
+    has_replicas = (overrides["num_replicas"] or 1) > 1
+    if validate and has_replicas:
+        raise ConfigError("--validate runs one engine; leave --replicas away, or measure with `moeflow bench serve`")
+    overrides["is_served"] = overrides["is_served"] or has_replicas  # which is where there can be several
     name = model or str(built_in_model(overrides["cache_dir"]))
     workload, num_requests = (
         Workload(prompt_len=prompt_len, gen_len=gen_len, max_prompt_len=prompt_len, rate=rate),

@@ -19,7 +19,7 @@ from moeflow.cli.simulate.common import SHIPPED, choose_formats, read_shape, sha
 from moeflow.cli.simulate.parallel import link_option, loads_before, skew_options, skew_router
 from moeflow.core.errors import ConfigError
 from moeflow.core.units import format_seconds, parse_bytes
-from moeflow.parallel.placement.mapper import LeastLoadedMapper, Mapper, RoundRobinMapper
+from moeflow.parallel.placement.mapper import LayerMapper, LeastLoadedMapper, Mapper, RoundRobinMapper
 from moeflow.parallel.placement.placement import ExpertIds, ExpertPlacement
 from moeflow.pipeline.runtime.perfetto import write_perfetto
 from moeflow.planner.costs.model_costs import ModelCosts
@@ -29,7 +29,7 @@ from moeflow.planner.simulator.inflight_run import SCHEDULES, InFlight, InFlight
 from moeflow.workload.skew_router import SkewRouter
 
 MAX_CELLS: Final = 1 << 27  # of the table of pairs by layer, batch, device and expert
-ROUND_ROBIN, LEAST_LOADED = "round-robin", "least-loaded"
+ROUND_ROBIN, LEAST_LOADED, LAYERS = "round-robin", "least-loaded", "layers"
 
 EPILOG = f"""\b
 Examples:
@@ -66,7 +66,7 @@ more a device for replicas, and gives work to where least is.
 @click.option(
     "--mapper",
     "mappers",
-    type=click.Choice([ROUND_ROBIN, LEAST_LOADED]),
+    type=click.Choice([ROUND_ROBIN, LEAST_LOADED, LAYERS]),
     multiple=True,
     default=(ROUND_ROBIN, LEAST_LOADED),
     help="May be given often.",
@@ -152,9 +152,14 @@ def _least_loaded(router: SkewRouter, at: InFlight) -> Mapper:
     return LeastLoadedMapper(dataclasses.replace(placement, homes=placement.homes * at.num_layers))
 
 
+def _layers(_: SkewRouter, at: InFlight) -> Mapper:
+    return LayerMapper(at.num_devices)
+
+
 _MAPPERS: Final[Mapping[str, Callable[[SkewRouter, InFlight], Mapper]]] = {
     ROUND_ROBIN: _round_robin,
     LEAST_LOADED: _least_loaded,
+    LAYERS: _layers,
 }
 
 

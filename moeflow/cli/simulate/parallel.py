@@ -7,12 +7,15 @@ import functools
 import json
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
 
 from moeflow.bench.tables import Table
+from moeflow.cli import lazy
 from moeflow.cli.bench.output import show
+from moeflow.cli.params import NEW_PICTURE
 from moeflow.cli.simulate.common import SHIPPED, choose_formats, read_shape, shape_options
 from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import Machine
@@ -122,6 +125,7 @@ def skew_router(shape: ModelConfig, model: str, skew: float, skew_experts: int |
     help="May be given often.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line instead of a table.")
+@click.option("--plot", type=NEW_PICTURE, help="Draw what a rank takes for each section into this PNG.")
 def parallel(
     machine: str,
     model: str,
@@ -135,6 +139,7 @@ def parallel(
     link: str | None,
     layouts: tuple[str, ...],
     as_json: bool,
+    plot: Path | None,
 ) -> None:
     """Predict an MoE layer's time, what its ranks compute and send, and how long they wait for each other."""
     host, shape = load_machine(machine), read_shape(model)
@@ -150,11 +155,14 @@ def parallel(
     )
     runs, baseline = run_layouts(layer, layouts)
     choice = choose_layout(expected_layer(layer, router))
+    title = f"One MoE layer of {model}: {tokens:,} tokens on {ranks} x {host.name}, {layer.costs.formats.matrices}"
+    if plot is not None:
+        lazy.plot_simulated(runs, title, plot)
+        click.echo(f"drew {plot}", err=True)
     if as_json:
         for run in runs.values():
             click.echo(json.dumps(to_json(run, baseline, layer, choice), allow_nan=False))
     else:
-        title = f"One MoE layer of {model}: {tokens:,} tokens on {ranks} x {host.name}, {layer.costs.formats.matrices}"
         rows = tuple(_row(run, baseline, layer) for run in runs.values())
         show(Table(title, COLUMNS, rows, (f"By formula: {choice.text}.", *_notes(runs, layer, host))))
 

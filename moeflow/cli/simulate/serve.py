@@ -28,6 +28,8 @@ Examples:
       --weights int8 --rate 8
   moeflow simulate serve --machine a100-80g --devices 2 \\
       --model mixtral-8x7b --rate 4 --rate 16 --max-num-seqs 128
+  moeflow simulate serve --machine h100 --model mixtral-8x7b \\
+      --weights int8 --rate 100 --replicas 2
 
 The scheduler is the one that serves; machine and clock are virtual, and the traffic is that of `moeflow bench serve`
 with the same options, so that both print the same tables. The whole model is resident; what HTTP, text and sampling
@@ -42,6 +44,9 @@ cost is left out.
 @policies_option
 @click.option("--max-num-seqs", type=click.IntRange(1), default=32, help="Requests in a pass at most.")
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), default=512, help="Tokens in a pass at most.")
+@click.option(
+    "--replicas", type=click.IntRange(1), default=1, help="Engines behind one queue, each on such a machine of its own."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line instead of tables.")
 def serve(
     machine: str,
@@ -53,6 +58,7 @@ def serve(
     policies: tuple[str, ...],
     max_num_seqs: int,
     max_num_batched_tokens: int,
+    replicas: int,
     as_json: bool,
 ) -> None:
     """Predict requests and tokens a second, and latencies, of traffic that arrives at random."""
@@ -77,9 +83,10 @@ def serve(
             )
             served = [
                 Served(one.arrival.at_s, one.first_s, one.end_s, len(one.arrival.prompt_token_ids), one.arrival.num_new)
-                for one in serve_virtually(make_arrivals(spec), config, pass_seconds)
+                for one in serve_virtually(make_arrivals(spec), config, pass_seconds, replicas)
             ]
-            record = _record(f"{model} on {host.name}", costs.formats.matrices, rate, policy, traffic["seed"])
+            where = host.name if replicas == 1 else f"{replicas} x {host.name}"
+            record = _record(f"{model} on {where}", costs.formats.matrices, rate, policy, traffic["seed"])
             records.append({**record, "summary": summarize(served)})
             shown.advance()
     if as_json:

@@ -42,6 +42,11 @@ class Continuation:
         """
         return self.submission.is_batch, not self._token_ids, self._waits_since_s
 
+    @property
+    def token_ids(self) -> list[int]:
+        """All its tokens: those of the prompt and those that have arrived."""
+        return self.submission.prompt_token_ids + self._token_ids
+
     def rest(self) -> Submission:
         """Return what an engine that knows nothing of it is to be asked."""
         return msgspec.structs.replace(
@@ -77,21 +82,16 @@ class Continuation:
 
     def fail(self, error: str) -> None:
         """End it with an error."""
-        self._end(FinishReason.ERROR, error)
-
-    def cancel(self) -> None:
-        """End it because somebody wants it no more."""
-        self._end(FinishReason.CANCELLED)
+        request_id, num_cached = self.submission.request_id, self._num_cached_tokens or 0
+        self.receive(
+            TokenOutput(
+                request_id=request_id, finish_reason=FinishReason.ERROR, error=error, num_cached_tokens=num_cached
+            )
+        )
 
     def is_guilty(self, death: Death) -> bool:
         """Whether this death, which was reported to it, proves that engines die of this request and of no other."""
         return self._suspicion >= GUILTY and death.in_pass.keys() == {self.submission.request_id}
-
-    def _end(self, reason: FinishReason, error: str | None = None) -> None:
-        request_id, num_cached = self.submission.request_id, self._num_cached_tokens or 0
-        self.receive(
-            TokenOutput(request_id=request_id, finish_reason=reason, error=error, num_cached_tokens=num_cached)
-        )
 
 
 def judge(death: Death, requests: Mapping[str, Continuation]) -> Continuation | None:

@@ -44,7 +44,7 @@ from moeflow.engine.process.pass_record import PassRecord
 
 logger = logging.getLogger(__name__)
 
-IDLE_POLL_MS = 1000  # how often an engine without work looks whether memory can be given back
+IDLE_POLL_MS = 1000  # how often an engine without work looks whether memory can be given back, and ranks are there
 
 
 class EngineProcess:

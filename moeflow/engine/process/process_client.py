@@ -226,13 +226,8 @@ class ProcessEngine:
 
     def abandon(self, request_id: str) -> None:
         """End a request whose outputs nobody wants any more."""
-        if self._sinks.abandon(request_id):
-            self.cancel([request_id])
-
-    def cancel(self, request_ids: list[str]) -> None:
-        """Ask the engine to end these requests."""
-        if self.is_alive:
-            self._send(Cancellation(request_ids))
+        if self._sinks.abandon(request_id) and self.is_alive:
+            self._send(Cancellation([request_id]))
 
     async def shutdown(self, deadline_s: float) -> None:
         """Let running requests finish within the deadline, cancel the rest, end the process."""

@@ -16,20 +16,21 @@ from typing import Protocol
 
 import msgspec
 
+from moeflow.core.engine_config import SchedulerConfig
 from moeflow.core.errors import EngineError
 from moeflow.engine.client import EngineState, ReplicaStatus
 from moeflow.engine.messages import EngineStats, ModelInfo, Submission, TokenOutput
 from moeflow.engine.process.continuation import Continuation
 from moeflow.engine.process.deaths import Death
+from moeflow.engine.process.prefix_affinity import PrefixRecord
 from moeflow.engine.process.process_client import Progress
 from moeflow.engine.process.restart_limits import RestartLimits
 from moeflow.engine.process.sinks import Sink
-from moeflow.engine.process.slowness import SlowWatch
+from moeflow.engine.process.slowness import LargestPass, SlowWatch
 from moeflow.engine.process.stats_sum import totals_of, with_totals
+from moeflow.scheduler.dispatch import EngineLoad
 
 logger = logging.getLogger(__name__)
-
-BATCH_BACKLOG = 4  # batch requests in an engine, in multiples of what it computes together: enough to choose from
 
 
 class Mortal(Protocol):
@@ -64,9 +65,6 @@ class Mortal(Protocol):
     def abandon(self, request_id: str) -> None:
         """End a request whose outputs nobody wants any more."""
 
-    def cancel(self, request_ids: list[str]) -> None:
-        """End these requests; their sinks are told."""
-
     async def shutdown(self, deadline_s: float) -> None:
         """Let running requests finish within the deadline, cancel the rest, end it."""
 
@@ -97,10 +95,11 @@ class Owner(Protocol):
 class Replica:
     """One of the engines that compute the same model side by side. Begin with `load`, end with `shutdown`."""
 
-    def __init__(self, name: str, start: Start, limits: RestartLimits, owner: Owner, *, tokens_of_pass: int) -> None:
-        """`name` is what it is called in the log; its engines compute `tokens_of_pass` tokens in a pass at most."""
+    def __init__(self, name: str, start: Start, limits: RestartLimits, owner: Owner, config: SchedulerConfig) -> None:
+        """`name` is what it is called in the log, `config` that of its engines' schedulers."""
         self.name = name
-        self._tokens_of_pass = tokens_of_pass
+        self._tokens_of_pass = config.max_num_batched_tokens
+        self._prefixes = PrefixRecord(config.block_size, config.num_blocks if config.prefix_caching else 0)
         self._start = start
         self._limits = limits
         self._owner = owner
@@ -110,6 +109,8 @@ class Replica:
         self._load_s = 0.0
         self._totals = EngineStats()  # of engines that have died
         self._slowness = SlowWatch()
+        self._largest = LargestPass()
+        self._num_computed = 0  # tokens, of this engine
         self._restarting: asyncio.Task[None] | None = None
         self._restarting_since_s = 0.0
         self._is_closing = False
@@ -169,27 +170,24 @@ class Replica:
         """What its engine is to compute."""
         return self._requests.values()
 
-    def num_rivals(self, *, is_batch: bool) -> int:
-        """Return how many requests stand in the way of another one: those of batch jobs give way to the others."""
-        return sum(is_batch or not request.submission.is_batch for request in self.requests)
-
-    def has_room(self, *, is_batch: bool) -> bool:
-        """Return whether another request would be computed in the next passes.
-
-        Those that the engine lets wait, for want of blocks say, come first; and it has no more to begin with than about
-        a pass takes, so that the rest is still free to go to whoever can begin sooner. Of batch jobs some more may wait
-        there: it chooses among them.
-        """
-        num_places = self.engine.model.max_num_seqs
-        if is_batch:
-            return sum(request.submission.is_batch for request in self.requests) < BATCH_BACKLOG * num_places
-        stats = self.engine.stats()
-        can_begin = stats.num_waiting <= stats.num_batch_waiting and sum(self._prefills.values()) < self._tokens_of_pass
-        return can_begin and self.num_rivals(is_batch=False) < num_places
+    def load_before(self, request: Continuation) -> EngineLoad:
+        """Return what its engine, which is loaded, has to do before a request; how many wait is as of its last pass."""
+        stats, num_batch = self.engine.stats(), sum(request.submission.is_batch for request in self.requests)
+        return EngineLoad(
+            num_interactive=len(self._requests) - num_batch,
+            num_batch=num_batch,
+            num_waiting=max(stats.num_waiting - stats.num_batch_waiting, 0),
+            prefill_tokens=sum(self._prefills.values()),
+            num_places=self.engine.model.max_num_seqs,
+            tokens_of_pass=self._tokens_of_pass,
+            is_slow=self.is_slow,
+            cached_share=self._prefixes.share(request.token_ids),
+        )
 
     def submit(self, request: Continuation) -> None:
         """Have the engine compute a request, or go on with it."""
         submission = request.rest()
+        self._prefixes.note(request.token_ids)
         self._requests[submission.request_id] = request
         if not submission.is_batch:
             num_tokens = len(submission.prompt_token_ids) + len(submission.generated_token_ids)
@@ -199,21 +197,29 @@ class Replica:
     def withdraw(self, request: Continuation) -> None:
         """The engine is no longer to compute this request, if it is."""
         request_id = request.submission.request_id
-        self._prefills.pop(request_id, None)
-        if self._requests.pop(request_id, None) is not None:
+        if self._requests.get(request_id) is request:
+            del self._requests[request_id]
+            self._prefills.pop(request_id, None)
             self.engine.abandon(request_id)
 
-    def cancel(self, request_ids: list[str]) -> None:
-        """Ask the engine to end these requests, if it has them."""
-        mine = [request_id for request_id in request_ids if request_id in self._requests]
-        if mine:
-            self.engine.cancel(mine)
-
     def compare(self, others: Iterable[Replica]) -> None:
-        """Look whether it is slow compared with those of the others that are ready."""
-        longest = [other.engine.longest_pass_s for other in others if other.state is EngineState.READY]
-        if longest and self.state is EngineState.READY:
-            self._slowness.note(self.engine.pass_s, max(longest))
+        """Look whether it is slow compared with those of the others that are ready and have computed anything."""
+        known = [other.largest for other in others if other.state is EngineState.READY and other.largest.num_tokens]
+        if known and self.state is EngineState.READY:
+            num_tokens = self._num_under_way
+            self._slowness.note(self.engine.pass_s, max(largest.expect_s(num_tokens) for largest in known))
+
+    @property
+    def largest(self) -> LargestPass:
+        """The most that its passes were seen to have and to take."""
+        return self._largest
+
+    @property
+    def _num_under_way(self) -> int:
+        """How many tokens the pass under way may have: each decode one, and prompts; those of batch jobs fill it."""
+        if any(request.submission.is_batch for request in self.requests):
+            return self._tokens_of_pass
+        return min(len(self._requests) + sum(self._prefills.values()), self._tokens_of_pass)
 
     def note_progress(self) -> None:
         """A request has come further, or to an end that it has brought about itself."""
@@ -239,10 +245,15 @@ class Replica:
         self._restarting_since_s = time.monotonic()
         self._restarting = asyncio.create_task(self._restart(death))
         orphans, self._requests = list(self.requests), {}
+        self._num_computed = 0
+        self._prefixes.clear()
         self._owner.note_death(self, death, orphans)
 
     def _note_change(self) -> None:
         if self._engine is not None:
+            stats, before = self._engine.stats(), self._num_computed
+            self._num_computed = stats.prompt_tokens_total + stats.generated_tokens_total
+            self._largest.note(self._num_computed - before, self._engine.longest_pass_s)
             self._owner.note_change(self)
 
     def _receive(self, request: Continuation, output: TokenOutput | None) -> None:
@@ -252,6 +263,7 @@ class Replica:
             self._limits.note_progress()
             if request.is_finished:
                 self._requests.pop(request.submission.request_id, None)
+                self._prefixes.note(request.token_ids)
 
     async def _restart(self, death: Death) -> None:
         """Start an engine in the place of the one that died."""

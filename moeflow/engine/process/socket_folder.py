@@ -1,4 +1,5 @@
-"""The folder of a server's socket: only its user may enter it, and one that a killed server left goes at a next start.
+"""A server's folder, for its socket or for what its engines find each other by: only its user may enter it, and one
+that a killed server left goes at a next start.
 
 The server holds a lock on the folder, which the kernel drops with the process, however that ends.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -14,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _PREFIX = "moeflow-"
+_OURS = re.compile(r"engine|token|replica-\d+(\.new)?")  # names of what is in it
 _FRESH_S = 60.0  # a younger folder's server may not have taken its lock yet
 
 
@@ -51,7 +54,7 @@ def _remove_if_left(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)
-        is_ours = status.st_uid == os.getuid() and set(os.listdir(descriptor)) <= {"engine"}
+        is_ours = status.st_uid == os.getuid() and all(map(_OURS.fullmatch, os.listdir(descriptor)))
         if is_ours and time.time() - status.st_mtime > _FRESH_S:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder)

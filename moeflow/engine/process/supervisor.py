@@ -5,22 +5,24 @@ streams go on in any engine with the tokens they would have had. A crash makes s
 pass; each is then computed alone until it is past that point. One that is alone in a second crash fails, and the others
 live.
 
-Requests wait here, first come, first served, until a replica has room; each goes to the one with the fewest, in turn
-where several have as few. A single engine gets all at once: there is nothing to choose.
+Requests wait here, first come, first served, until a replica has room; each goes to the one that has most of its prompt
+in its prefix cache, or else to the one with the fewest requests (`scheduler/dispatch.py`). A single engine gets all at
+once: there is nothing to choose.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 from bisect import insort
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 
 import msgspec
 
-from moeflow.core.engine_config import EngineConfig
+from moeflow.core.engine_config import EngineConfig, SchedulerConfig
 from moeflow.core.errors import EngineError
 from moeflow.engine.client import EngineState, ReplicaStatus
 from moeflow.engine.messages import EngineStats, ModelInfo, Submission, TokenOutput
@@ -29,8 +31,11 @@ from moeflow.engine.process.deaths import Death
 from moeflow.engine.process.process_client import ProcessEngine, Progress
 from moeflow.engine.process.replica import Replica, Start
 from moeflow.engine.process.restart_limits import MAX_PER_HOUR, RestartLimits
+from moeflow.engine.process.socket_folder import SocketFolder
 from moeflow.engine.process.stall import TIMEOUT_S
 from moeflow.engine.process.stats_sum import summed
+from moeflow.engine.ranks.ray_launcher import RayLauncher
+from moeflow.scheduler.dispatch import Dispatch
 
 logger = logging.getLogger(__name__)
 
@@ -43,21 +48,28 @@ class Supervisor:
 
     def __init__(
         self,
-        start: Start,
-        num_replicas: int,
+        starts: Sequence[Start],
         make_limits: Callable[[], RestartLimits],
         on_failure: Callable[[], None] | None = None,
         *,
-        tokens_of_pass: int,
+        scheduler: SchedulerConfig,
+        launcher: RayLauncher | None = None,
+        folder: SocketFolder | None = None,
     ) -> None:
-        """Nothing is started before `load`; `make_limits` is called for each replica, `tokens_of_pass` is what an
-        engine computes in a pass at most.
+        """Nothing is started before `load`. `starts` has one for each replica, for which `make_limits` is called.
+
+        `scheduler` configures that of each engine. `launcher` has started the ranks that join; it ends with the
+        engines. `folder`, if there is one, is removed at the end.
         """
-        names = ["the engine"] if num_replicas == 1 else [f"replica {number}" for number in range(num_replicas)]
-        self._replicas = [Replica(name, start, make_limits(), self, tokens_of_pass=tokens_of_pass) for name in names]
+        self._folder = folder
+        names = [f"replica {number}" for number in range(len(starts))] if len(starts) > 1 else ["the engine"]
+        self._replicas = [
+            Replica(name, start, make_limits(), self, scheduler) for name, start in zip(names, starts, strict=True)
+        ]
         self._on_failure = on_failure
+        self._launcher = launcher
         self._queue: list[Continuation] = []  # that no replica has, in the order of their places
-        self._turn = 0  # of the replica that is asked first
+        self._rule = Dispatch()
         self._end = ""  # why no engine will come any more
 
     @classmethod
@@ -75,15 +87,17 @@ class Supervisor:
 
         Each is started again at most `max_restarts` times within an hour. `on_progress` is told of the first,
         `on_failure` is called when the last has died for good; `timeout_s` is that of `ProcessEngine.start`, which also
-        says what this raises.
+        says what this raises; so does `RayLauncher.start`.
         """
-        start = partial(ProcessEngine.start, config, timeout_s=timeout_s)
+        folder = None if config.expert_parallel is None else SocketFolder()
+        configs = [_config_of(replica, config, folder) for replica in range(num_replicas)]
         supervisor = cls(
-            start,
-            num_replicas,
+            [partial(ProcessEngine.start, each, timeout_s=timeout_s) for each in configs],
             partial(RestartLimits, max_restarts),
             on_failure,
-            tokens_of_pass=config.scheduler.max_num_batched_tokens,
+            scheduler=config.scheduler,
+            launcher=await RayLauncher.start(config),
+            folder=folder,
         )
         await supervisor.load(on_progress)
         return supervisor
@@ -95,7 +109,8 @@ class Supervisor:
         """
         first, *others = self._replicas
         try:
-            await first.load(on_progress)
+            loading = first.load(on_progress)
+            await (loading if self._launcher is None else self._launcher.unless_refused(loading))
             results = await asyncio.gather(*(replica.load() for replica in others), return_exceptions=True)
             for result in results:
                 if result is not None:
@@ -158,14 +173,6 @@ class Supervisor:
         finally:
             self._forget(request)
 
-    def cancel(self, request_ids: list[str]) -> None:
-        """Ask the engines to end these requests; those that have none end now."""
-        for replica in self._replicas:
-            replica.cancel(request_ids)
-        for request in [each for each in self._queue if each.submission.request_id in request_ids]:
-            self._queue.remove(request)
-            request.cancel()
-
     async def shutdown(self, deadline_s: float) -> None:
         """Let all requests finish within the deadline, cancel the rest, end the processes.
 
@@ -222,20 +229,17 @@ class Supervisor:
 
     def _dispatch(self) -> None:
         """Give those who wait to replicas, in order, as long as there are places."""
-        while self._queue and (replica := self._choose(is_batch=self._queue[0].submission.is_batch)) is not None:
-            self._turn = self._replicas.index(replica) + 1
+        while self._queue and (replica := self._choose(self._queue[0])) is not None:
             replica.submit(self._queue.pop(0))
 
-    def _choose(self, *, is_batch: bool) -> Replica | None:
-        """Return who is to compute the next request; None: it has to wait."""
+    def _choose(self, request: Continuation) -> Replica | None:
+        """Return who is to compute a request; None: it has to wait."""
         if len(self._replicas) == 1:
             only = self._replicas[0]
             return only if only.state in (EngineState.READY, EngineState.STALLED) else None
-        turn = self._turn % len(self._replicas)
-        ready = [it for it in self._replicas[turn:] + self._replicas[:turn] if it.state is EngineState.READY]
-        quick = [it for it in ready if not it.is_slow] or ready
-        free = [it for it in quick if it.has_room(is_batch=is_batch)]
-        return min(free, key=lambda it: it.num_rivals(is_batch=is_batch), default=None)
+        loads = [it.load_before(request) if it.state is EngineState.READY else None for it in self._replicas]
+        chosen = self._rule.choose(loads, is_batch=request.submission.is_batch)
+        return None if chosen is None else self._replicas[chosen]
 
     def _forget(self, request: Continuation) -> None:
         """Have nobody compute this request."""
@@ -253,8 +257,20 @@ class Supervisor:
 
     async def _shut_down_all(self, deadline_s: float) -> None:
         await asyncio.gather(*(replica.shutdown(deadline_s) for replica in self._replicas))
+        if self._launcher is not None:
+            await self._launcher.close()
+        if self._folder is not None:
+            self._folder.remove()
 
     def _end_requests(self) -> None:
         for request in self._unfinished():
             request.outputs.put_nowait(None)
         self._queue.clear()
+
+
+def _config_of(replica: int, config: EngineConfig, folder: SocketFolder | None) -> EngineConfig:
+    """Return the configuration of one of the replicas, which find each other in a folder if they share experts."""
+    if config.expert_parallel is None or folder is None:
+        return config
+    own = dataclasses.replace(config.expert_parallel, replica=replica, folder=str(folder.path))
+    return dataclasses.replace(config, expert_parallel=own)

@@ -6,35 +6,41 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 
 import msgspec
-import torch
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.engine_config import EngineConfig
 from moeflow.engine.compute_setup import set_up
-from moeflow.engine.model_runner import make_kv_storage
+from moeflow.engine.forward import make_forward, make_kv_storage
 from moeflow.engine.runner_loading import make_allocator, make_upkeep, weight_memory
 from moeflow.models.loading import load_model
-from moeflow.models.pass_input import PassInput, rows_of
+from moeflow.models.pass_input import PassInput
 from moeflow.parallel.group import Group
 
 
 def compute_passes(
-    config: EngineConfig, group: Group, messages: Iterable[bytes], on_loaded: Callable[[], None]
+    config: EngineConfig,
+    group: Group,
+    messages: Iterable[bytes],
+    on_loaded: Callable[[], None],
+    progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Load the model, say so, and compute a pass for each message. Raises: as loading; GroupError."""
+    """Load the model, say so, and compute a pass for each message; `progress` is that of `load_model`.
+
+    Raises: as loading, and as `progress`; GroupError.
+    """
     set_up(config)
     with closing(open_checkpoint(config.model_path)) as checkpoint:
         upkeep = make_upkeep(checkpoint, config, group)
-        allocator = make_allocator(config, weight_memory(checkpoint, config), ranks=upkeep)
-        model = load_model(checkpoint, allocator, num_threads=config.num_threads)
+        allocator = make_allocator(config, weight_memory(checkpoint, config, progress=progress), ranks=upkeep)
+        model = load_model(checkpoint, allocator, num_threads=config.num_threads, progress=progress)
     kv = make_kv_storage(config, model.config, group.rank)
+    forward = make_forward(config, model, kv, upkeep)
     on_loaded()
     decoder = msgspec.msgpack.Decoder(PassInput)
-    device = torch.device(config.device)
     for message in messages:
         given = decoder.decode(message)
-        hidden = model(*given.tensors(kv, device))
-        if model.shares_head:
-            for rows in given.logit_rows:
-                model.logits(rows_of(hidden, rows))
-        upkeep.end_pass()
+        kv.move(given.kv_moves)
+        with upkeep.computing():
+            for hidden in forward.run(given):
+                if model.shares_head:
+                    model.logits(hidden)

@@ -11,7 +11,7 @@ import gc
 import queue
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
@@ -23,20 +23,19 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CheckpointError, ConfigError, GroupError, MoeflowError
 from moeflow.engine.ranks.computing import compute_passes
 from moeflow.engine.ranks.joining import (
-    LOADED,
     MEETING_S,
     PASS,
     Assignment,
     Candidacy,
     Invitation,
-    Refusal,
-    RefusedError,
     hear,
     own_application,
     say,
 )
+from moeflow.engine.ranks.loading_signs import LoadingSigns
 from moeflow.kernels.cpu import extension
 from moeflow.parallel.tcp.connecting import Acceptor, connect, listen
+from moeflow.parallel.tcp.conversation import Refusal, RefusedError
 from moeflow.parallel.tcp.mesh import Meeting, meet
 from moeflow.parallel.tcp.tcp_group import TcpGroup
 from moeflow.parallel.tcp.tcp_link import TcpLink
@@ -47,6 +46,7 @@ _FIRST_PAUSE_S: Final = 0.5
 _MAX_PAUSE_S: Final = 8.0  # between tries, each pause twice as long as the one before
 
 OnNews = Callable[[str], None]
+Computing = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +62,10 @@ class JoinSettings:
     cache_dir: Path | None = None  # where packed weights may be
 
 
-def join(settings: JoinSettings, on_news: OnNews) -> NoReturn:
+def join(settings: JoinSettings, on_news: OnNews, computing: Computing = nullcontext) -> NoReturn:
     """Be a rank of one engine after the other, for ever; `on_news` gets what changes, in words.
+
+    `computing` is entered as long as an engine needs this process.
 
     Raises: ConfigError, CheckpointError, CapacityError for what another try would not change.
     """
@@ -74,7 +76,7 @@ def join(settings: JoinSettings, on_news: OnNews) -> NoReturn:
         try:
             with Membership(settings) as membership:
                 pause_s, last_news = _FIRST_PAUSE_S, ""
-                membership.serve(on_news)
+                membership.serve(on_news, computing)
         except RefusedError as error:
             if not error.may_retry:
                 where = format_address(settings.host, settings.port)
@@ -114,22 +116,28 @@ class Membership:
     def __exit__(self, *_: object) -> None:
         self._undo.close()
 
-    def serve(self, on_news: OnNews) -> None:
+    def serve(self, on_news: OnNews, computing: Computing) -> None:
         """Compute passes. Raises: GroupError when the engine ends; as loading a model."""
+        on_news(f"waiting at {self._link.address} until all ranks are there")
+        task = hear(self._link, Assignment, timeout_s=None)
+        with computing():
+            self._compute(task, on_news)
+
+    def _compute(self, task: Assignment, on_news: OnNews) -> None:
         link = self._link
-        on_news(f"waiting at {link.address} until all ranks are there")
-        task = hear(link, Assignment, timeout_s=None)
         meeting = Meeting(task.group_id, task.rank)
         links = meet(meeting, task.addresses, self._settings.token, {0: link}, self._arrivals, MEETING_S)
         on_news(f"rank {task.rank} of {len(task.addresses)}: loading {self._model_path}")
 
+        signs = LoadingSigns(link, task.timeout_s)
+
         def on_loaded() -> None:
-            link.send_message(LOADED, b"", task.timeout_s)
+            signs.end()
             on_news("ready")
 
         with closing(TcpGroup(task.rank, links, task.timeout_s)) as group:
             try:
-                compute_passes(self._own_config(task.config), group, self._passes(), on_loaded)
+                compute_passes(self._own_config(task.config), group, self._passes(), on_loaded, signs.note_progress)
             except BaseException as error:
                 group.abort(str(error) if isinstance(error, MoeflowError) else f"{type(error).__name__} {error}")
                 raise

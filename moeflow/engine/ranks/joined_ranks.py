@@ -9,23 +9,31 @@ from __future__ import annotations
 import logging
 import secrets
 import socket
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.identity import content_fingerprint
-from moeflow.core.address import format_address
+from moeflow.core.address import EVERYWHERE, format_address
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import GroupError
 from moeflow.core.parallel_config import JoinConfig, ParallelConfig
 from moeflow.core.units import format_bytes
-from moeflow.engine.ranks.joining import LOADED, PASS, Application, Assignment, Invitation, own_application, say
+from moeflow.engine.ranks.joining import (
+    PASS,
+    Application,
+    Assignment,
+    Invitation,
+    own_application,
+    say,
+)
+from moeflow.engine.ranks.loading_signs import wait_until_loaded
 from moeflow.engine.ranks.ranks import Ranks
 from moeflow.engine.ranks.reception import Candidate, Reception
-from moeflow.kernels.cpu import extension
 from moeflow.models.registry import read_model_config
 from moeflow.parallel.tcp.cluster_token import ensure_token
 from moeflow.parallel.tcp.connecting import Acceptor, listen
+from moeflow.parallel.tcp.same_bits import why_bits_differ
 from moeflow.parallel.tcp.tcp_group import TcpGroup
 from moeflow.parallel.tcp.tcp_link import TcpLink
 from moeflow.planner.choices.offload_plan import costs_of
@@ -33,8 +41,6 @@ from moeflow.planner.choices.rank_choice import RankMemory
 from moeflow.planner.costs.process_memory import PROCESS_BYTES
 
 logger = logging.getLogger(__name__)
-
-_EVERYWHERE: Final = ("0.0.0.0", "::")
 
 
 class JoinedRanks(Ranks):
@@ -63,10 +69,15 @@ class JoinedRanks(Ranks):
         self.group = TcpGroup(0, self._links, parallel.timeout_s)
         self._timeout_s = parallel.timeout_s
 
+    @property
+    def hosts(self) -> Sequence[str]:
+        """See `Ranks`."""
+        return ["", *(link.host for link in self._links.values())]
+
     def wait_until_loaded(self) -> None:
         """See `Ranks`."""
         for link in self._links.values():
-            link.receive_message(LOADED, timeout_s=None)
+            wait_until_loaded(link)
         logger.warning("all %d ranks are there", self.group.size)
 
     def close(self) -> None:
@@ -95,6 +106,10 @@ class JoinedRanks(Ranks):
         for link in self._links.values():
             link.send_message(PASS, message, self._timeout_s)
 
+    def _look(self) -> None:
+        for link in self._links.values():
+            link.check_idle()
+
     def _note_ending(self, error: GroupError) -> None:
         """Note that it came from outside: cut networks and lost machines are no fault of a request.
 
@@ -114,16 +129,8 @@ class _Needed:
 
     def objection(self, theirs: Application) -> str:
         """Return why a process cannot be a rank; empty: it can."""
-        own, isas = self._own, extension.ISAS
-        if theirs.software != own.software:
-            return f"it is {theirs.software}, the first rank {own.software}: install the same versions"
-        if theirs.processor != own.processor or theirs.cpu_isa not in isas:
-            return f"its processor is {theirs.processor}, the first rank's {own.processor}: results would differ"
-        if isas.index(theirs.cpu_isa) < isas.index(own.cpu_isa):
-            return (
-                f"its instruction set is {theirs.cpu_isa}, the first rank uses {own.cpu_isa}: results would differ. "
-                f"Start the first rank with MOEFLOW_CPU_ISA={theirs.cpu_isa}"
-            )
+        if reason := why_bits_differ(theirs, self._own, "the first rank"):
+            return reason
         if theirs.available_bytes < self._num_bytes:
             return (
                 f"it has {format_bytes(theirs.available_bytes)} of memory free and needs "
@@ -133,7 +140,9 @@ class _Needed:
 
 
 def _what_to_do(num_others: int, join: JoinConfig) -> str:
-    host = socket.gethostname() if join.host in _EVERYWHERE else join.host
+    if join.ray is not None:
+        return f"waiting for {num_others} other rank{'s' if num_others > 1 else ''}, which Ray starts"
+    host = socket.gethostname() if join.host in EVERYWHERE else join.host
     return (
         f"waiting for {num_others} other rank{'s' if num_others > 1 else ''}: run on each of their machines, with a "
         f"copy of {join.token_file},\n  moeflow join {format_address(host, join.port)}"

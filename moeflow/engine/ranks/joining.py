@@ -1,27 +1,25 @@
 """What the first rank and a process that wants to join say to each other before there is a group.
 
 Joining: `Application` ->, <- `Invitation`, `Candidacy` ->, <- `Assignment`; either may say `Refusal` instead. Then
-ranks connect to each other and load; `LOADED` ->, <- `PASS`, `PASS`, ...
+ranks connect to each other and load (`loading_signs.py`); then <- `PASS`, `PASS`, ...
 """
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 from typing import Annotated, Final, TypeVar
 
 import msgspec
 
 from moeflow.core.engine_config import EngineConfig
-from moeflow.core.errors import GroupError
 from moeflow.kernels.cpu import extension
+from moeflow.parallel.tcp import conversation
+from moeflow.parallel.tcp.conversation import ANSWER_S, Refusal
 from moeflow.parallel.tcp.mesh import Address
+from moeflow.parallel.tcp.same_bits import own_processor, own_software
 from moeflow.parallel.tcp.tcp_link import TcpLink
 
 JOINING: Final = "joining"  # names of messages
-LOADED: Final = "loaded"
 PASS: Final = "pass"
-ANSWER_S: Final = 60.0  # in which the other end answers: a checkpoint may have to be opened
 MEETING_S: Final = 30.0  # in which all ranks have found each other
 
 
@@ -58,47 +56,20 @@ class Assignment(msgspec.Struct, frozen=True, tag="assignment"):
     addresses: list[Address]  # by rank
 
 
-class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
-    """Why it comes to nothing."""
-
-    reason: str
-    may_retry: bool = False  # it may be otherwise later
-
-
 Message = Application | Invitation | Candidacy | Assignment | Refusal
 Expected = TypeVar("Expected", bound=Message)
 
 
-class RefusedError(GroupError):
-    """The other end has refused."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.reason)
-        self.may_retry = refusal.may_retry
-
-
 def own_application(num_threads: int, cpu_isa: str, available_bytes: int) -> Application:
     """Return what this process is; it uses at most the instruction set `cpu_isa`."""
-    versions = (f"{name} {importlib.metadata.version(name)}" for name in ("moeflow", "torch", "numpy"))
-    return Application(
-        " with ".join(versions), platform.machine(), extension.best_isa(cpu_isa), num_threads, available_bytes
-    )
+    return Application(own_software(), own_processor(), extension.best_isa(cpu_isa), num_threads, available_bytes)
 
 
 def say(link: TcpLink, message: Message) -> None:
     """Send a message. Raises: GroupError."""
-    link.send_message(JOINING, msgspec.msgpack.encode(message), ANSWER_S)
+    conversation.say(link, JOINING, message)
 
 
 def hear(link: TcpLink, expected: type[Expected], timeout_s: float | None = ANSWER_S) -> Expected:
     """Return the next message. Blocks: until it is there. Raises: RefusedError; GroupError if it is another one."""
-    data = link.receive_message(JOINING, timeout_s)
-    try:
-        message: Message = msgspec.msgpack.decode(data, type=Message)
-    except msgspec.DecodeError as error:
-        raise GroupError(f"{link.peer} says what this version does not understand: {error}") from None
-    if isinstance(message, Refusal):
-        raise RefusedError(message)
-    if not isinstance(message, expected):
-        raise GroupError(f"{link.peer} says {type(message).__name__} where {expected.__name__} is expected")
-    return message
+    return conversation.hear(link, JOINING, expected, Message, timeout_s)

@@ -1,6 +1,6 @@
-"""A rank of an engine other than the first, on the same machine: `python -m moeflow.engine.ranks.main DESCRIPTOR RANK`.
+"""A rank of an engine other than the first, on the same machine: `python -m moeflow.engine.ranks.main RANK MEMORIES`.
 
-DESCRIPTOR is that of the memory which the ranks share. Standard input brings a `RankStart` and then a `PassInput` a
+MEMORIES are descriptors of the memory which ranks share. Standard input brings a `RankStart` and then a `PassInput` a
 pass; standard output gets one byte once the model is loaded. It ends with its input, so also when the first rank is
 gone.
 """
@@ -16,8 +16,7 @@ import msgspec
 
 from moeflow.core.errors import GroupError, MoeflowError
 from moeflow.engine.ranks.computing import compute_passes
-from moeflow.engine.ranks.rank_processes import RankStart, read_messages
-from moeflow.parallel.shared_memory_group import SharedMemoryGroup
+from moeflow.engine.ranks.rank_processes import RankStart, join_group, read_messages
 
 logger = logging.getLogger(__name__)
 
@@ -25,15 +24,17 @@ logger = logging.getLogger(__name__)
 def main() -> None:
     """Entry point of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the first rank decides
-    descriptor, rank = (int(argument) for argument in sys.argv[1:])
+    *descriptors, rank = (int(argument) for argument in sys.argv[1:])
     logging.basicConfig(format=f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     messages = read_messages(sys.stdin.buffer)
     first = next(messages, None)
     if first is None:
         return
     start = msgspec.msgpack.decode(first, type=RankStart)
-    group = SharedMemoryGroup(descriptor, rank, start.process_ids, start.timeout_s)
-    os.close(descriptor)
+    assert start.config.parallel is not None
+    group = join_group(descriptors, rank, start.process_ids, start.config.parallel)
+    for descriptor in descriptors:
+        os.close(descriptor)
     try:
         compute_passes(start.config, group, messages, _note_loaded)
     except GroupError as error:  # whatever failed, the first rank notices and reports it

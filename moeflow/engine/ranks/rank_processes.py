@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import IO, Final
 
@@ -15,8 +14,9 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import GroupError
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.engine.ranks.ranks import Ranks
-from moeflow.parallel.child_processes import EXIT_GRACE_S, close_pipe, end_all
+from moeflow.parallel.child_processes import EXIT_GRACE_S, close_pipe, end_all, start_rank
 from moeflow.parallel.shared_memory_group import SharedMemoryGroup, make_descriptor
+from moeflow.parallel.stages import subgroups
 
 LENGTH_BYTES: Final = 8  # before each message in a pipe
 
@@ -26,7 +26,6 @@ class RankStart(msgspec.Struct, frozen=True):
 
     config: EngineConfig
     process_ids: list[int]  # by rank
-    timeout_s: float  # of a collective
 
 
 class RankProcesses(Ranks):
@@ -34,19 +33,22 @@ class RankProcesses(Ranks):
 
     def __init__(self, config: EngineConfig, parallel: ParallelConfig) -> None:
         """Start the processes, which begin to load. Raises: ConfigError if they cannot share memory here; OSError."""
-        descriptor = make_descriptor(parallel.num_ranks)
+        descriptors: list[int] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
+            descriptors.append(make_descriptor(parallel.num_ranks))
+            descriptors.extend(make_descriptor(len(ranks)) for ranks in subgroups(parallel))
             for rank in range(1, parallel.num_ranks):
-                self._processes.append(_start(descriptor, rank))
+                self._processes.append(start_rank("moeflow.engine.ranks.main", descriptors, rank))
             process_ids = [os.getpid(), *(process.pid for process in self._processes)]
-            self.group = SharedMemoryGroup(descriptor, 0, process_ids, parallel.timeout_s)
-            self._tell_all(msgspec.msgpack.encode(RankStart(config, process_ids, parallel.timeout_s)))
+            self.group = join_group(descriptors, 0, process_ids, parallel)
+            self._tell_all(msgspec.msgpack.encode(RankStart(config, process_ids)))
         except BaseException:
             self._kill()
             raise
         finally:
-            os.close(descriptor)
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     def wait_until_loaded(self) -> None:
         """See `Ranks`."""
@@ -69,6 +71,11 @@ class RankProcesses(Ranks):
             except BrokenPipeError:
                 raise GroupError(f"rank {rank} of the engine is gone ({_ending(process)})") from None
 
+    def _look(self) -> None:
+        for rank, process in enumerate(self._processes, 1):
+            if process.poll() is not None:
+                raise GroupError(f"rank {rank} of the engine is gone ({_ending(process)})")
+
     def _note_ending(self, error: GroupError) -> None:
         """Note the signal that has ended a rank, if one has: others end by themselves when the group does."""
         codes = [process.poll() or 0 for process in self._processes]
@@ -82,9 +89,16 @@ class RankProcesses(Ranks):
             close_pipe(process.stdout)
 
 
-def _start(descriptor: int, rank: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "moeflow.engine.ranks.main", str(descriptor), str(rank)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(descriptor,))
+def join_group(
+    descriptors: Sequence[int], rank: int, process_ids: Sequence[int], parallel: ParallelConfig
+) -> SharedMemoryGroup:
+    """Return a rank's group with its subgroups, from descriptors of its memory and of theirs, which stay open."""
+    whole, *parts = descriptors
+    group = SharedMemoryGroup(whole, rank, process_ids, parallel.timeout_s)
+    for ranks, descriptor in zip(subgroups(parallel), parts, strict=True):
+        if rank in ranks:
+            group.add_subgroup(ranks, descriptor)
+    return group
 
 
 def _ending(process: subprocess.Popen[bytes]) -> str:

@@ -1,14 +1,15 @@
 """The other ranks of an engine, seen from the first: given each pass, ended; wherever they are.
 
 The first rank has the queue and samples; the others load the same checkpoint and compute the same passes, each its own
-part of the model. They wait for a pass as long as nobody asks anything. What takes place within a pass are
-collectives, which have a deadline. A rank that is gone ends the engine, which is then started again as after any death.
+part of the model. They wait for a pass as long as nobody asks anything; `check` looks meanwhile whether they are
+there. What takes place within a pass are collectives, which have a deadline. A rank that is gone ends the engine, which
+is then started again as after any death.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -22,6 +23,11 @@ class Ranks(ABC):
     """Ranks 1, 2, ... of an engine; this process is rank 0."""
 
     group: Group  # of all ranks
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        """Where ranks run, this one first: addresses; empty: on this machine."""
+        return [""] * self.group.size
 
     @abstractmethod
     def wait_until_loaded(self) -> None:
@@ -39,18 +45,35 @@ class Ranks(ABC):
     def _note_ending(self, error: GroupError) -> None:
         """Add to an error what is known of how a rank ended."""
 
+    @abstractmethod
+    def _look(self) -> None:
+        """Raise a GroupError if a rank is gone. Blocks: not at all."""
+
+    def check(self) -> None:
+        """Look whether all ranks are there, while none has anything to compute. Raises: GroupError if one is gone."""
+        with self._noting_ending():
+            self._look()
+
+    @contextmanager
+    def _noting_ending(self) -> Iterator[None]:
+        try:
+            yield
+        except GroupError as error:
+            self._note_ending(error)
+            raise
+
     @contextmanager
     def all_computing(self, given: PassInput) -> Iterator[None]:
         """Have all ranks compute a pass, which this one does in the block.
 
         Raises: GroupError if one of them is gone, or if this one fails: it is no longer where the others are.
         """
-        try:
-            self._tell_all(msgspec.msgpack.encode(given))
-            yield
-        except GroupError as error:
-            self._note_ending(error)
-            raise
-        except BaseException as error:
-            self.group.abort(f"a pass failed with {type(error).__name__}: {error}")
-            raise GroupError(f"a pass failed on rank 0 of the engine: {error}") from error
+        with self._noting_ending():
+            try:
+                self._tell_all(msgspec.msgpack.encode(given))
+                yield
+            except GroupError:
+                raise
+            except BaseException as error:
+                self.group.abort(f"a pass failed with {type(error).__name__}: {error}")
+                raise GroupError(f"a pass failed on rank 0 of the engine: {error}") from error

@@ -15,7 +15,9 @@ from typing import Final
 
 from moeflow.core.errors import GroupError
 from moeflow.core.units import format_bytes
-from moeflow.engine.ranks.joining import Application, Candidacy, Invitation, Refusal, hear, say
+from moeflow.engine.ranks.joining import Application, Candidacy, Invitation, hear, say
+from moeflow.parallel.tcp.conversation import Refusal
+from moeflow.parallel.tcp.refusal_log import RefusalLog
 from moeflow.parallel.tcp.tcp_link import TcpLink
 
 logger = logging.getLogger(__name__)
@@ -49,7 +51,7 @@ class Reception:
         self._changed = threading.Condition()
         self._found: list[Candidate] = []
         self._has_begun = False
-        self._has_refused_late = False
+        self._refusals = RefusalLog(logger)  # who is refused may ask again and again
         self._has_ended = False
 
     def take_in(self, link: TcpLink) -> None:
@@ -59,12 +61,11 @@ class Reception:
             if refusal is None:
                 return
             say(link, refusal)
-            reason, is_news = refusal.reason, not (refusal.may_retry and self._has_refused_late)
-            self._has_refused_late |= refusal.may_retry  # it asks again and again
+            reason = refusal.reason
         except GroupError as error:
-            reason, is_news = str(error), True
+            reason = str(error)
         link.close()
-        logger.log(logging.WARNING if is_news else logging.DEBUG, "%s does not join: %s", link.address, reason)
+        self._refusals.note(link.host, f"{link.address} does not join", reason)
 
     def wait(self, timeout_s: float) -> list[Candidate]:
         """Return as many as are wanted, by rank from 1. Raises: GroupError if they do not come in time."""

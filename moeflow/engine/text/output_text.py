@@ -54,6 +54,7 @@ class TextDelta:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token or stop string that ended it; None for the model's EOS
     num_cached_tokens: int = 0  # prompt tokens that the prefix tree saved
+    num_drafted_tokens: int = 0  # guesses that the pass computed; the new tokens but the last were among them
     queued_s: float | None = None  # waited before its first pass; with the first output
     error: str | None = None  # with FinishReason.ERROR
     prompt_logprobs: tuple[TokenText | None, ...] | None = None  # once, in the first delta of index 0; [0] is None
@@ -88,6 +89,7 @@ class SequenceText:
             finish_reason=output.finish_reason if stop is None else FinishReason.STOP,
             stop_reason=output.stop_token_id if stop is None else stop,
             num_cached_tokens=output.num_cached_tokens,
+            num_drafted_tokens=output.num_drafted_tokens,
             queued_s=output.queued_s,
             error=output.error if stop is None else None,
             prompt_logprobs=None

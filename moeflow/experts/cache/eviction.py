@@ -106,6 +106,10 @@ class LFU(EvictionPolicy):
         """Return the counts' logarithms."""
         return self._counts.logs
 
+    def counts(self, now: int) -> Scores:
+        """Return how often each was used, old uses counting less."""
+        return self._counts.at(now)
+
 
 class LFRU(EvictionPolicy):
     """Least frequent and recent use: the decayed count over the passes since the last use."""

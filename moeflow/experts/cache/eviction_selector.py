@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from moeflow.experts.cache.eviction import EvictionPolicy, Scores, lowest
+from moeflow.experts.cache.eviction import LFU, EvictionPolicy, Scores, lowest
 from moeflow.experts.cache.expert_states import ExpertStates
 
 
@@ -31,6 +31,7 @@ class EvictionSelector:
     def __init__(self, policy: EvictionPolicy, num_layers: int, num_experts: int) -> None:
         """`num_experts` is the number in a layer."""
         self.scan: Scan | None = None  # None: the pass needs few experts
+        self.uses: LFU | None = None  # counts them, if somebody wants to know
         self._policy = policy
         self._num_layers = num_layers
         self._num_experts = num_experts
@@ -50,6 +51,14 @@ class EvictionSelector:
     def on_use(self, numbers: NDArray[np.int64]) -> None:
         """Receive the experts that the pass needs."""
         self._policy.on_use(numbers, self._now)
+        if self.uses is not None:
+            self.uses.on_use(numbers, self._now)
+
+    def use_counts(self) -> Scores:
+        """Return how often each expert was used since this was first asked, old uses counting less."""
+        if self.uses is None:
+            self.uses = LFU(self._num_layers * self._num_experts)
+        return self.uses.counts(self._now)
 
     def on_load(self, number: int) -> None:
         """Receive an expert that got a slot."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from moeflow.core.errors import CapacityError
 from moeflow.experts.cache.cache_stats import CacheStats
-from moeflow.experts.cache.eviction import EvictionPolicy
+from moeflow.experts.cache.eviction import EvictionPolicy, Scores
 from moeflow.experts.cache.eviction_selector import EvictionSelector
 from moeflow.experts.cache.expert_states import ABSENT, ExpertState, ExpertStates
 from moeflow.experts.cache.lease import Lease
@@ -75,6 +75,7 @@ class ExpertCache:
         self._victims = EvictionSelector(policy, num_layers, num_experts)
         self._first_numbers = np.arange(0, num_layers * num_experts, num_experts).reshape(-1, 1, 1)  # of each layer
         self._is_read = False  # the table, by kernels
+        self.is_elsewhere = np.zeros(num_layers * num_experts, bool)  # not worth reading ahead: others compute with it
 
     @property
     def num_slots(self) -> int:
@@ -174,6 +175,31 @@ class ExpertCache:
             self._states.use_all(numbers)
             self._states.end_prefetches(first_layer * size, end_layer * size, ())
             self._changed.notify_all()
+
+    def use_elsewhere(self, layer: int, experts: Sequence[int]) -> None:
+        """Count experts that a pass needs and that others compute with."""
+        first = layer * self.num_experts
+        with self._changed:
+            if self._victims.scan is None:
+                self._states.end_prefetches(first, first + self.num_experts, ())
+            self._victims.on_use(first + np.array(experts, np.int64))
+
+    def use_counts(self) -> Scores:
+        """Return how often each expert of all layers was used lately, since this was first asked."""
+        with self._changed:
+            return self._victims.use_counts()
+
+    def is_there(self, first_layer: int, end_layer: int) -> NDArray[np.bool_]:
+        """Return which experts of some layers are resident, or will be in a moment: [layers, experts]."""
+        first, end = first_layer * self.num_experts, end_layer * self.num_experts
+        with self._changed:
+            return self._states.present[first:end].reshape(-1, self.num_experts).copy()
+
+    @property
+    def has_free_slot(self) -> bool:
+        """Whether an expert can come without another's leaving."""
+        with self._changed:
+            return self._states.num_taken < self.num_slots
 
     def resize(self, num_slots: int, move: Callable[[int, int], None]) -> int:
         """Use so many slots, or as few as leases allow; return how many are used now.
@@ -295,7 +321,8 @@ class ExpertCache:
         for expert in experts:
             state = self._states.all[layer * self.num_experts + expert]
             if state.slot == ABSENT:
-                yield state.number
+                if not self.is_elsewhere[state.number]:
+                    yield state.number
             elif state.slot >= 0:
                 self._states.expect(state)
 
@@ -304,7 +331,7 @@ class ExpertCache:
         for following in range(layer + 1, self._num_layers):
             for expert in self._victims.best_first(following):
                 number = following * self.num_experts + expert
-                if self._states.all[number].slot == ABSENT:
+                if self._states.all[number].slot == ABSENT and not self.is_elsewhere[number]:
                     yield number
 
     def _load_ahead(self, numbers: Iterator[int], room: int) -> int:

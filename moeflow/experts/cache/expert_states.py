@@ -63,6 +63,7 @@ class ExpertStates:
         self.awaited = np.zeros(
             total, bool
         )  # predicted, resident or not yet, for a layer that no pass has reached since
+        self.present = np.zeros(total, bool)  # resident, or being loaded
         self.num_held = np.zeros(num_layers, np.int64)  # slots taken by each layer
         # The table is read by kernels, without a lock: only `publish` changes it.
         self.table = np.full((num_layers, num_experts), ABSENT, np.int32)  # always the same memory
@@ -231,6 +232,7 @@ class ExpertStates:
 
     def _move(self, state: ExpertState, slot: int) -> None:
         state.slot = slot
+        self.present[state.number] = slot != ABSENT
         self._unpublished.add(state.number)
 
     def min_size(self, num_slots: int) -> int:
@@ -277,6 +279,7 @@ class ExpertStates:
             assert (state.load is not None) == (state.slot == LOADING)
             assert state.num_leases >= 0
             assert bool(self.evictable[state.number]) == (state.slot >= 0 and not state.num_leases)
+            assert bool(self.present[state.number]) == (state.slot != ABSENT)
             assert state.slot >= 0 or not state.is_unused
             assert state.slot != ABSENT or not self.awaited[state.number]
             assert state.slot < 0 or self._filled[state.slot]

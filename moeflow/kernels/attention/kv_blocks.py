@@ -70,6 +70,21 @@ class KVBlocks:
         self.keys.transpose(1, 2)[blocks, offsets] = k.to(self.dtype)
         self.values.transpose(1, 2)[blocks, offsets] = v.to(self.dtype)
 
+    def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
+        """Copy K and V of tokens to other slots, one after another: from_slots and to_slots [n] int64."""
+        if self.handle is not None:
+            _cpu.move_kv(
+                cache=self.handle,
+                num_tokens=len(from_slots),
+                **{"from": from_slots.data_ptr(), "to": to_slots.data_ptr()},
+            )
+            return
+        size = self.block_size
+        for stored in (self.keys, self.values, self.key_scales, self.value_scales):
+            if stored is not None:
+                tokens = stored.transpose(1, 2)
+                tokens[to_slots // size, to_slots % size] = tokens[from_slots // size, from_slots % size]
+
     def read(self, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return K and V of whole blocks, one after another. Shapes: blocks [n] -> [KV, n * block_size, D] each."""
         keys, values = (_take(half, blocks).to(dtype) for half in (self.keys, self.values))

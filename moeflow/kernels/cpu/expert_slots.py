@@ -20,25 +20,30 @@ if extension.is_available():
 
 
 class SlotExperts:
-    """Experts of one layer, in the slots of several."""
+    """Experts of one layer, in the slots of several, for as long as each stays where it is."""
 
-    def __init__(self, slots: PackedExperts, num_experts: int) -> None:
-        """Take the memory of the slots, seen as experts, and how many experts the layer has."""
-        self._slots = slots
-        self._num_experts = num_experts
+    def __init__(self, memory: PackedExperts, num_experts: int, slots: Mapping[int, int]) -> None:
+        """Take the memory of the slots, seen as experts, how many experts the layer has, and the slots of those there.
 
-    def sums(
-        self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, slots: Mapping[int, int], residual: Tensor | None
-    ) -> Tensor:
-        """Return what `PackedExperts.compute` does; `slots` says where each expert that is asked for lies."""
+        Raises: ValueError if there is no such slot.
+        """
+        self._memory = memory
+        self._table = array("i", [_cpu.ABSENT]) * num_experts
+        for expert, slot in slots.items():
+            if not 0 <= slot < memory.num_experts:
+                raise ValueError(f"there is no slot {slot} among {memory.num_experts}")
+            self._table[expert] = slot
+        self._layer = memory.handle.in_slots(slots=self._table.buffer_info()[0], num_experts=num_experts)
+
+    def sums(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None) -> Tensor:
+        """Return what `PackedExperts.compute` does; all experts that are asked for have slots."""
         out = torch.empty(x.shape)
         self._check(x, topk_ids, topk_weights)
         if residual is not None:
             check_floats(residual, tuple(x.shape))
         num_tokens, top_k = topk_ids.shape
-        table = self._table(slots)
         _cpu.experts(
-            layer=self._in_slots(table),
+            layer=self._layer,
             x=x.data_ptr(),
             num_tokens=num_tokens,
             top_k=top_k,
@@ -49,17 +54,16 @@ class SlotExperts:
         )
         return out
 
-    def pairs(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, slots: Mapping[int, int], pairs: Tensor) -> None:
-        """Write the weighted results of some experts only to the rows of their pairs (token, k).
+    def pairs(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, pairs: Tensor) -> None:
+        """Write the weighted results of those experts that have slots to the rows of their pairs (token, k).
 
         Shapes: as there, pairs [T * K, H] float32; other rows stay as they are.
         """
         self._check(x, topk_ids, topk_weights)
         num_tokens, top_k = topk_ids.shape
-        check_floats(pairs, (num_tokens * top_k, self._slots.hidden))
-        table = self._table(slots)
+        check_floats(pairs, (num_tokens * top_k, self._memory.hidden))
         _cpu.expert_pairs(
-            layer=self._in_slots(table),
+            layer=self._layer,
             x=x.data_ptr(),
             num_tokens=num_tokens,
             top_k=top_k,
@@ -68,19 +72,8 @@ class SlotExperts:
             out=pairs.data_ptr(),
         )
 
-    def _table(self, slots: Mapping[int, int]) -> array[int]:
-        table = array("i", [_cpu.ABSENT]) * self._num_experts
-        for expert, slot in slots.items():
-            if not 0 <= slot < self._slots.num_experts:
-                raise ValueError(f"there is no slot {slot} among {self._slots.num_experts}")
-            table[expert] = slot
-        return table
-
-    def _in_slots(self, table: array[int]) -> object:
-        return self._slots.handle.in_slots(slots=table.buffer_info()[0], num_experts=self._num_experts)
-
     def _check(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> None:
-        check_floats(x, (topk_ids.shape[0], self._slots.hidden))
+        check_floats(x, (topk_ids.shape[0], self._memory.hidden))
         check_floats(topk_weights, tuple(topk_ids.shape))
         check_ids(topk_ids)
 

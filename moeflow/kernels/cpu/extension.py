@@ -47,6 +47,16 @@ def num_threads() -> int:
     return count
 
 
+def use_own_threads(num_threads: int) -> None:
+    """Have the calling thread compute with this many threads of its own from now on, itself included.
+
+    It computes beside the other threads then, which take turns with one set of threads.
+    """
+    if num_threads < 1:
+        raise ValueError(f"{num_threads} threads cannot compute; at least 1 can")
+    _cpu.use_own_threads(num_threads)
+
+
 def kept_bytes() -> int:
     """Return how much memory of their own kernels keep from call to call: what the largest call took."""
     num_bytes: int = _cpu.kept_bytes()

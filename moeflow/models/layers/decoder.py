@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,19 +22,32 @@ from moeflow.models.layers.packed_layers import PackedLayers
 from moeflow.models.layers.rotary import RotaryEmbedding
 from moeflow.models.layers.weight_allocator import Weight, WeightAllocator, rows_of, whole
 
+MakeLayer = Callable[[ModelConfig, WeightAllocator, int], DecoderLayer]  # the last is the layer's number
+
 
 class CausalLM:
-    """What the model files build. Weights are uninitialised until a loader fills `named_weights`."""
+    """What the model files build. Weights are uninitialised until a loader fills `named_weights`.
 
-    def __init__(self, config: ModelConfig, allocator: WeightAllocator, layers: Iterable[DecoderLayer]) -> None:
+    Of a model that is cut into stages it is one stage: some of the layers, and in the first all that is no layer.
+    """
+
+    def __init__(self, config: ModelConfig, allocator: WeightAllocator, make_layer: MakeLayer) -> None:
         self.config = config
         self.dtype = allocator.dtype  # of hidden states
         self.device = allocator.device
-        self.embed_tokens = allocator.embedding(config.vocab_size, config.hidden_size)
-        self.layers = tuple(layers)
-        self.norm = RMSNorm(allocator, config.hidden_size, config.rms_norm_eps)
-        self._vocab = allocator.columns("logits", config.vocab_size)
-        self.lm_head = self._make_head(allocator)
+        own = allocator.own_layers or range(config.num_layers)
+        elsewhere = allocator.elsewhere()
+        self.first_layer = own.start
+        ends = allocator if self._has_ends else elsewhere  # in the order in which memory has them
+        self.embed_tokens = ends.embedding(config.vocab_size, config.hidden_size)
+        layers = [
+            make_layer(config, allocator if layer_idx in own else elsewhere, layer_idx)
+            for layer_idx in range(config.num_layers)
+        ]
+        self.layers = tuple(layers[own.start : own.stop])
+        self.norm = RMSNorm(ends, config.hidden_size, config.rms_norm_eps)
+        self._vocab = ends.columns("logits", config.vocab_size)
+        self.lm_head = self._make_head(ends)
         self._packed = PackedLayers.of(self.layers, allocator)
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, allocator.device)
 
@@ -42,14 +57,25 @@ class CausalLM:
 
         Shapes: token_ids [T] int64 -> [T, H].
         """
-        hidden = embedding(token_ids, self.embed_tokens)
+        return self.norm(self.run_layers(self.embed(token_ids), context))
+
+    @torch.inference_mode()
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Return what goes into the first layer. Shapes: token_ids [T] int64 -> [T, H]."""
+        return embedding(token_ids, self.embed_tokens)
+
+    @torch.inference_mode()
+    def run_layers(self, hidden: Tensor, context: ForwardContext) -> Tensor:
+        """Return what comes out of the last layer that is here; writes K and V of every token to `context.kv`.
+
+        Shapes: hidden [T, H], which is used up -> [T, H].
+        """
         rotary = self.rotary(context.positions, hidden.dtype)
         if self._packed is not None and context.kv.is_for_kernels:
-            hidden = self._packed(hidden, rotary, context)
-        else:
-            for layer in self.layers:
-                hidden = layer(hidden, rotary, context)
-        return self.norm(hidden)
+            return self._packed(hidden, rotary, context)
+        for layer in self.layers:
+            hidden = layer(hidden, rotary, context)
+        return hidden
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -60,10 +86,23 @@ class CausalLM:
         own = linear(hidden, self.lm_head).float()
         return own if self._vocab is None else self._vocab.gather(own)
 
+    def first(self, num_layers: int) -> CausalLM:
+        """Return a model of the first layers alone, followed by norm and output projection; it shares all weights."""
+        early = copy(self)
+        early.config = replace(self.config, num_layers=num_layers)
+        early.layers = self.layers[:num_layers]
+        early._packed = None if self._packed is None else self._packed.first(num_layers)
+        return early
+
     @property
     def shares_head(self) -> bool:
         """Whether logits are computed by all ranks together."""
         return self._vocab is not None
+
+    @property
+    def _has_ends(self) -> bool:
+        """Whether token embeddings, final norm and output projection are here: in the first stage."""
+        return self.first_layer == 0
 
     def _make_head(self, allocator: WeightAllocator) -> Weight:
         """Return the output projection, or of it the rows of the tokens that are this rank's."""
@@ -77,15 +116,18 @@ class CausalLM:
 
     def router_names(self) -> Iterator[str]:
         """Yield the checkpoint names of the matrices that choose experts."""
-        for layer_idx, layer in enumerate(self.layers):
+        for layer_idx, layer in enumerate(self.layers, self.first_layer):
             if isinstance(layer.mlp, MoE):
                 yield layer.mlp.router_name(f"model.layers.{layer_idx}")
 
     def named_weights(self) -> Iterator[tuple[str, Destination]]:
         """Yield every (checkpoint name, where its tensor goes)."""
-        yield "model.embed_tokens.weight", whole(self.embed_tokens)
-        for layer_idx, layer in enumerate(self.layers):
+        if self._has_ends:
+            yield "model.embed_tokens.weight", whole(self.embed_tokens)
+        for layer_idx, layer in enumerate(self.layers, self.first_layer):
             yield from layer.named_weights(f"model.layers.{layer_idx}")
+        if not self._has_ends:
+            return
         yield "model.norm.weight", self.norm.weight
         if not self.config.tie_word_embeddings:
             own = range(self.config.vocab_size) if self._vocab is None else self._vocab.own

@@ -43,6 +43,10 @@ class PackedLayers:
         cached = [weights for weights in experts if isinstance(weights, CachedExperts)]
         return cls(decoder, _CachedLayers(decoder, cached) if cached else None, allocator.on_route)
 
+    def first(self, num_layers: int) -> PackedLayers:
+        """Return the first layers alone, whose experts are in memory; nobody is told of what their routers choose."""
+        return PackedLayers(PackedDecoder(self._decoder.layers[:num_layers]), None, None)
+
     def __call__(self, hidden: Tensor, rotary: RotaryTable, context: ForwardContext) -> Tensor:
         """Return what comes out of the last layer; writes K and V of every token.
 

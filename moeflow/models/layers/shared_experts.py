@@ -56,7 +56,7 @@ def _pairs(experts: MovableExperts, routed: Routed, some: range) -> Tensor:
         return expert_pairs(routed.hidden, experts.gate_up, experts.down, routed.topk_ids, routed.topk_weights, some)
     pairs = torch.zeros(routed.topk_ids.numel(), routed.hidden.shape[1])
     in_order = {expert: expert for expert in some}
-    SlotExperts(experts, experts.num_experts).pairs(*routed, in_order, pairs)
+    SlotExperts(experts, experts.num_experts, in_order).pairs(*routed, pairs)
     return pairs.view(*routed.topk_ids.shape, routed.hidden.shape[1])
 
 

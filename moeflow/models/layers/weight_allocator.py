@@ -21,6 +21,7 @@ from moeflow.kernels.cpu.expert_slices import PackedExpertSlices, SliceShape
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight, expert_bytes, matrix_bytes
 from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.kernels.weight_format import BITS_PER_VALUE, WeightFormat
+from moeflow.models.layers.expert_shares import ExpertShares
 from moeflow.models.layers.expert_weights import (
     Destination,
     ExpertSlabs,
@@ -62,8 +63,10 @@ class WeightAllocator:
     has_slabs: bool = False  # experts that are not packed lie in `memory` as slabs, wherever the device is
     group: Group | None = None  # of the ranks that share the model; None: this process has all of it
     expert_ranks: ExpertRanks | None = None  # which of them has which experts, where each has whole ones
+    expert_shares: ExpertShares | None = None  # which replica computes which experts; None: this one all
     expert_layout: ExpertLayout = "expert"  # how they share each layer's experts,
     attention_layout: AttentionLayout = "replicated"  # and attention, dense layers and the output projection
+    own_layers: range | None = None  # of the stage that this process has; None: it has all layers
     on_route: Callable[[Tensor], None] | None = None  # told of each layer's choice, topk_ids [T, K], in order
 
     @property
@@ -78,6 +81,12 @@ class WeightAllocator:
         else:
             weight = self.memory.block(math.prod(shape) * self.dtype.itemsize).view(self.dtype).view(shape)
         return nn.Parameter(weight, requires_grad=False)
+
+    def elsewhere(self) -> WeightAllocator:
+        """Return an allocator for layers that other stages have: of memory that has them all, too, it skips theirs."""
+        if not self.memory.is_filled:
+            return WeightAllocator(self.dtype, torch.device("meta"))
+        return replace(self, group=None, expert_ranks=None)
 
     @property
     def tensor_group(self) -> Group | None:
@@ -138,6 +147,8 @@ class WeightAllocator:
         experts = PackedExperts(
             num_experts, hidden_size, intermediate_size, formats.matrices, is_wide=formats.is_wide, storage=storage
         )
+        if self.expert_shares is not None:
+            return self.expert_shares.add_layer(experts)
         return experts if self.expert_ranks is None else self.expert_ranks.add_layer(experts, own)
 
     def _slices(

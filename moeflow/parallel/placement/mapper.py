@@ -1,6 +1,6 @@
 """Which device a batch runs on, and which one computes each of its tokens' experts.
 
-A mapper decides both before the batch begins, from where experts have homes and from what it has mapped so far. Two
+A mapper decides both before the batch begins, from where experts have homes and from what it has mapped so far. Three
 stand here; any class with the two methods is another. Source: ExpertFlow 3.2 and 3.5.2 (the mapper of its runtime).
 """
 
@@ -67,6 +67,26 @@ class LeastLoadedMapper(Mapper):
             owners[is_expert] = np.repeat(among, shares)
             loads[among] += shares
         return owners
+
+
+class LayerMapper:
+    """All experts of a layer are on one device, those of the next layer on the next, so that batches go round.
+
+    With more batches in flight than devices, whose tasks begin as their inputs are there, devices then work on
+    different layers at the same time: a pipeline that nobody has scheduled. (With blocks of layers there is none:
+    batches catch up with each other before a device whose own next layer is as late as theirs.) Source: ExpertFlow 3.3.
+    """
+
+    def __init__(self, num_devices: int) -> None:
+        self._num_devices = num_devices
+
+    def home(self, batch: int, num_tokens: int) -> int:
+        """See `Mapper`: devices take turns."""
+        return batch % self._num_devices
+
+    def owners(self, layer: int, home: int, topk_ids: ExpertIds) -> ExpertIds:
+        """See `Mapper`."""
+        return np.full(topk_ids.shape, layer % self._num_devices)
 
 
 def fill(loads: ExpertIds, number: int) -> ExpertIds:

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from moeflow.core.address import format_address
+from moeflow.core.address import format_address, parse_address
 from moeflow.core.errors import ConfigError, GroupError
 from moeflow.parallel.tcp.authentication import prove, verify
+from moeflow.parallel.tcp.refusal_log import RefusalLog
 from moeflow.parallel.tcp.tcp_link import TcpLink
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Acceptor:
         self._listener = listener
         self._token = token
         self._on_link = on_link
+        self._refusals = RefusalLog(logger)
         self._pending = threading.BoundedSemaphore(_MAX_PENDING)
         self._wake, self._end = os.pipe()
         self._thread = threading.Thread(target=self._accept, name="acceptor", daemon=True)
@@ -110,7 +112,7 @@ class Acceptor:
         try:
             link = TcpLink(connection, verify(connection, self._token, HANDSHAKE_S))
         except (GroupError, OSError) as error:
-            logger.warning("a connection from %s is refused: %s", where, error)
+            self._refusals.note(parse_address(where)[0], f"a connection from {where} is refused", str(error))
             connection.close()
             return
         finally:

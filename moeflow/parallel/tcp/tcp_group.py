@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -28,40 +28,47 @@ _MAX_PART_BYTES: Final = 4 << 30  # of a tensor of another rank: far beyond what
 class TcpGroup:
     """The `Group` of a process that is linked to all others. Tensors are in main memory."""
 
-    def __init__(self, rank: int, links: Mapping[int, TcpLink], timeout_s: float) -> None:
-        """Join as `rank`; `links` lead to all others."""
+    def __init__(
+        self, rank: int, links: Mapping[int, TcpLink], timeout_s: float, whole: TcpGroup | None = None
+    ) -> None:
+        """Join as `rank`; `links` lead to all others. A subgroup uses links of a `whole`, and ends with it."""
         self.rank = rank
         self.size = len(links) + 1
         self._links = links
         self._timeout_s = timeout_s
+        self._whole = whole
         self._abort_reason: str | None = None
+
+    def subgroup(self, ranks: Sequence[int]) -> TcpGroup:
+        """Return the group of some ranks; see `Group`."""
+        links = {number: self._links[rank] for number, rank in enumerate(ranks) if rank != self.rank}
+        return TcpGroup(ranks.index(self.rank), links, self._timeout_s, self._whole or self)
+
+    def channel(self, rank: int) -> TcpChannel:
+        """Return a channel to a rank; see `Group`."""
+        return TcpChannel(self, rank)
 
     def all_gather(self, name: str, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks; see `Group`."""
         part = tensor.contiguous()
-        return self._run(f"all_gather {name!r} of {describe_rows(tensor)}", [part] * self.size, tensor)
+        return self._collect(f"all_gather {name!r} of {describe_rows(tensor)}", [part] * self.size, tensor)
 
     def all_to_all(self, name: str, parts: Sequence[Tensor]) -> list[Tensor]:
         """Give each rank its part; see `Group`."""
         assert len({describe_rows(part) for part in parts}) == 1, "parts differ in their first dimension only"
         label = f"all_to_all {name!r} of {describe_rows(parts[0])}"
-        return self._run(label, [part.contiguous() for part in parts], parts[self.rank])
-
-    def broadcast_bytes(self, name: str, data: bytes | None) -> bytes:
-        """Return rank 0's `data`; see `Group`."""
-        assert (data is not None) == (self.rank == 0), "rank 0 has the data"
-        own = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-        tensors = self._run(f"broadcast_bytes {name!r}", [own] * self.size, own)
-        return data if data is not None else tensors[0].numpy().tobytes()
+        return self._collect(label, [part.contiguous() for part in parts], parts[self.rank])
 
     def barrier(self, name: str) -> None:
         """Return when all ranks are here."""
         nothing = torch.empty(0, dtype=torch.uint8)
-        self._run(f"barrier {name!r}", [nothing] * self.size, nothing)
+        self._collect(f"barrier {name!r}", [nothing] * self.size, nothing)
 
     def abort(self, reason: str) -> None:
         """End the group; see `Group`."""
-        if self._abort_reason is None:
+        if self._whole is not None:
+            self._whole.abort(reason)
+        elif self._abort_reason is None:
             self._abort_reason = reason
             for link in self._links.values():
                 link.say_farewell(reason)
@@ -71,25 +78,37 @@ class TcpGroup:
         for link in self._links.values():
             link.close()
 
-    def _run(self, label: str, parts: list[Tensor], own: Tensor) -> list[Tensor]:
-        """Exchange; whatever goes wrong ends the group, because this rank is no longer where the others are."""
+    def exchange(self, label: str, parts: Mapping[int, Tensor], sources: Collection[int], like: Tensor) -> list[Tensor]:
+        """Send each of some ranks its part, and return what each of some others has for this one, as rows of `like`.
+
+        Whatever goes wrong ends the group, because this rank is no longer where the others are.
+        """
         try:
-            return self._exchange(label, parts, own)
+            return self._exchange(label, parts, sources, like)
         except BaseException as error:
-            reason = self._abort_reason
+            reason = (self._whole or self)._abort_reason
             if reason is not None and isinstance(error, GroupError):
                 raise GroupError(f"the group ended before {label} did: {reason}") from None
             self.abort(str(error) or type(error).__name__)
             raise
 
-    def _exchange(self, label: str, parts: list[Tensor], own: Tensor) -> list[Tensor]:
-        if self._abort_reason is not None:
-            raise GroupError(self._abort_reason)
-        incoming = {rank: _Incoming(self.rank, link, label, own) for rank, link in self._links.items()}
-        for rank, link in self._links.items():
+    def _collect(self, label: str, parts: list[Tensor], own: Tensor) -> list[Tensor]:
+        """Exchange with all others; return what each rank has for this one, `own` among it."""
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        found = self.exchange(label, {rank: parts[rank] for rank in others}, others, own)
+        return [*found[: self.rank], own, *found[self.rank :]]
+
+    def _exchange(
+        self, label: str, parts: Mapping[int, Tensor], sources: Collection[int], like: Tensor
+    ) -> list[Tensor]:
+        if (reason := (self._whole or self)._abort_reason) is not None:
+            raise GroupError(reason)
+        incoming = {rank: _Incoming(self.rank, self._links[rank], label, like) for rank in sources}
+        sending = {rank: self._links[rank] for rank in parts}
+        receiving = {rank: self._links[rank] for rank in sources}
+        for rank, link in sending.items():
             link.start_sending(Kind.COLLECTIVE, label, _bytes_of(parts[rank]))
         deadline_s = time.monotonic() + self._timeout_s
-        sending, receiving = dict(self._links), dict(self._links)
         while True:
             try:
                 sending = {rank: link for rank, link in sending.items() if not link.push()}
@@ -97,7 +116,7 @@ class TcpGroup:
             except GroupError as error:
                 raise GroupError(f"{label} failed: {error}") from None
             if not sending and not receiving:
-                return [own if rank == self.rank else incoming[rank].tensor for rank in range(self.size)]
+                return [incoming[rank].tensor for rank in sources]
             self._wait(label, sending, receiving, deadline_s)
 
     def _wait(
@@ -120,11 +139,28 @@ class TcpGroup:
         poll.poll(left_s * 1000 + 1)
 
 
+class TcpChannel:
+    """The `Channel` to one rank of a group: who sends goes on as soon as the kernel has all of it."""
+
+    def __init__(self, group: TcpGroup, rank: int) -> None:
+        self._group, self._rank = group, rank
+
+    def send(self, name: str, tensor: Tensor) -> None:
+        """Give the other rank a tensor; see `Channel`."""
+        label = f"{name!r} of {describe_rows(tensor)}"
+        self._group.exchange(label, {self._rank: tensor.contiguous()}, (), tensor)
+
+    def receive(self, name: str, like: Tensor) -> Tensor:
+        """Return what the other rank sends; see `Channel`."""
+        (found,) = self._group.exchange(f"{name!r} of {describe_rows(like)}", {}, (self._rank,), like)
+        return found
+
+
 class _Incoming:
-    """What another rank has for this one in a collective."""
+    """What another rank has for this one."""
 
     def __init__(self, rank: int, link: TcpLink, label: str, own: Tensor) -> None:
-        """Expect it as `rank`; `own` is what this rank has, or a part of it."""
+        """Expect it as `rank`, in rows like those of `own`."""
         self._rank, self._link, self._label, self._own = rank, link, label, own
         self.tensor = own  # until there is another
 

@@ -72,6 +72,17 @@ class TcpLink:
         except OSError:
             return True
 
+    def check_idle(self) -> None:
+        """Look whether the other end is there, while nothing is expected of it.
+
+        Raises: GroupError if it has closed, ends the group, or sends anything else.
+        """
+
+        def refuse(head: FrameHead) -> memoryview:
+            raise GroupError(f"{self.peer} sends {head.label!r} where nothing is expected")
+
+        self.pull(refuse)
+
     def start_sending(self, kind: Kind, label: str, payload: memoryview) -> None:
         """Begin a frame, when the one before is out; `push` sends it. The payload must not change meanwhile."""
         with self._lock:
@@ -109,7 +120,7 @@ class TcpLink:
             if not self._fill():
                 return False
 
-    def send_message(self, name: str, data: bytes, timeout_s: float) -> None:
+    def send_message(self, name: str, data: bytes | memoryview, timeout_s: float) -> None:
         """Send a message. Blocks: until the kernel has it. Raises: GroupError if that takes longer than allowed."""
         self.start_sending(Kind.MESSAGE, name, memoryview(data))
         deadline_s = time.monotonic() + timeout_s
@@ -132,10 +143,17 @@ class TcpLink:
             found = bytearray(head.num_bytes)
             return memoryview(found)
 
+        self.receive_frame(open_payload, f"message {name!r}", timeout_s)
+        return bytes(found)
+
+    def receive_frame(self, open_payload: OpenPayload, what: str, timeout_s: float | None) -> None:
+        """Receive a frame to where `open_payload` says. Blocks: for ever, if there is no `timeout_s`.
+
+        Raises: GroupError as `pull`; if it, called `what`, does not come in time.
+        """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not self.pull(open_payload):
-            self._wait(select.POLLIN, deadline_s, f"sent message {name!r}", timeout_s)
-        return bytes(found)
+            self._wait(select.POLLIN, deadline_s, f"sent {what}", timeout_s)
 
     def say_farewell(self, reason: str) -> None:
         """Tell the other end that the group is over, if it can be told, and end the connection both ways."""

@@ -40,7 +40,7 @@ class KVShape:
     def allocate(self, num_layers: int, num_blocks: int, device: torch.device | str = "cpu") -> KVStorage:
         """Return zeros. Raises: CapacityError."""
         return KVStorage(
-            num_layers=num_layers,
+            layers=range(num_layers),
             num_blocks=num_blocks,
             block_size=self.block_size,
             num_kv_heads=self.num_kv_heads,

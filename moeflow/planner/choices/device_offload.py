@@ -55,6 +55,7 @@ def settings_of_host(settings: Settings, overrides: OffloadOverrides) -> Setting
         "--memory": settings.memory_bytes,
         "--record-routing": settings.record_routing,
         "--ranks": None if settings.num_ranks == 1 else settings.num_ranks,
+        "--stages": settings.stages,
     }
     for name, value in unused.items():
         if value is not None:

@@ -2,26 +2,59 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from moeflow.core.address import LOOPBACK, parse_address
 from moeflow.core.errors import ConfigError
-from moeflow.core.parallel_config import JoinConfig
+from moeflow.core.parallel_config import RAY_PLACEMENTS, JoinConfig, RayConfig
 from moeflow.parallel.tcp.cluster_token import default_token_file
 from moeflow.planner.settings import Settings
 
+_OWN_CLUSTER: Final = "auto"  # as Ray's own tools call it
 
-def choose_join(settings: Settings) -> JoinConfig | None:
-    """Return where ranks join; None: all are processes of this machine.
 
-    Raises: ConfigError if there is but one rank, if there are several engines, or if it is no address.
+def choose_join(settings: Settings, num_ranks: int) -> JoinConfig | None:
+    """Return where the others of so many ranks join; None: all are processes of this machine.
+
+    Raises: ConfigError if there is but one rank, if there are several engines, if it is no address, or if Ray cannot
+    start them.
     """
+    ray = _choose_ray(settings)
     if settings.listen_ranks is None:
         return None
-    if (settings.num_ranks or 1) == 1:
+    if num_ranks == 1:
         raise ConfigError(
-            "nobody can join (--listen-ranks) an engine of one rank: say how many there are, this one counted (--ranks)"
+            "nobody can join (--listen-ranks) an engine of one rank: say how many there are, this one counted "
+            "(--ranks, or --stages)"
         )
     if (settings.num_replicas or 1) > 1:
         raise ConfigError("ranks of other machines (--listen-ranks) join one engine: leave --replicas away")
     host, port = parse_address(settings.listen_ranks, default_host=LOOPBACK)
     file = (settings.cluster_token_file or default_token_file(settings.cache_dir)).absolute()
-    return JoinConfig(host=host, port=port, token_file=str(file))
+    return JoinConfig(host=host, port=port, token_file=str(file), ray=ray)
+
+
+def _choose_ray(settings: Settings) -> RayConfig | None:
+    """Return which Ray cluster starts ranks; None: none does. Raises: ConfigError."""
+    address, placement = settings.ray_address, settings.ray_placement
+    if placement not in RAY_PLACEMENTS:
+        raise ConfigError(f"ray_placement {placement!r} is unknown; use one of {', '.join(RAY_PLACEMENTS)}")
+    if address is None:
+        if placement != "strict-spread":
+            raise ConfigError("where Ray starts ranks (--ray-placement) takes a Ray cluster: say which (--ray-address)")
+        return None
+    if settings.listen_ranks is None:
+        raise ConfigError(
+            "ranks that Ray starts (--ray-address) have to reach the first one: say at which address of this machine "
+            "(--listen-ranks HOST:PORT), and how many there are (--ranks)"
+        )
+    if not settings.is_served:
+        raise ConfigError("Ray starts ranks (--ray-address) for `moeflow serve` and `moeflow batch` only")
+    if "://" in address:
+        raise ConfigError(
+            f"{address!r} is an address for Ray's clients: make this machine a node (`ray start --address=HOST:6379`), "
+            "and say --ray-address auto"
+        )
+    if address != _OWN_CLUSTER:
+        parse_address(address)
+    return RayConfig(address=address, shares_nodes=placement == "spread")

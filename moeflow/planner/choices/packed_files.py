@@ -5,6 +5,7 @@ them, and that a model which fits into memory starts from them if they are there
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,20 +49,40 @@ def find_packed_weights_file(
     """
     if packed_weights_file is not None and not packed_weights_file.exists():
         return None
-    spec = slab_spec(checkpoint, formats)
-    file = (packed_weights_file or packed_weights_file_place(cache_dir, checkpoint, spec)).absolute()
+    file = place_of_packed_weights(checkpoint, formats, packed_weights_file, cache_dir)
     if not file.exists():
         return None
-    _read_index(file, spec)
+    _read_index(file, slab_spec(checkpoint, formats))
     return file
 
 
-def map_packed(checkpoint: Checkpoint, config: EngineConfig, on_bytes: OnBytes | None = None) -> WeightMemory:
+def place_of_packed_weights(
+    checkpoint: Checkpoint, formats: WeightFormats, packed_weights_file: Path | None, cache_dir: Path | None
+) -> Path:
+    """Return where a model's packed weights are or would be made: the file named, or one in the cache folder."""
+    if packed_weights_file is not None:
+        return packed_weights_file.absolute()
+    return packed_weights_file_place(cache_dir, checkpoint, slab_spec(checkpoint, formats)).absolute()
+
+
+def map_packed(
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    on_bytes: OnBytes | None = None,
+    *,
+    left_out: Collection[int] = (),
+) -> WeightMemory:
     """Return the weights of a model that fits into memory, mapped from `config.packed_file`.
 
-    Raises: as `find_packed_weights_file` and `map_weights` do.
+    Replicas that share experts have it made if it is not there; `left_out` as in `map_weights`.
+    Raises: as `ensure_packed_weights_file` and `map_weights` do.
     """
-    return map_weights(_read_index(Path(config.packed_file), slab_spec(checkpoint, formats_of(config))), on_bytes)
+    file, formats = Path(config.packed_file), formats_of(config)
+    if config.expert_parallel is None:
+        index = _read_index(file, slab_spec(checkpoint, formats))
+    else:
+        index = ensure_packed_weights_file(checkpoint, file, formats, num_threads=config.num_threads, on_bytes=on_bytes)
+    return map_weights(index, on_bytes, left_out=left_out)
 
 
 def ensure_packed_weights_file(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from moeflow.core.errors import ConfigError
+from moeflow.core.model_config import ModelConfig
+from moeflow.core.parallel_config import ExpertParallelConfig
 from moeflow.core.units import format_bytes
+from moeflow.parallel.blocks import even_blocks
 from moeflow.planner.settings import Settings
 
 _FILES = {"--record-routing": "record_routing", "--trace": "trace_file", "--graph": "graph_file"}
@@ -22,6 +25,27 @@ def check_replicas(settings: Settings, device: str, *, offloads_to_torch: bool) 
             raise ConfigError(f"{flag} writes the file of one engine: leave it away, or use one replica (--replicas)")
 
 
+def choose_expert_parallel(settings: Settings, shape: ModelConfig) -> ExpertParallelConfig | None:
+    """Return how replicas share experts; None: each computes apart. Raises: ConfigError if they cannot."""
+    number = settings.num_replicas or 1
+    if not settings.expert_parallel:
+        return None
+    if number == 1:
+        raise ConfigError("experts are shared by replicas (--expert-parallel): say how many there are (--replicas)")
+    if (settings.num_ranks or 1) > 1:
+        raise ConfigError(
+            "replicas that share experts (--expert-parallel) have one process each: leave --ranks away, or let ranks "
+            "alone share the model"
+        )
+    if number > shape.num_experts:
+        have = f"only {shape.num_experts} experts a layer" if shape.num_experts else "no experts"
+        raise ConfigError(
+            f"{number} replicas cannot share the experts (--expert-parallel) of a model with {have}: use fewer "
+            "(--replicas), or have each compute apart"
+        )
+    return ExpertParallelConfig(num_replicas=number)
+
+
 def share_of(total_bytes: int, num_replicas: int, *, shared_bytes: int) -> int:
     """Return what each replica may use of so much memory, `shared_bytes` included, which all have in common."""
     return shared_bytes + max(total_bytes - shared_bytes, 0) // num_replicas
@@ -33,3 +57,12 @@ def what_each_has(num_replicas: int, num_threads: int, num_bytes: int, *, maps_t
     threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
     memory = f"{format_bytes(num_bytes)} of memory, what is shared included"
     return f"{num_replicas}: each has {threads} and may use {memory}; {weights}"
+
+
+def what_each_computes(parallel: ExpertParallelConfig, num_experts: int) -> str:
+    """Return how replicas share the experts."""
+    sizes = sorted({len(block) for block in even_blocks(num_experts, parallel.num_replicas)})
+    return (
+        f"each replica computes {' or '.join(map(str, sizes))} of the {num_experts} experts of a layer for all; there "
+        "is one copy of the experts in all"
+    )

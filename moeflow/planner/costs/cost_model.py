@@ -16,12 +16,13 @@ from functools import cached_property
 from math import ceil
 from typing import Final
 
-from moeflow.core.hardware import DEVICE, DISK, PINNED, RAM, Link, Machine
+from moeflow.core.hardware import DEVICE, DISK, PINNED, RAM, Link, Machine, MemoryLevel
 from moeflow.core.plan import Policy, Workload
 from moeflow.core.units import MIB
 from moeflow.planner.costs.disk_waits import DiskRates, ExpertReads
 from moeflow.planner.costs.hit_curve import HitCurve
 from moeflow.planner.costs.model_costs import ModelCosts, Work, expected_distinct
+from moeflow.planner.costs.rank_costs import ALONE, RankedLayers, Sharing
 from moeflow.planner.costs.roofline import processor_of, work_seconds
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
 
@@ -126,6 +127,7 @@ class CostModel:
     sampled_bytes: float = 0.0  # of a host's memory that sampling takes for each sequence
     min_experts: float = 0.0  # share of experts that must have a place in memory
     chunk_tokens: int = 512  # of prompts in one pass, on a host without a device
+    sharing: Sharing = ALONE  # of such a host by processes; what is predicted is one engine's, while all others work
 
     @cached_property
     def has_device(self) -> bool:
@@ -184,8 +186,9 @@ class CostModel:
         all_kv = tokens * costs.kv_bytes
         on_disk = LinearCost(disk=costs.experts_bytes)
         if not self.has_device:
-            beside = self.process_bytes + choice.batch_size * self.sampled_bytes
-            ram = LinearCost(beside + costs.model_bytes + all_kv, disk=-costs.experts_bytes)
+            beside = self.sharing.num_here * self.process_bytes + choice.batch_size * self.sampled_bytes
+            held = self.sharing.weight_bytes(costs) + all_kv * self.sharing.kv_copies(costs)
+            ram = LinearCost(beside + held, disk=-costs.experts_bytes)
             return {RAM: ram, DISK: on_disk}
         layers, mu = costs.shape.num_layers, choice.micro_batch
         all_layers = costs.layers_bytes
@@ -334,14 +337,27 @@ class CostModel:
         """
         costs, layers = self.costs, self.costs.shape.num_layers
         sampled = num_tokens if num_sampled is None else num_sampled
+        processor = processor_of(self.machine.level(RAM))
+        beside_s = self._host_s(costs.sampling(sampled)) + processor.pass_s + sampled * processor.token_s
+        if (ranked := self._ranked_layers) is not None:
+            return ranked.seconds(num_tokens, attention, distinct) + ranked.head_s(sampled) + beside_s
         used = distinct * expected_distinct(costs.shape.num_experts, costs.shape.top_k, num_tokens)
         stages = self._host_s(costs.pre_attention(num_tokens), attention, costs.output_projection(num_tokens))
         compute_s = layers * stages
         compute_s += sum(count * self._host_s(work) for count, work in costs.feed_forward(num_tokens, used))
         compute_s += layers * self._host_s(costs.row_operations(num_tokens))
-        processor = processor_of(self.machine.level(RAM))
-        engine_s = processor.pass_s + sampled * processor.token_s
-        return compute_s + self._host_s(costs.head(sampled), costs.sampling(sampled)) + engine_s
+        return compute_s + self._host_s(costs.head(sampled)) + beside_s
+
+    @cached_property
+    def _ranked_layers(self) -> RankedLayers | None:
+        """The layers, where several ranks share them."""
+        parallel = self.sharing.parallel
+        return None if parallel is None else RankedLayers(self.machine, self._host_level, self.costs, parallel)
+
+    @cached_property
+    def _host_level(self) -> MemoryLevel:
+        """What a process has of the host's memory."""
+        return self.sharing.level(self.machine.level(RAM))
 
     def _host_prefill(self, choice: IntegerPolicy) -> dict[str, LinearCost]:
         """Return the chunks of all prompts."""
@@ -362,8 +378,7 @@ class CostModel:
         return sum(work_seconds(level, work, self.num_devices) for work in works)
 
     def _host_s(self, *works: Work) -> float:
-        level = self.machine.level(RAM)
-        return sum(work_seconds(level, work) for work in works)
+        return sum(work_seconds(self._host_level, work) for work in works)
 
     def _link_s(self, link: Link, transfer_bytes: float) -> float:
         """Return the seconds of a byte over the links of all devices."""

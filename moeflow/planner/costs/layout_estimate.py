@@ -40,7 +40,7 @@ class ExpectedLayer(RankedLayer):
     @property
     def route_s(self) -> float:
         """Seconds of the router."""
-        return work_seconds(self.level, self.costs.router(self.most_tokens))
+        return work_seconds(self.level, self.costs.router(self.most_tokens)) + self.choose_s(self.most_tokens)
 
     def even_s(self, num_pairs: float, distinct: float) -> float:
         """Return the seconds of so many pairs of a token and one of `distinct` experts, each with as many."""
@@ -116,7 +116,7 @@ def _sliced(at: ExpectedLayer) -> Parts:
     shape, tokens = at.costs.shape, at.num_tokens
     width = ceil(shape.intermediate_size / at.num_ranks)
     costs = replace(at.costs, shape=replace(shape, intermediate_size=width))
-    experts_s = at.uneven_s(np.full(shape.num_experts, float(tokens)), costs)
+    experts_s = uneven_experts_s(at, costs)
     exchange_s = at.gather_all_s(tokens, at.choice_bytes) + 2 * at.gather_all_s(tokens, at.row_bytes)
     copy_s = at.copy_s(tokens + at.num_ranks * at.most_tokens)
     return experts_s, exchange_s + float(copy_s), shape.num_experts * width / shape.intermediate_size
@@ -134,9 +134,20 @@ def _expert_by_load(at: ExpectedLayer) -> Parts:
 def _placed(at: ExpectedLayer, placement: ExpertPlacement) -> Parts:
     """A token goes once to each rank that has some of its experts, and the results of its experts come back."""
     served = _served(placement, at.costs.shape.num_experts)
+    return placed_experts_s(at, placement), _exchange_s(at, served), float((served > 0).sum(axis=1).max())
+
+
+def placed_experts_s(at: ExpectedLayer, placement: ExpertPlacement) -> float:
+    """Return the seconds of whole experts on the rank that takes longest."""
+    served = _served(placement, at.costs.shape.num_experts)
     even_s = at.even_s(_most_pairs(at, served), _most_distinct(at, served))
     on_average_s = max(at.uneven_s(at.num_tokens * each, at.costs) for each in np.unique(served, axis=0))
-    return max(even_s, on_average_s), _exchange_s(at, served), float((served > 0).sum(axis=1).max())
+    return max(even_s, on_average_s)
+
+
+def uneven_experts_s(at: ExpectedLayer, costs: ModelCosts) -> float:
+    """Return the seconds of all experts on one rank, as `costs` has them, for all tokens."""
+    return at.uneven_s(np.full(costs.shape.num_experts, float(at.num_tokens)), costs)
 
 
 def _served(placement: ExpertPlacement, num_experts: int) -> Values:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.weight_format import BITS_PER_VALUE
+from moeflow.planner.costs.rank_shares import WHOLE, RankShares
 
 FLOAT16_BITS = 16.0
 FLOAT32_BYTES = 4  # of a norm's weight, in every format
@@ -127,10 +128,7 @@ class ModelCosts:
     @property
     def layers_bytes(self) -> float:
         """All layers, experts included."""
-        outside = self.shape.num_layers * (self.qkv_values + self.output_values)
-        outside += self.num_dense_layers * self.dense_values
-        routers = self.num_moe_layers * self.router_values * bits_per_value(self.formats.of_routers) / 8
-        return outside * self.formats.weight_bytes + routers + self.experts_bytes
+        return self._layers_bytes(WHOLE)
 
     @property
     def embedding_bytes(self) -> float:
@@ -142,8 +140,36 @@ class ModelCosts:
     @property
     def model_bytes(self) -> float:
         """All weights; norms over single heads and biases are left out (under 0.1%)."""
-        norms = (2 * self.shape.num_layers + 1) * self.shape.hidden_size
-        return self.layers_bytes + self.embedding_bytes + norms * FLOAT32_BYTES
+        return self.bytes_of(WHOLE)
+
+    @property
+    def norm_bytes(self) -> int:
+        """The norms of all layers and the last."""
+        return (2 * self.shape.num_layers + 1) * self.shape.hidden_size * FLOAT32_BYTES
+
+    def bytes_of(self, shares: RankShares) -> float:
+        """Return the weights of a rank that has these shares; an output projection that is the token embeddings is
+        whole, as they are.
+        """
+        tables = 0.0
+        if shares.has_ends:
+            tables = 1.0 if self.shape.tie_word_embeddings else (1 + shares.head) / 2
+        num_norms = 2 * len(self._layers_of(shares)) + 1
+        norm_bytes = num_norms * self.shape.hidden_size * FLOAT32_BYTES
+        return self._layers_bytes(shares) + self.embedding_bytes * tables + norm_bytes
+
+    def _layers_of(self, shares: RankShares) -> range:
+        return range(self.shape.num_layers) if shares.layers is None else shares.layers
+
+    def _layers_bytes(self, shares: RankShares) -> float:
+        shape, layers = self.shape, self._layers_of(shares)
+        num_moe = len(set(layers).difference(shape.dense_layers)) if shape.num_experts else 0
+        heads = shape.num_heads * shares.queries + 2 * shape.num_kv_heads * shares.keys
+        attention = shape.hidden_size * shape.head_dim * heads + self.output_values * shares.outputs
+        outside = len(layers) * attention + (len(layers) - num_moe) * self.dense_values * shares.dense
+        routers = num_moe * self.router_values * bits_per_value(self.formats.of_routers) / 8
+        experts = num_moe * shape.num_experts * self.expert_bytes * shares.experts
+        return outside * self.formats.weight_bytes + routers + experts
 
     @property
     def kv_layer_bytes(self) -> float:

@@ -43,6 +43,18 @@ MEASURED_ROWS: Final = 512  # of a call: what activations cost up to there is pa
 PerRank: TypeAlias = NDArray[np.floating]  # [P]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRates:
+    """What a rank of a host pays beside products, where it was measured; as it stands, only bytes count."""
+
+    choose_token_s: float = 0.0  # of softmax and the choice of experts: for each token,
+    choose_logit_s: float = 0.0  # and for each of a token's experts to choose from
+    copy_bytes_per_s: float | None = None  # of rows that are put in order, read and written; None: as memory is read
+    exchange_s: float = 0.0  # of a collective, however little it moves
+    exchange_bytes_per_s: float | None = None  # of what it copies; None: as memory is read
+    measured_rows: int = MEASURED_ROWS  # of a call, up to which kernels' efficiencies have all that it takes
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankedLayer:
     """One MoE layer on ranks that are alike."""
@@ -51,6 +63,7 @@ class RankedLayer:
     link: Link | None  # from a rank to all others, in each direction; None: ranks of a host, through its memory
     costs: ModelCosts
     num_ranks: int
+    rates: RankRates = RankRates()
 
     @property
     def row_bytes(self) -> int:
@@ -74,23 +87,30 @@ class RankedLayer:
         """
         size = item_bytes or self.row_bytes
         if self.link is None:
-            return self.copy_s(num_sent + num_received, size)
+            return self._memory_s(num_sent + num_received, size)
         return _each(np.maximum(num_sent, num_received), lambda items: self._messages_s(items, size))
 
     def gather_all_s(self, num_items: int, item_bytes: int) -> float:
         """Return the seconds of an all-gather, or reduce-scatter, of so many items, in P-1 steps between devices."""
         if self.link is None:
-            return float(self.copy_s(num_items, item_bytes))  # its own for all, others' once
+            return float(self._memory_s(num_items, item_bytes))  # its own for all, others' once
         chunk_bytes = ceil(num_items / self.num_ranks) * item_bytes
         return self.link.seconds(chunk_bytes * (self.num_ranks - 1), chunk_bytes)
 
     def copy_s(self, num_items: PerRank | NDArray[np.int64] | float, item_bytes: int | None = None) -> PerRank:
         """Return the seconds in which each rank copies so many items, or rows, in its own memory."""
-        return (
-            np.asarray(num_items, float)
-            * (COPY_PASSES * float(item_bytes or self.row_bytes))
-            / self.level.read_bytes_per_s
-        )
+        rate = self.rates.copy_bytes_per_s or self.level.read_bytes_per_s
+        return np.asarray(num_items, float) * (COPY_PASSES * float(item_bytes or self.row_bytes)) / rate
+
+    def choose_s(self, num_tokens: float) -> float:
+        """Return the seconds of softmax and the choice of experts, where that was measured."""
+        rates = self.rates
+        return num_tokens * (rates.choose_token_s + rates.choose_logit_s * self.costs.shape.num_experts)
+
+    def _memory_s(self, num_items: PerRank | NDArray[np.int64] | float, item_bytes: int) -> PerRank:
+        """Return the seconds of a collective through a host's memory."""
+        rate = self.rates.exchange_bytes_per_s or self.level.read_bytes_per_s
+        return self.rates.exchange_s + np.asarray(num_items, float) * (COPY_PASSES * float(item_bytes)) / rate
 
     def _messages_s(self, num_items: float, item_bytes: int) -> float:
         assert self.link is not None, "a host's ranks copy"
@@ -121,7 +141,10 @@ class ParallelLayer(RankedLayer):
     @property
     def route_s(self) -> PerRank:
         """Seconds of each rank's router."""
-        return _each(self.num_tokens, lambda tokens: work_seconds(self.level, self.costs.router(tokens)))
+        return _each(
+            self.num_tokens,
+            lambda tokens: work_seconds(self.level, self.costs.router(tokens)) + self.choose_s(tokens),
+        )
 
     def pairs_at(self, ranks: ExpertIds) -> NDArray[np.int64]:
         """Return how many tokens of each expert are at each rank, [P, E], if they are at `ranks`, [T, K]."""
@@ -248,7 +271,7 @@ def _sliced(at: ParallelLayer) -> LayerCost:
     works = {width: _works(costs, counts) for width, costs in slices.items()}
 
     def experts_s(width: float) -> float:
-        more_s = activations_s(at.level, slices[int(width)], at.topk_ids.size)
+        more_s = activations_s(at.level, slices[int(width)], at.topk_ids.size, at.rates.measured_rows)
         return launch_seconds(at.level, works[int(width)]) + more_s
 
     num_tokens = np.full(at.num_ranks, len(at.topk_ids))
@@ -299,18 +322,22 @@ def _expert_work(
     flops = [sum(count * work.num_flops for count, work in each) for each in works]
     launches_s = np.array([launch_seconds(at.level, each) for each in works])
     calls = np.maximum(np.broadcast_to(num_calls, at.num_ranks), 1)
-    more_s = _each(pairs.sum(axis=1) // calls, lambda rows: activations_s(at.level, at.costs, rows))
+    more_s = _each(
+        pairs.sum(axis=1) // calls, lambda rows: activations_s(at.level, at.costs, rows, at.rates.measured_rows)
+    )
     return np.array(flops), launches_s + calls * more_s
 
 
-def activations_s(level: MemoryLevel, costs: ModelCosts, num_pairs: float) -> float:
+def activations_s(level: MemoryLevel, costs: ModelCosts, num_pairs: float, measured_rows: int = MEASURED_ROWS) -> float:
     """Return what activations add to a call of a measured kernel that has too many rows for them to stay in the cache.
 
+    With up to `measured_rows` it is part of the kernel's measured speed; beyond, if those were few.
     A row is read, written in the weights' format and read again; hidden units are written first; sums are cleared,
     added to and handed out.
     """
     shape, formats = costs.shape, costs.formats
-    if num_pairs <= MEASURED_ROWS or not processor_of(level).measured("experts", formats.matrices):
+    has_all = measured_rows > MEASURED_ROWS or num_pairs <= measured_rows
+    if has_all or not processor_of(level).measured("experts", formats.matrices):
         return 0.0
     prepared, kept = formats.weight_bytes, formats.activation_bytes
     hidden_bytes = shape.hidden_size * (kept + 2 * prepared + 5 * kept)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moeflow.core.hardware import Machine, MemoryLevel, Processor
 from moeflow.planner.costs.model_costs import Work
@@ -62,6 +62,14 @@ def processor_of(level: MemoryLevel) -> Processor:
     """Return what computes at a level that is known to have something."""
     assert level.processor is not None, f"nothing computes at {level.name}"
     return level.processor
+
+
+def divided(level: MemoryLevel, number: int) -> MemoryLevel:
+    """Return what each of so many processes has of a level where all compute at once."""
+    processor = processor_of(level)
+    peaks = tuple((dtype, peak / number) for dtype, peak in processor.peak_flops_per_s)
+    processor = replace(processor, peak_flops_per_s=peaks)
+    return replace(level, read_bytes_per_s=level.read_bytes_per_s / number, processor=processor)
 
 
 def roofs(machine: Machine, near: str, far: str, dtype: str) -> Roofs:

@@ -85,7 +85,7 @@ def with_disk(machine: Machine, folder: Path, bench: DiskBench) -> Machine:
     )
     ram = machine.level(RAM)
     ram = replace(ram, processor=replace(processor_of(ram), read_overlap=bench.overlap))
-    return replace(machine, levels=(disk, ram), links=(link,))
+    return replace(machine, levels=(disk, ram), links=(*machine.links, link))
 
 
 def measure_kernels(

@@ -17,14 +17,20 @@ from moeflow.core.hardware import (
     KERNELS,
     LEVEL_NAMES,
     RAM,
+    RANK,
+    REMOTE_RANK,
     KernelEfficiency,
     Link,
     LinkRate,
     Machine,
     MemoryLevel,
     Processor,
+    RankLayer,
 )
+from moeflow.core.parallel_config import ATTENTION_LAYOUTS, EXPERT_LAYOUTS
 from moeflow.planner.hardware.json_fields import Fields, read_json
+
+RANKS = (RANK, REMOTE_RANK)  # whom a link may lead to from a rank
 
 
 def machine_to_json(machine: Machine) -> str:
@@ -81,8 +87,11 @@ def _check_whole(machine: Machine, fields: Fields) -> None:
         raise fields.error("levels", "have a 'device' without a processor", "add one, or leave the device away")
     ways = {(link.source, link.target) for link in machine.links}
     for index, (source, target) in enumerate(ways):
+        if source == RANK and target in RANKS:
+            continue
         if source not in names or target not in names or source == target:
-            raise fields.error(f"links[{index}]", f"leads from {source} to {target}", "join two levels of this machine")
+            remedy = f"join two levels of this machine, or {RANK!r} with {RANK!r} or {REMOTE_RANK!r}"
+            raise fields.error(f"links[{index}]", f"leads from {source} to {target}", remedy)
     wanted = [("disk", "ram")] if "disk" in names else []
     wanted += [("ram", "device"), ("device", "ram")] if DEVICE in names else []
     wanted += [("ram", "pinned"), ("pinned", "device")] if "pinned" in names else []
@@ -117,6 +126,7 @@ def _processor(fields: Fields) -> Processor:
         stop_s=fields.number("stop_s", default=DEFAULT_STOP_S, least=0.0),
         load_s=fields.number("load_s", default=DEFAULT_LOAD_S, least=0.0),
         read_overlap=_overlap(fields),
+        rank_layers=fields.items("rank_layers", _rank_layer, least=0),
     )
 
 
@@ -125,6 +135,14 @@ def _overlap(fields: Fields) -> float:
     if overlap > 1.0:
         raise fields.error("read_overlap", f"is {overlap:g}", "write a number from 0 to 1")
     return overlap
+
+
+def _rank_layer(fields: Fields) -> RankLayer:
+    return RankLayer(
+        expert_layout=fields.one_of("expert_layout", EXPERT_LAYOUTS),
+        attention_layout=fields.one_of("attention_layout", ATTENTION_LAYOUTS),
+        seconds=fields.number("seconds", least=0.0),
+    )
 
 
 def _efficiency(fields: Fields) -> KernelEfficiency:
@@ -139,8 +157,8 @@ def _efficiency(fields: Fields) -> KernelEfficiency:
 
 def _link(fields: Fields) -> Link:
     return Link(
-        source=fields.one_of("source", LEVEL_NAMES),
-        target=fields.one_of("target", LEVEL_NAMES),
+        source=fields.one_of("source", (*LEVEL_NAMES, *RANKS)),
+        target=fields.one_of("target", (*LEVEL_NAMES, *RANKS)),
         rates=fields.items("rates", _rate),
         is_shared=fields.flag("is_shared", default=True),
     )

@@ -187,7 +187,7 @@ class _Driver:
         self._tiny = tiny
         self._scheduler = Scheduler(limits)
         self._kv = KVStorage(
-            num_layers=shape.num_layers,
+            layers=range(shape.num_layers),
             num_blocks=num_blocks,
             block_size=BLOCK_SIZE,
             num_kv_heads=shape.num_kv_heads,

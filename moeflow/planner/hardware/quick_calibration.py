@@ -99,4 +99,4 @@ def with_assumed_disk(machine: Machine, why: str) -> Machine:
     link = Link(source=DISK, target=RAM, rates=(LinkRate(transfer_bytes=MIB, bytes_per_s=ASSUMED_DISK_BYTES_PER_S),))
     disk = MemoryLevel(name=DISK, capacity_bytes=1, read_bytes_per_s=ASSUMED_DISK_BYTES_PER_S)
     sources = (*machine.sources, (DISK, f"assumed: {why}"))
-    return replace(machine, levels=(disk, machine.level(RAM)), links=(link,), sources=sources)
+    return replace(machine, levels=(disk, machine.level(RAM)), links=(*machine.links, link), sources=sources)

@@ -27,6 +27,7 @@ from moeflow.planner.hardware.quick_calibration import (
     measure_quickly,
     with_assumed_disk,
 )
+from moeflow.planner.hardware.rank_bench import with_ranks
 
 VERSION: Final = 5  # to be raised when what is measured means something else
 
@@ -49,6 +50,7 @@ def this_machine(
     num_threads: int,
     ram_bytes: int,
     shapes: Sequence[KernelShape] = (),
+    needs_ranks: bool = False,
     recalibrate: bool = False,
     on_step: OnStep = lambda _: None,
 ) -> Machine:
@@ -76,6 +78,8 @@ def this_machine(
         if known is not None and was_disturbed(machine) and not was_disturbed(known):
             machine = known
     machine = measure_kernels(machine, shapes, num_threads=num_threads, on_step=on_step)
+    if needs_ranks:
+        machine = with_ranks(machine, on_step)
     machine = replace(machine, identity=machine_identity(num_threads))
     if machine != known:
         _save(machine, file)
@@ -89,18 +93,24 @@ def machine_for_start(
     ram_bytes: int,
     shapes: Sequence[KernelShape],
     needs_disk: bool = False,
+    needs_ranks: bool = False,
     on_step: OnStep = lambda _: None,
 ) -> Machine:
     """Return this machine as it was measured before; if it never was, as a second of measuring finds it.
 
     A full description is taken as it is kept, even if it was made for other shapes. To a quick one is added what it
-    lacks of `shapes` and, if that is needed, the disk. What cannot be measured is assumed, as `sources` then say.
-    Blocks: for a second where something is to be measured, two with the disk. Raises nothing.
+    lacks of `shapes` and, if that is needed, the disk; to either what ranks pay. What cannot be measured is assumed, as
+    `sources` then say. Blocks: for a second where something is to be measured, two with the disk, three more for ranks.
+    Raises nothing.
     """
     file = machine_file(cache_dir, num_threads)
     known = _load(file)
     if known is not None and not known.is_quick:
-        return _with_ram(known, ram_bytes)
+        machine = with_ranks(known, on_step) if needs_ranks else known
+        if machine != known:
+            with contextlib.suppress(OSError):  # measured again at the next start
+                _save(machine, file)
+        return _with_ram(machine, ram_bytes)
     machine = _quick(known, shapes, num_threads=num_threads, ram_bytes=ram_bytes, on_step=on_step)
     why_no_disk = "" if machine.measured_at else "it was not measured either"
     if needs_disk and not machine.has(DISK) and not why_no_disk:
@@ -108,6 +118,8 @@ def machine_for_start(
             machine = measure_disk_quickly(machine, cache_dir, num_threads=num_threads, on_step=on_step)
         except OSError as error:
             why_no_disk = f"in {cache_dir} nothing could be measured ({error.strerror or error})"
+    if needs_ranks and machine.measured_at:
+        machine = with_ranks(machine, on_step)
     machine = replace(machine, identity=machine_identity(num_threads))
     if machine.measured_at and machine != known:
         with contextlib.suppress(OSError):  # measured again at the next start

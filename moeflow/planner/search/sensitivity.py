@@ -16,7 +16,9 @@ from moeflow.core.hardware import DEVICE, DISK, PINNED, RAM, Link, LinkRate, Mac
 from moeflow.core.plan import Policy, Sensitivity
 from moeflow.kernels.weight_format import BITS_PER_VALUE, QUANTIZED
 from moeflow.planner.costs.cost_model import CostModel
+from moeflow.planner.costs.rank_costs import ALONE
 from moeflow.planner.search.objective import COARSE, Objective, cost_per_token
+from moeflow.planner.search.scaling import scaling_helps
 from moeflow.planner.search.search import search
 
 MORE_MEMORY: Final = "twice the memory"
@@ -65,8 +67,14 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def helps(model: CostModel, objective: Objective) -> tuple[Sensitivity, ...]:
-    """Return what twice as much of a resource, or a smaller format, would bring; best first."""
-    return helps_by(_cost, model, objective)
+    """Return what twice as much of a resource, a smaller format or more processes would bring; best first.
+
+    More processes are named also where they cost more than they bring, if the model has several already.
+    """
+    processes = scaling_helps(_cost, model, objective)
+    if model.sharing == ALONE:
+        processes = tuple(it for it in processes if it.speedup >= MIN_HELP)
+    return tuple(sorted((*helps_by(_cost, model, objective), *processes), key=lambda help_: -help_.speedup))
 
 
 def helps_by(

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel, create_model
 
 from moeflow.engine.client import EngineState
-from moeflow.engine.messages import EngineStats, ModelInfo, RankStats
+from moeflow.engine.messages import EngineStats, LenderStats, ModelInfo, RankStats
 from moeflow.server.service import Service, Status, get_service
 
 router = APIRouter(tags=["status"])
@@ -38,12 +38,16 @@ def _fields(struct: type[msgspec.Struct], *, without: tuple[str, ...] = ()) -> d
 _PRIVATE = ("path",)  # where the model lies is nobody's business outside
 ModelFacts: Any = create_model("ModelFacts", **_fields(ModelInfo, without=_PRIVATE))
 RankFacts: Any = create_model("RankFacts", **_fields(RankStats))
-_RANKS: Any = {"ranks": (list[RankFacts], ...)}  # of the processes that share a model; empty if there is one
+LenderFacts: Any = create_model("LenderFacts", **_fields(LenderStats))
+_LISTS: Any = {
+    "ranks": (list[RankFacts], ...),  # of the processes that share a model; empty if there is one
+    "lenders": (list[LenderFacts], ...),  # of memory for experts
+}
 ReplicaFacts: Any = create_model(
     "ReplicaFacts",
     state=(EngineState, ...),
     is_slow=(bool, ...),  # it gets no new sequences
-    **_fields(EngineStats) | _RANKS,
+    **_fields(EngineStats) | _LISTS,
 )
 StatsResponse: Any = create_model(
     "StatsResponse",
@@ -52,7 +56,7 @@ StatsResponse: Any = create_model(
     num_unfinished=(int, ...),  # sequences as the queue bound counts them
     model=(ModelFacts | None, ...),  # null until it is loaded
     replicas=(list[ReplicaFacts], ...),  # each of the engines; all else is theirs together
-    **_fields(EngineStats) | _RANKS,
+    **_fields(EngineStats) | _LISTS,
 )
 
 

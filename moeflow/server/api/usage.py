@@ -15,6 +15,13 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int  # found in the prefix tree, not computed again
 
 
+class CompletionTokensDetails(BaseModel):
+    """What became of guesses of the next tokens (--speculator)."""
+
+    accepted_prediction_tokens: int  # of the completion's tokens: these took no pass of their own
+    rejected_prediction_tokens: int  # computed in vain; not in the completion
+
+
 class Usage(BaseModel):
     """Tokens in and out. A prompt counts once, however many completions it has."""
 
@@ -22,6 +29,7 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 def usage(generation: Generation) -> dict[str, Any]:
@@ -32,4 +40,8 @@ def usage(generation: Generation) -> dict[str, Any]:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": generation.num_accepted_tokens,
+            "rejected_prediction_tokens": generation.num_drafted_tokens - generation.num_accepted_tokens,
+        },
     }

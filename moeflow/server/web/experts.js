@@ -22,7 +22,22 @@ export function expertFacts(stats, before) {
     ["Waited for disk", `${stats.expert_stall_s_total.toFixed(1)} s`],
     ["Read", readingText(stats, before)],
     ["Read ahead", stats.is_prefetching ? "on" : "off"],
+    ...lenderFacts(stats),
   ];
+}
+
+/** Terms and details of the machines that lend memory; empty if there are none. */
+function lenderFacts(stats) {
+  if (!stats.lenders.length) return [];
+  const computed = `${stats.remote_pairs_total.toLocaleString("en")} pairs, ${formatBytes(stats.remote_bytes_total)}`;
+  return [
+    ["Computed elsewhere", `${computed}, waited ${stats.remote_wait_s_total.toFixed(1)} s`],
+    ...stats.lenders.map((lender) => [lender.address, lenderText(lender)]),
+  ];
+}
+
+function lenderText(lender) {
+  return lender.state === "connected" ? `${lender.num_experts} experts` : lender.state;
 }
 
 function readingText(stats, before) {

@@ -65,8 +65,12 @@ export function rankFacts(stats) {
 
 function rankText(rank) {
   const parts = [
+    ...(rank.host ? [`on ${rank.host}`] : []),
+    ...(rank.num_layers ? [`layers ${rank.first_layer} to ${rank.first_layer + rank.num_layers - 1}`] : []),
     ...(rank.num_experts ? [`${rank.num_experts} experts`] : []),
+    `busy ${rank.busy_s_total.toFixed(1)} s`,
     `waited ${rank.waited_s_total.toFixed(1)} s`,
+    ...(rank.is_slow ? ["slow: the others wait for it"] : []),
   ];
   return parts.join(" · ");
 }

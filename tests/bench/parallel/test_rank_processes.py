@@ -36,7 +36,7 @@ def ranks():
 @pytest.mark.parametrize("name", MEASURED)
 def test_ranks_measure_compute_what_one_process_does_and_send_what_is_predicted(ranks, name):
     runs = ranks.run(Task(CASE, name, is_checked=True))
-    cost = predict(CASE, machine(ram=10**10), [name])[name]
+    cost = predict(CASE, machine(ram=10**10), [name], ranks.measure_rates())[name]
     loads = 8 if name == "capacity-dropless" else 0  # a number that each tells the other
     assert [run.sent_bytes - loads for run in runs] == cost.sent_bytes.tolist()
     assert sum(run.num_dropped for run in runs) == cost.num_dropped

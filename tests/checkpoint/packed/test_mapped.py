@@ -73,12 +73,12 @@ class Refusing:
 
 def test_pages_that_cannot_be_read_are_an_error(index):
     with pytest.raises(CheckpointError, match=r"model\.slabs: cannot be read \(Bad address\).*Check the disk"):
-        slab_map._bring_in(Refusing(errno.EFAULT), index, lambda *_: None)
+        slab_map._bring_in(Refusing(errno.EFAULT), index, [range(PAGE_BYTES)], lambda *_: None)
 
 
 def test_an_older_system_brings_pages_in_when_they_are_touched(index):
     content = Refusing(errno.EINVAL)
-    slab_map._bring_in(content, index, lambda *_: None)
+    slab_map._bring_in(content, index, [range(PAGE_BYTES)], lambda *_: None)
     assert len(content.advice) == 2
 
 

@@ -46,6 +46,7 @@ def model(monkeypatch):
     monkeypatch.setitem(vars(lazy), "open_checkpoint", lambda path: checkpoint)
     monkeypatch.setitem(vars(lazy), "read_model_config", lambda checkpoint: TINY)
     monkeypatch.setitem(vars(lazy), "Settings", dict)
+    monkeypatch.setitem(vars(lazy), "with_dense_source", lambda settings: settings)
     monkeypatch.setitem(vars(lazy), "plan_for_start", lambda settings: PLAN)
     monkeypatch.setitem(vars(lazy), "what_to_expect", lambda plan: f"{plan.machine} is fast")
     return checkpoint

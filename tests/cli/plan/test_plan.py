@@ -135,3 +135,32 @@ def test_numbers_that_make_no_sense_are_refused(places, tmp_path, arguments, com
     done = run(places[0], "--machine", places[1], *(it.format(long=long) for it in arguments))
     assert done.exit_code == 2
     assert complaint.lower() in " ".join(done.output.split()).lower()
+
+
+def test_ranks_and_replicas_are_planned_for_a_described_host(tmp_path):
+    host = tmp_path / "host.json"
+    host.write_text(machine_to_json(machine(ram=10**11)))
+    asked = ("mixtral-8x7b", "--machine", str(host), "--quantize", "int4", "--batch-size", "2")
+    made = {}
+    for more in ((), ("--ranks", "2"), ("--replicas", "2"), ("--ranks", "2", "--expert-layout", "sliced")):
+        done = run(*asked, *more, "--json")
+        assert done.exit_code == 0, done.output
+        made[more] = plan_from_json(done.stdout, "printed")
+    alone, ranks, replicas, sliced = made.values()
+    assert alone.config.parallel is None
+    assert (ranks.config.parallel.num_ranks, replicas.num_replicas) == (2, 2)
+    assert "layouts of ranks" in dict(ranks.reasons)
+    assert sliced.config.parallel.expert_layout == "sliced"
+    assert replicas.forecast.memory[0].peak_bytes.value > 1.9 * alone.forecast.memory[0].peak_bytes.value
+    assert "an engine more (--replicas 3)" in {it.change for it in replicas.forecast.helps}
+    shown = run(*asked, "--ranks", "2").output
+    assert "layouts of ranks" in shown
+    assert "4 ranks on this machine" in shown
+
+
+def test_processes_that_cannot_be_planned_for_are_refused():
+    assert "one engine; leave --replicas away" in run("--validate", "--replicas", "2").output
+    assert (
+        "--ranks 2 is for processes that compute on the processor"
+        in run("mixtral-8x7b", "--machine", "l4", "--ranks", "2").output
+    )

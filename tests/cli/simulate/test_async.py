@@ -35,6 +35,13 @@ def test_the_balancing_mapper_and_no_barriers_idle_least(model):
     assert free["idle_mean"] == pytest.approx(sum(free["idle_shares"]) / 4)
 
 
+def test_batches_go_through_devices_that_have_layers(model):
+    one = ("--schedule", "asynchronous", "--mapper", "layers", "--layers", "8", "--json")
+    few, many = (json.loads(run(model, *one, "--batches", number).stdout) for number in ("1", "16"))
+    assert many["seconds"] < 16 * few["seconds"]
+    assert many["idle_mean"] < few["idle_mean"]
+
+
 def test_a_trace_is_of_one_run(model, tmp_path):
     trace = tmp_path / "trace.json"
     refused = run(model, "--trace", str(trace))

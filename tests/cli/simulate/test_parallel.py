@@ -153,3 +153,11 @@ def test_what_does_not_fit_is_marked():
     assert "84.0 GiB (!)" in done.stdout
     assert "10.5 GiB (!)" not in done.stdout
     assert "(!): more than a rank has (74.5 GiB)" in done.stdout
+
+
+def test_sections_are_drawn(model, tmp_path):
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "sections.png"
+    done = run(model, "--ranks", "8", "--tokens", "500", "--plot", str(file))
+    assert done.exit_code == 0, done.output
+    assert file.read_bytes().startswith(b"\x89PNG")

@@ -13,7 +13,9 @@ from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.rotary import RotaryEmbedding
 
-KV = KVStorage(num_layers=1, num_blocks=1, block_size=16, num_kv_heads=1, head_dim=8, dtype=torch.float32, device="cpu")
+KV = KVStorage(
+    layers=range(1), num_blocks=1, block_size=16, num_kv_heads=1, head_dim=8, dtype=torch.float32, device="cpu"
+)
 SIDE = Side(torch.device("cpu"), RotaryEmbedding(RopeConfig(), 8, torch.device("cpu")), torch.float32)
 
 

@@ -14,7 +14,7 @@ import pytest
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.offload_config import CudaDeviceConfig
-from moeflow.engine import model_runner
+from moeflow.engine import forward
 from moeflow.engine.engine import Engine
 from moeflow.kernels.cpu import extension
 from moeflow.pipeline.catalog import OFFLOADING
@@ -217,7 +217,7 @@ def test_a_start_that_fails_leaves_no_threads(model, monkeypatch):
         raise CapacityError("no room for keys and values")
 
     threads = set(threading.enumerate())
-    monkeypatch.setattr(model_runner, "KVStorage", refuse)
+    monkeypatch.setattr(forward, "KVStorage", refuse)
     with pytest.raises(CapacityError, match="no room"):
         Engine.load(offloaded(model, "cgopipe", 8))
     assert set(threading.enumerate()) <= threads

@@ -120,10 +120,7 @@ class MortalEngine:
 
     def abandon(self, request_id: str) -> None:
         if self._sinks.abandon(request_id):
-            self.cancel([request_id])
-
-    def cancel(self, request_ids: list[str]) -> None:
-        self._tell(lambda: self._engine.cancel(request_ids))
+            self._tell(lambda: self._engine.cancel([request_id]))
 
     def _tell(self, message: Callable[[], None]) -> None:
         if self.state is EngineState.STALLED or self._unheard:

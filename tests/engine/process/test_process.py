@@ -18,6 +18,7 @@ from moeflow.core.errors import ConfigError, EngineError
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.client import EngineState
+from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
 from moeflow.engine.process import stall
 from moeflow.engine.process.pass_record import make_descriptor
@@ -77,11 +78,6 @@ def test_a_process_streams_cancels_and_shuts_down_in_order(config):
         await stream.aclose()
         await until(lambda: engine.stats().requests_cancelled_total == 1)
 
-        stream = engine.stream(submission("cancelled"))
-        await anext(stream)
-        engine.cancel(["cancelled"])
-        last = [out async for out in stream][-1]
-        assert last.finish_reason is FinishReason.CANCELLED
         assert engine.stats().kv_blocks_used == engine.stats().num_running == 0
 
         refused = [out async for out in engine.stream(Submission("bad", [], SamplingParams(), seed=0))]
@@ -345,9 +341,9 @@ def test_a_process_that_stays_stopped_is_ended(config):
 def test_killed_again_and_again_streams_are_those_of_an_engine_that_lives(config):
     """The supervisor over real processes, which are killed while they load, compute a prompt, and decode."""
     asked = [
-        Submission("greedy", [5, 6, 7], SamplingParams(max_tokens=400, temperature=0, ignore_eos=True), seed=0),
-        Submission("drawn", [8] * 150, SamplingParams(max_tokens=300, ignore_eos=True, logprobs=2), seed=4),
-        Submission("job", [9, 9], SamplingParams(max_tokens=400, ignore_eos=True), seed=5, is_batch=True),
+        Submission("greedy", [5, 6, 7], SamplingParams(max_tokens=250, temperature=0, ignore_eos=True), seed=0),
+        Submission("drawn", [8] * 150, SamplingParams(max_tokens=200, ignore_eos=True, logprobs=2), seed=4),
+        Submission("job", [9, 9], SamplingParams(max_tokens=250, ignore_eos=True), seed=5, is_batch=True),
     ]
 
     async def read(engine, each) -> tuple[list, list, FinishReason | None]:
@@ -372,6 +368,18 @@ def test_killed_again_and_again_streams_are_those_of_an_engine_that_lives(config
     run(body)
 
 
+def in_this_process(config, asked: list[Submission]) -> list[list[int]]:
+    engine = Engine.load(config)
+    for each in asked:
+        engine.submit(each)
+    found: dict[str, list[int]] = {each.request_id: [] for each in asked}
+    while engine.has_work:
+        for output in engine.step():
+            found[output.request_id] += output.token_ids
+    engine.close()
+    return list(found.values())
+
+
 async def reading(engine: Supervisor, asked: list[Submission]) -> list[list[int]]:
     async def read(each: Submission) -> list[int]:
         outputs = [output async for output in engine.stream(each)]
@@ -384,14 +392,11 @@ async def reading(engine: Supervisor, asked: list[Submission]) -> list[list[int]
 def test_streams_of_a_replica_that_is_killed_or_stopped_go_on_in_the_other(config, monkeypatch):
     """And one that is back, or goes on, gets work again."""
     monkeypatch.setattr(stall, "SILENCE_S", 2.0)
-    sampling = SamplingParams(max_tokens=600, ignore_eos=True)
-    asked = [Submission(f"r{number}", [5, number], sampling, seed=number) for number in range(16)]
+    sampling = SamplingParams(max_tokens=200, ignore_eos=True)
+    asked = [Submission(f"r{number}", [5, number], sampling, seed=number) for number in range(12)]
+    calm = in_this_process(config, asked)
 
     async def body():
-        alone = await Supervisor.start(config)
-        calm = await reading(alone, asked)
-        await alone.shutdown(1)
-
         both = await Supervisor.start(config, 2)
         assert both.model.max_num_seqs == 8
         pids = [replica.engine._process.pid for replica in both._replicas]

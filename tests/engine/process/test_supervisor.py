@@ -21,6 +21,7 @@ from moeflow.engine.process.continuation import Continuation, judge
 from moeflow.engine.process.deaths import Death
 from moeflow.engine.process.restart_limits import MAX_FRUITLESS, RestartLimits
 from moeflow.engine.process.supervisor import Supervisor
+from tests.engine.fake_runner import scheduler_config
 from tests.engine.process.mortal_engine import OUTSIDE, Loss, World
 from tests.scheduler.fake_model import generate_alone
 
@@ -33,8 +34,8 @@ def submission(name: str, prompt: list[int], num_tokens: int = 6, **changes) -> 
 async def supervise(
     world: World, limits: Callable[[], RestartLimits] = lambda: RestartLimits(10_000), num_replicas: int = 1, **options
 ) -> Supervisor:
-    tokens_of_pass = world.engine_options.get("max_num_batched_tokens", 8)
-    supervisor = Supervisor(world.start, num_replicas, limits, tokens_of_pass=tokens_of_pass, **options)
+    scheduler = scheduler_config(**world.engine_options)
+    supervisor = Supervisor([world.start] * num_replicas, limits, scheduler=scheduler, **options)
     await supervisor.load()
     return supervisor
 
@@ -289,19 +290,31 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
+def test_the_end_of_a_stream_does_not_concern_another_of_the_same_id():
+    async def body() -> None:
+        supervisor = await supervise(World())
+        asked = submission("same", [1], 9)
+        async with aclosing(supervisor.stream(asked)) as stream:
+            while (await anext(stream)).finish_reason is None:
+                pass
+            again = asyncio.create_task(read(supervisor, asked))
+            await until(lambda: supervisor.stats().num_running == 1)
+        check_whole(asked, await again)
+        await supervisor.shutdown(1)
+
+    run(body)
+
+
 def test_between_two_engines_it_says_so_and_requests_may_leave():
     async def body() -> None:
         world = World({3: Loss.IN_PASS}, start_turns=50)
         supervisor = await supervise(world)
-        closing, cancelled = submission("closing", [1]), submission("cancelled", [2])
-        async with aclosing(supervisor.stream(closing)) as stream:
+        async with aclosing(supervisor.stream(submission("closing", [1]))) as stream:
             await anext(stream)
-            reading = asyncio.create_task(read(supervisor, cancelled))
             await until(lambda: supervisor.state is EngineState.RESTARTING)
-            assert supervisor.stats().num_waiting == 2
-        supervisor.cancel(["cancelled", "unknown"])
-        assert (await reading)[-1].finish_reason is FinishReason.CANCELLED
+            assert supervisor.stats().num_waiting == 1
         await until(lambda: supervisor.state is EngineState.READY)
+        assert [each.request_id for _, each in world.submitted] == ["closing"]  # not again
         assert supervisor.stats().num_waiting == supervisor.stats().num_running == 0
         assert not world.engine._engine.has_work
         await supervisor.shutdown(1)

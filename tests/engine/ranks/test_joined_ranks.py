@@ -39,7 +39,7 @@ AT_ONCE_S = 30.0  # on a busy machine, and long before the deadline of a collect
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
-    write_tiny_mixtral(folder, hidden_size=128, num_local_experts=5)  # which no number of ranks divides
+    write_tiny_mixtral(folder, hidden_size=128, num_local_experts=5, num_hidden_layers=3)  # of which no rank has half
     return str(folder)
 
 
@@ -71,9 +71,9 @@ def step_often(engine):
 def test_tokens_are_those_of_one_process_and_ranks_wait_for_the_next_engine(model, cache_dir):
     port = free_port()
     with joined(f"127.0.0.1:{port}", cache_dir, number=2) as joiners:
-        for number, formats in enumerate(({}, {"quantize": "int8"}), 1):
+        for number, (formats, layout) in enumerate((({}, {}), ({"quantize": "int8"}, {"stages": "3"})), 1):
             want = run(config_of(model, cache_dir, **formats), PROMPTS)
-            assert run(config_of(model, cache_dir, port, num_ranks=3, **formats), PROMPTS) == want
+            assert run(config_of(model, cache_dir, port, num_ranks=3, **formats, **layout), PROMPTS) == want
             for joiner in joiners:
                 joiner.expect("ready", times=number)
                 joiner.expect("the first rank has ended; waiting to join again", times=number)
@@ -104,6 +104,21 @@ def test_a_rank_that_is_killed_or_stopped_ends_the_engine_with_an_error_that_nam
             finally:
                 engine.close()
             os.kill(joiner.process.pid, signal.SIGCONT)  # then it joins again
+
+
+def test_an_engine_without_work_notices_that_a_rank_leaves(model, cache_dir):
+    port = free_port()
+    with joined(f"127.0.0.1:{port}", cache_dir) as (joiner,):
+        engine = Engine.load(config_of(model, cache_dir, port))
+        try:
+            assert engine.step() == []
+            joiner.process.send_signal(signal.SIGINT)
+            assert joiner.process.wait(AT_ONCE_S) == 130
+            with pytest.raises(GroupError, match=r"rank 1 \(127.0.0.1:\d+\) (ended|has closed)") as caught:
+                engine.step()
+            assert caught.value.is_from_outside
+        finally:
+            engine.close()
 
 
 def test_a_cut_link_ends_the_engine_and_a_mended_one_brings_the_rank_back(model, cache_dir):

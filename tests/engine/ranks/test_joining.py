@@ -23,11 +23,12 @@ from moeflow.engine.ranks import join as join_module
 from moeflow.engine.ranks import joining
 from moeflow.engine.ranks.join import JoinSettings, join
 from moeflow.engine.ranks.joined_ranks import JoinedRanks
-from moeflow.engine.ranks.joining import JOINING, Application, Invitation, RefusedError, hear, own_application, say
+from moeflow.engine.ranks.joining import JOINING, Application, Invitation, hear, own_application, say
 from moeflow.engine.ranks.reception import Reception
 from moeflow.kernels.cpu import extension
 from moeflow.parallel.tcp.cluster_token import default_token_file, ensure_token
 from moeflow.parallel.tcp.connecting import connect
+from moeflow.parallel.tcp.conversation import RefusedError
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from tests.engine.ranks.joiners import free_port

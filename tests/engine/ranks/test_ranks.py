@@ -6,8 +6,10 @@ import asyncio
 import dataclasses
 import os
 import signal
+import subprocess
 import time
 
+import msgspec
 import psutil
 import pytest
 
@@ -17,7 +19,11 @@ from moeflow.engine.client import EngineState
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
 from moeflow.engine.process.supervisor import Supervisor
+from moeflow.engine.ranks.rank_processes import LENGTH_BYTES, RankStart
 from moeflow.kernels.cpu import extension
+from moeflow.models.pass_input import PassInput
+from moeflow.parallel.child_processes import close_pipe, start_rank
+from moeflow.parallel.shared_memory_group import make_descriptor
 from moeflow.planner.apply_plan import settings_of
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.hardware.host import host_resources
@@ -112,19 +118,33 @@ def test_ranks_end_with_the_engine(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_busy", [False, True])
-def test_a_killed_rank_ends_the_engine_with_an_error_that_names_it(model, is_busy):
+def test_a_killed_rank_ends_the_engine_with_an_error_that_names_it(model):
     engine = Engine.load(config_of(model, num_ranks=2))
     try:
         submit(engine)
         (rank,) = children()
         os.kill(rank.pid, signal.SIGKILL)
-        if not is_busy:
-            rank.wait(10)
         start_s = time.monotonic()
         with pytest.raises(GroupError, match=f"rank 1 .*{rank.pid}"):
             step_often(engine)
         assert time.monotonic() - start_s < 30  # long before the deadline of a collective
+    finally:
+        engine.close()
+
+
+@pytest.mark.slow
+def test_an_engine_without_work_notices_that_a_rank_is_gone(model):
+    engine = Engine.load(config_of(model, num_ranks=2))
+    try:
+        assert engine.step() == []
+        (rank,) = children()
+        os.kill(rank.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)  # all its threads have ended; its exit code stays
+        with pytest.raises(GroupError, match=f"rank 1 .*{rank.pid} ended with -9") as caught:
+            engine.step()
+        assert caught.value.signal_number == signal.SIGKILL
+        with pytest.raises(GroupError, match=f"rank 1 .*{rank.pid} ended with -9"):  # also as a request comes
+            submit(engine)
     finally:
         engine.close()
 
@@ -141,10 +161,15 @@ def test_a_model_that_a_rank_cannot_load_is_an_error_at_the_start(model, monkeyp
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"num_ranks": 6}, "6 ranks .* only 5 experts"),
+        ({"num_ranks": 6, "expert_layout": "expert"}, "6 ranks .* only 5 experts"),
         ({"num_ranks": 2, "num_redundant_experts": 6}, "at most 5, .* each of 2 ranks"),
         ({"num_ranks": 2, "num_redundant_experts": 1, "expert_placement": "index"}, "--expert-placement load"),
-        ({"num_redundant_experts": 1}, "say how many .--ranks"),
+        ({"num_redundant_experts": 1}, "--redundant-experts 1 is for several ranks: say how many .--ranks"),
+        ({"expert_placement": "index"}, "--expert-placement index is for several ranks"),
+        (
+            {"num_ranks": 2, "expert_placement": "index", "expert_layout": "sliced"},
+            "--expert-placement index is for whole",
+        ),
         ({"num_ranks": 2, "device": "emulated:64MiB,1,torch"}, "--ranks does not go with a device"),
     ],
 )
@@ -164,10 +189,16 @@ def test_each_rank_has_keys_and_values_of_its_own(model):
     assert 2 * kv_bytes(2) < kv_bytes(1)
 
 
-def test_a_dense_model_has_nothing_to_share(tmp_path):
+def test_a_dense_model_has_no_experts_to_share_but_heads(tmp_path):
     write_tiny_llama(tmp_path)
+    config = config_of(str(tmp_path), num_ranks=2)
+    assert config.parallel.attention_layout == "tensor"
+    assert resolve(settings_of(config)).config.parallel == config.parallel
     with pytest.raises(ConfigError, match="no experts"):
-        config_of(str(tmp_path), num_ranks=2)
+        config_of(str(tmp_path), num_ranks=2, attention_layout="replicated")
+    for said in ({"expert_layout": "sliced"}, {"expert_placement": "index"}, {"num_redundant_experts": 1}):
+        with pytest.raises(ConfigError, match=r"--(expert|redundant).* is for models with experts"):
+            config_of(str(tmp_path), num_ranks=2, **said)
 
 
 def test_threads_are_divided_and_the_choice_has_a_reason(model):
@@ -176,7 +207,7 @@ def test_threads_are_divided_and_the_choice_has_a_reason(model):
     about = dict(plan.reasons)["ranks"]
     assert about == "2: each has 2 or 3 of the 5 experts of a layer, moved as loads call for it"
     again = settings_of(plan.config)
-    assert (again.num_ranks, again.expert_placement, again.num_redundant_experts) == (2, "load", None)
+    assert (again.num_ranks, again.expert_placement, again.num_redundant_experts) == (2, "auto", None)
     asked = Settings(model=model, num_ranks=3, num_redundant_experts=2)
     assert settings_of(resolve(asked).config).num_redundant_experts == 2
 
@@ -192,8 +223,8 @@ def test_streams_survive_ranks_that_are_killed(model):
     async def read(engine, each):
         return [token async for output in engine.stream(each) for token in output.token_ids]
 
-    async def answers(num_ranks, num_kills):
-        supervisor = await Supervisor.start(config_of(model, num_ranks=num_ranks))
+    async def answers(num_kills, **layout):
+        supervisor = await Supervisor.start(config_of(model, **layout))
         reading = asyncio.gather(*(read(supervisor, each) for each in asked))
         for _ in range(num_kills):
             await until(lambda: supervisor.state is EngineState.READY)
@@ -206,8 +237,41 @@ def test_streams_survive_ranks_that_are_killed(model):
         await supervisor.shutdown(5)
         return found, restarts
 
-    want, _ = asyncio.run(answers(1, 0))
-    found, restarts = asyncio.run(answers(2, 2))
-    assert found == want
-    assert restarts >= 1
+    want, _ = asyncio.run(answers(0))
+    for num_kills, layout in ((2, {"num_ranks": 2}), (1, {"stages": "2"})):
+        found, restarts = asyncio.run(answers(num_kills, **layout))
+        assert found == want
+        assert restarts >= 1
     assert not [it for it in psutil.Process().children(recursive=True) if is_rank(it)]
+
+
+@pytest.mark.slow
+def test_a_rank_that_was_stopped_ends_by_itself_when_it_goes_on_and_its_engine_is_gone(model):
+    """In the pass that it was given, as a head that was killed leaves it; no deadline has to pass."""
+    descriptor = make_descriptor(2)
+    rank = start_rank("moeflow.engine.ranks.main", [descriptor], 1)
+    os.close(descriptor)
+    head = subprocess.Popen(["sleep", "600"])
+    config = config_of(model, num_ranks=2)
+    patient = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, timeout_s=600.0))
+    try:
+        say(rank, RankStart(patient, [head.pid, rank.pid]))
+        assert rank.stdout.read(1)
+        os.kill(rank.pid, signal.SIGSTOP)
+        say(rank, PassInput(PROMPTS[0], starts=[0], num_tokens=[5], block_ids=[(0,)], logit_rows=[[4]]))
+        head.kill()
+        head.wait()
+        close_pipe(rank.stdin)
+        os.kill(rank.pid, signal.SIGCONT)
+        assert rank.wait(60) == 1
+    finally:
+        for process in (rank, head):
+            process.kill()
+            process.wait()
+        close_pipe(rank.stdout)
+
+
+def say(rank, message):
+    data = msgspec.msgpack.encode(message)
+    rank.stdin.write(len(data).to_bytes(LENGTH_BYTES, "little") + data)
+    rank.stdin.flush()

@@ -7,11 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moeflow.core.token_tree import TokenTree, branch_masks
 from moeflow.kernels.attention.attention import attend, attend_reference, write_kv
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.kv_blocks import KV_DTYPES
 from moeflow.kernels.cpu import attention as cpu_attention
 from moeflow.kernels.cpu import extension
+from moeflow.scheduler.tree_room import KV_RANGE_POSITIONS
 from tests.kernels.passes import Pass, make_blocks
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.03, torch.int8: 0.06}
@@ -229,3 +231,53 @@ def test_callers_need_not_care_who_computes(block_size):
     k, v = (torch.cat([halves[0][40:], halves[1]]) for halves in (made.keys, made.values))
     write_kv(k, v, made.blocks, metadata)
     made.check(attend(torch.cat(made.queries), made.blocks, metadata, sliding_window=None))
+
+
+def tree_masks(tree):
+    """Make the tree masks of a tree's nodes, whose sequence ends with them."""
+    before = (1 << 64 - len(tree)) - 1
+    return [signed(before | mask << 64 - len(tree)) for mask in branch_masks(tree.parents)]
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("start", [0, 37, 430])
+def test_a_branch_has_the_bits_that_it_has_by_itself(kv_dtype, window, start):
+    """As a tree's node, and as the last token of a sequence that is nothing but its branch."""
+    rng = random.Random(start)
+    for _ in range(3):
+        tree = TokenTree.of([[rng.randrange(3) for _ in range(rng.randrange(9))] for _ in range(6)], max_tokens=40)
+        if not len(tree):
+            continue
+        made = Pass([(start, len(tree))], heads=(4, 2), block_size=16, kv_dtype=kv_dtype, masks=[tree_masks(tree)])
+        write(made)
+        together = run(made, window)
+        for node in range(len(tree)):
+            branch = [start + each for each in tree.branch(node)]
+            kept = [*range(start), *branch]
+            by_itself = Pass([(len(kept) - 1, 1)], heads=(4, 2), block_size=16, kv_dtype=kv_dtype)
+            by_itself.keys, by_itself.values = [made.keys[0][kept]], [made.values[0][kept]]
+            by_itself.queries = [made.queries[0][node : node + 1]]
+            write(by_itself)
+            assert torch.equal(run(by_itself, window)[0], together[node])
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_moving_keys_and_values_leaves_what_writing_them_there_leaves(kv_dtype):
+    made = Pass([(0, 70)], heads=(4, 2), block_size=16, kv_dtype=kv_dtype)
+    moved, reference = (make_blocks(made.blocks.keys.shape[0], dtype=kv_dtype) for _ in range(2))
+    kept = [*range(50), 52, 53, 57, 66]
+    cpu_attention.write_kv(made.keys[0], made.values[0], moved, made.slots(0, range(70)))
+    cpu_attention.write_kv(made.keys[0], made.values[0], reference, made.slots(0, range(70)))
+    cpu_attention.write_kv(made.keys[0][kept], made.values[0][kept], reference, made.slots(0, range(54)))
+    with_torch = make_blocks(made.blocks.keys.shape[0], dtype=kv_dtype)
+    with_torch.storage.copy_(moved.storage)
+    with_torch.handle = None
+    for blocks in (moved, with_torch):
+        blocks.move(made.slots(0, kept[50:]), made.slots(0, range(50, 54)))
+        assert torch.equal(blocks.storage, reference.storage)
+
+
+def test_trees_end_where_the_kernels_begin_a_new_sum():
+    _cpu = pytest.importorskip("moeflow.kernels._cpu")
+    assert _cpu.kv_range_positions == KV_RANGE_POSITIONS

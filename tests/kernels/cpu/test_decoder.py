@@ -96,9 +96,7 @@ def test_slots_and_stops_change_no_bit(isa, weight_format):
         while (stopped := work.run(first)) < LAYERS:
             number = len(stops)
             slots = dict(enumerate(places[number].tolist()))
-            work.add_experts(
-                lambda *x, slots=slots: SlotExperts(model.slots, EXPERTS).sums(*x[:3], slots, x[3]), number
-            )
+            work.add_experts(lambda *x, slots=slots: SlotExperts(model.slots, EXPERTS, slots).sums(*x), number)
             stops.append(stopped)
             first = stopped + 1
         model.table.copy_(places)
@@ -165,32 +163,38 @@ def test_the_next_router_is_asked_about_what_this_layer_gets(needs_kernels, toke
 def test_experts_in_parts_are_experts_at_once(isa, weight_format):
     model = Model(weight_format, top_k=3)
     experts, slots = model.resident.layers[0].stage.experts, model.table[0].tolist()
-    in_slots = SlotExperts(model.slots, EXPERTS)
+
+    def in_slots(part):
+        return SlotExperts(model.slots, EXPERTS, {expert: slots[expert] for expert in part})
+
     for tokens in (0, 1, 7, 40):
         x, residual = torch.randn(tokens, HIDDEN), torch.randn(tokens, HIDDEN)
         ids = torch.rand(tokens, EXPERTS).argsort(dim=1)[:, :3].contiguous()
         weights = torch.rand(tokens, 3)
         for given in (None, residual):
             expected = experts.compute(x, ids, weights, given)
-            assert torch.equal(in_slots.sums(x, ids, weights, dict(enumerate(slots)), given), expected)
+            assert torch.equal(in_slots(range(EXPERTS)).sums(x, ids, weights, given), expected)
             pairs = torch.full((3 * tokens, HIDDEN), torch.nan)
             for part in ([4, 1], [], [0], [2, 3]):
-                in_slots.pairs(x, ids, weights, {expert: slots[expert] for expert in part}, pairs)
+                in_slots(part).pairs(x, ids, weights, pairs)
             assert torch.equal(add_pairs(pairs, ids, given), expected)
 
 
 def test_what_cannot_be_is_refused(needs_kernels):
     model = Model("float32")
     x, ids, weights = torch.randn(1, HIDDEN), torch.tensor([[0, 1]]), torch.rand(1, 2)
-    in_slots = SlotExperts(model.slots, EXPERTS)
+
+    def in_slots(slots):
+        return SlotExperts(model.slots, EXPERTS, slots)
+
     with pytest.raises(IndexError, match="not in memory"):
-        in_slots.sums(x, ids, weights, {0: 3}, None)
+        in_slots({0: 3}).sums(x, ids, weights, None)
     with pytest.raises(ValueError, match="no slot 17 among 17"):
-        in_slots.sums(x, ids, weights, {0: 3, 1: 17}, None)
+        in_slots({0: 3, 1: 17})
     with pytest.raises(ValueError, match=r"\[1, 48\] is needed"):
-        in_slots.sums(x[:, :2], ids, weights, {0: 3, 1: 4}, None)
+        in_slots({0: 3, 1: 4}).sums(x[:, :2], ids, weights, None)
     with pytest.raises(ValueError, match=r"\[2, 48\] is needed"):
-        in_slots.pairs(x, ids, weights, {0: 3}, torch.empty(1, HIDDEN))
+        in_slots({0: 3}).pairs(x, ids, weights, torch.empty(1, HIDDEN))
 
 
 def wait_until(holds):

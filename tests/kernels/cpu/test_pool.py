@@ -52,6 +52,49 @@ def test_no_threads_are_refused():
 
 
 @needs_proc
+def test_a_thread_with_threads_of_its_own_computes_the_same_and_leaves_none_behind():
+    weight, x = PackedWeight.pack(torch.randn(200, 64), "int8"), torch.randn(9, 64)
+    extension.set_num_threads(2)
+    want, before, kept = extension.linear(x, weight), num_os_threads(), extension.kept_bytes()
+    seen = []
+
+    def compute():
+        extension.use_own_threads(4)
+        seen.append((extension.num_threads(), torch.equal(extension.linear(x, weight), want)))
+        extension.set_num_threads(3)
+        seen.append((extension.num_threads(), torch.equal(extension.linear(x, weight), want)))
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    thread.join()
+    assert seen == [(4, True), (3, True)]
+    while num_os_threads() > before:  # it ends a moment after it is joined
+        time.sleep(0.001)
+    assert (extension.num_threads(), extension.kept_bytes()) == (2, kept)
+    with pytest.raises(ValueError, match="at least 1 can"):
+        extension.use_own_threads(0)
+
+
+def test_a_fork_of_a_thread_with_threads_of_its_own_computes_on_in_the_child():
+    run_python(
+        """
+        def work():
+            extension.use_own_threads(3)
+            extension.linear(x, weight)
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if torch.equal(extension.linear(x, weight), want) else 1)
+            status.append(os.waitpid(child, 0)[1])
+        status = []
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert status == [0] and torch.equal(extension.linear(x, weight), want)
+        """
+    )
+
+
+@needs_proc
 def test_threads_begin_and_end_with_their_number():
     extension.set_num_threads(1)
     before = num_os_threads()

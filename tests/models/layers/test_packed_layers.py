@@ -175,7 +175,7 @@ class Cached:
 def run(model, batch):
     """Run a pass over new sequences, each a list of token ids."""
     kv = KVStorage(
-        num_layers=CONFIG.num_layers,
+        layers=range(CONFIG.num_layers),
         num_blocks=len(batch),
         block_size=BLOCK_SIZE,
         num_kv_heads=CONFIG.num_kv_heads,

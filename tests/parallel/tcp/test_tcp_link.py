@@ -6,6 +6,7 @@ import random
 import select
 import socket
 import struct
+import time
 
 import pytest
 from hypothesis import given
@@ -151,6 +152,33 @@ def test_an_end_that_closes_or_says_farewell_is_noticed():
             other.receive_message("greeting", PATIENCE_S)
         with pytest.raises(GroupError, match="closed the connection"):
             one.receive_message("greeting", PATIENCE_S)
+
+
+def look_for_long(end):
+    deadline_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline_s:
+        end.check_idle()
+
+
+@pytest.mark.parametrize(
+    ("leave", "complaint"),
+    [
+        (lambda end: end.close(), "has closed the connection"),
+        (lambda end: end.say_farewell("the disk is full"), "ended the group: the disk is full"),
+        (lambda end: end.send_message("greeting", b"", PATIENCE_S), "sends 'greeting' where nothing is expected"),
+    ],
+    ids=["closes", "says farewell", "speaks"],
+)
+def test_of_an_idle_end_it_is_noticed_when_it(leave, complaint):
+    with two_ends() as (one, other):
+        for _ in range(3):
+            other.check_idle()
+        one.send_message("greeting", b"hello", PATIENCE_S)
+        assert other.receive_message("greeting", PATIENCE_S) == b"hello"
+        other.check_idle()
+        leave(one)
+        with pytest.raises(GroupError, match=complaint):
+            look_for_long(other)
 
 
 def test_a_connection_that_is_reset_is_noticed():

@@ -42,7 +42,7 @@ def choose(left_bytes=16 * GIB, share=0.25, torch_dtype=None, max_num_seqs=32, *
 def test_the_cache_is_planned_as_it_is_allocated(kv_dtype):
     cache, _ = choose(kv_dtype=kv_dtype, kv_cache_bytes=20 * MIB)
     storage = KVStorage(
-        num_layers=MIXTRAL.num_layers,
+        layers=range(MIXTRAL.num_layers),
         num_blocks=cache.num_blocks,
         block_size=BLOCK_SIZE,
         num_kv_heads=MIXTRAL.num_kv_heads,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from moeflow.checkpoint.packed.weight_memory import FreshMemory
-from moeflow.core.parallel_config import ParallelConfig
+from moeflow.core.parallel_config import ParallelConfig, StageConfig
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import expert_bytes
 from moeflow.models import llama, mixtral, qwen3_moe
@@ -17,7 +18,9 @@ from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
 from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.parallel.blocks import even_blocks, num_kv_heads
 from moeflow.parallel.placement.expert_balancer import CHECK_PASSES, ExpertBalancer
+from moeflow.parallel.stages import layers_of
 from moeflow.planner.choices.rank_choice import RankMemory
+from moeflow.planner.costs.micro_batches import micro_batch_costs
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from tests.parallel.thread_group import run_ranks
 from tests.shapes import TINY
@@ -33,7 +36,7 @@ FORMATS = Formats(matrices="int8", embeddings="int8", kv="int8", routers="float3
 
 
 class CountedMemory(FreshMemory):
-    """Counts the bytes of matrices; norms are left out of costs, as they weigh next to nothing."""
+    """Counts the bytes of weights; those of norms over heads are left out of costs, as they weigh next to nothing."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -56,11 +59,12 @@ def test_weights_and_heads_of_each_rank_are_counted(name, num_ranks, expert_layo
     family, shape = SHAPES[name]
     layouts = {"expert_layout": expert_layout, "attention_layout": attention_layout}
     parallel = ParallelConfig(num_ranks=num_ranks, moves_experts=False, **layouts)
+    costs = ModelCosts(shape, FORMATS)
 
     def held(group):
         memory = CountedMemory()
         formats = WeightFormats("int8", "int8")
-        ranks = ExpertRanks.of(shape, parallel, group)
+        ranks = ExpertRanks.of(shape, parallel, group, range(shape.num_layers))
         allocator = WeightAllocator(
             torch.float32, torch.device("cpu"), formats, memory, group=group, expert_ranks=ranks, **layouts
         )
@@ -69,13 +73,43 @@ def test_weights_and_heads_of_each_rank_are_counted(name, num_ranks, expert_layo
             num_held = ranks.balancer.num_held[group.rank]
             memory.num_bytes += num_held * expert_bytes(shape.hidden_size, shape.intermediate_size, "int8")
         norm_bytes = sum(place.nbytes for _, place in model.named_weights() if isinstance(place, torch.Tensor))
-        return memory.num_bytes - norm_bytes, model.layers[0].self_attn.heads.num_kv_heads
+        return memory.num_bytes - norm_bytes + costs.norm_bytes, model.layers[0].self_attn.heads.num_kv_heads
 
     found = run_ranks(num_ranks, held)
-    expected = RankMemory.of(ModelCosts(shape, FORMATS), parallel)
+    expected = RankMemory.of(costs, parallel)
     assert expected.weight_bytes == tuple(num_bytes for num_bytes, _ in found)
-    assert expected.num_kv_heads == max(heads for _, heads in found)
+    assert expected.kv_sizes == tuple((shape.num_layers, heads) for _, heads in found)
     assert [num_kv_heads(shape, parallel, rank) for rank in range(num_ranks)] == [heads for _, heads in found]
+
+
+@pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("attention_layout", ["replicated", "tensor"])
+@pytest.mark.parametrize("ranks_per_stage", [1, 2])
+@pytest.mark.parametrize("num_layers", [(1, 2), (2, 1), (1, 1, 1)])
+def test_weights_of_each_stage_are_counted(num_layers, ranks_per_stage, attention_layout, is_tied):
+    """Of layers of which one is dense."""
+    family, shape = qwen3_moe, replace(SHAPES["mixed"][1], tie_word_embeddings=is_tied)
+    stages = StageConfig(num_layers=num_layers, costs=micro_batch_costs(ModelCosts(shape, FORMATS)))
+    number = len(num_layers) * ranks_per_stage
+    layouts = {"expert_layout": "sliced", "attention_layout": attention_layout} if ranks_per_stage > 1 else {}
+    parallel = ParallelConfig(num_ranks=number, stages=stages, **layouts)
+    counted = RankMemory.of(ModelCosts(shape, FORMATS), parallel)
+
+    def held(group, first_rank):
+        memory, layers = CountedMemory(), layers_of(parallel, shape, first_rank)
+        sharing = {"group": group, **layouts} if layouts else {}
+        formats = WeightFormats("int8", "int8")
+        allocator = WeightAllocator(torch.float32, torch.device("cpu"), formats, memory, own_layers=layers, **sharing)
+        model = family.build(shape, allocator)
+        norm_bytes = sum(place.nbytes for _, place in model.named_weights() if isinstance(place, torch.Tensor))
+        norms = (2 * len(model.layers) + 1) * shape.hidden_size * 4  # as costs count them
+        return memory.num_bytes - norm_bytes + norms, (len(model.layers), model.layers[0].self_attn.heads.num_kv_heads)
+
+    firsts = range(0, number, ranks_per_stage)
+    found = [each for first in firsts for each in run_ranks(ranks_per_stage, partial(held, first_rank=first))]
+    assert counted.weight_bytes == tuple(num_bytes for num_bytes, _ in found)
+    assert counted.kv_sizes == tuple(sizes for _, sizes in found)
 
 
 @pytest.mark.parametrize("num_redundant", [0, 1])

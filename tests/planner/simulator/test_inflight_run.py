@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moeflow.core.hardware import Link, LinkRate
-from moeflow.parallel.placement.mapper import RoundRobinMapper
+from moeflow.parallel.placement.mapper import LayerMapper, RoundRobinMapper
 from moeflow.parallel.placement.placement import ExpertPlacement
 from moeflow.pipeline.expert_parallel import ATTEND, COMBINE, DISPATCH, EXPERTS
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
@@ -20,7 +20,7 @@ COSTS = ModelCosts(SHAPE, Formats(matrices="bfloat16", embeddings="bfloat16", kv
 SIZE, CONTEXT = 6, 10
 
 
-def run(schedule, num_devices=2, num_batches=4, choose=None, num_layers=2, link=LINK):
+def run(schedule, num_devices=2, num_batches=4, choose=None, num_layers=2, link=LINK, mapper=None):
     at = InFlight(
         level=machine(ram=2**40).compute_level,
         link=link,
@@ -32,7 +32,7 @@ def run(schedule, num_devices=2, num_batches=4, choose=None, num_layers=2, link=
         context=CONTEXT,
     )
     placement = ExpertPlacement.by_index(num_layers, SHAPE.num_experts, num_devices)
-    return at, InFlightRun(at, choose or chosen, RoundRobinMapper(placement), schedule)
+    return at, InFlightRun(at, choose or chosen, mapper or RoundRobinMapper(placement), schedule)
 
 
 def chosen(layer, batch):
@@ -102,3 +102,23 @@ def test_without_a_link_rows_are_copied_in_the_hosts_memory():
     sent = [one for ones in found.line.lanes.values() for one in ones if one.task.op == DISPATCH]
     assert all(one.cost.seconds == 2 * one.cost.num_bytes / at.level.read_bytes_per_s for one in sent)
     assert any(one.cost.num_bytes for one in sent)
+
+
+def most_layers_at_once(found):
+    """Return how many layers' experts were computed at the same time at most."""
+    done = [one for ones in found.line.lanes.values() for one in ones if one.task.op == EXPERTS]
+    return max(len({it.task.layer for it in done if it.start_s <= one.start_s < it.end_s}) for one in done)
+
+
+def test_stages_arise_where_layers_are_mapped_to_devices_and_more_batches_are_in_flight():
+    """P > D: nobody has scheduled a pipeline, but devices compute different layers at the same time."""
+
+    def in_flight(num_batches, schedule="asynchronous"):
+        return run(schedule, num_devices=3, num_batches=num_batches, num_layers=6, mapper=LayerMapper(3))[1]
+
+    alone, many, waiting = in_flight(1), in_flight(9), in_flight(9, "synchronous")
+    for lane, ones in many.line.lanes.items():
+        assert all(lane == f"device {one.task.layer % 3}" for one in ones if one.task.op == EXPERTS)
+    assert [most_layers_at_once(found) for found in (alone, waiting, many)] == [1, 1, 3]
+    assert many.seconds < waiting.seconds < 9 * alone.seconds
+    assert many.idle_shares.mean() < waiting.idle_shares.mean() / 1.5

@@ -113,3 +113,31 @@ def test_a_model_that_does_not_fit_is_refused_with_what_would_help():
     with pytest.raises(CapacityError, match="moeflow simulate pipeline"):
         block_count(load_machine("t4"), ModelCosts(MIXTRAL, HALF), 16)
     assert block_count(load_machine("h200"), ModelCosts(MIXTRAL, HALF), 16) > 1000
+
+
+def throughput(num_replicas: int, num_requests: int = 300) -> float:
+    spec = WorkloadSpec(rate=1e3, num_requests=num_requests, max_prompt=20, max_new=20, vocab_size=9, seed=3)
+    served = serve_virtually(make_arrivals(spec), config(), lambda batch: 0.01 + 1e-4 * batch.num_tokens, num_replicas)
+    return num_requests / max(one.end_s for one in served)
+
+
+def test_two_engines_on_two_machines_bring_nearly_twice_as_much_at_saturation():
+    assert 1.9 < throughput(2) / throughput(1) <= 2.001
+    assert 3.6 < throughput(4) / throughput(1) <= 4.001
+
+
+def test_requests_wait_for_whoever_is_free_first():
+    """Two of one place each: the third, whose turn it would be at the first, goes to the second."""
+    arrivals = [Arrival(0.0, [1] * 8, 9), Arrival(0.0, [2] * 8, 2), Arrival(0.0, [3] * 8, 2)]
+    served = serve_virtually(arrivals, config(max_num_seqs=1), lambda _: 1.0, num_replicas=2)
+    assert [(one.first_s, one.end_s) for one in served] == [(1, 9), (1, 2), (3, 4)]
+
+
+@given(st.integers(0, 99), st.integers(1, 4), st.floats(0.5, 500))
+@settings(max_examples=15)
+def test_several_engines_serve_all_and_none_later_than_one_would_all(seed, num_replicas, rate):
+    spec = WorkloadSpec(rate=rate, num_requests=12, max_prompt=20, max_new=10, vocab_size=9, seed=seed)
+    arrivals = make_arrivals(spec)
+    alone, several = (serve_virtually(arrivals, config(), lambda _: 0.5, number) for number in (1, num_replicas))
+    assert [one.arrival for one in several] == arrivals
+    assert max(one.end_s for one in several) <= max(one.end_s for one in alone) + 0.5  # a pass may just have begun

@@ -28,12 +28,15 @@ class ExpertRanks:
         self._memory: list[LazyMemory | None] = []
 
     @classmethod
-    def of(cls, shape: ModelConfig, parallel: ParallelConfig, group: Group) -> ExpertRanks | None:
-        """Return who has which experts of a model at first, and whether they move; None: nobody has whole ones."""
+    def of(cls, shape: ModelConfig, parallel: ParallelConfig, group: Group, layers: range) -> ExpertRanks | None:
+        """Return who of those that share some layers has which experts at first, and whether they move.
+
+        None: nobody has whole ones.
+        """
         if not shape.num_experts or parallel.expert_layout != "expert":
             return None
         num_redundant = parallel.num_redundant_experts if parallel.moves_experts else None
-        num_layers = shape.num_layers - len(shape.dense_layers)
+        num_layers = len(set(layers).difference(shape.dense_layers))
         return cls(group, ExpertBalancer(num_layers, shape.num_experts, group.size, num_redundant))
 
     def add_layer(self, experts: PackedExperts, memory: LazyMemory | None) -> RankExperts:

@@ -7,20 +7,17 @@ kernels do where one process has all experts, so that the results are the same t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import torch
 from torch import Tensor
 
-from moeflow.core.units import KIB
+from moeflow.core.parallel_config import GATHERED_BYTES
 from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
 from moeflow.kernels.cpu.packed_weights import PackedExperts, expert_bytes
 from moeflow.models.layers.expert_weights import Destination, ExpertWeights
 from moeflow.parallel.blocks import even_blocks
 from moeflow.parallel.group import Group
 from moeflow.parallel.placement.expert_balancer import ExpertBalancer
-
-GATHERED_BYTES: Final = 256 * KIB  # of pairs up to which each rank adds up all of them: one exchange instead of two
 
 
 class RankExperts(ExpertWeights):
@@ -30,23 +27,21 @@ class RankExperts(ExpertWeights):
         """Take room for all experts, of which this rank fills its own; `layer` counts the layers with experts."""
         self._all, self._layer, self._balancer, self._group = experts, layer, balancer, group
         self._name = f"experts of MoE layer {layer}"
-        # One more than there are: what a pair asks for that another rank computes.
-        self._experts = SlotExperts(experts, experts.num_experts + 1)
         self.expert_bytes = expert_bytes(experts.hidden, experts.width, experts.format)
-        self._own: dict[int, int] = {}
         self.place()
 
     def place(self) -> None:
         """Compute with those experts that the placement gives this rank from now on."""
-        held = self._balancer.placement.held_by(self._group.rank, self._layer)
-        self._own = {expert: expert for expert in held}
+        self._own = frozenset(self._balancer.placement.held_by(self._group.rank, self._layer))
+        # One more than there are: what a pair asks for that another rank computes.
+        self._experts = SlotExperts(self._all, self._all.num_experts + 1, {expert: expert for expert in self._own})
 
     def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
         """See `ExpertWeights`. Blocks: until the other ranks are through, too. Raises: GroupError."""
         ranks = torch.from_numpy(self._balancer.serving_ranks(self._layer, topk_ids.numpy()))  # of each pair
         pairs = hidden.new_zeros(topk_ids.numel(), hidden.shape[1])
         own_ids = topk_ids.masked_fill(ranks != self._group.rank, self._all.num_experts)
-        self._experts.pairs(hidden, own_ids, topk_weights, self._own, pairs)
+        self._experts.pairs(hidden, own_ids, topk_weights, pairs)
         if pairs.nbytes <= GATHERED_BYTES:
             self._gather(pairs, ranks.view(-1))
             return add_pairs(pairs, topk_ids, residual)

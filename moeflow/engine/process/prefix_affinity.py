@@ -1,0 +1,50 @@
+"""What of a prompt each replica probably has in its prefix cache, so that a request goes where most of it is.
+
+Each engine has a prefix cache of its own, so that a conversation whose turns go now here, now there is computed anew in
+each of them. It is recorded which blocks of tokens each engine has been given, in the order in which its cache gives
+them up, as far as that can be known from outside; what is wrong there costs time, never a token.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import takewhile
+
+
+class PrefixRecord:
+    """The blocks of tokens that one engine probably has in its prefix cache."""
+
+    def __init__(self, block_size: int, num_blocks: int) -> None:
+        """Take the number of tokens of a block, and of blocks that the engine has room for."""
+        self._block_size = block_size
+        self._num_blocks = num_blocks
+        self._hashes: OrderedDict[int, None] = OrderedDict()  # of whole prefixes, longest unused first
+
+    def note(self, token_ids: Sequence[int]) -> None:
+        """The engine computes these tokens, or has them."""
+        for prefix in reversed(block_hashes(token_ids, self._block_size)):  # the end of a prompt is given up first
+            self._hashes[prefix] = None
+            self._hashes.move_to_end(prefix)
+        while len(self._hashes) > self._num_blocks:
+            self._hashes.popitem(last=False)
+
+    def share(self, token_ids: Sequence[int]) -> float:
+        """Return how much of a prompt need not be computed, from 0 to below 1: its last token always is."""
+        if not self._hashes:
+            return 0.0
+        known = takewhile(self._hashes.__contains__, block_hashes(token_ids[:-1], self._block_size))
+        return sum(self._block_size for _ in known) / max(len(token_ids), 1)
+
+    def clear(self) -> None:
+        """The engine has ended."""
+        self._hashes.clear()
+
+
+def block_hashes(token_ids: Sequence[int], block_size: int) -> list[int]:
+    """Return a number for each full block of tokens, which stands for all tokens up to its end."""
+    hashes: list[int] = []
+    for stop in range(block_size, len(token_ids) + 1, block_size):
+        before = hashes[-1] if hashes else 0
+        hashes.append(hash((before, *token_ids[stop - block_size : stop])))
+    return hashes

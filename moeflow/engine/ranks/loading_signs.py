@@ -1,0 +1,49 @@
+"""What a rank that joined says while it loads, and until when the first rank waits for it.
+
+Loading takes as long as a disk needs. So a rank says again and again that it comes further; who is silent for long is
+stopped or cut off. In turn it looks whether the first rank is still there, and does not load for nobody.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from moeflow.core.errors import GroupError
+from moeflow.parallel.tcp.frames import FrameHead
+from moeflow.parallel.tcp.tcp_link import TcpLink
+
+SIGN_S: Final = 5.0  # between two of a rank's signs
+SILENCE_S: Final = 120.0  # after which it is given up
+_LOADING: Final = "loading"  # the name of both messages
+_GOES_ON, _DONE = b"", b"done"
+
+
+class LoadingSigns:
+    """The signs of a rank that loads."""
+
+    def __init__(self, link: TcpLink, timeout_s: float) -> None:
+        """`link` leads to the first rank, which takes a sign within `timeout_s`."""
+        self._link = link
+        self._timeout_s = timeout_s
+        self._next_s = 0.0
+
+    def note_progress(self, bytes_done: int, bytes_total: int) -> None:
+        """Give a sign if it is time for one; a `progress` of `load_model`. Raises: GroupError if nobody waits."""
+        self._link.pull(self._refuse)
+        if time.monotonic() >= self._next_s:
+            self._link.send_message(_LOADING, _GOES_ON, self._timeout_s)
+            self._next_s = time.monotonic() + SIGN_S
+
+    def end(self) -> None:
+        """Say that the model is there. Raises: GroupError."""
+        self._link.send_message(_LOADING, _DONE, self._timeout_s)
+
+    def _refuse(self, head: FrameHead) -> memoryview:
+        raise GroupError(f"{self._link.peer} sends {head.label!r} to a rank that still loads")
+
+
+def wait_until_loaded(link: TcpLink) -> None:
+    """Wait for a rank to load. Raises: GroupError if it cannot, or gives no sign for long."""
+    while link.receive_message(_LOADING, SILENCE_S) != _DONE:
+        pass

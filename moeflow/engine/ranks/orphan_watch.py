@@ -1,0 +1,46 @@
+"""Ends a rank's process once the process that has started it is gone: at once, or after the engine it computes for.
+
+That one may go because it has been told to, and then the engine ends as well; or because whatever it belongs to has
+failed, of which the engine need not know.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+
+class OrphanWatch:
+    """Watches a pipe whose other end the process holds that has started this one."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        """Begin; nobody else may read from the pipe."""
+        self._pipe = pipe
+        self._lock = threading.Lock()
+        self._is_computing = self._is_orphan = False
+        threading.Thread(target=self._watch, name="orphan watch", daemon=True).start()
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Go on in the block whoever is gone."""
+        with self._lock:
+            self._is_computing = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._is_computing = False
+                self._end_if_needless()
+
+    def _watch(self) -> None:
+        self._pipe.read()  # until its other end is closed
+        with self._lock:
+            self._is_orphan = True
+            self._end_if_needless()
+
+    def _end_if_needless(self) -> None:
+        if self._is_orphan and not self._is_computing:
+            os._exit(0)  # whatever the other threads do: they wait for an engine that is not to have this rank

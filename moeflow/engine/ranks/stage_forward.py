@@ -1,0 +1,70 @@
+"""The forward pass of a rank that has one stage of the layers: micro-batches come, go through them, and go on.
+
+The first stage embeds tokens, and gets back the hidden states that logits are computed from, with which the last stage
+answers once it is through with all micro-batches: so none ever waits for one that waits for it. Of a pass that samples
+nothing, such as a piece of a long prompt, it gets none, and begins the next one while later stages still compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from moeflow.core.parallel_config import ParallelConfig, StageConfig
+from moeflow.kv.storage import KVStorage
+from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.pass_input import PassInput, rows_of
+from moeflow.parallel.group import Group
+from moeflow.parallel.stages import neighbours
+from moeflow.planner.costs.micro_batches import num_micro_batches
+
+_DEVICE = torch.device("cpu")  # ranks compute with the CPU kernels
+
+
+class StageForward:
+    """A `Forward` whose results only the ranks of the first stage have: those of others have none."""
+
+    def __init__(
+        self, model: CausalLM, kv: KVStorage, group: Group, parallel: ParallelConfig, stages: StageConfig
+    ) -> None:
+        """Take the layers of this rank's stage and the group of all ranks."""
+        self._model, self._kv = model, kv
+        stage = group.rank // parallel.ranks_per_stage
+        self._is_first, self._is_last = stage == 0, stage == parallel.num_stages - 1
+        self._before, self._after = (group.channel(rank) for rank in neighbours(parallel, group.rank))
+        self._like = torch.empty(0, model.config.hidden_size, dtype=model.dtype)
+        self.num_micro_batches = lru_cache(lambda tokens: num_micro_batches(tokens, parallel.num_stages, stages.costs))
+
+    @torch.inference_mode()
+    def run(self, given: PassInput) -> Iterator[Tensor]:
+        """See `Forward`. Blocks: until the stages before are there, and on the first one all; if it has results."""
+        results = given.result_rows()
+        found = [self._run_layers(piece, label) for label, piece in _labelled(given)]
+        if not results or not (self._is_first or self._is_last):
+            return iter(())
+        if self._is_last:
+            self._after.send("results", torch.cat(found))
+            return iter(())
+        hidden = self._model.norm(self._before.receive("results", self._like))
+        places = {row: place for place, row in enumerate(results)}
+        return (rows_of(hidden, [places[row] for row in rows]) for rows in given.logit_rows)
+
+    def _run_layers(self, piece: PassInput, label: str) -> Tensor:
+        """Run this stage's layers over a micro-batch; return what results are made of, if this is the last: [n, H]."""
+        token_ids, context = piece.tensors(self._kv, _DEVICE)
+        hidden = self._model.embed(token_ids) if self._is_first else self._before.receive(label, self._like)
+        hidden = self._model.run_layers(hidden, context)
+        if not self._is_last:
+            self._after.send(label, hidden)
+            return self._like
+        (rows,) = piece.logit_rows
+        return rows_of(hidden, rows)
+
+
+def _labelled(given: PassInput) -> Iterator[tuple[str, PassInput]]:
+    pieces = given.micro_batches()
+    for number, piece in enumerate(pieces, 1):
+        yield f"hidden states of micro-batch {number} of {len(pieces)}", piece

@@ -1,0 +1,139 @@
+"""The head's side of a loan: a link over which experts go to a lender, and one over which it computes with them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Final
+
+from moeflow.checkpoint.packed.layout import SlabSpec
+from moeflow.core.address import format_address
+from moeflow.core.errors import GroupError
+from moeflow.core.model_config import ModelConfig
+from moeflow.parallel.remote.lending import (
+    ANSWER_S,
+    DROP,
+    HERE,
+    LENDING,
+    PIECE_BYTES,
+    TAKEN,
+    Borrowing,
+    Loan,
+    Message,
+    Ready,
+    Working,
+    piece_label,
+)
+from moeflow.parallel.remote.work_client import WorkClient
+from moeflow.parallel.tcp.connecting import connect
+from moeflow.parallel.tcp.conversation import hear, say
+from moeflow.parallel.tcp.same_bits import own_processor, own_software
+
+REACTION_S: Final = 3.0  # in which a lender answers what takes no computing
+_NUM_PROBES: Final = 5
+_PROBE_BYTES: Final = 4 << 20
+_PROBE_S: Final = 0.5  # about, for the whole measurement
+
+
+def borrowing_of(
+    spec: SlabSpec, shape: ModelConfig, *, cpu_isa: str, is_wide: bool, num_wanted: int | None = None
+) -> Borrowing:
+    """Return what to ask a lender for: room for all experts, unless it is said how many."""
+    return Borrowing(
+        software=own_software(),
+        processor=own_processor(),
+        cpu_isa=cpu_isa,
+        hidden=shape.hidden_size,
+        width=shape.intermediate_size,
+        weight_format=spec.weight_format,
+        is_wide=is_wide,
+        num_layers=spec.num_layers,
+        num_experts=spec.num_experts,
+        num_wanted=spec.num_slabs if num_wanted is None else num_wanted,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRates:
+    """How fast a link is when nothing else is on it."""
+
+    round_trip_s: float
+    bytes_per_s: float
+
+
+class Borrowed:
+    """A loan. One thread uses it, but for `client`."""
+
+    def __init__(self, address: tuple[str, int], token: bytes, borrowing: Borrowing) -> None:
+        """Connect and borrow. Blocks: some seconds at most.
+
+        Raises: GroupError if nobody answers; RefusedError with the lender's reason; ConfigError for a wrong token.
+        """
+        self.where = format_address(*address)
+        with ExitStack() as undo:
+            self._link = undo.enter_context(closing(connect(*address, token)))
+            say(self._link, LENDING, borrowing, ANSWER_S)
+            loan = hear(self._link, LENDING, Loan, Message, ANSWER_S)
+            self._loan_id, self.num_slots, self.free_bytes = loan.loan_id, loan.num_slots, loan.free_bytes
+            if loan.num_slots > borrowing.num_wanted:
+                raise GroupError(f"{self.where} lends {loan.num_slots} slots where {borrowing.num_wanted} are wanted")
+            self._address, self._token, self._borrowing = address, token, borrowing
+            undo.pop_all()
+
+    def client(self, on_end: Callable[[GroupError], None]) -> WorkClient:
+        """Return what has the lender compute, over a link of its own. Raises: as making this."""
+        link = connect(*self._address, self._token)
+        try:
+            say(link, LENDING, Working(self._loan_id), ANSWER_S)
+            hear(link, LENDING, Ready, Message, ANSWER_S)
+        except BaseException:
+            link.close()
+            raise
+        return WorkClient(link, self._borrowing.hidden, self._borrowing.num_experts, on_end)
+
+    def measure(self) -> LinkRates:
+        """Return how fast the link is. Blocks: for half a second or somewhat more. Raises: GroupError."""
+        trips = [self.say_here() for _ in range(_NUM_PROBES)]
+        num_bytes, best, start_s = 64 << 10, 0.0, time.perf_counter()
+        while time.perf_counter() - start_s < _PROBE_S:
+            seconds = max(self.say_here(num_bytes) - min(trips), 1e-6)
+            best = max(best, num_bytes / seconds)
+            num_bytes = min(2 * num_bytes, _PROBE_BYTES)
+        return LinkRates(min(trips), best)
+
+    def say_here(self, num_bytes: int = 0) -> float:
+        """Say that this head is there, with so many bytes; return how long the answer took. Raises: GroupError."""
+        start_s = time.perf_counter()
+        self._say(HERE, memoryview(bytes(num_bytes)))
+        return time.perf_counter() - start_s
+
+    def send_expert(self, number: int, content: memoryview, pause: Callable[[float], None]) -> None:
+        """Send an expert in pieces; `pause` is called after each with the seconds that it took. Raises: GroupError."""
+        for start in range(0, len(content), PIECE_BYTES):
+            begin_s = time.perf_counter()
+            self._say(piece_label(number, start), content[start : start + PIECE_BYTES])
+            pause(time.perf_counter() - begin_s)
+
+    def drop(self, number: int) -> None:
+        """Have the lender forget an expert. Raises: GroupError."""
+        self._say(f"{DROP} {number}", memoryview(b""))
+
+    def close(self) -> None:
+        """Give the loan back."""
+        self._link.say_farewell("the head has ended")
+        self._link.close()
+
+    def _say(self, label: str, payload: memoryview) -> None:
+        self._link.send_message(label, payload, REACTION_S)
+        self._link.receive_message(TAKEN, REACTION_S)
+
+
+def probe_lender(address: tuple[str, int], token: bytes, borrowing: Borrowing) -> tuple[int, LinkRates]:
+    """Return the bytes that a lender has left, and how fast the link to it is, without borrowing anything.
+
+    Raises: as `Borrowed`.
+    """
+    with closing(Borrowed(address, token, borrowing)) as borrowed:
+        return borrowed.free_bytes, borrowed.measure()

@@ -1,0 +1,229 @@
+"""Lends this machine's memory to heads that come and go: keeps their experts, and computes with them.
+
+It needs no checkpoint. A loan is bound to its links: when the head ends, dies or falls silent, its memory is free
+again.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import msgspec
+
+from moeflow.core.errors import CapacityError, ConfigError, GroupError
+from moeflow.core.units import format_bytes
+from moeflow.experts.remote import loan as loans
+from moeflow.experts.slot_arena import arena_bytes, num_slots_in
+from moeflow.kernels.cpu import extension
+from moeflow.parallel.remote.expert_service import ExpertService, ServedClient
+from moeflow.parallel.remote.lending import (
+    ANSWER_S,
+    DROP,
+    HERE,
+    LENDING,
+    PIECE,
+    PIECE_BYTES,
+    SILENCE_S,
+    TAKEN,
+    Borrowing,
+    Loan,
+    Message,
+    Ready,
+    Working,
+    numbers_of,
+)
+from moeflow.parallel.tcp.conversation import Refusal, hear, say
+from moeflow.parallel.tcp.frames import FrameHead, Kind
+from moeflow.parallel.tcp.same_bits import own_processor, own_software, why_bits_differ
+from moeflow.parallel.tcp.tcp_link import TcpLink
+
+logger = logging.getLogger(__name__)
+
+OnNews = Callable[[str], None]
+_MAX_HERE_BYTES = 16 << 20
+
+
+@dataclass(eq=False)
+class _Head:
+    """Who has a loan, and its links."""
+
+    link: TcpLink
+    loan: loans.Loan
+    clients: list[ServedClient] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """What computes here."""
+
+    software: str
+    processor: str
+    cpu_isa: str
+
+
+class Lender:
+    """The memory, who has which part of it, and the service that computes for all."""
+
+    def __init__(self, memory_bytes: int, *, num_threads: int, cpu_isa: str, on_news: OnNews) -> None:
+        """Lend at most so much. `cpu_isa` is the best instruction set to use; empty: the best there is."""
+        self._memory_bytes = memory_bytes
+        self._own = _Own(own_software(), own_processor(), extension.best_isa(cpu_isa))
+        self._on_news = on_news
+        self._lock = threading.Lock()
+        self._heads: dict[bytes, _Head] = {}
+        self._service = ExpertService(num_threads)
+        self._is_closed = False
+
+    @property
+    def free_bytes(self) -> int:
+        """What is not lent."""
+        return self._memory_bytes - sum(head.loan.num_bytes for head in self._heads.values())
+
+    def take_in(self, link: TcpLink) -> None:
+        """Serve a link, as an `Acceptor` hands it over. Blocks: until it ends, unless it is one for work."""
+        try:
+            self._serve(link)
+        except GroupError as error:
+            self._refuse(link, str(error))
+        except Exception as error:  # our own mistake: it ends this link, not the others
+            logger.exception("the link to %s failed", link.address)
+            self._refuse(link, f"{type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """End all loans, and tell the heads. Blocks: until what is being computed is through."""
+        with self._lock:
+            self._is_closed = True
+            heads = list(self._heads.values())
+        for head in heads:
+            head.link.say_farewell("the lender has ended")
+        self._service.close()
+
+    def _serve(self, link: TcpLink) -> None:
+        """Do what the other end of a link wants. Raises: GroupError."""
+        match hear(link, LENDING, msgspec.Struct, Message, ANSWER_S):
+            case Borrowing() as borrowing:
+                try:
+                    self._check(borrowing)
+                    if borrowing.num_wanted:
+                        self._lend(link, borrowing)
+                    else:
+                        self._show(link)
+                except (ConfigError, CapacityError) as error:
+                    say(link, LENDING, Refusal(str(error), may_retry=isinstance(error, CapacityError)))
+                    raise GroupError(f"nothing is lent: {error}") from None
+            case Working() as working:
+                self._take_work(link, working)
+            case other:
+                raise GroupError(f"{link.peer} says {type(other).__name__} where Borrowing is expected")
+
+    def _refuse(self, link: TcpLink, reason: str) -> None:
+        self._on_news(f"{link.address}: {reason}")
+        link.say_farewell(reason)
+        link.close()
+
+    def _check(self, borrowing: Borrowing) -> None:
+        """Raises: ConfigError if a head would get other bits."""
+        if reason := why_bits_differ(self._own, borrowing, "the head"):
+            raise ConfigError(f"this lender computes otherwise: {reason}")
+
+    def _show(self, link: TcpLink) -> None:
+        """Have a head see how much is left, and how fast the link is, until it goes."""
+        say(link, LENDING, Loan(b"", 0, self.free_bytes), ANSWER_S)
+        with suppress(GroupError):
+            _obey(link, None)
+        link.close()
+
+    def _lend(self, link: TcpLink, borrowing: Borrowing) -> None:
+        """Make a loan and serve its link until it ends. Raises: CapacityError if nothing is left."""
+        loan_id, reason = secrets.token_bytes(16), ""
+        head = self._grant(link, borrowing, loan_id)
+        try:
+            say(link, LENDING, Loan(loan_id, head.loan.num_slots, self.free_bytes), ANSWER_S)
+            self._say_lent(head)
+            _obey(link, head.loan)
+        except GroupError as error:
+            reason = str(error)
+        finally:
+            self._end(loan_id, head, reason)
+
+    def _grant(self, link: TcpLink, borrowing: Borrowing, loan_id: bytes) -> _Head:
+        """Return a head with a loan. Raises: CapacityError if nothing is left."""
+        slab_bytes = loans.borrowed_bytes(borrowing)
+        with self._lock:
+            if self._is_closed:
+                raise CapacityError("the lender has ended")
+            num_slots = min(num_slots_in(self.free_bytes, slab_bytes), borrowing.num_wanted)
+            if not num_slots:
+                need, free = format_bytes(arena_bytes(1, slab_bytes)), format_bytes(self.free_bytes)
+                raise CapacityError(
+                    f"{free} of {format_bytes(self._memory_bytes)} are not lent yet, and one expert takes {need}: lend "
+                    "more (--memory), or end another head"
+                )
+            head = self._heads[loan_id] = _Head(link, loans.Loan(borrowing, num_slots))
+            return head
+
+    def _take_work(self, link: TcpLink, working: Working) -> None:
+        """Have a head's work computed. Raises: GroupError if it has no loan."""
+        with self._lock:
+            head = self._heads.get(working.loan_id)
+            if head is None:
+                raise GroupError("work is announced for a loan that does not exist, or has ended")
+            say(link, LENDING, Ready(), ANSWER_S)
+            head.clients.append(
+                self._service.serve(link, head.loan, lambda _: head.link.say_farewell("work has ended"))
+            )
+
+    def _end(self, loan_id: bytes, head: _Head, reason: str) -> None:
+        """Take a loan back."""
+        with self._lock:
+            del self._heads[loan_id]
+        for client in head.clients:
+            client.close("the loan has ended")
+        num_held = head.loan.num_held
+        head.loan.give_back()
+        head.link.close()
+        free = format_bytes(self.free_bytes)
+        self._on_news(f"{head.link.address} has gone, with {num_held} experts; {free} are free ({reason})")
+
+    def _say_lent(self, head: _Head) -> None:
+        lent, free = format_bytes(head.loan.num_bytes), format_bytes(self.free_bytes)
+        self._on_news(f"{head.link.address} borrows {lent} for {head.loan.num_slots} experts; {free} are free")
+
+
+def _obey(link: TcpLink, loan: loans.Loan | None) -> None:
+    """Do what a head says of its experts, for ever; None: it has none, and only says that it is there.
+
+    Raises: GroupError when it ends, or is silent too long.
+    """
+    scratch = bytearray()
+    received: list[FrameHead] = []
+
+    def open_payload(head: FrameHead) -> memoryview:
+        nonlocal scratch
+        received[:] = [head]
+        is_piece = head.kind == Kind.MESSAGE and head.label.startswith(PIECE)
+        if loan is not None and is_piece and 0 < head.num_bytes <= PIECE_BYTES:
+            number, start = numbers_of(head.label, PIECE, 2)
+            return loan.piece(number, start, head.num_bytes)
+        is_known = head.label == HERE or (loan is not None and head.label.startswith(DROP))
+        if head.kind != Kind.MESSAGE or not is_known or head.num_bytes > (_MAX_HERE_BYTES if head.label == HERE else 0):
+            raise GroupError(f"{head.label!r} of {head.num_bytes} bytes is not expected")
+        scratch = bytearray(head.num_bytes)
+        return memoryview(scratch)
+
+    while True:
+        link.receive_frame(open_payload, "that it is there", SILENCE_S)
+        (head,) = received
+        if loan is not None and head.label.startswith(PIECE):
+            number, start = numbers_of(head.label, PIECE, 2)
+            if start + head.num_bytes == loan.expert_bytes:
+                loan.complete(number)
+        elif loan is not None and head.label != HERE:
+            (number,) = numbers_of(head.label, DROP, 1)
+            loan.drop(number)
+        link.send_message(TAKEN, b"", ANSWER_S)

@@ -1,0 +1,253 @@
+"""Experts in lenders' memory beside slots and disk: which of a layer's are computed there, and what comes back.
+
+Rows go before anything is computed here, results are taken when that is done. What a lender does not deliver is
+computed here after all, from disk. Pairs are the same bits wherever they are computed, and are added up here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moeflow.core.errors import GroupError
+from moeflow.experts.cache.expert_cache import ExpertCache
+from moeflow.experts.remote.borrowing import REACTION_S
+from moeflow.experts.remote.lender_costs import Candidate, ExpertSize, Split
+from moeflow.experts.remote.pass_trial import PassTrial
+from moeflow.experts.remote.remote_lender import Address, RemoteLender
+from moeflow.experts.remote.worth import Move, hot_enough, next_move
+from moeflow.parallel.remote.expert_work import Selection, Status, max_rows, result_bytes, work_bytes
+from moeflow.parallel.remote.lending import Borrowing
+from moeflow.parallel.remote.work_client import PendingWork
+
+_MAX_ROWS: Final = 512  # of a message: the lender computes with one while the next is on its way
+_MAX_MESSAGES: Final = 12  # of a layer to one lender
+_FEW_TOKENS: Final = 32  # of a pass, up to which it tells what is hot; more use nearly all experts
+_PATIENCE: Final = 4.0  # how much longer than expected a lender may take, beside REACTION_S
+
+ReadExpert = Callable[[int, memoryview], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """Work that is on its way."""
+
+    lender: RemoteLender
+    selection: Selection
+    pending: PendingWork
+    num_experts: int
+
+
+class RemoteExperts:
+    """All lenders of one process."""
+
+    def __init__(
+        self,
+        addresses: Iterable[Address],
+        token: bytes,
+        borrowing: Borrowing,
+        size: ExpertSize,
+        cache: ExpertCache,
+        read: ReadExpert,
+    ) -> None:
+        """Begin to connect; `read` reads an expert from disk, and may be called by several threads."""
+        self.split = Split(size)
+        self.size = size
+        self.cache = cache
+        self.num_experts, self.num_layers = borrowing.num_experts, borrowing.num_layers
+        self._read = read
+        cache.use_counts()  # from now on
+        self.placed = np.zeros(borrowing.num_layers * borrowing.num_experts, bool)  # what lenders have
+        self._trial = PassTrial()
+        self._is_used: bool | None = None  # whether this pass uses lenders; None: not asked yet
+        self._is_hot: NDArray[np.bool_] | None = None  # which experts deserve a slot here; None: not asked in this pass
+        self.lenders: list[RemoteLender] = []
+        self.lenders += [RemoteLender(address, token, borrowing, size, self) for address in addresses]
+
+    def begin_pass(self) -> None:
+        """Begin a pass: what is hot is looked at anew."""
+        self._is_hot = self._is_used = None
+
+    def end_pass(self, seconds: float) -> None:
+        """Receive how long a pass took."""
+        self._trial.end(seconds)
+
+    def send(
+        self, layer: int, experts: Sequence[int], hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor
+    ) -> SentWork | None:
+        """Send away what is better computed elsewhere; None if nobody has experts, or this pass does without.
+
+        Shapes: hidden [T, H], topk_ids and topk_weights [T, K]; `experts` are those of topk_ids.
+        """
+        if not self._uses_lenders(len(hidden)):
+            return None
+        counts = torch.bincount(topk_ids.view(-1), minlength=self.num_experts).tolist()
+        is_there = self.cache.is_there(layer, layer + 1)[0]
+        candidates = self._candidates(layer, experts, counts, is_there, len(hidden))
+        named = {it.expert for it in candidates}
+        here = [expert for expert in experts if is_there[expert]]
+        absent = [expert for expert in experts if not is_there[expert] and expert not in named]
+        chosen = self.split.choose(
+            candidates,
+            {number: lender.cost for number, lender in enumerate(self.lenders)},
+            here=(len(here), sum(counts[expert] for expert in here)),
+            on_disk=(len(absent), sum(counts[expert] for expert in absent)),
+            num_tokens=len(hidden),
+        )
+        sent = SentWork(self, layer, is_there, counts)
+        for number, lender in enumerate(self.lenders):
+            if its := [it.expert for it in chosen if it.lender == number]:
+                sent.send(lender, its, hidden, topk_ids, topk_weights)
+        if sent.experts:
+            self.cache.use_elsewhere(layer, sorted(sent.experts))
+        return sent
+
+    def close(self) -> None:
+        """End all lenders' threads."""
+        for lender in self.lenders:
+            lender.close()
+
+    def _uses_lenders(self, num_tokens: int) -> bool:
+        """Return whether the pass uses them; if not, the disk reads ahead as if there were none."""
+        if self._is_used is None and self.placed.any():
+            self._is_used = self._trial.begin(num_tokens)
+            self._tell_cache()
+        return bool(self._is_used and self.placed.any())
+
+    def _tell_cache(self) -> None:
+        """Have the cache read nothing ahead that lenders compute."""
+        self.cache.is_elsewhere[:] = self.placed if self._is_used else False
+
+    def _candidates(
+        self, layer: int, experts: Sequence[int], counts: Sequence[int], is_there: NDArray[np.bool_], num_tokens: int
+    ) -> list[Candidate]:
+        """Return the experts that lenders could compute: not those hot enough for a slot here."""
+        first = layer * self.num_experts
+        is_hot = self._hot() if num_tokens <= _FEW_TOKENS else np.zeros(len(self.cache.is_elsewhere), bool)
+        found = []
+        for expert in experts:
+            if is_there[expert] or is_hot[first + expert]:
+                continue
+            for number, lender in enumerate(self.lenders):
+                if lender.has[first + expert] and lender.client is not None:
+                    found.append(Candidate(expert, number, counts[expert]))
+                    break
+        return found
+
+    def _hot(self) -> NDArray[np.bool_]:
+        """Return which experts of all layers deserve a slot here."""
+        if self._is_hot is None:
+            uses, resident = self.cache.use_counts(), self.cache.is_there(0, self.num_layers).ravel()
+            self._is_hot = uses > hot_enough(uses, resident, has_free_slot=self.cache.has_free_slot)
+        return self._is_hot
+
+    # Called by the threads of lenders.
+
+    def next_move(self, held: NDArray[np.bool_], num_slots: int) -> Move | None:
+        """See `Placing`."""
+        resident = self.cache.is_there(0, self.num_layers).ravel()
+        return next_move(
+            self.cache.use_counts(),
+            resident,
+            self.placed,
+            held,
+            num_slots=num_slots,
+            num_experts=self.num_experts,
+        )
+
+    def read(self, number: int, into: memoryview) -> None:
+        """See `Placing`."""
+        self._read(number, into)
+
+    def has_changed(self) -> None:
+        """See `Placing`."""
+        self.placed[:] = sum((lender.has for lender in self.lenders), np.zeros(1, bool))
+        self._tell_cache()
+
+    def has_new_speed(self) -> None:
+        """See `Placing`."""
+        self._trial.forget()
+
+
+class SentWork:
+    """What of a layer is computed elsewhere."""
+
+    def __init__(self, remote: RemoteExperts, layer: int, is_there: NDArray[np.bool_], counts: Sequence[int]) -> None:
+        self.experts: set[int] = set()
+        self._remote, self._layer = remote, layer
+        self._is_there, self._counts = is_there, counts
+        self._messages: list[_Message] = []
+        self._start_s = time.perf_counter()
+
+    def send(
+        self, lender: RemoteLender, experts: list[int], hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor
+    ) -> None:
+        """Send a lender its part."""
+        client = lender.client
+        is_wanted = torch.zeros(self._remote.num_experts, dtype=torch.bool)
+        is_wanted[experts] = True
+        whole = Selection.of(topk_ids, topk_weights, is_wanted)
+        parts = whole.in_messages(min(max_rows(hidden.shape[1], topk_ids.shape[1]), _MAX_ROWS))
+        if client is None or len(parts) > _MAX_MESSAGES:
+            return
+        self.experts.update(experts)
+        for part in parts:
+            pending = client.submit(part.work(self._layer, hidden))
+            self._messages.append(_Message(lender, part, pending, len(experts)))
+
+    def note_computed_here(self, experts: Sequence[int]) -> None:
+        """Observe what computing these took, from the time that all was sent."""
+        seconds = time.perf_counter() - self._start_s
+        split = self._remote.split
+        pairs_here = [self._counts[expert] for expert in experts if self._is_there[expert]]
+        read = [self._counts[expert] for expert in experts if not self._is_there[expert]]
+        if read:
+            resident_s = split.resident.seconds(len(pairs_here), sum(pairs_here))
+            split.disk.observe(len(read), sum(read), max(seconds - resident_s, seconds / 2))
+        elif pairs_here:
+            split.resident.observe(len(pairs_here), sum(pairs_here), seconds)
+
+    def collect(self, pairs: Tensor) -> list[int]:
+        """Write results to the rows of their pairs; return the experts whose results do not come.
+
+        Blocks: until all are there, or late. Shapes: pairs [T * K, H].
+        """
+        missing: set[int] = set()
+        for message in self._messages:
+            try:
+                self._take(message, pairs)
+            except GroupError:
+                message.lender.lose()
+                missing.update(message.selection.expert_ids.flatten().tolist())
+        return sorted(missing - {self._remote.num_experts})
+
+    def _take(self, message: _Message, pairs: Tensor) -> None:
+        """Take one result. Raises: GroupError if there is none."""
+        lender, selection = message.lender, message.selection
+        num_rows, top_k = selection.expert_ids.shape
+        num_pairs = len(selection.pairs)
+        expected_s = lender.cost.seconds(message.num_experts, num_pairs, num_rows) * len(self._messages)
+        start_s = time.perf_counter()
+        result = message.pending.result(REACTION_S + _PATIENCE * expected_s)
+        lender.counters.waited_s += time.perf_counter() - start_s
+        if result.status is not Status.DONE:
+            raise GroupError(f"{lender.where} does not have what it was given")
+        pairs.index_copy_(0, selection.pairs, result.pairs)
+        num_bytes = work_bytes(num_rows, top_k, pairs.shape[1]) + result_bytes(num_pairs, pairs.shape[1])
+        lender.counters.num_pairs += num_pairs
+        lender.counters.num_bytes += num_bytes
+        lender.cost.observe(
+            message.num_experts,
+            num_pairs,
+            num_bytes,
+            elapsed_s=message.pending.arrived_s - message.pending.submitted_s,
+            waited_s=result.waited_s,
+            computed_s=result.computed_s,
+        )

@@ -1,0 +1,191 @@
+"""One lender as this process sees it: connected or tried again, given experts one by one in the background.
+
+A thread of its own does all that may wait. It takes half of the link's time at most, in short pieces, so that work goes
+in between, and says each second that this process is there. A lender that does not answer in time is given up at once;
+the pass that waits for it reads from disk instead, and another connection is tried, less and less often.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import threading
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeflow.checkpoint.packed.file_io import whole_pages
+from moeflow.core.address import format_address
+from moeflow.core.errors import ConfigError, GroupError, MoeflowError, StorageError
+from moeflow.experts.remote.borrowing import Borrowed
+from moeflow.experts.remote.lender_costs import ExpertSize, LenderCost
+from moeflow.experts.remote.worth import Move
+from moeflow.parallel.remote.lending import Borrowing
+from moeflow.parallel.remote.work_client import WorkClient
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S: Final = 0.5
+_MAX_PAUSE_S: Final = 8.0  # between tries, each pause twice as long as the one before
+_SAY_HERE_S: Final = 1.0
+
+Address = tuple[str, int]
+
+
+class Placing(Protocol):
+    """Who decides what a lender gets, and reads it."""
+
+    def next_move(self, held: NDArray[np.bool_], num_slots: int) -> Move | None:
+        """Return what a lender that has `held` should get next; None: nothing now."""
+
+    def read(self, number: int, into: memoryview) -> None:
+        """Read an expert. Raises: StorageError."""
+
+    def has_changed(self) -> None:
+        """What lenders have is not what it was."""
+
+    def has_new_speed(self) -> None:
+        """What lenders bring is to be seen anew: one is there, or has got all that it gets for now."""
+
+
+@dataclass(slots=True)
+class LenderCounters:
+    """What a lender did for this process; the numbers only grow."""
+
+    num_pairs: int = 0
+    num_bytes: int = 0  # of rows and results
+    waited_s: float = 0.0  # passes had nothing else to do
+
+
+class RemoteLender:
+    """A lender. `client` and `has` are read by the pass, which sees either change between two layers."""
+
+    def __init__(
+        self, address: Address, token: bytes, borrowing: Borrowing, size: ExpertSize, placing: Placing
+    ) -> None:
+        """Begin to connect."""
+        self.where = format_address(*address)
+        self.client: WorkClient | None = None  # None: it is not connected
+        self.has = np.zeros(borrowing.num_layers * borrowing.num_experts, bool)
+        self.cost = LenderCost(size, 1e-3, 1e8)
+        self.num_slots = 0
+        self.counters = LenderCounters()
+        self._address, self._token, self._borrowing, self._size = address, token, borrowing, size
+        self._placing = placing
+        self._num_connections = 0
+        self._said = ""  # last, in the log
+        self._state = "connecting"
+        self._has_ended = threading.Event()
+        self._has_lost = threading.Event()
+        self._unreadable: set[int] = set()
+        self._thread = threading.Thread(target=self._run, name=f"lender {self.where}", daemon=True)
+        self._thread.start()
+
+    @property
+    def state(self) -> str:
+        """How the link is, in a few words."""
+        return self._state
+
+    def lose(self) -> None:
+        """Compute no more with it: it failed. Another connection is tried soon."""
+        self._lose(self._num_connections)
+
+    def close(self) -> None:
+        """End it. Blocks: for a piece of an expert, or while a connection is being made."""
+        self._has_ended.set()
+        self._has_lost.set()
+        self._thread.join()
+
+    def _lose(self, number: int) -> None:
+        """Lose a connection, unless there has been another since."""
+        if number == self._num_connections:
+            self._forget()
+            self._has_lost.set()
+
+    def _run(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._has_ended.is_set():
+            self._has_lost.clear()
+            try:
+                with closing(Borrowed(self._address, self._token, self._borrowing)) as borrowed:
+                    self._begin(borrowed)
+                    pause_s = _FIRST_PAUSE_S
+                    self._serve(borrowed)
+            except (GroupError, ConfigError) as error:
+                self._note_failure(error)
+            finally:
+                self._forget()
+            self._has_ended.wait(pause_s)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+
+    def _begin(self, borrowed: Borrowed) -> None:
+        rates = borrowed.measure()
+        self.cost = LenderCost(self._size, rates.round_trip_s, rates.bytes_per_s)
+        self.num_slots = borrowed.num_slots
+        self._num_connections += 1
+        number = self._num_connections
+        self.client = borrowed.client(on_end=lambda _: self._lose(number))
+        self._state, self._said = "connected", ""
+        self._placing.has_new_speed()
+        logger.warning(
+            "%s lends room for %d experts (round trip %.2g ms, %.2g MB/s)",
+            self.where,
+            self.num_slots,
+            rates.round_trip_s * 1e3,
+            rates.bytes_per_s / 1e6,
+        )
+
+    def _serve(self, borrowed: Borrowed) -> None:
+        """Place experts as long as there are better ones. Raises: GroupError when the lender is lost."""
+        content = memoryview(mmap.mmap(-1, whole_pages(self._size.num_bytes)))
+        is_placing = True
+        while not self._has_lost.is_set():
+            move = self._placing.next_move(self.has, self.num_slots)
+            if move is None or move.place in self._unreadable:
+                if is_placing:
+                    self._placing.has_new_speed()
+                is_placing = False
+                borrowed.say_here()
+                self._has_lost.wait(_SAY_HERE_S)
+            else:
+                self._place(borrowed, move, content)
+        raise GroupError(f"the link to {self.where} failed")
+
+    def _place(self, borrowed: Borrowed, move: Move, content: memoryview) -> None:
+        try:
+            self._placing.read(move.place, content)
+        except StorageError as error:  # who needs it reports it
+            self._unreadable.add(move.place)
+            logger.debug("%s", error)
+            return
+        if move.drop is not None:
+            self.has[move.drop] = False
+            self._placing.has_changed()
+            borrowed.drop(move.drop)
+        borrowed.send_expert(move.place, content[: self._size.num_bytes], self._pause)
+        self.has[move.place] = True
+        self._placing.has_changed()
+
+    def _pause(self, seconds: float) -> None:
+        """Leave the link to others for as long as it was taken. Raises: GroupError if the lender is lost."""
+        if self._has_lost.wait(seconds):
+            raise GroupError(f"the link to {self.where} failed")
+
+    def _forget(self) -> None:
+        """Take it to have nothing."""
+        client, self.client = self.client, None
+        self.has[:] = False
+        self._placing.has_changed()
+        if client is not None:
+            self._state = "lost"
+            client.end("the lender was given up")
+
+    def _note_failure(self, error: MoeflowError) -> None:
+        """Log why there is no connection, unless it was said already."""
+        self._state = f"not connected: {error}"
+        if not self._has_ended.is_set() and str(error) != self._said:
+            logger.warning("experts at %s are read from disk: %s; it is tried again", self.where, error)
+            self._said = str(error)

@@ -1,0 +1,1 @@
+"""Experts that another process computes: its service, its clients, and what goes between them."""

@@ -1,0 +1,57 @@
+"""Messages of two processes that take turns: each says one of a few, and may refuse instead, with a reason.
+
+Which messages there are is their business; each has a tag, and what does not decode as one of them is an error.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import msgspec
+
+from moeflow.core.errors import GroupError
+from moeflow.parallel.tcp.tcp_link import TcpLink
+
+ANSWER_S: Final = 60.0  # in which the other end answers
+
+
+class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
+    """Why it comes to nothing."""
+
+    reason: str
+    may_retry: bool = False  # it may be otherwise later
+
+
+class RefusedError(GroupError):
+    """The other end has refused."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.reason)
+        self.may_retry = refusal.may_retry
+
+
+Expected = TypeVar("Expected", bound=msgspec.Struct)
+
+
+def say(link: TcpLink, name: str, message: msgspec.Struct, timeout_s: float = ANSWER_S) -> None:
+    """Send a message of a conversation. Raises: GroupError."""
+    link.send_message(name, msgspec.msgpack.encode(message), timeout_s)
+
+
+def hear(
+    link: TcpLink, name: str, expected: type[Expected], others: object, timeout_s: float | None = ANSWER_S
+) -> Expected:
+    """Return the next message of a conversation; `others` is the union of all that it has.
+
+    Blocks: until it is there. Raises: RefusedError; GroupError if it is another one, or does not come in time.
+    """
+    data = link.receive_message(name, timeout_s)
+    try:
+        message: msgspec.Struct = msgspec.msgpack.decode(data, type=others)
+    except msgspec.DecodeError as error:
+        raise GroupError(f"{link.peer} says what this version does not understand: {error}") from None
+    if isinstance(message, Refusal):
+        raise RefusedError(message)
+    if not isinstance(message, expected):
+        raise GroupError(f"{link.peer} says {type(message).__name__} where {expected.__name__} is expected")
+    return message

@@ -1,0 +1,105 @@
+"""Whether experts that do not fit into memory are also kept by other machines, from the rates of links and disk.
+
+Lenders are asked what they have left, and the links to them are measured. One that does not answer now may do so later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from moeflow.core.address import format_address, parse_address
+from moeflow.core.engine_config import ExpertSlotsConfig, LenderConfig, RemoteExpertsConfig
+from moeflow.core.errors import ConfigError, GroupError
+from moeflow.core.units import format_bytes, format_seconds
+from moeflow.experts.remote.borrowing import probe_lender
+from moeflow.experts.slot_arena import num_slots_in
+from moeflow.parallel.remote.lending import Borrowing
+from moeflow.parallel.tcp.cluster_token import default_token_file, read_token
+from moeflow.parallel.tcp.conversation import RefusedError
+from moeflow.planner.costs.disk_waits import DiskRates
+from moeflow.planner.costs.remote_waits import RemoteRates
+from moeflow.planner.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+NAME: Final = "remote_experts"  # of the reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteChoice:
+    """What was decided, and why."""
+
+    config: RemoteExpertsConfig | None  # None: what has no slot is on disk alone
+    reason: str
+
+
+def all_fit(settings: Settings) -> str:
+    """Return what is said of lenders that nobody needs; empty if there are none."""
+    return "not used: all experts fit into memory here" if settings.remote_experts is not None else ""
+
+
+def choose_remote(
+    settings: Settings, slots: ExpertSlotsConfig, borrowing: Borrowing, disk: DiskRates | None
+) -> RemoteChoice:
+    """Return which of the lenders are used that the user names. `disk` None: its speed is not known.
+
+    Blocks: about a second for each lender, some if one does not answer.
+    Raises: ConfigError if it is no address, if there is no token, or if a lender refuses what no other try changes.
+    """
+    assert settings.remote_experts is not None, "lenders are named"
+    addresses = [parse_address(text.strip()) for text in settings.remote_experts.split(",")]
+    token_file = (settings.cluster_token_file or default_token_file(settings.cache_dir)).absolute()
+    token = read_token(token_file)
+    lenders = tuple(_asked(address, token, borrowing, slots) for address in addresses)
+    config = RemoteExpertsConfig(lenders=lenders, token_file=str(token_file))
+    return _judged(config, slots, borrowing, disk)
+
+
+def _asked(address: tuple[str, int], token: bytes, borrowing: Borrowing, slots: ExpertSlotsConfig) -> LenderConfig:
+    """Return a lender with what was found out of it. Raises: ConfigError."""
+    host, port = address
+    try:
+        free_bytes, rates = probe_lender(address, token, borrowing)
+    except RefusedError as error:
+        raise ConfigError(f"{format_address(host, port)} lends nothing (--remote-experts): {error}") from None
+    except GroupError as error:
+        logger.warning("%s; it is tried again while serving (--remote-experts)", error)
+        return LenderConfig(host=host, port=port)
+    return LenderConfig(
+        host=host,
+        port=port,
+        num_experts=num_slots_in(free_bytes, slots.slab_bytes),
+        round_trip_s=rates.round_trip_s,
+        bytes_per_s=rates.bytes_per_s,
+    )
+
+
+def _judged(
+    config: RemoteExpertsConfig, slots: ExpertSlotsConfig, borrowing: Borrowing, disk: DiskRates | None
+) -> RemoteChoice:
+    """Say what lenders bring, and leave those away that would be slower than the disk."""
+    rates = [RemoteRates.of(it, borrowing.hidden, slots.slab_bytes) for it in config.lenders if it.num_experts]
+    if not rates:
+        return RemoteChoice(config=config, reason="no lender has answered yet: experts come from disk until one does")
+    number = min(sum(it.num_experts for it in config.lenders), borrowing.num_layers * borrowing.num_experts)
+    links = ", ".join(
+        f"{format_address(it.host, it.port)} with a round trip of {format_seconds(it.round_trip_s)} and "
+        f"{format_bytes(int(it.bytes_per_s))}/s"
+        for it in config.lenders
+        if it.num_experts
+    )
+    if disk is None or disk.link is None:
+        return RemoteChoice(config=config, reason=f"{number} experts have room at {links}; the faster one computes")
+    remote_s, disk_s = min(it.expert_s(1) for it in rates), disk.read_s(1)
+    both = f"an expert that one token needs takes {format_seconds(remote_s)} there, {format_seconds(disk_s)} from disk"
+    if remote_s >= disk_s:
+        return RemoteChoice(config=None, reason=f"not used: {both} ({links})")
+    return RemoteChoice(config=config, reason=f"{number} experts have room at {links}: {both}")
+
+
+def addresses_of(lenders: Sequence[LenderConfig]) -> str:
+    """Return lenders as the user names them."""
+    return ",".join(format_address(it.host, it.port) for it in lenders)

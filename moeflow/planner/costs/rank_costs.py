@@ -1,0 +1,252 @@
+"""How long layers take that the ranks of an engine share: that of the rank which has most to do.
+
+Ranks run the same pass from the same numbers (docs/architecture.md), so all know all tokens: with whole experts each
+computes the pairs (token, expert) that are its own, with slices a part of all; what they exchange are pairs or units,
+and outputs, put side by side. Each exchange waits for all ranks, so the one with most pairs decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from math import ceil
+from typing import Final
+
+import numpy as np
+
+from moeflow.core.hardware import RANK, REMOTE_RANK, Link, LinkRate, Machine, MemoryLevel
+from moeflow.core.parallel_config import GATHERED_BYTES, ParallelConfig
+from moeflow.core.units import MIB
+from moeflow.parallel.placement.placement import ExpertPlacement, slots_per_rank
+from moeflow.planner.costs.expected_routing import ExpectedRouting
+from moeflow.planner.costs.layout_estimate import ExpectedLayer, placed_experts_s, uneven_experts_s
+from moeflow.planner.costs.model_costs import ModelCosts, Work, expected_distinct
+from moeflow.planner.costs.rank_shares import RankShares
+from moeflow.planner.costs.roofline import divided, processor_of, work_seconds
+
+COPY_PASSES: Final = 2  # through memory of a byte that is put in order: read, written
+_SMALL, _LARGE = 256, 2 * MIB
+ASSUMED_LINKS: Final = {  # where none is measured or described: seconds of a small exchange, bytes a second of a large
+    RANK: (2e-5, 5e9),
+    REMOTE_RANK: (2e-4, 1e9),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """The processes that compute on a machine: engines side by side, and the ranks of each."""
+
+    parallel: ParallelConfig | None = None  # None: an engine is one process
+    num_replicas: int = 1
+
+    @property
+    def num_here(self) -> int:
+        """Ranks of an engine on this machine: all, unless the others join from elsewhere."""
+        return 1 if self.parallel is None or self.parallel.join is not None else self.parallel.num_ranks
+
+    def level(self, level: MemoryLevel) -> MemoryLevel:
+        """Return what a process has of a level while all others are at work."""
+        return divided(level, self.num_here * self.num_replicas)
+
+    def weight_bytes(self, costs: ModelCosts) -> float:
+        """Return what an engine holds of the weights here; where others join, as much as any of them does."""
+        if self.parallel is None:
+            return costs.model_bytes
+        of_ranks = [costs.bytes_of(shares) for shares in self._shares(costs)]
+        return sum(of_ranks) if self.num_here > 1 else max(of_ranks)
+
+    def kv_copies(self, costs: ModelCosts) -> float:
+        """Return how often an engine keeps a token's keys and values here."""
+        if self.parallel is None:
+            return 1.0
+        keys = [shares.keys for shares in self._shares(costs)]
+        return sum(keys) if self.num_here > 1 else max(keys)
+
+    def _shares(self, costs: ModelCosts) -> list[RankShares]:
+        assert self.parallel is not None
+        return [RankShares.of(costs.shape, self.parallel, rank) for rank in range(self.parallel.num_ranks)]
+
+
+ALONE: Final = Sharing()
+
+
+def link_of(machine: Machine, parallel: ParallelConfig) -> Link:
+    """Return the way between ranks: of this machine, or to those that join; assumed where nothing is known of it."""
+    target = RANK if parallel.join is None else REMOTE_RANK
+    return next((link for link in machine.links if (link.source, link.target) == (RANK, target)), assumed_link(target))
+
+
+def assumed_link(target: str) -> Link:
+    """Return what is assumed of a way between ranks."""
+    small_s, bytes_per_s = ASSUMED_LINKS[target]
+    rates = (
+        LinkRate(transfer_bytes=_SMALL, bytes_per_s=_SMALL / small_s),
+        LinkRate(transfer_bytes=_LARGE, bytes_per_s=bytes_per_s),
+    )
+    return Link(source=RANK, target=target, rates=rates)
+
+
+@dataclass(frozen=True)
+class RankedLayers:
+    """All layers of a model on ranks that are alike."""
+
+    machine: Machine
+    level: MemoryLevel  # what a rank has of the machine's memory
+    costs: ModelCosts
+    parallel: ParallelConfig
+
+    def seconds(self, num_tokens: float, attention: Work, distinct: float) -> float:
+        """Return the seconds of a pass through all layers.
+
+        `attention` is that of one layer with all heads, `distinct` the share of the experts that are used of those
+        that even routers would use.
+        """
+        costs, shares = self.costs, self._most
+        qkv = (costs.shape.num_heads * shares.queries + 2 * costs.shape.num_kv_heads * shares.keys) / (
+            costs.shape.num_heads + 2 * costs.shape.num_kv_heads
+        )
+        stages_s = self._work_s(_part(costs.pre_attention(num_tokens), qkv))
+        stages_s += self._work_s(_part(attention, shares.keys, shares.queries))
+        stages_s += self._work_s(_part(costs.output_projection(num_tokens), shares.outputs))
+        stages_s += self._work_s(costs.row_operations(num_tokens))
+        stages_s += self._python_s + self._attention_exchanges_s(num_tokens)
+        networks_s = costs.num_moe_layers and costs.num_moe_layers * self._experts_s(num_tokens, distinct)
+        if costs.num_dense_layers:
+            networks_s += costs.num_dense_layers * self._dense_s(num_tokens)
+        return float(costs.shape.num_layers * stages_s + networks_s)
+
+    def head_s(self, num_sampled: float) -> float:
+        """Return the seconds of the output projection, whose columns are put side by side."""
+        head_s = self._work_s(_part(self.costs.head(num_sampled), self._most.head))
+        if self._is_cut:
+            head_s += self._gather_s(num_sampled * self.costs.shape.vocab_size * self.costs.formats.activation_bytes)
+        return head_s
+
+    @property
+    def link(self) -> Link:
+        """The way from a rank to another."""
+        return link_of(self.machine, self.parallel)
+
+    @property
+    def _is_cut(self) -> bool:
+        return self.parallel.attention_layout == "tensor"
+
+    @cached_property
+    def _most(self) -> RankShares:
+        """The largest share of each part that any rank has."""
+        shares = [RankShares.of(self.costs.shape, self.parallel, rank) for rank in range(self.parallel.num_ranks)]
+        names = ("queries", "keys", "outputs", "dense", "head", "experts")
+        return RankShares(**{name: max(getattr(it, name) for it in shares) for name in names})
+
+    @cached_property
+    def _python_s(self) -> float:
+        """What a layer takes beside kernels and exchanges; what was measured has small exchanges in it."""
+        parallel = self.parallel
+        measured_s = processor_of(self.level).rank_layer_s(parallel.expert_layout, parallel.attention_layout)
+        number = (1 if parallel.expert_layout == "expert" else 2) + (2 if self._is_cut else 0)
+        here = link_of(self.machine, replace(parallel, join=None))
+        return max(measured_s - number * here.seconds(_SMALL), 0.0)
+
+    def _attention_exchanges_s(self, num_tokens: float) -> float:
+        if not self._is_cut:
+            return 0.0
+        shape, size = self.costs.shape, num_tokens * self.costs.formats.activation_bytes
+        return self._gather_s(size * shape.num_heads * shape.head_dim) + self._gather_s(size * shape.hidden_size)
+
+    def _dense_s(self, num_tokens: float) -> float:
+        seconds = self._work_s(_part(self.costs.dense(num_tokens), self._most.dense))
+        if self._is_cut:
+            size = num_tokens * self.costs.formats.activation_bytes
+            seconds += self._gather_s(size * self.costs.dense_width) + self._gather_s(
+                size * self.costs.shape.hidden_size
+            )
+        return seconds
+
+    def _experts_s(self, num_tokens: float, distinct: float) -> float:
+        """Return the seconds of a layer's router, of the experts and of what is exchanged for them."""
+        router_s = self._work_s(self.costs.router(num_tokens))
+        ways = {"expert": self._whole_experts_s, "sliced": self._sliced_experts_s}
+        return router_s + ways[self.parallel.expert_layout](num_tokens, distinct)
+
+    def _whole_experts_s(self, num_tokens: float, distinct: float) -> float:
+        shape, number = self.costs.shape, self.parallel.num_ranks
+        layer = self._layer(num_tokens, distinct, self.costs)
+        if self.parallel.moves_experts:
+            slots = slots_per_rank(shape.num_experts, number, self.parallel.num_redundant_experts)
+            placement = ExpertPlacement.by_load(layer.routing.chances[None], number, slots)
+        else:
+            placement = ExpertPlacement.by_index(1, shape.num_experts, number)
+        row_bytes = shape.hidden_size * self.costs.formats.activation_bytes
+        pairs_bytes = num_tokens * shape.top_k * row_bytes
+        copied_bytes = pairs_bytes  # filled with zeros, which the kernel then replaces
+        if pairs_bytes <= GATHERED_BYTES:
+            exchange_s = self._exchange_s(pairs_bytes / number * (number - 1))
+            copied_bytes += pairs_bytes
+        else:
+            exchange_s = self._exchange_s(pairs_bytes / number**2 * (number - 1))
+            exchange_s += self._gather_s(num_tokens * row_bytes)
+            copied_bytes += 2 * pairs_bytes / number
+        return placed_experts_s(layer, placement) + exchange_s + self._copy_s(copied_bytes)
+
+    def _sliced_experts_s(self, num_tokens: float, distinct: float) -> float:
+        shape, size = self.costs.shape, num_tokens * self.costs.formats.activation_bytes
+        width = max(ceil(self._most.experts * shape.intermediate_size), 1)
+        costs = replace(self.costs, shape=replace(shape, intermediate_size=width))
+        seconds = uneven_experts_s(self._layer(num_tokens, distinct, costs), costs)
+        return (
+            seconds
+            + self._gather_s(size * shape.top_k * shape.intermediate_size)
+            + self._gather_s(size * shape.hidden_size)
+        )
+
+    def _layer(self, num_tokens: float, distinct: float, costs: ModelCosts) -> ExpectedLayer:
+        shape = costs.shape
+        return ExpectedLayer(
+            level=self.level,
+            link=None,
+            costs=costs,
+            num_ranks=self.parallel.num_ranks,
+            num_tokens=max(round(num_tokens), 1),
+            routing=routing_that_reaches(shape.num_experts, shape.top_k, max(round(num_tokens), 1), round(distinct, 3)),
+        )
+
+    def _gather_s(self, num_bytes: float) -> float:
+        """Return the seconds of putting so many bytes side by side, of which each rank has made its part."""
+        number = self.parallel.num_ranks
+        return self._exchange_s(num_bytes / number * (number - 1)) + self._copy_s(num_bytes)
+
+    def _exchange_s(self, received_bytes: float) -> float:
+        """Return the seconds of an exchange in which a rank gets so many bytes, and others get as many of it."""
+        return self.link.seconds(max(received_bytes, _SMALL))
+
+    def _copy_s(self, num_bytes: float) -> float:
+        return COPY_PASSES * num_bytes / self.level.read_bytes_per_s
+
+    def _work_s(self, work: Work) -> float:
+        return work_seconds(self.level, work)
+
+
+def _part(work: Work, share: float, of_flops: float | None = None) -> Work:
+    """Return a share of some work; of its operations another one, where these are divided differently."""
+    flops = work.num_flops * (share if of_flops is None else of_flops)
+    return replace(work, num_bytes=work.num_bytes * share, num_flops=flops, values=max(round(work.values * share), 1))
+
+
+@lru_cache(maxsize=1024)
+def routing_that_reaches(num_experts: int, top_k: int, num_tokens: int, distinct: float) -> ExpectedRouting:
+    """Return routers under which so many tokens reach a share `distinct` of the experts that even ones would reach.
+
+    Assumed where only that share is known: an expert's load falls with a power of its rank by load, and tokens choose
+    independently. (Tokens that follow each other may choose alike instead, which leaves ranks more even.)
+    """
+    wanted = distinct * expected_distinct(num_experts, top_k, num_tokens)
+    ranks = np.arange(1, num_experts + 1, dtype=float)
+    low, high = 0.0, 8.0
+    if distinct >= 1:
+        high = 0.0
+    for _ in range(20 if high else 0):
+        middle = (low + high) / 2
+        routing = ExpectedRouting.of_loads(ranks**-middle, top_k)
+        reached = float((1 - (1 - routing.chances) ** num_tokens).sum())
+        low, high = (middle, high) if reached > wanted else (low, middle)
+    return ExpectedRouting.of_loads(ranks**-low, top_k)

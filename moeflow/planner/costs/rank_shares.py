@@ -1,0 +1,75 @@
+"""Which layers a rank has, and which shares of their parts it holds and computes with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from moeflow.core.model_config import ModelConfig
+from moeflow.core.parallel_config import ParallelConfig
+from moeflow.parallel.blocks import band_blocks, even_blocks, head_blocks
+from moeflow.parallel.placement.placement import slots_per_rank
+from moeflow.parallel.stages import layers_of, place_in_stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankShares:
+    """Shares of each layer that a rank has, and of the output projection; norms, routers and token embeddings are whole
+    where they are.
+    """
+
+    layers: range | None = None  # None: all
+    has_ends: bool = True  # token embeddings and output projection
+
+    queries: float = 1.0  # of the heads
+    keys: float = 1.0  # and values: of the KV heads
+    outputs: float = 1.0  # of attention's output projection
+    dense: float = 1.0  # of networks that are no experts
+    head: float = 1.0
+    experts: float = 1.0  # of the bytes of all; where they move, as many as the rank may come to have
+
+    @classmethod
+    def of(cls, shape: ModelConfig, parallel: ParallelConfig, rank: int) -> RankShares:
+        """Return what a rank has."""
+        layers = layers_of(parallel, shape, rank)
+        rank, number = place_in_stage(parallel, rank), parallel.ranks_per_stage
+        own = cls(layers=layers, has_ends=layers.start == 0, experts=_expert_share(shape, parallel, rank))
+        if parallel.attention_layout == "replicated":
+            return own
+        heads = head_blocks(shape.num_heads, shape.num_kv_heads, number)
+        dense_width = shape.dense_intermediate_size if shape.num_experts else shape.intermediate_size
+        return replace(
+            own,
+            queries=len(heads.queries[rank]) / shape.num_heads,
+            keys=len(heads.keys[rank]) / shape.num_kv_heads,
+            outputs=_band_share(shape.hidden_size, number, rank),
+            dense=_slice_share(shape.hidden_size, dense_width, number, rank),
+            head=_band_share(shape.vocab_size, number, rank),
+        )
+
+
+WHOLE = RankShares()
+
+
+def _expert_share(shape: ModelConfig, parallel: ParallelConfig, rank: int) -> float:
+    """Return that of its layers' experts which the rank of this place in its stage has, or may come to have."""
+    number = parallel.ranks_per_stage
+    if not shape.num_experts:
+        return 0.0
+    if parallel.expert_layout == "sliced":
+        return _slice_share(shape.hidden_size, shape.intermediate_size, number, rank)
+    if parallel.moves_experts and number > 1:
+        num_held = slots_per_rank(shape.num_experts, number, parallel.num_redundant_experts)
+    else:
+        num_held = len(even_blocks(shape.num_experts, number)[rank])
+    return num_held / shape.num_experts
+
+
+def _slice_share(hidden_size: int, width: int, num_ranks: int, rank: int) -> float:
+    """Return which share of a network's three matrices its slice is: of gate and up by units, of down by outputs."""
+    if width == 0:  # there is no such network
+        return 0.0
+    return (2 * _band_share(width, num_ranks, rank) + _band_share(hidden_size, num_ranks, rank)) / 3
+
+
+def _band_share(num_outputs: int, num_ranks: int, rank: int) -> float:
+    return len(band_blocks(num_outputs, num_ranks)[rank]) / num_outputs

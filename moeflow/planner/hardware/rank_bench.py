@@ -1,0 +1,252 @@
+"""What ranks of one machine pay for sharing layers: exchanges, and the Python of a layer computed stage by stage.
+
+Two processes with a thread each, started for it: `python -m moeflow.planner.hardware.rank_bench GROUP RANK`, with the
+descriptor of a group's memory. They gather tensors of a few sizes, through shared memory and through authenticated TCP
+over loopback, which is what two processes and the kernel do, not a network; and run the layers of a tiny model.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
+from typing import Final
+
+import msgspec
+import torch
+
+from moeflow.core.errors import ConfigError, GroupError
+from moeflow.core.hardware import RAM, RANK, REMOTE_RANK, Link, LinkRate, Machine, RankLayer
+from moeflow.core.model_config import ModelConfig, RopeConfig
+from moeflow.core.parallel_config import ATTENTION_LAYOUTS, EXPERT_LAYOUTS, ParallelConfig
+from moeflow.core.units import KIB, MIB
+from moeflow.kernels.cpu import extension
+from moeflow.kv.storage import KVStorage
+from moeflow.models import qwen3_moe
+from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
+from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
+from moeflow.models.pass_input import PassInput
+from moeflow.parallel.blocks import num_kv_heads
+from moeflow.parallel.child_processes import end_all, start_rank
+from moeflow.parallel.group import Group
+from moeflow.parallel.shared_memory_group import SharedMemoryGroup, make_descriptor
+from moeflow.parallel.tcp.connecting import Acceptor, listen
+from moeflow.parallel.tcp.mesh import Meeting, meet
+from moeflow.parallel.tcp.tcp_group import TcpGroup
+from moeflow.parallel.tcp.tcp_link import TcpLink
+from moeflow.planner.costs.roofline import processor_of
+
+NUM_RANKS: Final = 2
+SIZES: Final = (256, 16 * KIB, 256 * KIB, 2 * MIB)  # bytes of each rank
+MOST_TIMES: Final = 200
+MOST_BYTES: Final = 32 * MIB  # that each rank gives, at each size
+NUM_PASSES: Final = 20
+CHILLING_BYTES: Final = 8 * MIB  # that drive a layer from the caches near a core, as a large model's weights do
+TIMEOUT_S: Final = 20.0
+LOOPBACK: Final = "127.0.0.1"
+
+
+class RankTimes(msgspec.Struct, frozen=True):
+    """What was measured."""
+
+    shared_memory: list[tuple[int, float]]  # (bytes of each rank, seconds until each has those of all)
+    tcp: list[tuple[int, float]]
+    layers: list[tuple[str, str, float]]  # (layout of experts, of attention, seconds of a layer)
+
+    def added_to(self, machine: Machine) -> Machine:
+        """Return a machine of which this is known."""
+        layers = tuple(RankLayer(expert_layout=it[0], attention_layout=it[1], seconds=it[2]) for it in self.layers)
+        ram = machine.level(RAM)
+        ram = replace(ram, processor=replace(processor_of(ram), rank_layers=layers))
+        return replace(
+            machine,
+            levels=tuple(ram if level.name == RAM else level for level in machine.levels),
+            links=(*machine.links, _link(RANK, self.shared_memory), _link(REMOTE_RANK, self.tcp)),
+        )
+
+
+def with_ranks(machine: Machine, on_step: Callable[[str], None]) -> Machine:
+    """Return a machine of which it is known what ranks pay; as it is, if that is known or cannot be measured: then what
+    is usual is assumed. Blocks: see `measure_ranks`.
+    """
+    if processor_of(machine.level(RAM)).rank_layers:
+        return machine
+    on_step("what ranks exchange")
+    try:
+        return measure_ranks().added_to(machine)
+    except (ConfigError, GroupError, OSError):
+        return machine
+
+
+def measure_ranks() -> RankTimes:
+    """Return what two ranks here measure. Blocks: for some three seconds, mostly until the processes are there.
+
+    Raises: ConfigError where there can be no ranks; GroupError if they do not come to an end.
+    """
+    descriptor = make_descriptor(NUM_RANKS)
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        processes = [start_rank("moeflow.planner.hardware.rank_bench", [descriptor], rank) for rank in range(NUM_RANKS)]
+        process_ids = msgspec.json.encode([process.pid for process in processes]) + b"\n"
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write(process_ids)
+            process.stdin.flush()
+        assert processes[0].stdout is not None
+        answer = processes[0].stdout.readline()
+    except BrokenPipeError:
+        answer = b""
+    finally:
+        os.close(descriptor)
+        end_all(processes)
+    if not answer:
+        raise GroupError("what ranks exchange could not be measured: a process of the measurement has ended")
+    return msgspec.json.decode(answer, type=RankTimes)
+
+
+def measure(group: Group) -> RankTimes:
+    """Return what this rank measures, while the others do the same. Raises: GroupError."""
+    with _tcp_group(group) as tcp:
+        return RankTimes(_gatherings(group), _gatherings(tcp), _layers(group))
+
+
+def _link(target: str, times: list[tuple[int, float]]) -> Link:
+    rates = (LinkRate(transfer_bytes=size, bytes_per_s=size / seconds) for size, seconds in times)
+    return Link(source=RANK, target=target, rates=tuple(rates))
+
+
+def _gatherings(group: Group) -> list[tuple[int, float]]:
+    times = []
+    for size in SIZES:
+        tensor = torch.zeros(size // 4)
+        number = min(MOST_TIMES, MOST_BYTES // size)
+        times.append((size, _usual_s(number, lambda tensor=tensor: group.all_gather("rows", tensor))))  # type: ignore[misc]
+    return times
+
+
+def _layers(group: Group) -> list[tuple[str, str, float]]:
+    """Return what a layer takes whose kernels have next to nothing to do, one token a pass, in each layout."""
+    found: list[tuple[str, str, float]] = []
+    cold = torch.ones(CHILLING_BYTES // 4)
+
+    def chill() -> None:
+        cold.sum()
+        group.barrier("chilled")
+
+    for experts, attention in product(EXPERT_LAYOUTS, ATTENTION_LAYOUTS):
+        parallel = ParallelConfig(
+            num_ranks=group.size, expert_layout=experts, attention_layout=attention, moves_experts=False
+        )
+        found.append((experts, attention, _usual_s(NUM_PASSES, _layer(parallel, group), chill)))
+    return found
+
+
+def _layer(parallel: ParallelConfig, group: Group) -> Callable[[], object]:
+    """Return what computes a token in a layer of zeros."""
+    shape = _shape()
+    allocator = WeightAllocator(
+        torch.float32,
+        torch.device("cpu"),
+        WeightFormats("float32", "float32"),
+        group=group,
+        expert_ranks=ExpertRanks.of(shape, parallel, group, range(shape.num_layers)),
+        expert_layout=parallel.expert_layout,
+        attention_layout=parallel.attention_layout,
+    )
+    model = qwen3_moe.build(shape, allocator)
+    kv = KVStorage(
+        layers=range(shape.num_layers),
+        num_blocks=1,
+        block_size=16,
+        num_kv_heads=num_kv_heads(shape, parallel, group.rank),
+        head_dim=shape.head_dim,
+        dtype=torch.float32,
+        device="cpu",
+    )
+    _, context = PassInput([1], [0], [1], [(0,)], [[0]]).tensors(kv, torch.device("cpu"))
+    hidden = torch.zeros(1, shape.hidden_size)
+    rotary = model.rotary(context.positions, hidden.dtype)
+    return lambda: model.layers[0](hidden, rotary, context)
+
+
+def _usual_s(number: int, call: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
+    """Return the median of so many calls, the first left out; `before` each is called what is not timed."""
+    times = []
+    for _ in range(number + 1):
+        before()
+        start_s = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start_s)
+    return statistics.median(times[1:])
+
+
+@contextmanager
+def _tcp_group(group: Group) -> Iterator[TcpGroup]:
+    """Yield a group of the same ranks over loopback, who learn each other's ports from the one that there is."""
+    arrivals: queue.Queue[TcpLink] = queue.Queue()
+    made = torch.frombuffer(bytearray(os.urandom(32)), dtype=torch.uint8)
+    token = group.all_gather("token", made)[0].numpy().tobytes()
+    acceptor = Acceptor(listen(LOOPBACK, 0), token, arrivals.put)
+    try:
+        ports = group.all_gather("ports", torch.tensor([acceptor.port]))
+        addresses = [(LOOPBACK, int(port)) for port in ports]
+        links = meet(Meeting(b"measurement", group.rank), addresses, token, {}, arrivals, TIMEOUT_S)
+    finally:
+        acceptor.close()
+    tcp = TcpGroup(group.rank, links, TIMEOUT_S)
+    try:
+        yield tcp
+    finally:
+        tcp.close()
+
+
+def _shape() -> ModelConfig:
+    return ModelConfig(
+        model_type="qwen3_moe",
+        vocab_size=64,
+        hidden_size=64,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=32,
+        intermediate_size=32,
+        max_position=16,
+        rms_norm_eps=1e-6,
+        rope=RopeConfig(),
+        num_experts=16,
+        top_k=2,
+    )
+
+
+def main() -> None:
+    """Entry point of a rank's process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of them; who started them decides
+    descriptor, rank = (int(argument) for argument in sys.argv[1:])
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return
+    torch.set_num_threads(1)
+    extension.set_num_threads(1)
+    group = SharedMemoryGroup(descriptor, rank, msgspec.json.decode(line, type=list[int]), TIMEOUT_S)
+    os.close(descriptor)
+    try:
+        with torch.inference_mode():
+            times = measure(group)
+    except GroupError as error:
+        raise SystemExit(f"rank {rank}: {error}") from None
+    except BaseException as error:
+        group.abort(f"{type(error).__name__}: {error}")
+        raise
+    os.write(sys.stdout.fileno(), msgspec.json.encode(times) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

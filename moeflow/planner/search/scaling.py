@@ -1,0 +1,107 @@
+"""What more processes would bring: twice the ranks, an engine more, or another machine of the same kind.
+
+Several engines are as fast as they are on a machine that all of them use at once. Of a machine more, nothing is lost
+but what ranks pay for TCP, as fast as it is here: a network in between is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from moeflow.core.errors import CapacityError
+from moeflow.core.hardware import RAM
+from moeflow.core.parallel_config import (
+    ATTENTION_LAYOUTS,
+    EXPERT_LAYOUTS,
+    JoinConfig,
+    ParallelConfig,
+)
+from moeflow.core.plan import Sensitivity
+from moeflow.planner.costs.cost_model import CostModel
+from moeflow.planner.costs.rank_costs import Sharing
+from moeflow.planner.search.objective import Objective
+
+SOMEWHERE: Final = JoinConfig(host="", port=0, token_file="")  # another machine, whichever
+
+Cost = Callable[[CostModel, Objective], float]  # of an engine's token, or of its step
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    name: str
+    sharings: tuple[Sharing, ...]  # of which the best counts
+    num_machines: int = 1
+
+
+def scaling_helps(cost: Cost, model: CostModel, objective: Objective) -> tuple[Sensitivity, ...]:
+    """Return what more processes would bring, also where that is a loss; best first. Nothing on a device."""
+    if model.has_device:
+        return ()
+    try:
+        before = cost(model, objective)
+    except CapacityError:  # fits only between the points of the coarse grid
+        return ()
+    found = []
+    for change in _changes(model):
+        speedups = [speedup for it in change.sharings if (speedup := _speedup(cost, model, objective, it, before))]
+        if speedups:
+            found.append(Sensitivity(change=change.name, speedup=round(max(speedups) * _engines(change, objective), 3)))
+    return tuple(sorted(found, key=lambda help_: -help_.speedup))
+
+
+def _engines(change: _Change, objective: Objective) -> int:
+    """Return by how many machines throughput is multiplied whose engines share nothing."""
+    shares_nothing = all(it.parallel is None or it.parallel.join is None for it in change.sharings)
+    return change.num_machines if shares_nothing and objective.goal != "latency" else 1
+
+
+def _speedup(cost: Cost, model: CostModel, objective: Objective, sharing: Sharing, before: float) -> float | None:
+    """Return how much faster all engines of this machine are together; for latency, one of them; None: no room."""
+    number, now = sharing.num_replicas, model.sharing.num_replicas
+    limit = objective.memory_limits.get(RAM, model.machine.level(RAM).capacity_bytes)
+    limits = {**objective.memory_limits, RAM: limit * now // number}
+    changed = replace(model, sharing=sharing, min_experts=1.0 if sharing.parallel else model.min_experts)
+    try:
+        after = cost(changed, replace(objective, memory_limits=limits))
+    except CapacityError:
+        return None
+    return before / after * (1.0 if objective.goal == "latency" else number / now)
+
+
+def _changes(model: CostModel) -> Iterator[_Change]:
+    sharing = model.sharing
+    parallel, number = sharing.parallel, sharing.num_replicas
+    ranks = 1 if parallel is None else parallel.num_ranks
+    is_joined = parallel is not None and parallel.join is not None
+    twice = tuple(replace(sharing, parallel=it) for it in _ranks(model, 2 * ranks, joined=is_joined))
+    if is_joined:
+        yield _Change(f"twice the ranks (--ranks {2 * ranks}), a machine each", twice)
+        return
+    yield _Change(f"{2 * ranks} ranks on this machine (--ranks {2 * ranks})", twice)
+    if number == 1 and ranks == 1:
+        joined = tuple(replace(sharing, parallel=it) for it in _ranks(model, 2, joined=True))
+        yield _Change("a second such machine, as a rank (--listen-ranks)", joined, 2)
+    yield _Change(f"an engine more (--replicas {number + 1})", (replace(sharing, num_replicas=number + 1),))
+    yield _Change("a second such machine, which serves on its own", (sharing,), 2)
+
+
+def _ranks(model: CostModel, number: int, *, joined: bool) -> Iterator[ParallelConfig]:
+    """Yield the ways in which so many ranks can share the model."""
+    shape, now = model.costs.shape, model.sharing.parallel
+    for attention in ATTENTION_LAYOUTS:
+        for experts in EXPERT_LAYOUTS if shape.num_experts else EXPERT_LAYOUTS[:1]:
+            has_too_few = experts == "expert" and 0 < shape.num_experts < number
+            cuts_nothing = attention == "replicated" and not shape.num_experts
+            if has_too_few or cuts_nothing or (attention == "tensor" and number > shape.num_heads):
+                continue
+            made = ParallelConfig(num_ranks=number) if now is None else now
+            yield replace(
+                made,
+                num_ranks=number,
+                expert_layout=experts,
+                attention_layout=attention,
+                num_redundant_experts=made.num_redundant_experts if experts == "expert" else 0,
+                join=SOMEWHERE if joined else None,
+            )

@@ -1,0 +1,76 @@
+"""Engines as a server has them, in a process of a test that does what it is told: a line of JSON each, as the answers.
+
+Run as `python -m tests.engine.ranks.ray_server`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from pathlib import Path
+
+from moeflow.core.errors import MoeflowError
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.messages import Submission
+from moeflow.engine.process.supervisor import Supervisor
+from moeflow.engine.ranks import ray_launcher
+from moeflow.planner.resolve import resolve
+from moeflow.planner.settings import Settings
+
+NUM_TOKENS = 300
+
+
+def asked(prompts) -> list[Submission]:
+    sampling = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    return [Submission(str(number), prompt, sampling, seed=0) for number, prompt in enumerate(prompts)]
+
+
+def say(**what) -> None:
+    print(json.dumps(what), flush=True)
+
+
+async def ask(supervisor: Supervisor, prompts) -> None:
+    """Answer prompts; say so once every one has brought tokens."""
+    begun: set[str] = set()
+
+    async def read(each: Submission):
+        tokens = []
+        async for output in supervisor.stream(each):
+            tokens += output.token_ids
+            if each.request_id not in begun:
+                begun.add(each.request_id)
+                if len(begun) == len(prompts):
+                    say(begun=True)
+        return tokens
+
+    tokens = await asyncio.gather(*(read(each) for each in asked(prompts)))
+    stats = supervisor.stats()
+    say(tokens=tokens, restarts=stats.engine_restarts_total, hosts=[rank.host for rank in stats.ranks])
+
+
+async def serve() -> None:
+    supervisor: Supervisor | None = None
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        match json.loads(line):
+            case {"start": settings, "patience_s": patience_s}:
+                ray_launcher.PLACEMENT_S = patience_s
+                settings["cache_dir"] = Path(settings["cache_dir"])
+                try:
+                    supervisor = await Supervisor.start(resolve(Settings(is_served=True, **settings)).config)
+                    say(error="")
+                except MoeflowError as error:
+                    say(error=f"{type(error).__name__}: {error}")
+            case {"ask": prompts}:
+                assert supervisor is not None
+                await ask(supervisor, prompts)
+            case {"stop": _}:
+                assert supervisor is not None
+                await supervisor.shutdown(5)
+                say(error="")
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING)
+    asyncio.run(serve())

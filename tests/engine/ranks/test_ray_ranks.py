@@ -1,0 +1,186 @@
+"""Ranks that a real Ray cluster starts: on nodes with a network and files of their own, killed one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moeflow.engine.engine import Engine
+from moeflow.kernels.cpu import extension
+from moeflow.planner.resolve import resolve
+from moeflow.planner.settings import Settings
+from tests.engine.ranks.ray_nodes import PATIENCE_S, PORT, Node, networked, start_all
+from tests.engine.ranks.ray_server import asked
+from tests.tiny_mixtral import write_tiny_mixtral
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not extension.is_available(), reason=extension.why_not()),
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'moeflow[ray]'"
+    ),
+]
+PROMPTS = [[5, 9, 200, 31, 7], list(range(2, 150))]
+RANK = "moeflow.engine.ranks.ray_rank"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    write_tiny_mixtral(folder, num_local_experts=5)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def missing(model) -> Path:
+    """A model that only the first node will have."""
+    folder = model.parent / "missing"
+    write_tiny_mixtral(folder, num_local_experts=5)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def nodes(missing) -> Iterator[list[Node]]:
+    with contextlib.ExitStack() as undo:
+        try:
+            nodes = undo.enter_context(networked(3))
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"no network namespaces here: {error}")
+        for node in nodes[1:]:
+            node.hide(missing)
+        start_all(nodes, Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="ray-"))))  # socket names are short
+        yield nodes
+
+
+class Server:
+    """A process on the first node."""
+
+    def __init__(self, node: Node, cache_dir: Path) -> None:
+        self._address, self._cache_dir = node.address, cache_dir
+        self.hosts: list[str] = []  # of ranks, at the last answer
+        self._log = cache_dir / "server.log"
+        command = [*node.prefix, sys.executable, "-m", "tests.engine.ranks.ray_server"]
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+
+    def said(self) -> str:
+        return self._log.read_text()
+
+    def tell(self, **what) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(what) + "\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> dict:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.said()
+        return json.loads(line)
+
+    def start(self, model: Path, patience_s: float = PATIENCE_S, **changes) -> str:
+        """Start engines; return what keeps them from it."""
+        settings = {
+            "model": str(model),
+            "kv_cache_bytes": 1 << 22,
+            "num_threads": 1,
+            "cache_dir": str(self._cache_dir),
+            "num_ranks": 2,
+            "listen_ranks": f"{self._address}:9200",
+            "ray_address": f"{self._address}:{PORT}",
+        }
+        self.tell(start=settings | changes, patience_s=patience_s)
+        return self.hear()["error"]
+
+    def ask(self, disturb=lambda: None) -> tuple[list[list[int]], int]:
+        """Return tokens, and how often the engine was started again; disturb it while it computes them."""
+        self.tell(ask=PROMPTS)
+        assert self.hear() == {"begun": True}
+        disturb()
+        found = self.hear()
+        self.hosts = found["hosts"]
+        return found["tokens"], found["restarts"]
+
+
+@pytest.fixture
+def server(nodes, tmp_path) -> Iterator[Server]:
+    server = Server(nodes[0], tmp_path)
+    with server.process:
+        try:
+            yield server
+        finally:
+            server.process.kill()
+
+
+def answers(model: Path) -> list[list[int]]:
+    """Return those of one process."""
+    engine = Engine.load(resolve(Settings(model=str(model), kv_cache_bytes=1 << 22, num_threads=1)).config)
+    tokens: dict[str, list[int]] = {}
+    for each in asked(PROMPTS):
+        engine.submit(each)
+        tokens[each.request_id] = []
+    while engine.has_work:
+        for output in engine.step():
+            tokens[output.request_id] += output.token_ids
+    engine.close()
+    return list(tokens.values())
+
+
+def nodes_text(nodes) -> str:
+    each = ", ".join(f"{node.address} with 1 CPU" for node in nodes)
+    return f"{len(nodes)} active nodes ({each}), 0/{len(nodes)} CPU used"
+
+
+def test_what_the_cluster_or_its_nodes_lack_is_said_at_the_start(server, nodes, model, missing):
+    first, *others = nodes
+    assert server.start(model, 3.0, num_ranks=4) == (
+        "CapacityError: 3 other ranks need 3 nodes besides the first rank's with 1 free CPU each (--threads), and "
+        f"there were none for 3 s; the cluster has {nodes_text(nodes)}. Add nodes (`ray start --address=HOST:PORT` on "
+        "them), or use fewer ranks (--ranks) or threads (--threads), or let ranks share nodes (--ray-placement spread)"
+    )
+    assert "ranks need 3 nodes" in server.said()  # before the time was up
+    error = server.start(model, listen_ranks="9200")
+    assert "cannot reach this one at 127.0.0.1: name an address of this machine that they can" in error
+    assert error.endswith(f"(--listen-ranks {first.address}:PORT)")
+    error = server.start(missing)
+    assert error.startswith("ConfigError: the rank on Ray's node ")
+    assert any(node.address in error for node in others)
+    assert str(missing) in error
+    assert server.start(model, ray_address=f"{first.address}:1").startswith("ConfigError: no Ray cluster answers at")
+    for node in others:
+        node.expect(RANK, 0)
+
+
+def test_ranks_are_started_again_and_elsewhere_and_outlive_ray(server, nodes, model):
+    want = answers(model)
+    assert server.start(model) == ""
+    assert server.ask() == (want, 0)
+
+    at = next(node for node in nodes[1:] if node.pids(RANK))
+    assert server.ask(lambda: at.kill(RANK)) == (want, 1)
+    assert "its process was killed; it will be started again" in server.said()
+
+    at = next(node for node in nodes[1:] if node.pids(RANK))
+    other = next(node for node in nodes[1:] if node is not at)
+    assert server.ask(at.kill) == (want, 2)
+    assert server.hosts == ["", other.address]
+    other.expect(RANK, 1)
+
+    nodes[0].kill("gcs_server")
+    other.expect("raylet", 0)
+    assert server.ask() == (want, 2)
+    other.expect(RANK, 1)
+    assert server.said().count("Ray is gone; serving goes on") == 1
+
+    server.tell(stop=True)
+    assert server.hear() == {"error": ""}
+    other.expect(RANK, 0)
