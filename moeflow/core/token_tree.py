@@ -6,8 +6,8 @@ a tree, too. (ExpertFlow 3.4, 4.4; SpecInfer.)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 MAX_TREE_TOKENS: Final = 63  # beside the token that they follow, as many as a mask has bits
@@ -34,22 +34,6 @@ class TokenTree:
 
     def __len__(self) -> int:
         return len(self.token_ids)
-
-    @classmethod
-    def of(cls, sequences: Iterable[Sequence[int]], max_tokens: int = MAX_TREE_TOKENS) -> TokenTree:
-        """Merge sequences, the likeliest first: of those behind, as much is left out as `max_tokens` asks for."""
-        root = _Node()
-        num_tokens = 0
-        for sequence in sequences:
-            node = root
-            for token_id in sequence:
-                if token_id not in node.children:
-                    if num_tokens == max_tokens:
-                        break
-                    node.children[token_id] = _Node()
-                    num_tokens += 1
-                node = node.children[token_id]
-        return _flattened(root)
 
     def branch(self, node: int) -> list[int]:
         """Return the nodes from the first token to this one; `ROOT`: none."""
@@ -101,21 +85,3 @@ def branch_masks(parents: Sequence[int]) -> list[int]:
     for node, parent in enumerate(parents):
         masks.append(1 << node | (0 if parent == ROOT else masks[parent]))
     return masks
-
-
-@dataclass(slots=True)
-class _Node:
-    children: dict[int, _Node] = field(default_factory=dict)
-
-
-def _flattened(root: _Node) -> TokenTree:
-    token_ids: list[int] = []
-    parents: list[int] = []
-    left = [(token_id, child, ROOT) for token_id, child in reversed(root.children.items())]
-    while left:
-        token_id, node, parent = left.pop()
-        place = len(token_ids)
-        token_ids.append(token_id)
-        parents.append(parent)
-        left += [(each, child, place) for each, child in reversed(node.children.items())]
-    return TokenTree(tuple(token_ids), tuple(parents))

@@ -20,6 +20,7 @@ from moeflow.planner.settings import Settings
 from moeflow.speculation.speculation import SpeculationCounts
 from tests.engine.submissions import run, submission
 from tests.tiny_mixtral import write_tiny_mixtral
+from tests.token_trees import token_tree
 
 
 class Guesses:
@@ -46,7 +47,7 @@ class Guesses:
             known = right[: self.rng.randrange(8)]
             sequences.append([*known, *[self.rng.randrange(2, 258) for _ in range(self.rng.randrange(4))]])
         self.rng.shuffle(sequences)
-        return TokenTree.of(sequences, max_tokens=self.rng.randrange(1, 24))
+        return token_tree(sequences, max_tokens=self.rng.randrange(1, 24))
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +173,7 @@ def test_sampled_tokens_are_distributed_as_the_models(tiny):
 
     class Tree(Guesses):
         def _tree(self, request):
-            return TokenTree.of([[token] for token, _ in plain.most_common(3)])
+            return token_tree([[token] for token, _ in plain.most_common(3)])
 
     drafted = counted(Tree({}))
     cells = [token for token, number in (plain + drafted).items() if number >= 20]

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.request import FinishReason
-from moeflow.core.token_tree import TokenTree
 from tests.scheduler.fake_model import VOCAB_SIZE, FakeModel, generate_alone
 from tests.scheduler.traffic import AnyTraffic, finish_pass, make_request, make_scheduler, prompts, run_pass, run_to_end
+from tests.token_trees import token_tree
 
 
 @settings(max_examples=150)
@@ -138,7 +138,7 @@ def test_a_tree_that_is_right_brings_its_tokens_in_one_pass():
     scheduler.add(request)
     run_pass(scheduler, model)
     output = generate_alone([1, 2], 9)
-    batch = scheduler.schedule({request: TokenTree.of([[5, 5], output[1:4], [*output[1:3], 7]])})
+    batch = scheduler.schedule({request: token_tree([[5, 5], output[1:4], [*output[1:3], 7]])})
     assert (batch.num_tokens, batch.entries[0].num_rows) == (7, 7)
     finish_pass(scheduler, model, batch)
     assert request.output_token_ids == output[:5]
@@ -154,7 +154,7 @@ def test_trees_take_what_others_leave():
     for request in requests:
         scheduler.add(request)
     run_pass(scheduler, model)
-    batch = scheduler.schedule({request: TokenTree.of([range(20)]) for request in requests})
+    batch = scheduler.schedule({request: token_tree([range(20)]) for request in requests})
     assert [entry.stop for entry in batch.entries] == [6, 6]
     assert [len(entry.tree) for entry in batch.entries] == [6, 2]  # of 7 blocks 3 and 2: either may need one next
     finish_pass(scheduler, model, batch)
@@ -168,7 +168,7 @@ def test_a_tree_ends_where_attention_begins_a_new_sum(num_prompt, num_nodes):
     request = make_request("a", [1] * (num_prompt - 1), 40)
     scheduler.add(request)
     run_pass(scheduler, model)
-    (entry,) = scheduler.schedule({request: TokenTree.of([range(12)])}).entries
+    (entry,) = scheduler.schedule({request: token_tree([range(12)])}).entries
     assert (entry.stop, len(entry.tree)) == (num_prompt, num_nodes)
 
 
@@ -177,8 +177,8 @@ def test_nothing_is_guessed_beyond_the_last_token():
     request = make_request("a", [1], 4)
     scheduler.add(request)
     run_pass(scheduler, model)
-    (entry,) = scheduler.schedule({request: TokenTree.of([range(12), [3, 4, 5]])}).entries
-    assert entry.tree == TokenTree.of([[0, 1], [3, 4]])
+    (entry,) = scheduler.schedule({request: token_tree([range(12), [3, 4, 5]])}).entries
+    assert entry.tree == token_tree([[0, 1], [3, 4]])
 
 
 def test_a_pass_of_one_request_cannot_be_undone():

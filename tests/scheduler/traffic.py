@@ -16,6 +16,7 @@ from moeflow.core.token_tree import TokenTree
 from moeflow.scheduler.scheduler import Scheduler
 from moeflow.scheduler.static_batching import StaticBatching
 from tests.scheduler.fake_model import VOCAB_SIZE, FakeModel, generate_alone
+from tests.token_trees import token_tree
 
 AnyScheduler = Scheduler | StaticBatching
 
@@ -60,7 +61,7 @@ def guesses(request: Request, rng: random.Random) -> TokenTree:
     for _ in range(rng.randrange(4)):
         right = output[: rng.randrange(len(output) + 1)]
         sequences.append([*right, *[rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(4))]])
-    return TokenTree.of(sequences, max_tokens=rng.randrange(20))
+    return token_tree(sequences, max_tokens=rng.randrange(20))
 
 
 def run_pass(

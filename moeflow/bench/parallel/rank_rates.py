@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -26,6 +27,7 @@ from moeflow.parallel.group import Group
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.parallel_costs import COPY_PASSES, RankRates
 from moeflow.planner.costs.roofline import processor_of
+from moeflow.planner.hardware.call_times import usual_s
 
 TRIES: Final = 7
 ROWS: Final = (4, 16, 64, 256, 1024)  # of an expert
@@ -33,6 +35,8 @@ CALL_ROWS: Final = 1024  # of a call, for as many experts as these are
 TOKENS: Final = 1024
 SMALL_BYTES: Final = KIB  # that each rank gives each other one
 LARGE_BYTES: Final = MIB
+
+_usual_s = partial(usual_s, TRIES, clock=time.thread_time)
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -138,14 +142,3 @@ def _exchange_s(group: Group, num_bytes: int) -> float:
         group.all_to_all("parts", parts)
 
     return _usual_s(exchange, lambda: group.barrier("exchange"))
-
-
-def _usual_s(call: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
-    """Return the median processor time of this thread, the first call left out."""
-    times = []
-    for _ in range(TRIES + 1):
-        before()
-        start_s = time.thread_time()
-        call()
-        times.append(time.thread_time() - start_s)
-    return statistics.median(times[1:])

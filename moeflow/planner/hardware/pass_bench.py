@@ -20,7 +20,6 @@ from moeflow.checkpoint.packed.reader import SlabReader
 from moeflow.core.batch import Batch
 from moeflow.core.engine_config import SchedulerConfig
 from moeflow.core.hardware import DEFAULT_LOAD_S, DEFAULT_STOP_S
-from moeflow.core.model_config import ModelConfig, RopeConfig
 from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.experts.cache.eviction import POLICIES
@@ -39,6 +38,7 @@ from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.models.pass_input import PassInput
 from moeflow.pipeline.runtime.lane import Lane
+from moeflow.planner.hardware.tiny_layer import tiny_shape
 from moeflow.scheduler.scheduler import Scheduler
 
 Chill = Callable[[], object]  # drives everything from the caches, as a pass over a large model's weights does
@@ -111,7 +111,7 @@ class _TinyModel:
     """One layer of zeros, which chooses the experts of the lowest numbers."""
 
     def __init__(self, top_k: int, pool: ExpertPool | None = None) -> None:
-        self.shape = _shape(top_k)
+        self.shape = tiny_shape(num_experts=NUM_EXPERTS, top_k=top_k)
         formats = WeightFormats("float32", "float32")
         self.model: CausalLM = qwen3_moe.build(
             self.shape, WeightAllocator(torch.float32, torch.device("cpu"), formats, pool=pool)
@@ -137,7 +137,7 @@ class _TinyModel:
 @contextmanager
 def _absent_experts(count: int) -> Iterator[_TinyModel]:
     """Yield a model that lacks so many experts in each pass, and gets them at once."""
-    shape = _shape(count)
+    shape = tiny_shape(num_experts=NUM_EXPERTS, top_k=count)
     slab_bytes = expert_bytes(shape.hidden_size, shape.intermediate_size, "float32")
     num_slots = max(count, 2)
     arena = SlotArena(num_slots, slab_bytes)
@@ -247,21 +247,3 @@ class _Driver:
 def _calm(seconds: Sequence[float]) -> float:
     """Return the lower quartile: what others do meanwhile adds as much as such a short pass takes, or nothing."""
     return sorted(seconds)[len(seconds) // 4]
-
-
-def _shape(top_k: int) -> ModelConfig:
-    return ModelConfig(
-        model_type="qwen3_moe",
-        vocab_size=64,
-        hidden_size=64,
-        num_layers=1,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=32,
-        intermediate_size=32,
-        max_position=4096,
-        rms_norm_eps=1e-6,
-        rope=RopeConfig(),
-        num_experts=NUM_EXPERTS,
-        top_k=top_k,
-    )

@@ -10,10 +10,8 @@ from __future__ import annotations
 import os
 import queue
 import signal
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +23,6 @@ import torch
 
 from moeflow.core.errors import ConfigError, GroupError
 from moeflow.core.hardware import RAM, RANK, REMOTE_RANK, Link, LinkRate, Machine, RankLayer
-from moeflow.core.model_config import ModelConfig, RopeConfig
 from moeflow.core.parallel_config import ATTENTION_LAYOUTS, EXPERT_LAYOUTS, ParallelConfig
 from moeflow.core.units import KIB, MIB
 from moeflow.kernels.cpu import extension
@@ -43,6 +40,8 @@ from moeflow.parallel.tcp.mesh import Meeting, meet
 from moeflow.parallel.tcp.tcp_group import TcpGroup
 from moeflow.parallel.tcp.tcp_link import TcpLink
 from moeflow.planner.costs.roofline import processor_of
+from moeflow.planner.hardware.call_times import usual_s
+from moeflow.planner.hardware.tiny_layer import tiny_shape
 
 NUM_RANKS: Final = 2
 SIZES: Final = (256, 16 * KIB, 256 * KIB, 2 * MIB)  # bytes of each rank
@@ -128,7 +127,7 @@ def _gatherings(group: Group) -> list[tuple[int, float]]:
     for size in SIZES:
         tensor = torch.zeros(size // 4)
         number = min(MOST_TIMES, MOST_BYTES // size)
-        times.append((size, _usual_s(number, lambda tensor=tensor: group.all_gather("rows", tensor))))  # type: ignore[misc]
+        times.append((size, usual_s(number, lambda tensor=tensor: group.all_gather("rows", tensor))))  # type: ignore[misc]
     return times
 
 
@@ -145,13 +144,13 @@ def _layers(group: Group) -> list[tuple[str, str, float]]:
         parallel = ParallelConfig(
             num_ranks=group.size, expert_layout=experts, attention_layout=attention, moves_experts=False
         )
-        found.append((experts, attention, _usual_s(NUM_PASSES, _layer(parallel, group), chill)))
+        found.append((experts, attention, usual_s(NUM_PASSES, _layer(parallel, group), chill)))
     return found
 
 
 def _layer(parallel: ParallelConfig, group: Group) -> Callable[[], object]:
     """Return what computes a token in a layer of zeros."""
-    shape = _shape()
+    shape = tiny_shape(num_experts=16, top_k=2, num_kv_heads=NUM_RANKS)
     allocator = WeightAllocator(
         torch.float32,
         torch.device("cpu"),
@@ -177,17 +176,6 @@ def _layer(parallel: ParallelConfig, group: Group) -> Callable[[], object]:
     return lambda: model.layers[0](hidden, rotary, context)
 
 
-def _usual_s(number: int, call: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
-    """Return the median of so many calls, the first left out; `before` each is called what is not timed."""
-    times = []
-    for _ in range(number + 1):
-        before()
-        start_s = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start_s)
-    return statistics.median(times[1:])
-
-
 @contextmanager
 def _tcp_group(group: Group) -> Iterator[TcpGroup]:
     """Yield a group of the same ranks over loopback, who learn each other's ports from the one that there is."""
@@ -206,24 +194,6 @@ def _tcp_group(group: Group) -> Iterator[TcpGroup]:
         yield tcp
     finally:
         tcp.close()
-
-
-def _shape() -> ModelConfig:
-    return ModelConfig(
-        model_type="qwen3_moe",
-        vocab_size=64,
-        hidden_size=64,
-        num_layers=1,
-        num_heads=2,
-        num_kv_heads=2,
-        head_dim=32,
-        intermediate_size=32,
-        max_position=16,
-        rms_norm_eps=1e-6,
-        rope=RopeConfig(),
-        num_experts=16,
-        top_k=2,
-    )
 
 
 def main() -> None:

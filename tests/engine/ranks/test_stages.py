@@ -23,16 +23,16 @@ from transformers import (
 
 from moeflow.core.errors import ConfigError, GroupError
 from moeflow.core.parallel_config import MicroBatchCosts
-from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine import runner_loading
 from moeflow.engine.engine import Engine
-from moeflow.engine.messages import Submission
 from moeflow.engine.ranks import rank_upkeep, stage_forward
 from moeflow.kernels.cpu import extension
 from moeflow.planner.apply_plan import settings_of
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
+from tests.engine.ranks import mixed_requests
+from tests.engine.ranks.mixed_requests import ASKED, run
 from tests.engine.ranks.rank_threads import RankThreads
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -53,16 +53,6 @@ MODELS: dict[str, PretrainedConfig] = {
     "olmoe": OlmoeConfig(**MOE, clip_qkv=0.5),
     "qwen3_moe": Qwen3MoeConfig(**MOE, moe_intermediate_size=32, head_dim=16, mlp_only_layers=[0, 1]),
 }
-LONG = [(7 * index) % 250 + 2 for index in range(90)]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=2)
-DRAWN = SamplingParams(max_tokens=24, ignore_eos=True, top_p=0.9, logprobs=1, prompt_logprobs=1)
-ASKED = [
-    Submission("long", LONG, DRAWN, seed=1),
-    Submission("same prefix", LONG[:70], GREEDY, seed=2),
-    Submission("short", [5], DRAWN, seed=3),
-    Submission("other", LONG[30:60], GREEDY, seed=4),
-]
-NUM_BLOCKS = 10  # of 16 tokens: for one long request, and little beside it
 OFTEN_CUT = MicroBatchCosts(fixed_s=0.0, expert_s=0.0, num_experts=0, top_k=0, token_s=1.0)
 
 
@@ -83,35 +73,14 @@ def in_threads(monkeypatch):
     monkeypatch.setattr(rank_upkeep, "TIMES_PASSES", 2)
 
 
-def config_of(model, *, num_blocks=NUM_BLOCKS, is_often_cut=True, **settings):
-    """Return a configuration with so many blocks; passes are cut as often as can be, or as the rule says."""
-    settings = {"num_threads": 1, "max_num_batched_tokens": 48, "max_num_seqs": 4, "max_model_len": 160} | settings
-    config = resolve(Settings(model=model, **settings)).config
+def config_of(model, *, is_often_cut=True, **settings):
+    """Return a configuration whose passes are cut as often as can be, or as the rule says."""
+    config = mixed_requests.config_of(model, **settings)
     parallel = config.parallel
     if is_often_cut and parallel is not None and parallel.stages is not None:
         stages = dataclasses.replace(parallel.stages, costs=OFTEN_CUT)
         config = dataclasses.replace(config, parallel=dataclasses.replace(parallel, stages=stages))
-    return dataclasses.replace(config, scheduler=dataclasses.replace(config.scheduler, num_blocks=num_blocks))
-
-
-def run(config):
-    """Return what each request got, how often one was preempted, tokens that were cached, and statistics."""
-    engine = Engine.load(config)
-    try:
-        for submission in ASKED:
-            engine.submit(submission)
-        found = {submission.request_id: [] for submission in ASKED}
-        num_cached = 0
-        while engine.has_work:
-            for output in engine.step():
-                assert output.error is None
-                num_cached += output.num_cached_tokens
-                found[output.request_id].append((output.token_ids, output.logprobs, output.prompt_logprobs))
-            engine.check_integrity()
-        stats = engine.stats()
-        return (found, stats.preemptions_total, num_cached), stats
-    finally:
-        engine.close()
+    return config
 
 
 @pytest.fixture(scope="module")

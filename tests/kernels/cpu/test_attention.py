@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeflow.core.token_tree import TokenTree, branch_masks
+from moeflow.core.token_tree import branch_masks
 from moeflow.kernels.attention.attention import attend, attend_reference, write_kv
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.kv_blocks import KV_DTYPES
@@ -15,6 +15,7 @@ from moeflow.kernels.cpu import attention as cpu_attention
 from moeflow.kernels.cpu import extension
 from moeflow.scheduler.tree_room import KV_RANGE_POSITIONS
 from tests.kernels.passes import Pass, make_blocks
+from tests.token_trees import token_tree
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.03, torch.int8: 0.06}
 SPANS = [(0, 1), (0, 37), (254, 1), (255, 1), (256, 1), (250, 12), (15, 1), (511, 2), (16, 16)]
@@ -246,7 +247,7 @@ def test_a_branch_has_the_bits_that_it_has_by_itself(kv_dtype, window, start):
     """As a tree's node, and as the last token of a sequence that is nothing but its branch."""
     rng = random.Random(start)
     for _ in range(3):
-        tree = TokenTree.of([[rng.randrange(3) for _ in range(rng.randrange(9))] for _ in range(6)], max_tokens=40)
+        tree = token_tree([[rng.randrange(3) for _ in range(rng.randrange(9))] for _ in range(6)], max_tokens=40)
         if not len(tree):
             continue
         made = Pass([(start, len(tree))], heads=(4, 2), block_size=16, kv_dtype=kv_dtype, masks=[tree_masks(tree)])

@@ -1,0 +1,23 @@
+"""Token trees of given sequences, made as guesses are merged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from moeflow.core.token_tree import MAX_TREE_TOKENS, TokenTree
+from moeflow.speculation.draft_tree import DraftedToken, merge, tree_of
+from moeflow.speculation.speculator import Draft
+
+
+def token_tree(sequences: Iterable[Sequence[int]], max_tokens: int = MAX_TREE_TOKENS) -> TokenTree:
+    """Merge sequences; of those behind, as much is left out as `max_tokens` asks for."""
+    drafts = [Draft(tuple(sequence), (0,) * len(sequence)) for sequence in sequences]
+    root = merge([("someone", draft) for draft in drafts], MAX_TREE_TOKENS, lambda name, grade: 0.5)
+    found: list[DraftedToken] = []
+    for draft in drafts:
+        token = root
+        for token_id in draft.token_ids[:MAX_TREE_TOKENS]:
+            token = token.children[token_id]
+            if token not in found:
+                found.append(token)
+    return tree_of(found[:max_tokens])[0]
