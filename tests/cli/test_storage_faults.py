@@ -80,7 +80,7 @@ def test_a_full_disk_is_said_in_a_line(model, streamed, tmp_path):
 
 def test_packing_that_was_cut_short_is_done_again(model, tmp_path):
     file = tmp_path / "slabs"
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+    for number in (signal.SIGTERM, signal.SIGKILL):
         process = begin("pack", model, "--out", file)
         try:
             assert eventually(lambda: partial_file(file).exists() or file.exists(), 120)

@@ -128,7 +128,6 @@ def test_clients_that_hang_up_leave_nothing_behind(tmp_path: Path):
 @pytest.mark.weights
 @pytest.mark.slow
 def test_the_built_in_model_under_the_same_treatment(builtin_model: Path):
-    jobs = make_jobs(12, vocab_size=49152, longest_prompt=80, longest_answer=24)
-    # one thread: two of torch's that wait for each other are ten times slower wherever something else runs too
-    with serving(str(builtin_model), "--dtype", "float32", "--threads", "1") as url:
+    jobs = make_jobs(9, vocab_size=49152, longest_prompt=80, longest_answer=24)
+    with serving(str(builtin_model), "--quantize", "int8", "--threads", "1") as url:
         asyncio.run(soak(url, jobs, rounds=1))
