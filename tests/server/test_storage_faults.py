@@ -41,7 +41,8 @@ if sys.argv[3] == "streamed":
     memory = resolve(dataclasses.replace(settings, is_served=True, memory_bytes=2**31)).config.memory
     limit_bytes = memory.process_bytes + memory.work_bytes + 16 * 2**20
     settings = dataclasses.replace(settings, memory_bytes=limit_bytes, predictor="none")
-sys.exit(serve(lambda: resolve(dataclasses.replace(settings, is_served=True)).plan, ServerConfig(port=0, max_engine_restarts=1)))
+config = ServerConfig(port=0, max_engine_restarts=1)
+sys.exit(serve(lambda: resolve(dataclasses.replace(settings, is_served=True)).plan, config))
 """
 
 
