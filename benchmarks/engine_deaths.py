@@ -199,6 +199,8 @@ async def run_kills(server: Server, num_streams: int, num_tokens: int, num_kills
         killing = asyncio.create_task(kill_often(server, client, disturbed, num_kills))
         await asyncio.wait((streaming, killing), return_when=asyncio.FIRST_COMPLETED)
         if not killing.done():
+            killing.cancel()
+            await streaming
             raise SystemExit("the streams were over before the last kill: raise --tokens")
         await streaming
         stats = (await client.get("/stats")).json()
@@ -223,8 +225,8 @@ async def run_kills(server: Server, num_streams: int, num_tokens: int, num_kills
 
 
 def connect(server: Server) -> httpx.AsyncClient:
-    """Return a client with room for all connections."""
-    limits = httpx.Limits(max_connections=None)
+    """Return a client that opens a connection for each request: the server closes idle ones, maybe as they are used."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     return httpx.AsyncClient(base_url=server.url, timeout=MAX_WAIT_S, limits=limits)
 
 
