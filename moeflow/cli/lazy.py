@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.checkpoint.open import open_checkpoint
     from moeflow.engine.lending import LendSettings, lend
     from moeflow.engine.ranks.join import JoinSettings, join
+    from moeflow.engine.text.token_tree_dot import to_dot
     from moeflow.engine.text.tokenizer import Tokenizer
     from moeflow.llm import LLM
     from moeflow.models.registry import read_bare_config, read_model_config
@@ -74,6 +75,7 @@ _NAMES = {  # by module, as imported above
     "moeflow.checkpoint.open": "open_checkpoint",
     "moeflow.engine.lending": "LendSettings lend",
     "moeflow.engine.ranks.join": "JoinSettings join",
+    "moeflow.engine.text.token_tree_dot": "to_dot",
     "moeflow.engine.text.tokenizer": "Tokenizer",
     "moeflow.llm": "LLM",
     "moeflow.models.registry": "read_bare_config read_model_config",

@@ -31,6 +31,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     kv_capacity_tokens: int
     created: int  # unix seconds at which it was loaded
+    speculators: tuple[str, ...] = ()  # that guess tokens
 
 
 class Submission(msgspec.Struct, frozen=True, tag="submit"):
@@ -73,6 +74,16 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     top: list[tuple[int, float]]  # (token id, logprob), likeliest first
 
 
+class DraftedTree(msgspec.Struct, frozen=True):
+    """The drafted tokens that a pass computed for one request, each after the one that it follows."""
+
+    token_ids: list[int]
+    parents: list[int]  # of each token: the place of another one, or `ROOT` of core/token_tree.py
+    speculators: list[list[str]]  # of each token: who guessed it
+    chances: list[float]  # of each token: that it is right, and all before it, as was expected before the pass
+    accepted: list[int]  # places of those that the output's first tokens are, one after another
+
+
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What one pass brought for one request."""
 
@@ -84,6 +95,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_id: int | None = None  # the token that ended it, unless it was the model's EOS
     num_cached_tokens: int = 0  # prompt tokens that the prefix tree saved
     num_drafted_tokens: int = 0  # guesses that the pass computed; the new tokens but the last were among them
+    drafted_tree: DraftedTree | None = None  # these guesses, if there were any and they are asked for
     queued_s: float | None = None  # waited before its first pass; with the first output
     error: str | None = None  # with FinishReason.ERROR
 

@@ -173,4 +173,5 @@ def _describe(shape: ModelConfig, checkpoint: Checkpoint, config: EngineConfig) 
         device=str(device_of_layers(config)),
         kv_capacity_tokens=config.scheduler.num_blocks * config.scheduler.block_size,
         created=int(time.time()),
+        speculators=config.speculators,
     )

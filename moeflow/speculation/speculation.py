@@ -86,6 +86,10 @@ class Speculation:
             self._governor.note(batch.num_tokens, num_guessed, num_kept, seconds)
             self._note_use(guesses, len(batch.entries))
 
+    def nodes(self, entry: BatchEntry) -> list[DraftedToken]:
+        """Return who guessed the tokens of an entry's tree, and their chances, while its pass is the newest."""
+        return self._nodes.get(entry.request, [])[: len(entry.tree)]
+
     def forget(self, request: Request) -> None:
         """Let go of a request that has ended."""
         self._nodes.pop(request, None)
@@ -132,7 +136,7 @@ class Speculation:
     def _judge(self, entry: BatchEntry, right: Sequence[int]) -> list[Guess]:
         """Count the guesses whose parents were right; return all."""
         known = {ROOT, *right}
-        nodes = self._nodes[entry.request][: len(entry.tree)]
+        nodes = self.nodes(entry)
         for node, (token, parent) in enumerate(zip(nodes, entry.tree.parents, strict=True)):
             if parent in known:
                 for name, grade in token.origins:
