@@ -23,7 +23,8 @@ from moeflow.engine.runner_loading import load_runner
 from moeflow.engine.sampler import SampledToken
 from moeflow.engine.speculators.loading import load_speculators
 from moeflow.scheduler.policy import SchedulingPolicy, make_scheduler
-from moeflow.speculation.speculation import Speculation, SpeculationCounts
+from moeflow.speculation.counts import SpeculationCounts
+from moeflow.speculation.speculation import Speculation
 
 logger = logging.getLogger(__name__)
 

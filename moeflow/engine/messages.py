@@ -121,6 +121,16 @@ class LenderStats(msgspec.Struct, frozen=True, kw_only=True):
     num_experts: int = 0  # that it has
 
 
+class SpeculatorStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one speculator's guesses; a token that several guessed counts for each."""
+
+    name: str
+    is_resting: bool = False  # it does not guess now: that does not pay, or it has failed
+    drafted_total: list[int]  # computed, by how many tokens ahead they were guessed, from 1 on
+    accepted_total: list[int]  # of these
+    drafting_s_total: float = 0.0  # that its guessing took
+
+
 class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
     """What became of experts that come from disk, lie on ranks, or are those of other replicas.
 
@@ -186,6 +196,8 @@ class EngineStats(ExpertStats, frozen=True, kw_only=True):
     drafted_tokens_total: int = 0  # guesses that were computed, of which
     accepted_tokens_total: int = 0  # so many were right
     drafting_s_total: float = 0.0  # that guessing took
+    trees_total: list[int] = []  # of guesses for one request in one pass, by how many of them were right, from 0 on
+    speculators: list[SpeculatorStats] = []
     engine_restarts_total: int = 0  # by the supervisor, which fills in these two
     is_engine_stalled: bool = False
 

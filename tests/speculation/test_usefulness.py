@@ -9,7 +9,8 @@ import pytest
 
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.token_tree import NO_TREE
-from moeflow.speculation.speculation import MAX_DEPTH, Speculation
+from moeflow.speculation.counts import MAX_DEPTH
+from moeflow.speculation.speculation import Speculation
 from moeflow.speculation.speculator import Draft
 from moeflow.speculation.usefulness import FIRST_CREDIT, INCOME, Guess, Usefulness
 from tests.speculation.test_governor import make_request
@@ -140,7 +141,7 @@ def test_what_guesses_are_compared_with_stays_true():
     drafter = Drafter("useful", 0.1, 0.5, first_token=0)
     machine = Machine(drafter)
     machine.run(300)
-    assert not machine.speculation._usefulness._accounts["useful"].is_resting
+    assert not machine.speculation.usefulness._accounts["useful"].is_resting
     machine.pass_s = 0.2
     machine.run(3000)
     before = machine.now_s
