@@ -87,25 +87,6 @@ def _formats_text(record: Record) -> str:
     return f"{record['model']}, {record['weight_format']}{with_kv}"
 
 
-def speculation_table(record: Record) -> Table:
-    """Return a `bench speculation` record as a table, a row a set of prompts."""
-    rows = [
-        (
-            one["set"],
-            f"{one['plain_tokens_per_s']:.1f}",
-            f"{one['tokens_per_s']:.1f}",
-            f"{one['speedup']:.2f}x ({one['speedup_low']:.2f}-{one['speedup_high']:.2f})",
-            f"{one['tokens_per_pass']:.2f}",
-            f"{one['accepted_per_pass']:.2f} of {one['drafted_per_pass']:.2f}",
-        )
-        for one in record["sets"]
-    ]
-    columns = ("prompts", "tokens/s without", "with", "speed-up (middle half)", "tokens a pass", "guesses right a pass")
-    return Table(
-        f"{record['model']}, {record['weight_format']}: {', '.join(record['speculators'])}", columns, tuple(rows)
-    )
-
-
 def serve_tables(records: Sequence[Record]) -> list[Table]:
     """Return `bench serve` records of one model as the thesis' tables 6.1 to 6.3: rates of both kinds, latencies."""
     runs: dict[float, dict[str, list[Record]]] = {}

@@ -39,6 +39,7 @@ class DraftModel:
         """`vocab_size` is that of the model it guesses for; `chunk_tokens` of prompts are computed before a pass."""
         self.name = name
         self.tables = tables
+        self.is_eager = False  # guesses as far as it is asked to, and beside every token, however unlikely
         self._model, self._kv = model, kv
         self._vocab_size = min(vocab_size, model.config.vocab_size)
         self._chunk_tokens = chunk_tokens
@@ -47,7 +48,8 @@ class DraftModel:
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request], max_depth: int) -> list[list[Draft]]:
         """See `Speculator`. Requests that it is behind with get nothing until it has caught up."""
-        paths = [_Path(request, depth) for request in requests if (depth := self._depth(request, max_depth)) > 0]
+        least = (0.0, 0.0) if self.is_eager else (LEAST_PATH, LEAST_BRANCH)
+        paths = [_Path(request, depth, *least) for request in requests if (depth := self._depth(request, max_depth)) > 0]
         growing, logits = self._catch_up(paths)
         while growing:
             likeliest = _likeliest(logits, self._vocab_size)
@@ -167,6 +169,8 @@ class _Path:
 
     request: Request
     max_depth: int
+    least_path: float
+    least_branch: float
     token_ids: list[int] = field(default_factory=list)
     _grades: list[int] = field(default_factory=list)
     _probability: float = 1.0  # of all of them
@@ -176,12 +180,12 @@ class _Path:
         """Add the likeliest next token; return whether the one after it is worth computing."""
         (token_id, probability), *others = likeliest
         for other, chance in others:
-            if self._probability * chance >= LEAST_BRANCH:
+            if self._probability * chance >= self.least_branch:
                 self._branches.append(Draft((*self.token_ids, other), (*self._grades, _grade(chance))))
         self.token_ids.append(token_id)
         self._grades.append(_grade(probability))
         self._probability *= probability
-        return len(self.token_ids) < self.max_depth and self._probability >= LEAST_PATH
+        return len(self.token_ids) < self.max_depth and self._probability >= self.least_path
 
     @property
     def last(self) -> _Piece:

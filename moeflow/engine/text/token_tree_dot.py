@@ -56,7 +56,7 @@ def _pass_lines(prefix: str, place: int, one: GuessedPass, last: str) -> Iterato
         yield f'    label="pass {place}: {one.num_accepted} of {one.num_drafted} kept"; color="#dde3e1"; fontsize=10;'
     before = last
     for name, token in zip(names, one.drafted, strict=True):
-        who = f"{'+'.join(token.speculators)} {token.chance:.0%}"
+        who = f"{'+'.join(token.speculators)} {int(100 * token.chance + 0.5)}%"
         yield f"    {name} [label={_quoted(visible(token.token), who)}, {_ACCEPTED if token.is_accepted else _REJECTED}];"
         parent = before if token.parent is None else names[token.parent]
         edges.append(f"  {parent} -> {name}{_KEPT_EDGE if token.is_accepted else ''};")

@@ -55,6 +55,7 @@ function showModel(model) {
   at("welcome-text").textContent = welcomeText(model);
   drawExperts(at("expert-strip"), model);
   listFacts(at("model-facts"), modelFacts(model));
+  at("guesses-field").hidden = model.speculators.length === 0;
 }
 
 function showNumbers() {

@@ -1,0 +1,193 @@
+// What was guessed for an answer, drawn under it: for each pass the tree of drafted tokens, the accepted path marked.
+// Also writes it as DOT, the same as `moeflow generate --token-trees` does (engine/text/token_tree_dot.py).
+
+const SIGNS = { " ": "␣", "\n": "↵", "\t": "⇥" }; // so that they are seen
+const HIDDEN = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Zl}\p{Zp}]/u;
+
+/** A token's text with signs for what cannot be seen. */
+export function visible(token) {
+  return [...token].map((char) => SIGNS[char] ?? (HIDDEN.test(char) ? code(char) : char)).join("");
+}
+
+function code(char) {
+  return `\\u{${char.codePointAt(0).toString(16)}}`;
+}
+
+/** One line of what guesses brought. */
+export function guessesLine(passes) {
+  const sum = (count) => passes.reduce((total, pass) => total + count(pass), 0);
+  const tokens = sum((pass) => pass.tokens.length);
+  const drafted = sum((pass) => pass.num_drafted);
+  const perPass = passes.length ? (tokens / passes.length).toFixed(2) : "0";
+  return `${perPass} tokens a pass · ${sum((pass) => pass.num_accepted)} of ${drafted} guesses right`;
+}
+
+/** The <details> under one answer. Draws when it is open, and then only passes that are new. */
+export class TokenTreesView {
+  /** `element` is the <details>; `onCopy(text, button)` copies. */
+  constructor(element, onCopy) {
+    this.element = element;
+    this.line = element.querySelector(".guesses-line");
+    this.list = element.querySelector(".passes");
+    this.passes = [];
+    this.numDrawn = 0;
+    element.addEventListener("toggle", () => this.draw());
+    const copyButton = element.querySelector(".copy-dot");
+    copyButton.addEventListener("click", () => onCopy(toDot("answer", this.passes), copyButton));
+    element.querySelector(".save-dot").addEventListener("click", () => saveText("token-trees.dot", toDot("answer", this.passes)));
+  }
+
+  update(passes) {
+    if (this.passes !== passes) this.clear();
+    this.passes = passes;
+    this.element.hidden = passes.length === 0;
+    this.line.textContent = guessesLine(passes);
+    this.draw();
+  }
+
+  clear() {
+    this.numDrawn = 0;
+    this.list.replaceChildren();
+  }
+
+  draw() {
+    if (!this.element.open) return;
+    for (; this.numDrawn < this.passes.length; this.numDrawn += 1) {
+      const pass = this.passes[this.numDrawn];
+      const last = this.list.lastElementChild;
+      // Passes without guesses follow each other in one row: nothing is to be seen of them but their tokens.
+      if (!pass.num_drafted && last?.classList.contains("plain")) last.lastElementChild.append(...pass.tokens.map(ownToken));
+      else this.list.append(passRow(pass, this.numDrawn + 1));
+    }
+  }
+}
+
+function passRow(pass, number) {
+  const row = element("li", pass.num_drafted ? "" : "plain");
+  const head = element("span", "pass-number", String(number));
+  const kept = pass.num_drafted ? `${pass.num_accepted} of ${pass.num_drafted}` : "";
+  head.append(element("span", "pass-kept", kept));
+  const tree = element("div", "tree");
+  tree.tabIndex = 0; // a keyboard must be able to scroll it
+  tree.setAttribute("role", "group");
+  tree.setAttribute("aria-label", `Pass ${number}${kept && `, ${kept} guesses right`}`);
+  const own = pass.tokens.slice(pass.drafted.length ? pass.num_accepted : 0);
+  tree.append(...branches(pass.drafted, own));
+  row.append(head, tree);
+  return row;
+}
+
+/** The accepted path first, with the model's own token at its end; what was guessed in vain below. */
+function branches(drafted, own) {
+  const below = new Map([[null, []]]);
+  drafted.forEach((token, place) => {
+    below.set(place, []);
+    below.get(token.parent).push(place);
+  });
+  const grown = (parent, isPath) => {
+    const places = below.get(parent).toSorted((a, b) => drafted[b].is_accepted - drafted[a].is_accepted);
+    const found = places.map((place) => {
+      const branch = element("div", "branch");
+      branch.append(guessedToken(drafted[place]));
+      const children = grown(place, isPath && drafted[place].is_accepted);
+      if (children.length) branch.append(withChildren("div", "children", children));
+      return branch;
+    });
+    const goesOn = places.some((place) => drafted[place].is_accepted);
+    if (isPath && !goesOn && own.length) found.unshift(withChildren("div", "branch", own.map(ownToken)));
+    return found;
+  };
+  return grown(null, true);
+}
+
+function guessedToken(token) {
+  const chip = element("span", `token ${token.is_accepted ? "accepted" : "rejected"}`);
+  const who = `${token.speculators.join("+")} ${percent(token.chance)}`;
+  chip.append(element("span", "token-text", visible(token.token)), element("span", "token-from", who));
+  chip.title = `${token.is_accepted ? "Right" : "Not taken"}. Guessed by ${token.speculators.join(" and ")}, with a chance of ${percent(token.chance)}.`;
+  if (token.is_accepted) chip.append(element("span", "unseen", " (right)"));
+  return chip;
+}
+
+function ownToken(token) {
+  const chip = element("span", "token own");
+  chip.title = "The model’s own choice.";
+  chip.append(element("span", "token-text", visible(token.token)));
+  return chip;
+}
+
+/** One graph, left to right; see token_tree_dot.py. */
+export function toDot(name, passes) {
+  const lines = [
+    "digraph token_trees {",
+    "  rankdir=LR;",
+    '  node [shape=box, style=rounded, fontname="monospace"];',
+    '  edge [color="#85928e"];',
+    `  a0 [label=${quoted(name)}, shape=plaintext];`,
+  ];
+  let last = "a0";
+  passes.forEach((pass, at) => {
+    const [drawn, end] = passLines(`a0p${at + 1}`, at + 1, pass, last);
+    lines.push(...drawn);
+    last = end;
+  });
+  return [...lines, "}", ""].join("\n");
+}
+
+function passLines(prefix, place, pass, before) {
+  const kept = ' [color="#0b6b63", penwidth=2]';
+  const lines = [];
+  const edges = [];
+  let last = before;
+  if (pass.num_drafted) {
+    const label = `pass ${place}: ${pass.num_accepted} of ${pass.num_drafted} kept`;
+    lines.push(`  subgraph cluster_${prefix} {`, `    label="${label}"; color="#dde3e1"; fontsize=10;`);
+  }
+  pass.drafted.forEach((token, node) => {
+    const name = `${prefix}n${node}`;
+    const who = `${token.speculators.join("+")} ${percent(token.chance)}`;
+    const look = token.is_accepted
+      ? 'style="rounded,filled", fillcolor="#cfe9e5", color="#0b6b63"'
+      : 'style="rounded,dashed", color="#85928e", fontcolor="#56625e"';
+    lines.push(`    ${name} [label=${quoted(visible(token.token), who)}, ${look}];`);
+    const parent = token.parent === null ? before : `${prefix}n${token.parent}`;
+    edges.push(`  ${parent} -> ${name}${token.is_accepted ? kept : ""};`);
+    if (token.is_accepted) last = name;
+  });
+  pass.tokens.slice(pass.drafted.length ? pass.num_accepted : 0).forEach((token, number) => {
+    const name = `${prefix}t${number}`;
+    lines.push(`    ${name} [label=${quoted(visible(token.token))}, color="#0b6b63", penwidth=2];`);
+    edges.push(`  ${last} -> ${name}${kept};`);
+    last = name;
+  });
+  if (pass.num_drafted) lines.push("  }");
+  return [[...lines, ...edges], last];
+}
+
+function percent(chance) {
+  return `${Math.round(100 * chance)}%`;
+}
+
+function quoted(...lines) {
+  return `"${lines.map((line) => line.replaceAll("\\", "\\\\").replaceAll('"', '\\"')).join("\\n")}"`;
+}
+
+function saveText(name, text) {
+  const link = document.createElement("a");
+  link.href = `data:text/vnd.graphviz;charset=utf-8,${encodeURIComponent(text)}`;
+  link.download = name;
+  link.click();
+}
+
+function element(tag, className, text = "") {
+  const made = document.createElement(tag);
+  made.className = className;
+  made.textContent = text;
+  return made;
+}
+
+function withChildren(tag, className, children) {
+  const made = element(tag, className);
+  made.append(...children);
+  return made;
+}
