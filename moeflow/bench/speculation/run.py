@@ -54,9 +54,9 @@ class SpeculationRun:
         self._runner.close()
 
     @property
-    def num_arms(self) -> int:
-        """How often each prompt is answered in a round."""
-        return len(self._arms)
+    def names(self) -> list[str]:
+        """What guesses in each of the arms, which all answer every prompt."""
+        return [arm.name for arm in self._arms]
 
     def answer(self, prompts: Sequence[Prompt], rounds: int, on_step: Callable[[], None]) -> list[dict[str, Any]]:
         """Return the fields of each arm but the one without guesses: all answer each prompt in turns, `rounds` times.
@@ -65,14 +65,23 @@ class SpeculationRun:
         """
         found: dict[str, list[tuple[Answer, ...]]] = {}  # by set of prompts
         for number in range(rounds):
-            for arm in self._arms:
-                arm.begin_round()
+            self.begin_round()
             for place, prompt in enumerate(prompts):
-                found.setdefault(prompt.name, []).append(self._answers(prompt, number, number + place, on_step))
+                found.setdefault(prompt.name, []).append(self.answers(prompt, number, number + place, on_step))
         return [self._fields(number, found) for number in range(1, len(self._arms))]
 
-    def _answers(self, prompt: Prompt, number: int, first: int, on_step: Callable[[], None]) -> tuple[Answer, ...]:
-        """Return all arms' answers to a prompt; who goes first takes turns, too."""
+    def begin_round(self) -> None:
+        """Have all forget what they have answered."""
+        for arm in self._arms:
+            arm.begin_round()
+
+    def answers(
+        self, prompt: Prompt, number: int, first: int, on_step: Callable[[], None] = lambda: None
+    ) -> tuple[Answer, ...]:
+        """Return all arms' answers to a prompt, that without guesses first; who begins is told by `first`.
+
+        Raises: EngineError if a pass fails, or if the tokens differ.
+        """
         answers: dict[int, Answer] = {}
         for step in range(len(self._arms)):
             which = (first + step) % len(self._arms)

@@ -78,7 +78,7 @@ def speculation(
     asked = lazy.read_prompts(prompts, config.model_path)
     with (
         lazy.SpeculationRun(config, new_tokens=new_tokens, temperature=temperature, sizes=sizes) as run,
-        bar(rounds * len(asked) * run.num_arms) as shown,
+        bar(rounds * len(asked) * len(run.names)) as shown,
     ):
         arms = run.answer(asked, rounds, shown.advance)
     record = make_record(
