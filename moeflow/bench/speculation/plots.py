@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from moeflow.bench.plots import save
 from moeflow.bench.records import Record
@@ -31,7 +32,7 @@ def plot_speculation(record: Record, file: Path) -> None:
     depth_axis.set_xlabel("tokens ahead")
     depth_axis.set_ylabel("right, % of the guesses computed")
     depth_axis.set_ylim(0, 100)
-    depth_axis.legend(fontsize="small")
+    depth_axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     width = 0.8 / len(arms)
     for number, arm in enumerate(arms):
         sets = arm["sets"]
@@ -44,9 +45,9 @@ def plot_speculation(record: Record, file: Path) -> None:
         )
     speed_axis.axhline(1, color="0.4", linewidth=1)
     speed_axis.set_xticks(range(len(arms[0]["sets"])), [one["set"] for one in arms[0]["sets"]])
-    speed_axis.set_ylabel("speed-up; bars: middle half of the prompts")
-    speed_axis.legend(fontsize="small")
+    speed_axis.set_ylabel("speed-up; lines: middle half of the prompts")
     for axis in (depth_axis, speed_axis):
         axis.grid(alpha=0.3)
+        axis.legend(fontsize="small", loc="upper left", bbox_to_anchor=(0, -0.12), ncols=2, frameon=False)
     figure.suptitle(f"Guesses for {record['model']}, {record['weight_format']}")
     save(figure, file)
