@@ -65,7 +65,9 @@ def peer(name: str, weights: str, folder: Path) -> Contestant | None:
         if weights not in LLAMA_NAMES:
             return None
         wish = {"model": str(folder / FILE.format(LLAMA_NAMES[weights]))}
-        return Contestant(f"llama.cpp {LLAMA_NAMES[weights]}", LLAMA.python(folder), "llama", wish, "none: random tokens")
+        return Contestant(
+            f"llama.cpp {LLAMA_NAMES[weights]}", LLAMA.python(folder), "llama", wish, "none: random tokens"
+        )
     if weights not in _TORCH:
         return None
     wish = {"model": str(folder / FOLDER), "dtype": weights}

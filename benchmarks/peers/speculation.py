@@ -104,7 +104,9 @@ def compare(
         "num_same": sum(ours[0].token_ids == theirs[0].token_ids for pairs in found.values() for ours, theirs in pairs),
         "rows": [
             *_rows(OURS, run.names, {name: [ours for ours, _ in pairs] for name, pairs in found.items()}),
-            *_rows(THEIRS, list(LLAMA_GUESSES), {name: [theirs for _, theirs in pairs] for name, pairs in found.items()}),
+            *_rows(
+                THEIRS, list(LLAMA_GUESSES), {name: [theirs for _, theirs in pairs] for name, pairs in found.items()}
+            ),
         ],
     }
 
@@ -194,8 +196,8 @@ def speculation_table(record: Record) -> Table:
     title = f"{record['target']} with {record['draft']}; llama.cpp from {versions}"
     notes = (
         f"{record['num_prompts']} prompts, {record['rounds']} rounds, greedy answers of at most {record['new_tokens']} "
-        f"tokens; {record['num_same']} of {record['num_prompts'] * record['rounds']} plain answers were the same in both "
-        "engines. A speed-up is over the engine's own plain decoding.",
+        f"tokens; of {record['num_prompts'] * record['rounds']} plain answers {record['num_same']} were the same in "
+        "both engines. A speed-up is over the engine's own plain decoding.",
     )
     columns = ("", "tokens/s", "speed-up (middle half)", "right a pass, of guesses", *names)
     return Table(title, columns, tuple(rows), notes)

@@ -125,7 +125,11 @@ def test_every_speculator_alone_all_together_and_both_shapes(config):
     model = {"record": "x"} | {"model": "tiny", "weight_format": "float32", "arms": arms}
     speed, depths, shapes = speculation_tables(model)
     assert len(speed.rows) == 2 * 3
-    assert [row[0] for row in depths.rows] == ["suffix", second["name"], *(f"{one}, of all together" for one in both["speculators"])]
+    assert [row[0] for row in depths.rows] == [
+        "suffix",
+        second["name"],
+        *(f"{one}, of all together" for one in both["speculators"]),
+    ]
     assert [row[0] for row in shapes.rows] == ["one", "two", "all sets"]
 
 
@@ -135,7 +139,9 @@ def test_chains_are_chains(config):
         shapes: dict[str, list[bool]] = {}
         for arm in run._arms:
             arm.engine._on_pass = lambda batch, name=arm.name: shapes.setdefault(name, []).extend(
-                list(entry.tree.parents) == list(range(-1, len(entry.tree) - 1)) for entry in batch.entries if entry.tree
+                list(entry.tree.parents) == list(range(-1, len(entry.tree) - 1))
+                for entry in batch.entries
+                if entry.tree
             )
         run.answers(Prompt("one", [5, 6, 7, 8] * 8), 0, 0)
     assert all(shapes["chain of 4"])

@@ -26,7 +26,6 @@ from tests.engine.test_speculation import load
 from tests.shapes import INFO
 from tests.tiny_mixtral import write_tiny_mixtral
 
-
 NOTHING = DraftedTree([], [], [], [], [])
 
 

@@ -272,4 +272,8 @@ async def test_guesses_by_speculator_and_depth(http, engine):
 
 
 async def test_without_speculators_there_are_no_samples_of_them(http):
-    assert not [name for name in await read_metrics(http) if name.startswith(("moeflow_speculator", "moeflow_accepted_tokens_per"))]
+    assert not [
+        name
+        for name in await read_metrics(http)
+        if name.startswith(("moeflow_speculator", "moeflow_accepted_tokens_per"))
+    ]

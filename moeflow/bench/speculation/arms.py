@@ -116,7 +116,7 @@ class Arm:
                 speculator.is_eager = self.size is not None
 
     def acceptance(self) -> list[dict[str, Any]]:
-        """Return by speculator what became of its guesses, and by depth, from 1 on, how many were computed and right."""
+        """Return what became of each speculator's guesses: by depth, from 1 on, how many were computed and right."""
         return [
             {
                 "speculator": one.name,

@@ -36,12 +36,12 @@ def plot_speculation(record: Record, file: Path) -> None:
     width = 0.8 / len(arms)
     for number, arm in enumerate(arms):
         sets = arm["sets"]
-        places = [at + (number - (len(arms) - 1) / 2) * width for at in range(len(sets))]
+        lefts = [at + (number - (len(arms) - 1) / 2) * width for at in range(len(sets))]
         middle = [one["speedup"] for one in sets]
         below = [max(one["speedup"] - one["speedup_low"], 0.0) for one in sets]
         above = [max(one["speedup_high"] - one["speedup"], 0.0) for one in sets]
         speed_axis.bar(
-            places, middle, width, yerr=[below, above], capsize=3, color=colours[arm["name"]], label=arm["name"]
+            lefts, middle, width, yerr=[below, above], capsize=3, color=colours[arm["name"]], label=arm["name"]
         )
     speed_axis.axhline(1, color="0.4", linewidth=1)
     speed_axis.set_xticks(range(len(arms[0]["sets"])), [one["set"] for one in arms[0]["sets"]])

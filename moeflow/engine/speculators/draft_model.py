@@ -49,7 +49,9 @@ class DraftModel:
     def propose(self, requests: Sequence[Request], max_depth: int) -> list[list[Draft]]:
         """See `Speculator`. Requests that it is behind with get nothing until it has caught up."""
         least = (0.0, 0.0) if self.is_eager else (LEAST_PATH, LEAST_BRANCH)
-        paths = [_Path(request, depth, *least) for request in requests if (depth := self._depth(request, max_depth)) > 0]
+        paths = [
+            _Path(request, depth, *least) for request in requests if (depth := self._depth(request, max_depth)) > 0
+        ]
         growing, logits = self._catch_up(paths)
         while growing:
             likeliest = _likeliest(logits, self._vocab_size)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.messages import TokenLogprobs, TokenOutput
-from moeflow.engine.text.stop_strings import StopWatch
 from moeflow.engine.text.guessed_passes import GuessedPass, GuessTexts
+from moeflow.engine.text.stop_strings import StopWatch
 from moeflow.engine.text.tokenizer import Tokenizer
 
 

@@ -44,7 +44,9 @@ def to_dot(answers: Mapping[str, Sequence[GuessedPass]]) -> str:
 
 def visible(token: str) -> str:
     """Return a token's text with signs for what cannot be seen."""
-    return "".join(_SIGNS.get(char) or (_code(char) if unicodedata.category(char) in _HIDDEN else char) for char in token)
+    return "".join(
+        _SIGNS.get(char) or (_code(char) if unicodedata.category(char) in _HIDDEN else char) for char in token
+    )
 
 
 def _pass_lines(prefix: str, place: int, one: GuessedPass, last: str) -> Iterator[str]:
@@ -57,7 +59,8 @@ def _pass_lines(prefix: str, place: int, one: GuessedPass, last: str) -> Iterato
     before = last
     for name, token in zip(names, one.drafted, strict=True):
         who = f"{'+'.join(token.speculators)} {int(100 * token.chance + 0.5)}%"
-        yield f"    {name} [label={_quoted(visible(token.token), who)}, {_ACCEPTED if token.is_accepted else _REJECTED}];"
+        look = _ACCEPTED if token.is_accepted else _REJECTED
+        yield f"    {name} [label={_quoted(visible(token.token), who)}, {look}];"
         parent = before if token.parent is None else names[token.parent]
         edges.append(f"  {parent} -> {name}{_KEPT_EDGE if token.is_accepted else ''};")
         last = name if token.is_accepted else last

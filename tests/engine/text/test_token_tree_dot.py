@@ -15,7 +15,9 @@ from moeflow.engine.text.guessed_passes import GuessedPass, GuessedToken, NamedT
 from moeflow.engine.text.token_tree_dot import to_dot, visible
 
 # Of DOT's grammar what there is to be: statements in braces, identifiers, quoted strings, attributes.
-TOKEN = re.compile(r'\s*(?:(?P<string>"(?:[^"\\]|\\.)*")|(?P<word>[A-Za-z_][A-Za-z_0-9]*|[0-9.]+)|(?P<sign>->|[{}\[\]=;,]))')
+TOKEN = re.compile(
+    r'\s*(?:(?P<string>"(?:[^"\\]|\\.)*")|(?P<word>[A-Za-z_][A-Za-z_0-9]*|[0-9.]+)|(?P<sign>->|[{}\[\]=;,]))'
+)
 
 
 class Graph:
@@ -90,7 +92,9 @@ class Graph:
         return [re.sub(r"\\(.)", r"\1", line) for line in re.split(r"(?<!\\)(?:\\\\)*\\n", text)] if text else [""]
 
 
-texts = st.sampled_from(['"', "\\", "\n", "\\n", '\\"', "<|im_end|>", "<b>", "]", ";", "\x00", "\u202e", "é", "🦊", " the"])
+texts = st.sampled_from(
+    ['"', "\\", "\n", "\\n", '\\"', "<|im_end|>", "<b>", "]", ";", "\x00", "\u202e", "é", "🦊", " the"]
+)
 texts |= st.text(max_size=6)
 
 
@@ -116,7 +120,9 @@ def test_every_token_is_drawn_once_and_the_answers_are_paths(answers):
     source = to_dot(answers)
     graph = Graph(source)
     every = [one for found in answers.values() for one in found]
-    assert len(graph.nodes) == len(answers) + sum(len(one.drafted) + len(one.tokens) - one.num_accepted for one in every)
+    assert len(graph.nodes) == len(answers) + sum(
+        len(one.drafted) + len(one.tokens) - one.num_accepted for one in every
+    )
     assert len(graph.edges) == len(graph.nodes) - len(answers)
     assert all(start in graph.nodes and end in graph.nodes for start, end in graph.edges)
     assert len({end for _, end in graph.edges}) == len(graph.edges)  # trees: each has one parent
@@ -138,17 +144,25 @@ def is_right(graph: Graph, name: str) -> bool:
 @given(st.characters())
 def test_what_cannot_be_seen_has_a_sign(char):
     shown = visible(char)
-    assert shown == char if char.isprintable() and char != " " else shown != char or unicodedata.category(char) in ("Cn", "Zs")
+    assert (
+        shown == char
+        if char.isprintable() and char != " "
+        else shown != char or unicodedata.category(char) in ("Cn", "Zs")
+    )
     assert not any(ord(one) < 32 or one == " " for one in shown)
 
 
 @pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed")
 def test_graphviz_draws_it():
     nasty = ['say "hi"', "\\", "back\\nslash", "\n", "<|im_end|>", "\x00", "é🦊", "</svg>"]
-    drafted = [GuessedToken(0, token, None if at == 0 else at - 1, ["suffix"], 0.5, at < 2) for at, token in enumerate(nasty)]
+    drafted = [
+        GuessedToken(0, token, None if at == 0 else at - 1, ["suffix"], 0.5, at < 2) for at, token in enumerate(nasty)
+    ]
     tokens = [NamedToken(0, token) for token in [*nasty[:2], "end"]]
     one = GuessedPass(tokens, len(nasty), 2, drafted)
-    done = subprocess.run(["dot", "-Tsvg"], input=to_dot({'a "name" \\': [one]}), text=True, capture_output=True, check=True)
+    done = subprocess.run(
+        ["dot", "-Tsvg"], input=to_dot({'a "name" \\': [one]}), text=True, capture_output=True, check=True
+    )
     assert done.stderr == ""
     for text in ("say␣&quot;hi&quot;", "back\\nslash", "&lt;|im_end|&gt;", "\\u{0}", "é🦊", "&lt;/svg&gt;"):
         assert text in done.stdout, text
