@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 
-from benchmarks.peers import checking, model, serving, speculation
+from benchmarks.peers import checking, guessing, model, serving
 from benchmarks.peers.contestants import FORMATS, LLAMA_NAMES, PEERS, Contestant, ours, peer
 from benchmarks.peers.environments import ENVIRONMENTS, LLAMA, LLAMA_SERVER, VLLM
+from benchmarks.peers.guessing_table import guessing_table
 from benchmarks.peers.pairs import Pair
 from benchmarks.peers.processes import ROOT
 from benchmarks.peers.tables import pair_table, summary_table
@@ -188,13 +189,13 @@ def speculate(
         raise ConfigError(f"{LLAMA_SERVER.program(folder)} is not there; build it with `setup --peer llama-server`")
     threads = threads or host_resources().num_cores
     builtin, draft = ensure_builtin_model(default_cache_dir()), builtin_source()
-    target = speculation.write_target(folder, builtin, draft, LLAMA_NAMES[weights])
+    target = guessing.write_target(folder, builtin, draft, LLAMA_NAMES[weights])
     by_set: dict[str, list[Prompt]] = {}
     for prompt in read_prompts(None, str(builtin)):
         by_set.setdefault(prompt.name, []).append(prompt)
     prompts = [prompt for found in by_set.values() for prompt in found[:per_set]]
-    fields = speculation.compare(
-        speculation.Pair(target, draft),
+    fields = guessing.compare(
+        guessing.Pair(target, draft),
         prompts,
         folder,
         rounds=rounds,
@@ -213,7 +214,7 @@ def speculate(
     )
     if out is not None:
         append(out, record)
-    show_table(speculation.speculation_table(record))
+    show_table(guessing_table(record))
 
 
 @main.command("show")

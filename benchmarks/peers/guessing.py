@@ -17,11 +17,10 @@ from typing import Any
 
 from benchmarks.peers import model
 from benchmarks.peers.environments import LLAMA_SERVER
+from benchmarks.peers.guessing_table import ALL_SETS, PLAIN
 from benchmarks.peers.serving import Server, free_port, running
-from moeflow.bench.records import Record
 from moeflow.bench.speculation.prompts import Prompt
 from moeflow.bench.speculation.run import Answer, SpeculationRun, set_fields
-from moeflow.bench.tables import Table
 from moeflow.core.errors import EngineError
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
@@ -30,8 +29,6 @@ TARGET = "SmolLM2-8x135M-Instruct-{}.gguf"
 CONTEXT = 2048
 ANSWER_S = 120.0
 OURS, THEIRS = "moeflow", "llama.cpp"
-PLAIN = "none"
-ALL_SETS = "all"
 # What guesses, and how the server is told so. Its defaults, and what suits short answers: fewer tokens looked up, more
 # drafted as long as the draft is sure.
 LLAMA_GUESSES: Mapping[str, Sequence[str]] = {
@@ -171,33 +168,3 @@ def _rows(engine: str, names: Sequence[str], found: Mapping[str, Sequence[Sequen
         fields = [set_fields(key, [(each[0], each[number]) for each in answers]) for key, answers in sets.items()]
         rows.append({"engine": engine, "guesses": name, "sets": fields})
     return rows
-
-
-def speculation_table(record: Record) -> Table:
-    """Return a record as a table, a row an engine and what guesses."""
-    names = [one["set"] for one in record["rows"][0]["sets"] if one["set"] != ALL_SETS]
-    rows = []
-    for row in record["rows"]:
-        by_set = {one["set"]: one for one in row["sets"]}
-        total = by_set[ALL_SETS]
-        passes = max(total["passes"], 1)
-        is_plain = row["guesses"] == PLAIN
-        speed_up = f"{total['speedup']:.2f} ({total['speedup_low']:.2f}-{total['speedup_high']:.2f})"
-        rows.append(
-            (
-                f"{row['engine']}, {row['guesses']}",
-                f"{total['tokens_per_s']:.1f}",
-                "" if is_plain else speed_up,
-                "" if is_plain else f"{total['accepted'] / passes:.2f} of {total['drafted'] / passes:.2f}",
-                *("" if is_plain else f"{by_set[name]['speedup']:.2f}" for name in names),
-            )
-        )
-    versions = ", ".join(f"{name} {version}" for name, version in record["peer_versions"].items())
-    title = f"{record['target']} with {record['draft']}; llama.cpp from {versions}"
-    notes = (
-        f"{record['num_prompts']} prompts, {record['rounds']} rounds, greedy answers of at most {record['new_tokens']} "
-        f"tokens; of {record['num_prompts'] * record['rounds']} plain answers {record['num_same']} were the same in "
-        "both engines. A speed-up is over the engine's own plain decoding.",
-    )
-    columns = ("", "tokens/s", "speed-up (middle half)", "right a pass, of guesses", *names)
-    return Table(title, columns, tuple(rows), notes)
