@@ -33,7 +33,7 @@ Examples:
   moeflow generate ~/models/olmoe -p "Once" -p "Twice" --json | jq \\
       -r '.results[].text'
   moeflow generate --prompt-file - --temperature 0.7 --seed 1 < prompt.txt
-  moeflow generate -p "1, 2, 3, 4, 5, 6," --speculator suffix \
+  moeflow generate -p "1, 2, 3, 4, 5, 6," --speculator suffix \\
       --token-trees trees.dot && dot -Tsvg trees.dot > trees.svg
 
 A prompt is completed as it stands; --chat puts it into the model's chat template as a user's message.
