@@ -247,10 +247,10 @@ def test_a_stop_string_cuts_the_path_too(tokenizer):
 
 def test_long_answers_are_told_without_their_trees_in_the_end(tokenizer):
     token_ids = tokenizer.encode("ab", add_special_tokens=False)
-    tree = DraftedTree([token_ids[0]] * 63, [-1, *range(62)], [["x"]] * 63, [0.5] * 63, [0])
+    tree = DraftedTree([token_ids[0]] * 32, [-1, *range(31)], [["x"]] * 32, [0.5] * 32, [0])
     output = TokenOutput(request_id="r", token_ids=token_ids, drafted_tree=tree)
     text = SequenceText(0, tokenizer, SamplingParams(token_trees=True, max_tokens=None))
-    passes = [text.push(output).guessed_pass for _ in range(300)]
-    assert sum(len(one.drafted) for one in passes) == MAX_DRAFTED_TOKENS // 63 * 63
-    assert {(len(one.tokens), one.num_drafted, one.num_accepted) for one in passes} == {(2, 63, 1)}
+    passes = [text.push(output).guessed_pass for _ in range(600)]
+    assert sum(len(one.drafted) for one in passes) == MAX_DRAFTED_TOKENS
+    assert {(len(one.tokens), one.num_drafted, one.num_accepted) for one in passes} == {(2, 32, 1)}
     assert text.push(TokenOutput(request_id="r", finish_reason=FinishReason.LENGTH)).guessed_pass is None
