@@ -1,7 +1,7 @@
 """Token trees as a graph in DOT, the language of Graphviz: `dot -Tsvg` draws it.
 
-An answer is a path from left to right; what was guessed in vain leads off it. The page's `token_trees.js` writes the
-same for one answer.
+An answer is a path from left to right; what was guessed in vain leads off it. The page's `token_tree_dot.js` writes
+the same for one answer.
 """
 
 from __future__ import annotations
