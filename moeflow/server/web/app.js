@@ -98,8 +98,9 @@ function announce(text) {
 async function copy(text, button) {
   const isCopied = await writeClipboard(text);
   announce(isCopied ? "Copied." : "The browser does not allow copying here.");
+  button.dataset.label ??= button.textContent;
   button.textContent = isCopied ? "Copied" : "Not allowed";
-  setTimeout(() => (button.textContent = "Copy"), 1500);
+  setTimeout(() => (button.textContent = button.dataset.label), 1500);
 }
 
 /** Browsers offer a clipboard only to pages on https and on this machine. */
