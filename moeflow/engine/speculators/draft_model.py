@@ -24,6 +24,7 @@ from moeflow.models.pass_input import PassInput, rows_of
 from moeflow.speculation.speculator import Draft
 
 GRADES: Final = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # probabilities where the next begins
+RUNNER_UP: Final = len(GRADES) + 1  # added to the grades of tokens beside the likeliest, which are seldomer right
 NUM_LIKELIEST: Final = 3  # tokens that are guessed for one place at most
 LEAST_PATH: Final = 0.25  # probability of all tokens so far, below which no further one is computed
 LEAST_BRANCH: Final = 0.1  # the same with a token beside the likeliest, below which that is no guess
@@ -183,7 +184,7 @@ class _Path:
         (token_id, probability), *others = likeliest
         for other, chance in others:
             if self._probability * chance >= self.least_branch:
-                self._branches.append(Draft((*self.token_ids, other), (*self._grades, _grade(chance))))
+                self._branches.append(Draft((*self.token_ids, other), (*self._grades, RUNNER_UP + _grade(chance))))
         self.token_ids.append(token_id)
         self._grades.append(_grade(probability))
         self._probability *= probability
