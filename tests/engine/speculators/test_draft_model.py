@@ -198,7 +198,7 @@ def say(request: Request, *token_ids: int) -> None:
 
 
 def expected(model, request: Request, draft) -> None:
-    """Hold that each token of a draft is one of the likeliest, graded by its probability and whether it is the first."""
+    """Hold that each token of a draft is one of the likeliest, graded by probability and by whether it is the first."""
     sequence = [*request.token_ids(0, request.num_tokens), *draft.token_ids]
     with torch.no_grad():
         probabilities = model(torch.tensor([sequence])).logits[0].softmax(-1)
