@@ -25,6 +25,7 @@ from benchmarks.gguf_answers_table import table as gguf_table  # noqa: E402
 from benchmarks.memory_budget import table as memory_table  # noqa: E402
 from benchmarks.offload.tables import offload_table  # noqa: E402
 from benchmarks.paper_settings import tables as paper_tables  # noqa: E402
+from benchmarks.peers.guessing_table import guessing_table  # noqa: E402
 from benchmarks.peers.tables import pair_table, summary_table  # noqa: E402
 from benchmarks.pipelines import table as pipelines_table  # noqa: E402
 from benchmarks.plan_accuracy import table as accuracy_table  # noqa: E402
@@ -36,6 +37,8 @@ from moeflow.bench.parallel.plots import plot_parallel  # noqa: E402
 from moeflow.bench.parallel.tables import parallel_tables, title  # noqa: E402
 from moeflow.bench.plots import plot_latencies, plot_throughput  # noqa: E402
 from moeflow.bench.records import Record, is_dirty, read  # noqa: E402
+from moeflow.bench.speculation.plots import plot_speculation  # noqa: E402
+from moeflow.bench.speculation.tables import speculation_tables  # noqa: E402
 from moeflow.bench.tables import (  # noqa: E402
     Table,
     batch_tables,
@@ -217,6 +220,19 @@ def write_peers(records: list[Record], _docs: Path) -> str:
     return "\n".join(table.to_markdown() for table in tables) + origins(chosen)
 
 
+def write_speculation(records: list[Record], docs: Path) -> str:
+    """Write the newest run of each model and choice of speculators, with its picture."""
+    text = ""
+    groups = group(records, lambda r: (r["model"], r["weight_format"], tuple(r["speculators"]), r["temperature"]))
+    for number, found in enumerate(groups.values(), 1):
+        record = newest(found)
+        file = docs / "images" / f"speculation-{number}.png"
+        plot_speculation(record, file)
+        text += "\n".join(table.to_markdown() for table in speculation_tables(record)) + origin(record)
+        text += f"![Right guesses by tokens ahead, and speed-ups](images/{file.name})\n\n"
+    return text
+
+
 def write_pipelines(records: list[Record], _docs: Path) -> str:
     """Write a table for each model and device, with each pipeline's newest run in each size of micro-batches."""
     text = ""
@@ -252,6 +268,11 @@ def write_paper(records: list[Record], _docs: Path) -> str:
 SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
     "engine": ("Engine", write_engine),
     "peers": ("Other engines", write_peers),
+    "speculation": ("Guessed tokens", write_speculation),
+    "speculation_peers": (
+        "Guessed tokens beside llama.cpp",
+        write_newest(guessing_table, lambda r: (r["target"], r["draft"])),
+    ),
     "offload": (
         "Models larger than memory",
         write_newest(offload_table, lambda r: (r["workload"], r["prompt_len"], r["new_tokens"])),

@@ -4,7 +4,10 @@
     python scripts/screenshot_page.py http://127.0.0.1:8000 docs/images/page.png
 
 Asks two questions with greedy decoding, so that the same model gives the same picture. `--dark` and `--phone`
-show what others see.
+show what others see. `--guesses` opens what was guessed for the last answer, of a server with speculators:
+
+    moeflow serve --port 8000 --speculator suffix --speculator dense-source &
+    python scripts/screenshot_page.py http://127.0.0.1:8000 docs/images/guesses.png --guesses
 """
 
 from __future__ import annotations
@@ -29,28 +32,35 @@ def main() -> None:
     parser.add_argument("out", help="PNG file to write")
     parser.add_argument("--dark", action="store_true", help="as on a machine set to dark")
     parser.add_argument("--phone", action="store_true", help="as on a small phone")
+    parser.add_argument("--guesses", action="store_true", help="open what was guessed for the last answer")
     options = parser.parse_args()
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         parser.error("Chromium is not installed (Debian: apt-get install chromium)")
-    take(chromium, options.url, options.out, dark=options.dark, phone=options.phone)
+    take(chromium, options)
 
 
-def take(chromium: str, url: str, out: str, *, dark: bool, phone: bool) -> None:
+def take(chromium: str, options: argparse.Namespace) -> None:
     """Have the conversation and write its picture."""
+    settings = {**SETTINGS, "token_trees": options.guesses}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        context = browser.new_context(**(PHONE if phone else DESKTOP), color_scheme="dark" if dark else "light")
-        context.add_init_script(f"localStorage.setItem('moeflow.settings', {json.dumps(json.dumps(SETTINGS))})")
+        context = browser.new_context(
+            **(PHONE if options.phone else DESKTOP), color_scheme="dark" if options.dark else "light"
+        )
+        context.add_init_script(f"localStorage.setItem('moeflow.settings', {json.dumps(json.dumps(settings))})")
         page = context.new_page()
-        page.goto(url)
+        page.goto(options.url)
         for number, question in enumerate(QUESTIONS, start=1):
             page.get_by_label("Your message").fill(question)
             page.keyboard.press("Enter")
             answered = page.get_by_role("article").nth(number - 1).get_by_role("button", name="Try again")
             answered.wait_for(timeout=ANSWER_TIMEOUT_MS)
         page.get_by_text("Running").locator("..").get_by_text("0", exact=True).wait_for()
-        page.screenshot(path=out)
+        if options.guesses:
+            page.locator(".guesses summary").last.click()
+            page.locator(".passes").last.scroll_into_view_if_needed()
+        page.screenshot(path=options.out)
         browser.close()
 
 

@@ -122,7 +122,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {  # module -> where it may be imported; n
     "click": ("cli/",),
     "httpx": ("cli/", "bench/http_target.py"),
     "scipy": ("planner/search/device_search.py",),
-    "matplotlib": ("bench/plots.py", "bench/plan_plots.py", "bench/parallel/plots.py"),
+    "matplotlib": ("bench/plots.py", "bench/plan_plots.py", "bench/parallel/plots.py", "bench/speculation/plots.py"),
     "torch.distributed": (),
     "pickle": (),
     "tests": (),

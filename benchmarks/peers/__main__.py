@@ -7,16 +7,20 @@ from pathlib import Path
 
 import click
 
-from benchmarks.peers import checking, model, serving
-from benchmarks.peers.contestants import FORMATS, PEERS, Contestant, ours, peer
-from benchmarks.peers.environments import ENVIRONMENTS, LLAMA, VLLM
+from benchmarks.peers import checking, guessing, model, serving
+from benchmarks.peers.contestants import FORMATS, LLAMA_NAMES, PEERS, Contestant, ours, peer
+from benchmarks.peers.environments import ENVIRONMENTS, LLAMA, LLAMA_SERVER, VLLM
+from benchmarks.peers.guessing_table import guessing_table
 from benchmarks.peers.pairs import Pair
 from benchmarks.peers.processes import ROOT
 from benchmarks.peers.tables import pair_table, summary_table
 from moeflow.bench.records import Record, append, make_record, read, versions
+from moeflow.bench.speculation.prompts import Prompt, read_prompts
 from moeflow.cli.bench.output import show as show_table
-from moeflow.core.errors import MoeflowError
+from moeflow.cli.options import default_cache_dir
+from moeflow.core.errors import ConfigError, MoeflowError
 from moeflow.planner.hardware.host import host_resources
+from moeflow.train.builtin import builtin_source, ensure_builtin_model
 
 folder_option = click.option(
     "--folder",
@@ -164,6 +168,53 @@ def serve(folder: Path, formats: tuple[str, ...], threads: int | None, traffic: 
                 code = serving.send_traffic(server, model.SHAPE["vocab_size"], traffic)
             if code != 0:
                 sys.exit(code)
+
+
+@main.command("speculate")
+@folder_option
+@click.option("--format", "weights", type=click.Choice(tuple(LLAMA_NAMES)), default="int8", show_default=True)
+@threads_option
+@click.option("--rounds", type=click.IntRange(1), default=1, show_default=True, help="Answers of everyone to a prompt.")
+@click.option("--per-set", type=click.IntRange(1), default=3, show_default=True, help="Prompts of each set.")
+@click.option("--new-tokens", type=click.IntRange(2), default=64, show_default=True, help="Of an answer at most.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Append the record to this file.")
+def speculate(
+    folder: Path, weights: str, threads: int | None, rounds: int, per_set: int, new_tokens: int, out: Path | None
+) -> None:
+    """Compare guessed tokens with those of llama.cpp's server, on the built-in model and its dense source.
+
+    Needs llama.cpp's server (`setup --peer llama --peer llama-server`); some four minutes on two cores.
+    """
+    if not LLAMA_SERVER.program(folder).exists():
+        raise ConfigError(f"{LLAMA_SERVER.program(folder)} is not there; build it with `setup --peer llama-server`")
+    threads = threads or host_resources().num_cores
+    builtin, draft = ensure_builtin_model(default_cache_dir()), builtin_source()
+    target = guessing.write_target(folder, builtin, draft, LLAMA_NAMES[weights])
+    by_set: dict[str, list[Prompt]] = {}
+    for prompt in read_prompts(None, str(builtin)):
+        by_set.setdefault(prompt.name, []).append(prompt)
+    prompts = [prompt for found in by_set.values() for prompt in found[:per_set]]
+    fields = guessing.compare(
+        guessing.Pair(target, draft),
+        prompts,
+        folder,
+        rounds=rounds,
+        new_tokens=new_tokens,
+        threads=threads,
+        say=_say,
+    )
+    record = make_record(
+        "speculation_peers",
+        ["python", "benchmarks/peers/run.py", *sys.argv[1:]],
+        seed=0,
+        threads=threads,
+        format=weights,
+        peer_versions={LLAMA.package: LLAMA_SERVER.version(folder)},
+        **fields,
+    )
+    if out is not None:
+        append(out, record)
+    show_table(guessing_table(record))
 
 
 @main.command("show")

@@ -14,7 +14,7 @@ from moeflow.planner.choices.packed_files import pack
 FORMATS = ("bfloat16", "int8", "int4", "float32")
 PACKED = "qwen3moe-{}.slabs"  # by format: what `moeflow pack` makes of the model
 PEERS = ("llama", "transformers", "vllm")
-_LLAMA = {"bfloat16": "bf16", "int8": "q8_0", "int4": "q4_0"}
+LLAMA_NAMES = {"bfloat16": "bf16", "int8": "q8_0", "int4": "q4_0"}
 _TORCH = ("bfloat16", "float32")
 
 
@@ -46,7 +46,7 @@ def ours(weights: str, folder: Path) -> Contestant:
     Quantized weights come from the very file that llama.cpp reads, without loss.
     """
     is_gguf = weights in ("int8", "int4")
-    model = folder / (FILE.format(_LLAMA[weights]) if is_gguf else FOLDER)
+    model = folder / (FILE.format(LLAMA_NAMES[weights]) if is_gguf else FOLDER)
     settings = {"packed_weights_file": str(folder / PACKED.format(weights))} | ({} if is_gguf else {"dtype": weights})
     wish = {"model": str(model), "settings": settings, "weights": weights}
     return Contestant(f"moeflow {weights}", Path(sys.executable), "moeflow_engine", wish, "temperature 1")
@@ -62,10 +62,12 @@ def convert(contestant: Contestant) -> None:
 def peer(name: str, weights: str, folder: Path) -> Contestant | None:
     """Return a peer; None if it has no such format."""
     if name == "llama":
-        if weights not in _LLAMA:
+        if weights not in LLAMA_NAMES:
             return None
-        wish = {"model": str(folder / FILE.format(_LLAMA[weights]))}
-        return Contestant(f"llama.cpp {_LLAMA[weights]}", LLAMA.python(folder), "llama", wish, "none: random tokens")
+        wish = {"model": str(folder / FILE.format(LLAMA_NAMES[weights]))}
+        return Contestant(
+            f"llama.cpp {LLAMA_NAMES[weights]}", LLAMA.python(folder), "llama", wish, "none: random tokens"
+        )
     if weights not in _TORCH:
         return None
     wish = {"model": str(folder / FOLDER), "dtype": weights}

@@ -75,11 +75,14 @@ def write_folder(folder: Path, shape: dict[str, Any], *, seed: int = 0) -> None:
     _write_tokenizer(folder, config.vocab_size)
 
 
-def write_gguf(folder: Path, file: Path, quantization: GGMLQuantizationType) -> None:
+def write_gguf(
+    folder: Path, file: Path, quantization: GGMLQuantizationType, *, tokenizer_file: Path | None = None
+) -> None:
     """Convert a Qwen3-MoE or Mixtral in Hugging Face's form: matrices in `quantization`, router and norms in float32.
 
     Experts are stacked, names are gguf's. Rounding is that of llama.cpp's reference, one tensor after the other.
-    Tokenizers other than that of `write_folder` are left out: such a file takes token ids only.
+    A tokenizer is that of `write_folder`, or that of `tokenizer_file`, another GGUF file; others are left out: such a
+    file takes token ids only.
     """
     checkpoint = open_checkpoint(folder)
     architecture = _ARCHITECTURES[checkpoint.config["model_type"]]
@@ -87,7 +90,9 @@ def write_gguf(folder: Path, file: Path, quantization: GGMLQuantizationType) -> 
     try:
         _add_metadata(writer, checkpoint.config, architecture)
         tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        if tokenizer["model"]["vocab"].get(SPECIAL_TOKENS[PAD]) == PAD:
+        if tokenizer_file is not None:
+            _copy_tokenizer(writer, tokenizer_file)
+        elif tokenizer["model"]["vocab"].get(SPECIAL_TOKENS[PAD]) == PAD:
             _add_tokenizer(writer, tokenizer)
         else:
             writer.add_tokenizer_model("none")
@@ -182,6 +187,13 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict[str, Any]) -> None:
     writer.add_pad_token_id(PAD)
     writer.add_add_bos_token(False)
     writer.add_chat_template(CHAT_TEMPLATE)
+
+
+def _copy_tokenizer(writer: gguf.GGUFWriter, file: Path) -> None:
+    for name, entry in gguf.GGUFReader(file).fields.items():
+        if name.startswith("tokenizer."):
+            sub_type = entry.types[-1] if entry.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(name, entry.contents(), entry.types[0], sub_type)
 
 
 def _write_tokenizer(folder: Path, vocab_size: int) -> None:

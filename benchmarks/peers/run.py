@@ -5,6 +5,7 @@
     python benchmarks/peers/run.py check      does everyone compute the same?
     python benchmarks/peers/run.py measure --out docs/results/peers.jsonl
     python benchmarks/peers/run.py serve --format int8 --rate 2 --rate 4 --out docs/results/serve.jsonl
+    python benchmarks/peers/run.py speculate --out docs/results/speculation_peers.jsonl
 
 Everything lies in `.peers` unless `--folder` names another place.
 """

@@ -18,6 +18,7 @@ from moeflow.bench.replay import EngineTarget, Target, replay
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError
 from moeflow.engine.process.process_client import ProcessEngine
+from moeflow.speculation.names import short_names
 from moeflow.workload.poisson import WorkloadSpec, make_arrivals
 
 NUM_WARM_UP = 4  # requests before the first that counts
@@ -69,6 +70,20 @@ def with_policy(config: EngineConfig, policy: str, *, max_prompt: int, batch_tim
     return dataclasses.replace(config, scheduler=scheduler)
 
 
+def on_and_off(configs: Sequence[EngineConfig]) -> list[EngineConfig]:
+    """Return each configuration without speculators, too, just before it; static batches never have guesses."""
+    found: list[EngineConfig] = []
+    for config in configs:
+        plain = dataclasses.replace(config, speculators=(), draft_models=())
+        found += [plain] if plain == config or config.scheduler.policy == "static" else [plain, config]
+    return found
+
+
+def system_name(config: EngineConfig) -> str:
+    """Return what tells an engine from the others of a sweep: its policy, and who guesses."""
+    return ", ".join((config.scheduler.policy, *short_names(config.speculators).values()))
+
+
 async def run_engines(configs: Sequence[EngineConfig], sweep: Sweep, progress: Progress) -> None:
     """Measure engines, one configuration after the other.
 
@@ -80,7 +95,7 @@ async def run_engines(configs: Sequence[EngineConfig], sweep: Sweep, progress: P
             engine = await ProcessEngine.start(config, on_progress=progress.on_bytes)
             try:
                 await replay(EngineTarget(engine), make_arrivals(sweep.warm_up()), lambda: None)
-                about = {**describe(config), "model": engine.model.name, "system": config.scheduler.policy}
+                about = {**describe(config), "model": engine.model.name, "system": system_name(config)}
                 await _run(EngineTarget(engine), about, sweep, repetition, progress)
             finally:
                 await engine.shutdown(SHUTDOWN_S)
@@ -125,6 +140,7 @@ def describe(config: EngineConfig) -> dict[str, Any]:
     limits = config.scheduler
     return {
         "weight_format": config.weight_format,
+        "speculators": list(short_names(config.speculators).values()),
         "instruction_set": config.cpu_isa,
         "kv_dtype": config.kv_dtype,
         "device": config.device,

@@ -87,25 +87,6 @@ def _formats_text(record: Record) -> str:
     return f"{record['model']}, {record['weight_format']}{with_kv}"
 
 
-def speculation_table(record: Record) -> Table:
-    """Return a `bench speculation` record as a table, a row a set of prompts."""
-    rows = [
-        (
-            one["set"],
-            f"{one['plain_tokens_per_s']:.1f}",
-            f"{one['tokens_per_s']:.1f}",
-            f"{one['speedup']:.2f}x ({one['speedup_low']:.2f}-{one['speedup_high']:.2f})",
-            f"{one['tokens_per_pass']:.2f}",
-            f"{one['accepted_per_pass']:.2f} of {one['drafted_per_pass']:.2f}",
-        )
-        for one in record["sets"]
-    ]
-    columns = ("prompts", "tokens/s without", "with", "speed-up (middle half)", "tokens a pass", "guesses right a pass")
-    return Table(
-        f"{record['model']}, {record['weight_format']}: {', '.join(record['speculators'])}", columns, tuple(rows)
-    )
-
-
 def serve_tables(records: Sequence[Record]) -> list[Table]:
     """Return `bench serve` records of one model as the thesis' tables 6.1 to 6.3: rates of both kinds, latencies."""
     runs: dict[float, dict[str, list[Record]]] = {}
@@ -127,25 +108,25 @@ def serve_tables(records: Sequence[Record]) -> list[Table]:
 def _rate_table(
     title: str, key: str, digits: int, runs: dict[float, dict[str, list[Record]]], systems: list[str]
 ) -> Table:
-    is_compared = {"continuous", "static"} <= set(systems)
+    pairs = [("continuous", "static"), *((name, "continuous") for name in systems if name.startswith("continuous, "))]
+    compared = [pair for pair in pairs if set(pair) <= set(systems)]
     rows = []
     for rate, by_system in sorted(runs.items()):
         values = {name: [each["summary"][key] for each in found] for name, found in by_system.items()}
         row = [f"{rate:g}", *(spread_text(values[name], digits) if name in values else "" for name in systems)]
-        if is_compared:
-            both = {"continuous", "static"} <= set(values)
-            row.append(spread_text(_ratios(by_system, key), 2) if both else "")
+        for one, other in compared:
+            row.append(spread_text(_ratios(by_system, key, one, other), 2) if {one, other} <= set(values) else "")
         rows.append(tuple(row))
-    columns = ("arrivals/s", *systems, *(["continuous / static"] if is_compared else []))
+    columns = ("arrivals/s", *systems, *(f"{one} / {other}" for one, other in compared))
     return Table(title, columns, tuple(rows))
 
 
-def _ratios(by_system: dict[str, list[Record]], key: str) -> list[float]:
-    """Return continuous over static, of the same traffic each; of the medians if none was the same."""
-    static = {record["workload"]["seed"]: record["summary"][key] for record in by_system["static"]}
-    ours = {record["workload"]["seed"]: record["summary"][key] for record in by_system["continuous"]}
-    pairs = [ours[seed] / static[seed] for seed in ours if seed in static]
-    return pairs or [statistics.median(ours.values()) / statistics.median(static.values())]
+def _ratios(by_system: dict[str, list[Record]], key: str, one: str, other: str) -> list[float]:
+    """Return one system over another, of the same traffic each; of the medians if none was the same."""
+    theirs = {record["workload"]["seed"]: record["summary"][key] for record in by_system[other]}
+    ours = {record["workload"]["seed"]: record["summary"][key] for record in by_system[one]}
+    pairs = [ours[seed] / theirs[seed] for seed in ours if seed in theirs]
+    return pairs or [statistics.median(ours.values()) / statistics.median(theirs.values())]
 
 
 def _latency_table(title: str, runs: dict[float, dict[str, list[Record]]], notes: list[str]) -> Table:

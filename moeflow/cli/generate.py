@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -13,6 +14,7 @@ import click
 from moeflow.cli.help import Command
 from moeflow.cli.local_model import load
 from moeflow.cli.options import engine_options, explain_option, sampling_options
+from moeflow.cli.token_trees import check_guesses, token_trees_option, write_token_trees
 from moeflow.core.errors import EngineError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.units import format_bytes
@@ -21,6 +23,7 @@ from moeflow.planner.usage import TYPICAL, requests_of
 if TYPE_CHECKING:
     from moeflow.engine.messages import EngineStats
     from moeflow.engine.results import RequestOutput
+    from moeflow.engine.text.guessed_passes import GuessedPass
     from moeflow.llm import LLM
 
 EPILOG = """\b
@@ -30,6 +33,8 @@ Examples:
   moeflow generate ~/models/olmoe -p "Once" -p "Twice" --json | jq \\
       -r '.results[].text'
   moeflow generate --prompt-file - --temperature 0.7 --seed 1 < prompt.txt
+  moeflow generate -p "1, 2, 3, 4, 5, 6," --speculator suffix \\
+      --token-trees trees.dot && dot -Tsvg trees.dot > trees.svg
 
 A prompt is completed as it stands; --chat puts it into the model's chat template as a user's message.
 All prompts are computed together; of several, each answer stands under its number and prompt. Without
@@ -58,6 +63,7 @@ class Timings:
 )
 @click.option("--chat", "is_chat", is_flag=True, help="Ask each prompt as a user's message.")
 @sampling_options
+@token_trees_option
 @explain_option
 @click.option("--stats", "with_stats", is_flag=True, help="Print token counts and speed on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print texts, token ids, usage and timings as JSON.")
@@ -67,6 +73,7 @@ def generate(
     files: tuple[TextIO, ...],
     is_chat: bool,
     sampling: SamplingParams,
+    token_trees_file: Path | None,
     explains: bool,
     with_stats: bool,
     as_json: bool,
@@ -78,6 +85,9 @@ def generate(
     asked = [*prompts, *(file.read() for file in files)]
     if not asked:
         raise click.UsageError("there is no prompt; give one with -p or --prompt-file")
+    if token_trees_file is not None:
+        check_guesses(overrides)
+        sampling = replace(sampling, token_trees=True)
     started = time.monotonic()
     usage = requests_of([len(prompt.encode()) for prompt in asked], sampling.max_tokens or TYPICAL.gen_len)
     with load(overrides, usage, explains=explains, shows_expected=with_stats) as llm:
@@ -86,6 +96,8 @@ def generate(
         timings = Timings(load_s=loaded - started, generate_s=time.monotonic() - loaded)
         name, stats = llm.model.name, llm.stats()
     show_json(name, asked, results, timings) if as_json else show_text(asked, results)
+    if token_trees_file is not None:
+        write_token_trees(token_trees_file, guesses(asked, results))
     if with_stats:
         click.echo(summary(results, timings), err=True)
         if stats.experts_on_disk:
@@ -110,6 +122,14 @@ def show_text(prompts: list[str], results: list[RequestOutput]) -> None:
         if len(prompts) > 1:
             click.echo(("\n" if number else "") + f"[{number + 1}] {beginning(prompt)}")
         click.echo(result.outputs[0].text)
+
+
+def guesses(prompts: list[str], results: list[RequestOutput]) -> dict[str, list[GuessedPass]]:
+    """Return what was guessed for each prompt, by its number and beginning."""
+    return {
+        f"[{number}] {beginning(prompt)}": result.outputs[0].guessed_passes or []
+        for number, (prompt, result) in enumerate(zip(prompts, results, strict=True), start=1)
+    }
 
 
 def beginning(prompt: str) -> str:

@@ -26,11 +26,14 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.bench.plan_validation import PlanValidation
     from moeflow.bench.plots import plot_cache_replay, plot_latencies, plot_time_lines
     from moeflow.bench.quality_run import answer, compare, describe_comparison, in_own_precision, make_task
-    from moeflow.bench.serve_run import Progress, Sweep, check_server, run_engines, run_server, with_policy
-    from moeflow.bench.speculation.run import SpeculationRun, read_prompts
+    from moeflow.bench.serve_run import Progress, Sweep, check_server, on_and_off, run_engines, run_server, with_policy
+    from moeflow.bench.speculation.plots import plot_speculation
+    from moeflow.bench.speculation.prompts import read_prompts
+    from moeflow.bench.speculation.run import SpeculationRun
     from moeflow.checkpoint.open import open_checkpoint
     from moeflow.engine.lending import LendSettings, lend
     from moeflow.engine.ranks.join import JoinSettings, join
+    from moeflow.engine.text.token_tree_dot import to_dot
     from moeflow.engine.text.tokenizer import Tokenizer
     from moeflow.llm import LLM
     from moeflow.models.registry import read_bare_config, read_model_config
@@ -69,11 +72,14 @@ _NAMES = {  # by module, as imported above
     "moeflow.bench.plan_validation": "PlanValidation",
     "moeflow.bench.plots": "plot_cache_replay plot_latencies plot_time_lines",
     "moeflow.bench.quality_run": "answer compare describe_comparison in_own_precision make_task",
-    "moeflow.bench.serve_run": "Progress Sweep check_server run_engines run_server with_policy",
-    "moeflow.bench.speculation.run": "SpeculationRun read_prompts",
+    "moeflow.bench.serve_run": "Progress Sweep check_server on_and_off run_engines run_server with_policy",
+    "moeflow.bench.speculation.plots": "plot_speculation",
+    "moeflow.bench.speculation.prompts": "read_prompts",
+    "moeflow.bench.speculation.run": "SpeculationRun",
     "moeflow.checkpoint.open": "open_checkpoint",
     "moeflow.engine.lending": "LendSettings lend",
     "moeflow.engine.ranks.join": "JoinSettings join",
+    "moeflow.engine.text.token_tree_dot": "to_dot",
     "moeflow.engine.text.tokenizer": "Tokenizer",
     "moeflow.llm": "LLM",
     "moeflow.models.registry": "read_bare_config read_model_config",

@@ -49,6 +49,7 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    token_trees: bool = False  # report what was guessed in each pass, and what of it was right
 
     def __post_init__(self) -> None:
         _check_int("n", self.n, 1, MAX_N)

@@ -38,7 +38,8 @@ def _as_token_ids(prompt: object) -> list[int]:
 def check_request(model: ModelInfo, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
     """Check that the model can run a request.
 
-    Raises: RequestError if a token id is not the model's, or if prompt and output exceed the context.
+    Raises: RequestError if a token id is not the model's, if prompt and output exceed the context, or if guesses are to
+    be reported where there are none.
     """
     for name, token_ids in (
         ("prompt", prompt_token_ids),
@@ -50,6 +51,12 @@ def check_request(model: ModelInfo, prompt_token_ids: Sequence[int], params: Sam
             raise RequestError(
                 f"{name} has token id {bad}; this model's token ids go from 0 to {model.vocab_size - 1}", param=name
             )
+    if params.token_trees and not model.speculators:
+        raise RequestError(
+            "token_trees asks for guessed tokens, but nothing guesses here; start with a speculator, such as "
+            "--speculator suffix",
+            param="token_trees",
+        )
     barred = {*params.stop_token_ids, *(() if params.ignore_eos else model.eos_token_ids)}
     if params.min_tokens > 0 and len(barred) >= model.vocab_size:
         raise RequestError(

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import msgspec
 
 from moeflow.core.batch import Batch
-from moeflow.engine.messages import EngineStats, ExpertStats
+from moeflow.engine.messages import EngineStats, ExpertStats, SpeculatorStats
 from moeflow.scheduler.policy import SchedulingPolicy
-from moeflow.speculation.speculation import SpeculationCounts
+from moeflow.speculation.counts import SpeculationCounts
 
 WINDOW_S = 5.0
 
@@ -77,5 +77,16 @@ class Counters:
             drafted_tokens_total=speculation.drafted,
             accepted_tokens_total=speculation.kept,
             drafting_s_total=speculation.draft_s,
+            trees_total=list(speculation.trees),
+            speculators=[
+                SpeculatorStats(
+                    name=name,
+                    is_resting=counts.is_resting,
+                    drafted_total=list(counts.drafted),
+                    accepted_total=list(counts.kept),
+                    drafting_s_total=counts.draft_s,
+                )
+                for name, counts in speculation.speculators.items()
+            ],
             **msgspec.structs.asdict(experts),
         )

@@ -17,13 +17,14 @@ from moeflow.core.errors import GroupError, MoeflowError, RequestError, StorageE
 from moeflow.core.request import FinishReason, Request, RequestStatus
 from moeflow.core.token_tree import TokenTree
 from moeflow.engine.counters import Counters
-from moeflow.engine.messages import EngineStats, ModelInfo, Submission, TokenLogprobs, TokenOutput
+from moeflow.engine.messages import DraftedTree, EngineStats, ModelInfo, Submission, TokenLogprobs, TokenOutput
 from moeflow.engine.model_runner import PassResult, Runner
 from moeflow.engine.runner_loading import load_runner
 from moeflow.engine.sampler import SampledToken
 from moeflow.engine.speculators.loading import load_speculators
 from moeflow.scheduler.policy import SchedulingPolicy, make_scheduler
-from moeflow.speculation.speculation import Speculation, SpeculationCounts
+from moeflow.speculation.counts import SpeculationCounts
+from moeflow.speculation.speculation import Speculation
 
 logger = logging.getLogger(__name__)
 
@@ -240,6 +241,7 @@ class Engine:
             stop_token_id=new[-1].token_id if stopped_by_user else None,
             num_cached_tokens=request.num_cached_tokens,
             num_drafted_tokens=len(entry.tree),
+            drafted_tree=self._drafted_tree(entry, result.sampled[request].kept[: len(new)]),
             queued_s=request.queued_s if is_first else None,
             error=error,
         )
@@ -248,6 +250,19 @@ class Engine:
             self._forget(request)
             self._counters.finished += 1
         return output
+
+    def _drafted_tree(self, entry: BatchEntry, accepted: list[int]) -> DraftedTree | None:
+        """Return an entry's guesses for those who ask for them; `accepted` are nodes that have become tokens."""
+        if self._speculation is None or not entry.tree or not entry.request.sampling.token_trees:
+            return None
+        nodes = self._speculation.nodes(entry)
+        return DraftedTree(
+            token_ids=[node.token_id for node in nodes],
+            parents=list(entry.tree.parents),
+            speculators=[sorted({name for name, _ in node.origins}) for node in nodes],
+            chances=[round(node.chance, 4) for node in nodes],
+            accepted=accepted,
+        )
 
     def _collect_prompt_logprobs(self, entry: BatchEntry, result: PassResult) -> None:
         request = entry.request

@@ -31,6 +31,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     kv_capacity_tokens: int
     created: int  # unix seconds at which it was loaded
+    speculators: tuple[str, ...] = ()  # that guess tokens
 
 
 class Submission(msgspec.Struct, frozen=True, tag="submit"):
@@ -73,6 +74,16 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     top: list[tuple[int, float]]  # (token id, logprob), likeliest first
 
 
+class DraftedTree(msgspec.Struct, frozen=True):
+    """The drafted tokens that a pass computed for one request, each after the one that it follows."""
+
+    token_ids: list[int]
+    parents: list[int]  # of each token: the place of another one, or `ROOT` of core/token_tree.py
+    speculators: list[list[str]]  # of each token: who guessed it
+    chances: list[float]  # of each token: that it is right, and all before it, as was expected before the pass
+    accepted: list[int]  # places of those that the output's first tokens are, one after another
+
+
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What one pass brought for one request."""
 
@@ -84,6 +95,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_id: int | None = None  # the token that ended it, unless it was the model's EOS
     num_cached_tokens: int = 0  # prompt tokens that the prefix tree saved
     num_drafted_tokens: int = 0  # guesses that the pass computed; the new tokens but the last were among them
+    drafted_tree: DraftedTree | None = None  # these guesses, if there were any and they are asked for
     queued_s: float | None = None  # waited before its first pass; with the first output
     error: str | None = None  # with FinishReason.ERROR
 
@@ -107,6 +119,16 @@ class LenderStats(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     state: str  # "connected", or why not
     num_experts: int = 0  # that it has
+
+
+class SpeculatorStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one speculator's guesses; a token that several guessed counts for each."""
+
+    name: str
+    is_resting: bool = False  # it does not guess now: that does not pay, or it has failed
+    drafted_total: list[int]  # computed, by how many tokens ahead they were guessed, from 1 on
+    accepted_total: list[int]  # of these
+    drafting_s_total: float = 0.0  # that its guessing took
 
 
 class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,6 +196,8 @@ class EngineStats(ExpertStats, frozen=True, kw_only=True):
     drafted_tokens_total: int = 0  # guesses that were computed, of which
     accepted_tokens_total: int = 0  # so many were right
     drafting_s_total: float = 0.0  # that guessing took
+    trees_total: list[int] = []  # of guesses for one request in one pass, by how many of them were right, from 0 on
+    speculators: list[SpeculatorStats] = []
     engine_restarts_total: int = 0  # by the supervisor, which fills in these two
     is_engine_stalled: bool = False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from moeflow.core.request import FinishReason
+from moeflow.engine.text.guessed_passes import GuessedPass
 from moeflow.engine.text.output_text import TextDelta, TokenText
 
 
@@ -16,6 +17,7 @@ class CompletionOutput:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)  # a stop token, and all of a stop string's tokens, included
     logprobs: list[TokenText] | None = None  # one a token, if asked for
+    guessed_passes: list[GuessedPass] | None = None  # one a pass that brought tokens, if token trees are asked for
     finish_reason: FinishReason | None = None  # compares equal to "stop", "length", ...
     stop_reason: int | str | None = None  # the stop token or stop string that ended it; None for the model's EOS
     error: str | None = None  # with finish_reason "error": this one failed, the others did not
@@ -27,6 +29,9 @@ class CompletionOutput:
         if delta.logprobs is not None:
             self.logprobs = self.logprobs or []
             self.logprobs += delta.logprobs
+        if delta.guessed_pass is not None:
+            self.guessed_passes = self.guessed_passes or []
+            self.guessed_passes.append(delta.guessed_pass)
         self.finish_reason, self.stop_reason, self.error = delta.finish_reason, delta.stop_reason, delta.error
 
 

@@ -38,6 +38,7 @@ from moeflow.models.registry import read_model_config
 from moeflow.parallel.group import Group
 from moeflow.pipeline.runtime.trace import Trace
 from moeflow.planner.choices.packed_files import formats_of, map_packed
+from moeflow.speculation.names import short_names
 from moeflow.workload.routing_trace import RoutingRecorder, TraceHeader
 
 
@@ -173,4 +174,5 @@ def _describe(shape: ModelConfig, checkpoint: Checkpoint, config: EngineConfig) 
         device=str(device_of_layers(config)),
         kv_capacity_tokens=config.scheduler.num_blocks * config.scheduler.block_size,
         created=int(time.time()),
+        speculators=tuple(short_names(config.speculators).values()),
     )

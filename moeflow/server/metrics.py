@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from moeflow.engine.client import EngineState, ReplicaStatus
 from moeflow.engine.messages import EngineStats, LenderStats
 from moeflow.server.errors import ApiError
+from moeflow.server.speculation_metrics import SpeculationCollector
 
 _LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
 _PER_TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
@@ -62,6 +63,7 @@ _COUNTERS: tuple[tuple[str, str, str], ...] = (  # prometheus_client appends _to
     ("moeflow_speculated_passes", "Passes with guesses of what comes next", "speculated_passes_total"),
     ("moeflow_drafted_tokens", "Guessed tokens that were computed", "drafted_tokens_total"),
     ("moeflow_accepted_tokens", "Guessed tokens that were right", "accepted_tokens_total"),
+    ("moeflow_drafting_seconds", "Time that guessing took", "drafting_s_total"),
     ("moeflow_preemptions", "Times a running sequence gave up its KV blocks", "preemptions_total"),
     ("moeflow_passes", "Forward passes", "passes_total"),
     ("moeflow_failed_passes", "Forward passes that failed", "failed_passes_total"),
@@ -136,6 +138,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(stats, num_unfinished))
         self._registry.register(_ReplicaCollector(replicas))
+        self._registry.register(SpeculationCollector(stats, replicas))
         self._refused = Counter(
             "moeflow_requests_rejected",
             "Requests answered with an error object instead of a result, by the error's code",

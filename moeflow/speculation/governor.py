@@ -33,22 +33,22 @@ class Governor:
         self._idle = 0  # passes since the last with guesses
         self._probe_after = FIRST_PROBE
 
-    def choose(self, roots: Mapping[Request, DraftedToken], num_rows: int, max_tokens: int) -> list[_Choice]:
+    def choose(self, roots: Mapping[Request, DraftedToken], num_rows: int, max_tokens: int) -> list[Choice]:
         """Return tokens to be computed beside the `num_rows` of a pass that decodes, up to `max_tokens`: best first."""
-        ranked = _ranked(roots, max_tokens)
+        likeliest = ranked(roots, max_tokens)
         base_s = self.times.seconds(num_rows)
-        if not ranked or base_s is None:  # nothing to guess, or nothing to compare with
+        if not likeliest or base_s is None:  # nothing to guess, or nothing to compare with
             return []
         best, best_rate = 0, num_rows / base_s
         least = best_rate * (1 + LEAST_GAIN)
         expected = float(num_rows)
-        for number, (_, token) in enumerate(ranked, 1):
+        for number, (_, token) in enumerate(likeliest, 1):
             expected += token.chance
             seconds = self.times.seconds(num_rows + number)
             assert seconds is not None
             if expected / seconds > max(best_rate, least):
                 best, best_rate = number, expected / seconds
-        return ranked[: best or self._probe()]
+        return likeliest[: best or self._probe()]
 
     def note(self, num_rows: int, num_guessed: int, num_kept: int, seconds: float) -> None:
         """Count a pass of decodes of so many rows, guesses included."""
@@ -63,10 +63,10 @@ class Governor:
         return 1 if self._idle >= self._probe_after else 0
 
 
-_Choice = tuple[Request, DraftedToken]
+Choice = tuple[Request, DraftedToken]
 
 
-def _ranked(roots: Mapping[Request, DraftedToken], max_tokens: int) -> list[_Choice]:
+def ranked(roots: Mapping[Request, DraftedToken], max_tokens: int) -> list[Choice]:
     """Return the likeliest tokens of all requests, no token before its parent."""
     order = count()  # so that equal chances never compare further
     heap = [
@@ -75,7 +75,7 @@ def _ranked(roots: Mapping[Request, DraftedToken], max_tokens: int) -> list[_Cho
         for token in root.children.values()
     ]
     heapq.heapify(heap)
-    found: list[_Choice] = []
+    found: list[Choice] = []
     sizes = dict.fromkeys(roots, 0)
     while heap and len(found) < max_tokens:
         _, _, request, token = heapq.heappop(heap)

@@ -13,6 +13,7 @@ from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.request import Request
 from moeflow.core.token_tree import ROOT, TokenTree, depths
 from moeflow.speculation.acceptance import Acceptance
+from moeflow.speculation.counts import MAX_DEPTH, SpeculationCounts
 from moeflow.speculation.draft_tree import DraftedToken, merge, tree_of
 from moeflow.speculation.governor import Governor
 from moeflow.speculation.speculator import Draft, Speculator
@@ -20,18 +21,7 @@ from moeflow.speculation.usefulness import Guess, Usefulness
 
 logger = logging.getLogger(__name__)
 
-MAX_DEPTH: Final = 16  # tokens that are guessed ahead
 MOST_IN_A_ROW: Final = 32  # passes with guesses; one without follows, so that what they are compared with stays true
-
-
-@dataclass(slots=True)
-class SpeculationCounts:
-    """Totals since start."""
-
-    drafted: int = 0  # tokens that were computed as guesses
-    kept: int = 0  # of them
-    passes: int = 0  # with guesses
-    draft_s: float = 0.0  # that guessing took
 
 
 @dataclass(slots=True)
@@ -40,17 +30,19 @@ class Speculation:
 
     speculators: Sequence[Speculator]
     clock: Callable[[], float] = time.perf_counter
-    counts: SpeculationCounts = field(default_factory=SpeculationCounts)
-    _governor: Governor = field(default_factory=Governor)
+    governor: Governor = field(default_factory=Governor)
+    counts: SpeculationCounts = field(init=False)
+    usefulness: Usefulness = field(init=False)
     _acceptance: Acceptance = field(default_factory=Acceptance)
     _nodes: dict[Request, list[DraftedToken]] = field(default_factory=dict)  # of the pass under way
     _draft_s: dict[str, float] = field(default_factory=dict)  # of who guessed for it
     _failed: set[str] = field(default_factory=set)
     _num_in_a_row: int = 0  # passes with guesses
-    _usefulness: Usefulness = field(init=False)
 
     def __post_init__(self) -> None:
-        self._usefulness = Usefulness([speculator.name for speculator in self.speculators])
+        names = [speculator.name for speculator in self.speculators]
+        self.usefulness = Usefulness(names)
+        self.counts = SpeculationCounts.of(names)
 
     def trees(self, running: Sequence[Request], max_tokens: int) -> dict[Request, TokenTree]:
         """Return guesses for running requests, if all of them decode; `max_tokens` is what a pass may have in all."""
@@ -60,7 +52,7 @@ class Speculation:
         start_s = self.clock()
         roots = self._drafted(running)
         chosen: dict[Request, list[DraftedToken]] = {}
-        for request, token in self._governor.choose(roots, len(running), max_tokens - len(running)):
+        for request, token in self.governor.choose(roots, len(running), max_tokens - len(running)):
             chosen.setdefault(request, []).append(token)
         trees: dict[Request, TokenTree] = {}
         for request, tokens in chosen.items():
@@ -70,21 +62,22 @@ class Speculation:
 
     def note(self, batch: Batch, kept: Mapping[Request, Sequence[int]], seconds: float) -> None:
         """Count what became of the guesses in a pass; `kept` has the nodes of trees that were right."""
-        num_guessed = num_kept = 0
         guesses: list[Guess] = []
         for entry in batch.entries:
             if entry.tree:
-                right = kept.get(entry.request, ())
-                num_guessed += len(entry.tree)
-                num_kept += len(right)
-                guesses += self._judge(entry, right)
-        self.counts.drafted += num_guessed
-        self.counts.kept += num_kept
-        self.counts.passes += num_guessed > 0
-        self._num_in_a_row = self._num_in_a_row + 1 if num_guessed else 0
+                found = self._judge(entry, kept.get(entry.request, ()))
+                self.counts.note_tree(found)
+                guesses += found
+        self.counts.passes += bool(guesses)
+        self._num_in_a_row = self._num_in_a_row + 1 if guesses else 0
         if all(entry.num_tokens == 1 and entry.samples for entry in batch.entries):
-            self._governor.note(batch.num_tokens, num_guessed, num_kept, seconds)
+            num_kept = sum(guess.is_kept for guess in guesses)
+            self.governor.note(batch.num_tokens, len(guesses), num_kept, seconds)
             self._note_use(guesses, len(batch.entries))
+
+    def nodes(self, entry: BatchEntry) -> list[DraftedToken]:
+        """Return who guessed the tokens of an entry's tree, and their chances, while its pass is the newest."""
+        return self._nodes.get(entry.request, [])[: len(entry.tree)]
 
     def forget(self, request: Request) -> None:
         """Let go of a request that has ended."""
@@ -108,31 +101,34 @@ class Speculation:
     def _proposed_by(self, speculator: Speculator, running: Sequence[Request]) -> list[list[Draft]]:
         """Return a speculator's drafts; none if it rests, or has failed: guessing must never end a request."""
         name = speculator.name
-        is_known = self._governor.times.seconds(len(running)) is not None  # what a pass without guesses takes
-        if name in self._failed or not is_known or not self._usefulness.pays(name):
+        is_known = self.governor.times.seconds(len(running)) is not None  # what a pass without guesses takes
+        if name in self._failed or not is_known or not self.usefulness.pays(name):
             return [[] for _ in running]
         start_s = self.clock()
         try:
-            return speculator.propose(running, min(self._usefulness.depth(name), MAX_DEPTH))
+            return speculator.propose(running, min(self.usefulness.depth(name), MAX_DEPTH))
         except Exception:
             logger.exception("speculator %r failed and is not used any more; answers are not concerned", name)
             self._failed.add(name)
             return [[] for _ in running]
         finally:
             self._draft_s[name] = self.clock() - start_s
+            self.counts.speculators[name].draft_s += self._draft_s[name]
 
     def _note_use(self, guesses: Sequence[Guess], num_requests: int) -> None:
         """Count what guesses brought and took, in a pass of decodes."""
-        times = self._governor.times
+        times = self.governor.times
         plain_s, with_s = times.seconds(num_requests), times.seconds(num_requests + len(guesses))
         if plain_s and with_s:
             extra_s = max(with_s - plain_s, 0.0)
-            self._usefulness.note(self._draft_s, guesses, num_requests=num_requests, plain_s=plain_s, extra_s=extra_s)
+            self.usefulness.note(self._draft_s, guesses, num_requests=num_requests, plain_s=plain_s, extra_s=extra_s)
+        for name, counts in self.counts.speculators.items():
+            counts.is_resting = name in self._failed or not self.usefulness.pays(name)
 
     def _judge(self, entry: BatchEntry, right: Sequence[int]) -> list[Guess]:
         """Count the guesses whose parents were right; return all."""
         known = {ROOT, *right}
-        nodes = self._nodes[entry.request][: len(entry.tree)]
+        nodes = self.nodes(entry)
         for node, (token, parent) in enumerate(zip(nodes, entry.tree.parents, strict=True)):
             if parent in known:
                 for name, grade in token.origins:

@@ -256,3 +256,69 @@ def parallel_record(**changes: Any) -> dict[str, Any]:
         },
         **changes,
     }
+
+
+def speculation_record(speedup: float, **changes: Any) -> dict[str, Any]:
+    """Of one speculator, and of trees and chains of two tokens; all in one set of prompts."""
+
+    def arm(name: str, size: int | None, *, is_chain: bool = False, accepted: int = 6) -> dict[str, Any]:
+        one = {
+            "set": "chat",
+            "num_answers": 4,
+            "plain_tokens_per_s": 10.0,
+            "tokens_per_s": 10.0 * speedup,
+            "speedup": speedup,
+            "speedup_low": speedup - 0.25,
+            "speedup_median": speedup,
+            "speedup_high": speedup + 0.25,
+            "passes": 20,
+            "guessing_passes": 10,
+            "drafted": 12,
+            "accepted": accepted,
+            "tokens_per_pass": 1.3,
+        }
+        counts = {"speculator": "suffix", "drafting_s": 0.5, "drafted": [8, 4, 0], "accepted": [5, 1, 0]}
+        return {
+            "name": name,
+            "speculators": ["suffix"],
+            "size": size,
+            "is_chain": is_chain,
+            "sets": [one],
+            "acceptance": [counts],
+            "trees": [5, 4, 1],
+        }
+
+    return {
+        **HEAD,
+        "kind": "speculation",
+        "model": "mine",
+        "weight_format": "float32",
+        "speculators": ["suffix"],
+        "temperature": 0.0,
+        "prompts": "bundled",
+        "arms": [arm("suffix", None), arm("tree of 2", 2), arm("chain of 2", 2, is_chain=True, accepted=4)],
+        **changes,
+    }
+
+
+def guessing_record(speedup: float) -> dict[str, Any]:
+    """Of guesses beside llama.cpp's."""
+    sets = speculation_record(speedup)["arms"][0]["sets"]
+    both = [*sets, {**sets[0], "set": "all"}]
+    return {
+        **HEAD,
+        "kind": "speculation_peers",
+        "format": "int8",
+        "target": "big.gguf",
+        "draft": "small.gguf",
+        "new_tokens": 64,
+        "num_prompts": 4,
+        "rounds": 2,
+        "num_same": 7,
+        "peer_versions": {"llama-cpp-python": "0.3.36"},
+        "rows": [
+            {"engine": "moeflow", "guesses": "none", "sets": both},
+            {"engine": "moeflow", "guesses": "suffix", "sets": both},
+            {"engine": "llama.cpp", "guesses": "none", "sets": both},
+        ],
+    }

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 
 from moeflow.bench.metrics import Served
-from moeflow.bench.serve_run import Progress, Sweep, check_server, result, run_engines, with_policy
+from moeflow.bench.serve_run import (
+    Progress,
+    Sweep,
+    check_server,
+    describe,
+    on_and_off,
+    result,
+    run_engines,
+    system_name,
+    with_policy,
+)
 from moeflow.core.errors import ConfigError
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
@@ -70,3 +81,13 @@ def test_requests_beyond_the_context_are_refused_before_anything_starts(config):
     with pytest.raises(ConfigError, match="allows 512"):
         check_server(spec, 512)
     check_server(spec, None)
+
+
+def test_guesses_are_measured_beside_the_same_engine_without(config):
+    guessing = dataclasses.replace(config, speculators=("suffix", "/models/small.gguf"))
+    static = with_policy(guessing, "static", max_prompt=20, batch_timeout_s=0.5)
+    found = on_and_off([guessing, static])
+    assert [system_name(one) for one in found] == ["continuous", "continuous, suffix, small", "static"]
+    assert [describe(one)["speculators"] for one in found] == [[], ["suffix", "small"], []]
+    assert found[0] == config
+    assert on_and_off([config]) == [config]

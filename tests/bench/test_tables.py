@@ -63,6 +63,17 @@ def test_serving_tables_compare_the_same_traffic():
     assert latency.notes == ()
 
 
+def test_serving_tables_compare_guesses_with_none():
+    records = [
+        serve_record("continuous", rate=4.0, seed=0, requests_per_s=2.0),
+        serve_record("continuous, suffix", rate=4.0, seed=0, requests_per_s=3.0),
+        serve_record("static", rate=4.0, seed=0, requests_per_s=1.0),
+    ]
+    requests = serve_tables(records)[0]
+    assert requests.columns[4:] == ("continuous / static", "continuous, suffix / continuous")
+    assert requests.rows == (("4", "2.00", "3.00", "1.00", "2.00", "1.50"),)
+
+
 def test_a_server_alone_has_no_ratio_and_failures_are_told():
     record = serve_record("server", rate=1.0, seed=0, requests_per_s=1.0)
     record["summary"]["num_failed"] = 2

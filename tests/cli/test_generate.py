@@ -11,6 +11,8 @@ from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.messages import EngineStats
 from moeflow.engine.results import CompletionOutput, RequestOutput
+from moeflow.engine.text.guessed_passes import GuessedPass, GuessedToken, NamedToken
+from moeflow.engine.text.token_tree_dot import to_dot
 
 
 class ShoutingLLM:
@@ -140,3 +142,66 @@ def test_a_failed_completion_is_an_exit_code(llm):
     result = run("-p", "a")
     assert result.exit_code == 1
     assert result.stderr == "error: the pass failed\n"
+
+
+@pytest.fixture
+def guessed(llm, monkeypatch):
+    """What was guessed for each prompt: its second letter, rightly, and a wrong one beside it."""
+    plain = llm._result
+
+    def result(prompt: str) -> RequestOutput:
+        found = plain(prompt)
+        first, second = (NamedToken(ord(letter), letter) for letter in found.outputs[0].text[:2])
+        drafted = [
+            GuessedToken(second.token_id, second.token, None, ["suffix"], 0.5, True),
+            GuessedToken(1, 'say "\n', 0, ["suffix"], 0.25, False),
+        ]
+        passes = [GuessedPass([first], 0, 0, []), GuessedPass([second], 2, 1, drafted)]
+        found.outputs[0].guessed_passes = passes if llm.calls[-1][2].token_trees else None
+        return found
+
+    monkeypatch.setattr(llm, "_result", result)
+    return llm
+
+
+def test_token_trees_as_a_graph(guessed, tmp_path):
+    file = tmp_path / "trees.dot"
+    result = run("-p", "ab", "-p", 'the "name"', "--speculator", "suffix", "--token-trees", str(file))
+    assert result.exit_code == 0, result.output
+    passes = [one.outputs[0].guessed_passes for one in (guessed._result("ab"), guessed._result('the "name"'))]
+    assert file.read_text(encoding="utf-8") == to_dot({"[1] ab": passes[0], '[2] the "name"': passes[1]})
+
+
+def test_token_trees_as_json_lines(guessed, tmp_path):
+    file = tmp_path / "trees.jsonl"
+    assert run("-p", "ab", "-p", "cd", "--speculator", "suffix", "--token-trees", str(file)).exit_code == 0
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert [(line["answer"], line["pass"]) for line in lines] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert [token["token"] for line in lines[:2] for token in line["tokens"]] == ["A", "B"]
+    assert lines[1]["drafted"][1] == {
+        "token_id": 1,
+        "token": 'say "\n',
+        "parent": 0,
+        "speculators": ["suffix"],
+        "chance": 0.25,
+        "is_accepted": False,
+    }
+
+
+def test_token_trees_need_somebody_who_guesses(guessed, tmp_path):
+    result = run("-p", "ab", "--token-trees", str(tmp_path / "trees.dot"))
+    assert result.exit_code == 2
+    assert "--speculator suffix" in result.output
+    assert not guessed.calls
+
+
+def test_nobody_else_asks_for_token_trees(guessed):
+    assert run("-p", "ab", "--speculator", "suffix").exit_code == 0
+    assert not guessed.calls[0][2].token_trees
+
+
+def test_trees_that_cannot_be_written_are_told_of_before_the_work(guessed, tmp_path):
+    result = run("-p", "ab", "--speculator", "suffix", "--token-trees", str(tmp_path / "none" / "trees.dot"))
+    assert result.exit_code == 2
+    assert "does not exist" in result.output
+    assert not guessed.calls

@@ -17,7 +17,7 @@ from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
-from moeflow.speculation.speculation import SpeculationCounts
+from moeflow.speculation.counts import SpeculationCounts
 from tests.engine.submissions import run, submission
 from tests.tiny_mixtral import write_tiny_mixtral
 from tests.token_trees import token_tree

@@ -13,7 +13,7 @@ import msgspec
 from moeflow.core.errors import EngineError
 from moeflow.core.request import FinishReason
 from moeflow.engine.client import EngineState, ReplicaStatus
-from moeflow.engine.messages import EngineStats, Submission, TokenLogprobs, TokenOutput
+from moeflow.engine.messages import DraftedTree, EngineStats, Submission, TokenLogprobs, TokenOutput
 from moeflow.engine.text.tokenizer import Tokenizer
 from tests.shapes import INFO
 from tests.tiny_mixtral import EOS
@@ -44,6 +44,7 @@ class FakeClient:
         self.state = EngineState.READY
         self.back_in_s = 0.0
         self.num_cached_tokens = 0
+        self.guesses_per_pass = 0  # right ones; beside each there is a wrong one
         self.snapshot = EngineStats()
         self.replica_statuses: list[ReplicaStatus] = []  # empty: it is the only one
 
@@ -72,9 +73,9 @@ class FakeClient:
                     await asyncio.sleep(0.002)
                 self._check_alive()
                 await asyncio.sleep(0)
-                output = self._output(submission, position)
+                output = self._pass(submission, position)
                 finished = output.finish_reason is not None
-                position += 1
+                position += len(output.token_ids) or 1
                 yield output
         finally:
             self.live.discard(submission.request_id)
@@ -84,6 +85,31 @@ class FakeClient:
     def _check_alive(self) -> None:
         if self.state is EngineState.GONE:
             raise EngineError("the engine process died (exit code -9)")
+
+    def _pass(self, submission: Submission, position: int) -> TokenOutput:
+        """Several outputs as one, all but the last token of which were guessed."""
+        outputs = [self._output(submission, position)]
+        while len(outputs) <= self.guesses_per_pass and outputs[-1].finish_reason is None:
+            outputs.append(self._output(submission, position + len(outputs)))
+        if not self.guesses_per_pass:
+            return outputs[0]
+        token_ids = [token for output in outputs for token in output.token_ids]
+        right = token_ids[:-1]
+        tree = DraftedTree(
+            token_ids=[token for one in right for token in (one, EOS + 1)],
+            parents=[parent for at in range(len(right)) for parent in [2 * at - 2 if at else -1] * 2],
+            speculators=[["suffix"], ["draft", "suffix"]] * len(right),
+            chances=[0.75, 0.125] * len(right),
+            accepted=list(range(0, 2 * len(right), 2)),
+        )
+        wants_tree = submission.sampling.token_trees and right
+        return msgspec.structs.replace(
+            outputs[0],
+            token_ids=token_ids,
+            finish_reason=outputs[-1].finish_reason,
+            num_drafted_tokens=len(tree.token_ids),
+            drafted_tree=tree if wants_tree else None,
+        )
 
     def _output(self, submission: Submission, position: int) -> TokenOutput:
         request_id, sampling = submission.request_id, submission.sampling

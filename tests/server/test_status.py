@@ -5,7 +5,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from moeflow.engine.client import EngineState, ReplicaStatus
-from moeflow.engine.messages import EngineStats, RankStats
+from moeflow.engine.messages import EngineStats, RankStats, SpeculatorStats
 from tests.server.fake_client import NAME, REPLY
 
 pytestmark = pytest.mark.anyio
@@ -225,3 +225,55 @@ async def test_detokenize_knows_its_vocabulary(http, tokens):
 async def test_an_empty_text_has_no_tokens(http):
     assert (await http.post("/tokenize", json={"prompt": ""})).json()["tokens"] == []
     assert (await http.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
+
+
+async def test_guesses_by_speculator_and_depth(http, engine):
+    def speculator(name, drafted, accepted, **values):
+        return SpeculatorStats(name=name, drafted_total=drafted, accepted_total=accepted, **values)
+
+    suffix = speculator("suffix", [9, 4, 1], [6, 2, 0], drafting_s_total=0.5)
+    draft = speculator("draft", [5, 0, 0], [1, 0, 0], drafting_s_total=2.5, is_resting=True)
+    engine.snapshot = EngineStats(
+        speculated_passes_total=11,
+        drafted_tokens_total=19,
+        accepted_tokens_total=9,
+        drafting_s_total=3.0,
+        trees_total=[4, 5, 2],
+        speculators=[suffix, draft],
+    )
+    engine.replica_statuses = [
+        ReplicaStatus(EngineState.READY, engine.snapshot),
+        ReplicaStatus(EngineState.READY, msgspec.structs.replace(engine.snapshot, speculators=[suffix])),
+    ]
+    values = await read_metrics(http)
+    expected = {
+        "moeflow_speculated_passes_total": 11,
+        "moeflow_drafting_seconds_total": 3.0,
+        "moeflow_speculator_drafted_tokens_total[1][suffix]": 9,
+        "moeflow_speculator_drafted_tokens_total[3][suffix]": 1,
+        "moeflow_speculator_drafted_tokens_total[1][draft]": 5,
+        "moeflow_speculator_accepted_tokens_total[2][suffix]": 2,
+        "moeflow_speculator_accepted_tokens_total[1][draft]": 1,
+        "moeflow_speculator_drafting_seconds_total[draft]": 2.5,
+        "moeflow_speculator_resting[0][suffix]": 0,
+        "moeflow_speculator_resting[0][draft]": 1,
+        "moeflow_speculator_resting[1][suffix]": 0,
+        "moeflow_accepted_tokens_per_tree_bucket[0.0]": 4,
+        "moeflow_accepted_tokens_per_tree_bucket[1.0]": 9,
+        "moeflow_accepted_tokens_per_tree_bucket[+Inf]": 11,
+        "moeflow_accepted_tokens_per_tree_count": 11,
+        "moeflow_accepted_tokens_per_tree_sum": 9,
+    }
+    assert {name: values[name] for name in expected} == expected
+    assert "moeflow_speculator_resting[1][draft]" not in values
+    stats = (await http.get("/stats")).json()
+    assert stats["speculators"] == [msgspec.to_builtins(suffix), msgspec.to_builtins(draft)]
+    assert stats["trees_total"] == [4, 5, 2]
+
+
+async def test_without_speculators_there_are_no_samples_of_them(http):
+    assert not [
+        name
+        for name in await read_metrics(http)
+        if name.startswith(("moeflow_speculator", "moeflow_accepted_tokens_per"))
+    ]

@@ -9,7 +9,8 @@ import pytest
 
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.token_tree import NO_TREE
-from moeflow.speculation.speculation import MAX_DEPTH, Speculation
+from moeflow.speculation.counts import MAX_DEPTH
+from moeflow.speculation.speculation import Speculation
 from moeflow.speculation.speculator import Draft
 from moeflow.speculation.usefulness import FIRST_CREDIT, INCOME, Guess, Usefulness
 from tests.speculation.test_governor import make_request
@@ -140,9 +141,37 @@ def test_what_guesses_are_compared_with_stays_true():
     drafter = Drafter("useful", 0.1, 0.5, first_token=0)
     machine = Machine(drafter)
     machine.run(300)
-    assert not machine.speculation._usefulness._accounts["useful"].is_resting
+    assert not machine.speculation.usefulness._accounts["useful"].is_resting
     machine.pass_s = 0.2
     machine.run(3000)
     before = machine.now_s
     machine.run(2000)
     assert machine.now_s - before < 2000 * 0.2 * 1.05
+
+
+def test_the_counts_tell_who_rests_what_was_right_and_how_long_it_took():
+    useful, useless = Drafter("useful", 0.05, 0.9, first_token=0), Drafter("useless", 0.5, 0.01, first_token=100)
+    machine = Machine(useful, useless)
+    machine.run(1500)
+    counts = machine.speculation.counts
+    found = {name: one.is_resting for name, one in counts.speculators.items()}
+    assert found == {"useful": False, "useless": True}
+    assert counts.kept == sum(sum(one.kept) for one in counts.speculators.values())
+    assert counts.drafted == sum(sum(one.drafted) for one in counts.speculators.values())  # no token is both's
+    assert counts.kept == sum(number * trees for number, trees in enumerate(counts.trees))
+    for drafter in (useful, useless):
+        spent_s = drafter.token_s * sum(drafter.depths)
+        assert counts.speculators[drafter.name].draft_s == pytest.approx(spent_s)
+
+
+def test_who_fails_rests():
+    broken, other = Drafter("broken", 0.1, 0.5, first_token=0), Drafter("other", 0.1, 0.9, first_token=100)
+
+    def fail(requests, max_depth):
+        raise RuntimeError("out of memory")
+
+    broken.propose = fail
+    machine = Machine(broken, other)
+    machine.run(50)
+    counts = machine.speculation.counts.speculators
+    assert (counts["broken"].is_resting, counts["other"].is_resting) == (True, False)

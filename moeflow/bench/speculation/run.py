@@ -1,36 +1,24 @@
 """Latency with speculators beside incremental decoding, prompt by prompt, in turns.
 
-Both are engines over one loaded model, so that they differ in nothing else; that the tokens are the same is checked.
-What counts is the time of a token after the first: prompts take as long either way.
+All answer with engines over one loaded model; that the tokens are the same is checked. What counts is the time of a
+token after the first: prompts take as long either way.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
+from moeflow.bench.speculation.arms import Arm, make_arms
+from moeflow.bench.speculation.prompts import Prompt
 from moeflow.core.engine_config import EngineConfig
-from moeflow.core.errors import ConfigError, EngineError
+from moeflow.core.errors import EngineError
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission, TokenOutput
 from moeflow.engine.runner_loading import load_runner
-from moeflow.engine.text.tokenizer import Tokenizer
-
-BUNDLED = Path(__file__).parent / "prompts.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A prompt of a set."""
-
-    name: str  # the set's
-    token_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,73 +28,72 @@ class Answer:
     token_ids: list[int]
     seconds_per_token: float  # after the first
     passes: int  # after the first token's
+    guessing_passes: int  # of these, with guesses
     drafted: int
     accepted: int
 
 
-def read_prompts(file: Path | None, model_path: str) -> list[Prompt]:
-    """Return the prompts of a JSON file {set: [text, ...]}, as the model's chat template has them, set by set.
-
-    Raises: ConfigError if the file has another form.
-    """
-    file = file or BUNDLED
-    try:
-        sets = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read the prompts {file}: {error}") from error
-    form = isinstance(sets, dict) and all(
-        isinstance(texts, list) and texts and all(isinstance(text, str) and text for text in texts)
-        for texts in sets.values()
-    )
-    if not form or not sets:
-        raise ConfigError(f'{file} has no prompts: {{"set": ["text", ...], ...}} is the form')
-    tokenizer = Tokenizer.load(model_path)
-    return [Prompt(name, _encode(tokenizer, text)) for name, texts in sets.items() for text in texts]
-
-
-def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    if tokenizer.has_chat_template:
-        return tokenizer.apply_chat_template([{"role": "user", "content": text}])
-    return tokenizer.encode(text)
-
-
 class SpeculationRun:
-    """The two engines, and what they made of the prompts."""
+    """The engines, and what they made of the prompts."""
 
-    def __init__(self, config: EngineConfig, *, new_tokens: int, temperature: float) -> None:
-        """Load the model. Raises: as `Engine.load`."""
-        scheduler = replace(config.scheduler, prefix_caching=False)  # else an engine would find the other one's blocks
+    def __init__(self, config: EngineConfig, *, new_tokens: int, temperature: float, sizes: Sequence[int] = ()) -> None:
+        """Load the model; `sizes` are numbers of drafted tokens at which trees and chains are compared.
+
+        Raises: as `Engine.load`.
+        """
+        scheduler = replace(config.scheduler, prefix_caching=False)  # else an engine would find the others' blocks
         config = replace(config, scheduler=scheduler)
-        runner = load_runner(config)
-        self._plain = Engine(replace(config, speculators=()), runner)
-        self._speculating = Engine.over(config, runner)
+        self._runner = load_runner(config)
+        self._arms = make_arms(config, self._runner, sizes)
         self._sampling = SamplingParams(max_tokens=new_tokens, temperature=temperature)
-        self.config = config
 
     def __enter__(self) -> SpeculationRun:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._plain.close()
+        self._runner.close()
+
+    @property
+    def names(self) -> list[str]:
+        """What guesses in each of the arms, which all answer every prompt."""
+        return [arm.name for arm in self._arms]
 
     def answer(self, prompts: Sequence[Prompt], rounds: int, on_step: Callable[[], None]) -> list[dict[str, Any]]:
-        """Return the fields of a set's record each: both engines answer each prompt in turns, `rounds` times.
+        """Return the fields of each arm but the one without guesses: all answer each prompt in turns, `rounds` times.
 
         Raises: EngineError if a pass fails, or if the tokens differ.
         """
-        pairs: dict[str, list[tuple[Answer, Answer]]] = {}
+        found: dict[str, list[tuple[Answer, ...]]] = {}  # by set of prompts
         for number in range(rounds):
+            self.begin_round()
             for place, prompt in enumerate(prompts):
-                engines = (self._plain, self._speculating)
-                first = (number + place) % 2  # who goes first takes turns, too
-                found = {which: self._answer(engines[which], prompt, number) for which in (first, 1 - first)}
-                if found[0].token_ids != found[1].token_ids:
-                    raise EngineError(f"speculation has changed the answer to a prompt of {prompt.name!r}: report it")
-                pairs.setdefault(prompt.name, []).append((found[0], found[1]))
-                on_step()
-        return [_fields(name, of_set) for name, of_set in pairs.items()]
+                found.setdefault(prompt.name, []).append(self.answers(prompt, number, number + place, on_step))
+        return [self._fields(number, found) for number in range(1, len(self._arms))]
 
-    def _answer(self, engine: Engine, prompt: Prompt, number: int) -> Answer:
+    def begin_round(self) -> None:
+        """Have all forget what they have answered."""
+        for arm in self._arms:
+            arm.begin_round()
+
+    def answers(
+        self, prompt: Prompt, number: int, first: int, on_step: Callable[[], None] = lambda: None
+    ) -> tuple[Answer, ...]:
+        """Return all arms' answers to a prompt, that without guesses first; who begins is told by `first`.
+
+        Raises: EngineError if a pass fails, or if the tokens differ.
+        """
+        answers: dict[int, Answer] = {}
+        for step in range(len(self._arms)):
+            which = (first + step) % len(self._arms)
+            answers[which] = self._answer(self._arms[which], prompt, number)
+            on_step()
+        if any(answer.token_ids != answers[0].token_ids for answer in answers.values()):
+            raise EngineError(f"speculation has changed the answer to a prompt of {prompt.name!r}: report it")
+        return tuple(answers[which] for which in range(len(self._arms)))
+
+    def _answer(self, arm: Arm, prompt: Prompt, number: int) -> Answer:
+        engine = arm.engine
+        arm.begin_answer()
         before = engine.stats()
         engine.submit(Submission("speculation", prompt.token_ids, self._sampling, seed=number))
         outputs: list[TokenOutput] = []
@@ -125,12 +112,32 @@ class SpeculationRun:
             token_ids,
             seconds / max(len(token_ids) - 1, 1),
             passes,
+            stats.speculated_passes_total - before.speculated_passes_total,
             stats.drafted_tokens_total - before.drafted_tokens_total,
             stats.accepted_tokens_total - before.accepted_tokens_total,
         )
 
+    def _fields(self, number: int, found: dict[str, list[tuple[Answer, ...]]]) -> dict[str, Any]:
+        arm = self._arms[number]
+        return {
+            "name": arm.name,
+            "speculators": arm.speculators,
+            "size": None if arm.size is None else arm.size.num_tokens,
+            "is_chain": arm.size is not None and arm.size.is_chain,
+            "sets": [
+                set_fields(name, [(answers[0], answers[number]) for answers in of_set])
+                for name, of_set in found.items()
+            ],
+            "acceptance": arm.acceptance(),
+            "trees": arm.engine.stats().trees_total,
+        }
 
-def _fields(name: str, pairs: Sequence[tuple[Answer, Answer]]) -> dict[str, Any]:
+
+def set_fields(name: str, pairs: Sequence[tuple[Answer, Answer]]) -> dict[str, Any]:
+    """Return what answers to a set of prompts took, each without guesses and with them.
+
+    Raises: EngineError if none has two tokens.
+    """
     pairs = [pair for pair in pairs if len(pair[0].token_ids) > 1]
     if not pairs:
         raise EngineError(f"no answer to the prompts of {name!r} has two tokens")
@@ -149,7 +156,9 @@ def _fields(name: str, pairs: Sequence[tuple[Answer, Answer]]) -> dict[str, Any]
         "speedup_low": ratios[len(ratios) // 4],
         "speedup_median": statistics.median(ratios),
         "speedup_high": ratios[-1 - len(ratios) // 4],
+        "passes": passes,
+        "guessing_passes": sum(speculating.guessing_passes for _, speculating in pairs),
+        "drafted": sum(speculating.drafted for _, speculating in pairs),
+        "accepted": sum(speculating.accepted for _, speculating in pairs),
         "tokens_per_pass": num_tokens / max(passes, 1),
-        "drafted_per_pass": sum(speculating.drafted for _, speculating in pairs) / max(passes, 1),
-        "accepted_per_pass": sum(speculating.accepted for _, speculating in pairs) / max(passes, 1),
     }

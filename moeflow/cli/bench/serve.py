@@ -29,6 +29,9 @@ Examples:
       the built-in model, both policies
   moeflow bench serve ~/models/olmoe --rate 8 -n 256 --repeats 3 \\
       --out docs/results/serve.jsonl --plots docs/images
+  moeflow bench serve --policy continuous --rate 4 -n 16 \\
+      --speculator dense-source
+      with and without guesses
   moeflow bench serve --url http://127.0.0.1:8000 --rate 4
       a running server, as its clients see it
 
@@ -115,6 +118,7 @@ class Run:
             lazy.with_policy(base, policy, max_prompt=self.traffic["max_prompt"], batch_timeout_s=batch_timeout_s)
             for policy in dict.fromkeys(policies)
         ]
+        configs = lazy.on_and_off(configs)
         with closing(lazy.open_checkpoint(base.model_path)) as checkpoint:
             vocab_size = lazy.read_model_config(checkpoint).vocab_size
         sweep = self._sweep(vocab_size)

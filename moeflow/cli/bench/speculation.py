@@ -8,13 +8,16 @@ from typing import Any
 import click
 
 from moeflow.bench.records import make_record
-from moeflow.bench.tables import speculation_table
+from moeflow.bench.speculation.tables import speculation_tables
 from moeflow.cli import lazy
 from moeflow.cli.bench.output import keep, repeated_command, result_options, show
 from moeflow.cli.help import Command
 from moeflow.cli.local_model import prepare
 from moeflow.cli.options import engine_options_but
+from moeflow.cli.params import NEW_PICTURE
 from moeflow.cli.progress import bar
+from moeflow.speculation.counts import MAX_DEPTH
+from moeflow.speculation.names import short_names
 
 EPILOG = """\b
 Examples:
@@ -22,6 +25,12 @@ Examples:
       the built-in model, five sets of prompts
   moeflow bench speculation ~/models/olmoe --speculator suffix \\
       --prompts mine.json --temperature 0.7
+  moeflow bench speculation --speculator suffix \\
+      --speculator dense-source --plot speed.png
+      each alone and both together
+  moeflow bench speculation --speculator dense-source \\
+      --compare-chains 4 --compare-chains 12
+      what trees are worth at the same number of guesses
 
 One request at a time, with and without speculators in turns; the answers are the same, which is checked. A speed-up is
 that of the time between tokens. It depends on what is asked: text that repeats itself or its prompt is guessed best."""
@@ -37,6 +46,14 @@ that of the time between tokens. It depends on what is asked: text that repeats 
 @click.option("--new-tokens", type=click.IntRange(2), default=96, show_default=True, help="Of an answer at most.")
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="Of sampling; 0: greedy.")
 @click.option("--rounds", type=click.IntRange(1), default=1, show_default=True, help="Answers to each prompt.")
+@click.option(
+    "--compare-chains",
+    "sizes",
+    type=click.IntRange(1, MAX_DEPTH),
+    multiple=True,
+    help="Also draft so many tokens in every pass, as a tree and as the best single chain; may be given often.",
+)
+@click.option("--plot", type=NEW_PICTURE, help="Draw right guesses by depth, and speed-ups by set, to this PNG.")
 @result_options
 def speculation(
     overrides: dict[str, Any],
@@ -44,10 +61,14 @@ def speculation(
     new_tokens: int,
     temperature: float,
     rounds: int,
+    sizes: tuple[int, ...],
+    plot: Path | None,
     as_json: bool,
     out: Path | None,
 ) -> None:
     """Measure answers with speculators (--speculator) against the same answers without.
+
+    Of several, each guesses alone, too.
 
     MODEL is a Hugging Face folder or a .gguf file; without it, the built-in model is measured.
     """
@@ -56,10 +77,10 @@ def speculation(
     config = lazy.resolve(prepare({**overrides, "max_num_seqs": 1})).config
     asked = lazy.read_prompts(prompts, config.model_path)
     with (
-        lazy.SpeculationRun(config, new_tokens=new_tokens, temperature=temperature) as run,
-        bar(rounds * len(asked)) as shown,
+        lazy.SpeculationRun(config, new_tokens=new_tokens, temperature=temperature, sizes=sizes) as run,
+        bar(rounds * len(asked) * len(run.names)) as shown,
     ):
-        sets = run.answer(asked, rounds, shown.advance)
+        arms = run.answer(asked, rounds, shown.advance)
     record = make_record(
         "speculation",
         repeated_command(),
@@ -67,11 +88,15 @@ def speculation(
         threads=config.num_threads,
         model=config.model_name,
         weight_format=config.weight_format,
-        speculators=list(config.speculators),
+        speculators=list(short_names(config.speculators).values()),
         temperature=temperature,
         prompts="bundled" if prompts is None else prompts.name,
-        sets=sets,
+        arms=arms,
     )
     keep(record, out, as_json=as_json)
     if not as_json:
-        show(speculation_table(record))
+        for table in speculation_tables(record):
+            show(table)
+    if plot is not None:
+        lazy.plot_speculation(record, plot)
+        click.echo(f"drew {plot}", err=True)

@@ -24,6 +24,7 @@ from moeflow.models.pass_input import PassInput, rows_of
 from moeflow.speculation.speculator import Draft
 
 GRADES: Final = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # probabilities where the next begins
+RUNNER_UP: Final = len(GRADES) + 1  # added to the grades of tokens beside the likeliest, which are seldomer right
 NUM_LIKELIEST: Final = 3  # tokens that are guessed for one place at most
 LEAST_PATH: Final = 0.25  # probability of all tokens so far, below which no further one is computed
 LEAST_BRANCH: Final = 0.1  # the same with a token beside the likeliest, below which that is no guess
@@ -39,6 +40,7 @@ class DraftModel:
         """`vocab_size` is that of the model it guesses for; `chunk_tokens` of prompts are computed before a pass."""
         self.name = name
         self.tables = tables
+        self.is_eager = False  # guesses as far as it is asked to, and beside every token, however unlikely
         self._model, self._kv = model, kv
         self._vocab_size = min(vocab_size, model.config.vocab_size)
         self._chunk_tokens = chunk_tokens
@@ -47,7 +49,10 @@ class DraftModel:
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request], max_depth: int) -> list[list[Draft]]:
         """See `Speculator`. Requests that it is behind with get nothing until it has caught up."""
-        paths = [_Path(request, depth) for request in requests if (depth := self._depth(request, max_depth)) > 0]
+        least = (0.0, 0.0) if self.is_eager else (LEAST_PATH, LEAST_BRANCH)
+        paths = [
+            _Path(request, depth, *least) for request in requests if (depth := self._depth(request, max_depth)) > 0
+        ]
         growing, logits = self._catch_up(paths)
         while growing:
             likeliest = _likeliest(logits, self._vocab_size)
@@ -167,6 +172,8 @@ class _Path:
 
     request: Request
     max_depth: int
+    least_path: float
+    least_branch: float
     token_ids: list[int] = field(default_factory=list)
     _grades: list[int] = field(default_factory=list)
     _probability: float = 1.0  # of all of them
@@ -176,12 +183,12 @@ class _Path:
         """Add the likeliest next token; return whether the one after it is worth computing."""
         (token_id, probability), *others = likeliest
         for other, chance in others:
-            if self._probability * chance >= LEAST_BRANCH:
-                self._branches.append(Draft((*self.token_ids, other), (*self._grades, _grade(chance))))
+            if self._probability * chance >= self.least_branch:
+                self._branches.append(Draft((*self.token_ids, other), (*self._grades, RUNNER_UP + _grade(chance))))
         self.token_ids.append(token_id)
         self._grades.append(_grade(probability))
         self._probability *= probability
-        return len(self.token_ids) < self.max_depth and self._probability >= LEAST_PATH
+        return len(self.token_ids) < self.max_depth and self._probability >= self.least_path
 
     @property
     def last(self) -> _Piece:

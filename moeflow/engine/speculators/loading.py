@@ -17,6 +17,7 @@ from moeflow.kv.block_tables import BlockTables
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.loading import load_model
+from moeflow.speculation.names import short_names
 from moeflow.speculation.registry import SPECULATORS
 from moeflow.speculation.speculator import Speculator
 
@@ -24,13 +25,14 @@ from moeflow.speculation.speculator import Speculator
 def load_speculators(config: EngineConfig, runner: Runner) -> list[Speculator]:
     """Return what guesses for a model that is loaded. Raises: CheckpointError, CapacityError."""
     drafts = {draft.name: draft for draft in config.draft_models}
+    called = short_names(config.speculators)
     return [
-        _draft_model(config, drafts[name], runner) if name in drafts else SPECULATORS[name]()
+        _draft_model(config, drafts[name], called[name], runner) if name in drafts else SPECULATORS[name]()
         for name in config.speculators
     ]
 
 
-def _draft_model(config: EngineConfig, draft: DraftModelConfig, runner: Runner) -> DraftModel:
+def _draft_model(config: EngineConfig, draft: DraftModelConfig, name: str, runner: Runner) -> DraftModel:
     if draft.is_early_exit:
         assert isinstance(runner, ModelRunner)
         assert isinstance(runner.model, CausalLM), "guesses are for models that the CPU computes"
@@ -54,7 +56,7 @@ def _draft_model(config: EngineConfig, draft: DraftModelConfig, runner: Runner) 
         device="cpu",
         gives_back=config.experts is not None,
     )
-    return DraftModel(draft.name, model, kv, tables, vocab_size=runner.info.vocab_size, chunk_tokens=draft.chunk_tokens)
+    return DraftModel(name, model, kv, tables, vocab_size=runner.info.vocab_size, chunk_tokens=draft.chunk_tokens)
 
 
 def _load(config: EngineConfig, draft: DraftModelConfig) -> CausalLM:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.messages import TokenLogprobs, TokenOutput
+from moeflow.engine.text.guessed_passes import GuessedPass, GuessTexts
 from moeflow.engine.text.stop_strings import StopWatch
 from moeflow.engine.text.tokenizer import Tokenizer
 
@@ -55,6 +56,7 @@ class TextDelta:
     stop_reason: int | str | None = None  # the stop token or stop string that ended it; None for the model's EOS
     num_cached_tokens: int = 0  # prompt tokens that the prefix tree saved
     num_drafted_tokens: int = 0  # guesses that the pass computed; the new tokens but the last were among them
+    guessed_pass: GuessedPass | None = None  # with new tokens, if token trees are asked for
     queued_s: float | None = None  # waited before its first pass; with the first output
     error: str | None = None  # with FinishReason.ERROR
     prompt_logprobs: tuple[TokenText | None, ...] | None = None  # once, in the first delta of index 0; [0] is None
@@ -71,6 +73,7 @@ class SequenceText:
         self._shows_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
+        self._guesses = GuessTexts(tokenizer) if params.token_trees else None
 
     def push(self, output: TokenOutput) -> TextDelta:
         """Take what a pass brought and return it with the text that became certain; at the end, all of it.
@@ -90,6 +93,7 @@ class SequenceText:
             stop_reason=output.stop_token_id if stop is None else stop,
             num_cached_tokens=output.num_cached_tokens,
             num_drafted_tokens=output.num_drafted_tokens,
+            guessed_pass=None if self._guesses is None else self._guesses.push(output, num_tokens),
             queued_s=output.queued_s,
             error=output.error if stop is None else None,
             prompt_logprobs=None

@@ -29,6 +29,14 @@ def byte_rule(decoder_json: str | None) -> ByteRule | None:
     return _sentence_piece(replaced, has_byte_tokens="ByteFallback" in kinds)
 
 
+def token_label(utf8: bytes) -> str:
+    """Return a token's text; for a piece of a character, its bytes in OpenAI's notation, so that labels differ."""
+    try:
+        return utf8.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in utf8)
+
+
 def _flatten(decoder: dict[str, Any]) -> list[dict[str, Any]]:
     if decoder["type"] != "Sequence":
         return [decoder]

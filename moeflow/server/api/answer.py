@@ -6,14 +6,16 @@ Works for any endpoint with a writer for its objects; knows no field of a choice
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
 from fastapi import Request, Response
 
 from moeflow.core.request import FinishReason
+from moeflow.engine.text.guessed_passes import GuessedPass
 from moeflow.engine.text.output_text import TextDelta, TokenText
 from moeflow.server.api.schema.sampling_fields import SamplingFields
 from moeflow.server.api.usage import usage
@@ -34,6 +36,7 @@ class Choice:
     text: str = ""
     tokens: list[TokenText] = field(default_factory=list)  # empty unless log-probabilities were asked for
     prompt_tokens: tuple[TokenText | None, ...] = ()  # likewise; on a prompt's first completion only
+    guessed_passes: list[GuessedPass] = field(default_factory=list)  # empty unless token trees were asked for
     finish_reason: FinishReason | None = None
 
     def add(self, delta: TextDelta) -> None:
@@ -41,6 +44,7 @@ class Choice:
         self.text += delta.text
         self.tokens += delta.logprobs or ()
         self.prompt_tokens = self.prompt_tokens or delta.prompt_logprobs or ()
+        self.guessed_passes += [] if delta.guessed_pass is None else [delta.guessed_pass]
         self.finish_reason = delta.finish_reason or self.finish_reason
 
 
@@ -76,6 +80,11 @@ class Envelope:
     def head(self, kind: str) -> dict[str, Any]:
         """Return the common fields."""
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+def token_trees(passes: Sequence[GuessedPass]) -> dict[str, Any]:
+    """Return what was guessed as a field of a choice; no field if it is not asked for, or if there is nothing yet."""
+    return {"token_trees": msgspec.to_builtins(passes)} if passes else {}
 
 
 async def respond(request: Request, answer: Answer, body: SamplingFields) -> Response | dict[str, Any]:

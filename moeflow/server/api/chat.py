@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from moeflow.engine.generator import Generator
 from moeflow.engine.text.output_text import TextDelta
-from moeflow.server.api.answer import Answer, Choice, Envelope, respond
+from moeflow.server.api.answer import Answer, Choice, Envelope, respond, token_trees
 from moeflow.server.api.logprobs import chat_logprobs
 from moeflow.server.api.models import served_model
 from moeflow.server.api.openapi import stream_of
@@ -63,9 +63,10 @@ class _Writer:
         if choice not in self._begun:
             self._begun.add(choice)
             chunks.append(_chunk(choice, {"role": "assistant", "content": "", "refusal": None}))
-        if delta.text or delta.logprobs:
+        if delta.text or delta.logprobs or delta.guessed_pass:
             logprobs = chat_logprobs(delta.logprobs or ()) if self._with_logprobs else None
-            chunks.append(_chunk(choice, {"content": delta.text}, logprobs))
+            trees = () if delta.guessed_pass is None else (delta.guessed_pass,)
+            chunks.append(_chunk(choice, {"content": delta.text}, logprobs) | token_trees(trees))
         if delta.finish_reason is not None:
             chunks.append(_chunk(choice, {}, finish_reason=delta.finish_reason))
         return chunks
@@ -77,6 +78,7 @@ class _Writer:
             "message": {"role": "assistant", "content": choice.text, "refusal": None},
             "logprobs": chat_logprobs(choice.tokens) if self._with_logprobs else None,
             "finish_reason": choice.finish_reason,
+            **token_trees(choice.guessed_passes),
         }
 
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from moeflow.engine.generator import Generator
 from moeflow.engine.text.output_text import TextDelta, TokenText
-from moeflow.server.api.answer import Answer, Choice, Envelope, respond
+from moeflow.server.api.answer import Answer, Choice, Envelope, respond, token_trees
 from moeflow.server.api.logprobs import CompletionLogprobsWriter
 from moeflow.server.api.models import served_model
 from moeflow.server.api.openapi import stream_of
@@ -72,9 +72,10 @@ class _Writer:
             self._is_to_echo[choice] = False
             text = self._prompt_text(choice) + text
             tokens = self._prompt_tokens(choice, delta.prompt_logprobs or ()) + tokens
-        if not (text or tokens or delta.finish_reason):
+        passes = () if delta.guessed_pass is None else (delta.guessed_pass,)
+        if not (text or tokens or passes or delta.finish_reason):
             return []
-        return [self._object(choice, text, tokens, delta.finish_reason)]
+        return [self._object(choice, text, tokens, delta.finish_reason) | token_trees(passes)]
 
     def choice(self, choice: Choice) -> dict[str, Any]:
         """Return the whole choice."""
@@ -82,7 +83,7 @@ class _Writer:
         if self._body.echo:
             text = self._prompt_text(choice.index) + text
             tokens = self._prompt_tokens(choice.index, choice.prompt_tokens) + tokens
-        return self._object(choice.index, text, tokens, choice.finish_reason)
+        return self._object(choice.index, text, tokens, choice.finish_reason) | token_trees(choice.guessed_passes)
 
     def _object(
         self, choice: int, text: str, tokens: list[TokenText | bytes], finish_reason: str | None

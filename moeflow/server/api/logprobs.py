@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from moeflow.engine.text.output_text import TokenText, TopToken
+from moeflow.engine.text.token_bytes import token_label
 
 _MIN_LOGPROB = -9999.0  # JSON has no infinity; OpenAI sends this for "never"
 
@@ -74,14 +75,6 @@ class CompletionLogprobsWriter:
 def _tops(token: TokenText) -> dict[str, float]:
     chosen = {token_label(token.utf8): _finite(token.logprob)}
     return {token_label(top.utf8): _finite(top.logprob) for top in token.top} | chosen
-
-
-def token_label(utf8: bytes) -> str:
-    """Return a token's text; for a piece of a character, its bytes in OpenAI's notation, so that labels differ."""
-    try:
-        return utf8.decode("utf-8")
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in utf8)
 
 
 def _finite(logprob: float) -> float:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel, create_model
 
 from moeflow.engine.client import EngineState
-from moeflow.engine.messages import EngineStats, LenderStats, ModelInfo, RankStats
+from moeflow.engine.messages import EngineStats, LenderStats, ModelInfo, RankStats, SpeculatorStats
 from moeflow.server.service import Service, Status, get_service
 
 router = APIRouter(tags=["status"])
@@ -39,9 +39,11 @@ _PRIVATE = ("path",)  # where the model lies is nobody's business outside
 ModelFacts: Any = create_model("ModelFacts", **_fields(ModelInfo, without=_PRIVATE))
 RankFacts: Any = create_model("RankFacts", **_fields(RankStats))
 LenderFacts: Any = create_model("LenderFacts", **_fields(LenderStats))
+SpeculatorFacts: Any = create_model("SpeculatorFacts", **_fields(SpeculatorStats))
 _LISTS: Any = {
     "ranks": (list[RankFacts], ...),  # of the processes that share a model; empty if there is one
     "lenders": (list[LenderFacts], ...),  # of memory for experts
+    "speculators": (list[SpeculatorFacts], ...),  # that guess tokens
 }
 ReplicaFacts: Any = create_model(
     "ReplicaFacts",

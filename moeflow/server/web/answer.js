@@ -12,6 +12,7 @@ export async function fillAnswer(turn, body, { onChange, ...options }) {
       turn.answer += choice.delta.content;
       stopwatch.count();
     }
+    if (choice?.token_trees) turn.passes.push(...choice.token_trees);
     if (choice?.finish_reason === "length") turn.cutOff = true;
     turn.measured = stopwatch.read(chunk.usage?.completion_tokens);
     onChange();

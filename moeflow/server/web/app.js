@@ -55,6 +55,7 @@ function showModel(model) {
   at("welcome-text").textContent = welcomeText(model);
   drawExperts(at("expert-strip"), model);
   listFacts(at("model-facts"), modelFacts(model));
+  at("guesses-field").hidden = model.speculators.length === 0;
 }
 
 function showNumbers() {
@@ -97,8 +98,9 @@ function announce(text) {
 async function copy(text, button) {
   const isCopied = await writeClipboard(text);
   announce(isCopied ? "Copied." : "The browser does not allow copying here.");
+  button.dataset.label ??= button.textContent;
   button.textContent = isCopied ? "Copied" : "Not allowed";
-  setTimeout(() => (button.textContent = "Copy"), 1500);
+  setTimeout(() => (button.textContent = button.dataset.label), 1500);
 }
 
 /** Browsers offer a clipboard only to pages on https and on this machine. */

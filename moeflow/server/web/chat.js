@@ -78,7 +78,8 @@ export class Chat extends EventTarget {
 
   requestBody() {
     const { settings, server, conversation } = this;
-    return { model: server.model?.name, messages: conversation.messages(settings.systemPrompt), ...settings.sampling };
+    const sampling = settings.sampling({ hasGuesses: server.model?.speculators.length > 0 });
+    return { model: server.model?.name, messages: conversation.messages(settings.systemPrompt), ...sampling };
   }
 
   endEarly(turn, error) {

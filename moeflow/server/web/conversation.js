@@ -44,7 +44,8 @@ export class Conversation {
   }
 
   save() {
-    this.stored.write(this.turns);
+    // What was guessed is larger than all else, and would crowd out the conversation.
+    this.stored.write(this.turns.map((turn) => ({ ...turn, passes: [] })));
   }
 }
 
@@ -56,6 +57,7 @@ function newTurn(prompt) {
     error: null, // what to tell the user, when failed
     cutOff: false, // the answer reached max tokens
     measured: null, // see answer.js
+    passes: [], // what was guessed in each, if asked for: `token_trees` of the API
   };
 }
 

@@ -10,6 +10,7 @@ const DEFAULTS = Object.freeze({
   top_k: 0, // all tokens
   max_tokens: 512,
   seed: null, // random
+  token_trees: false, // show what was guessed
 });
 
 export class Settings {
@@ -31,9 +32,10 @@ export class Settings {
     return this.values.system.trim();
   }
 
-  /** Fields of a chat completion request. */
-  get sampling() {
-    const { system, ...sampling } = this.values;
+  /** Fields of a chat completion request to a server that guesses tokens, or does not. */
+  sampling({ hasGuesses }) {
+    const { system, token_trees, ...sampling } = this.values;
+    if (hasGuesses && token_trees) sampling.token_trees = true;
     return Object.fromEntries(Object.entries(sampling).filter(([, value]) => value !== null));
   }
 
@@ -46,13 +48,14 @@ export class Settings {
   take(field) {
     this.explain(field);
     if (!field.validity.valid) return;
-    this.values[field.name] = field.type === "number" ? numberOrNull(field.value) : field.value;
+    this.values[field.name] = valueOf(field);
     this.stored.write(this.values);
   }
 
   show() {
     for (const field of this.fields) {
-      field.value = this.values[field.name] ?? "";
+      if (field.type === "checkbox") field.checked = this.values[field.name];
+      else field.value = this.values[field.name] ?? "";
       this.explain(field);
     }
   }
@@ -66,6 +69,8 @@ export class Settings {
   }
 }
 
-function numberOrNull(text) {
-  return text === "" ? null : Number(text);
+function valueOf(field) {
+  if (field.type === "checkbox") return field.checked;
+  if (field.type !== "number") return field.value;
+  return field.value === "" ? null : Number(field.value);
 }

@@ -2,6 +2,7 @@
 
 import { measuredLine } from "./facts.js";
 import { renderText } from "./render.js";
+import { TokenTreesView } from "./token_trees.js";
 
 export class TurnView {
   /** `onCopy(text, button)` and `onRetry()` are called from its buttons. */
@@ -16,6 +17,7 @@ export class TurnView {
         this.element.querySelector(`.${name}`),
       ]),
     );
+    this.trees = new TokenTreesView(this.element.querySelector(".guesses"), onCopy);
     this.parts["prompt-text"].textContent = turn.prompt;
     this.parts.copy.addEventListener("click", () => onCopy(this.turn.answer, this.parts.copy));
     this.parts.retry.addEventListener("click", onRetry);
@@ -35,5 +37,6 @@ export class TurnView {
     parts["answer-foot"].hidden = isRunning;
     parts.copy.hidden = !turn.answer;
     parts.measured.textContent = measuredLine(turn);
+    this.trees.update(turn.passes);
   }
 }

@@ -214,14 +214,20 @@ def test_speculation_is_measured_on_the_same_answers(folder, tmp_path):
     prompts.write_text(json.dumps({"again": ["ab ab ab ab ab", "cd cd cd"], "once": ["xyz"]}))
     out = tmp_path / "results.jsonl"
     some = ("--threads", "1", "--prompts", str(prompts), "--new-tokens", "8", "--temperature", "1", "--out", str(out))
-    done = run("speculation", folder, "--speculator", "suffix", *some)
+    picture = tmp_path / "speed.png"
+    wishes = ("--speculator", "suffix", "--compare-chains", "2", "--plot", str(picture))
+    done = run("speculation", folder, *wishes, *some)
     assert done.exit_code == 0, done.output
     assert "again" in done.stdout
+    assert "Trees against the best single chain" in done.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
     record = json.loads(out.read_text())
-    assert [(one["set"], one["num_answers"]) for one in record["sets"]] == [("again", 2), ("once", 1)]
-    for one in record["sets"]:
-        assert one["tokens_per_pass"] == pytest.approx(1 + one["accepted_per_pass"])
-        assert one["speedup"] == pytest.approx(one["tokens_per_s"] / one["plain_tokens_per_s"])
+    assert [arm["name"] for arm in record["arms"]] == ["suffix", "tree of 2", "chain of 2"]
+    for arm in record["arms"]:
+        assert [(one["set"], one["num_answers"]) for one in arm["sets"]] == [("again", 2), ("once", 1)]
+        for one in arm["sets"]:
+            assert one["tokens_per_pass"] == pytest.approx(1 + one["accepted"] / one["passes"])
+            assert one["speedup"] == pytest.approx(one["tokens_per_s"] / one["plain_tokens_per_s"])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from moeflow.core.errors import CapacityError, EngineError
 from moeflow.core.request import FinishReason
 from moeflow.engine.client import EngineState
-from moeflow.engine.messages import EngineStats, RankStats, TokenOutput
+from moeflow.engine.messages import EngineStats, RankStats, SpeculatorStats, TokenOutput
 from moeflow.engine.process import slowness
 from moeflow.engine.process.continuation import Continuation
 from moeflow.engine.process.deaths import Death
@@ -509,3 +510,28 @@ def test_statistics_of_several_engines():
     assert summed([one]) == one
     after = with_totals(other, totals_of(one))
     assert (after.num_running, after.passes_total, after.kv_blocks_total) == (2, 10, 10)
+
+
+def test_speculators_of_several_engines_are_counted_together():
+    def stats(drafted, accepted, **values):
+        speculator = SpeculatorStats(
+            name="suffix", drafted_total=drafted, accepted_total=accepted, drafting_s_total=0.5, **values
+        )
+        return EngineStats(trees_total=[3, 1], speculators=[speculator])
+
+    one, other = stats([4, 2], [3, 1], is_resting=True), stats([1, 1], [0, 1])
+    both = summed([one, other])
+    assert both.trees_total == [6, 2]
+    (speculator,) = both.speculators
+    assert (speculator.drafted_total, speculator.accepted_total) == ([5, 3], [3, 2])
+    assert speculator.drafting_s_total == 1.0
+    after = with_totals(other, totals_of(one))  # of an engine that died
+    assert after.trees_total == [6, 2]
+    assert after.speculators == [msgspec.structs.replace(speculator, is_resting=False)]
+    fresh = with_totals(EngineStats(), totals_of(one))  # the one in its place has told nothing yet
+    assert (fresh.trees_total, fresh.speculators[0].drafted_total) == ([3, 1], [4, 2])
+    two = msgspec.structs.replace(other.speculators[0], name="draft")
+    assert [one.name for one in summed([one, msgspec.structs.replace(other, speculators=[two])]).speculators] == [
+        "suffix",
+        "draft",
+    ]

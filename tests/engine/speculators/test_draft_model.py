@@ -198,7 +198,7 @@ def say(request: Request, *token_ids: int) -> None:
 
 
 def expected(model, request: Request, draft) -> None:
-    """Hold that each token of a draft is one of the likeliest, with a grade of its probability."""
+    """Hold that each token of a draft is one of the likeliest, graded by probability and by whether it is the first."""
     sequence = [*request.token_ids(0, request.num_tokens), *draft.token_ids]
     with torch.no_grad():
         probabilities = model(torch.tensor([sequence])).logits[0].softmax(-1)
@@ -208,7 +208,10 @@ def expected(model, request: Request, draft) -> None:
         assert token_id in likeliest
         assert place == len(draft.token_ids) - 1 or token_id == likeliest[0], "branches end where they leave the path"
         edges = [0.0, *draft_model.GRADES, 1.0]
-        assert edges[grade] - 1e-3 <= float(row[token_id]) <= edges[grade + 1] + 1e-3
+        is_likeliest = token_id == int(row.argmax())
+        assert is_likeliest == (grade < draft_model.RUNNER_UP)
+        of_probability = grade if is_likeliest else grade - draft_model.RUNNER_UP
+        assert edges[of_probability] - 1e-3 <= float(row[token_id]) <= edges[of_probability + 1] + 1e-3
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from moeflow.server.api.logprobs import ChatLogprobs
 from moeflow.server.api.schema.field_rules import Rule, needs_true, not_all
 from moeflow.server.api.schema.sampling_fields import MaxTokens, SamplingFields
 from moeflow.server.api.schema.strict_model import StrictModel, Unsupported, one_of, refusal
+from moeflow.server.api.schema.token_trees import TokenTrees
 from moeflow.server.api.usage import Usage
 
 _NO_TOOLS = "this server calls no tools"
@@ -126,6 +127,7 @@ class ChatChoice(BaseModel):
     message: AnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length"]
+    token_trees: TokenTrees = None
 
 
 class ChatResponse(BaseModel):
@@ -154,6 +156,7 @@ class ChatChunkChoice(BaseModel):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length"] | None
+    token_trees: TokenTrees = None
 
 
 class ChatChunk(BaseModel):

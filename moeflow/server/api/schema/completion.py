@@ -12,6 +12,7 @@ from moeflow.server.api.schema.field_rules import Rule, not_all
 from moeflow.server.api.schema.model_limits import PROMPTS
 from moeflow.server.api.schema.sampling_fields import SamplingFields, TokenIds
 from moeflow.server.api.schema.strict_model import Unsupported, one_of
+from moeflow.server.api.schema.token_trees import TokenTrees
 from moeflow.server.api.usage import Usage
 
 Text = Annotated[str, Field(min_length=1)]
@@ -69,6 +70,7 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
+    token_trees: TokenTrees = None
 
 
 class CompletionResponse(BaseModel):
@@ -89,6 +91,7 @@ class CompletionChunkChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None
+    token_trees: TokenTrees = None
 
 
 class CompletionChunk(BaseModel):

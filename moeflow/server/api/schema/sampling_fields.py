@@ -19,7 +19,7 @@ from moeflow.core.sampling_params import (
     SamplingParams,
 )
 from moeflow.server.api.schema.field_rules import Rule, needs_true
-from moeflow.server.api.schema.model_limits import LogitBias, NumSequences, TokenId
+from moeflow.server.api.schema.model_limits import LogitBias, NumSequences, TokenId, TokenTreesWish
 from moeflow.server.api.schema.strict_model import StrictModel, one_of
 
 _IGNORED = "Accepted; changes nothing."
@@ -71,6 +71,11 @@ class SamplingFields(StrictModel):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
 
+    token_trees: TokenTreesWish | None = Field(
+        None,
+        description="Add what was guessed in each pass to the choices, as token_trees; needs a server that guesses.",
+    )
+
     user: str | None = Field(None, description=_IGNORED)
     metadata: dict[str, Any] | None = Field(None, description=_IGNORED)
 
@@ -110,4 +115,5 @@ _PLAIN_FIELDS = (
     "ignore_eos",
     "skip_special_tokens",
     "include_stop_str_in_output",
+    "token_trees",
 )

@@ -1,0 +1,53 @@
+"""The file of `moeflow generate --token-trees`: what was guessed, as a graph or as JSON lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from moeflow.cli import lazy
+from moeflow.cli.params import NEW_FILE
+
+if TYPE_CHECKING:
+    from moeflow.engine.text.guessed_passes import GuessedPass
+
+token_trees_option = click.option(
+    "--token-trees",
+    "token_trees_file",
+    type=NEW_FILE,
+    help="Write what --speculator guessed in each pass, and what of it was right: as a graph for `dot -Tsvg`, "
+    "or, if the name ends in .jsonl, as JSON lines.",
+)
+
+
+def check_guesses(overrides: Mapping[str, Any]) -> None:
+    """Raises: UsageError if nothing would guess; whether a plan's engine does is found out when it is loaded."""
+    if not overrides["speculators"] and overrides["plan_file"] is None:
+        raise click.UsageError("--token-trees shows guesses; say what is to guess: --speculator suffix")
+
+
+def write_token_trees(file: Path, answers: Mapping[str, Sequence[GuessedPass]]) -> None:
+    """Write the passes of each answer, in order, under its name.
+
+    Raises: ClickException if the file cannot be written.
+    """
+    text = _json_lines(answers) if file.suffix == ".jsonl" else lazy.to_dot(answers)
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"cannot write the token trees: {error}") from error
+
+
+def _json_lines(answers: Mapping[str, Sequence[GuessedPass]]) -> str:
+    """Return a line for each pass: the number of its answer, its own, and what the API's `token_trees` has."""
+    lines = [
+        json.dumps({"answer": answer, "pass": place, **msgspec.to_builtins(one)}, ensure_ascii=False)
+        for answer, passes in enumerate(answers.values(), start=1)
+        for place, one in enumerate(passes, start=1)
+    ]
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,41 @@
+"""What was guessed for an answer, pass by pass: our own field of choices, for requests with `token_trees: true`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, Field
+
+
+class NamedToken(BaseModel):
+    """A token of the answer."""
+
+    token_id: int
+    token: str
+
+
+class GuessedToken(NamedToken):
+    """A drafted token."""
+
+    parent: int | None = Field(description="Place in the list of the one that it follows; null: the pass before.")
+    speculators: list[str] = Field(description="Who guessed it.")
+    chance: float = Field(description="That it is right, and all before it, as expected before the pass.")
+    is_accepted: bool
+
+
+class GuessedPass(BaseModel):
+    """A pass of the model, the tokens that it brought, and the tree of drafted tokens that it checked.
+
+    The first `num_accepted` tokens were drafted; the tokens of all passes together are those of the answer.
+    """
+
+    tokens: list[NamedToken]
+    num_drafted: int
+    num_accepted: int
+    drafted: list[GuessedToken] = Field(description="Empty once a long answer's trees exceed the limit.")
+
+
+TokenTrees = Annotated[
+    list[GuessedPass] | None,
+    Field(exclude_if=lambda trees: trees is None, description="Only if the request asks for token_trees."),
+]

@@ -1,0 +1,22 @@
+"""What speculators are called where people read it: in statistics, metrics and pictures.
+
+Settings name a model by its path, which is long, and nobody's business outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePath
+
+
+def short_names(names: Sequence[str]) -> dict[str, str]:
+    """Return for each name the end of its path, as many parts of it as tell all apart; without .gguf."""
+    depth = 1
+    deepest = max((len(PurePath(name).parts) for name in names), default=1)
+    while depth < deepest and len({_end(name, depth) for name in names}) < len(set(names)):
+        depth += 1
+    return {name: _end(name, depth) for name in names}
+
+
+def _end(name: str, depth: int) -> str:
+    return "/".join(PurePath(name).parts[-depth:]).replace(".gguf", "")
