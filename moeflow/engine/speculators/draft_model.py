@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from moeflow.core.request import Request
+from moeflow.engine.speculators.routing_advice import RoutingAdvice
 from moeflow.kv.block_tables import BlockTables
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.pass_input import PassInput, rows_of
-from moeflow.speculation.speculator import Draft
+from moeflow.speculation.speculator import Draft, Experts
 
 GRADES: Final = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # probabilities where the next begins
 NUM_LIKELIEST: Final = 3  # tokens that are guessed for one place at most
@@ -30,30 +31,63 @@ LEAST_BRANCH: Final = 0.1  # the same with a token beside the likeliest, below w
 MIN_CHUNK: Final = 2  # tokens that a request may have computed in any case: as many as a pass can leave, and more
 
 
+class ReadsAhead(Protocol):
+    """What reads experts before a pass needs them."""
+
+    def begin_guessing(self) -> None:
+        """Guesses for the next pass begin now; what they take counts as time of that pass."""
+
+    def expect(self, experts: Experts) -> None:
+        """Receive what the next pass will probably need."""
+
+
+class Advice(NamedTuple):
+    """Who knows which experts a token needs, and who wants to know."""
+
+    routing: RoutingAdvice
+    ahead: ReadsAhead
+
+
 class DraftModel:
     """A `Speculator` that computes."""
 
     def __init__(
-        self, name: str, model: CausalLM, kv: KVStorage, tables: BlockTables, *, vocab_size: int, chunk_tokens: int
+        self,
+        name: str,
+        model: CausalLM,
+        kv: KVStorage,
+        tables: BlockTables,
+        *,
+        vocab_size: int,
+        chunk_tokens: int,
+        advice: Advice | None = None,
     ) -> None:
-        """`vocab_size` is that of the model it guesses for; `chunk_tokens` of prompts are computed before a pass."""
+        """`vocab_size` is that of the model it guesses for; `chunk_tokens` of prompts are computed before a pass.
+
+        `advice` where experts come from disk, and the two models are alike.
+        """
         self.name = name
         self.tables = tables
         self._model, self._kv = model, kv
         self._vocab_size = min(vocab_size, model.config.vocab_size)
         self._chunk_tokens = chunk_tokens
+        self._advice = advice
         self._cached: dict[Request, _Cached] = {}
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request], max_depth: int) -> list[list[Draft]]:
         """See `Speculator`. Requests that it is behind with get nothing until it has caught up."""
+        if self._advice is not None:
+            self._advice.ahead.begin_guessing()
         paths = [_Path(request, depth) for request in requests if (depth := self._depth(request, max_depth)) > 0]
-        growing, logits = self._catch_up(paths)
+        growing, computed = self._catch_up(paths)
         while growing:
-            likeliest = _likeliest(logits, self._vocab_size)
+            for path, experts in zip(growing, computed.experts, strict=True):
+                path.experts.append(experts)
+            likeliest = _likeliest(computed.logits, self._vocab_size)
             growing = [path for path, next_tokens in zip(growing, likeliest, strict=True) if path.grow(next_tokens)]
             if growing:
-                logits = self._compute([path.last for path in growing], range(len(growing)))
+                computed = self._compute([path.last for path in growing], range(len(growing)))
         for path in paths:
             if path.request in self._cached:  # all of a path but its end has been computed
                 self._cached[path.request].guesses = path.token_ids[:-1]
@@ -71,8 +105,8 @@ class DraftModel:
         left = request.max_tokens - len(request.output_token_ids) - 1
         return min(max_depth, left, self._model.config.max_position - request.num_tokens)
 
-    def _catch_up(self, paths: Sequence[_Path]) -> tuple[list[_Path], Tensor]:
-        """Compute tokens that are new; return for whom that is all, and the logits of what follows them."""
+    def _catch_up(self, paths: Sequence[_Path]) -> tuple[list[_Path], _Computed]:
+        """Compute tokens that are new; return for whom that is all, and what is known of their last ones."""
         pieces: list[_Piece] = []
         ready: list[_Path] = []
         rows: list[int] = []
@@ -87,13 +121,13 @@ class DraftModel:
                 ready.append(path)
                 rows.append(num_rows - 1)
         if not pieces:
-            return [], torch.empty(0, self._vocab_size)
-        logits = self._compute(pieces, rows)
+            return [], _Computed(torch.empty(0, self._vocab_size), [])
+        computed = self._compute(pieces, rows)
         for piece in pieces:
             self._cached[piece.request].num_tokens = piece.stop
             self.tables.share(piece.request, piece.stop)
         self.tables.confirm_pass()
-        return ready, logits
+        return ready, computed
 
     def _next_piece(self, path: _Path, younger: Sequence[_Path], max_tokens: int) -> _Piece | None:
         """Return what of a request is computed next; None: it has no room."""
@@ -117,8 +151,8 @@ class DraftModel:
             self.forget(others.pop())
         return True
 
-    def _compute(self, pieces: Sequence[_Piece], rows: Sequence[int]) -> Tensor:
-        """Return logits [R, V] float32 after some of the tokens, and keep keys and values of all."""
+    def _compute(self, pieces: Sequence[_Piece], rows: Sequence[int]) -> _Computed:
+        """Return what is known of some of the tokens, and keep keys and values of all."""
         given = PassInput(
             token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
             starts=[piece.start for piece in pieces],
@@ -126,8 +160,26 @@ class DraftModel:
             block_ids=[self.tables.block_ids(piece.request, piece.stop) for piece in pieces],
             logit_rows=[],
         )
-        hidden = self._model(*given.tensors(self._kv, self._model.device))
-        return self._model.logits(rows_of(hidden, list(rows))) if rows else torch.empty(0, self._vocab_size)
+        token_ids, context = given.tensors(self._kv, self._model.device)
+        kept: list[tuple[Tensor, Tensor]] = []
+        if self._advice is not None and rows:
+            context = replace(context, on_inputs=lambda *tensors: kept.append(tensors))
+        hidden = self._model(token_ids, context)
+        if not rows:
+            return _Computed(torch.empty(0, self._vocab_size), [])
+        experts = [frozenset[int]()] * len(rows)
+        if self._advice is not None:
+            ((inputs, outputs),) = kept
+            experts = self._advice.routing.experts_of(inputs[:, list(rows)], outputs[list(rows)])
+            self._advice.ahead.expect(frozenset().union(*experts))
+        return _Computed(self._model.logits(rows_of(hidden, list(rows))), experts)
+
+
+class _Computed(NamedTuple):
+    """What is known of some tokens."""
+
+    logits: Tensor  # [R, V] float32, of what follows each
+    experts: list[Experts]  # that the engine's model will need for each; empty sets: that is not known
 
 
 class _Piece(NamedTuple):
@@ -168,6 +220,7 @@ class _Path:
     request: Request
     max_depth: int
     token_ids: list[int] = field(default_factory=list)
+    experts: list[Experts] = field(default_factory=list)  # of the request's last token and all of these but the last
     _grades: list[int] = field(default_factory=list)
     _probability: float = 1.0  # of all of them
     _branches: list[Draft] = field(default_factory=list)
@@ -177,7 +230,8 @@ class _Path:
         (token_id, probability), *others = likeliest
         for other, chance in others:
             if self._probability * chance >= LEAST_BRANCH:
-                self._branches.append(Draft((*self.token_ids, other), (*self._grades, _grade(chance))))
+                branch = Draft((*self.token_ids, other), (*self._grades, _grade(chance)), tuple(self.experts))
+                self._branches.append(branch)
         self.token_ids.append(token_id)
         self._grades.append(_grade(probability))
         self._probability *= probability
@@ -191,7 +245,8 @@ class _Path:
     @property
     def drafts(self) -> list[Draft]:
         """The path, then its branches; nothing if it has no token."""
-        return [Draft(tuple(self.token_ids), tuple(self._grades)), *self._branches] if self.token_ids else []
+        path = Draft(tuple(self.token_ids), tuple(self._grades), tuple(self.experts))
+        return [path, *self._branches] if self.token_ids else []
 
 
 def _grade(probability: float) -> int:

@@ -12,7 +12,8 @@ from moeflow.checkpoint.packed.weight_memory import FreshMemory
 from moeflow.core.engine_config import DraftModelConfig, EngineConfig
 from moeflow.engine.model_runner import ModelRunner, Runner
 from moeflow.engine.runner_loading import make_allocator
-from moeflow.engine.speculators.draft_model import DraftModel
+from moeflow.engine.speculators.draft_model import Advice, DraftModel
+from moeflow.engine.speculators.routing_advice import RoutingAdvice
 from moeflow.kv.block_tables import BlockTables
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.decoder import CausalLM
@@ -54,7 +55,25 @@ def _draft_model(config: EngineConfig, draft: DraftModelConfig, runner: Runner) 
         device="cpu",
         gives_back=config.experts is not None,
     )
-    return DraftModel(draft.name, model, kv, tables, vocab_size=runner.info.vocab_size, chunk_tokens=draft.chunk_tokens)
+    return DraftModel(
+        draft.name,
+        model,
+        kv,
+        tables,
+        vocab_size=runner.info.vocab_size,
+        chunk_tokens=draft.chunk_tokens,
+        advice=_advice(runner, model),
+    )
+
+
+def _advice(runner: Runner, draft: CausalLM) -> Advice | None:
+    """Return who is to know which experts come next; None: all are in memory, or the models are not alike."""
+    if not isinstance(runner, ModelRunner) or runner.experts is None or runner.experts.by_drafts is None:
+        return None
+    model = runner.model
+    if not isinstance(model, CausalLM) or not RoutingAdvice.fits(model, draft):
+        return None
+    return Advice(RoutingAdvice(model), runner.experts.by_drafts)
 
 
 def _load(config: EngineConfig, draft: DraftModelConfig) -> CausalLM:
