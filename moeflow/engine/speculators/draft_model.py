@@ -27,6 +27,7 @@ from moeflow.speculation.speculator import Draft, Experts
 GRADES: Final = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # probabilities where the next begins
 NUM_LIKELIEST: Final = 3  # tokens that are guessed for one place at most
 LEAST_PATH: Final = 0.25  # probability of all tokens so far, below which no further one is computed
+LIKELY: Final = 0.5  # probability of all tokens so far, from which what they need is read before the pass is put together
 LEAST_BRANCH: Final = 0.1  # the same with a token beside the likeliest, below which that is no guess
 MIN_CHUNK: Final = 2  # tokens that a request may have computed in any case: as many as a pass can leave, and more
 
@@ -82,8 +83,7 @@ class DraftModel:
         paths = [_Path(request, depth) for request in requests if (depth := self._depth(request, max_depth)) > 0]
         growing, computed = self._catch_up(paths)
         while growing:
-            for path, experts in zip(growing, computed.experts, strict=True):
-                path.experts.append(experts)
+            self._expect(growing, computed.experts)
             likeliest = _likeliest(computed.logits, self._vocab_size)
             growing = [path for path, next_tokens in zip(growing, likeliest, strict=True) if path.grow(next_tokens)]
             if growing:
@@ -93,6 +93,14 @@ class DraftModel:
                 self._cached[path.request].guesses = path.token_ids[:-1]
         drafts = {path.request: path.drafts for path in paths}
         return [drafts.get(request, []) for request in requests]
+
+    def _expect(self, paths: Sequence[_Path], experts: Sequence[Experts]) -> None:
+        """Note what the ends of paths need, and have it read where these are likely to be computed."""
+        for path, of_end in zip(paths, experts, strict=True):
+            path.experts.append(of_end)
+        if self._advice is not None:
+            likely = [of_end for path, of_end in zip(paths, experts, strict=True) if path.probability >= LIKELY]
+            self._advice.ahead.expect(frozenset().union(*likely))
 
     def forget(self, request: Request) -> None:
         """Free a request's blocks."""
@@ -171,7 +179,6 @@ class DraftModel:
         if self._advice is not None:
             ((inputs, outputs),) = kept
             experts = self._advice.routing.experts_of(inputs[:, list(rows)], outputs[list(rows)])
-            self._advice.ahead.expect(frozenset().union(*experts))
         return _Computed(self._model.logits(rows_of(hidden, list(rows))), experts)
 
 
@@ -222,20 +229,20 @@ class _Path:
     token_ids: list[int] = field(default_factory=list)
     experts: list[Experts] = field(default_factory=list)  # of the request's last token and all of these but the last
     _grades: list[int] = field(default_factory=list)
-    _probability: float = 1.0  # of all of them
+    probability: float = 1.0  # of all of them
     _branches: list[Draft] = field(default_factory=list)
 
     def grow(self, likeliest: Sequence[tuple[int, float]]) -> bool:
         """Add the likeliest next token; return whether the one after it is worth computing."""
         (token_id, probability), *others = likeliest
         for other, chance in others:
-            if self._probability * chance >= LEAST_BRANCH:
+            if self.probability * chance >= LEAST_BRANCH:
                 branch = Draft((*self.token_ids, other), (*self._grades, _grade(chance)), tuple(self.experts))
                 self._branches.append(branch)
         self.token_ids.append(token_id)
         self._grades.append(_grade(probability))
-        self._probability *= probability
-        return len(self.token_ids) < self.max_depth and self._probability >= LEAST_PATH
+        self.probability *= probability
+        return len(self.token_ids) < self.max_depth and self.probability >= LEAST_PATH
 
     @property
     def last(self) -> _Piece:
