@@ -21,7 +21,7 @@ from moeflow.engine.messages import EngineStats, ModelInfo, Submission, TokenLog
 from moeflow.engine.model_runner import PassResult, Runner
 from moeflow.engine.runner_loading import load_runner
 from moeflow.engine.sampler import SampledToken
-from moeflow.engine.speculators.loading import load_speculators
+from moeflow.engine.speculators.loading import load_speculation
 from moeflow.scheduler.policy import SchedulingPolicy, make_scheduler
 from moeflow.speculation.speculation import Speculation, SpeculationCounts
 
@@ -77,8 +77,7 @@ class Engine:
 
         Raises: CheckpointError or CapacityError if one of these cannot be loaded.
         """
-        speculators = load_speculators(config, runner)
-        return cls(config, runner, on_pass=on_pass, speculation=Speculation(speculators) if speculators else None)
+        return cls(config, runner, on_pass=on_pass, speculation=load_speculation(config, runner))
 
     @property
     def has_work(self) -> bool:

@@ -174,6 +174,11 @@ class ExpertStore:
         if message is not None:
             logger.info("%s", message)
 
+    def drop_pass(self) -> None:
+        """End a pass that failed."""
+        if self.by_drafts is not None:
+            self.by_drafts.drop_pass()
+
     @property
     def stall_s(self) -> float:
         """How long passes have waited for experts, in seconds."""

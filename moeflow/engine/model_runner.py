@@ -197,6 +197,8 @@ class ModelRunner:
         except BaseException:
             if self._recorder is not None:
                 self._recorder.drop_pass()
+            if self._experts is not None:
+                self._experts.drop_pass()
             raise
         end_ns = time.perf_counter_ns()
         if self._experts is not None:

@@ -16,9 +16,7 @@ from moeflow.experts.predict.governor import Governor
 class LookAhead:
     """Loads experts before the pass that needs them."""
 
-    def __init__(
-        self, cache: ExpertCache, governor: Governor, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, cache: ExpertCache, governor: Governor, clock: Callable[[], float] = time.perf_counter) -> None:
         self.note = ""  # the governor's last message
         self._cache = cache
         self._governor = governor
@@ -44,6 +42,10 @@ class LookAhead:
         """Receive what the next pass will probably need: numbers over all layers."""
         if self._governor.is_on:
             self._cache.prefetch_pass(sorted(experts))
+
+    def drop_pass(self) -> None:
+        """Forget a pass that failed: its time tells nothing."""
+        self._began_s = None
 
     def end_pass(self, num_tokens: int) -> str | None:
         """Report to the governor that the pass has ended; return its message if its verdict is new."""

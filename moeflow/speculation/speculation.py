@@ -15,7 +15,7 @@ from moeflow.core.token_tree import ROOT, TokenTree, depths
 from moeflow.speculation.acceptance import Acceptance
 from moeflow.speculation.draft_tree import DraftedToken, merge, tree_of
 from moeflow.speculation.governor import Governor
-from moeflow.speculation.speculator import Draft, Speculator
+from moeflow.speculation.speculator import Draft, Experts, Speculator
 from moeflow.speculation.usefulness import Guess, Usefulness
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ class Speculation:
 
     speculators: Sequence[Speculator]
     clock: Callable[[], float] = time.perf_counter
+    absent_of: Callable[[Experts], Experts] | None = None  # which experts are not in memory; None: all are
     counts: SpeculationCounts = field(default_factory=SpeculationCounts)
     _governor: Governor = field(default_factory=Governor)
     _acceptance: Acceptance = field(default_factory=Acceptance)
@@ -55,12 +56,14 @@ class Speculation:
     def trees(self, running: Sequence[Request], max_tokens: int) -> dict[Request, TokenTree]:
         """Return guesses for running requests, if all of them decode; `max_tokens` is what a pass may have in all."""
         self._nodes, self._draft_s = {}, {}
+        self._governor.begin()
         if not running or not all(request.is_decoding for request in running) or self._num_in_a_row == MOST_IN_A_ROW:
             return {}
         start_s = self.clock()
         roots = self._drafted(running)
         chosen: dict[Request, list[DraftedToken]] = {}
-        for request, token in self._governor.choose(roots, len(running), max_tokens - len(running)):
+        room = max_tokens - len(running)
+        for request, token in self._governor.choose(roots, len(running), room, self.absent_of):
             chosen.setdefault(request, []).append(token)
         trees: dict[Request, TokenTree] = {}
         for request, tokens in chosen.items():

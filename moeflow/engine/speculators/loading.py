@@ -19,16 +19,21 @@ from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.loading import load_model
 from moeflow.speculation.registry import SPECULATORS
+from moeflow.speculation.speculation import Speculation
 from moeflow.speculation.speculator import Speculator
 
 
-def load_speculators(config: EngineConfig, runner: Runner) -> list[Speculator]:
-    """Return what guesses for a model that is loaded. Raises: CheckpointError, CapacityError."""
+def load_speculation(config: EngineConfig, runner: Runner) -> Speculation | None:
+    """Return what guesses for a model that is loaded, if anything does. Raises: CheckpointError, CapacityError."""
     drafts = {draft.name: draft for draft in config.draft_models}
-    return [
+    speculators: list[Speculator] = [
         _draft_model(config, drafts[name], runner) if name in drafts else SPECULATORS[name]()
         for name in config.speculators
     ]
+    if not speculators:
+        return None
+    store = runner.experts if isinstance(runner, ModelRunner) else None
+    return Speculation(speculators, absent_of=None if store is None else store.cache.absent_of)
 
 
 def _draft_model(config: EngineConfig, draft: DraftModelConfig, runner: Runner) -> DraftModel:

@@ -235,6 +235,11 @@ class ExpertCache:
         """How long passes have waited for loads, in seconds."""
         return self._stats.stall_s
 
+    def absent_of(self, numbers: frozenset[int]) -> frozenset[int]:
+        """Return which of some experts, numbered over all layers, are not resident, or not yet."""
+        with self._changed:
+            return frozenset(number for number in numbers if self._states.all[number].slot < 0)
+
     @property
     def num_resident(self) -> int:
         """How many experts are resident."""

@@ -110,7 +110,9 @@ class PackedDecoder:
             topk_weights=address(topk_weights),
             keeps_inputs=keeps_inputs,
         )
-        return PackedPass(hidden, topk_ids, normed, topk_weights, self.routed, handle, (self, blocks, cos, sin, metadata))
+        return PackedPass(
+            hidden, topk_ids, normed, topk_weights, self.routed, handle, (self, blocks, cos, sin, metadata)
+        )
 
 
 @dataclass(slots=True)
