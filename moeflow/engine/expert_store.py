@@ -187,13 +187,14 @@ class ExpertStore:
     def stats(self) -> ExpertStats:
         """Return the counters as they are now."""
         now, remote = self.cache.stats(), self.pool.remote
+        ahead = [one for one in (self._prefetcher, self.by_drafts) if one is not None]
         return ExpertStats(
             memory_limit_bytes=self._memory_bytes,
             expert_slots=self.cache.num_slots,
             experts_in_slots=self.cache.num_resident,
             experts_on_disk=self._spec.num_slabs,
-            is_prefetching=self._prefetcher is not None and self._prefetcher.is_on,
-            prefetching_note="" if self._prefetcher is None else self._prefetcher.note,
+            is_prefetching=any(one.is_on for one in ahead),
+            prefetching_note="; ".join(one.note for one in ahead if one.note),
             expert_hits_total=now.hits,
             expert_late_total=now.late,
             expert_misses_total=now.misses,

@@ -125,6 +125,7 @@ class ExpertCache:
         `numbers` are those of experts of all layers, in the order in which the pass will need them. What is resident of
         them is awaited first, so that none of them gives way for another; half of the slots stay as they are.
         """
+        assert all(0 <= number < len(self._states.all) for number in numbers), "there are no such experts"
         with self._changed:
             absent = [number for number in numbers if self._is_to_load(self._states.all[number])]
             return self._load_ahead(iter(absent), self.num_slots // 2 - self._states.num_prefetches)
