@@ -107,8 +107,8 @@ class MemoryBudget:
                 )
             raise CapacityError(
                 f"the weights need {format_bytes(num_bytes)} in {weights.matrices} and the process "
-                f"{format_bytes(self.overhead_bytes)} more{self._drafts()}, but {format_bytes(self.free_bytes)} of memory are free: "
-                f"use {instead_of(weights.matrices)}, or free memory{self._hint()}"
+                f"{format_bytes(self.overhead_bytes)} more{self._drafts()}, but {format_bytes(self.free_bytes)} of "
+                f"memory are free: use {instead_of(weights.matrices)}, or free memory{self._hint()}"
             )
         return num_bytes
 
