@@ -32,7 +32,11 @@ pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.w
 def target(tmp_path_factory):
     """Return a model's folder, and transformers' own of it."""
     folder = tmp_path_factory.mktemp("target")
-    return folder, write_tiny_mixtral(folder, num_local_experts=EXPERTS, num_hidden_layers=LAYERS)
+    model = write_tiny_mixtral(folder, num_local_experts=EXPERTS, num_hidden_layers=LAYERS)
+    for layer in model.model.layers:  # norms that decide who is chosen
+        torch.nn.init.uniform_(layer.post_attention_layernorm.weight, -2.0, 2.0)
+    model.save_pretrained(folder)
+    return folder, model
 
 
 @pytest.fixture(scope="module")
