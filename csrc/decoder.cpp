@@ -1,6 +1,6 @@
 // Layers of a decoder, one after another in one call: between two kernels of a pass there is then no Python.
 //
-// Where experts have slots, nobody may change who is in them while a call runs.
+// Where experts have slots, none may leave its slot while a call runs; those that arrive are found from then on.
 #include <algorithm>
 
 #include "ops.h"

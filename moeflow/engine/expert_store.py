@@ -153,12 +153,14 @@ class ExpertStore:
         routers = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoE)]
         predictor = PREDICTORS[name](RoutedModel(num_layers, self._spec.num_experts, routers))
         self._prefetcher = self.pool.ahead = Prefetcher(self.cache, predictor, Governor(name), num_layers)
-        self.by_drafts = LookAhead(self.cache, Governor("what drafts need"))
+        self.by_drafts = LookAhead(self.cache, Governor("what drafts need", is_trusted=True))
 
     def begin_pass(self) -> None:
         """Begin a pass."""
         self._pass_began_s = perf_counter()
         self.cache.begin_pass()
+        if self._prefetcher is not None:
+            self._prefetcher.begin_pass()
         if self.pool.remote is not None:
             self.pool.remote.begin_pass()
 

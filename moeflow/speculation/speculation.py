@@ -15,6 +15,7 @@ from moeflow.core.token_tree import ROOT, TokenTree, depths
 from moeflow.speculation.acceptance import Acceptance
 from moeflow.speculation.draft_tree import DraftedToken, merge, tree_of
 from moeflow.speculation.governor import Governor
+from moeflow.speculation.pass_times import PassTimes
 from moeflow.speculation.speculator import Draft, Experts, Speculator
 from moeflow.speculation.usefulness import Guess, Usefulness
 
@@ -47,6 +48,7 @@ class Speculation:
     _nodes: dict[Request, list[DraftedToken]] = field(default_factory=dict)  # of the pass under way
     _draft_s: dict[str, float] = field(default_factory=dict)  # of who guessed for it
     _failed: set[str] = field(default_factory=set)
+    _unguessed: PassTimes = field(default_factory=PassTimes)  # of passes before which nobody guessed
     _num_in_a_row: int = 0  # passes with guesses
     _usefulness: Usefulness = field(init=False)
 
@@ -84,10 +86,10 @@ class Speculation:
         self.counts.drafted += num_guessed
         self.counts.kept += num_kept
         self.counts.passes += num_guessed > 0
-        self._num_in_a_row = self._num_in_a_row + 1 if num_guessed else 0
+        self._num_in_a_row = self._num_in_a_row + 1 if num_guessed or (self.absent_of and self._draft_s) else 0
         if all(entry.num_tokens == 1 and entry.samples for entry in batch.entries):
             self._governor.note(batch.num_tokens, num_guessed, num_kept, seconds)
-            self._note_use(guesses, len(batch.entries))
+            self._note_use(guesses, len(batch.entries), seconds)
 
     def forget(self, request: Request) -> None:
         """Let go of a request that has ended."""
@@ -124,13 +126,25 @@ class Speculation:
         finally:
             self._draft_s[name] = self.clock() - start_s
 
-    def _note_use(self, guesses: Sequence[Guess], num_requests: int) -> None:
-        """Count what guesses brought and took, in a pass of decodes."""
-        times = self._governor.times
-        plain_s, with_s = times.seconds(num_requests), times.seconds(num_requests + len(guesses))
-        if plain_s and with_s:
-            extra_s = max(with_s - plain_s, 0.0)
-            self._usefulness.note(self._draft_s, guesses, num_requests=num_requests, plain_s=plain_s, extra_s=extra_s)
+    def _note_use(self, guesses: Sequence[Guess], num_requests: int, seconds: float) -> None:
+        """Count what guesses brought and took, in a pass of decodes.
+
+        Where experts come from disk, who guesses may also save time, as reads begin earlier: there the pass itself
+        counts, against those before which nobody guessed.
+        """
+        times, draft_s = self._governor.times, self._draft_s
+        if self.absent_of is not None:
+            if not draft_s:
+                self._unguessed.note(num_requests, seconds)
+            plain_s = self._unguessed.seconds(num_requests)
+            extra_s = seconds - (plain_s or seconds)
+            if not guesses:
+                draft_s = {name: took_s + extra_s / len(draft_s) for name, took_s in draft_s.items()}
+        else:
+            plain_s, with_s = times.seconds(num_requests), times.seconds(num_requests + len(guesses))
+            extra_s = max((with_s or 0.0) - (plain_s or 0.0), 0.0)
+        if plain_s:
+            self._usefulness.note(draft_s, guesses, num_requests=num_requests, plain_s=plain_s, extra_s=extra_s)
 
     def _judge(self, entry: BatchEntry, right: Sequence[int]) -> list[Guess]:
         """Count the guesses whose parents were right; return all."""

@@ -14,8 +14,12 @@ class Machine:
     def __init__(self, gain: float, loss: float = 0.0) -> None:
         self.gain, self.loss = gain, loss
         self.now_s = 0.0
+        self.lacks = True
         self.asked: list[list[int]] = []
         self.ahead = LookAhead(self, Governor("guesses"), lambda: self.now_s)
+
+    def absent_of(self, numbers):
+        return numbers if self.lacks else frozenset()
 
     def prefetch_pass(self, numbers):
         self.asked.append(numbers)
@@ -25,7 +29,7 @@ class Machine:
         self.ahead.begin_guessing()
         self.now_s += 0.05 + (self.loss if self.ahead.is_on else 0.0)
         self.ahead.begin_guessing()  # another one guesses, too
-        self.ahead.expect({7, 3})
+        self.ahead.expect(frozenset({7, 3}))
         self.now_s += 0.05 + (1 - self.gain if self.ahead.is_on else 1.0)
         return self.ahead.end_pass(1)
 
@@ -64,3 +68,12 @@ def test_only_guessed_passes_are_asked_about_and_failed_ones_are_forgotten():
     assert [machine.run() for _ in range(40)].count(None) >= 39  # the time before has no part in any pass
     machine.run()
     assert not machine.ahead.is_asked
+
+
+def test_passes_that_lack_nothing_are_not_judged():
+    machine = Machine(0.5)
+    for _ in range(30):
+        machine.run()
+    machine.lacks, machine.gain = False, -100.0
+    assert [machine.run() for _ in range(2000)] == [None] * 2000
+    assert machine.ahead.is_on

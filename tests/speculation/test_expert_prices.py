@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.speculation.draft_tree import DraftedToken, merge
 from moeflow.speculation.expert_needs import Needs, UsualNeeds
 from moeflow.speculation.expert_times import LEAST_PASSES, ExpertTimes
 from moeflow.speculation.governor import LEAST_GAIN, Governor
+from moeflow.speculation.speculation import Speculation
 from moeflow.speculation.speculator import Draft
 
 BASE_S, EACH_S, READ_S = 2.0, 0.1, 1.0
@@ -182,3 +184,44 @@ def test_without_what_is_needed_rows_decide():
             governor.times.note(rows, 1.0)  # rows cost nothing
         requests = {make_request(str(number)): root for number, root in enumerate(roots)}
         assert len(governor.choose(requests, len(roots), 20, frozenset({50}).intersection)) == len(roots)
+
+
+class Streamed:
+    """Decodes whose experts come from disk: to guess takes a tenth of a second, and saves some reading."""
+
+    name = "made up"
+
+    def __init__(self, saved_s: float) -> None:
+        self.now_s, self.saved_s, self.asked = 0.0, saved_s, 0
+        self.speculation = Speculation([self], clock=lambda: self.now_s, absent_of=lambda experts: experts)
+
+    def propose(self, requests, max_depth):
+        self.now_s += 0.1
+        self.asked += 1
+        return [[] for _ in requests]  # it only says what is to be read
+
+    def forget(self, request):
+        pass
+
+    def run(self, num_passes: int) -> float:
+        """Return the share of passes before which it was asked."""
+        request, before = make_request(), self.asked
+        for _ in range(num_passes):
+            asked = self.asked
+            self.speculation.trees([request], 64)
+            seconds = 1.0 - (self.saved_s if self.asked > asked else 0.0)
+            self.now_s += seconds
+            self.speculation.note(Batch((BatchEntry(request, 1, 1, (), samples=True),)), {}, seconds)
+        return (self.asked - before) / num_passes
+
+
+def test_who_saves_reading_is_asked_though_none_of_its_guesses_is_right():
+    streamed = Streamed(saved_s=0.3)
+    assert streamed.run(1000) > 0.9
+    assert streamed.run(33) < 1.0, "what it is compared with is measured now and then"
+
+
+def test_who_saves_nothing_rests():
+    streamed = Streamed(saved_s=0.0)
+    streamed.run(1000)
+    assert streamed.run(1000) < 0.25

@@ -27,9 +27,7 @@ from moeflow.speculation.speculator import Draft, Experts
 GRADES: Final = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # probabilities where the next begins
 NUM_LIKELIEST: Final = 3  # tokens that are guessed for one place at most
 LEAST_PATH: Final = 0.25  # probability of all tokens so far, below which no further one is computed
-LIKELY: Final = (
-    0.5  # probability of all tokens so far, from which what they need is read before the pass is put together
-)
+LIKELY: Final = 0.5  # probability of all tokens so far, from which their experts are read before the governor chooses
 LEAST_BRANCH: Final = 0.1  # the same with a token beside the likeliest, below which that is no guess
 MIN_CHUNK: Final = 2  # tokens that a request may have computed in any case: as many as a pass can leave, and more
 

@@ -149,7 +149,7 @@ class PackedPass:
     def run(self, first_layer: int = 0, expected: Expected = NOTHING) -> int:
         """Run layers from this one on; return the first that was not finished, or their number.
 
-        Nobody may change who is in which slot meanwhile.
+        No expert may leave its slot meanwhile; those that arrive are found from then on.
         """
         stopped: int = self._handle.run(
             first_layer=first_layer,
