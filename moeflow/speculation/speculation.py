@@ -22,6 +22,7 @@ from moeflow.speculation.usefulness import Guess, Usefulness
 logger = logging.getLogger(__name__)
 
 MAX_DEPTH: Final = 16  # tokens that are guessed ahead
+_FEW: Final = 0.5  # weight of the newest of passes that are few, so that they follow what experts are in memory
 MOST_IN_A_ROW: Final = 32  # passes with guesses; one without follows, so that what they are compared with stays true
 
 
@@ -48,7 +49,7 @@ class Speculation:
     _nodes: dict[Request, list[DraftedToken]] = field(default_factory=dict)  # of the pass under way
     _draft_s: dict[str, float] = field(default_factory=dict)  # of who guessed for it
     _failed: set[str] = field(default_factory=set)
-    _unguessed: PassTimes = field(default_factory=PassTimes)  # of passes before which nobody guessed
+    _unguessed: PassTimes = field(default_factory=lambda: PassTimes(weight=_FEW))  # passes before which nobody guessed
     _num_in_a_row: int = 0  # passes with guesses
     _usefulness: Usefulness = field(init=False)
 
