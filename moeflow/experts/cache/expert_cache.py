@@ -161,7 +161,10 @@ class ExpertCache:
 
     @property
     def slot_table(self) -> NDArray[np.int32]:
-        """The slot of each expert, ABSENT or LOADING as of the last `begin_read`: [layers, experts], read-only."""
+        """The slot of each expert, [layers, experts], read-only; ABSENT or LOADING: it was at the last `begin_read`.
+
+        An expert that arrives enters it at once.
+        """
         return self._states.table
 
     def begin_read(self) -> bool:
