@@ -404,7 +404,8 @@ void bind_layers(nb::module_& m) {
   nb::class_<DecoderPass> pass(m, "DecoderPass");
   def_init(pass, FIELD(DecoderPass, layers), FIELD(DecoderPass, caches), PASS_FIELD(num_tokens), PASS_FIELD(cos),
            PASS_FIELD(sin), PASS_FIELD(slots), SequenceCount{"num_sequences"}, SequenceArrays{"sequences"},
-           PASS_FIELD(tree_masks), PASS_FIELD(topk_ids), PASS_FIELD(normed), PASS_FIELD(topk_weights));
+           PASS_FIELD(tree_masks), PASS_FIELD(topk_ids), PASS_FIELD(normed), PASS_FIELD(topk_weights),
+           PASS_FIELD(keeps_inputs));
   pass.def("run", &run_pass, "first_layer"_a, "hidden"_a, "asks_next_router"_a, "guesses"_a);
   m.attr("ABSENT") = kAbsent;
   m.attr("LOADING") = kLoading;

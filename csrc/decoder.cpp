@@ -1,6 +1,6 @@
 // Layers of a decoder, one after another in one call: between two kernels of a pass there is then no Python.
 //
-// Where experts have slots, nobody may change who is in them while a call runs.
+// Where experts have slots, none may leave its slot while a call runs; those that arrive are found from then on.
 #include <algorithm>
 
 #include "ops.h"
@@ -76,6 +76,7 @@ int64_t decoder(const Isa& isa, const DecoderCall& call) {
     stage.attended = attended;
     stage.hidden = stage.out = call.hidden;
     stage.num_tokens = tokens;
+    if (call.keeps_inputs) stage.normed = call.normed + i * tokens * layer.qkv.cols;
     if (stage.router.data == nullptr) {
       moe_stage(isa, stage);
       continue;
@@ -86,7 +87,7 @@ int64_t decoder(const Isa& isa, const DecoderCall& call) {
       moe_stage(isa, stage);
       continue;
     }
-    stage.normed = call.normed;
+    if (!call.keeps_inputs) stage.normed = call.normed;
     stage.topk_weights = call.topk_weights;
     route_stage(isa, stage);
     if (!are_in_memory(stage.layer, stage.topk_ids, tokens * stage.top_k)) return i;

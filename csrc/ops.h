@@ -208,10 +208,12 @@ struct DecoderCall {
   const uint64_t* tree_masks;  // [num_tokens], or null
   // Of each layer with a router, what it chose: [layers with routers, num_tokens, top_k]; or null.
   int64_t* topk_ids = nullptr;
-  // Of the layer that the pass stops at: what its experts get, [num_tokens, hidden], and their weights,
-  // [num_tokens, top_k]. Null where all layers have all experts.
+  // What experts get, [num_tokens, hidden]: of the layer that the pass stops at, or where `keeps_inputs` of each layer,
+  // one after another; and of the layer that it stops at their weights, [num_tokens, top_k]. Null where all layers have
+  // all experts, and nobody asks.
   float* normed = nullptr;
   float* topk_weights = nullptr;
+  bool keeps_inputs = false;
   // What is expected of the next layer with a router: what that router would choose now, or what is not 0 in its row
   // of `guesses`, [layers with routers, num_experts], or nothing.
   bool asks_next_router = false;

@@ -21,7 +21,7 @@ from moeflow.engine.messages import DraftedTree, EngineStats, ModelInfo, Submiss
 from moeflow.engine.model_runner import PassResult, Runner
 from moeflow.engine.runner_loading import load_runner
 from moeflow.engine.sampler import SampledToken
-from moeflow.engine.speculators.loading import load_speculators
+from moeflow.engine.speculators.loading import load_speculators, speculation_of
 from moeflow.scheduler.policy import SchedulingPolicy, make_scheduler
 from moeflow.speculation.counts import SpeculationCounts
 from moeflow.speculation.speculation import Speculation
@@ -79,7 +79,8 @@ class Engine:
         Raises: CheckpointError or CapacityError if one of these cannot be loaded.
         """
         speculators = load_speculators(config, runner)
-        return cls(config, runner, on_pass=on_pass, speculation=Speculation(speculators) if speculators else None)
+        speculation = speculation_of(speculators, runner) if speculators else None
+        return cls(config, runner, on_pass=on_pass, speculation=speculation)
 
     @property
     def has_work(self) -> bool:

@@ -24,6 +24,7 @@ from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cached_experts import ExpertPool
 from moeflow.experts.disk_reader import DiskReader, ReadFuture, probe_read_depth
 from moeflow.experts.elastic_slots import ElasticSlots
+from moeflow.experts.look_ahead import LookAhead
 from moeflow.experts.predict.governor import Governor
 from moeflow.experts.predict.predictor import RoutedModel
 from moeflow.experts.predict.registry import PREDICTORS
@@ -71,6 +72,7 @@ class ExpertStore:
         self._memory_bytes = memory_bytes
         self._predictor_name = config.predictor
         self._prefetcher: Prefetcher | None = None
+        self.by_drafts: LookAhead | None = None  # reads what models that guess know of the next pass
         self._pass_began_s = 0.0
         self.index = index
         self._spec = spec = index.spec
@@ -99,8 +101,9 @@ class ExpertStore:
             self.pool.spanned = traced_on(trace.row(COMPUTING), spec.slab_bytes)
 
     def _submit(self, work: Callable[[], None], is_urgent: bool, expert: int, num_bytes: int) -> ReadFuture:
-        label = Label("read" if is_urgent else "prefetch", expert // self._spec.num_experts, num_bytes=num_bytes)
-        return self._lane.submit(work, priority=DEMAND if is_urgent else PREFETCH, label=label)
+        layer = expert // self._spec.num_experts
+        label = Label("read" if is_urgent else "prefetch", layer, num_bytes=num_bytes)
+        return self._lane.submit(work, priority=DEMAND if is_urgent else PREFETCH + layer, label=label)
 
     def _remote_experts(
         self, config: RemoteExpertsConfig | None, shape: ModelConfig, *, is_wide: bool
@@ -150,24 +153,33 @@ class ExpertStore:
         routers = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoE)]
         predictor = PREDICTORS[name](RoutedModel(num_layers, self._spec.num_experts, routers))
         self._prefetcher = self.pool.ahead = Prefetcher(self.cache, predictor, Governor(name), num_layers)
+        self.by_drafts = LookAhead(self.cache, Governor("what drafts need", is_trusted=True))
 
     def begin_pass(self) -> None:
         """Begin a pass."""
         self._pass_began_s = perf_counter()
         self.cache.begin_pass()
+        if self._prefetcher is not None:
+            self._prefetcher.begin_pass()
         if self.pool.remote is not None:
             self.pool.remote.begin_pass()
 
-    def end_pass(self) -> None:
+    def end_pass(self, num_tokens: int) -> None:
         """End a pass that went well."""
         seconds = perf_counter() - self._pass_began_s
         if self.pool.remote is not None:
             self.pool.remote.end_pass(seconds)
-        if self._prefetcher is None:
+        if self._prefetcher is None or self.by_drafts is None:
             return
-        message = self._prefetcher.end_pass(seconds)
+        is_guessed = self.by_drafts.is_asked
+        message = self.by_drafts.end_pass(num_tokens) if is_guessed else self._prefetcher.end_pass(seconds)
         if message is not None:
             logger.info("%s", message)
+
+    def drop_pass(self) -> None:
+        """End a pass that failed."""
+        if self.by_drafts is not None:
+            self.by_drafts.drop_pass()
 
     @property
     def stall_s(self) -> float:
@@ -177,13 +189,14 @@ class ExpertStore:
     def stats(self) -> ExpertStats:
         """Return the counters as they are now."""
         now, remote = self.cache.stats(), self.pool.remote
+        ahead = [one for one in (self._prefetcher, self.by_drafts) if one is not None]
         return ExpertStats(
             memory_limit_bytes=self._memory_bytes,
             expert_slots=self.cache.num_slots,
             experts_in_slots=self.cache.num_resident,
             experts_on_disk=self._spec.num_slabs,
-            is_prefetching=self._prefetcher is not None and self._prefetcher.is_on,
-            prefetching_note="" if self._prefetcher is None else self._prefetcher.note,
+            is_prefetching=any(one.is_on for one in ahead),
+            prefetching_note="; ".join(one.note for one in ahead if one.note),
             expert_hits_total=now.hits,
             expert_late_total=now.late,
             expert_misses_total=now.misses,

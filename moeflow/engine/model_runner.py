@@ -129,6 +129,11 @@ class ModelRunner:
         return self._model
 
     @property
+    def experts(self) -> ExpertStore | None:
+        """Where experts come from; None: all are in memory."""
+        return self._experts
+
+    @property
     def trace(self) -> Trace | None:
         """What has been taken down so far; None: nothing is."""
         return self._trace
@@ -192,10 +197,12 @@ class ModelRunner:
         except BaseException:
             if self._recorder is not None:
                 self._recorder.drop_pass()
+            if self._experts is not None:
+                self._experts.drop_pass()
             raise
         end_ns = time.perf_counter_ns()
         if self._experts is not None:
-            self._experts.end_pass()
+            self._experts.end_pass(batch.num_tokens)
         if self._row is not None:
             # Without attention's, which grow with contexts.
             flops = 2 * self.info.num_active_parameters * batch.num_tokens

@@ -34,6 +34,10 @@ class Prefetcher:
         """Whether guesses are followed now."""
         return self._governor.is_on
 
+    def begin_pass(self) -> None:
+        """Begin a pass, which has found everything so far."""
+        self._num_tokens = None
+
     def see(self, layer: int, hidden: Tensor, topk_ids: Tensor) -> None:
         """Receive what a layer's router chose, once its own loads are queued, and prefetch for the next layer.
 

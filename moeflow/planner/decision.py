@@ -128,7 +128,7 @@ class Decision:
         weight_bytes = budget.check_weights(weights, plan)
         parallel = self._parallel(plan)
         expert_parallel = self._expert_parallel(cpu_isa, plan)
-        speculators.check(parallel, reads_experts=plan is not None)
+        speculators.check(parallel)
         held = RankMemory.of(self._costs(weights), parallel)
         share = kv_share(has_slots=plan is not None, is_limited=is_limited)
         attends_in_torch = device != "cpu" or self.offloads_to_torch or not extension.is_available()

@@ -101,13 +101,14 @@ class MemoryBudget:
                 raise CapacityError(
                     f"{format_bytes(plan.resident_bytes)} of the weights must be in memory, and {plan.min_slots} "
                     f"experts at a time: with the process that is {format_bytes(num_bytes + self.overhead_bytes)} in "
-                    f"{weights.matrices}, but {format_bytes(self.free_bytes)} are allowed: raise the memory limit "
+                    f"{weights.matrices}{self._drafts()}, but {format_bytes(self.free_bytes)} are allowed: raise the "
+                    "memory limit "
                     f"(--memory), or use {instead_of(weights.matrices)}"
                 )
             raise CapacityError(
                 f"the weights need {format_bytes(num_bytes)} in {weights.matrices} and the process "
-                f"{format_bytes(self.overhead_bytes)} more, but {format_bytes(self.free_bytes)} of memory are free: "
-                f"use {instead_of(weights.matrices)}, or free memory{self._hint()}"
+                f"{format_bytes(self.overhead_bytes)} more{self._drafts()}, but {format_bytes(self.free_bytes)} of "
+                f"memory are free: use {instead_of(weights.matrices)}, or free memory{self._hint()}"
             )
         return num_bytes
 
@@ -126,6 +127,11 @@ class MemoryBudget:
             work_bytes=self.work_bytes,
             is_served=self._settings.is_served,
         )
+
+    def _drafts(self) -> str:
+        if not self.draft_bytes:
+            return ""
+        return f" ({format_bytes(self.draft_bytes)} of it for models that guess: a smaller --speculator needs less)"
 
     def _hint(self) -> str:
         is_alone = self._num_ranks == 1 and self._settings.memory_bytes is None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from moeflow.core.token_tree import ROOT, TokenTree
-from moeflow.speculation.speculator import Draft
+from moeflow.speculation.speculator import Draft, Experts
 
 Origin = tuple[str, int]  # a speculator's name, and the grade that it gave the token
 
@@ -20,10 +20,17 @@ class DraftedToken:
     origins: list[Origin] = field(default_factory=list)
     children: dict[int, DraftedToken] = field(default_factory=dict)
     chance: float = 0.0  # that it is right, and all before it
+    experts: Experts = frozenset()  # that it will need; empty: nobody knows
+
+    def all(self) -> Iterator[DraftedToken]:
+        """Yield this token and its descendants."""
+        yield self
+        for child in self.children.values():
+            yield from child.all()
 
 
 def merge(drafts: Iterable[tuple[str, Draft]], max_depth: int, chance: Callable[[str, int], float]) -> DraftedToken:
-    """Return a root whose descendants are the drafted tokens, common beginnings once.
+    """Return a root, the request's last token, whose descendants are the drafted tokens, common beginnings once.
 
     `chance` says how likely a speculator's token of a grade is to be right if those before it are; of several that
     guess the same, the surest counts.
@@ -31,13 +38,17 @@ def merge(drafts: Iterable[tuple[str, Draft]], max_depth: int, chance: Callable[
     root = DraftedToken(-1, None, chance=1.0)
     for name, draft in drafts:
         token = root
-        for token_id, grade in list(zip(draft.token_ids, draft.grades, strict=True))[:max_depth]:
+        known = (*draft.experts, *[frozenset[int]()] * (len(draft.token_ids) + 1 - len(draft.experts)))
+        root.experts = root.experts or known[0]
+        steps = list(zip(draft.token_ids, draft.grades, known[1:], strict=True))
+        for token_id, grade, experts in steps[:max_depth]:
             child = token.children.get(token_id)
             if child is None:
                 child = token.children[token_id] = DraftedToken(token_id, token)
             if (name, grade) not in child.origins:  # drafts of one speculator begin alike
                 child.origins.append((name, grade))
             child.chance = max(child.chance, token.chance * chance(name, grade))
+            child.experts = child.experts or experts
             token = child
     return root
 

@@ -4,6 +4,8 @@ With each further drafted token a pass takes longer (`pass_times.py`) and brings
 the chance of that token. The likeliest tokens of all requests are added one after another; the number with the most
 tokens a second is taken. So trees are cut where a branch's experts cost more than its chance brings, at any number of
 requests.
+Where those who guess say which experts each token will need, a token costs what these cost: nothing if the pass needs
+them anyway, most if they have to be read from disk (`expert_times.py`).
 Where nothing pays, a token is tried now and then: its chances may be better than they were. (Cascade, 2506.20675, has a
 utility of this kind for chains of one length; 2605.00342 for trees.)
 """
@@ -11,18 +13,22 @@ utility of this kind for chains of one length; 2605.00342 for trees.)
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Final
 
 from moeflow.core.request import Request
 from moeflow.core.token_tree import MAX_TREE_TOKENS
 from moeflow.speculation.draft_tree import DraftedToken
+from moeflow.speculation.expert_needs import Needs, UsualNeeds
+from moeflow.speculation.expert_times import ExpertTimes
 from moeflow.speculation.pass_times import PassTimes
+from moeflow.speculation.speculator import Experts
 
 LEAST_GAIN: Final = 0.02  # of tokens a second, else guesses are left alone
 FIRST_PROBE: Final = 24  # passes without guesses after which one is tried, ...
 LAST_PROBE: Final = 384  # ... and at most, after more and more in vain
+_LEAST_S: Final = 1e-9  # that a token takes: it may be nothing
 
 
 class Governor:
@@ -30,11 +36,76 @@ class Governor:
 
     def __init__(self) -> None:
         self.times = PassTimes()
+        self.expert_times = ExpertTimes()
+        self._usual = UsualNeeds()
+        self._needs: Needs | None = None  # of the pass that is put together, if they are known
         self._idle = 0  # passes since the last with guesses
         self._probe_after = FIRST_PROBE
 
-    def choose(self, roots: Mapping[Request, DraftedToken], num_rows: int, max_tokens: int) -> list[Choice]:
-        """Return tokens to be computed beside the `num_rows` of a pass that decodes, up to `max_tokens`: best first."""
+    def begin(self) -> None:
+        """Begin with the next pass: what was known of the last one's experts does not hold."""
+        self._needs = None
+
+    def choose(
+        self,
+        roots: Mapping[Request, DraftedToken],
+        num_rows: int,
+        max_tokens: int,
+        absent_of: Callable[[Experts], Experts] | None = None,
+    ) -> list[Choice]:
+        """Return tokens to be computed beside the `num_rows` of a pass that decodes, up to `max_tokens`: best first.
+
+        `absent_of` says which of some experts are not in memory.
+        """
+        if absent_of is not None and len(roots) == num_rows and all(root.experts for root in roots.values()):
+            return self._choose_by_experts(roots, max_tokens, absent_of)
+        return self._choose_by_rows(roots, num_rows, max_tokens)
+
+    def _choose_by_experts(
+        self, roots: Mapping[Request, DraftedToken], max_tokens: int, absent_of: Callable[[Experts], Experts]
+    ) -> list[Choice]:
+        """Add whatever token brings most for its experts, one after another; take the number with the best rate."""
+        every = frozenset[int]().union(*[token.experts for root in roots.values() for token in root.all()])
+        absent = absent_of(every)
+        last = [root.experts for root in roots.values()]
+        needs, times = Needs(last, absent, self._usual), self.expert_times
+        if base_s := times.seconds(needs.num_experts, needs.num_absent):
+            chosen = self._added_one_by_one(roots, needs, base_s, max_tokens)
+        else:
+            chosen = self._choose_by_rows(roots, len(roots), max_tokens)
+        self._needs = Needs(last, absent, self._usual)
+        for _, token in chosen:
+            self._needs.add(token)
+        return chosen
+
+    def _added_one_by_one(
+        self, roots: Mapping[Request, DraftedToken], needs: Needs, base_s: float, max_tokens: int
+    ) -> list[Choice]:
+        def worth(choice: Choice) -> float:
+            return choice[1].chance / max(self._added_s(needs, choice[1]), _LEAST_S)
+
+        frontier = [(request, token) for request, root in roots.items() for token in root.children.values()]
+        found: list[Choice] = []
+        expected, seconds, best = float(len(roots)), base_s, 0
+        best_rate = expected / base_s
+        least = best_rate * (1 + LEAST_GAIN)
+        sizes = dict.fromkeys(roots, 0)
+        while frontier and len(found) < max_tokens:
+            request, token = choice = max(frontier, key=worth)
+            frontier.remove(choice)
+            if sizes[request] == MAX_TREE_TOKENS:
+                continue
+            sizes[request] += 1
+            found.append(choice)
+            expected += token.chance
+            seconds += self._added_s(needs, token)
+            needs.add(token)
+            frontier += [(request, child) for child in token.children.values()]
+            if expected / seconds > max(best_rate, least):
+                best, best_rate = len(found), expected / seconds
+        return found[: best or self._probe()]
+
+    def _choose_by_rows(self, roots: Mapping[Request, DraftedToken], num_rows: int, max_tokens: int) -> list[Choice]:
         likeliest = ranked(roots, max_tokens)
         base_s = self.times.seconds(num_rows)
         if not likeliest or base_s is None:  # nothing to guess, or nothing to compare with
@@ -53,11 +124,17 @@ class Governor:
     def note(self, num_rows: int, num_guessed: int, num_kept: int, seconds: float) -> None:
         """Count a pass of decodes of so many rows, guesses included."""
         self.times.note(num_rows, seconds)
+        if self._needs is not None:
+            self.expert_times.note(self._needs.num_experts, self._needs.num_absent, seconds)
         if num_guessed:
             self._idle = 0
             self._probe_after = FIRST_PROBE if num_kept else min(2 * self._probe_after, LAST_PROBE)
         else:
             self._idle += 1
+
+    def _added_s(self, needs: Needs, token: DraftedToken) -> float:
+        added = needs.added(token)
+        return self.expert_times.added_s(added.experts, added.absent)
 
     def _probe(self) -> int:
         return 1 if self._idle >= self._probe_after else 0

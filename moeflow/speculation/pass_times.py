@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final
 
-WEIGHT: Final = 0.15  # of the newest pass
+WEIGHT: Final = 0.15  # of the newest pass, where many are noted
 FIRST_SHARE: Final = 0.3  # of a pass that a further row is taken to cost before any has been seen
 OUTLIER: Final = 3.0  # a pass that takes so many times as long as expected was disturbed
 
@@ -18,7 +18,9 @@ OUTLIER: Final = 3.0  # a pass that takes so many times as long as expected was 
 class PassTimes:
     """Seconds by rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, weight: float = WEIGHT) -> None:
+        """`weight` is that of the newest pass."""
+        self._weight = weight
         self._seconds: dict[int, float] = {}
         self._rows: list[int] = []  # those that are known, ascending
 
@@ -29,7 +31,7 @@ class PassTimes:
             self._rows.insert(bisect_left(self._rows, num_rows), num_rows)
             self._seconds[num_rows] = seconds
         else:
-            self._seconds[num_rows] = known + WEIGHT * (min(seconds, OUTLIER * known) - known)
+            self._seconds[num_rows] = known + self._weight * (min(seconds, OUTLIER * known) - known)
 
     def seconds(self, num_rows: int) -> float | None:
         """Return what a pass is expected to take; None: nothing is known yet."""

@@ -16,11 +16,13 @@ from moeflow.speculation.acceptance import Acceptance
 from moeflow.speculation.counts import MAX_DEPTH, SpeculationCounts
 from moeflow.speculation.draft_tree import DraftedToken, merge, tree_of
 from moeflow.speculation.governor import Governor
-from moeflow.speculation.speculator import Draft, Speculator
+from moeflow.speculation.pass_times import PassTimes
+from moeflow.speculation.speculator import Draft, Experts, Speculator
 from moeflow.speculation.usefulness import Guess, Usefulness
 
 logger = logging.getLogger(__name__)
 
+_FEW: Final = 0.5  # weight of the newest of passes that are few, so that they follow what experts are in memory
 MOST_IN_A_ROW: Final = 32  # passes with guesses; one without follows, so that what they are compared with stays true
 
 
@@ -30,6 +32,7 @@ class Speculation:
 
     speculators: Sequence[Speculator]
     clock: Callable[[], float] = time.perf_counter
+    absent_of: Callable[[Experts], Experts] | None = None  # which experts are not in memory; None: all are
     governor: Governor = field(default_factory=Governor)
     counts: SpeculationCounts = field(init=False)
     usefulness: Usefulness = field(init=False)
@@ -37,6 +40,7 @@ class Speculation:
     _nodes: dict[Request, list[DraftedToken]] = field(default_factory=dict)  # of the pass under way
     _draft_s: dict[str, float] = field(default_factory=dict)  # of who guessed for it
     _failed: set[str] = field(default_factory=set)
+    _unguessed: PassTimes = field(default_factory=lambda: PassTimes(weight=_FEW))  # passes before which nobody guessed
     _num_in_a_row: int = 0  # passes with guesses
 
     def __post_init__(self) -> None:
@@ -47,12 +51,14 @@ class Speculation:
     def trees(self, running: Sequence[Request], max_tokens: int) -> dict[Request, TokenTree]:
         """Return guesses for running requests, if all of them decode; `max_tokens` is what a pass may have in all."""
         self._nodes, self._draft_s = {}, {}
+        self.governor.begin()
         if not running or not all(request.is_decoding for request in running) or self._num_in_a_row == MOST_IN_A_ROW:
             return {}
         start_s = self.clock()
         roots = self._drafted(running)
         chosen: dict[Request, list[DraftedToken]] = {}
-        for request, token in self.governor.choose(roots, len(running), max_tokens - len(running)):
+        room = max_tokens - len(running)
+        for request, token in self.governor.choose(roots, len(running), room, self.absent_of):
             chosen.setdefault(request, []).append(token)
         trees: dict[Request, TokenTree] = {}
         for request, tokens in chosen.items():
@@ -69,11 +75,11 @@ class Speculation:
                 self.counts.note_tree(found)
                 guesses += found
         self.counts.passes += bool(guesses)
-        self._num_in_a_row = self._num_in_a_row + 1 if guesses else 0
+        self._num_in_a_row = self._num_in_a_row + 1 if guesses or (self.absent_of and self._draft_s) else 0
         if all(entry.num_tokens == 1 and entry.samples for entry in batch.entries):
             num_kept = sum(guess.is_kept for guess in guesses)
             self.governor.note(batch.num_tokens, len(guesses), num_kept, seconds)
-            self._note_use(guesses, len(batch.entries))
+            self._note_use(guesses, len(batch.entries), seconds)
 
     def nodes(self, entry: BatchEntry) -> list[DraftedToken]:
         """Return who guessed the tokens of an entry's tree, and their chances, while its pass is the newest."""
@@ -115,13 +121,25 @@ class Speculation:
             self._draft_s[name] = self.clock() - start_s
             self.counts.speculators[name].draft_s += self._draft_s[name]
 
-    def _note_use(self, guesses: Sequence[Guess], num_requests: int) -> None:
-        """Count what guesses brought and took, in a pass of decodes."""
-        times = self.governor.times
-        plain_s, with_s = times.seconds(num_requests), times.seconds(num_requests + len(guesses))
-        if plain_s and with_s:
-            extra_s = max(with_s - plain_s, 0.0)
-            self.usefulness.note(self._draft_s, guesses, num_requests=num_requests, plain_s=plain_s, extra_s=extra_s)
+    def _note_use(self, guesses: Sequence[Guess], num_requests: int, seconds: float) -> None:
+        """Count what guesses brought and took, in a pass of decodes.
+
+        Where experts come from disk, who guesses may also save time, as reads begin earlier: there the pass itself
+        counts, against those before which nobody guessed.
+        """
+        times, draft_s = self.governor.times, self._draft_s
+        if self.absent_of is not None:
+            if not draft_s:
+                self._unguessed.note(num_requests, seconds)
+            plain_s = self._unguessed.seconds(num_requests)
+            extra_s = seconds - (plain_s or seconds)
+            if not guesses:
+                draft_s = {name: took_s + extra_s / len(draft_s) for name, took_s in draft_s.items()}
+        else:
+            plain_s, with_s = times.seconds(num_requests), times.seconds(num_requests + len(guesses))
+            extra_s = max((with_s or 0.0) - (plain_s or 0.0), 0.0)
+        if plain_s:
+            self.usefulness.note(draft_s, guesses, num_requests=num_requests, plain_s=plain_s, extra_s=extra_s)
         for name, counts in self.counts.speculators.items():
             counts.is_resting = name in self._failed or not self.usefulness.pays(name)
 

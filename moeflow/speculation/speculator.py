@@ -8,6 +8,8 @@ from typing import Protocol
 
 from moeflow.core.request import Request
 
+Experts = frozenset[int]  # of all layers: an expert's number in its layer, plus those of the layers before it
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
@@ -19,6 +21,9 @@ class Draft:
 
     token_ids: tuple[int, ...]
     grades: tuple[int, ...]  # of each token
+    # What the model will need for the request's last token, then for those of the draft, as far as that is known. It
+    # orders reads and prices tokens: like a guessed token it may be wrong.
+    experts: tuple[Experts, ...] = ()
 
 
 class Speculator(Protocol):

@@ -54,7 +54,7 @@ class Everything(Governor):
         super().__init__()
         self.chosen: list[dict[str, list[tuple[int, ...]]]] = []
 
-    def choose(self, roots, num_rows, max_tokens):
+    def choose(self, roots, num_rows, max_tokens, absent_of=None):
         chosen = ranked(roots, max_tokens)
         self.chosen.append({request.request_id: [] for request in roots})
         for request, token in chosen:

@@ -93,3 +93,12 @@ def test_what_does_not_depend_on_the_pass_is_expected_of_all_layers_at_once():
     prefetcher.see_hits(0, torch.tensor([[[1, 3]], [[0, 2]]]))
     assert cache.asked == [(0, [1, 3])]  # for the next pass
     assert prefetcher.expected(1).guesses.tolist() == [[0, 1, 0, 1], [1, 0, 1, 0]]
+
+
+def test_what_a_model_that_guesses_lacked_is_not_the_passs():
+    prefetcher, _ = trusted(NextRouter(MODEL))
+    for _ in range(2000):
+        prefetcher.expected(1)  # the first layers, computed before the pass
+        prefetcher.begin_pass()
+        assert prefetcher.end_pass(1000.0) is None
+    assert prefetcher.is_on

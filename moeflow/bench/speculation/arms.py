@@ -7,7 +7,7 @@ are worth at the same compute.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,12 @@ from moeflow.core.request import Request
 from moeflow.engine.engine import Engine
 from moeflow.engine.model_runner import Runner
 from moeflow.engine.speculators.draft_model import DraftModel
-from moeflow.engine.speculators.loading import load_speculators
+from moeflow.engine.speculators.loading import load_speculators, speculation_of
 from moeflow.speculation.draft_tree import DraftedToken
-from moeflow.speculation.governor import Governor, ranked
+from moeflow.speculation.governor import Choice, Governor, ranked
 from moeflow.speculation.registry import SPECULATORS
 from moeflow.speculation.speculation import Speculation
-from moeflow.speculation.speculator import Speculator
+from moeflow.speculation.speculator import Experts, Speculator
 from moeflow.speculation.usefulness import Usefulness
 
 ALL = "all together"
@@ -48,12 +48,16 @@ class FixedSize(Governor):
         self._size = size
 
     def choose(
-        self, roots: Mapping[Request, DraftedToken], num_rows: int, max_tokens: int
-    ) -> list[tuple[Request, DraftedToken]]:
+        self,
+        roots: Mapping[Request, DraftedToken],
+        num_rows: int,
+        max_tokens: int,
+        absent_of: Callable[[Experts], Experts] | None = None,
+    ) -> list[Choice]:
         """See `Governor`."""
         if self.times.seconds(num_rows) is None:
             return []
-        chosen: list[tuple[Request, DraftedToken]] = []
+        chosen: list[Choice] = []
         for request, root in roots.items():
             if self._size.is_chain:
                 chosen += [(request, token) for token in best_chain(root, self._size.num_tokens)[1]]
@@ -95,7 +99,7 @@ class Arm:
     ) -> None:
         self.name, self.size = name, size
         self._speculators = list(speculators)
-        self._speculation = _speculation(self._speculators, size) if speculators else None
+        self._speculation = _speculation(self._speculators, size, runner) if speculators else None
         self.engine = Engine(config, runner, speculation=self._speculation)
 
     @property
@@ -146,9 +150,9 @@ def _own(*pool: Speculator) -> list[Speculator]:
     return [SPECULATORS[one.name]() if one.name in SPECULATORS else one for one in pool]
 
 
-def _speculation(speculators: Sequence[Speculator], size: Size | None) -> Speculation:
+def _speculation(speculators: Sequence[Speculator], size: Size | None, runner: Runner) -> Speculation:
     if size is None:
-        return Speculation(speculators)
-    speculation = Speculation(speculators, governor=FixedSize(size))
+        return speculation_of(speculators, runner)
+    speculation = speculation_of(speculators, runner, FixedSize(size))
     speculation.usefulness = Always([one.name for one in speculators], size.num_tokens)
     return speculation

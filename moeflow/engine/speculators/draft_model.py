@@ -10,60 +10,102 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from moeflow.core.request import Request
+from moeflow.engine.speculators.routing_advice import RoutingAdvice
 from moeflow.kv.block_tables import BlockTables
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.pass_input import PassInput, rows_of
-from moeflow.speculation.speculator import Draft
+from moeflow.speculation.speculator import Draft, Experts
 
 GRADES: Final = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # probabilities where the next begins
 RUNNER_UP: Final = len(GRADES) + 1  # added to the grades of tokens beside the likeliest, which are seldomer right
 NUM_LIKELIEST: Final = 3  # tokens that are guessed for one place at most
 LEAST_PATH: Final = 0.25  # probability of all tokens so far, below which no further one is computed
+LIKELY: Final = 0.5  # probability of all tokens so far, from which their experts are read before the governor chooses
 LEAST_BRANCH: Final = 0.1  # the same with a token beside the likeliest, below which that is no guess
 MIN_CHUNK: Final = 2  # tokens that a request may have computed in any case: as many as a pass can leave, and more
+
+
+class ReadsAhead(Protocol):
+    """What reads experts before a pass needs them."""
+
+    def begin_guessing(self) -> None:
+        """Guesses for the next pass begin now; what they take counts as time of that pass."""
+
+    def expect(self, experts: Experts) -> None:
+        """Receive what the next pass will probably need."""
+
+
+class Advice(NamedTuple):
+    """Who knows which experts a token needs, and who wants to know."""
+
+    routing: RoutingAdvice
+    ahead: ReadsAhead
 
 
 class DraftModel:
     """A `Speculator` that computes."""
 
     def __init__(
-        self, name: str, model: CausalLM, kv: KVStorage, tables: BlockTables, *, vocab_size: int, chunk_tokens: int
+        self,
+        name: str,
+        model: CausalLM,
+        kv: KVStorage,
+        tables: BlockTables,
+        *,
+        vocab_size: int,
+        chunk_tokens: int,
+        advice: Advice | None = None,
     ) -> None:
-        """`vocab_size` is that of the model it guesses for; `chunk_tokens` of prompts are computed before a pass."""
+        """`vocab_size` is that of the model it guesses for; `chunk_tokens` of prompts are computed before a pass.
+
+        `advice` where experts come from disk, and the two models are alike.
+        """
         self.name = name
         self.tables = tables
         self.is_eager = False  # guesses as far as it is asked to, and beside every token, however unlikely
         self._model, self._kv = model, kv
         self._vocab_size = min(vocab_size, model.config.vocab_size)
         self._chunk_tokens = chunk_tokens
+        self._advice = advice
         self._cached: dict[Request, _Cached] = {}
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request], max_depth: int) -> list[list[Draft]]:
         """See `Speculator`. Requests that it is behind with get nothing until it has caught up."""
+        if self._advice is not None:
+            self._advice.ahead.begin_guessing()
         least = (0.0, 0.0) if self.is_eager else (LEAST_PATH, LEAST_BRANCH)
         paths = [
             _Path(request, depth, *least) for request in requests if (depth := self._depth(request, max_depth)) > 0
         ]
-        growing, logits = self._catch_up(paths)
+        growing, computed = self._catch_up(paths)
         while growing:
-            likeliest = _likeliest(logits, self._vocab_size)
+            self._expect(growing, computed.experts)
+            likeliest = _likeliest(computed.logits, self._vocab_size)
             growing = [path for path, next_tokens in zip(growing, likeliest, strict=True) if path.grow(next_tokens)]
             if growing:
-                logits = self._compute([path.last for path in growing], range(len(growing)))
+                computed = self._compute([path.last for path in growing], range(len(growing)))
         for path in paths:
             if path.request in self._cached:  # all of a path but its end has been computed
                 self._cached[path.request].guesses = path.token_ids[:-1]
         drafts = {path.request: path.drafts for path in paths}
         return [drafts.get(request, []) for request in requests]
+
+    def _expect(self, paths: Sequence[_Path], experts: Sequence[Experts]) -> None:
+        """Note what the ends of paths need, and have it read where these are likely to be computed."""
+        for path, of_end in zip(paths, experts, strict=True):
+            path.experts.append(of_end)
+        if self._advice is not None:
+            likely = [of_end for path, of_end in zip(paths, experts, strict=True) if path.probability >= LIKELY]
+            self._advice.ahead.expect(frozenset().union(*likely))
 
     def forget(self, request: Request) -> None:
         """Free a request's blocks."""
@@ -76,8 +118,8 @@ class DraftModel:
         left = request.max_tokens - len(request.output_token_ids) - 1
         return min(max_depth, left, self._model.config.max_position - request.num_tokens)
 
-    def _catch_up(self, paths: Sequence[_Path]) -> tuple[list[_Path], Tensor]:
-        """Compute tokens that are new; return for whom that is all, and the logits of what follows them."""
+    def _catch_up(self, paths: Sequence[_Path]) -> tuple[list[_Path], _Computed]:
+        """Compute tokens that are new; return for whom that is all, and what is known of their last ones."""
         pieces: list[_Piece] = []
         ready: list[_Path] = []
         rows: list[int] = []
@@ -92,13 +134,13 @@ class DraftModel:
                 ready.append(path)
                 rows.append(num_rows - 1)
         if not pieces:
-            return [], torch.empty(0, self._vocab_size)
-        logits = self._compute(pieces, rows)
+            return [], _Computed(torch.empty(0, self._vocab_size), [])
+        computed = self._compute(pieces, rows)
         for piece in pieces:
             self._cached[piece.request].num_tokens = piece.stop
             self.tables.share(piece.request, piece.stop)
         self.tables.confirm_pass()
-        return ready, logits
+        return ready, computed
 
     def _next_piece(self, path: _Path, younger: Sequence[_Path], max_tokens: int) -> _Piece | None:
         """Return what of a request is computed next; None: it has no room."""
@@ -122,8 +164,8 @@ class DraftModel:
             self.forget(others.pop())
         return True
 
-    def _compute(self, pieces: Sequence[_Piece], rows: Sequence[int]) -> Tensor:
-        """Return logits [R, V] float32 after some of the tokens, and keep keys and values of all."""
+    def _compute(self, pieces: Sequence[_Piece], rows: Sequence[int]) -> _Computed:
+        """Return what is known of some of the tokens, and keep keys and values of all."""
         given = PassInput(
             token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
             starts=[piece.start for piece in pieces],
@@ -131,8 +173,25 @@ class DraftModel:
             block_ids=[self.tables.block_ids(piece.request, piece.stop) for piece in pieces],
             logit_rows=[],
         )
-        hidden = self._model(*given.tensors(self._kv, self._model.device))
-        return self._model.logits(rows_of(hidden, list(rows))) if rows else torch.empty(0, self._vocab_size)
+        token_ids, context = given.tensors(self._kv, self._model.device)
+        kept: list[tuple[Tensor, Tensor]] = []
+        if self._advice is not None and rows:
+            context = replace(context, on_inputs=lambda *tensors: kept.append(tensors))
+        hidden = self._model(token_ids, context)
+        if not rows:
+            return _Computed(torch.empty(0, self._vocab_size), [])
+        experts = [frozenset[int]()] * len(rows)
+        if self._advice is not None:
+            ((inputs, outputs),) = kept
+            experts = self._advice.routing.experts_of(inputs[:, list(rows)], outputs[list(rows)])
+        return _Computed(self._model.logits(rows_of(hidden, list(rows))), experts)
+
+
+class _Computed(NamedTuple):
+    """What is known of some tokens."""
+
+    logits: Tensor  # [R, V] float32, of what follows each
+    experts: list[Experts]  # that the engine's model will need for each; empty sets: that is not known
 
 
 class _Piece(NamedTuple):
@@ -175,20 +234,22 @@ class _Path:
     least_path: float
     least_branch: float
     token_ids: list[int] = field(default_factory=list)
+    experts: list[Experts] = field(default_factory=list)  # of the request's last token and all of these but the last
     _grades: list[int] = field(default_factory=list)
-    _probability: float = 1.0  # of all of them
+    probability: float = 1.0  # of all of them
     _branches: list[Draft] = field(default_factory=list)
 
     def grow(self, likeliest: Sequence[tuple[int, float]]) -> bool:
         """Add the likeliest next token; return whether the one after it is worth computing."""
         (token_id, probability), *others = likeliest
         for other, chance in others:
-            if self._probability * chance >= self.least_branch:
-                self._branches.append(Draft((*self.token_ids, other), (*self._grades, RUNNER_UP + _grade(chance))))
+            if self.probability * chance >= self.least_branch:
+                grades = (*self._grades, RUNNER_UP + _grade(chance))
+                self._branches.append(Draft((*self.token_ids, other), grades, tuple(self.experts)))
         self.token_ids.append(token_id)
         self._grades.append(_grade(probability))
-        self._probability *= probability
-        return len(self.token_ids) < self.max_depth and self._probability >= self.least_path
+        self.probability *= probability
+        return len(self.token_ids) < self.max_depth and self.probability >= self.least_path
 
     @property
     def last(self) -> _Piece:
@@ -198,7 +259,8 @@ class _Path:
     @property
     def drafts(self) -> list[Draft]:
         """The path, then its branches; nothing if it has no token."""
-        return [Draft(tuple(self.token_ids), tuple(self._grades)), *self._branches] if self.token_ids else []
+        path = Draft(tuple(self.token_ids), tuple(self._grades), tuple(self.experts))
+        return [path, *self._branches] if self.token_ids else []
 
 
 def _grade(probability: float) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from contextlib import closing
 
 import torch
@@ -12,13 +13,16 @@ from moeflow.checkpoint.packed.weight_memory import FreshMemory
 from moeflow.core.engine_config import DraftModelConfig, EngineConfig
 from moeflow.engine.model_runner import ModelRunner, Runner
 from moeflow.engine.runner_loading import make_allocator
-from moeflow.engine.speculators.draft_model import DraftModel
+from moeflow.engine.speculators.draft_model import Advice, DraftModel
+from moeflow.engine.speculators.routing_advice import RoutingAdvice
 from moeflow.kv.block_tables import BlockTables
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.loading import load_model
+from moeflow.speculation.governor import Governor
 from moeflow.speculation.names import short_names
 from moeflow.speculation.registry import SPECULATORS
+from moeflow.speculation.speculation import Speculation
 from moeflow.speculation.speculator import Speculator
 
 
@@ -30,6 +34,13 @@ def load_speculators(config: EngineConfig, runner: Runner) -> list[Speculator]:
         _draft_model(config, drafts[name], called[name], runner) if name in drafts else SPECULATORS[name]()
         for name in config.speculators
     ]
+
+
+def speculation_of(speculators: Sequence[Speculator], runner: Runner, governor: Governor | None = None) -> Speculation:
+    """Return what has speculators guess for a model that is loaded, as much as pays or as a governor says."""
+    store = runner.experts if isinstance(runner, ModelRunner) else None
+    absent_of = None if store is None else store.cache.absent_of
+    return Speculation(speculators, absent_of=absent_of, governor=governor or Governor())
 
 
 def _draft_model(config: EngineConfig, draft: DraftModelConfig, name: str, runner: Runner) -> DraftModel:
@@ -56,7 +67,25 @@ def _draft_model(config: EngineConfig, draft: DraftModelConfig, name: str, runne
         device="cpu",
         gives_back=config.experts is not None,
     )
-    return DraftModel(name, model, kv, tables, vocab_size=runner.info.vocab_size, chunk_tokens=draft.chunk_tokens)
+    return DraftModel(
+        name,
+        model,
+        kv,
+        tables,
+        vocab_size=runner.info.vocab_size,
+        chunk_tokens=draft.chunk_tokens,
+        advice=_advice(runner, model),
+    )
+
+
+def _advice(runner: Runner, draft: CausalLM) -> Advice | None:
+    """Return who is to know which experts come next; None: all are in memory, or the models are not alike."""
+    if not isinstance(runner, ModelRunner) or runner.experts is None or runner.experts.by_drafts is None:
+        return None
+    model = runner.model
+    if not isinstance(model, CausalLM) or not RoutingAdvice.fits(model, draft):
+        return None
+    return Advice(RoutingAdvice(model), runner.experts.by_drafts)
 
 
 def _load(config: EngineConfig, draft: DraftModelConfig) -> CausalLM:

@@ -119,6 +119,17 @@ class ExpertCache:
             room = self._max_prefetches - self._states.num_prefetches
             return self._load_ahead(self._absent_of(layer, experts), room)
 
+    def prefetch_pass(self, numbers: Sequence[int]) -> int:
+        """Start loading what the next pass will probably need; return how many were started.
+
+        `numbers` are those of experts of all layers, in the order in which the pass will need them. What is resident of
+        them is awaited first, so that none of them gives way for another; half of the slots stay as they are.
+        """
+        assert all(0 <= number < len(self._states.all) for number in numbers), "there are no such experts"
+        with self._changed:
+            absent = [number for number in numbers if self._is_to_load(self._states.all[number])]
+            return self._load_ahead(iter(absent), self.num_slots // 2 - self._states.num_prefetches)
+
     def scan(self, layer: int, experts: Sequence[int], *, window: int) -> ScannedLayer:
         """Begin or continue a scan: the pass needs nearly all experts of each layer, and now these of this one.
 
@@ -150,7 +161,10 @@ class ExpertCache:
 
     @property
     def slot_table(self) -> NDArray[np.int32]:
-        """The slot of each expert, ABSENT or LOADING as of the last `begin_read`: [layers, experts], read-only."""
+        """The slot of each expert, [layers, experts], read-only; ABSENT or LOADING: it was at the last `begin_read`.
+
+        An expert that arrives enters it at once.
+        """
         return self._states.table
 
     def begin_read(self) -> bool:
@@ -224,6 +238,11 @@ class ExpertCache:
     def stall_s(self) -> float:
         """How long passes have waited for loads, in seconds."""
         return self._stats.stall_s
+
+    def absent_of(self, numbers: frozenset[int]) -> frozenset[int]:
+        """Return which of some experts, numbered over all layers, are not resident, or not yet."""
+        with self._changed:
+            return frozenset(number for number in numbers if self._states.all[number].slot < 0)
 
     @property
     def num_resident(self) -> int:
@@ -320,11 +339,14 @@ class ExpertCache:
         """Yield the numbers of those experts of a layer that are absent, and await those that are resident."""
         for expert in experts:
             state = self._states.all[layer * self.num_experts + expert]
-            if state.slot == ABSENT:
-                if not self.is_elsewhere[state.number]:
-                    yield state.number
-            elif state.slot >= 0:
-                self._states.expect(state)
+            if self._is_to_load(state):
+                yield state.number
+
+    def _is_to_load(self, state: ExpertState) -> bool:
+        """Return whether an expert that is predicted is worth loading; if it is resident, await it."""
+        if state.slot >= 0:
+            self._states.expect(state)
+        return state.slot == ABSENT and not self.is_elsewhere[state.number]
 
     def _absent_after(self, layer: int) -> Iterator[int]:
         """Yield the numbers of the absent experts of the layers after this one, the best of each first."""

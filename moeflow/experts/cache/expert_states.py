@@ -65,7 +65,7 @@ class ExpertStates:
         )  # predicted, resident or not yet, for a layer that no pass has reached since
         self.present = np.zeros(total, bool)  # resident, or being loaded
         self.num_held = np.zeros(num_layers, np.int64)  # slots taken by each layer
-        # The table is read by kernels, without a lock: only `publish` changes it.
+        # The table is read by kernels, without a lock: experts leave it in `publish` alone, but come into it any time.
         self.table = np.full((num_layers, num_experts), ABSENT, np.int32)  # always the same memory
         self._table_by_number = self.table.reshape(-1)
         self._unpublished: set[int] = set()
@@ -126,6 +126,7 @@ class ExpertStates:
             return
         state = self._take_load(job)
         self._move(state, job.slot)
+        self._table_by_number[state.number] = job.slot  # kernels may be looking, and find it from now on
         self._filled[job.slot] = 1
         self.evictable[state.number] = not state.num_leases
         if job.is_prefetch:

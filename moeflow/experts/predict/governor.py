@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 ARM_PASSES: Final = 4  # in a row with, or without
+TRUST: Final = 3
 MIN_PASSES: Final = 8  # of each kind, before anything is concluded
 _MAX_PASSES: Final = 64
 _MIN_GAIN: Final = 0.05  # as a logarithm: about the share of time. Less is not worth the disk's wear
@@ -27,11 +28,16 @@ _LEARNING: Final = 0.1  # weight of a new pass in what passes of its size usuall
 class Governor:
     """Decides for one predictor whether it may prefetch."""
 
-    def __init__(self, name: str) -> None:
-        """Begin a trial, with passes without prefetches; `name` is for messages."""
-        self.is_on = False
+    def __init__(self, name: str, *, is_trusted: bool = False) -> None:
+        """Begin a trial; `name` is for messages.
+
+        It begins with passes without prefetches, and has as many with them; where they are trusted it begins with
+        these, and has `TRUST` times as many.
+        """
+        self.is_on = self._is_trusted = is_trusted
         self._name = name
         self._usual: dict[int, float] = {}  # logarithm of a pass's seconds, by its tokens
+        self._in_arm = 0  # passes of the trial in a row with, or without
         self._surprises: tuple[list[float], list[float]] = ([], [])  # of the trial: without prefetches, with
         self._verdict: bool | None = None  # of the last trial
         self._rest = 0  # passes for which it still stands
@@ -42,14 +48,16 @@ class Governor:
         surprise = self._surprise(num_tokens, math.log(max(seconds, 1e-9)))
         if self._rest:
             self._rest -= 1
-            self.is_on = self.is_on and self._rest > 0  # a trial begins without
+            if not self._rest:
+                self.is_on, self._in_arm = self._is_trusted, 0
             return None
         if surprise is None:
             return None
         without, with_it = self._surprises
         (with_it if self.is_on else without).append(surprise)
-        if (len(without) + len(with_it)) % ARM_PASSES == 0:
-            self.is_on = not self.is_on
+        self._in_arm += 1
+        if self._in_arm == ARM_PASSES * (TRUST if self.is_on and self._is_trusted else 1):
+            self.is_on, self._in_arm = not self.is_on, 0
         verdict = _verdict(without, with_it)
         return None if verdict is None else self._settle(verdict)
 

@@ -75,8 +75,11 @@ class PackedDecoder:
         metadata: AttentionMetadata,
         *,
         keeps_choices: bool = False,
+        keeps_inputs: bool = False,
     ) -> PackedPass:
         """Return a pass that is yet to be run; K and V of every token will go to `blocks`.
+
+        It keeps what routers choose, and what the experts of all layers, or their dense networks, get, if asked to.
 
         Shapes: hidden [T, H] float32, which is changed; cos and sin [T, 1, D] from `rotary_table`; blocks one a layer.
         """
@@ -89,7 +92,8 @@ class PackedDecoder:
             raise ValueError(f"{len(self.layers)} layers need as many KV caches, not {len(blocks)}")
         keeps_choices |= self.has_slots
         topk_ids = torch.empty(len(self.routed), num_tokens, self._top_k, dtype=torch.int64) if keeps_choices else None
-        normed = torch.empty(num_tokens, first.qkv.cols) if self.has_slots else None
+        num_kept = len(self.layers) if keeps_inputs else int(self.has_slots)
+        normed = torch.empty(num_kept, num_tokens, first.qkv.cols) if num_kept else None
         topk_weights = torch.empty(num_tokens, self._top_k) if self.has_slots else None
         handle = _cpu.DecoderPass(
             layers=self._handles,
@@ -104,8 +108,11 @@ class PackedDecoder:
             topk_ids=address(topk_ids),
             normed=address(normed),
             topk_weights=address(topk_weights),
+            keeps_inputs=keeps_inputs,
         )
-        return PackedPass(hidden, topk_ids, normed, topk_weights, handle, (self, blocks, cos, sin, metadata))
+        return PackedPass(
+            hidden, topk_ids, normed, topk_weights, self.routed, handle, (self, blocks, cos, sin, metadata)
+        )
 
 
 @dataclass(slots=True)
@@ -114,8 +121,10 @@ class PackedPass:
 
     hidden: Tensor  # [T, H]; where the pass has stopped: what the experts' sum is to be added to
     topk_ids: Tensor | None  # [layers with routers, T, K] int64, what routers chose as far as the pass has come
-    normed: Tensor | None  # [T, H]; where the pass has stopped: what goes into the experts
+    # What goes into experts: [1, T, H], where the pass has stopped, or [layers, T, H] if each layer's is kept.
+    normed: Tensor | None
     topk_weights: Tensor | None  # [T, K]; likewise
+    _routed: Sequence[int]  # the layers with routers
     _handle: Any
     _memory: tuple[object, ...]  # what the handle looks at, beside the tensors above
 
@@ -134,12 +143,13 @@ class PackedPass:
         assert self.normed is not None
         assert self.topk_weights is not None
         (topk_ids,) = self.choices(number, number + 1)
-        self.hidden = experts(self.normed, topk_ids, self.topk_weights, self.hidden)
+        normed = self.normed[self._routed[number] if len(self.normed) > 1 else 0]
+        self.hidden = experts(normed, topk_ids, self.topk_weights, self.hidden)
 
     def run(self, first_layer: int = 0, expected: Expected = NOTHING) -> int:
         """Run layers from this one on; return the first that was not finished, or their number.
 
-        Nobody may change who is in which slot meanwhile.
+        No expert may leave its slot meanwhile; those that arrive are found from then on.
         """
         stopped: int = self._handle.run(
             first_layer=first_layer,

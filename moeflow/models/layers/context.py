@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -17,3 +18,5 @@ class ForwardContext:
     positions: Tensor  # [T] int64, each token's place in its sequence
     attention: AttentionMetadata
     kv: KVStorage
+    # Receives what each layer's experts or dense network got, [layers, T, H], and what came out of the last, [T, H].
+    on_inputs: Callable[[Tensor, Tensor], None] | None = None

@@ -95,6 +95,11 @@ class CausalLM:
         return early
 
     @property
+    def tells_inputs(self) -> bool:
+        """Whether `ForwardContext.on_inputs` is told of a pass over a cache for kernels."""
+        return self._packed is not None
+
+    @property
     def shares_head(self) -> bool:
         """Whether logits are computed by all ranks together."""
         return self._vocab is not None

@@ -44,8 +44,9 @@ class PackedLayers:
         return cls(decoder, _CachedLayers(decoder, cached) if cached else None, allocator.on_route)
 
     def first(self, num_layers: int) -> PackedLayers:
-        """Return the first layers alone, whose experts are in memory; nobody is told of what their routers choose."""
-        return PackedLayers(PackedDecoder(self._decoder.layers[:num_layers]), None, None)
+        """Return the first layers alone, over the same experts; nobody is told of what their routers choose."""
+        decoder = PackedDecoder(self._decoder.layers[:num_layers])
+        return PackedLayers(decoder, None if self._cached is None else self._cached.first(decoder), None)
 
     def __call__(self, hidden: Tensor, rotary: RotaryTable, context: ForwardContext) -> Tensor:
         """Return what comes out of the last layer; writes K and V of every token.
@@ -54,7 +55,15 @@ class PackedLayers:
         Blocks: until experts are there. Raises: StorageError if one cannot be read.
         """
         blocks, keeps = context.kv.layers, self._on_route is not None
-        work = self._decoder.begin(hidden, rotary.cos, rotary.sin, blocks, context.attention, keeps_choices=keeps)
+        work = self._decoder.begin(
+            hidden,
+            rotary.cos,
+            rotary.sin,
+            blocks,
+            context.attention,
+            keeps_choices=keeps,
+            keeps_inputs=context.on_inputs is not None,
+        )
         if self._cached is None:
             work.run()
         else:
@@ -62,6 +71,8 @@ class PackedLayers:
         if self._on_route is not None and work.topk_ids is not None:
             for topk_ids in work.topk_ids:
                 self._on_route(topk_ids)
+        if context.on_inputs is not None and work.normed is not None:
+            context.on_inputs(work.normed, work.hidden)
         return work.hidden
 
 
@@ -73,6 +84,11 @@ class _CachedLayers:
         self._decoder = decoder
         self._experts = experts
         self._pool = experts[0].pool
+
+    def first(self, decoder: PackedDecoder) -> _CachedLayers | None:
+        """Return the first layers, as many as a decoder has; None if none of them has a router."""
+        experts = self._experts[: len(decoder.routed)]
+        return _CachedLayers(decoder, experts) if experts else None
 
     def run(self, work: PackedPass) -> None:
         """Run all layers."""

@@ -27,17 +27,12 @@ class SpeculatorChoice:
         """What these models take of memory."""
         return sum(draft.num_bytes for draft in self.draft_models)
 
-    def check(self, parallel: ParallelConfig | None, *, reads_experts: bool) -> None:
+    def check(self, parallel: ParallelConfig | None) -> None:
         """Raises: ConfigError if one of them cannot guess beside a model that is run so."""
         for draft in self.draft_models:
             if parallel is not None:
                 raise ConfigError(
                     f"speculator {draft.name!r} is a model, which ranks (--ranks) do not share: use one rank, or suffix"
-                )
-            if draft.is_early_exit and reads_experts:
-                raise ConfigError(
-                    f"speculator {draft.name!r} takes the model's own experts, which have to be in memory for that: "
-                    "raise the memory limit (--memory), or use a small model"
                 )
 
 

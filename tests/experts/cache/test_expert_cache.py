@@ -9,6 +9,7 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -58,6 +59,14 @@ class CacheMachine(RuleBasedStateMachine):
         num_started = self.cache.prefetch(layer, experts)
         assert 0 <= num_started <= len(experts)
         assert num_resident - self.cache.num_resident == self.cache.stats().evictions - before.evictions
+
+    @rule(numbers=st.sets(st.integers(0, NUM_LAYERS * NUM_EXPERTS - 1)))
+    def prefetch_pass(self, numbers):
+        resident = {number for number in numbers if self.cache._states.all[number].slot >= 0}
+        assert 0 <= self.cache.prefetch_pass(sorted(numbers)) <= max(self.cache.num_slots // 2, 0)
+        absent = self.cache.absent_of(frozenset(numbers))
+        assert absent == numbers - resident  # none of them gave way for another
+        assert self.cache._states.num_prefetches <= max(self.cache.num_slots // 2, self.cache._max_prefetches)
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
@@ -398,3 +407,53 @@ def test_leased_slots_are_never_taken():
     lease.release()
     assert cache.resize(1, lambda *_: None) == 1
     assert cache.num_resident == 1
+
+
+def test_what_a_pass_will_need_is_read_in_its_order_and_keeps_what_it_needs():
+    cache, disk = make_cache(6)
+    for layer in (0, 1):
+        use(cache, disk, layer, [0, 1, 2])
+    del disk.loads[:]
+    assert cache.prefetch_pass([0, 3, 4, 8, 9]) == 3  # 0 and 4 are there, and those used longest ago give way
+    assert [load.job.expert for load in disk.waiting()] == [3, 8, 9]
+    assert [cache.slot_of(0, expert) is not None for expert in range(3)] == [True, False, False]
+    assert cache.slot_of(1, 0) is not None
+    disk.finish_all()
+    assert cache.prefetch_pass([10]) == 1
+    stats = cache.stats()
+    for layer, experts in ((0, [0, 3]), (1, [0]), (2, [0, 1])):
+        with cache.acquire(layer, experts) as lease:
+            assert lease.is_complete
+    assert (cache.stats() - stats).misses == 0
+    assert cache.stats().used_bytes == 3 * SLAB_BYTES
+
+
+def test_no_more_than_half_of_the_slots_are_taken_ahead():
+    cache, disk = make_cache(6)
+    assert cache.prefetch_pass(list(range(12))) == 3
+    assert cache.prefetch_pass(list(range(12))) == 0
+    disk.finish_all()
+    assert cache.prefetch_pass(list(range(12))) == 3
+    disk.finish_all()
+    assert cache.prefetch_pass(list(range(12))) == 0  # all that is there is awaited
+    assert cache.absent_of(frozenset(range(12))) == frozenset(range(6, 12))
+
+
+@pytest.mark.parametrize("number", [-1, NUM_LAYERS * NUM_EXPERTS])
+def test_there_must_be_such_experts(number):
+    cache, _ = make_cache(2)
+    with pytest.raises(AssertionError, match="no such experts"):
+        cache.prefetch_pass([number])
+
+
+def test_kernels_find_what_arrives_while_they_look():
+    cache, disk = make_cache(2)
+    cache.prefetch_pass([1])
+    assert cache.begin_read()
+    assert cache.slot_table[0, 1] < 0
+    disk.finish_all()
+    assert disk.contents[cache.slot_table[0, 1]] == 1
+    cache.check_integrity()
+    cache.end_read(0, np.array([[[1]]]))
+    assert cache.stats().hits == 1
+    assert cache.stats().used_bytes == SLAB_BYTES

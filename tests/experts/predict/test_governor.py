@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from moeflow.experts.predict.governor import ARM_PASSES, MIN_PASSES, Governor
+from moeflow.experts.predict.governor import ARM_PASSES, MIN_PASSES, TRUST, Governor
 
 NAME = "previous token"
 MAX_TRIAL = 2 * 64 + 2 * ARM_PASSES
@@ -90,3 +90,25 @@ def test_a_verdict_that_is_confirmed_stands_longer():
     _, first = play.run(1.5, 2000)
     _, later = play.run(1.5, 2000)
     assert later < first
+
+
+def test_what_is_trusted_is_tried_more_often_and_judged_the_same():
+    for factor, verdict in ((0.6, True), (1.0, False)):
+        play = Play(noise=0.05)
+        play.governor = Governor(NAME, is_trusted=True)
+        arms = []
+        while not (said := play.run(factor, 1))[0]:
+            arms.append(said[1])
+        assert (
+            arms[: 1 + 2 * (TRUST + 1) * ARM_PASSES]
+            == [
+                1,  # the first of its size is not judged
+                *([1] * TRUST * ARM_PASSES + [0] * ARM_PASSES) * 2,
+            ][: len(arms)]
+        )
+        assert len(arms) >= (TRUST + 1) * ARM_PASSES
+        assert play.governor.is_on == verdict
+        play.run(factor, 511)
+        assert play.governor.is_on == verdict
+        play.run(factor, 1)
+        assert play.governor.is_on  # the next trial

@@ -58,7 +58,7 @@ class Model:
         self.slots, self.resident = slots, PackedDecoder(resident)
         self.cached = PackedDecoder(cached)
 
-    def begin(self, decoder, tokens, *, keeps_choices=True):
+    def begin(self, decoder, tokens, *, keeps_choices=True, keeps_inputs=False):
         torch.manual_seed(1)
         block_bytes = kv_block_bytes(torch.float32, num_kv_heads=1, block_size=16, head_dim=DIM)
         blocks = [
@@ -70,7 +70,8 @@ class Model:
         )
         angles = torch.randn(tokens, 1, DIM)
         hidden = torch.randn(tokens, HIDDEN)
-        return decoder.begin(hidden, angles.cos(), angles.sin(), blocks, metadata, keeps_choices=keeps_choices)
+        kept = {"keeps_choices": keeps_choices, "keeps_inputs": keeps_inputs}
+        return decoder.begin(hidden, angles.cos(), angles.sin(), blocks, metadata, **kept)
 
     def run(self, tokens):
         work = self.begin(self.resident, tokens)
@@ -102,6 +103,33 @@ def test_slots_and_stops_change_no_bit(isa, weight_format):
         model.table.copy_(places)
         assert stops == [0, 2, 3]
         assert torch.equal(work.hidden, expected)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_what_experts_get_is_kept_for_all_layers(needs_kernels, tokens):
+    """In memory, in slots, and with stops: and what it is at each stop."""
+    model = Model("bfloat16")
+    places = model.table.clone()
+    resident = model.begin(model.resident, tokens, keeps_inputs=True)
+    assert resident.run() == LAYERS
+    in_slots = model.begin(model.cached, tokens, keeps_inputs=True)
+    assert in_slots.run() == LAYERS
+    stopping, usual = (model.begin(model.cached, tokens, keeps_inputs=kept) for kept in (True, False))
+    model.table.fill_(ABSENT)
+    first = 0
+    for number, layer in enumerate([0, 2, 3]):
+        slots = dict(enumerate(places[number].tolist()))
+        for work in (stopping, usual):
+            assert work.run(first) == layer
+            assert torch.equal(work.normed[layer if work is stopping else 0], resident.normed[layer])
+            work.add_experts(lambda *x, slots=slots: SlotExperts(model.slots, EXPERTS, slots).sums(*x), number)
+        first = layer + 1
+    assert stopping.run(first) == LAYERS
+    expected, _ = model.run(tokens)
+    for work in (resident, in_slots, stopping):
+        assert torch.equal(work.normed, resident.normed)
+        assert torch.equal(work.hidden, expected)
+    assert len({tuple(rows.flatten().tolist()) for rows in resident.normed}) == LAYERS
 
 
 @pytest.mark.parametrize("missing", [ABSENT, LOADING])
@@ -143,7 +171,7 @@ def test_the_next_router_is_asked_about_what_this_layer_gets(needs_kernels, toke
         assert work.run() == layer
         model.table.copy_(places)
         router = model.cached.layers[[2, 3][number]].stage.router
-        ids, _ = row_ops.softmax_topk(extension.linear(work.normed, router), model.top_k, renormalize=True)
+        ids, _ = row_ops.softmax_topk(extension.linear(work.normed[0], router), model.top_k, renormalize=True)
         _, chosen = model.run(tokens)
         for expert in range(EXPERTS):
             model.table[number + 1, expert] = ABSENT

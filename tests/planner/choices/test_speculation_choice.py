@@ -11,7 +11,7 @@ import pytest
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.vocabulary import read_vocabulary
 from moeflow.cli.plan.output import plan_tables
-from moeflow.core.errors import CheckpointError, ConfigError
+from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.units import GIB, MIB, format_bytes
 from moeflow.kernels.cpu import extension
 from moeflow.models.registry import read_model_config
@@ -119,3 +119,15 @@ def test_where_they_cannot_guess(models, tmp_path):
         resolved(models, "self:int4", num_ranks=2)
     with pytest.raises(ConfigError, match=r"--record-routing"):
         resolved(models, "early-exit", record_routing=tmp_path / "routing")
+
+
+@pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+def test_one_that_leaves_no_room_for_the_model_is_named(models):
+    resolved(models, memory_bytes=272 * MIB)
+    with pytest.raises(CapacityError, match=r"MiB of it for models that guess: a smaller --speculator"):
+        resolved(models, "self:int8", memory_bytes=272 * MIB)
+
+
+@pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+def test_the_first_layers_guess_where_experts_come_from_disk(models):
+    assert resolved(models, "early-exit", memory_bytes=2**30).config.draft_models[0].is_early_exit

@@ -1,0 +1,56 @@
+"""Which experts the engine's model will need for tokens that a model like it has computed.
+
+The routers of the engine's model are asked about what the other one's layers computed, layer by layer: both have layers
+of one size that do the same, since one was made from the other. What is known of a token then is all layers at once,
+before the pass begins that needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.moe import MoE
+from moeflow.models.layers.norm import RMSNorm
+from moeflow.speculation.speculator import Experts
+
+
+class RoutingAdvice:
+    """Asks the routers of a model."""
+
+    def __init__(self, model: CausalLM) -> None:
+        """Take the model whose experts are to be known."""
+        self._routers: list[tuple[int, RMSNorm, MoE]] = [
+            (number, layer.post_attention_layernorm, layer.mlp)
+            for number, layer in enumerate(model.layers)
+            if isinstance(layer.mlp, MoE)
+        ]
+        self._num_experts = model.config.num_experts
+
+    @staticmethod
+    def fits(model: CausalLM, draft: CausalLM) -> bool:
+        """Return whether a model that guesses has layers like the model's: all of them, or the first."""
+        is_alike = draft.config.hidden_size == model.config.hidden_size and draft.tells_inputs
+        is_part = bool(draft.layers) and draft.layers[0] is model.layers[0]
+        return is_alike and (is_part or len(draft.layers) == len(model.layers))
+
+    def experts_of(self, inputs: Tensor, hidden: Tensor) -> list[Experts]:
+        """Return what each token will need, over all layers.
+
+        Layers beyond those that were computed are asked about what came out of the last of these.
+
+        Shapes: inputs [layers, T, H], what went into each layer's experts or dense network; hidden [T, H], what came
+        out of the last layer.
+        """
+        found: list[set[int]] = [set() for _ in range(hidden.shape[0])]
+        for number, (layer, norm, router) in enumerate(self._routers):
+            topk_ids, _ = router.route(inputs[layer] if layer < len(inputs) else norm(hidden))
+            _add(found, topk_ids.tolist(), number * self._num_experts)
+        return [frozenset(experts) for experts in found]
+
+
+def _add(found: Sequence[set[int]], topk_ids: Sequence[Sequence[int]], first: int) -> None:
+    for experts, chosen in zip(found, topk_ids, strict=True):
+        experts.update(first + expert for expert in chosen)

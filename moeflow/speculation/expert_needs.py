@@ -1,0 +1,65 @@
+"""Which experts a pass will need with some drafted tokens, as far as those who guess know, and what more take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from moeflow.speculation.draft_tree import DraftedToken
+from moeflow.speculation.speculator import Experts
+
+WEIGHT: Final = 0.05  # of a token in what one usually adds
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """Experts that a pass needs only because of one token."""
+
+    experts: float  # how many
+    absent: float  # of them
+
+
+class UsualNeeds:
+    """What a drafted token adds in the mean: for those whose experts nobody knows."""
+
+    def __init__(self) -> None:
+        self.mean = Added(0.0, 0.0)
+        self._num_seen = 0
+
+    def note(self, added: Added) -> None:
+        """Count a token whose experts were known."""
+        self._num_seen += 1
+        weight = max(WEIGHT, 1 / self._num_seen)
+        self.mean = Added(
+            self.mean.experts + weight * (added.experts - self.mean.experts),
+            self.mean.absent + weight * (added.absent - self.mean.absent),
+        )
+
+
+class Needs:
+    """The experts of a pass that is being put together."""
+
+    def __init__(self, experts: Iterable[Experts], absent: Experts, usual: UsualNeeds) -> None:
+        """Take those of the requests' last tokens, and which of all experts are not in memory."""
+        self._absent = absent
+        self._usual = usual
+        self._known = set[int]().union(*experts)
+        self.num_experts = float(len(self._known))
+        self.num_absent = float(len(self._known & absent))
+
+    def added(self, token: DraftedToken) -> Added:
+        """Return what a token would add."""
+        if not token.experts:
+            return self._usual.mean
+        new = token.experts - self._known
+        return Added(len(new), len(new & self._absent))
+
+    def add(self, token: DraftedToken) -> None:
+        """Take a token in."""
+        added = self.added(token)
+        if token.experts:
+            self._usual.note(added)
+        self._known |= token.experts
+        self.num_experts += added.experts
+        self.num_absent += added.absent
