@@ -58,7 +58,9 @@ text that was held out ends the training early."""
 )
 @click.option("--overwrite", is_flag=True, help="Replace speculators that are there.")
 @click.option("--restart", is_flag=True, help="Forget work that was interrupted.")
-@click.option("--memory", "memory", help="What the model may take while it answers, such as 4GiB.  [default: what is free]")
+@click.option(
+    "--memory", "memory", help="What the model may take while it answers, such as 4GiB.  [default: what is free]"
+)
 @click.option("--cache-dir", type=click.Path(path_type=Path), help="Where the built-in model is.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def speculator(

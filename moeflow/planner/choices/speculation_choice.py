@@ -18,7 +18,6 @@ from moeflow.planner.settings import Settings
 from moeflow.speculation.registry import SPECULATORS
 from moeflow.speculation.suffix import SuffixSpeculator
 
-
 AUTO: Final = "auto"
 AUTO_SHARE: Final = 0.1  # of memory, that models may take which nobody named
 

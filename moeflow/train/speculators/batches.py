@@ -32,7 +32,9 @@ def split(text: TeacherText) -> tuple[list[slice], list[slice]]:
     """Return the sequences to learn from and those that are held out. Raises: ConfigError if there are too few."""
     sequences = [where for where in text.sequences() if where.stop - where.start > 1]
     if len(sequences) < _MIN_SEQUENCES:
-        raise ConfigError("the model said too little to learn from: give it more time (--minutes) or other text (--data)")
+        raise ConfigError(
+            "the model said too little to learn from: give it more time (--minutes) or other text (--data)"
+        )
     every = min(_HELD_OUT_EVERY, len(sequences))
     held_out = sequences[every - 1 :: every]
     return [where for place, where in enumerate(sequences) if (place + 1) % every], held_out
@@ -64,7 +66,9 @@ def vocabulary_of(text: TeacherText, vocab_size: int) -> tuple[Tensor, Tensor]:
     Shapes: -> [v] int64, [V] int64 with -1 for all others.
     """
     known = text.likeliest[text.likeliest[:, 0] != UNKNOWN]
-    counts = torch.bincount(known.flatten(), minlength=vocab_size) + torch.bincount(text.token_ids, minlength=vocab_size)
+    counts = torch.bincount(known.flatten(), minlength=vocab_size) + torch.bincount(
+        text.token_ids, minlength=vocab_size
+    )
     number = min(MAX_VOCABULARY, int((counts > 0).sum()))
     chosen = counts.argsort(descending=True, stable=True)[:number].sort().values
     table = torch.full((vocab_size,), -1)

@@ -16,9 +16,7 @@ SAID_SHARE: Final = 0.2  # of the loss, for the token that was said
 COVERED_WEIGHT: Final = 0.1  # of a place where a speculator before was right, beside 1 where all were wrong
 
 
-def distillation_loss(
-    logits: Tensor, likeliest: Tensor, logprobs: Tensor, said: Tensor, weights: Tensor
-) -> Tensor:
+def distillation_loss(logits: Tensor, likeliest: Tensor, logprobs: Tensor, said: Tensor, weights: Tensor) -> Tensor:
     """Return the weighted mean over places, in nats, of the cross-entropy to the target's distribution and its token.
 
     What is outside of the likeliest tokens is left out of the distribution, which is scaled up to 1.

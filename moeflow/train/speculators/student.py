@@ -56,16 +56,23 @@ class Student:
             prefix = f"model.layers.{layer}"
             normed = self._norm(hidden, f"{prefix}.input_layernorm.weight")
             hidden = hidden + self._attention(normed, f"{prefix}.self_attn", table.cos, table.sin, lengths)
-            hidden = hidden + self._ffn(self._norm(hidden, f"{prefix}.post_attention_layernorm.weight"), f"{prefix}.mlp")
+            hidden = hidden + self._ffn(
+                self._norm(hidden, f"{prefix}.post_attention_layernorm.weight"), f"{prefix}.mlp"
+            )
         return self._norm(hidden, NORM)
 
     def _attention(self, x: Tensor, prefix: str, cos: Tensor, sin: Tensor, lengths: Sequence[int]) -> Tensor:
         shape = self.shape
         q = self._linear(x, f"{prefix}.q_proj").view(-1, shape.num_heads, shape.head_dim)
-        k, v = (self._linear(x, f"{prefix}.{name}").view(-1, shape.num_kv_heads, shape.head_dim) for name in _PROJECTIONS[1:3])
+        k, v = (
+            self._linear(x, f"{prefix}.{name}").view(-1, shape.num_kv_heads, shape.head_dim)
+            for name in _PROJECTIONS[1:3]
+        )
         q, k = (apply_rotary(each.float(), cos, sin).to(v.dtype) for each in (q, k))
         parts = [
-            F.scaled_dot_product_attention(*(each.transpose(0, 1)[None] for each in of), is_causal=True, enable_gqa=True)
+            F.scaled_dot_product_attention(
+                *(each.transpose(0, 1)[None] for each in of), is_causal=True, enable_gqa=True
+            )
             for of in zip(*(each.split(list(lengths)) for each in (q, k, v)), strict=True)
         ]
         attended = torch.cat([part[0].transpose(0, 1).flatten(1) for part in parts])
@@ -95,7 +102,11 @@ def student_from(checkpoint: Checkpoint, num_layers: int) -> Student:
     for layer, source in enumerate(sources):
         mlp = target.layers[source].mlp
         prefix = f"model.layers.{source}"
-        ffn = [mlp.expert_names(prefix, expert) for expert in range(target.config.num_experts)] if isinstance(mlp, MoE) else []
+        ffn = (
+            [mlp.expert_names(prefix, expert) for expert in range(target.config.num_experts)]
+            if isinstance(mlp, MoE)
+            else []
+        )
         weights |= dict(_layer(checkpoint, f"model.layers.{layer}", prefix, ffn))
     shape = _shape(target.config, len(sources), weights)
     return Student(shape, {name: weight.float().contiguous() for name, weight in weights.items()})
@@ -105,7 +116,9 @@ def _source_layers(target: ModelConfig, num_layers: int) -> list[int]:
     """Return which of the target's layers are taken: layers of one kind, so that all are of one size."""
     usable = [layer for layer in range(target.num_layers) if layer not in target.dense_layers]
     if not 1 <= num_layers <= len(usable):
-        raise ConfigError(f"{num_layers} layers cannot be taken from this model: name from 1 to {len(usable)} (--layers)")
+        raise ConfigError(
+            f"{num_layers} layers cannot be taken from this model: name from 1 to {len(usable)} (--layers)"
+        )
     return [*usable[: num_layers - 1], usable[-1]]
 
 

@@ -88,7 +88,9 @@ class WorkFolder:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished, metadata)
         except SafetensorError as error:  # a full disk, for one
             unfinished.unlink(missing_ok=True)
-            raise ConfigError(f"cannot write to {self.path}: {error}. Free some space, or choose a place (--out)") from error
+            raise ConfigError(
+                f"cannot write to {self.path}: {error}. Free some space, or choose a place (--out)"
+            ) from error
         unfinished.rename(file)
 
 
