@@ -47,7 +47,7 @@ text that was held out ends the training early."""
 @click.option(
     "--data",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Text to make prompts of, as like your use as can be.  [default: prose, chat, code and more, which come along]",
+    help="Text to make prompts of, as like your use as can be.  [default: prose, chat, code, which come along]",
 )
 @click.option("--temperature", type=float, default=0.8, show_default=True, help="Of the model's answers.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of text and training.")

@@ -20,7 +20,10 @@ _MIN_SEQUENCES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Some sequences. Shapes: token_ids [N]; places [R], after which what the target said is known; next [R] into text."""
+    """Some sequences.
+
+    Shapes: token_ids [N]; places [R], after which what the target said is known; next_places [R].
+    """
 
     token_ids: Tensor
     lengths: list[int]

@@ -1,7 +1,7 @@
 """What a speculator is taught, and which places count.
 
-Distillation (Hinton et al., 1503.02531): the target's distribution over its likeliest tokens, and some of the token that
-it said. Boosting (SpecInfer, 2305.09781, section 3: collective boost-tuning): a speculator of a pool learns above all
+Distillation (Hinton et al., 1503.02531): the target's distribution over its likeliest tokens, and some of the token
+that it said. Boosting (SpecInfer, 2305.09781, section 3): a speculator of a pool learns above all
 where those before it were wrong.
 """
 

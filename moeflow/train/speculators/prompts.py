@@ -30,7 +30,10 @@ _REQUESTS: Final = (
 
 
 def read_texts(file: Path | None) -> list[str]:
-    """Return the user's text, or those that come with the package. Raises: ConfigError if it is no text, or too short."""
+    """Return the user's text, or those that come with the package.
+
+    Raises: ConfigError if it is no text, or too short.
+    """
     files = sorted(CALIBRATION_FOLDER.glob("*.txt")) if file is None else [file]
     try:
         with_size = [(path, path.stat().st_size) for path in files]

@@ -69,13 +69,7 @@ class Student:
             for name in _PROJECTIONS[1:3]
         )
         q, k = (apply_rotary(each.float(), cos, sin).to(v.dtype) for each in (q, k))
-        parts = [
-            F.scaled_dot_product_attention(
-                *(each.transpose(0, 1)[None] for each in of), is_causal=True, enable_gqa=True
-            )
-            for of in zip(*(each.split(list(lengths)) for each in (q, k, v)), strict=True)
-        ]
-        attended = torch.cat([part[0].transpose(0, 1).flatten(1) for part in parts])
+        attended = torch.cat([_attend(*(each[where] for each in (q, k, v))) for where in _spans(lengths)])
         return self._linear(attended, f"{prefix}.o_proj")
 
     def _ffn(self, x: Tensor, prefix: str) -> Tensor:
@@ -87,6 +81,19 @@ class Student:
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return F.rms_norm(x.float(), (x.shape[-1],), self.weights[name], self.shape.rms_norm_eps)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend within one sequence. Shapes: q [T, Q, D], k and v [T, KV, D] -> [T, Q * D]."""
+    q, k, v = (each.transpose(0, 1)[None] for each in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1).flatten(1)
+
+
+def _spans(lengths: Sequence[int]) -> Iterator[slice]:
+    start = 0
+    for length in lengths:
+        yield slice(start, start + length)
+        start += length
 
 
 def student_from(checkpoint: Checkpoint, num_layers: int) -> Student:

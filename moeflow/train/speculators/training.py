@@ -148,7 +148,7 @@ class Training:
     def _step(self, batch: Batch) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = LEARNING_RATE * rate_share(self.progress.step, self.progress.num_steps)
-        self._loss(batch).backward()
+        torch.autograd.backward(self._loss(batch))
         torch.nn.utils.clip_grad_norm_(list(self.student.trained.values()), _LONGEST_GRADIENT)
         self._optimizer.step()
         self._optimizer.zero_grad()

@@ -36,7 +36,7 @@ class WorkFolder:
 
     def texts(self) -> list[TeacherText]:
         """Return the text so far, round by round. Raises: CheckpointError."""
-        found = []
+        found: list[TeacherText] = []
         while (file := self._text_file(len(found))).exists():
             found.append(TeacherText(**_load(file)))
         return found
