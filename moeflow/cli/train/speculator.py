@@ -33,8 +33,8 @@ Examples:
 
 The model answers prompts made of --data, and the small model learns to say the same: it starts as the model's
 own embeddings, first layers, last layer and output matrix. Of a pool, each next one learns above all where those
-before it were wrong. Ctrl-C keeps what is done; the same command goes on from there. What is not better on
-text that was held out ends the training early."""
+before it were wrong. The same command goes on after Ctrl-C or a kill. What gets no better on
+text that was held out ends the training early. State is kept once a minute, and after each 48 answers."""
 
 
 @click.command(epilog=EPILOG)
@@ -83,7 +83,8 @@ def speculator(
     path = model or built_in_model(cache_folder(cache_dir))
     values = lazy.read_settings(
         lazy.Settings,
-        {"model": str(path), "quantize": "int8", "max_num_seqs": _MOST_SEQUENCES}
+        {"model": str(path), "max_num_seqs": _MOST_SEQUENCES}
+        | ({"quantize": "int8"} if lazy.cpu.is_available() else {})
         | ({"memory_bytes": memory} if memory else {})
         | ({"cache_dir": cache_dir} if cache_dir else {}),
     )

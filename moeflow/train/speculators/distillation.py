@@ -195,9 +195,8 @@ class _Pool:
         covered = torch.zeros(len(self._text.token_ids), dtype=torch.bool)
         for number, folder in enumerate(self._folders):
             kept = self._work.training(number)
-            if kept is None or not kept[0].is_over or not folder.exists():
-                trained = self._train_one(number, boost_weights(covered), kept)
-                save_student(trained, self._checkpoint, folder, overwrite=True)
+            trained = self._train_one(number, boost_weights(covered), kept)  # at once, if it was over already
+            save_student(trained, self._checkpoint, folder, overwrite=True)
             if number + 1 < len(self._folders):
                 saved = load_student(self._student, folder)
                 found, where = guesses(saved, self._text, self._learn, 1)
