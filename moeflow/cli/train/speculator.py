@@ -29,7 +29,7 @@ Examples:
   moeflow train speculator ~/models/olmoe --minutes 60 --pool 3
   moeflow train speculator model.gguf --data my-prompts.txt
   moeflow serve ~/models/olmoe --speculator auto
-      use what was trained: answers stay the same, only faster
+      guess with what was trained: answers stay the same
 
 The model answers prompts made of --data, and the small model learns to say the same: it starts as the model's
 own embeddings, first layers, last layer and output matrix. Of a pool, each next one learns above all where those
