@@ -26,10 +26,10 @@ from moeflow.planner.usage import OFFLINE
 from moeflow.train.speculators.batches import split
 from moeflow.train.speculators.coverage import coverage, is_covered
 from moeflow.train.speculators.loss import boost_weights
-from moeflow.train.speculators.prompts import prompts, read_texts
+from moeflow.train.speculators.prompts import around_a_question, prompts, read_texts
 from moeflow.train.speculators.saved_student import load_student, save_student
 from moeflow.train.speculators.student import Student, student_from
-from moeflow.train.speculators.teacher_text import TeacherText, joined, say_round
+from moeflow.train.speculators.teacher_text import QUESTION_TOKENS, TeacherText, joined, say_round
 from moeflow.train.speculators.training import Progress, Training, guesses, timed_start
 from moeflow.train.speculators.work_folder import WorkFolder, work_folder
 
@@ -38,6 +38,7 @@ SAVE_EVERY_S: Final = 60.0
 _NUM_LIKELIEST: Final = (1, 3)
 _PROMPT_TOKENS: Final = 192
 _ANSWER_TOKENS: Final = 256
+_LEAST_CHAT: Final = 2 * QUESTION_TOKENS  # tokens of half a context, below which a model makes up no questions
 
 
 class Phase(StrEnum):
@@ -135,6 +136,7 @@ def _text(
     with _engine(settings, report) as engine:
         tokenizer = Tokenizer.load(engine.config.model_path)
         longest = max(engine.config.scheduler.max_model_len // 2 - 1, 1)
+        chat = around_a_question(tokenizer) if longest > _LEAST_CHAT else None
 
         def on_tokens(number: int) -> None:
             nonlocal said
@@ -151,7 +153,13 @@ def _text(
                 texts, tokenizer, max_tokens=min(_PROMPT_TOKENS, longest), seed=recipe.seed * 1_000_003 + number
             )
             text = say_round(
-                engine, asked, number, max_tokens=_ANSWER_TOKENS, temperature=recipe.temperature, on_tokens=on_tokens
+                engine,
+                asked,
+                number,
+                chat=chat,
+                max_tokens=_ANSWER_TOKENS,
+                temperature=recipe.temperature,
+                on_tokens=on_tokens,
             )
             work.add_text(text, number)
             found.append(text)

@@ -16,6 +16,7 @@ from moeflow.train.calibration_text import CALIBRATION_FOLDER
 
 MIN_CHARACTERS: Final = 200  # of all text
 MAX_FILE_BYTES: Final = 64 << 20
+_MARK: Final = "What is it?"  # stands for what a user says
 _PIECE_CHARACTERS: Final = (20, 400)
 _REQUESTS: Final = (
     "{}",
@@ -66,6 +67,23 @@ def prompts(texts: Sequence[str], tokenizer: Tokenizer, *, max_tokens: int, seed
             token_ids = tokenizer.encode(piece)
         if 0 < len(token_ids) <= max_tokens:
             yield token_ids
+
+
+def around_a_question(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
+    """Return the tokens before and behind what a user says; None: the model is not for chats, or its template hides it.
+
+    Raises: as `Tokenizer.apply_chat_template`.
+    """
+    if not tokenizer.has_chat_template:
+        return None
+    token_ids = tokenizer.apply_chat_template([{"role": "user", "content": _MARK}])
+    before, mark, behind = tokenizer.decode(token_ids, skip_special_tokens=False).partition(_MARK)
+    if not (before and mark and behind):
+        return None
+    return (
+        tokenizer.encode(before, add_special_tokens=False),
+        tokenizer.encode(behind, add_special_tokens=False),
+    )
 
 
 def _from_a_word(piece: str) -> str:

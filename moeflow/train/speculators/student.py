@@ -97,7 +97,7 @@ def _spans(lengths: Sequence[int]) -> Iterator[slice]:
 
 
 def student_from(checkpoint: Checkpoint, num_layers: int) -> Student:
-    """Return a student of the target's first layers and its last, before any training.
+    """Return a student of the target's first layers and its last ones, before any training.
 
     A layer with experts gives their mean. Raises: CheckpointError; ConfigError if the target has too few layers.
     """
@@ -126,7 +126,8 @@ def _source_layers(target: ModelConfig, num_layers: int) -> list[int]:
         raise ConfigError(
             f"{num_layers} layers cannot be taken from this model: name from 1 to {len(usable)} (--layers)"
         )
-    return [*usable[: num_layers - 1], usable[-1]]
+    num_first = (num_layers + 1) // 2
+    return [*usable[:num_first], *usable[len(usable) - num_layers + num_first :]]
 
 
 def _layer(

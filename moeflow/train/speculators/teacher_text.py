@@ -22,7 +22,8 @@ from moeflow.engine.messages import Submission, TokenOutput
 
 TOP_K: Final = 16  # likeliest tokens that are kept of a place
 UNKNOWN: Final = -1  # token id where the target was not asked: in prompts
-ROUND_SEQUENCES: Final = 48  # generated together
+ROUND_SEQUENCES: Final = 64  # generated together
+QUESTION_TOKENS: Final = 64  # of one that the model makes up
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +72,37 @@ def say_round(
     prompts: Iterator[list[int]],
     number: int,
     *,
+    chat: tuple[list[int], list[int]] | None,
     max_tokens: int,
     temperature: float,
     on_tokens: Callable[[int], None],
 ) -> TeacherText:
-    """Have the engine answer the next prompts of a round, and return what it said.
+    """Have the engine answer the prompts of a round, and return what it said.
 
+    `chat` are the tokens before and behind what a user says: then half of the round are questions that the model makes
+    up (Magpie, 2406.08464), so that it is not asked what nobody asks. The others are the next of `prompts`.
     on_tokens(num_tokens) is called after each pass. Raises: EngineError if a pass fails.
     """
+    num_questions = 0 if chat is None else ROUND_SEQUENCES // 2
+    asked = list(islice(prompts, ROUND_SEQUENCES - num_questions))
+    if chat is not None:
+        sampling = SamplingParams(max_tokens=QUESTION_TOKENS, temperature=1.0)
+        begun = _answers(engine, [chat[0]] * num_questions, sampling, 2 * number, on_tokens)
+        asked += [[*chat[0], *_without_end(_said(outputs), chat[1]), *chat[1]] for outputs in begun]
     sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, logprobs=TOP_K)
-    given = {f"round-{number}-{place}": prompt for place, prompt in enumerate(islice(prompts, ROUND_SEQUENCES))}
+    answers = _answers(engine, asked, sampling, 2 * number + 1, on_tokens)
+    return joined([_sequence(prompt, outputs) for prompt, outputs in zip(asked, answers, strict=True)])
+
+
+def _answers(
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    sampling: SamplingParams,
+    number: int,
+    on_tokens: Callable[[int], None],
+) -> list[list[TokenOutput]]:
+    """Return what follows each prompt. The number is one of a kind, and decides what is drawn."""
+    given = {f"round-{number}-{place}": prompt for place, prompt in enumerate(prompts)}
     answers: dict[str, list[TokenOutput]] = {name: [] for name in given}
     try:
         with hold_interrupts():
@@ -97,11 +119,20 @@ def say_round(
     finally:
         with hold_interrupts():
             engine.cancel(given)
-    return joined([_sequence(prompt, answers[name]) for name, prompt in given.items()])
+    return list(answers.values())
+
+
+def _said(outputs: Sequence[TokenOutput]) -> list[int]:
+    return [token_id for output in outputs for token_id in output.token_ids]
+
+
+def _without_end(question: list[int], behind: Sequence[int]) -> list[int]:
+    """Return a question without the token that ended it, with which what is behind begins."""
+    return question[:-1] if question[-1:] == list(behind[:1]) else question
 
 
 def _sequence(prompt: list[int], outputs: Sequence[TokenOutput]) -> TeacherText:
-    said = [token_id for output in outputs for token_id in output.token_ids]
+    said = _said(outputs)
     tops = [place.top for output in outputs for place in output.logprobs or ()]
     unknown = torch.full((len(prompt), TOP_K), UNKNOWN)
     likeliest = torch.tensor([[token_id for token_id, _ in top] for top in tops], dtype=torch.int64).view(-1, TOP_K)

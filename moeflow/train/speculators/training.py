@@ -28,6 +28,7 @@ _LOOKS: Final = 20  # at held-out text, in all of a training
 _PATIENCE: Final = 4  # looks without a better loss that end it
 _LOOKED_AT: Final = 16  # sequences that are held out, at each look
 _TIMED_STEPS: Final = 2
+_NUM_OTHERS: Final = 2048  # tokens that are drawn for a step, those that occur among them left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +158,15 @@ class Training:
         text, places = self._text, batch.next_places
         with computing(self.progress.in_bfloat16):
             hidden = self.student.hidden(batch.token_ids, batch.lengths)[batch.places]
-            logits = torch.nn.functional.linear(hidden, self._head)
+            logits = torch.nn.functional.linear(hidden, torch.cat([self._head, self._others()]))
         likeliest, said = self._table[text.likeliest[places]], self._table[text.token_ids[places]]
         return distillation_loss(logits, likeliest, text.logprobs[places], said, self._weights[places])
+
+    def _others(self) -> Tensor:
+        """Return the head of tokens that occur seldom, others in each step: it is learnt that they are unlikely."""
+        chance = torch.Generator().manual_seed(self._seed * 1_000_003 + self.progress.step)
+        drawn = torch.randint(len(self._table), (_NUM_OTHERS,), generator=chance)
+        return self.student.head[drawn[self._table[drawn] < 0]]
 
     def _look(self) -> None:
         """Measure on held-out text, and keep the student if it is the best so far."""
