@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.planner.plan_text import what_to_expect
     from moeflow.planner.planning import PlanRequest, plan_for, plan_for_start
     from moeflow.planner.resolve import resolve
+    from moeflow.planner.setting_values import read_settings
     from moeflow.planner.settings import Settings
     from moeflow.server.config import ServerConfig
     from moeflow.server.jobs.journal import Journal
@@ -54,6 +55,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.server.launch import serve
     from moeflow.train.builtin import builtin_folder, builtin_source, ensure_builtin_model, with_dense_source
     from moeflow.train.routing_learning import ensure_profile
+    from moeflow.train.speculators.distillation import SpeculatorRecipe, train_speculators
     from moeflow.train.upcycled_checkpoint import UpcycleRecipe
     from moeflow.train.upcycling import upcycle
     from moeflow.train.upcycling_quality import measure_quality
@@ -93,6 +95,7 @@ _NAMES = {  # by module, as imported above
     "moeflow.planner.figures.policy_map": "num_map_points policy_map",
     "moeflow.planner.resolve": "resolve",
     "moeflow.planner.figures.roofline_figures": "roofline_figures",
+    "moeflow.planner.setting_values": "read_settings",
     "moeflow.planner.settings": "Settings",
     "moeflow.server.config": "ServerConfig",
     "moeflow.server.jobs.journal": "Journal",
@@ -100,6 +103,7 @@ _NAMES = {  # by module, as imported above
     "moeflow.server.launch": "serve",
     "moeflow.train.builtin": "builtin_folder builtin_source ensure_builtin_model with_dense_source",
     "moeflow.train.routing_learning": "ensure_profile",
+    "moeflow.train.speculators.distillation": "SpeculatorRecipe train_speculators",
     "moeflow.train.upcycled_checkpoint": "UpcycleRecipe",
     "moeflow.train.upcycling": "upcycle",
     "moeflow.train.upcycling_quality": "measure_quality",

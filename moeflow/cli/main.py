@@ -28,6 +28,7 @@ VERBS = {
     "chat": "Talk to a model in the terminal.",
     "generate": "Complete prompts and exit; made for scripts.",
     "batch": "Answer a file of requests; stop and go on at any time.",
+    "train": "Train small models that guess for a large one.",
     "upcycle": "Make a Mixture-of-Experts model from a dense one.",
     "pack": "Write a model's weights once as they lie in memory, so that it starts at once.",
     "bench": "Measure speed and quality here, beside what the machine could do at best.",
@@ -41,6 +42,7 @@ IN_FOLDERS = {
     "doctor": "doctor.doctor",
     "plan": "plan.plan",
     "simulate": "simulate.group",
+    "train": "train.group",
 }
 
 EXIT_FAILED = 1

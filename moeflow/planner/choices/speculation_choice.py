@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.engine_config import DraftModelConfig
@@ -11,8 +12,14 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.planner.choices.draft_model_choice import choose_draft_model, explain
 from moeflow.planner.choices.processor_choice import Reasons
+from moeflow.planner.choices.trained_speculators import trained_speculators
+from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.settings import Settings
 from moeflow.speculation.registry import SPECULATORS
+from moeflow.speculation.suffix import SuffixSpeculator
+
+AUTO: Final = "auto"
+AUTO_SHARE: Final = 0.1  # of memory, that models may take which nobody named
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +53,16 @@ def choose_speculators(
     reasons: Reasons,
 ) -> SpeculatorChoice:
     """Return what guesses. Raises: ConfigError if it is unknown or can be of no use; as `choose_draft_model` does."""
+    if settings.speculators == (AUTO,) and is_offloaded:
+        reasons.append(("speculators", "none: guesses are for models whose layers the CPU computes"))
+        return SpeculatorChoice()
     if settings.speculators and is_offloaded:
         raise ConfigError(
             "speculators (--speculator) work where the CPU computes all layers: leave --device or --speculator away"
         )
     names: list[str] = []
     draft_models: list[DraftModelConfig] = []
-    for name in settings.speculators:
+    for name in _expanded(settings, checkpoint, shape, cpu_isa, reasons):
         if name in SPECULATORS:
             names.append(name)
         else:
@@ -62,3 +72,34 @@ def choose_speculators(
     if draft_models:
         reasons.append(("speculators", "; ".join(explain(draft) for draft in draft_models)))
     return SpeculatorChoice(tuple(dict.fromkeys(names)), tuple(draft_models))
+
+
+def _expanded(
+    settings: Settings, checkpoint: Checkpoint, shape: ModelConfig, cpu_isa: str, reasons: Reasons
+) -> list[str]:
+    """Return the names that are set, with what "auto" stands for: suffix, and what was trained and fits in memory."""
+    if AUTO not in settings.speculators:
+        return list(settings.speculators)
+    found, why = _automatic(settings, checkpoint, shape, cpu_isa)
+    reasons.append((f"speculators ({AUTO})", why))
+    return [each for name in settings.speculators for each in (found if name == AUTO else [name])]
+
+
+def _automatic(settings: Settings, checkpoint: Checkpoint, shape: ModelConfig, cpu_isa: str) -> tuple[list[str], str]:
+    """Return what guesses if nobody says what, and why; which of them are asked is the governor's business."""
+    suffix = SuffixSpeculator.name
+    trained = trained_speculators(checkpoint.path)
+    if settings.num_ranks not in (None, 1):
+        return [suffix], f"{suffix}; ranks do not share models that guess"
+    if not trained:
+        return [suffix], f"{suffix}; nothing was trained for this model (moeflow train speculator)"
+    room_bytes = int((settings.memory_bytes or host_resources().available_bytes) * AUTO_SHARE)
+    taken: list[str] = []
+    for folder in trained:
+        draft = choose_draft_model(str(folder), settings, checkpoint, shape, cpu_isa=cpu_isa)
+        if draft.num_bytes > room_bytes:
+            break  # each was trained for where those before it are wrong
+        room_bytes -= draft.num_bytes
+        taken.append(str(folder))
+    limit = f"{len(taken)} of {len(trained)} trained for this model fit in {AUTO_SHARE:.0%} of memory"
+    return [suffix, *taken], f"{suffix}, and {limit}"

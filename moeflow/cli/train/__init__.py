@@ -1,0 +1,1 @@
+"""`moeflow train`, one file a kind of model."""

@@ -1,0 +1,88 @@
+"""The teacher's text as batches: whole sequences together, in an order that depends on epoch and seed alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from moeflow.core.errors import ConfigError
+from moeflow.train.speculators.teacher_text import UNKNOWN, TeacherText
+
+BATCH_TOKENS: Final = 512
+MAX_VOCABULARY: Final = 8192  # tokens that training tells apart; those that are rarer cost more than they teach
+_HELD_OUT_EVERY: Final = 16  # sequences, of which one is kept to measure with
+_MIN_SEQUENCES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Some sequences.
+
+    Shapes: token_ids [N]; places [R], after which what the target said is known; next_places [R].
+    """
+
+    token_ids: Tensor
+    lengths: list[int]
+    places: Tensor  # rows of the batch
+    next_places: Tensor  # rows of the whole text, of the token after
+
+
+def split(text: TeacherText) -> tuple[list[slice], list[slice]]:
+    """Return the sequences to learn from and those that are held out. Raises: ConfigError if there are too few."""
+    sequences = [where for where in text.sequences() if where.stop - where.start > 1]
+    if len(sequences) < _MIN_SEQUENCES:
+        raise ConfigError(
+            "the model said too little to learn from: give it more time (--minutes) or other text (--data)"
+        )
+    every = min(_HELD_OUT_EVERY, len(sequences))
+    held_out = sequences[every - 1 :: every]
+    return [where for place, where in enumerate(sequences) if (place + 1) % every], held_out
+
+
+def batches(text: TeacherText, sequences: Sequence[slice], order: Sequence[int]) -> Iterator[Batch]:
+    """Yield the sequences in order, as many together as have some 500 tokens."""
+    group: list[slice] = []
+    size = 0
+    for place in order:
+        group.append(sequences[place])
+        size += sequences[place].stop - sequences[place].start
+        if size >= BATCH_TOKENS:
+            yield _batch(text, group)
+            group, size = [], 0
+    if group:
+        yield _batch(text, group)
+
+
+def epoch_order(num_sequences: int, epoch: int, seed: int) -> list[int]:
+    """Return the order of an epoch."""
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    return torch.randperm(num_sequences, generator=generator).tolist()
+
+
+def vocabulary_of(text: TeacherText, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """Return the tokens that occur most, among what was said and what was likely, and where each token is in them.
+
+    Shapes: -> [v] int64, [V] int64 with -1 for all others.
+    """
+    known = text.likeliest[text.likeliest[:, 0] != UNKNOWN]
+    counts = torch.bincount(known.flatten(), minlength=vocab_size) + torch.bincount(
+        text.token_ids, minlength=vocab_size
+    )
+    number = min(MAX_VOCABULARY, int((counts > 0).sum()))
+    chosen = counts.argsort(descending=True, stable=True)[:number].sort().values
+    table = torch.full((vocab_size,), -1)
+    table[chosen] = torch.arange(number)
+    return chosen, table
+
+
+def _batch(text: TeacherText, group: Sequence[slice]) -> Batch:
+    rows = torch.cat([torch.arange(where.start, where.stop) for where in group])
+    lengths = [where.stop - where.start for where in group]
+    is_first = torch.cat([torch.arange(length) == 0 for length in lengths])
+    is_next = (text.likeliest[rows, 0] != UNKNOWN) & ~is_first
+    next_rows = is_next.nonzero()[:, 0]
+    return Batch(text.token_ids[rows], lengths, next_rows - 1, rows[next_rows])

@@ -1,0 +1,176 @@
+"""A small Llama that can be trained: made of the target's own embeddings, some of its layers, norm and head.
+
+Parameters have the names of Hugging Face's Llama. Embeddings and head stay the target's: they are most of a small
+model, cost the most to train, and know the tokens already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.core.errors import ConfigError
+from moeflow.core.model_config import ModelConfig
+from moeflow.kernels.rotary import apply_rotary
+from moeflow.models.layers.moe import MoE
+from moeflow.models.layers.rotary import RotaryEmbedding
+from moeflow.models.loading import outline
+
+EMBEDDINGS, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+FROZEN = (EMBEDDINGS, HEAD)
+_FFN = ("gate_proj", "up_proj", "down_proj")
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class Student:
+    """A model and its weights, float32, by name."""
+
+    shape: ModelConfig
+    weights: dict[str, Tensor]
+
+    @property
+    def trained(self) -> dict[str, Tensor]:
+        """The weights that are trained."""
+        return {name: weight for name, weight in self.weights.items() if name not in FROZEN}
+
+    @property
+    def head(self) -> Tensor:
+        """Return the output projection [V, H]."""
+        return self.weights[EMBEDDINGS if self.shape.tie_word_embeddings else HEAD]
+
+    def hidden(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Return what goes into the head, of sequences that see nothing of each other.
+
+        Shapes: token_ids [N] int64, one sequence after another -> [N, H].
+        """
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        table = RotaryEmbedding(self.shape.rope, self.shape.head_dim, token_ids.device)(positions, torch.float32)
+        hidden = F.embedding(token_ids, self.weights[EMBEDDINGS])
+        for layer in range(self.shape.num_layers):
+            prefix = f"model.layers.{layer}"
+            normed = self._norm(hidden, f"{prefix}.input_layernorm.weight")
+            hidden = hidden + self._attention(normed, f"{prefix}.self_attn", table.cos, table.sin, lengths)
+            hidden = hidden + self._ffn(
+                self._norm(hidden, f"{prefix}.post_attention_layernorm.weight"), f"{prefix}.mlp"
+            )
+        return self._norm(hidden, NORM)
+
+    def _attention(self, x: Tensor, prefix: str, cos: Tensor, sin: Tensor, lengths: Sequence[int]) -> Tensor:
+        shape = self.shape
+        q = self._linear(x, f"{prefix}.q_proj").view(-1, shape.num_heads, shape.head_dim)
+        k, v = (
+            self._linear(x, f"{prefix}.{name}").view(-1, shape.num_kv_heads, shape.head_dim)
+            for name in _PROJECTIONS[1:3]
+        )
+        q, k = (apply_rotary(each.float(), cos, sin).to(v.dtype) for each in (q, k))
+        attended = torch.cat([_attend(*(each[where] for each in (q, k, v))) for where in _spans(lengths)])
+        return self._linear(attended, f"{prefix}.o_proj")
+
+    def _ffn(self, x: Tensor, prefix: str) -> Tensor:
+        gate, up = (self._linear(x, f"{prefix}.{name}") for name in _FFN[:2])
+        return self._linear(F.silu(gate) * up, f"{prefix}.down_proj")
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        return F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        return F.rms_norm(x.float(), (x.shape[-1],), self.weights[name], self.shape.rms_norm_eps)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend within one sequence. Shapes: q [T, Q, D], k and v [T, KV, D] -> [T, Q * D]."""
+    q, k, v = (each.transpose(0, 1)[None] for each in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1).flatten(1)
+
+
+def _spans(lengths: Sequence[int]) -> Iterator[slice]:
+    start = 0
+    for length in lengths:
+        yield slice(start, start + length)
+        start += length
+
+
+def student_from(checkpoint: Checkpoint, num_layers: int) -> Student:
+    """Return a student of the target's first layers and its last ones, before any training.
+
+    A layer with experts gives their mean. Raises: CheckpointError; ConfigError if the target has too few layers.
+    """
+    target = outline(checkpoint)
+    sources = _source_layers(target.config, num_layers)
+    weights = {EMBEDDINGS: checkpoint.read(EMBEDDINGS), NORM: checkpoint.read(NORM)}
+    if not target.config.tie_word_embeddings:
+        weights[HEAD] = checkpoint.read(HEAD)
+    for layer, source in enumerate(sources):
+        mlp = target.layers[source].mlp
+        prefix = f"model.layers.{source}"
+        ffn = (
+            [mlp.expert_names(prefix, expert) for expert in range(target.config.num_experts)]
+            if isinstance(mlp, MoE)
+            else []
+        )
+        weights |= dict(_layer(checkpoint, f"model.layers.{layer}", prefix, ffn))
+    shape = _shape(target.config, len(sources), weights)
+    return Student(shape, {name: weight.float().contiguous() for name, weight in weights.items()})
+
+
+def _source_layers(target: ModelConfig, num_layers: int) -> list[int]:
+    """Return which of the target's layers are taken: layers of one kind, so that all are of one size."""
+    usable = [layer for layer in range(target.num_layers) if layer not in target.dense_layers]
+    if not 1 <= num_layers <= len(usable):
+        raise ConfigError(
+            f"{num_layers} layers cannot be taken from this model: name from 1 to {len(usable)} (--layers)"
+        )
+    num_first = (num_layers + 1) // 2
+    return [*usable[:num_first], *usable[len(usable) - num_layers + num_first :]]
+
+
+def _layer(
+    checkpoint: Checkpoint, prefix: str, source: str, experts: Sequence[tuple[str, str, str]]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield a layer's weights under their new names."""
+    for norm in ("input_layernorm", "post_attention_layernorm"):
+        yield f"{prefix}.{norm}.weight", checkpoint.read(f"{source}.{norm}.weight")
+    for name in (f"self_attn.{projection}.{kind}" for projection in _PROJECTIONS for kind in ("weight", "bias")):
+        if f"{source}.{name}" in checkpoint.tensors:
+            yield f"{prefix}.{name}", checkpoint.read(f"{source}.{name}")
+    for place, matrix in enumerate(_FFN):
+        if experts:
+            yield f"{prefix}.mlp.{matrix}.weight", _mean(checkpoint, [names[place] for names in experts])
+            continue
+        for kind in ("weight", "bias"):
+            if f"{source}.mlp.{matrix}.{kind}" in checkpoint.tensors:
+                yield f"{prefix}.mlp.{matrix}.{kind}", checkpoint.read(f"{source}.mlp.{matrix}.{kind}")
+
+
+def _mean(checkpoint: Checkpoint, names: Sequence[str]) -> Tensor:
+    total = checkpoint.read(names[0]).float()
+    for name in names[1:]:
+        total = total + checkpoint.read(name).float()
+    return total / len(names)
+
+
+def _shape(target: ModelConfig, num_layers: int, weights: Mapping[str, Tensor]) -> ModelConfig:
+    ffn = weights["model.layers.0.mlp.gate_proj.weight"]
+    return ModelConfig(
+        model_type="llama",
+        vocab_size=target.vocab_size,
+        hidden_size=target.hidden_size,
+        num_layers=num_layers,
+        num_heads=target.num_heads,
+        num_kv_heads=target.num_kv_heads,
+        head_dim=target.head_dim,
+        intermediate_size=ffn.shape[0],
+        max_position=target.max_position,
+        rms_norm_eps=target.rms_norm_eps,
+        rope=target.rope,
+        tie_word_embeddings=target.tie_word_embeddings,
+        attention_bias=target.attention_bias,
+        mlp_bias=target.mlp_bias,
+        hidden_act=target.hidden_act,
+    )
