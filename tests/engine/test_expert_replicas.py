@@ -21,6 +21,7 @@ from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.parallel.remote import expert_peers, expert_service
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
+from tests.engine.test_speculation import Guesses
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -148,14 +149,15 @@ def test_tokens_do_not_depend_on_the_number_of_micro_batches_in_flight(models, t
 
 
 def test_drafted_trees_are_checked_in_several_micro_batches(models, tmp_path, monkeypatch):
-    repeated = [[5, 9, 5, 9, 5, 9, 5], [7, 7, 7, 7, 7], [1, 2, 3, 1, 2, 3, 1, 2], [4, 4, 4, 4]]
-    expected = run_alone(config_of(models / "deep"), submissions(repeated))
+    expected = run_alone(config_of(models / "deep"), submissions())
     found = in_flight(monkeypatch, 3)
     config = shared_config(models / "deep", 2, cache_dir=tmp_path, speculators=("suffix",))
+    guesses = Guesses(expected)
     with contextlib.closing(Replicas(config, tmp_path)) as replicas:
         replicas.wait_until_connected()
-        assert run(replicas.engines[0], submissions(repeated)) == expected
-        assert replicas.engines[0].stats().drafted_tokens_total
+        replicas.engines[0]._speculation = guesses
+        assert run(replicas.engines[0], submissions()) == expected
+    assert guesses.counts.kept
     assert max(found) == 3
 
 
