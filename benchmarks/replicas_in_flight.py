@@ -89,9 +89,9 @@ def work(model: str, folder: str, replica: int, bias: float) -> None:
     own = dataclasses.replace(config.expert_parallel, replica=replica, folder=folder)
     engine = Engine.load(dataclasses.replace(config, expert_parallel=own))
     bias_routers(engine, bias)
+    print("loaded", flush=True)
     while engine.stats().num_peers < NUM_REPLICAS - 1:
         time.sleep(0.01)
-    print("ready", flush=True)
     for line in sys.stdin:
         print(json.dumps(run(engine, replica, *json.loads(line))), flush=True)
     engine.close()
@@ -116,7 +116,11 @@ def start(model: Path, folder: Path, bias: float) -> list[subprocess.Popen[str]]
     found = []
     for replica in range(NUM_REPLICAS):
         command = [sys.executable, __file__, "--replica", str(model), str(folder), str(replica), str(bias)]
-        found.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        found.append(process)
+        if process.stdout is None or not process.stdout.readline():
+            end_all(found)
+            raise click.ClickException("a replica has ended: see what it says above")
     return found
 
 
@@ -138,7 +142,6 @@ def main(
             folder.mkdir()
             processes = start(Path(place) / "model", folder, skew)
             try:
-                tell_all(processes, None)
                 for number in requests:
                     rows += measure(processes, skew, number, tokens, micro_batches, repeats)
             finally:
@@ -180,15 +183,15 @@ def measure(
 
 
 def tell_all(processes: list[subprocess.Popen[str]], what: object) -> list[Any]:
-    """Write a line to each process unless it is None; return the line that each answers."""
+    """Write a line to each process; return the line that each answers."""
     for process in processes:
-        if what is not None and process.stdin is not None:
+        if process.stdin is not None:
             process.stdin.write(json.dumps(what) + "\n")
             process.stdin.flush()
     lines = [process.stdout.readline() for process in processes if process.stdout is not None]
     if not all(lines):
         raise click.ClickException("a replica has ended: see what it says above")
-    return [line if what is None else json.loads(line) for line in lines]
+    return [json.loads(line) for line in lines]
 
 
 if __name__ == "__main__":
