@@ -99,9 +99,8 @@ def work(model: str, folder: str, replica: int, bias: float) -> None:
 
 def run(engine: Engine, replica: int, number: int, num_requests: int, num_tokens: int) -> tuple[float, float]:
     """Generate; return the seconds it took, and of these, how long the engine idled."""
-    InFlightChoice.choose = (  # type: ignore[method-assign]
-        choose if number == CHOSEN else lambda self, tokens, sequences, most: min(number, most)
-    )
+    fixed: Any = choose if number == CHOSEN else lambda self, tokens, sequences, most: min(number, most)
+    InFlightChoice.choose = fixed  # type: ignore[method-assign]
     before_s, start_s = engine.stats().peer_wait_s_total, time.perf_counter()
     for each in range(num_requests):
         prompt = [(replica * 331 + each * 17 + place * 7) % 1000 for place in range(8)]
@@ -111,12 +110,12 @@ def run(engine: Engine, replica: int, number: int, num_requests: int, num_tokens
     return time.perf_counter() - start_s, engine.stats().peer_wait_s_total - before_s
 
 
-def start(model: Path, folder: Path, bias: float) -> list[subprocess.Popen[str]]:
+def start(model: Path, folder: Path, bias: float) -> list[subprocess.Popen[bytes]]:
     """Start the replicas; the first writes the packed weights that the other maps."""
     found = []
     for replica in range(NUM_REPLICAS):
         command = [sys.executable, __file__, "--replica", str(model), str(folder), str(replica), str(bias)]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         found.append(process)
         if process.stdout is None or not process.stdout.readline():
             end_all(found)
@@ -151,7 +150,7 @@ def main(
 
 
 def measure(
-    processes: list[subprocess.Popen[str]],
+    processes: list[subprocess.Popen[bytes]],
     bias: float,
     num_requests: int,
     num_tokens: int,
@@ -182,11 +181,11 @@ def measure(
     return rows
 
 
-def tell_all(processes: list[subprocess.Popen[str]], what: object) -> list[Any]:
+def tell_all(processes: list[subprocess.Popen[bytes]], what: object) -> list[Any]:
     """Write a line to each process; return the line that each answers."""
     for process in processes:
         if process.stdin is not None:
-            process.stdin.write(json.dumps(what) + "\n")
+            process.stdin.write(json.dumps(what).encode() + b"\n")
             process.stdin.flush()
     lines = [process.stdout.readline() for process in processes if process.stdout is not None]
     if not all(lines):
