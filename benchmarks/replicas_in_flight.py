@@ -3,7 +3,7 @@
 Two engines as those of `moeflow serve --replicas 2 --expert-parallel`, each a process with one thread on a core of its
 own, generate for as many requests at once. Routers of a random model prefer hot experts, the first and the last of
 layers in turn, by a bias. Micro-batches: one, a fixed number, or as many as the engine finds to be best. An engine
-idles while none of its micro-batches computes, as all wait for the other engine.
+waits while none of its micro-batches computes, when its service may; it idles while its process has no processor time.
 
     python benchmarks/replicas_in_flight.py
     python benchmarks/replicas_in_flight.py --bias 0 --requests 4
@@ -97,17 +97,18 @@ def work(model: str, folder: str, replica: int, bias: float) -> None:
     engine.close()
 
 
-def run(engine: Engine, replica: int, number: int, num_requests: int, num_tokens: int) -> tuple[float, float]:
-    """Generate; return the seconds it took, and of these, how long the engine idled."""
+def run(engine: Engine, replica: int, number: int, num_requests: int, num_tokens: int) -> tuple[float, float, float]:
+    """Generate; return the seconds it took, and of these, how long the engine waited and its process idled."""
     fixed: Any = choose if number == CHOSEN else lambda self, tokens, sequences, most: min(number, most)
     InFlightChoice.choose = fixed  # type: ignore[method-assign]
-    before_s, start_s = engine.stats().peer_wait_s_total, time.perf_counter()
+    before_s, start_cpu_s, start_s = engine.stats().peer_wait_s_total, time.process_time(), time.perf_counter()
     for each in range(num_requests):
         prompt = [(replica * 331 + each * 17 + place * 7) % 1000 for place in range(8)]
         engine.submit(Submission(f"{each}", prompt, SamplingParams(max_tokens=num_tokens, ignore_eos=True), seed=each))
     while engine.has_work:
         engine.step()
-    return time.perf_counter() - start_s, engine.stats().peer_wait_s_total - before_s
+    seconds, busy_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
+    return seconds, engine.stats().peer_wait_s_total - before_s, seconds - busy_s
 
 
 def start(model: Path, folder: Path, bias: float) -> list[subprocess.Popen[bytes]]:
@@ -145,7 +146,7 @@ def main(
                     rows += measure(processes, skew, number, tokens, micro_batches, repeats)
             finally:
                 end_all(processes)
-    heads = ("routers' bias", "requests", "micro-batches", "wall", "tokens/s", "idle", "idle share")
+    heads = ("routers' bias", "requests", "micro-batches", "wall", "tokens/s", "waited", "idle", "idle share")
     show(Table("2 replicas that share experts, a core each", heads, tuple(rows), ()))
 
 
@@ -158,15 +159,18 @@ def measure(
     repeats: int,
 ) -> list[tuple[str, ...]]:
     """Return a line of the table for each number of micro-batches; the first run of each warms up."""
-    runs: dict[int, list[list[tuple[float, float]]]] = {number: [] for number in micro_batches}
+    runs: dict[int, list[list[tuple[float, float, float]]]] = {number: [] for number in micro_batches}
     for _ in range(repeats + 1):
         for number, found in runs.items():
             found.append(tell_all(processes, (number, num_requests, num_tokens)))
     rows: list[tuple[str, ...]] = []
     for number, found in runs.items():
-        walls = [max(seconds for seconds, _ in each) for each in found[1:]]
+        walls = [max(seconds for seconds, _, _ in each) for each in found[1:]]
         wall = statistics.median(walls)
-        idle = [statistics.median(each[replica][1] for each in found[1:]) for replica in range(NUM_REPLICAS)]
+        waited, idle = (
+            [statistics.median(each[replica][what] for each in found[1:]) for replica in range(NUM_REPLICAS)]
+            for what in (1, 2)
+        )
         rows.append(
             (
                 f"{bias:g}",
@@ -174,6 +178,7 @@ def measure(
                 "chosen" if number == CHOSEN else f"{number}",
                 f"{wall:.2f} s ({min(walls):.2f} to {max(walls):.2f})",
                 f"{NUM_REPLICAS * num_requests * num_tokens / wall:.0f}",
+                " ".join(f"{it:.2f} s" for it in waited),
                 " ".join(f"{it:.2f} s" for it in idle),
                 f"{statistics.mean(idle) / wall:.0%}",
             )

@@ -15,7 +15,7 @@ from typing import Final
 
 MAX_IN_FLIGHT: Final = 8
 _WINDOW: Final = 7  # passes that a number is judged by: the last ones
-_FIRST_TRY_PASSES: Final = 8  # between the judgement of a number and the next try, ...
+_FIRST_TRY_PASSES: Final = 32  # between the judgement of a number and the next try, ...
 _LAST_TRY_PASSES: Final = 1024  # ... twice as many after each that changes nothing, up to this
 
 
@@ -65,9 +65,9 @@ class _Size:
         return self._num_passes >= _WINDOW and measured.is_known
 
     def _judge(self, number: int) -> None:
-        """Take a number that was tried if its passes are shorter, and try others less often if not."""
-        if median(self._measured[number].whole) < median(self._measured[self.best].whole):
-            self._interval, self.best = _FIRST_TRY_PASSES, number
+        """Take a number whose passes are shorter than the best's shortest quarter: others are noise. Try less often if not."""
+        if median(self._measured[number].whole) < sorted(self._measured[self.best].whole)[_WINDOW // 4]:
+            self.best = number
         else:
             self._interval = min(2 * self._interval, _LAST_TRY_PASSES)
             self._goes_up = not self._goes_up
