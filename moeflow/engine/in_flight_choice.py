@@ -65,7 +65,7 @@ class _Size:
         return self._num_passes >= _WINDOW and measured.is_known
 
     def _judge(self, number: int) -> None:
-        """Take a number whose passes are shorter than the best's shortest quarter: others are noise. Try less often if not."""
+        """Take a number that is shorter than the best's shortest quarter: less is noise. Else, try less often."""
         if median(self._measured[number].whole) < sorted(self._measured[self.best].whole)[_WINDOW // 4]:
             self.best = number
         else:
