@@ -51,7 +51,7 @@ class ExpertReplica:
             stats,
             num_peers=sum(peer.is_connected for peer in self.shares.peers),
             peer_rows_sent_total=shares.num_rows_sent,
-            peer_wait_s_total=shares.waited_s,
+            peer_wait_s_total=self.shares.baton.idle_s,
             peer_pairs_served_total=service.num_pairs,
             peer_serve_s_total=service.computed_s,
             peer_pairs_taken_over_total=shares.num_pairs_taken_over,

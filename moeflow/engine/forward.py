@@ -10,11 +10,13 @@ from torch import Tensor
 
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.model_config import ModelConfig
+from moeflow.engine.in_flight_forward import InFlightForward
 from moeflow.engine.offload.offloaded_model import OffloadedModel
 from moeflow.engine.ranks.rank_upkeep import RankUpkeep
 from moeflow.engine.ranks.stage_forward import StageForward
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.expert_shares import ExpertShares
 from moeflow.models.pass_input import PassInput, rows_of
 from moeflow.parallel.blocks import num_kv_heads
 from moeflow.parallel.stages import layers_of
@@ -46,6 +48,9 @@ class Forward(Protocol):
         Raises: GroupError; StorageError if an expert cannot be read.
         """
 
+    def close(self) -> None:
+        """End threads; nothing is run any more."""
+
 
 class WholeForward:
     """That of a process which runs all layers, be it only its part of each."""
@@ -63,12 +68,25 @@ class WholeForward:
         hidden = self._model(*given.tensors(self._kv, self._device))
         return (rows_of(hidden, rows) for rows in given.logit_rows)
 
+    def close(self) -> None:
+        """See `Forward`: there are none."""
+
 
 def make_forward(
-    config: EngineConfig, model: CausalLM | OffloadedModel, kv: KVStorage, upkeep: RankUpkeep | None
+    config: EngineConfig,
+    model: CausalLM | OffloadedModel,
+    kv: KVStorage,
+    upkeep: RankUpkeep | None,
+    shares: ExpertShares | None = None,
 ) -> Forward:
-    """Return how this process computes passes; `upkeep`: of a rank that shares the model."""
+    """Return how this process computes passes.
+
+    `upkeep`: of a rank that shares the model; `shares`: of a replica whose passes may be cut.
+    """
     parallel = config.parallel
+    if shares is not None:
+        assert isinstance(model, CausalLM), "replicas that share experts keep their weights in memory"
+        return InFlightForward(model, kv, shares)
     if upkeep is None or parallel is None or parallel.stages is None:
         return WholeForward(model, kv, torch.device(config.device))
     assert isinstance(model, CausalLM), "ranks keep their weights in memory"

@@ -109,7 +109,9 @@ class ModelRunner:
         self._no_expert_stats = ExpertStats(memory_limit_bytes=config.memory_bytes)
         shape = model.config
         self._kv = make_kv_storage(config, shape)
-        self._forward = make_forward(config, model, self._kv, self._upkeep)
+        # What is recorded comes from one layer after the other, so that such a pass is not cut.
+        shares = None if self._replica is None or recorder is not None else self._replica.shares
+        self._forward = make_forward(config, model, self._kv, self._upkeep, shares)
         self._num_generated = 0  # tokens, by the last pass
         self._kv_moves: list[tuple[int, int]] = []  # after the last pass, which other ranks make before the next
         self._keeper: MemoryLimiter | None = None
@@ -151,6 +153,7 @@ class ModelRunner:
 
         Raises: OSError from the trace or the graph.
         """
+        self._forward.close()
         if self._experts is not None:
             self._experts.close()
         if self._ranks is not None:

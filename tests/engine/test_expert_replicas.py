@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,11 +14,14 @@ import pytest
 from moeflow.checkpoint.packed.layout import read_slab_index
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
+from moeflow.engine.in_flight_choice import InFlightChoice
 from moeflow.engine.messages import Submission
 from moeflow.kernels.cpu import extension
+from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.parallel.remote import expert_peers, expert_service
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
+from tests.engine.test_speculation import Guesses
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -122,6 +126,63 @@ def test_tokens_are_those_of_one_engine(models, tmp_path, formats, number):
     assert all(stats.peer_rows_sent_total and stats.peer_pairs_served_total for stats in each)
     assert all(stats.peer_wait_s_total > 0 and stats.peer_serve_s_total > 0 for stats in each)
     assert not any(stats.peer_pairs_taken_over_total for stats in each)
+
+
+def in_flight(monkeypatch, number: int) -> list[int]:
+    """Have passes cut into so many micro-batches; return a list that will hold how many there were of each."""
+    found: list[int] = []
+    monkeypatch.setattr(InFlightChoice, "choose", lambda self, tokens, sequences, most: min(number, most))
+    monkeypatch.setattr(InFlightChoice, "note", lambda self, *given: found.append(given[2]))
+    return found
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 8])
+def test_tokens_do_not_depend_on_the_number_of_micro_batches_in_flight(models, tmp_path, monkeypatch, number):
+    prompts = [*PROMPTS, PROMPTS[2], [*PROMPTS[2], 9], PROMPTS[5]]  # some begin with what others have in the same pass
+    expected = run_alone(config_of(models / "deep"), submissions(prompts))
+    found = in_flight(monkeypatch, number)
+    with contextlib.closing(Replicas(shared_config(models / "deep", 2, cache_dir=tmp_path), tmp_path)) as replicas:
+        replicas.wait_until_connected()
+        assert run(replicas.engines[0], submissions(prompts)) == expected
+        assert replicas.run(submissions(prompts)) == expected
+    assert max(found) == number
+
+
+def test_drafted_trees_are_checked_in_several_micro_batches(models, tmp_path, monkeypatch):
+    expected = run_alone(config_of(models / "deep"), submissions())
+    found = in_flight(monkeypatch, 3)
+    config = shared_config(models / "deep", 2, cache_dir=tmp_path, speculators=("suffix",))
+    guesses = Guesses(expected)
+    with contextlib.closing(Replicas(config, tmp_path)) as replicas:
+        replicas.wait_until_connected()
+        replicas.engines[0]._speculation = guesses
+        assert run(replicas.engines[0], submissions()) == expected
+    assert guesses.counts.kept
+    assert max(found) == 3
+
+
+def test_a_pass_that_fails_in_one_micro_batch_fails_when_the_others_are_through(models, replicas, monkeypatch):
+    in_flight(monkeypatch, 3)
+    engine = replicas.engines[0]
+    first = engine._runner.model.layers[0]
+    calls = itertools.count()
+    attention = DecoderLayer.attention
+
+    def fail_once(layer, *given):
+        if layer is first and next(calls) == 1:
+            raise RuntimeError("no such luck")
+        return attention(layer, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DecoderLayer, "attention", fail_once)
+        for each in submissions():
+            engine.submit(each)
+        outputs = engine.step()
+    assert {output.error for output in outputs} != {None}
+    engine.check_integrity()
+    while engine.has_work:
+        engine.step()
+    assert run(engine, submissions()) == run_alone(config_of(models / "deep"), submissions())
 
 
 def test_a_long_prompt_goes_in_several_messages(models, tmp_path, monkeypatch):

@@ -52,6 +52,9 @@ class StageForward:
         places = {row: place for place, row in enumerate(results)}
         return (rows_of(hidden, [places[row] for row in rows]) for rows in given.logit_rows)
 
+    def close(self) -> None:
+        """See `Forward`: there are none."""
+
     def _run_layers(self, piece: PassInput, label: str) -> Tensor:
         """Run this stage's layers over a micro-batch; return what results are made of, if this is the last: [n, H]."""
         token_ids, context = piece.tensors(self._kv, _DEVICE)

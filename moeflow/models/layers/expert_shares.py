@@ -9,9 +9,8 @@ Source: the asynchronous runtime of ExpertFlow (3.2, 3.3).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +20,7 @@ from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
 from moeflow.kernels.cpu.packed_weights import PackedExperts
 from moeflow.models.layers.expert_weights import Destination, ExpertWeights
 from moeflow.parallel.placement.placement import ExpertPlacement
+from moeflow.parallel.remote.baton import Baton
 from moeflow.parallel.remote.expert_peers import Peer
 from moeflow.parallel.remote.expert_work import Selection, max_rows
 from moeflow.parallel.remote.work_client import PendingWork, scatter
@@ -32,7 +32,6 @@ class ShareStats:
 
     num_rows_sent: int = 0
     num_pairs_taken_over: int = 0  # computed here, because who should have done it was not there
-    waited_s: float = 0.0  # for results
 
 
 class ExpertShares:
@@ -45,6 +44,7 @@ class ExpertShares:
         self.hidden = 0  # once a layer has been added
         self.peers: Sequence[Peer] = ()  # once the model is loaded
         self.stats = ShareStats()
+        self.baton = Baton()  # of micro-batches that are in flight at once
         self._layers: list[PeerExperts] = []
 
     def add_layer(self, experts: PackedExperts) -> PeerExperts:
@@ -53,6 +53,11 @@ class ExpertShares:
         layer = PeerExperts(experts, len(self._layers), self)
         self._layers.append(layer)
         return layer
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether any other replica is there."""
+        return any(peer.is_connected for peer in self.peers)
 
     @contextmanager
     def held(self, layer: int) -> Iterator[tuple[PackedExperts, Mapping[int, int]]]:
@@ -73,8 +78,10 @@ class PeerExperts(ExpertWeights):
         self.own_slots = _slots(self._is_of[shares.replica])
 
     def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
-        """See `ExpertWeights`. Blocks: until other replicas have answered, or are given up."""
-        if not any(peer.is_connected for peer in self._shares.peers):
+        """See `ExpertWeights`. Blocks: until other replicas have answered, or are given up; who has
+        the baton lets others compute meanwhile.
+        """
+        if not self._shares.has_peers:
             self._count_taken_over(topk_ids, ~self._is_of[self._shares.replica])
             return self.all.compute(hidden, topk_ids, topk_weights, residual)
         num_tokens, top_k = topk_ids.shape
@@ -115,14 +122,13 @@ class PeerExperts(ExpertWeights):
     def _collect(self, sent: Sequence[tuple[Peer, Tensor, PendingWork]], part: _Part) -> Tensor:
         """Take the results of others as they come; return the experts that none came of, [E] bool."""
         lost = torch.zeros_like(self._is_of[0])
-        start_s = time.perf_counter()
         for peer, positions, pending in sent:
-            result = peer.result(pending)
+            with nullcontext() if pending.is_done else self._shares.baton.waiting():
+                result = peer.result(pending)
             if result is None:
                 lost |= self._is_of[peer.replica]
             else:
                 scatter(part.pairs, result, positions)
-        self._shares.stats.waited_s += time.perf_counter() - start_s
         return lost
 
     def _compute_here(self, part: _Part, is_wanted: Tensor) -> None:
