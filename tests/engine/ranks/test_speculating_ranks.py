@@ -1,0 +1,68 @@
+"""Guessed tokens that ranks or stages check together never change an answer, to the bit of its log-probabilities."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine import runner_loading
+from moeflow.engine.engine import Engine
+from moeflow.engine.messages import Submission
+from moeflow.engine.ranks import rank_upkeep
+from moeflow.kernels.cpu import extension
+from moeflow.planner.resolve import resolve
+from moeflow.planner.settings import Settings
+from tests.engine.ranks.rank_threads import RankThreads
+from tests.tiny_mixtral import write_tiny_mixtral
+
+pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+GREEDY = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True, logprobs=2)
+DRAWN = SamplingParams(temperature=0.3, max_tokens=60, ignore_eos=True, logprobs=1)
+ASKED = [
+    Submission("repeats", [5, 6, 7, 8] * 10, GREEDY, seed=1),
+    Submission("short", [9, 10, 9], GREEDY, seed=2),
+    Submission("drawn", [5, 6, 7, 8] * 4, DRAWN, seed=3),
+]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_mixtral(folder)
+    return folder
+
+
+def run(folder, **settings):
+    """Return the tokens and log-probabilities of each request, and statistics."""
+    values = {"dtype": "float32", "num_threads": 1, "max_model_len": 160, "max_num_seqs": 4} | settings
+    with closing(Engine.load(resolve(Settings(model=str(folder), **values)).config)) as engine:
+        for submission in ASKED:
+            engine.submit(submission)
+        found = {submission.request_id: ([], []) for submission in ASKED}
+        while engine.has_work:
+            for output in engine.step():
+                assert output.error is None
+                tokens, logprobs = found[output.request_id]
+                tokens += output.token_ids
+                logprobs += output.logprobs or ()
+            engine.check_integrity()
+        return found, engine.stats()
+
+
+@pytest.fixture(scope="module")
+def plain(tiny):
+    return run(tiny)[0]
+
+
+@pytest.mark.parametrize(
+    "layout", [{"num_ranks": 2}, {"num_ranks": 2, "attention_layout": "tensor"}, {"stages": "2"}], ids=str
+)
+def test_suffixes_are_checked_by_all_ranks(tiny, plain, layout, monkeypatch):
+    monkeypatch.setattr(runner_loading, "RankProcesses", RankThreads)
+    monkeypatch.setattr(rank_upkeep, "TIMES_PASSES", 2)
+    found, stats = run(tiny, speculators=("suffix",), **layout)
+    assert found == plain
+    assert stats.speculated_passes_total > 0
+    assert stats.accepted_tokens_total > 0
