@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, Task, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from moeflow.cli import lazy
-from moeflow.cli.progress import PlainLines, TimeLeftColumn, drawn, plain_line
+from moeflow.cli.phase_bars import phase_bars
 from moeflow.core.errors import CapacityError
 from moeflow.core.units import format_bytes
 
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from moeflow.train.upcycling_quality import Quality
 
 MEASURING = "measuring"
-COUNTED_IN_BYTES = ("reading", "writing")
 
 EPILOG = """\b
 Examples:
@@ -81,7 +78,9 @@ def upcycle(
         lazy.upcycle(source, out, recipe, calibration=calibration, overwrite=overwrite, on_progress=bars.report)
         bars.begin(MEASURING)
         try:
-            quality = lazy.measure_quality(source, out, calibration=calibration, on_tokens=bars.report_measuring)
+            quality = lazy.measure_quality(
+                source, out, calibration=calibration, on_tokens=partial(bars.report, MEASURING)
+            )
         except CapacityError as error:  # the model is complete; it is only too large for this machine
             not_measured = str(error)
     result = {
@@ -97,59 +96,6 @@ def upcycle(
         click.echo(json.dumps(result, indent=2))
     else:
         show(result)
-
-
-@contextmanager
-def phase_bars() -> Iterator[PhaseBars]:
-    """Yield one progress bar a phase, on stderr, which stay when all is done."""
-    columns = (
-        TextColumn("{task.description:<12}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[amount]}"),
-        TimeLeftColumn(),
-    )
-    with drawn(*columns, vanishes=False) as progress:
-        yield PhaseBars(progress)
-
-
-class PhaseBars:
-    """Shows how far each phase is, and tells how long it took."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._tasks: dict[str, TaskID] = {}
-        self._plain = PlainLines()
-
-    def begin(self, phase: str) -> None:
-        """Show that a phase has begun whose extent is not known yet."""
-        self._tasks[phase] = self._progress.add_task(phase, total=None, amount="")
-
-    def report(self, phase: str, done: int, total: int) -> None:
-        """Show how far a phase is."""
-        if phase not in self._tasks:
-            self.begin(phase)
-        amount = format_bytes(done) if phase in COUNTED_IN_BYTES else f"{done:,} of {total:,}"
-        self._progress.update(self._tasks[phase], completed=done, total=total, amount=amount)
-        if self._progress.disable:
-            self._print(self._progress.tasks[self._tasks[phase]], amount)
-
-    def _print(self, task: Task, amount: str) -> None:
-        """Print how far a phase is, where no terminal watches: now and then, and once it is over."""
-        if task.finished:
-            click.echo(f"{task.description}: {amount} in {task.elapsed or 0.0:.1f} s", err=True)
-        else:
-            self._plain.show(lambda: plain_line(task, amount))
-
-    def report_measuring(self, done: int, total: int) -> None:
-        """Show how far measuring is, in tokens."""
-        self.report(MEASURING, done, total)
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Return how long each phase took."""
-        return {task.description: round(task.elapsed or 0.0, 1) for task in self._progress.tasks}
 
 
 def summary(quality: Quality) -> dict[str, Any]:

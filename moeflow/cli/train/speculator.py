@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from moeflow.cli import lazy
 from moeflow.cli.local_model import built_in_model
-from moeflow.cli.upcycle import phase_bars
+from moeflow.cli.phase_bars import phase_bars
 from moeflow.core.cache_dir import cache_folder
 
 if TYPE_CHECKING:
