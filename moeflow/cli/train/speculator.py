@@ -31,16 +31,16 @@ Examples:
   moeflow serve ~/models/olmoe --speculator auto
       guess with what was trained: answers stay the same
 
-The model answers prompts made of --data, and the small model learns to say the same: it starts as the model's
-own embeddings, first layers, last layer and output matrix. Of a pool, each next one learns above all where those
-before it were wrong. The same command goes on after Ctrl-C or a kill. What gets no better on
-text that was held out ends the training early. State is kept once a minute, and after each 48 answers."""
+The model makes up questions and answers them, and goes on with pieces of --data; the small model, which starts as the
+model's own embeddings, first and last layers and output matrix, learns to say the same. Of a pool, each next one learns
+above all where those before it were wrong. The same command goes on after Ctrl-C or a kill. What gets no better on text
+that was held out ends the training early. State is kept once a minute, and after each 64 answers."""
 
 
 @click.command(epilog=EPILOG)
 @click.argument("model", required=False, type=click.Path(exists=True, path_type=Path))
 @click.option("--pool", type=int, default=1, show_default=True, help="How many to train, to guess together.")
-@click.option("--layers", type=int, default=3, show_default=True, help="Of each: more guess better, and take longer.")
+@click.option("--layers", type=int, default=6, show_default=True, help="Of each: more guess better, and take longer.")
 @click.option("--minutes", type=float, default=25.0, show_default=True, help="That all of it may take.")
 @click.option("--text-tokens", type=int, help="That the model says, however long it takes.  [default: by --minutes]")
 @click.option("--steps", type=int, help="Of each training, however long it takes.  [default: by --minutes]")

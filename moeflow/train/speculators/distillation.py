@@ -57,7 +57,7 @@ class SpeculatorRecipe:
     """What decides the result, beside the target. Raises: ConfigError when a value is out of its range."""
 
     pool: int = 1
-    layers: int = 3
+    layers: int = 6
     minutes: float = 25.0  # in all
     text_tokens: int | None = None  # that the target says, whatever the time; None: as many as the time allows
     steps: int | None = None  # of each training, likewise
