@@ -10,8 +10,8 @@ from pathlib import PurePath
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:
-    """Return for each name the end of its path, as many parts of it as tell all apart; without .gguf."""
-    depth = 1
+    """Return for each name the end of its path, without .gguf: as many parts as tell all apart, and no mere number."""
+    depth = 2 if any(PurePath(name).name.isdecimal() for name in names) else 1
     deepest = max((len(PurePath(name).parts) for name in names), default=1)
     while depth < deepest and len({_end(name, depth) for name in names}) < len(set(names)):
         depth += 1

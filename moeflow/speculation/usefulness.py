@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-INCOME: Final = 0.01  # a pass: the share of time that may be lost
-FIRST_CREDIT: Final = 8.0
+INCOME: Final = 0.02  # a pass: the share of time that may be lost
+FIRST_CREDIT: Final = 32.0
 MOST_CREDIT: Final = 64.0
-TRIAL: Final = 1.0  # credit from which one that rests guesses again
+TRIAL: Final = 8.0  # credit from which one that rests guesses again: what it missed has to be computed first
 MARGIN: Final = 1  # tokens that are guessed beyond the deepest that were lately worth computing
 FIRST_DEPTH: Final = 4
 LATELY: Final = 8  # passes

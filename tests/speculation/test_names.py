@@ -11,6 +11,11 @@ def test_models_are_called_by_the_ends_of_their_paths():
     assert list(found.values()) == ["suffix", "small.Q4_1", "self:int8"]
 
 
+def test_a_number_alone_is_no_name():
+    found = short_names(("suffix", "/home/me/model/speculators/1"))
+    assert list(found.values()) == ["suffix", "speculators/1"]
+
+
 def test_as_much_of_the_paths_as_tells_them_apart():
     found = short_names(("/a/x/model:int8", "/b/x/model:int8", "suffix"))
     assert list(found.values()) == ["a/x/model:int8", "b/x/model:int8", "suffix"]
