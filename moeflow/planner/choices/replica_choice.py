@@ -7,6 +7,7 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ExpertParallelConfig
 from moeflow.core.units import format_bytes
 from moeflow.parallel.blocks import even_blocks
+from moeflow.planner.choices.rank_choice import count_ranks
 from moeflow.planner.settings import Settings
 
 _FILES = {"--record-routing": "record_routing", "--trace": "trace_file", "--graph": "graph_file"}
@@ -32,10 +33,10 @@ def choose_expert_parallel(settings: Settings, shape: ModelConfig) -> ExpertPara
         return None
     if number == 1:
         raise ConfigError("experts are shared by replicas (--expert-parallel): say how many there are (--replicas)")
-    if (settings.num_ranks or 1) > 1:
+    if count_ranks(settings) > 1:
         raise ConfigError(
-            "replicas that share experts (--expert-parallel) have one process each: leave --ranks away, or let ranks "
-            "alone share the model"
+            "replicas that share experts (--expert-parallel) have one process each: leave --ranks and --stages away, "
+            "or let ranks alone share the model"
         )
     if number > shape.num_experts:
         have = f"only {shape.num_experts} experts a layer" if shape.num_experts else "no experts"

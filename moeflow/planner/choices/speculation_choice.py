@@ -12,6 +12,7 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.planner.choices.draft_model_choice import choose_draft_model, explain
 from moeflow.planner.choices.processor_choice import Reasons
+from moeflow.planner.choices.rank_choice import count_ranks
 from moeflow.planner.choices.trained_speculators import trained_speculators
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.settings import Settings
@@ -89,7 +90,7 @@ def _automatic(settings: Settings, checkpoint: Checkpoint, shape: ModelConfig, c
     """Return what guesses if nobody says what, and why; which of them are asked is the governor's business."""
     suffix = SuffixSpeculator.name
     trained = trained_speculators(checkpoint.path)
-    if settings.num_ranks not in (None, 1):
+    if count_ranks(settings) > 1:
         return [suffix], f"{suffix}; ranks do not share models that guess"
     if not trained:
         return [suffix], f"{suffix}; nothing was trained for this model (moeflow train speculator)"

@@ -131,3 +131,12 @@ def test_one_that_leaves_no_room_for_the_model_is_named(models):
 @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 def test_the_first_layers_guess_where_experts_come_from_disk(models):
     assert resolved(models, "early-exit", memory_bytes=2**30).config.draft_models[0].is_early_exit
+
+
+@pytest.mark.parametrize("ranks", [{"num_ranks": 2}, {"stages": "2"}], ids=str)
+def test_auto_takes_no_model_where_ranks_compute(tmp_path, ranks):
+    write_tiny_mixtral(tmp_path)
+    write_tiny_llama(tmp_path / "speculators" / "1")
+    model = (tmp_path,)
+    assert resolved(model, "auto").config.speculators == ("suffix", str(tmp_path / "speculators" / "1"))
+    assert resolved(model, "auto", **ranks).config.speculators == ("suffix",)
