@@ -412,9 +412,7 @@ class Decision:
                 choice = own_precision(self.checkpoint, self._keeps_precision)
             else:
                 is_cpu = device == "cpu" and not self.offloads_to_torch
-                choice = for_torch(
-                    self.checkpoint, lambda it: self.budget.left(it) >= self.budget.free_bytes / 2, is_cpu=is_cpu
-                )
+                choice = for_torch(self.checkpoint, self._fits_well, is_cpu=is_cpu)
             self.reasons.append(("weights", f"{choice.matrices}: {choice.reason}"))
         return choice.with_routers(self.checkpoint)
 

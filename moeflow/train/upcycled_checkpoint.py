@@ -23,11 +23,11 @@ from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.safetensors.writer import Shapes, write_json, write_safetensors
 from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.core.model_config import ConfigReader, ModelConfig
+from moeflow.train.decoder_config import decoder_config
 
 _MATRICES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # Mixtral's name: Llama's name
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _AHEAD = 4  # tensors made before they are written
-_CARRIED_KEYS = ("initializer_range", "bos_token_id", "eos_token_id", "pad_token_id")
 _MIXTRAL_ONLY = "Mixtral has no such thing; choose a model without it"
 
 
@@ -112,36 +112,15 @@ def write_mixtral(
 
 def _config(checkpoint: Checkpoint, shape: ModelConfig, recipe: UpcycleRecipe) -> dict[str, Any]:
     """Return `config.json`. Every size is written out: where a key is missing Mixtral assumes other than Llama."""
-    source = checkpoint.config
-    carried = {key: source[key] for key in _CARRIED_KEYS if source.get(key) is not None}
-    if source.get("rope_parameters"):
-        rope: dict[str, Any] = {"rope_parameters": {**source["rope_parameters"], "rope_theta": shape.rope.theta}}
-    else:
-        rope = {"rope_theta": shape.rope.theta, "rope_scaling": source.get("rope_scaling")}
     return {
         "architectures": ["MixtralForCausalLM"],
         "model_type": "mixtral",
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
+        **decoder_config(checkpoint, shape),
         "num_local_experts": recipe.num_experts,
         "num_experts_per_tok": recipe.top_k,
-        "max_position_embeddings": shape.max_position,
         "sliding_window": shape.sliding_window,
-        "hidden_act": shape.hidden_act,
-        "rms_norm_eps": shape.rms_norm_eps,
-        "tie_word_embeddings": shape.tie_word_embeddings,
-        **rope,
-        **carried,
-        "attention_dropout": 0.0,
         "router_jitter_noise": 0.0,
         "output_router_logits": False,
-        "use_cache": True,
-        "dtype": "bfloat16",
     }
 
 

@@ -14,8 +14,8 @@ from rich.markup import escape
 
 from moeflow.cli import lazy
 from moeflow.cli.local_model import built_in_model
+from moeflow.cli.options import cache_dir_option
 from moeflow.cli.phase_bars import phase_bars
-from moeflow.core.cache_dir import cache_folder
 
 if TYPE_CHECKING:
     from moeflow.train.speculators.distillation import Pool
@@ -61,7 +61,7 @@ that was held out ends the training early. State is kept once a minute, and afte
 @click.option(
     "--memory", "memory", help="What the model may take while it answers, such as 4GiB.  [default: what is free]"
 )
-@click.option("--cache-dir", type=click.Path(path_type=Path), help="Where the built-in model is.")
+@cache_dir_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def speculator(
     model: Path | None,
@@ -70,7 +70,7 @@ def speculator(
     overwrite: bool,
     restart: bool,
     memory: str | None,
-    cache_dir: Path | None,
+    cache_dir: Path,
     as_json: bool,
     **recipe: Any,
 ) -> None:
@@ -80,13 +80,12 @@ def speculator(
     """
     began_s = time.perf_counter()
     made = lazy.SpeculatorRecipe(**recipe)
-    path = model or built_in_model(cache_folder(cache_dir))
+    path = model or built_in_model(cache_dir)
     values = lazy.read_settings(
         lazy.Settings,
-        {"model": str(path), "max_num_seqs": _MOST_SEQUENCES}
+        {"model": str(path), "max_num_seqs": _MOST_SEQUENCES, "cache_dir": cache_dir}
         | ({"quantize": "int8"} if lazy.cpu.is_available() else {})
-        | ({"memory_bytes": memory} if memory else {})
-        | ({"cache_dir": cache_dir} if cache_dir else {}),
+        | ({"memory_bytes": memory} if memory else {}),
     )
     with phase_bars() as bars:
         pool = lazy.train_speculators(

@@ -15,9 +15,9 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.safetensors.writer import weight_bytes, write_json, write_safetensors
 from moeflow.core.units import MIB
 from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.train.decoder_config import decoder_config
 from moeflow.train.speculators.student import Student
 
-_CARRIED_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _TOKENIZER_BYTES: Final = 16 * MIB
 
 
@@ -43,30 +43,10 @@ def load_student(student: Student, folder: Path) -> Student:
 
 def config_of(student: Student, target: Checkpoint) -> dict[str, Any]:
     """Return `config.json`: every size is written out; how positions turn is as the target has it."""
-    shape, source = student.shape, target.config
-    if source.get("rope_parameters"):
-        rope: dict[str, Any] = {"rope_parameters": {**source["rope_parameters"], "rope_theta": shape.rope.theta}}
-    else:
-        rope = {"rope_theta": shape.rope.theta, "rope_scaling": source.get("rope_scaling")}
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "max_position_embeddings": shape.max_position,
-        "hidden_act": shape.hidden_act,
-        "rms_norm_eps": shape.rms_norm_eps,
-        "tie_word_embeddings": shape.tie_word_embeddings,
-        "attention_bias": shape.attention_bias,
-        "mlp_bias": shape.mlp_bias,
-        **rope,
-        **{key: source[key] for key in _CARRIED_KEYS if source.get(key) is not None},
-        "attention_dropout": 0.0,
-        "use_cache": True,
-        "dtype": "bfloat16",
+        **decoder_config(target, student.shape),
+        "attention_bias": student.shape.attention_bias,
+        "mlp_bias": student.shape.mlp_bias,
     }
