@@ -36,7 +36,7 @@ class Speculation:
     governor: Governor = field(default_factory=Governor)
     counts: SpeculationCounts = field(init=False)
     usefulness: Usefulness = field(init=False)
-    _acceptance: Acceptance = field(default_factory=Acceptance)
+    _acceptance: Acceptance = field(init=False)
     _nodes: dict[Request, list[DraftedToken]] = field(default_factory=dict)  # of the pass under way
     _draft_s: dict[str, float] = field(default_factory=dict)  # of who guessed for it
     _failed: set[str] = field(default_factory=set)
@@ -47,6 +47,7 @@ class Speculation:
         names = [speculator.name for speculator in self.speculators]
         self.usefulness = Usefulness(names)
         self.counts = SpeculationCounts.of(names)
+        self._acceptance = Acceptance({speculator.name: speculator.believed for speculator in self.speculators})
 
     def trees(self, running: Sequence[Request], max_tokens: int) -> dict[Request, TokenTree]:
         """Return guesses for running requests, if all of them decode; `max_tokens` is what a pass may have in all."""

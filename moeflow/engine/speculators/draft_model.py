@@ -29,6 +29,7 @@ RUNNER_UP: Final = len(GRADES) + 1  # added to the grades of tokens beside the l
 NUM_LIKELIEST: Final = 3  # tokens that are guessed for one place at most
 LEAST_PATH: Final = 0.25  # probability of all tokens so far, below which no further one is computed
 LIKELY: Final = 0.5  # probability of all tokens so far, from which their experts are read before the governor chooses
+UNTRIED: Final = 0.5  # share of right ones that is believed at least of likeliest tokens, until some have been judged
 LEAST_BRANCH: Final = 0.1  # the same with a token beside the likeliest, below which that is no guess
 MIN_CHUNK: Final = 2  # tokens that a request may have computed in any case: as many as a pass can leave, and more
 
@@ -107,6 +108,16 @@ class DraftModel:
         if self._advice is not None:
             likely = [of_end for path, of_end in zip(paths, experts, strict=True) if path.probability >= LIKELY]
             self._advice.ahead.expect(frozenset().union(*likely))
+
+    def believed(self, grade: int) -> float:
+        """See `Speculator`: the model's own probability.
+
+        A likeliest token has the benefit of the doubt, or it would not be tried: greedy requests take it more often.
+        """
+        place = grade % RUNNER_UP
+        edges = (0.0, *GRADES, 1.0)
+        probability = (edges[place] + edges[place + 1]) / 2
+        return probability if grade >= RUNNER_UP else max(probability, UNTRIED)
 
     def forget(self, request: Request) -> None:
         """Free a request's blocks."""

@@ -316,6 +316,12 @@ def test_right_guesses_are_not_computed_again(alone, monkeypatch):
         assert computed == [num_new, 1, 1, 1, 1]
 
 
+def test_a_runner_up_is_believed_as_likely_as_the_model_says(alone):
+    assert alone.believed(draft_model.RUNNER_UP + 2) == pytest.approx(0.15)
+    assert alone.believed(2) == 0.5
+    assert alone.believed(9) == pytest.approx(0.85)
+
+
 def test_a_long_prompt_is_computed_in_pieces(alone, small):
     request, short = make_request("long", [*range(2, 250)] * 2), make_request("short", [5, 6])
     for one in (request, short):
