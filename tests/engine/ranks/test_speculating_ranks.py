@@ -6,6 +6,7 @@ from contextlib import closing
 
 import pytest
 
+from moeflow.core.errors import ConfigError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine import runner_loading
 from moeflow.engine.engine import Engine
@@ -56,9 +57,10 @@ def plain(tiny):
     return run(tiny)[0]
 
 
-@pytest.mark.parametrize(
-    "layout", [{"num_ranks": 2}, {"num_ranks": 2, "attention_layout": "tensor"}, {"stages": "2"}], ids=str
-)
+LAYOUTS = [{"num_ranks": 2}, {"num_ranks": 2, "attention_layout": "tensor"}, {"stages": "2"}]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_suffixes_are_checked_by_all_ranks(tiny, plain, layout, monkeypatch):
     monkeypatch.setattr(runner_loading, "RankProcesses", RankThreads)
     monkeypatch.setattr(rank_upkeep, "TIMES_PASSES", 2)
@@ -66,3 +68,17 @@ def test_suffixes_are_checked_by_all_ranks(tiny, plain, layout, monkeypatch):
     assert found == plain
     assert stats.speculated_passes_total > 0
     assert stats.accepted_tokens_total > 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_model_of_the_first_rank_guesses_for_all(tiny, plain, layout, monkeypatch):
+    monkeypatch.setattr(runner_loading, "RankProcesses", RankThreads)
+    monkeypatch.setattr(rank_upkeep, "TIMES_PASSES", 2)
+    found, stats = run(tiny, speculators=("self:int8",), **layout)
+    assert found == plain
+    assert stats.accepted_tokens_total > 0
+
+
+def test_first_layers_of_which_ranks_have_parts_are_refused(tiny):
+    with pytest.raises(ConfigError, match="whole layers"):
+        run(tiny, speculators=("early-exit:1",), num_ranks=2)
