@@ -15,6 +15,7 @@ from moeflow.engine.ranks import rank_upkeep
 from moeflow.kernels.cpu import extension
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
+from moeflow.speculation.speculation import Speculation
 from tests.engine.ranks.rank_threads import RankThreads
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -55,6 +56,13 @@ def run(folder, **settings):
 @pytest.fixture(scope="module")
 def plain(tiny):
     return run(tiny)[0]
+
+
+@pytest.fixture(autouse=True)
+def passes_of_one_second(monkeypatch):
+    """Have every pass taken to last a second, so that guesses pay on a machine whose processors others use too."""
+    note = Speculation.note
+    monkeypatch.setattr(Speculation, "note", lambda self, batch, kept, seconds: note(self, batch, kept, 1.0))
 
 
 LAYOUTS = [{"num_ranks": 2}, {"num_ranks": 2, "attention_layout": "tensor"}, {"stages": "2"}]
