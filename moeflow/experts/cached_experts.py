@@ -7,7 +7,7 @@ of expert, as the kernels do where all are resident. So neither what was in memo
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.lease import Lease
 from moeflow.experts.remote.remote_experts import RemoteExperts
+from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.spans import EXPERTS, WAITS, Spanned, untraced
 from moeflow.experts.streamed_experts import ExpertStream
 from moeflow.kernels.cpu.decoder import Expected
@@ -32,7 +33,7 @@ class Ahead(Protocol):
         """
 
     def see_hits(self, first_layer: int, topk_ids: Tensor) -> None:
-        """Receive those of layers that needed no loads, from this one on: topk_ids [layers, T, K]."""
+        """Receive those of layers that kernels have run alone, from this one on: topk_ids [layers, T, K]."""
 
     def expected(self, num_tokens: int) -> Expected:
         """Return what layers of a pass should be expected to need; `see` is called if it is absent."""
@@ -47,9 +48,23 @@ class ExpertPool:
         self.slots = slots
         self.ahead = ahead
         self.remote: RemoteExperts | None = None  # those of other machines, if there are any
+        self.fetcher: DiskFetcher | None = None  # has experts come while kernels run
         self.stream = ExpertStream(cache)
         self.spanned: Spanned = untraced
         self.num_layers = 0
+
+    @property
+    def fetcher_handle(self) -> Any:
+        """The fetcher as kernels take it."""
+        return None if self.fetcher is None else self.fetcher.handle
+
+    def lend_slots(self, at_most: int) -> None:
+        """Let kernels bring experts until the end of the pass's call.
+
+        They do not where others compute some of them, nor in a trace, which shows what each layer reads and waits for.
+        """
+        if self.fetcher is not None and self.remote is None and self.spanned is untraced:
+            self.cache.lend(min(at_most, self.cache.num_slots), max_needed=self.stream.least - 1)
 
     def add_layer(self) -> CachedExperts:
         """Return the experts of the next layer that has some."""
