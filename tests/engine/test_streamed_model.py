@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import re
-import threading
 from pathlib import Path
 
 import pytest
