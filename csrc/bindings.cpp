@@ -451,21 +451,13 @@ void bind_reads(nb::module_& m) {
           },
           "descriptor"_a, "is_direct"_a, "first_byte"_a, "stride_bytes"_a, "slab_bytes"_a, "num_slabs"_a,
           "slabs_per_layer"_a, "checksums"_a, "memory"_a, "slot_bytes"_a, "num_threads"_a, "keeps_spans"_a)
-      .def("submit", &SlabReader::submit, "slabs_and_slots"_a, "is_urgent"_a)
+      .def("submit", &SlabReader::submit, "slabs_and_slots"_a, "is_urgent"_a, "waits_at_once"_a)
       .def("cancel", &SlabReader::cancel, "slab"_a)
       .def("take_ended", &take_ended)
       .def("take_spans", &take_spans)
       .def("wait", &SlabReader::wait, "seconds"_a, nb::call_guard<WithoutGIL>())
       .def("close", &SlabReader::close, nb::call_guard<WithoutGIL>())
       .def_prop_ro("is_closed", &SlabReader::is_closed);
-  nb::enum_<FetchEvent>(m, "FetchEvent", nb::is_arithmetic())
-      .value("EVICTED", FetchEvent::kEvicted)
-      .value("LOADING", FetchEvent::kLoading)
-      .value("PREFETCHING", FetchEvent::kPrefetching)
-      .value("JOINED", FetchEvent::kJoined)
-      .value("CANCELLED", FetchEvent::kCancelled)
-      .value("ARRIVED", FetchEvent::kArrived)
-      .value("FAILED", FetchEvent::kFailed);
   nb::class_<ExpertFetcher>(m, "ExpertFetcher")
       .def(
           "__init__",

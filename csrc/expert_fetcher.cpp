@@ -90,7 +90,8 @@ bool ExpertFetcher::request(int64_t layer, const int64_t* ids, int64_t count) {
     loads.emplace_back(expert, slot);
     ++misses_;
   }
-  if (!loads.empty()) reader_.submit(loads, true);
+  const bool waits_at_once = num_absent == static_cast<int64_t>(needed_.size());  // there is nothing to compute
+  if (!loads.empty()) reader_.submit(loads, true, waits_at_once);
   return true;
 }
 
@@ -121,7 +122,7 @@ void ExpertFetcher::prefetch(int64_t layer, const int64_t* ids, int64_t num_toke
     const int32_t slot = take_slot();
     place(expert) = kLoading;
     note(FetchEvent::kPrefetching, expert, slot);
-    reader_.submit({{expert, slot}}, false);
+    reader_.submit({{expert, slot}}, false, false);
     prefetches_.push_back(expert);
     --prefetch_room_;
   }

@@ -46,7 +46,8 @@ SlabReader::SlabReader(const SlabFile& file, uint8_t* memory, int64_t slot_bytes
 
 SlabReader::~SlabReader() { close(); }
 
-void SlabReader::submit(const std::vector<std::tuple<int64_t, int64_t>>& slabs_and_slots, bool is_urgent) {
+void SlabReader::submit(const std::vector<std::tuple<int64_t, int64_t>>& slabs_and_slots, bool is_urgent,
+                        bool waits_at_once) {
   const int64_t count = static_cast<int64_t>(slabs_and_slots.size());
   Lock lock(mutex_);
   const size_t before = queue_.size();
@@ -56,7 +57,7 @@ void SlabReader::submit(const std::vector<std::tuple<int64_t, int64_t>>& slabs_a
     queue_.clear();
     return;
   }
-  const size_t added = queue_.size() - before;
+  const size_t added = queue_.size() - before - (waits_at_once ? 1 : 0);
   lock.unlock();
   for (size_t i = 0; i < std::min(added, threads_.size()); ++i) work_.notify_one();
 }

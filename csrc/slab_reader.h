@@ -45,8 +45,9 @@ class SlabReader {
   SlabReader(const SlabReader&) = delete;
   SlabReader& operator=(const SlabReader&) = delete;
 
-  // Queues the reads of some slabs, none of which is being read. Few that somebody waits for are cut into pieces.
-  void submit(const std::vector<std::tuple<int64_t, int64_t>>& slabs_and_slots, bool is_urgent);
+  // Queues the reads of some slabs, none of which is being read. Few that somebody waits for are cut into pieces. Who
+  // waits at once reads one of them, for which no thread is woken.
+  void submit(const std::vector<std::tuple<int64_t, int64_t>>& slabs_and_slots, bool is_urgent, bool waits_at_once);
   // Takes a slab back whose read has not begun. Returns whether that was so: then it is not heard of again.
   bool cancel(int64_t slab);
   // Likewise, but nothing that somebody waits for.

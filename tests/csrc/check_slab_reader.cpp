@@ -85,7 +85,7 @@ void check_reads(int num_threads, unsigned seed) {
     if (under_way.count(slab) != 0) {
       if (chance() % 2 == 0 ? reader.cancel(slab) : reader.cancel_prefetch(slab)) under_way.erase(slab);
     } else {
-      reader.submit({{slab, slab}}, chance() % 2 == 0);
+      reader.submit({{slab, slab}}, chance() % 2 == 0, false);
       under_way.insert(slab);
     }
     if (chance() % 4 != 0 || under_way.empty()) continue;
@@ -100,7 +100,7 @@ void check_reads(int num_threads, unsigned seed) {
   for (const EndedRead& read : reader.take_ended()) expect(under_way.erase(read.slab) == 1, "what ended in the end");
   expect(under_way.empty(), "what never ended");
   for (const ReadSpan& span : reader.take_spans()) expect(span.start_ns <= span.end_ns, "a span");
-  reader.submit({{0, 0}, {1, 1}}, true);
+  reader.submit({{0, 0}, {1, 1}}, true, true);
   expect(reader.take_ended().size() == 2, "reads after closing");
 }
 
@@ -114,7 +114,7 @@ void check_many_users(int num_threads) {
   for (int user = 0; user < kUsers; ++user) {
     users.emplace_back([&, user] {
       for (int round = 0; round < kRounds; ++round) {
-        reader.submit({{user, user}}, user % 2 == 0);
+        reader.submit({{user, user}}, user % 2 == 0, user == 0);
         while (num_ended.load() < (round + 1) * kUsers) {  // all are at the same round
           reader.wait(0.01);
           for (const EndedRead& read : reader.take_ended()) {
@@ -127,7 +127,7 @@ void check_many_users(int num_threads) {
   }
   for (std::thread& thread : users) thread.join();
   expect(num_right.load() == kUsers * kRounds, "what users read");
-  for (int64_t slab = 0; slab < kSlabs; ++slab) reader.submit({{slab, slab}}, slab % 2 == 0);
+  for (int64_t slab = 0; slab < kSlabs; ++slab) reader.submit({{slab, slab}}, slab % 2 == 0, false);
 }  // closes with reads under way
 
 // What a cache knows: who is in which slot, as the journal tells it.

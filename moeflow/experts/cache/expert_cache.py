@@ -184,15 +184,15 @@ class ExpertCache:
     def lend(self, at_most: int, *, max_needed: int) -> None:
         """Let the fetcher fill slots until `end_read`: free ones, then those of the experts that would be evicted next.
 
-        No more than `at_most`, and none in a scan. A layer that needs more than `max_needed` experts is not for it.
+        No more than `at_most` beside those for prefetches, and none in a scan. A layer that needs more than `max_needed` experts is not for it.
         """
         with self._changed:
             if self.fetcher is None or self._victims.scan is not None:
                 return
             assert self._is_read, "slots are lent while kernels run"
-            free = self._states.last_free(at_most)
-            victims = self._victims.next_victims(self._states, at_most - len(free))
             room = max(self._max_prefetches - self._states.num_prefetches, 0)
+            free = self._states.last_free(at_most + room)
+            victims = self._victims.next_victims(self._states, at_most + room - len(free))
             self._is_lent = True
             self.fetcher.begin(free, victims, max_prefetches=room, max_needed=max_needed)
 

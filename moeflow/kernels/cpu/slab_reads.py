@@ -76,7 +76,7 @@ class SlabReads:
 
     def submit(self, slabs_and_slots: Sequence[tuple[int, int]], *, is_urgent: bool) -> None:
         """Queue the reads of slabs, none of which is being read; few urgent ones are cut into pieces."""
-        self.handle.submit(list(slabs_and_slots), is_urgent)
+        self.handle.submit(list(slabs_and_slots), is_urgent, waits_at_once=False)
 
     def cancel(self, slab: int) -> bool:
         """Take a slab back if its read has not begun: then return True, and it is not heard of again."""
