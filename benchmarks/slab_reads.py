@@ -31,6 +31,7 @@ from moeflow.cli.bench.output import show
 from moeflow.core.units import format_bytes, parse_bytes
 from moeflow.experts.cache.eviction import FIFO
 from moeflow.experts.cache.expert_cache import ExpertCache
+from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.disk_reader import DiskReader, probe_read_depth
 from moeflow.experts.slot_arena import SlotArena
 
@@ -75,8 +76,8 @@ class Bench:
                 policy=FIFO(self.spec.num_slabs),
                 start_loads=self.disk.start_loads,
                 wait=self.disk.wait,
-                poll=self.disk.poll,
             )
+            cache.fetcher = DiskFetcher(self.disk, cache)
             with cache.acquire(0, numbers) as lease:
                 lease.wait()
 

@@ -22,6 +22,7 @@ from moeflow.engine.messages import ExpertStats, LenderStats
 from moeflow.experts.cache.eviction import POLICIES
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cached_experts import ExpertPool
+from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.disk_reader import DiskReader, probe_read_depth
 from moeflow.experts.elastic_slots import ElasticSlots
 from moeflow.experts.look_ahead import LookAhead
@@ -33,7 +34,6 @@ from moeflow.experts.remote.borrowing import borrowing_of
 from moeflow.experts.remote.lender_costs import ExpertSize
 from moeflow.experts.remote.remote_experts import RemoteExperts
 from moeflow.experts.slot_arena import SlotArena, num_slots_in
-from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.spans import EXPERTS, WAITS, Spanned
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedExperts
@@ -92,7 +92,6 @@ class ExpertStore:
                 policy=POLICIES[config.policy](spec.num_slabs),
                 start_loads=self._disk.start_loads,
                 wait=self._disk.wait,
-                poll=self._disk.poll,
             )
             self.slots = ElasticSlots(self.cache, arena)
             self.pool = ExpertPool(self.cache, _as_experts(arena, shape, spec, is_wide=is_wide))

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.lease import Lease
-from moeflow.experts.remote.remote_experts import RemoteExperts
 from moeflow.experts.disk_fetcher import DiskFetcher
+from moeflow.experts.remote.remote_experts import RemoteExperts
 from moeflow.experts.spans import EXPERTS, WAITS, Spanned, untraced
 from moeflow.experts.streamed_experts import ExpertStream
 from moeflow.kernels.cpu.decoder import Expected

@@ -33,6 +33,10 @@ class DiskFetcher:
         """Take them back."""
         return Journal(*self._slots.end())
 
+    def poll(self) -> None:
+        """Report loads that have ended."""
+        self._disk.poll()
+
     def adopt(self, job: LoadJob, on_done: OnDone) -> LoadHandle:
         """Take over a load that is under way."""
         return self._disk.adopt(job, on_done)

@@ -20,6 +20,7 @@ from moeflow.core.units import MIB
 from moeflow.experts.cache.eviction import LRU
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.load_job import LoadJob
+from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.disk_reader import READ_DEPTHS, DiskReader, probe_read_depth
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.kernels.cpu import extension
@@ -220,7 +221,7 @@ def test_checksums_are_those_of_zlib(content):
 
 
 def make_cache(m):
-    return ExpertCache(
+    cache = ExpertCache(
         num_layers=m.spec.num_layers,
         num_experts=m.spec.num_experts,
         num_slots=m.arena.num_slots,
@@ -228,8 +229,9 @@ def make_cache(m):
         policy=LRU(m.spec.num_slabs),
         start_loads=m.reader.start_loads,
         wait=m.reader.wait,
-        poll=m.reader.poll,
     )
+    cache.fetcher = DiskFetcher(m.reader, cache)
+    return cache
 
 
 @pytest.mark.parametrize("damaged", [None, 6])

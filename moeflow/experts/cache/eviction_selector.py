@@ -71,7 +71,7 @@ class EvictionSelector:
         return order
 
     def next_victims(self, states: ExpertStates, at_most: int) -> list[int]:
-        """Return the experts that would be evicted next outside of a scan, the first one first; none that is awaited."""
+        """Return the experts that would be evicted next outside of a scan, in order; none that is awaited."""
         candidates = np.flatnonzero(states.evictable & ~states.awaited)
         scores = self._policy.scores(self._now)[candidates]
         if len(candidates) > at_most:

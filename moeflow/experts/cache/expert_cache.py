@@ -55,20 +55,17 @@ class ExpertCache:
         start_loads: StartLoads,
         max_prefetches: int = 8,
         wait: Callable[[threading.Condition], object] = threading.Condition.wait,
-        poll: Callable[[], object] = lambda: None,
     ) -> None:
         """Start with empty slots. At most `max_prefetches` are under way at once.
 
-        `wait` returns when a load may have ended; a simulator advances its clock there. `poll` reports loads that have
-        ended and that nobody waited for.
+        `wait` returns when a load may have ended; a simulator advances its clock there.
         """
-        self.fetcher: Fetcher | None = None  # who can be lent slots
+        self.fetcher: Fetcher | None = None  # who can be lent slots, and is asked for loads that have ended
         self.num_experts = num_experts  # of a layer
         self._num_layers = num_layers
         self._max_prefetches = max_prefetches
         self._start_loads = start_loads
         self._wait = wait
-        self._poll = poll
         self._stats = CacheStats()
         self._changed = threading.Condition()  # its lock is reentrant
         self._states = ExpertStates(
@@ -182,9 +179,10 @@ class ExpertCache:
             return self._states.publish()
 
     def lend(self, at_most: int, *, max_needed: int) -> None:
-        """Let the fetcher fill slots until `end_read`: free ones, then those of the experts that would be evicted next.
+        """Let the fetcher fill slots until `end_read`: free ones, then those of experts that would be evicted next.
 
-        No more than `at_most` beside those for prefetches, and none in a scan. A layer that needs more than `max_needed` experts is not for it.
+        No more than `at_most` beside those for prefetches, and none in a scan. A layer that needs more experts than
+        `max_needed` is not for it.
         """
         with self._changed:
             if self.fetcher is None or self._victims.scan is not None:
@@ -306,7 +304,7 @@ class ExpertCache:
         """Hold the lock, with loads that have ended taken into account; those of a pass under way are its own."""
         with self._changed:
             if not self._is_read:
-                self._poll()
+                self._take_ended()
             yield
 
     # Below, the lock is held.
@@ -488,7 +486,11 @@ class ExpertCache:
             self._changed.wait()
             return
         self._wait(self._changed)
-        self._poll()
+        self._take_ended()
+
+    def _take_ended(self) -> None:
+        if self.fetcher is not None:
+            self.fetcher.poll()
 
     # Called from elsewhere, without the lock.
 

@@ -1,7 +1,7 @@
 """What kernels did with slots that they were lent for a pass, for the cache to catch up with.
 
-Between two layers there is no time to ask: so the cache says before a pass which slots may be taken, in which order, and
-reads afterwards what became of them.
+Between two layers there is no time to ask: so the cache says before a pass which slots may be taken, in which order,
+and reads afterwards what became of them.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ class Fetcher(Protocol):
 
     def end(self) -> Journal:
         """Take them back."""
+
+    def poll(self) -> None:
+        """Report loads that have ended, and that nobody waited for."""
 
     def adopt(self, job: LoadJob, on_done: OnDone) -> LoadHandle:
         """Take over a load that is under way, as if it had been started by `StartLoads`."""

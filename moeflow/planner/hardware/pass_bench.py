@@ -155,7 +155,6 @@ def _absent_experts(count: int) -> Iterator[_TinyModel]:
         policy=POLICIES["lfru"](NUM_EXPERTS),
         start_loads=disk.start_loads,
         wait=disk.wait,
-        poll=disk.poll,
     )
     slots = PackedExperts(num_slots, shape.hidden_size, shape.intermediate_size, "float32", storage=arena.slots)
     pool = ExpertPool(cache, slots)
