@@ -7,7 +7,7 @@ of expert, as the kernels do where all are resident. So neither what was in memo
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from moeflow.experts.streamed_experts import ExpertStream
 from moeflow.kernels.cpu.decoder import Expected
 from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
 from moeflow.kernels.cpu.packed_weights import PackedExperts
+
+_FEW_CHOICES: Final = 2  # of a layer in a pass, as a multiple of its experts
 
 
 class Ahead(Protocol):
@@ -58,13 +60,18 @@ class ExpertPool:
         """The fetcher as kernels take it."""
         return None if self.fetcher is None else self.fetcher.handle
 
-    def lend_slots(self, at_most: int) -> None:
-        """Let kernels bring experts until the end of the pass's call.
+    def lend_slots(self, num_layers: int, num_choices: int) -> None:
+        """Let kernels bring experts until the end of the pass's call, for so many layers of so many choices each.
 
-        They do not where others compute some of them, nor in a trace, which shows what each layer reads and waits for.
+        They do not where others compute some of them, nor in a trace, which shows what each layer reads and waits for,
+        nor for passes so large that layers will stream.
         """
-        if self.fetcher is not None and self.remote is None and self.spanned is untraced:
-            self.cache.lend(min(at_most, self.cache.num_slots), max_needed=self.stream.least - 1)
+        if self.fetcher is None or self.remote is not None or self.spanned is not untraced:
+            return
+        if num_choices <= _FEW_CHOICES * self.cache.num_experts:
+            # Of the experts in the order of eviction as many may be passed over: the pass turns out to need them.
+            at_most = min(2 * num_layers * num_choices, self.cache.num_slots)
+            self.cache.lend(at_most, max_needed=self.stream.least - 1)
 
     def add_layer(self) -> CachedExperts:
         """Return the experts of the next layer that has some."""

@@ -174,11 +174,15 @@ def test_a_slab_is_checked_once(machine):
 
 def test_a_file_that_was_cut_is_an_error(machine):
     m = machine()
-    os.truncate(m.slabs.index.path, m.spec.offset(3))
-    m.start(2, 3)
-    done = m.wait_for(2)
+    m.start(2, 3, 4)  # whose checksums are known to be right from now on
+    m.wait_for(3)
+    os.truncate(m.slabs.index.path, m.spec.offset(3) + PAGE_BYTES)
+    m.done.clear()
+    m.start(2, 3, 4)
+    done = m.wait_for(3)
     assert done[2] is None
     assert "it was cut" in str(done[3])
+    assert "it was cut" in str(done[4])
 
 
 def test_a_reader_that_closes_says_so_to_those_who_wait(machine):

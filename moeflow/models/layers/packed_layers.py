@@ -112,8 +112,7 @@ class _CachedLayers:
         try:
             expected = ahead.expected(work.num_tokens) if has_absent and ahead is not None else NOTHING
             if has_absent and expected.guesses is None:
-                # Of those in the order of eviction as many may be passed over: the pass turns out to need them.
-                self._pool.lend_slots(2 * work.num_choices * (len(self._experts) - num_routed))
+                self._pool.lend_slots(len(self._experts) - num_routed, work.num_choices)
             stopped = self._pool.spanned("layers", num_routed, work.run, layer, expected, self._pool.fetcher_handle)
             end = self._num_routed_before(stopped)
         finally:

@@ -79,7 +79,7 @@ class Fetched:
         self.pool = ExpertPool(self.cache, slots)
         self.pool.fetcher = self.cache.fetcher = DiskFetcher(self.disk, self.cache)
         if not is_lent:
-            self.pool.lend_slots = lambda at_most: None
+            self.pool.lend_slots = lambda *_: None
         formats = WeightFormats("float32", "float32")
         self.model = build(CONFIG, WeightAllocator(torch.float32, torch.device("cpu"), formats, pool=self.pool))
         fill(self.model)
