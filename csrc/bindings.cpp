@@ -439,6 +439,7 @@ void bind_reads(nb::module_& m) {
   m.def(
       "crc32", [](uintptr_t bytes, int64_t count) { return crc32(at<const uint8_t>(bytes), count); }, "bytes"_a,
       "count"_a);
+  m.attr("MIN_PIECE_BYTES") = kMinPieceBytes;
   nb::class_<SlabReader>(m, "SlabReader")
       .def(
           "__init__",

@@ -15,8 +15,7 @@
 namespace moeflow {
 namespace {
 
-constexpr int64_t kPageBytes = 4096;           // what direct reads want offsets and lengths to be multiples of
-constexpr int64_t kMinPieceBytes = 1024 * 1024;  // smaller ones brought nothing
+constexpr int64_t kPageBytes = 4096;  // what direct reads want offsets and lengths to be multiples of
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())

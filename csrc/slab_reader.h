@@ -13,6 +13,9 @@
 
 namespace moeflow {
 
+// Slabs are not cut into smaller pieces, which brought nothing.
+constexpr int64_t kMinPieceBytes = 1024 * 1024;
+
 // Slabs one behind the other in a file, which stays open for as long as there is a reader.
 struct SlabFile {
   int descriptor;
