@@ -47,12 +47,19 @@ struct AttentionJob {
   Scratch* scratch = nullptr;  // [num_threads]
 
   int64_t context_end(int64_t sequence) const {
+    if (call.lengths != nullptr) return call.lengths[sequence];
     return call.sequences.starts[sequence] + call.sequences.counts[sequence];
+  }
+  // One past what any of the first `num_tokens` that a sequence has in the pass sees.
+  int64_t end_of(int64_t sequence, int64_t num_tokens) const {
+    if (call.lengths != nullptr) return call.lengths[sequence];
+    return call.sequences.starts[sequence] + num_tokens;
   }
 };
 
 // What the token at `position` sees of its sequence, which ends at `context_end`.
 AttentionRow visible(const AttentionCall& call, int64_t token, int64_t position, int64_t context_end) {
+  if (call.lengths != nullptr) return AttentionRow{0, context_end, context_end, 0, 0, 0};
   const int64_t window = call.sliding_window > 0 ? call.sliding_window : position + 1;
   const AttentionRow causal{std::max<int64_t>(0, position + 1 - window), position + 1, position + 1, 0, 0, 0};
   if (call.tree_masks == nullptr) return causal;
@@ -110,12 +117,17 @@ int64_t part_floats(const AttentionJob& job, int64_t num_rows) { return round_up
 void prepare_rows(const AttentionJob& job, const Item& item, const Scratch& scratch) {
   const AttentionCall& call = job.call;
   const int64_t dim = call.cache.head_dim, end = job.context_end(item.sequence);
-  const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
+  const float scale = call.scale != 0 ? call.scale : 1.0f / std::sqrt(static_cast<float>(dim));
+  const int64_t bias_size = 2 * call.bias_reach + 1;
   for (int64_t t = 0; t < item.num_tokens; ++t) {
     const int64_t in_sequence = item.first_token + t, token = call.sequences.first_tokens[item.sequence] + in_sequence;
-    const AttentionRow seen = visible(call, token, call.sequences.starts[item.sequence] + in_sequence, end);
+    const int64_t position = call.sequences.starts[item.sequence] + in_sequence;
+    AttentionRow seen = visible(call, token, position, end);
+    seen.bias_reach = call.bias_reach;
+    seen.position = position;
     for (int64_t g = 0; g < job.group; ++g) {
       const int64_t row = t * job.group + g;
+      if (call.bias != nullptr) seen.bias = call.bias + (item.head * job.group + g) * bias_size + call.bias_reach;
       scratch.rows[row] = seen;
       scratch.total_sum[row] = 0;
       const float* const from = call.q + token * call.q_stride + (item.head * job.group + g) * dim;
@@ -128,7 +140,7 @@ void prepare_rows(const AttentionJob& job, const Item& item, const Scratch& scra
 void attend(const AttentionJob& job, const Item& item, const Scratch& scratch) {
   prepare_rows(job, item, scratch);
   const int64_t num_rows = item.num_tokens * job.group, dim = job.call.cache.head_dim;
-  const int64_t last = job.call.sequences.starts[item.sequence] + item.first_token + item.num_tokens;  // one past
+  const int64_t last = job.end_of(item.sequence, item.first_token + item.num_tokens);
   AttentionRange range{};
   range.cache = &job.call.cache;
   range.block_table = job.call.sequences.block_tables + job.call.sequences.table_offsets[item.sequence];
@@ -204,7 +216,8 @@ Item whole_item(const AttentionJob& job, int64_t sequence, int64_t head, int64_t
     const int64_t hidden = call.tree_masks == nullptr ? 0 : kTreePositions;
     oldest = std::max<int64_t>(0, position + 1 - call.sliding_window - hidden);
   }
-  const int64_t first_range = oldest / kRangePositions, end = position + count;
+  if (call.lengths != nullptr) oldest = 0;
+  const int64_t first_range = oldest / kRangePositions, end = job.end_of(sequence, first + count);
   return Item{static_cast<int32_t>(sequence),
               static_cast<int32_t>(head),
               static_cast<int32_t>(first),

@@ -142,6 +142,18 @@ FORCE_INLINE int64_t place_on_branch(const AttentionRow& row, int64_t position) 
   return row.tree_place + __builtin_popcountll(before);
 }
 
+// What is added to the scores of neighbouring positions.
+FORCE_INLINE FloatLanes biases(const AttentionRow& row, int64_t position) {
+  const int64_t distance = position - row.position, reach = row.bias_reach;
+  if (distance >= -reach && distance + kLanes - 1 <= reach) return load_as<FloatLanes>(row.bias + distance);
+  FloatLanes values;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const int64_t at = distance + lane;
+    values[lane] = row.bias[at < -reach ? -reach : at > reach ? reach : at];
+  }
+  return values;
+}
+
 // Calls visit(position, whether the row sees it in all lanes) for each vector from the first position that the row
 // sees to the last.
 template <typename Visit>
@@ -165,10 +177,11 @@ void weigh_row(const Positions<T>& at, int row_idx) {
     float* const p = scores + (position - range.begin);
     FloatLanes values = load_as<FloatLanes>(p);
     if constexpr (sizeof(T) == 1) values *= load_as<FloatLanes>(at.scales(position));
+    if (row.bias != nullptr) values += biases(row, position);
     if (!is_whole) {
       for (int lane = 0; lane < kLanes; ++lane) values[lane] = sees(row, position + lane) ? values[lane] : lowest;
     }
-    if (sizeof(T) == 1 || !is_whole) store_as_floats(p, values);
+    if (sizeof(T) == 1 || !is_whole || row.bias != nullptr) store_as_floats(p, values);
     largest = values > largest ? values : largest;
   });
   float max = lowest;

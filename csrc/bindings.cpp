@@ -320,7 +320,8 @@ void bind_attention(nb::module_& m) {
   def_call(m, "attention", &attention, FIELD(AttentionCall, cache), FIELD(AttentionCall, q),
            FIELD(AttentionCall, q_stride), FIELD(AttentionCall, num_heads), SequenceCount{"num_sequences"},
            SequenceArrays{"sequences"}, FIELD(AttentionCall, sliding_window), FIELD(AttentionCall, tree_masks),
-           FIELD(AttentionCall, out));
+           FIELD(AttentionCall, out), FIELD(AttentionCall, scale), FIELD(AttentionCall, lengths),
+           FIELD(AttentionCall, bias), FIELD(AttentionCall, bias_reach));
   def_call(m, "attention_input", &attention_input, FIELD(AttentionInputCall, cache), FIELD(AttentionInputCall, qkv),
            FIELD(AttentionInputCall, num_tokens), FIELD(AttentionInputCall, num_heads),
            FIELD(AttentionInputCall, q_norm), FIELD(AttentionInputCall, k_norm),

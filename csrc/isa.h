@@ -21,6 +21,10 @@ struct AttentionRow {
   int64_t tree_begin;  // position of bit 0
   uint64_t tree_bits;
   int64_t tree_place;  // which position the first of these tokens will have if the row's branch is what is kept
+  // Added to scores by how far a key lies behind the row's position, from -bias_reach to bias_reach; null: nothing.
+  const float* bias = nullptr;
+  int64_t bias_reach = 0;
+  int64_t position = 0;
 };
 
 // Some rows of one sequence that share a KV head, against one range of its positions.

@@ -106,8 +106,8 @@ struct Sequences {
   const int32_t* block_tables;
 };
 
-// Causal attention of every token of a pass over its sequence, K and V of the pass being in the cache already.
-// Scores are scaled by head_dim^-0.5. Query heads that share a KV head are neighbours. block_size must be a multiple
+// Attention of every token of a pass over its sequence, K and V of the pass being in the cache already: causal, or with
+// `lengths` to that many positions of the sequence, the first ones, whichever the token's is. Query heads that share a KV head are neighbours. block_size must be a multiple
 // of 16, head_dim of 2.
 //
 // A sliding window makes a token see the last `sliding_window` of what it would see, itself included.
@@ -123,6 +123,12 @@ struct AttentionCall {
   int64_t sliding_window;      // 0: none
   const uint64_t* tree_masks;  // [T], or null
   float* out;                  // [T, num_heads * head_dim]
+  float scale = 0;                   // of the scores; 0: head_dim^-0.5
+  const int32_t* lengths = nullptr;  // [sequences], or null: causal
+  // [num_heads, 2 * bias_reach + 1], added to a score by how far the key lies behind the query, from -bias_reach on;
+  // what is further away counts as `bias_reach`. Null: nothing is added. Not for trees.
+  const float* bias = nullptr;
+  int64_t bias_reach = 0;
 };
 void attention(const Isa& isa, const AttentionCall& call);
 

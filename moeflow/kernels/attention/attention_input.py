@@ -32,7 +32,7 @@ def attention_input(
         qk, v = qk.clamp(-heads.clip, heads.clip), v.clamp(-heads.clip, heads.clip)
     rotated = apply_rotary(qk.view(len(qk), num_rotated, heads.head_dim), cos, sin)
     q, k = torch.split(rotated, [heads.num_heads, heads.num_kv_heads], dim=1)
-    write_kv(k, v.view(len(v), heads.num_kv_heads, heads.head_dim), blocks, metadata)
+    write_kv(k, v.view(len(v), heads.num_kv_heads, heads.head_dim), blocks, metadata.slots)
     return q
 
 

@@ -86,6 +86,7 @@ class AttentionMetadata:
     spans: tuple[Span, ...]
     block_size: int
     tree_masks: Tensor | None = None  # [T] int64; None: plainly causal
+    lengths: array[int] | None = None  # of each sequence, int32: what all its tokens see, from the first on; None: causal
     _plans: dict[tuple[int | None, torch.dtype], AttentionPlan] = field(default_factory=dict)
     _table: array[int] | None = None
 
@@ -99,12 +100,13 @@ class AttentionMetadata:
         block_size: int,
         device: torch.device | str,
         tree_masks: Tensor | None = None,
+        is_causal: bool = True,
     ) -> AttentionMetadata:
         """Describe a pass, one item a sequence, in the order in which their tokens are concatenated.
 
         starts[i] is the position of sequence i's first token in this pass, num_tokens[i] how many it has (at least
         1), block_ids[i] the blocks that hold its positions [0, starts[i] + num_tokens[i]). tree_masks [T] int64 holds
-        a tree mask for each token (see above), on `device`.
+        a tree mask for each token (see above), on `device`. If not `is_causal`, tokens see all of their sequence.
         """
         spans: list[Span] = []
         slots: list[int] = []
@@ -114,7 +116,28 @@ class AttentionMetadata:
             spans.append(Span(len(slots), start, count, blocks))
             slots += [blocks[p // block_size] * block_size + p % block_size for p in range(start, start + count)]
         assert tree_masks is None or (tree_masks.shape == (len(slots),) and tree_masks.dtype == torch.int64)
-        return cls(torch.tensor(slots, dtype=torch.int64, device=device), tuple(spans), block_size, tree_masks)
+        lengths = None if is_causal else array("i", [span.stop for span in spans])
+        return cls(torch.tensor(slots, dtype=torch.int64, device=device), tuple(spans), block_size, tree_masks, lengths)
+
+    @classmethod
+    def over(
+        cls,
+        *,
+        lengths: Sequence[int],
+        num_tokens: Sequence[int],
+        block_ids: Sequence[Sequence[int]],
+        block_size: int,
+        device: torch.device | str,
+    ) -> AttentionMetadata:
+        """Describe a pass each of whose tokens sees the first lengths[i] positions of its sequence, which are stored.
+
+        Nothing is stored: there are no slots.
+        """
+        ends = accumulate(num_tokens)
+        spans = [
+            Span(end - count, 0, count, blocks) for end, count, blocks in zip(ends, num_tokens, block_ids, strict=True)
+        ]
+        return cls(torch.empty(0, dtype=torch.int64, device=device), tuple(spans), block_size, lengths=array("i", lengths))
 
     @property
     def table(self) -> array[int]:

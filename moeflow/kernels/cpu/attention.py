@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.kv_blocks import KVBlocks
-from moeflow.kernels.cpu.arguments import address
+from moeflow.kernels.cpu.arguments import address, check_floats
 
 try:
     import moeflow.kernels._cpu as _cpu
@@ -37,9 +37,18 @@ def write_kv(k: Tensor, v: Tensor, blocks: KVBlocks, slots: Tensor) -> None:
     )
 
 
-def attend(q: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, sliding_window: int | None) -> Tensor:
-    """Attend from each token to what it sees of its sequence. Shapes: q [T, Q, D] -> [T, Q * D]."""
+def attend(
+    q: Tensor,
+    blocks: KVBlocks,
+    metadata: AttentionMetadata,
+    sliding_window: int | None,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Attend from each token to what it sees of its sequence; see `kernels.attention.attention.attend`."""
     num_tokens, num_heads, head_dim = q.shape
+    if bias is not None:
+        check_floats(bias, (num_heads, bias.shape[1]))
     out = torch.empty(num_tokens, num_heads * head_dim)
     _cpu.attention(
         cache=blocks.handle,
@@ -51,5 +60,9 @@ def attend(q: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, sliding_win
         sliding_window=sliding_window or 0,
         tree_masks=address(metadata.tree_masks),
         out=out.data_ptr(),
+        scale=scale or 0.0,
+        lengths=0 if metadata.lengths is None else metadata.lengths.buffer_info()[0],
+        bias=address(bias),
+        bias_reach=0 if bias is None else bias.shape[1] // 2,
     )
     return out

@@ -230,8 +230,59 @@ def test_callers_need_not_care_who_computes(block_size):
     metadata = made.metadata()
     made.blocks.write(made.slots(0, range(40)), made.keys[0][:40], made.values[0][:40])
     k, v = (torch.cat([halves[0][40:], halves[1]]) for halves in (made.keys, made.values))
-    write_kv(k, v, made.blocks, metadata)
+    write_kv(k, v, made.blocks, metadata.slots)
     made.check(attend(torch.cat(made.queries), made.blocks, metadata, sliding_window=None))
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("heads", [(3, 3), (4, 2)])
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("scale", [None, 1.0])
+def test_relative_positions_are_as_a_loop_over_keys_says(kv_dtype, heads, is_causal, scale):
+    made = Pass([(0, 37), (300, 1), (250, 12), (0, 1), (0, 290)], heads=heads, block_size=16, kv_dtype=kv_dtype)
+    reach = 20
+    bias = torch.randn(heads[0], 2 * reach + 1)
+    write(made)
+    metadata = AttentionMetadata.build(
+        starts=[start for start, _ in made.spans],
+        num_tokens=[count for _, count in made.spans],
+        block_ids=made.block_ids,
+        block_size=16,
+        device="cpu",
+        is_causal=is_causal,
+    )
+    q = torch.cat(made.queries)
+    found = cpu_attention.attend(q, made.blocks, metadata, None, scale, bias).view_as(q)
+    torch.testing.assert_close(
+        attend_reference(q, made.blocks, metadata, scale=scale, bias=bias).view_as(q), found, rtol=1e-4, atol=1e-5
+    )
+    group, first = heads[0] // heads[1], 0
+    for i, (start, count) in enumerate(made.spans):
+        for row in sorted({0, 1, count // 2, count - 1} & set(range(count))):
+            position, stop = start + row, start + row + 1 if is_causal else start + count
+            distances = (torch.arange(stop) - position).clamp(-reach, reach) + reach
+            for head in range(heads[0]):
+                keys, values = made.keys[i][:stop, head // group], made.values[i][:stop, head // group]
+                query = made.queries[i][row, head]
+                scores = keys @ query * (query.numel() ** -0.5 if scale is None else scale) + bias[head, distances]
+                expected = scores.softmax(0) @ values
+                torch.testing.assert_close(found[first + row, head], expected, rtol=0, atol=5 * TOLERANCE[kv_dtype])
+        first += count
+
+
+def test_tokens_see_stored_positions_of_another_sequence():
+    made = Pass([(0, 40), (0, 290)], heads=(4, 4), block_size=16)
+    write(made)
+    q = torch.randn(5, 4, made.queries[0].shape[-1])
+    metadata = AttentionMetadata.over(
+        lengths=[40, 287], num_tokens=[2, 3], block_ids=made.block_ids, block_size=16, device="cpu"
+    )
+    found = cpu_attention.attend(q, made.blocks, metadata, None, 1.0).view_as(q)
+    torch.testing.assert_close(attend_reference(q, made.blocks, metadata, scale=1.0).view_as(q), found)
+    for row, (i, length) in enumerate([(0, 40), (0, 40), (1, 287), (1, 287), (1, 287)]):
+        scores = torch.einsum("phd,hd->hp", made.keys[i][:length], q[row])
+        expected = torch.einsum("hp,phd->hd", scores.softmax(1), made.values[i][:length])
+        torch.testing.assert_close(found[row], expected, rtol=1e-4, atol=1e-5)
 
 
 def tree_masks(tree):
