@@ -1,4 +1,4 @@
-"""A decoder's shape, in the field's standard terms, whatever its checkpoint called them.
+"""A model's shape, in the field's standard terms, whatever its checkpoint called them.
 
 Each model file turns its own `config.json` keys into this; `ConfigReader` makes a missing or mistyped key
 an error instead of a silent default.
@@ -10,13 +10,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 
 MOST = 1 << 48  # what any size may be: beyond all memory, and far from where 64 bits overflow
 Number = TypeVar("Number", int, float, bool, str)
+HiddenAct = Literal["silu", "gelu", "gelu_tanh", "relu"]
 _REQUIRED: Any = object()
 
 
@@ -43,9 +44,26 @@ class RopeConfig:
     attention_factor: float | None = None  # yarn; None: 0.1 ln(factor) + 1
 
 
+@dataclass(frozen=True, slots=True)
+class RelativePositions:
+    """Positions as learned additions to attention's scores, by distance, in buckets (T5, 1910.10683)."""
+
+    num_buckets: int
+    max_distance: int  # tokens further away than that share a bucket
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderConfig:
+    """What an encoder-decoder has beside its decoder; layers are as wide as the decoder's."""
+
+    num_layers: int
+    decoder_start_token_id: int  # that decoders begin with
+    dense_layers: tuple[int, ...] = ()  # layers of an MoE model's encoder that have no experts
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Shape of a decoder-only transformer. Dense models have `num_experts` 0."""
+    """Shape of a transformer's decoder, and of its encoder if it has one. Dense models have `num_experts` 0."""
 
     model_type: str
     vocab_size: int
@@ -57,37 +75,64 @@ class ModelConfig:
     intermediate_size: int  # of one expert; in a dense model, of the feed-forward network
     max_position: int  # longest context the model was made for, in tokens
     rms_norm_eps: float
-    rope: RopeConfig
+    rope: RopeConfig | None  # None: positions are relative
+    relative_positions: RelativePositions | None = None
+    encoder: EncoderConfig | None = None  # None: decoder-only
     num_experts: int = 0
     top_k: int = 0  # experts per token
     norm_topk_prob: bool = True
     dense_layers: tuple[int, ...] = ()  # layers of an MoE model that have no experts
     dense_intermediate_size: int = 0  # of those layers
     tie_word_embeddings: bool = False
+    logit_scale: float = 1.0  # of the hidden states that meet the output projection
     attention_bias: bool = False
     mlp_bias: bool = False
     clip_qkv: float | None = None
     sliding_window: int | None = None  # tokens a query sees, itself included; None: all
-    hidden_act: str = "silu"
+    hidden_act: HiddenAct = "silu"
+    is_gated: bool = True  # feed-forward networks and experts have three matrices, else two
+
+    @property
+    def num_encoder_layers(self) -> int:
+        """Layers of the encoder, if there is one."""
+        return 0 if self.encoder is None else self.encoder.num_layers
+
+    @property
+    def num_moe_layers(self) -> int:
+        """Layers with experts, those of the encoder included."""
+        if not self.num_experts:
+            return 0
+        num_dense = len(self.dense_layers) + (0 if self.encoder is None else len(self.encoder.dense_layers))
+        return self.num_layers + self.num_encoder_layers - num_dense
+
+    @property
+    def num_ffn_matrices(self) -> int:
+        """Matrices of an expert, or of a dense network: gate, up and down, or without a gate."""
+        return 3 if self.is_gated else 2
+
+    @property
+    def num_attentions(self) -> int:
+        """Attentions of all layers: those of a decoder over what was encoded are further ones."""
+        return self.num_layers + (0 if self.encoder is None else self.num_layers + self.encoder.num_layers)
 
     @property
     def num_parameters(self) -> int:
         """Parameters of all layers and embeddings, norms left out (under 0.1%)."""
         attention = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
-        ffn = 3 * self.hidden_size * self.intermediate_size * max(self.num_experts, 1)
-        router = self.hidden_size * self.num_experts
-        dense_ffn = 3 * self.hidden_size * self.dense_intermediate_size
+        matrices = self.num_ffn_matrices * self.hidden_size
+        num_moe = self.num_moe_layers
+        num_dense = self.num_layers + self.num_encoder_layers - num_moe
+        experts = num_moe * self.num_experts * (matrices * self.intermediate_size + self.hidden_size)
+        dense = num_dense * matrices * (self.dense_intermediate_size if self.num_experts else self.intermediate_size)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        num_dense = len(self.dense_layers)
-        num_uniform = self.num_layers - num_dense
-        return self.num_layers * attention + num_uniform * (ffn + router) + num_dense * dense_ffn + embeddings
+        return self.num_attentions * attention + experts + dense + embeddings
 
     @property
     def num_active_parameters(self) -> int:
         """Parameters one token's pass reads, the embedding table left out."""
         idle_experts = max(self.num_experts - self.top_k, 0)
-        num_moe_layers = self.num_layers - len(self.dense_layers)
-        idle = num_moe_layers * 3 * self.hidden_size * self.intermediate_size * idle_experts
+        expert = self.num_ffn_matrices * self.hidden_size * self.intermediate_size
+        idle = self.num_moe_layers * expert * idle_experts
         table = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
         return self.num_parameters - idle - table
 

@@ -41,6 +41,8 @@ class Request:
     seed: int = 0  # always concrete, so that a preempted request samples the same tokens again
     is_batch: bool = False  # of a batch job: takes what interactive requests leave
     isolated_until: int = 0  # output tokens: up to there it has passes of its own
+    num_encoder_tokens: int = 0  # the first of the prompt, which an encoder sees; 0: there is none
+    num_together: int = 0  # tokens that have to be computed in one pass, the first ones; 0: any may begin it
 
     status: RequestStatus = RequestStatus.WAITING  # scheduler
     num_computed_tokens: int = 0  # tokens whose K and V are in the cache; scheduler

@@ -22,8 +22,7 @@ class ExpertReplica:
     def __init__(self, config: ExpertParallelConfig, shape: ModelConfig) -> None:
         """Decide which experts it has."""
         self._config = config
-        num_layers = shape.num_layers - len(shape.dense_layers)
-        placement = ExpertPlacement.by_index(num_layers, shape.num_experts, config.num_replicas)
+        placement = ExpertPlacement.by_index(shape.num_moe_layers, shape.num_experts, config.num_replicas)
         self.shares = ExpertShares(placement, config.replica)
         self._service: ExpertService | None = None
         self._peers: ExpertPeers | None = None

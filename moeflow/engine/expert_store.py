@@ -39,7 +39,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedExperts
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.layers.decoder import CausalLM
-from moeflow.models.layers.moe import MoE
+from moeflow.models.layers.moe import expert_kind
 from moeflow.models.registry import read_model_config
 from moeflow.parallel.tcp.cluster_token import read_token
 from moeflow.pipeline.runtime.trace import Label, Row, Trace
@@ -146,7 +146,7 @@ class ExpertStore:
         name, num_layers = self._predictor_name, self._spec.num_layers
         if name not in PREDICTORS:
             return
-        routers = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoE)]
+        routers = [block for _, block in model.moe_blocks()]
         predictor = PREDICTORS[name](RoutedModel(num_layers, self._spec.num_experts, routers))
         self._prefetcher = self.pool.ahead = Prefetcher(self.cache, predictor, Governor(name), num_layers)
         self.by_drafts = LookAhead(self.cache, Governor("what drafts need", is_trusted=True))
@@ -234,6 +234,7 @@ def _as_experts(arena: SlotArena, shape: ModelConfig, spec: SlabSpec, *, is_wide
         shape.hidden_size,
         shape.intermediate_size,
         cast(WeightFormat, spec.weight_format),
+        kind=expert_kind(shape),
         is_wide=is_wide,
         storage=arena.slots,
     )

@@ -146,14 +146,21 @@ def make_upkeep(checkpoint: Checkpoint, config: EngineConfig, group: Group) -> R
 
 def _trace_header(checkpoint: Checkpoint, config: EngineConfig) -> TraceHeader:
     shape = read_model_config(checkpoint)
-    expert_shape = (shape.hidden_size, shape.intermediate_size)
     return TraceHeader(
         identity=checkpoint_identity(checkpoint),
-        num_layers=shape.num_layers - len(shape.dense_layers),
+        num_layers=shape.num_moe_layers,
         num_experts=shape.num_experts,
         top_k=shape.top_k,
-        slab_bytes=expert_bytes(*expert_shape, cast(WeightFormat, config.weight_format)) if config.cpu_isa else 0,
+        slab_bytes=_expert_bytes(shape, config),
     )
+
+
+def _expert_bytes(shape: ModelConfig, config: EngineConfig) -> int:
+    """Return what an expert takes packed; 0 where it is not."""
+    if not config.cpu_isa:
+        return 0
+    weight_format = cast(WeightFormat, config.weight_format)
+    return expert_bytes(shape.hidden_size, shape.intermediate_size, weight_format, is_gated=shape.is_gated)
 
 
 def _describe(shape: ModelConfig, checkpoint: Checkpoint, config: EngineConfig) -> ModelInfo:

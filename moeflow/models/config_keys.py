@@ -15,8 +15,8 @@ from moeflow.core.model_config import ConfigReader, ModelConfig, RopeConfig
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 _MSCALES = ("mscale", "mscale_all_dim")
 # Far beyond what models have, and far from where positions or norms would stop being numbers.
-_MAX_LAYERS = 1 << 17
-_MIN_EPS = 1e-30
+MAX_LAYERS = 1 << 17
+MIN_EPS = 1e-30
 _MAX_THETA = 1e15
 _MAX_FACTOR = 1e6
 
@@ -49,7 +49,7 @@ def read_decoder_config(
         "head_dim": head_dim,
         "intermediate_size": reader.positive("intermediate_size"),
         "max_position": max_position,
-        "rms_norm_eps": reader.number("rms_norm_eps", least=_MIN_EPS, most=1.0),
+        "rms_norm_eps": reader.number("rms_norm_eps", least=MIN_EPS, most=1.0),
         "rope": _read_rope(reader, default_theta, max_position),
         "tie_word_embeddings": reader.get(bool, "tie_word_embeddings", False),
         "hidden_act": _read_activation(reader),
@@ -62,7 +62,7 @@ def read_decoder_config(
 
 def read_num_layers(reader: ConfigReader) -> int:
     """Return the number of layers, which whoever reads a config may count up to."""
-    return reader.positive("num_hidden_layers", most=_MAX_LAYERS)
+    return reader.positive("num_hidden_layers", most=MAX_LAYERS)
 
 
 def read_num_experts(reader: ConfigReader) -> int:

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from moeflow.checkpoint.checkpoint import Checkpoint
-from moeflow.core.errors import CapacityError, CheckpointError
+from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import MIB, format_bytes
+from moeflow.models.language_model import LanguageModel
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.weight_allocator import WeightAllocator
@@ -36,7 +37,7 @@ def load_model(
     *,
     num_threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
-) -> CausalLM:
+) -> LanguageModel:
     """Return the model with its weights as `allocator` has them; memory that is filled already is taken as it is.
 
     `progress(bytes_done, bytes_total)` is called from this thread after each piece; bytes are those of the file.
@@ -52,7 +53,27 @@ def load_model(
     return model
 
 
-def outline(checkpoint: Checkpoint) -> CausalLM:
+def load_causal_lm(
+    checkpoint: Checkpoint,
+    allocator: WeightAllocator,
+    *,
+    num_threads: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> CausalLM:
+    """Do as `load_model` for who needs a decoder-only model. Raises: ConfigError if it is none; else likewise."""
+    if read_model_config(checkpoint).encoder is not None:
+        raise not_decoder_only(checkpoint)
+    model = load_model(checkpoint, allocator, num_threads=num_threads, progress=progress)
+    assert isinstance(model, CausalLM)
+    return model
+
+
+def not_decoder_only(checkpoint: Checkpoint) -> ConfigError:
+    """Make the error for an encoder-decoder where that does not do."""
+    return ConfigError(f"{checkpoint.path} is an encoder-decoder, where a decoder-only model is needed")
+
+
+def outline(checkpoint: Checkpoint) -> LanguageModel:
     """Return the model that a checkpoint holds, in shapes only.
 
     Raises: CheckpointError if tensors are missing, surplus or of another shape than the config says.
@@ -71,20 +92,19 @@ def router_names(checkpoint: Checkpoint) -> frozenset[str]:
     """
     allocator = WeightAllocator(checkpoint.dtype, torch.device("meta"))
     model = find_family(checkpoint).build(read_model_config(checkpoint), allocator)
-    names = frozenset(model.router_names())
+    names = frozenset(block.router_name(prefix) for prefix, block in model.moe_blocks())
     missing = sorted(names - checkpoint.tensors.keys())
     if missing:
         raise _blame(checkpoint.path, missing, "missing")
     return names
 
 
-def _check_tensors(checkpoint: Checkpoint, model: CausalLM) -> None:
+def _check_tensors(checkpoint: Checkpoint, model: LanguageModel) -> None:
     needed = {name: tuple(view.shape) for name, view in model.named_weights()}
     missing = [name for name in needed if name not in checkpoint.tensors]
     if missing:
         raise _blame(checkpoint.path, missing, "missing")
-    # Tied models have no output matrix of their own, but some files repeat the embeddings under its name.
-    ignored = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    ignored = model.repeated_names()
     surplus = [name for name in checkpoint.tensors if name not in needed and name not in ignored]
     if surplus:
         raise _blame(checkpoint.tensors[surplus[0]].file, surplus, "not part of the model that config.json describes")
@@ -107,7 +127,7 @@ def _blame(file: Path, names: list[str], problem: str) -> CheckpointError:
     return CheckpointError(f"is {problem}; so are {listed}", file=file, tensor=names[0], remedy=_CHECK_CONFIG)
 
 
-def _allocate(family: Family, config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
+def _allocate(family: Family, config: ModelConfig, allocator: WeightAllocator) -> LanguageModel:
     try:
         return family.build(config, allocator)
     except (RuntimeError, MemoryError) as error:  # torch's, and that of packed weights

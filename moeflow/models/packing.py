@@ -24,9 +24,9 @@ from moeflow.checkpoint.packed.writer import OnBytes, SlabWriter, build_packed_w
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.cpu.packed_weights import PackedExperts, expert_bytes
 from moeflow.kernels.lazy_memory import allocate_lazily
-from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.language_model import LanguageModel
 from moeflow.models.layers.expert_weights import Destination
-from moeflow.models.layers.moe import MoE
+from moeflow.models.layers.moe import expert_kind
 from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.models.loading import fill, fill_in_threads, outline
 from moeflow.models.registry import find_family, read_model_config
@@ -42,12 +42,16 @@ def slab_spec(checkpoint: Checkpoint, formats: WeightFormats) -> SlabSpec:
         identity=checkpoint_identity(checkpoint),
         weight_format=formats.matrices,
         embedding_format=formats.embeddings,
-        num_layers=shape.num_layers - len(shape.dense_layers) if has_experts else 0,
+        num_layers=shape.num_moe_layers,
         num_experts=shape.num_experts,
-        slab_bytes=(expert_bytes(shape.hidden_size, shape.intermediate_size, formats.matrices) if has_experts else 0),
+        slab_bytes=_slab_bytes(shape, formats) if has_experts else 0,
         resident_bytes=memory.num_bytes,
         layout=_layout(model, memory),
     )
+
+
+def _slab_bytes(shape: ModelConfig, formats: WeightFormats) -> int:
+    return expert_bytes(shape.hidden_size, shape.intermediate_size, formats.matrices, is_gated=shape.is_gated)
 
 
 def pack_model(
@@ -91,20 +95,20 @@ def _resident_content(
 
 
 def _write_experts(
-    checkpoint: Checkpoint, model: CausalLM, formats: WeightFormats, writer: SlabWriter, num_threads: int
+    checkpoint: Checkpoint, model: LanguageModel, formats: WeightFormats, writer: SlabWriter, num_threads: int
 ) -> None:
     shape = model.config
-    layers = [(f"model.layers.{i}", layer.mlp) for i, layer in enumerate(model.layers)]
-    blocks = [(prefix, block) for prefix, block in layers if isinstance(block, MoE)]
+    blocks = list(model.moe_blocks())
     free: SimpleQueue[PackedExperts] = SimpleQueue()
     for _ in range(num_threads + 1 if blocks else 0):
-        free.put(PackedExperts(1, shape.hidden_size, shape.intermediate_size, formats.matrices))
+        size = (shape.hidden_size, shape.intermediate_size)
+        free.put(PackedExperts(1, *size, formats.matrices, kind=expert_kind(shape)))
 
     def pack(layer: int, expert: int) -> tuple[int, int, PackedExperts]:
         prefix, block = blocks[layer]
         packed = free.get()
-        ((gate, up, down),) = packed.parts()
-        fill(checkpoint, zip(block.expert_names(prefix, expert), (gate, up, down), strict=True))
+        (parts,) = packed.parts()
+        fill(checkpoint, zip(block.expert_names(prefix, expert), parts, strict=True))
         return layer, expert, packed
 
     with _threads(num_threads) as threads:
@@ -122,7 +126,7 @@ def _write_experts(
 
 def _build_resident(
     checkpoint: Checkpoint, shape: ModelConfig, formats: WeightFormats, memory: WeightMemory
-) -> CausalLM:
+) -> LanguageModel:
     """Return the model without its experts."""
     allocator = WeightAllocator(torch.float32, torch.device("cpu"), formats, memory)
     return find_family(checkpoint).build(shape, allocator)
@@ -132,9 +136,8 @@ def names_in_part(checkpoint: Checkpoint, formats: WeightFormats, spec: SlabSpec
     """Return which of the checkpoint's tensors have weights in a part of the packed weights, for messages."""
     if number < spec.num_slabs:
         layer, expert = divmod(number, spec.num_experts)
-        named = [(f"model.layers.{i}", one.mlp) for i, one in enumerate(outline(checkpoint).layers)]
-        prefix, block = [(prefix, mlp) for prefix, mlp in named if isinstance(mlp, MoE)][layer]
-        return list(block.expert_names(prefix, expert))
+        prefix, block = list(outline(checkpoint).moe_blocks())[layer]
+        return block.expert_names(prefix, expert)
     memory = NotedMemory()
     model = _build_resident(checkpoint, read_model_config(checkpoint), formats, memory)
     starts = [0, *accumulate(whole_pages(block.nbytes) for block in memory.blocks)]
@@ -144,12 +147,12 @@ def names_in_part(checkpoint: Checkpoint, formats: WeightFormats, spec: SlabSpec
     return [name for name, block, *_ in _places(model, memory) if block in blocks]
 
 
-def _layout(model: CausalLM, memory: NotedMemory) -> str:
+def _layout(model: LanguageModel, memory: NotedMemory) -> str:
     """Return a hash over which weight is where, so that a model that is built otherwise takes no other's file."""
     return hashlib.sha256(repr(_places(model, memory)).encode()).hexdigest()[:16]
 
 
-def _places(model: CausalLM, memory: NotedMemory) -> list[tuple[str, int, int, int, str]]:
+def _places(model: LanguageModel, memory: NotedMemory) -> list[tuple[str, int, int, int, str]]:
     """Return for each weight its block, where in it, the first row's number, and in which format."""
     numbers = sorted(range(len(memory.blocks)), key=lambda number: memory.blocks[number].data_ptr())
     starts = [memory.blocks[number].data_ptr() for number in numbers]

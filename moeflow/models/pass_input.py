@@ -32,12 +32,14 @@ class PassInput(msgspec.Struct, frozen=True):
     logit_rows: list[list[int]]  # of tokens whose logits are computed at once: those sampled from, pieces of prompts
     num_micro_batches: int = 1  # that stages compute one after another
     trees: list[tuple[int, ...]] = []  # of each: the parents of the nodes of a tree that it ends with; empty: no trees
+    num_encoder_tokens: list[int] = []  # of each, in an encoder-decoder: how many of its tokens are its input
     kv_moves: list[tuple[int, int]] = []  # from slot to slot, before anything else: what the pass before kept of trees
 
     @classmethod
     def of(cls, batch: Batch, num_micro_batches: int = 1, kv_moves: Sequence[tuple[int, int]] = ()) -> PassInput:
         """Return what a batch computes, and what is to be moved before. With trees it is one micro-batch."""
         trees = [entry.tree.parents for entry in batch.entries]
+        encoder_tokens = [entry.request.num_encoder_tokens for entry in batch.entries]
         return cls(
             token_ids=[t for entry in batch.entries for t in _token_ids(entry)],
             starts=[entry.start for entry in batch.entries],
@@ -46,6 +48,7 @@ class PassInput(msgspec.Struct, frozen=True):
             logit_rows=_logit_rows(batch),
             num_micro_batches=1 if any(trees) else num_micro_batches,
             trees=trees if any(trees) else [],
+            num_encoder_tokens=encoder_tokens if any(encoder_tokens) else [],
             kv_moves=list(kv_moves),
         )
 
@@ -128,7 +131,9 @@ class PassInput(msgspec.Struct, frozen=True):
             device=device,
             tree_masks=torch.tensor(self._tree_masks(), device=device) if self.trees else None,
         )
-        context = ForwardContext(torch.tensor(self._positions(), device=device), metadata, kv)
+        context = ForwardContext(
+            torch.tensor(self._positions(), device=device), metadata, kv, num_encoder_tokens=self.num_encoder_tokens
+        )
         return torch.tensor(self.token_ids, device=device), context
 
     def _positions(self) -> list[int]:

@@ -14,19 +14,18 @@ from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import MOST, ConfigReader, ModelConfig
 
 _MIN_IN_LAYER = 5  # tensors: two norms, attention's input and output, a feed-forward network
-_IN_EXPERT = 3
 _SLACK = 4  # times the weights: near enough for a loader to say which tensor is wrong
 
 
 def check_sizes(config: ModelConfig, checkpoint: Checkpoint) -> None:
     """Raise CheckpointError if a config describes a model far larger than the weights are."""
-    num_moe_layers = config.num_layers - len(config.dense_layers)
-    num_tensors = _MIN_IN_LAYER * config.num_layers + _IN_EXPERT * num_moe_layers * config.num_experts
+    num_layers = config.num_layers + config.num_encoder_layers
+    num_tensors = _MIN_IN_LAYER * num_layers + config.num_ffn_matrices * config.num_moe_layers * config.num_experts
     num_values = sum(math.prod(info.shape) for info in checkpoint.tensors.values())
     if num_tensors > _SLACK * len(checkpoint.tensors) + _MIN_IN_LAYER * _SLACK:
         experts = f" of {config.num_experts} experts each" if config.num_experts else ""
         raise _too_large(
-            f"describes {config.num_layers} layers{experts}, where the weights are {len(checkpoint.tensors)} tensors",
+            f"describes {num_layers} layers{experts}, where the weights are {len(checkpoint.tensors)} tensors",
             checkpoint,
         )
     if config.num_parameters > _SLACK * num_values:

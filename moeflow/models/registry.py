@@ -16,7 +16,7 @@ from moeflow.checkpoint.json_file import read_json_object
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import ConfigReader, ModelConfig
-from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.language_model import LanguageModel
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.plausibility import check_sizes, read_eos_token_ids
 
@@ -28,7 +28,7 @@ class Family(Protocol):
         """Read `config.json`. Raises: CheckpointError."""
         ...
 
-    def build(self, config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
+    def build(self, config: ModelConfig, allocator: WeightAllocator) -> LanguageModel:
         """Return the model with its weights still to be filled."""
         ...
 
@@ -46,6 +46,8 @@ FAMILIES: Mapping[str, Row] = {
     "mixtral": Row("MixtralForCausalLM", "moeflow.models.mixtral"),
     "olmoe": Row("OlmoeForCausalLM", "moeflow.models.olmoe"),
     "qwen3_moe": Row("Qwen3MoeForCausalLM", "moeflow.models.qwen3_moe"),
+    "switch_transformers": Row("SwitchTransformersForConditionalGeneration", "moeflow.models.switch_transformers"),
+    "t5": Row("T5ForConditionalGeneration", "moeflow.models.t5"),
 }
 
 

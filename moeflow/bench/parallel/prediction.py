@@ -79,6 +79,7 @@ def _costs(layer: LayerShape) -> ModelCosts:
         rope=RopeConfig(),
         num_experts=layer.num_experts,
         top_k=layer.top_k,
+        is_gated=layer.is_gated,
     )
     formats = Formats(matrices=layer.weights, embeddings=layer.weights, kv="float32")
-    return ModelCosts(shape, formats, expert_matrices=layer.num_matrices)
+    return ModelCosts(shape, formats)

@@ -127,7 +127,7 @@ def shares(config: EngineConfig, memory: MemoryPlan, shape: ModelConfig) -> list
     if config.experts is None:
         lines.append((config.kv_cache_bytes, "keys and values, at most"))
     else:
-        num_experts = shape.num_experts * (shape.num_layers - len(shape.dense_layers))
+        num_experts = shape.num_experts * shape.num_moe_layers
         lines += [
             (config.kv_cache_bytes, "keys and values, at most; experts have what these two do not need"),
             (

@@ -196,6 +196,7 @@ def make_device(config: OffloadConfig) -> EmulatedDevice | CudaDevice:
 def _sides(model: CausalLM, device: torch.device) -> tuple[Side, Side]:
     """Return the host, which computes in float32, and the device; one and the same where nothing differs."""
     here = torch.device("cpu")
+    assert model.config.rope is not None
     host = Side(here, RotaryEmbedding(model.config.rope, model.config.head_dim, here), torch.float32)
     if device == here and model.dtype == torch.float32:
         return host, host

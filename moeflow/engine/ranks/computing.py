@@ -12,7 +12,7 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.engine.compute_setup import set_up
 from moeflow.engine.forward import make_forward, make_kv_storage
 from moeflow.engine.runner_loading import make_allocator, make_upkeep, weight_memory
-from moeflow.models.loading import load_model
+from moeflow.models.loading import load_causal_lm
 from moeflow.models.pass_input import PassInput
 from moeflow.parallel.group import Group
 
@@ -24,7 +24,7 @@ def compute_passes(
     on_loaded: Callable[[], None],
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Load the model, say so, and compute a pass for each message; `progress` is that of `load_model`.
+    """Load the model, say so, and compute a pass for each message; `progress` is that of `load_causal_lm`.
 
     Raises: as loading, and as `progress`; GroupError.
     """
@@ -32,7 +32,7 @@ def compute_passes(
     with closing(open_checkpoint(config.model_path)) as checkpoint:
         upkeep = make_upkeep(checkpoint, config, group)
         allocator = make_allocator(config, weight_memory(checkpoint, config, progress=progress), ranks=upkeep)
-        model = load_model(checkpoint, allocator, num_threads=config.num_threads, progress=progress)
+        model = load_causal_lm(checkpoint, allocator, num_threads=config.num_threads, progress=progress)
     kv = make_kv_storage(config, model.config, group.rank)
     forward = make_forward(config, model, kv, upkeep)
     on_loaded()

@@ -20,7 +20,7 @@ from moeflow.engine.speculators.routing_advice import RoutingAdvice
 from moeflow.kv.block_tables import BlockTables
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.decoder import CausalLM
-from moeflow.models.loading import load_model
+from moeflow.models.loading import load_causal_lm
 from moeflow.speculation.governor import Governor
 from moeflow.speculation.names import short_names
 from moeflow.speculation.registry import SPECULATORS
@@ -102,7 +102,7 @@ def _load(config: EngineConfig, draft: DraftModelConfig, vocab_size: int) -> tup
         is_wide=False,
     )
     with closing(open_checkpoint(draft.model_path)) as checkpoint:
-        model = load_model(checkpoint, make_allocator(own, FreshMemory()), num_threads=config.num_threads)
+        model = load_causal_lm(checkpoint, make_allocator(own, FreshMemory()), num_threads=config.num_threads)
     named = read_draft_vocabulary(Path(draft.model_path), model.config.vocab_size)
     if named is None:
         return model, range(min(vocab_size, model.config.vocab_size))

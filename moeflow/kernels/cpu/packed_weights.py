@@ -150,6 +150,11 @@ class ExpertKind:
     is_gated: bool = True
     has_bias: bool = False
 
+    @property
+    def num_matrices(self) -> int:
+        """Gate, up and down, or without a gate up and down."""
+        return 3 if self.is_gated else 2
+
 
 class PackedExperts:
     """The experts of a layer, each one's gate, up and down matrices side by side in memory.
@@ -252,7 +257,7 @@ class PackedExperts:
         packed = cls(num_experts, hidden, width, weight_format, kind=kind, is_wide=is_wide)
         if biases is not None:
             packed.set_biases(*biases)
-        for parts, up, back in zip(packed._all_parts(), gate_up, down, strict=True):
+        for parts, up, back in zip(packed.parts(), gate_up, down, strict=True):
             for part, source in zip(parts, (*torch.split(up, width), back), strict=True):
                 part.fill(source, torch.arange(source.shape[0]))
         return packed
@@ -318,14 +323,11 @@ class PackedExperts:
         )
         return out
 
-    def parts(self) -> list[tuple[PackedRows, PackedRows, PackedRows]]:
-        """Return each expert's gate [I, H], up [I, H] and down [H, I], of experts that have a gate."""
-        return [(gate, up, down) for gate, up, down in self._all_parts()]
-
-    def _all_parts(self) -> list[list[PackedRows]]:
+    def parts(self) -> list[tuple[PackedRows, ...]]:
+        """Return each expert's gate [I, H] if it has one, up [I, H] and down [H, I]."""
         unit_rows, outputs = self._unit_rows(), torch.arange(self.hidden)
         return [
-            [*(PackedRows(gate_up, rows) for rows in unit_rows), PackedRows(down, outputs)]
+            (*(PackedRows(gate_up, rows) for rows in unit_rows), PackedRows(down, outputs))
             for gate_up, down in zip(self.gate_up, self.down, strict=True)
         ]
 
@@ -345,7 +347,7 @@ class PackedExperts:
 
     def unpack(self) -> tuple[Tensor, Tensor]:
         """Return the exact values: gate_up [E, 2I, H] (gate rows first) or [E, I, H], and down [E, H, I], float32."""
-        parts = self._all_parts()
+        parts = self.parts()
         gate_up = torch.stack([torch.cat([part.unpack() for part in ups]) for *ups, _ in parts])
         return gate_up, torch.stack([down.unpack() for *_, down in parts])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -18,5 +18,6 @@ class ForwardContext:
     positions: Tensor  # [T] int64, each token's place in its sequence
     attention: AttentionMetadata
     kv: KVStorage
+    num_encoder_tokens: Sequence[int] = ()  # of each sequence of an encoder-decoder: how many of its tokens are input
     # Receives what each layer's experts or dense network got, [layers, T, H], and what came out of the last, [T, H].
     on_inputs: Callable[[Tensor, Tensor], None] | None = None

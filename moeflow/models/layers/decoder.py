@@ -49,6 +49,7 @@ class CausalLM:
         self._vocab = ends.columns("logits", config.vocab_size)
         self.lm_head = self._make_head(ends)
         self._packed = PackedLayers.of(self.layers, allocator)
+        assert config.rope is not None
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, allocator.device)
 
     @torch.inference_mode()
@@ -132,11 +133,15 @@ class CausalLM:
         assert isinstance(self.embed_tokens, PackedWeight)  # ranks have nothing else
         return self.embed_tokens.take(own)
 
-    def router_names(self) -> Iterator[str]:
-        """Yield the checkpoint names of the matrices that choose experts."""
+    def moe_blocks(self) -> Iterator[tuple[str, MoE]]:
+        """Yield (prefix of its checkpoint names, block) of the layers with experts."""
         for layer_idx, layer in enumerate(self.layers, self.first_layer):
             if isinstance(layer.mlp, MoE):
-                yield layer.mlp.router_name(f"model.layers.{layer_idx}")
+                yield f"model.layers.{layer_idx}", layer.mlp
+
+    def repeated_names(self) -> set[str]:
+        """Return names under which files may repeat what this model has once: tied models have one matrix."""
+        return {"lm_head.weight"} if self.config.tie_word_embeddings else set()
 
     def named_weights(self) -> Iterator[tuple[str, Destination]]:
         """Yield every (checkpoint name, where its tensor goes)."""

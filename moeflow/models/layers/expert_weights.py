@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedRows
+from moeflow.kernels.cpu.packed_weights import ExpertKind, PackedExperts, PackedRows
 from moeflow.kernels.experts import fused_experts
 
 Destination = Tensor | PackedRows  # a part of the weights that a checkpoint knows by name
@@ -28,8 +28,8 @@ class ExpertWeights(Protocol):
         """
         ...
 
-    def parts(self) -> Sequence[tuple[Destination, Destination, Destination] | None]:
-        """Return each expert's gate [I, H], up [I, H] and down [H, I], to be filled; none if others fill them.
+    def parts(self) -> Sequence[tuple[Destination, ...] | None]:
+        """Return each expert's gate [I, H] if it has one, up [I, H] and down [H, I], to be filled; none if others fill them.
 
         None for an expert that another process has.
         """
@@ -50,19 +50,19 @@ class ExpertWeights(Protocol):
 class ExpertTensors(ExpertWeights):
     """All experts in two tensors."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
-        """Take gate_up [E, 2I, H] (gate rows first) and down [E, H, I]."""
+    def __init__(self, gate_up: Tensor, down: Tensor, kind: ExpertKind = ExpertKind()) -> None:
+        """Take gate_up [E, 2I, H] (gate rows first), or without a gate [E, I, H], and down [E, H, I]."""
         self.gate_up = gate_up
         self.down = down
+        self.kind = kind
 
     def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
         """Compute with torch."""
         return _compute(self, hidden, topk_ids, topk_weights, residual)
 
-    def parts(self) -> Sequence[tuple[Tensor, Tensor, Tensor]]:
+    def parts(self) -> Sequence[tuple[Tensor, ...]]:
         """Return views of the tensors."""
-        gates, ups = self.gate_up.chunk(2, dim=1)
-        return list(zip(gates, ups, self.down, strict=True))
+        return list(zip(*self.gate_up.chunk(self.kind.num_matrices - 1, dim=1), self.down, strict=True))
 
 
 class ExpertSlabs(ExpertWeights):
@@ -72,13 +72,19 @@ class ExpertSlabs(ExpertWeights):
     """
 
     def __init__(
-        self, hidden_size: int, intermediate_size: int, dtype: torch.dtype, storage: Tensor | Sequence[Tensor]
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        dtype: torch.dtype,
+        storage: Tensor | Sequence[Tensor],
+        kind: ExpertKind = ExpertKind(),
     ) -> None:
         """Take `storage` [E, `slab_bytes`] uint8, whose rows hold an expert each and may be on any device."""
         self.storage = storage
+        self.kind = kind
         self._shape = (hidden_size, intermediate_size)
         self._dtype = dtype
-        up_values = 2 * intermediate_size * hidden_size
+        up_values = (kind.num_matrices - 1) * intermediate_size * hidden_size
         values = [row.view(dtype) for row in storage]
         self.gate_up = [each[:up_values].view(-1, hidden_size) for each in values]  # [2I, H] each, gate rows first
         self.down = [each[up_values:].view(hidden_size, -1) for each in values]  # [H, I] each
@@ -94,16 +100,16 @@ class ExpertSlabs(ExpertWeights):
 
     def at(self, rows: Sequence[Tensor]) -> ExpertSlabs:
         """Return these experts as they lie, or will lie, in other rows of memory."""
-        return ExpertSlabs(*self._shape, self._dtype, rows)
+        return ExpertSlabs(*self._shape, self._dtype, rows, self.kind)
 
     def movable(self) -> ExpertSlabs:
         """Return these experts."""
         return self
 
-    def parts(self) -> Sequence[tuple[Tensor, Tensor, Tensor]]:
+    def parts(self) -> Sequence[tuple[Tensor, ...]]:
         """Return views of the rows."""
-        halves = (gate_up.chunk(2) for gate_up in self.gate_up)
-        return [(gate, up, down) for (gate, up), down in zip(halves, self.down, strict=True)]
+        ups = (gate_up.chunk(self.kind.num_matrices - 1) for gate_up in self.gate_up)
+        return [(*each, down) for each, down in zip(ups, self.down, strict=True)]
 
 
 class OffloadedExperts(ExpertWeights):
@@ -117,9 +123,11 @@ class OffloadedExperts(ExpertWeights):
 MovableExperts = PackedExperts | ExpertSlabs
 
 
-def slab_bytes(hidden_size: int, intermediate_size: int, dtype: torch.dtype) -> int:
+def slab_bytes(
+    hidden_size: int, intermediate_size: int, dtype: torch.dtype, kind: ExpertKind = ExpertKind()
+) -> int:
     """Bytes of an expert of `ExpertSlabs`."""
-    return 3 * hidden_size * intermediate_size * dtype.itemsize
+    return kind.num_matrices * hidden_size * intermediate_size * dtype.itemsize
 
 
 def _compute(
@@ -129,5 +137,7 @@ def _compute(
     topk_weights: Tensor,
     residual: Tensor | None,
 ) -> Tensor:
-    out = fused_experts(hidden, experts.gate_up, experts.down, topk_ids, topk_weights)
+    out = fused_experts(
+        hidden, experts.gate_up, experts.down, topk_ids, topk_weights, function=experts.kind.function
+    )
     return out if residual is None else out.add_(residual)

@@ -1,14 +1,16 @@
-"""The dense feed-forward network (SwiGLU): an expert layer with one expert, which every token goes to."""
+"""The dense feed-forward network: an expert layer with one expert, which every token goes to."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from moeflow.kernels.activation import silu_and_mul
+from moeflow.kernels.activation import apply, apply_and_mul
+from moeflow.kernels.cpu.packed_weights import ExpertKind
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.routing import SoftmaxTopK
 from moeflow.models.layers.expert_stage import expert_stage
@@ -18,26 +20,49 @@ from moeflow.models.layers.norm import RMSNorm
 from moeflow.models.layers.weight_allocator import WeightAllocator
 
 
+@dataclass(frozen=True, slots=True)
+class NetworkNames:
+    """How a family's checkpoints name the matrices, below the layer."""
+
+    block: str = "mlp"
+    ups: tuple[str, ...] = ("gate_proj", "up_proj")  # without a gate one
+    down: str = "down_proj"
+
+
+NAMES: Final = NetworkNames()
+KIND: Final = ExpertKind()
+
+
 class MLP:
-    """`down(silu(gate(x)) * up(x))`, gate and up in one product."""
+    """`down(function(gate(x)) * up(x))`, gate and up in one product; or without a gate `down(function(up(x)))`."""
 
     on_route: Final = None  # there is no router
 
     def __init__(
-        self, allocator: WeightAllocator, hidden_size: int, intermediate_size: int, *, bias: bool = False
+        self,
+        allocator: WeightAllocator,
+        hidden_size: int,
+        intermediate_size: int,
+        kind: ExpertKind,
+        names: NetworkNames,
+        *,
+        bias: bool = False,
     ) -> None:
-        gate_up = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
+        self._kind, self._block = kind, names.block
+        gate_up = dict.fromkeys(names.ups, intermediate_size)
         self._units = allocator.columns("units", intermediate_size)
         own = None if self._units is None else dict.fromkeys(gate_up, self._units.own)
         self.gate_up_proj = Linear(allocator, hidden_size, gate_up, bias=bias, own=own)
-        self.down_proj = output_linear(allocator, intermediate_size, "down_proj", hidden_size, bias=bias)
+        self.down_proj = output_linear(allocator, intermediate_size, names.down, hidden_size, bias=bias)
 
     def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the network's result plus the residual. Shapes: hidden and residual [T, H] -> [T, H]."""
         gate_up = self.gate_up_proj(hidden)
         if self._units is not None:  # before SiLU, which torch may round otherwise in narrower rows
-            gate_up = torch.cat([self._units.gather(half) for half in gate_up.chunk(2, dim=1)], dim=1)
-        return self.down_proj(silu_and_mul(gate_up), residual)
+            halves = gate_up.chunk(self._kind.num_matrices - 1, dim=1)
+            gate_up = torch.cat([self._units.gather(half) for half in halves], dim=1)
+        activate = apply_and_mul if self._kind.is_gated else apply
+        return self.down_proj(activate(self._kind.function, gate_up), residual)
 
     def movable_experts(self) -> None:
         """Return nothing: these are matrices."""
@@ -47,8 +72,8 @@ class MLP:
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""
-        yield from self.gate_up_proj.named_weights(f"{prefix}.mlp")
-        yield from self.down_proj.named_weights(f"{prefix}.mlp")
+        yield from self.gate_up_proj.named_weights(f"{prefix}.{self._block}")
+        yield from self.down_proj.named_weights(f"{prefix}.{self._block}")
 
 
 class FusedMLP:
@@ -56,8 +81,9 @@ class FusedMLP:
 
     on_route: Final = None  # there is no router
 
-    def __init__(self, weights: ExpertWeights) -> None:
+    def __init__(self, weights: ExpertWeights, names: NetworkNames = NAMES) -> None:
         self.weights = weights
+        self._names = names
 
     def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the network's result plus the residual. Shapes: hidden and residual [T, H] -> [T, H]."""
@@ -72,7 +98,7 @@ class FusedMLP:
 
     def with_experts(self, weights: MovableExperts) -> FusedMLP:
         """Return the network with weights that lie elsewhere."""
-        return FusedMLP(weights)
+        return FusedMLP(weights, self._names)
 
     def stage(self, o_proj: Linear, norm: RMSNorm) -> MoEStage | None:
         """Return one call for all that follows attention in a layer with this network; None if there is none."""
@@ -85,17 +111,21 @@ class FusedMLP:
         """Yield (checkpoint name, destination)."""
         (parts,) = self.weights.parts()
         assert parts is not None  # a network is never another process's alone
-        gate, up, down = parts
-        yield f"{prefix}.mlp.gate_proj.weight", gate
-        yield f"{prefix}.mlp.up_proj.weight", up
-        yield f"{prefix}.mlp.down_proj.weight", down
+        for name, part in zip((*self._names.ups, self._names.down), parts, strict=True):
+            yield f"{prefix}.{self._names.block}.{name}.weight", part
 
 
 def dense_mlp(
-    allocator: WeightAllocator, hidden_size: int, intermediate_size: int, *, bias: bool = False
+    allocator: WeightAllocator,
+    hidden_size: int,
+    intermediate_size: int,
+    kind: ExpertKind = KIND,
+    names: NetworkNames = NAMES,
+    *,
+    bias: bool = False,
 ) -> MLP | FusedMLP:
     """Return the network in the form that suits where its weights are."""
-    weights = None if bias else allocator.network(hidden_size, intermediate_size)
+    weights = None if bias else allocator.network(hidden_size, intermediate_size, kind)
     if weights is not None:
-        return FusedMLP(weights)
-    return MLP(allocator, hidden_size, intermediate_size, bias=bias)
+        return FusedMLP(weights, names)
+    return MLP(allocator, hidden_size, intermediate_size, kind, names, bias=bias)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from moeflow.core.model_config import ModelConfig
-from moeflow.kernels.cpu.packed_weights import PackedWeight
+from moeflow.kernels.cpu.packed_weights import ExpertKind, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.linear import linear
 from moeflow.kernels.routing import SoftmaxTopK
@@ -32,9 +32,16 @@ class ExpertNames:
     """How a family's checkpoints name the weights of the block, below the layer."""
 
     block: str = "mlp"
-    gate: str = "gate_proj"
+    router: str = "gate"
+    expert: str = "experts.{}"
+    gate: str = "gate_proj"  # empty: experts have no gate
     up: str = "up_proj"
     down: str = "down_proj"
+
+
+def expert_kind(config: ModelConfig) -> ExpertKind:
+    """Return what a model's experts and dense networks compute."""
+    return ExpertKind(config.hidden_act, config.is_gated)
 
 
 class MoE:
@@ -45,7 +52,9 @@ class MoE:
         self.choose = choose
         self.names = names
         self.router = allocator.router(config.num_experts, config.hidden_size)
-        self.weights = allocator.experts(config.num_experts, config.hidden_size, config.intermediate_size)
+        self.weights = allocator.experts(
+            config.num_experts, config.hidden_size, config.intermediate_size, expert_kind(config)
+        )
         self.on_route = allocator.on_route
 
     def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -87,10 +96,10 @@ class MoE:
 
     def router_name(self, prefix: str) -> str:
         """Return the checkpoint name of the router's matrix."""
-        return f"{prefix}.{self.names.block}.gate.weight"
+        return f"{prefix}.{self.names.block}.{self.names.router}.weight"
 
-    def expert_names(self, prefix: str, expert: int) -> tuple[str, str, str]:
-        """Return the checkpoint names of an expert's gate, up and down matrices."""
-        matrices = (self.names.gate, self.names.up, self.names.down)
-        gate, up, down = (f"{prefix}.{self.names.block}.experts.{expert}.{matrix}.weight" for matrix in matrices)
-        return gate, up, down
+    def expert_names(self, prefix: str, expert: int) -> list[str]:
+        """Return the checkpoint names of an expert's gate, if it has one, up and down matrices."""
+        names = self.names
+        place = f"{prefix}.{names.block}.{names.expert.format(expert)}"
+        return [f"{place}.{matrix}.weight" for matrix in (names.gate, names.up, names.down) if matrix]

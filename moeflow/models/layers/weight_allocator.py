@@ -18,7 +18,7 @@ from moeflow.checkpoint.packed.weight_memory import FreshMemory, WeightMemory
 from moeflow.core.parallel_config import AttentionLayout, ExpertLayout
 from moeflow.experts.cached_experts import ExpertPool
 from moeflow.kernels.cpu.expert_slices import PackedExpertSlices, SliceShape
-from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight, expert_bytes, matrix_bytes
+from moeflow.kernels.cpu.packed_weights import ExpertKind, PackedExperts, PackedWeight, expert_bytes, matrix_bytes
 from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.kernels.weight_format import BITS_PER_VALUE, WeightFormat
 from moeflow.models.layers.expert_shares import ExpertShares
@@ -115,27 +115,30 @@ class WeightAllocator:
             return self.empty(num_experts, hidden_size, dtype=self.router_dtype)
         return self._matrix(num_experts, hidden_size, self.packed.routers)
 
-    def experts(self, num_experts: int, hidden_size: int, intermediate_size: int) -> ExpertWeights:
+    def experts(
+        self, num_experts: int, hidden_size: int, intermediate_size: int, kind: ExpertKind = ExpertKind()
+    ) -> ExpertWeights:
         """Return a layer's experts, to be filled through their `parts` if they have some. Raises: as `matrix` does."""
         if self.pool is not None:
             return self.pool.add_layer()
         if self.packed is not None:
-            return self._packed_experts(num_experts, hidden_size, intermediate_size, self.packed)
+            return self._packed_experts(num_experts, hidden_size, intermediate_size, self.packed, kind)
         if self.has_slabs:
-            return self._slabs(num_experts, hidden_size, intermediate_size)
+            return self._slabs(num_experts, hidden_size, intermediate_size, kind)
         return ExpertTensors(
-            self.empty(num_experts, 2 * intermediate_size, hidden_size),
+            self.empty(num_experts, (kind.num_matrices - 1) * intermediate_size, hidden_size),
             self.empty(num_experts, hidden_size, intermediate_size),
+            kind,
         )
 
     def _packed_experts(
-        self, num_experts: int, hidden_size: int, intermediate_size: int, formats: WeightFormats
+        self, num_experts: int, hidden_size: int, intermediate_size: int, formats: WeightFormats, kind: ExpertKind
     ) -> ExpertWeights:
         if self.group is not None and self.expert_layout == "sliced":
             take = partial(self.memory.experts, num_experts)
             return self._slices(self.group, hidden_size, intermediate_size, formats, take)
         assert (self.group is None) == (self.expert_ranks is None)
-        num_bytes = expert_bytes(hidden_size, intermediate_size, formats.matrices)
+        num_bytes = expert_bytes(hidden_size, intermediate_size, formats.matrices, is_gated=kind.is_gated)
         own = None  # memory that a rank fills some of
         if self.expert_ranks is not None and not self.memory.is_filled:
             own = LazyMemory(num_experts * num_bytes)
@@ -145,7 +148,13 @@ class WeightAllocator:
         if storage is None:
             return OffloadedExperts()
         experts = PackedExperts(
-            num_experts, hidden_size, intermediate_size, formats.matrices, is_wide=formats.is_wide, storage=storage
+            num_experts,
+            hidden_size,
+            intermediate_size,
+            formats.matrices,
+            kind=kind,
+            is_wide=formats.is_wide,
+            storage=storage,
         )
         if self.expert_shares is not None:
             return self.expert_shares.add_layer(experts)
@@ -166,24 +175,26 @@ class WeightAllocator:
         own = PackedExpertSlices(shape, formats.matrices, storage, is_wide=formats.is_wide, is_whole=is_whole)
         return SlicedExperts(own, Columns(group, "units", units), Columns(group, "outputs", outputs))
 
-    def network(self, hidden_size: int, intermediate_size: int) -> ExpertWeights | None:
+    def network(
+        self, hidden_size: int, intermediate_size: int, kind: ExpertKind = ExpertKind()
+    ) -> ExpertWeights | None:
         """Return a dense network as the one expert of a layer, to be filled likewise; None: it is one of tensors."""
         if self.packed is None:
-            return self._slabs(1, hidden_size, intermediate_size) if self.has_slabs else None
+            return self._slabs(1, hidden_size, intermediate_size, kind) if self.has_slabs else None
         if self.tensor_group is not None:
             return self._slices(self.tensor_group, hidden_size, intermediate_size, self.packed, self._one_row)
         matrices, is_wide = self.packed.matrices, self.packed.is_wide
-        storage = self._one_row(expert_bytes(hidden_size, intermediate_size, matrices))
-        return PackedExperts(1, hidden_size, intermediate_size, matrices, is_wide=is_wide, storage=storage)
+        storage = self._one_row(expert_bytes(hidden_size, intermediate_size, matrices, is_gated=kind.is_gated))
+        return PackedExperts(1, hidden_size, intermediate_size, matrices, kind=kind, is_wide=is_wide, storage=storage)
 
     def _one_row(self, num_bytes: int) -> Tensor:
         """Return the memory of a dense network as that of a layer's one expert: [1, num_bytes] uint8."""
         return self.memory.block(num_bytes).view(1, num_bytes)
 
-    def _slabs(self, num_experts: int, hidden_size: int, intermediate_size: int) -> ExpertSlabs:
-        num_bytes = num_experts * slab_bytes(hidden_size, intermediate_size, self.dtype)
+    def _slabs(self, num_experts: int, hidden_size: int, intermediate_size: int, kind: ExpertKind) -> ExpertSlabs:
+        num_bytes = num_experts * slab_bytes(hidden_size, intermediate_size, self.dtype, kind)
         storage = self.memory.block(num_bytes).view(num_experts, -1)
-        return ExpertSlabs(hidden_size, intermediate_size, self.dtype, storage)
+        return ExpertSlabs(hidden_size, intermediate_size, self.dtype, storage, kind)
 
     def _matrix(
         self, rows: int, cols: int, weight_format: WeightFormat | None, own: Sequence[range] | None = None

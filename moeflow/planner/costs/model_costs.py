@@ -72,17 +72,16 @@ class ModelCosts:
 
     shape: ModelConfig
     formats: Formats
-    expert_matrices: int = 3  # gate, up and down; 2 without a gate
 
     @property
     def num_moe_layers(self) -> int:
-        """Layers with experts."""
-        return self.shape.num_layers - len(self.shape.dense_layers) if self.shape.num_experts else 0
+        """Layers with experts, those of an encoder included."""
+        return self.shape.num_moe_layers
 
     @property
     def num_dense_layers(self) -> int:
-        """Layers with a plain feed-forward network."""
-        return self.shape.num_layers - self.num_moe_layers
+        """Layers with a plain feed-forward network, those of an encoder included."""
+        return self.shape.num_layers + self.shape.num_encoder_layers - self.num_moe_layers
 
     @property
     def qkv_values(self) -> int:
@@ -98,12 +97,12 @@ class ModelCosts:
     @property
     def expert_values(self) -> int:
         """Weights of one expert."""
-        return self.expert_matrices * self.shape.hidden_size * self.shape.intermediate_size
+        return self.shape.num_ffn_matrices * self.shape.hidden_size * self.shape.intermediate_size
 
     @property
     def dense_values(self) -> int:
         """Weights of the feed-forward network of one layer that has no experts."""
-        return 3 * self.shape.hidden_size * self.dense_width
+        return self.shape.num_ffn_matrices * self.shape.hidden_size * self.dense_width
 
     @property
     def dense_width(self) -> int:
@@ -147,16 +146,30 @@ class ModelCosts:
         """The norms of all layers and the last."""
         return (2 * self.shape.num_layers + 1) * self.shape.hidden_size * FLOAT32_BYTES
 
+    @property
+    def encoder_bytes(self) -> float:
+        """What an encoder-decoder has beside a decoder's layers: the encoder's, and attention over what it encodes."""
+        shape, encoder = self.shape, self.shape.encoder
+        if encoder is None:
+            return 0.0
+        num_dense = len(encoder.dense_layers) if shape.num_experts else encoder.num_layers
+        num_moe = encoder.num_layers - num_dense
+        attention = (encoder.num_layers + shape.num_layers) * (self.qkv_values + self.output_values)
+        routers = num_moe * self.router_values * bits_per_value(self.formats.of_routers) / 8
+        norms = (2 * encoder.num_layers + shape.num_layers + 1) * shape.hidden_size * FLOAT32_BYTES
+        experts = num_moe * shape.num_experts * self.expert_bytes
+        return (attention + num_dense * self.dense_values) * self.formats.weight_bytes + routers + norms + experts
+
     def bytes_of(self, shares: RankShares) -> float:
         """Return the weights of a rank that has these shares; an output projection that is the token embeddings is
-        whole, as they are.
+        whole, as they are, and so is an encoder.
         """
         tables = 0.0
         if shares.has_ends:
             tables = 1.0 if self.shape.tie_word_embeddings else (1 + shares.head) / 2
         num_norms = 2 * len(self._layers_of(shares)) + 1
         norm_bytes = num_norms * self.shape.hidden_size * FLOAT32_BYTES
-        return self._layers_bytes(shares) + self.embedding_bytes * tables + norm_bytes
+        return self._layers_bytes(shares) + self.embedding_bytes * tables + norm_bytes + self.encoder_bytes
 
     def _layers_of(self, shares: RankShares) -> range:
         return range(self.shape.num_layers) if shares.layers is None else shares.layers
@@ -250,11 +263,12 @@ class ModelCosts:
     def feed_forward(self, num_tokens: float, distinct: float | None = None) -> list[tuple[int, Work]]:
         """Return what follows attention's output projection: (layers that have it, work in one of them).
 
-        `distinct` is how many experts of a layer are used, None: as many as on average.
+        `distinct` is how many experts of a layer are used, None: as many as on average. Only the decoder is counted.
         """
-        experts = self.experts(num_tokens, distinct)
-        moe = [(self.num_moe_layers, self.router(num_tokens)), (self.num_moe_layers, experts)]
-        dense = [(self.num_dense_layers, self.dense(num_tokens))]
+        experts, shape = self.experts(num_tokens, distinct), self.shape
+        num_moe = shape.num_layers - len(shape.dense_layers) if shape.num_experts else 0
+        moe = [(num_moe, self.router(num_tokens)), (num_moe, experts)]
+        dense = [(shape.num_layers - num_moe, self.dense(num_tokens))]
         return [(count, work) for count, work in moe + dense if count]
 
     def row_operations(self, num_tokens: float) -> Work:

@@ -17,9 +17,10 @@ from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.rotary import apply_rotary
+from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.rotary import RotaryEmbedding
-from moeflow.models.loading import outline
+from moeflow.models.loading import not_decoder_only, outline
 
 EMBEDDINGS, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 FROZEN = (EMBEDDINGS, HEAD)
@@ -102,6 +103,8 @@ def student_from(checkpoint: Checkpoint, num_layers: int) -> Student:
     A layer with experts gives their mean. Raises: CheckpointError; ConfigError if the target has too few layers.
     """
     target = outline(checkpoint)
+    if not isinstance(target, CausalLM):
+        raise not_decoder_only(checkpoint)
     sources = _source_layers(target.config, num_layers)
     weights = {EMBEDDINGS: checkpoint.read(EMBEDDINGS), NORM: checkpoint.read(NORM)}
     if not target.config.tie_word_embeddings:

@@ -1,0 +1,106 @@
+"""T5 (1910.10683): an encoder and a decoder with relative positions."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from moeflow.core.brief import brief
+from moeflow.core.model_config import ConfigReader, EncoderConfig, HiddenAct, ModelConfig, RelativePositions
+from moeflow.models.config_keys import MAX_LAYERS, MIN_EPS
+from moeflow.models.layers.encoder_decoder import EncoderDecoderLM, Place
+from moeflow.models.layers.mlp import MLP, FusedMLP, NetworkNames, dense_mlp
+from moeflow.models.layers.moe import MoE, expert_kind
+from moeflow.models.layers.weight_allocator import WeightAllocator
+
+# Relative positions have no longest context, and published configs mostly have that of a model's training.
+MAX_POSITION: Final = 8192
+MAX_DISTANCE: Final = 1 << 16
+_ACTIVATIONS: Final[dict[str, HiddenAct]] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "silu": "silu",
+}
+_GATED: Final[dict[str, HiddenAct]] = {"gated-gelu": "gelu_tanh", "gated-silu": "silu", "gated-relu": "relu"}
+_NAMES: Final = NetworkNames(block="DenseReluDense", ups=("wi",), down="wo")
+_GATED_NAMES: Final = NetworkNames(block="DenseReluDense", ups=("wi_0", "wi_1"), down="wo")
+
+
+def read_config(reader: ConfigReader) -> ModelConfig:
+    """Read `config.json`. Raises: CheckpointError."""
+    named = reader.get(str, "feed_forward_proj", "relu")
+    is_gated = named in _GATED
+    encoder = EncoderConfig(reader.positive("num_layers", most=MAX_LAYERS), read_start_token(reader))
+    is_tied = reader.get(bool, "tie_word_embeddings", True)
+    return read_encoder_decoder(
+        reader,
+        model_type="t5",
+        hidden_act=_GATED[named] if is_gated else read_activation(reader, "feed_forward_proj"),
+        is_gated=is_gated,
+        encoder=encoder,
+        scales_outputs=reader.get(bool, "scale_decoder_outputs", is_tied),
+    )
+
+
+def build(config: ModelConfig, allocator: WeightAllocator) -> EncoderDecoderLM:
+    """Return the model with its weights still to be filled."""
+    return EncoderDecoderLM(config, allocator, _network)
+
+
+def read_encoder_decoder(
+    reader: ConfigReader, *, encoder: EncoderConfig, scales_outputs: bool, **family: Any
+) -> ModelConfig:
+    """Return the model's shape; `family` adds fields of `ModelConfig`. Raises: CheckpointError."""
+    hidden_size, num_heads = reader.positive("d_model"), reader.positive("num_heads")
+    head_dim = reader.positive("d_kv", max(hidden_size // num_heads, 1))
+    if head_dim % 2:
+        raise reader.error(f"'d_kv' is {head_dim}, where an even number is expected")
+    return ModelConfig(
+        vocab_size=reader.positive("vocab_size"),
+        hidden_size=hidden_size,
+        num_layers=reader.positive("num_decoder_layers", encoder.num_layers, most=MAX_LAYERS),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=head_dim,
+        intermediate_size=reader.positive("d_ff"),
+        max_position=MAX_POSITION,
+        rms_norm_eps=reader.number("layer_norm_epsilon", 1e-6, least=MIN_EPS, most=1.0),
+        rope=None,
+        relative_positions=_read_positions(reader),
+        encoder=encoder,
+        tie_word_embeddings=reader.get(bool, "tie_word_embeddings", True),
+        logit_scale=hidden_size**-0.5 if scales_outputs else 1.0,
+        **family,
+    )
+
+
+def read_activation(reader: ConfigReader, key: str) -> HiddenAct:
+    """Return what networks of two matrices make of their units."""
+    named = reader.get(str, key, "relu")
+    if named not in _ACTIVATIONS:
+        raise reader.error(f"{key!r} is {brief(named)}; supported are {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[named]
+
+
+def read_start_token(reader: ConfigReader) -> int:
+    """Return what decoders begin with: as transformers has it, the token that fills up where nothing else is said."""
+    token_id = reader.get(int, "decoder_start_token_id", reader.get(int, "pad_token_id", 0))
+    if not 0 <= token_id < reader.positive("vocab_size"):
+        raise reader.error(f"'decoder_start_token_id' is {token_id}, no token of the vocabulary")
+    return token_id
+
+
+def _read_positions(reader: ConfigReader) -> RelativePositions:
+    num_buckets = reader.positive("relative_attention_num_buckets", 32, most=MAX_DISTANCE)
+    max_distance = reader.positive("relative_attention_max_distance", 128, most=MAX_DISTANCE)
+    if num_buckets < 4 or num_buckets % 4 or max_distance <= num_buckets // 2:
+        raise reader.error(
+            f"{num_buckets} buckets of relative positions up to a distance of {max_distance}: a multiple of 4, "
+            "and a distance of more than half as many, are expected"
+        )
+    return RelativePositions(num_buckets, max_distance)
+
+
+def _network(config: ModelConfig, allocator: WeightAllocator, place: Place) -> MLP | FusedMLP | MoE:
+    names = _GATED_NAMES if config.is_gated else _NAMES
+    return dense_mlp(allocator, config.hidden_size, config.intermediate_size, expert_kind(config), names)
