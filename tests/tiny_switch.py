@@ -50,7 +50,7 @@ def write_tiny_switch(folder: Path, *, seed: int = 0, num_experts: int = 4, **ch
 
 def write_tiny_t5(folder: Path, *, seed: int = 0, **changes) -> PreTrainedModel:
     """Write a model without experts."""
-    config = T5Config(**(SHAPE | {"num_layers": 2, "num_decoder_layers": 3} | changes))
+    config = T5Config(**(SHAPE | {"num_layers": 3, "num_decoder_layers": 2} | changes))
     return _write(T5ForConditionalGeneration(config), folder, seed)
 
 
@@ -62,6 +62,8 @@ def _write(model: PreTrainedModel, folder: Path, seed: int) -> PreTrainedModel:
             is_norm = "norm" in name
             scale = 1.0 if "shared" in name or "bias" in name else 0.25
             weight.copy_(torch.randn(weight.shape) * (0.3 if is_norm else scale) + (1.0 if is_norm else 0.0))
+        for stack in (model.encoder, model.decoder):  # separate in transformers if they are not tied to the output
+            stack.embed_tokens.weight.copy_(model.shared.weight)
     write_byte_tokenizer(folder)
     model.save_pretrained(folder)
     return model

@@ -93,6 +93,12 @@ class ModelConfig:
     is_gated: bool = True  # feed-forward networks and experts have three matrices, else two
 
     @property
+    def rotary(self) -> RopeConfig:
+        """The rotary positions of a model that has them."""
+        assert self.rope is not None, "positions are relative"
+        return self.rope
+
+    @property
     def num_encoder_layers(self) -> int:
         """Layers of the encoder, if there is one."""
         return 0 if self.encoder is None else self.encoder.num_layers

@@ -38,7 +38,7 @@ from moeflow.experts.spans import EXPERTS, WAITS, Spanned
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedExperts
 from moeflow.kernels.weight_format import WeightFormat
-from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.language_model import LanguageModel
 from moeflow.models.layers.moe import expert_kind
 from moeflow.models.registry import read_model_config
 from moeflow.parallel.tcp.cluster_token import read_token
@@ -141,7 +141,7 @@ class ExpertStore:
         shape = read_model_config(checkpoint)
         return cls(index, shape, config.experts, memory_bytes=config.memory_bytes, is_wide=config.is_wide, trace=trace)
 
-    def predict_for(self, model: CausalLM) -> None:
+    def predict_for(self, model: LanguageModel) -> None:
         """Read ahead for a model that was built on the pool, if a predictor is set."""
         name, num_layers = self._predictor_name, self._spec.num_layers
         if name not in PREDICTORS:

@@ -15,6 +15,7 @@ from moeflow.engine.offload.offloaded_model import OffloadedModel
 from moeflow.engine.ranks.rank_upkeep import RankUpkeep
 from moeflow.engine.ranks.stage_forward import StageForward
 from moeflow.kv.storage import KVStorage
+from moeflow.models.language_model import LanguageModel
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.expert_shares import ExpertShares
 from moeflow.models.pass_input import PassInput, rows_of
@@ -55,7 +56,7 @@ class Forward(Protocol):
 class WholeForward:
     """That of a process which runs all layers, be it only its part of each."""
 
-    def __init__(self, model: CausalLM | OffloadedModel, kv: KVStorage, device: torch.device) -> None:
+    def __init__(self, model: LanguageModel | OffloadedModel, kv: KVStorage, device: torch.device) -> None:
         self._model, self._kv, self._device = model, kv, device
 
     def num_micro_batches(self, num_tokens: int) -> int:
@@ -74,7 +75,7 @@ class WholeForward:
 
 def make_forward(
     config: EngineConfig,
-    model: CausalLM | OffloadedModel,
+    model: LanguageModel | OffloadedModel,
     kv: KVStorage,
     upkeep: RankUpkeep | None,
     shares: ExpertShares | None = None,

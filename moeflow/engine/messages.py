@@ -32,6 +32,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_capacity_tokens: int
     created: int  # unix seconds at which it was loaded
     speculators: tuple[str, ...] = ()  # that guess tokens
+    decoder_start_token_id: int | None = None  # what follows the input of an encoder-decoder; None: decoder-only
 
 
 class Submission(msgspec.Struct, frozen=True, tag="submit"):

@@ -28,7 +28,7 @@ from moeflow.engine.ranks.ranks import Ranks
 from moeflow.engine.sampler import prompt_logprobs
 from moeflow.engine.verification import Verified, verify
 from moeflow.kv.block_tables import BlockTables
-from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.language_model import LanguageModel
 from moeflow.models.pass_input import PROMPT_CHUNK, PassInput
 from moeflow.pipeline.runtime.dot import write_dot
 from moeflow.pipeline.runtime.perfetto import write_perfetto
@@ -90,7 +90,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: CausalLM | OffloadedModel,
+        model: LanguageModel | OffloadedModel,
         config: EngineConfig,
         info: ModelInfo,
         experts: ExpertStore | None = None,
@@ -126,7 +126,7 @@ class ModelRunner:
             self._ranks.check()
 
     @property
-    def model(self) -> CausalLM | OffloadedModel:
+    def model(self) -> LanguageModel | OffloadedModel:
         """The model that passes are computed with."""
         return self._model
 

@@ -30,6 +30,7 @@ from moeflow.engine.ranks.rank_upkeep import RankUpkeep
 from moeflow.engine.ranks.ranks import Ranks
 from moeflow.kernels.cpu.packed_weights import expert_bytes
 from moeflow.kernels.weight_format import WeightFormat
+from moeflow.models.language_model import LanguageModel
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.loading import load_model
@@ -69,8 +70,9 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
         if replica is not None:
             on_failure.callback(replica.close)
             replica.begin(config.num_threads)
-        served: CausalLM | OffloadedModel = model
+        served: LanguageModel | OffloadedModel = model
         if config.offload is not None:
+            assert isinstance(model, CausalLM), "devices are for decoder-only models"
             served = OffloadedModel(model, config, trace)
             on_failure.callback(served.close)
         info = _describe(model.config, checkpoint, config)
@@ -182,4 +184,5 @@ def _describe(shape: ModelConfig, checkpoint: Checkpoint, config: EngineConfig) 
         kv_capacity_tokens=config.scheduler.num_blocks * config.scheduler.block_size,
         created=int(time.time()),
         speculators=tuple(short_names(config.speculators).values()),
+        decoder_start_token_id=None if shape.encoder is None else shape.encoder.decoder_start_token_id,
     )

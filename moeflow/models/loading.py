@@ -85,18 +85,23 @@ def outline(checkpoint: Checkpoint) -> LanguageModel:
     return model
 
 
-def router_names(checkpoint: Checkpoint) -> frozenset[str]:
-    """Return the names of the tensors by which a model chooses experts, as its family knows them.
+@dataclass(frozen=True, slots=True)
+class NamesApart:
+    """Tensors that are kept in formats of their own, as a model's family names them."""
 
-    Raises: CheckpointError if one of them is missing.
-    """
+    routers: frozenset[str]
+    embeddings: frozenset[str]  # and the output projection; not all have to be there
+
+
+def names_apart(checkpoint: Checkpoint) -> NamesApart:
+    """Return which tensors are routers, and which embeddings. Raises: CheckpointError if a router is missing."""
     allocator = WeightAllocator(checkpoint.dtype, torch.device("meta"))
     model = find_family(checkpoint).build(read_model_config(checkpoint), allocator)
-    names = frozenset(block.router_name(prefix) for prefix, block in model.moe_blocks())
-    missing = sorted(names - checkpoint.tensors.keys())
+    routers = frozenset(block.router_name(prefix) for prefix, block in model.moe_blocks())
+    missing = sorted(routers - checkpoint.tensors.keys())
     if missing:
         raise _blame(checkpoint.path, missing, "missing")
-    return names
+    return NamesApart(routers, frozenset(model.embedding_names))
 
 
 def _check_tensors(checkpoint: Checkpoint, model: LanguageModel) -> None:

@@ -30,6 +30,7 @@ def read_config(reader: ConfigReader) -> ModelConfig:
     num_layers = reader.positive("num_layers", most=MAX_LAYERS)
     num_decoder_layers = reader.positive("num_decoder_layers", num_layers, most=MAX_LAYERS)
     intermediate_size = reader.positive("d_ff")
+    is_tied = reader.get(bool, "tie_word_embeddings", True)
     return read_encoder_decoder(
         reader,
         model_type="switch_transformers",
@@ -40,7 +41,8 @@ def read_config(reader: ConfigReader) -> ModelConfig:
             read_start_token(reader),
             dense_layers=_dense_layers(num_layers, reader.get(int, "num_sparse_encoder_layers", 3)),
         ),
-        scales_outputs=reader.get(bool, "tie_word_embeddings", True),
+        tie_word_embeddings=is_tied,
+        scales_outputs=is_tied,
         num_experts=reader.positive("num_experts"),
         top_k=1,
         norm_topk_prob=False,

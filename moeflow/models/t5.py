@@ -31,14 +31,16 @@ def read_config(reader: ConfigReader) -> ModelConfig:
     named = reader.get(str, "feed_forward_proj", "relu")
     is_gated = named in _GATED
     encoder = EncoderConfig(reader.positive("num_layers", most=MAX_LAYERS), read_start_token(reader))
-    is_tied = reader.get(bool, "tie_word_embeddings", True)
+    # What old configs say by untying embeddings, new ones say by this, and are tied.
+    scales_outputs = reader.get(bool, "scale_decoder_outputs", reader.get(bool, "tie_word_embeddings", True))
     return read_encoder_decoder(
         reader,
         model_type="t5",
         hidden_act=_GATED[named] if is_gated else read_activation(reader, "feed_forward_proj"),
         is_gated=is_gated,
         encoder=encoder,
-        scales_outputs=reader.get(bool, "scale_decoder_outputs", is_tied),
+        tie_word_embeddings=scales_outputs,
+        scales_outputs=scales_outputs,
     )
 
 
@@ -68,7 +70,6 @@ def read_encoder_decoder(
         rope=None,
         relative_positions=_read_positions(reader),
         encoder=encoder,
-        tie_word_embeddings=reader.get(bool, "tie_word_embeddings", True),
         logit_scale=hidden_size**-0.5 if scales_outputs else 1.0,
         **family,
     )

@@ -17,6 +17,7 @@ from moeflow.experts.remote.borrowing import borrowing_of
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices import remote_choice
 from moeflow.planner.choices.batching_choice import Batching, choose_batching
+from moeflow.planner.choices.encoder_choice import check_encoder_decoder
 from moeflow.planner.choices.expert_plan import ExpertPlan
 from moeflow.planner.choices.kv_cache_choice import (
     KVCacheChoice,
@@ -110,6 +111,7 @@ class Decision:
         """Make all choices. Raises: ConfigError, CapacityError, CheckpointError."""
         settings, reasons = self.settings, self.reasons
         device = choose_device(settings.device, self.resources, reasons)
+        check_encoder_decoder(settings, self.shape, is_offloaded=self.offloads_to_torch or device != "cpu")
         check_replicas(settings, device, offloads_to_torch=self.offloads_to_torch)
         budget = self.budget = MemoryBudget(settings, self.resources, self.shape, device, self._costs)
         budget.take_share()
@@ -192,7 +194,8 @@ class Decision:
             max_model_len=cache.max_model_len,
             max_num_seqs=batching.max_num_seqs,
             max_num_batched_tokens=batching.max_num_batched_tokens,
-            prefix_caching=self.settings.prefix_caching,
+            prefix_caching=self.settings.prefix_caching
+            and self.shape.encoder is None,  # else blocks depend on all of it
             num_kept_blocks=num_kept,
         )
 

@@ -230,16 +230,19 @@ class Scheduler:
             if request in chosen:
                 shares.append((request, 1))
             elif not request.is_decoding and budget > 0 and num_places > 0:
-                num_tokens = min(request.num_uncomputed_tokens, budget)
-                budget -= num_tokens
-                num_places -= 1
-                shares.append((request, num_tokens))
+                num_tokens = _chunk(request, budget)
+                if num_tokens:
+                    budget -= num_tokens
+                    num_places -= 1
+                    shares.append((request, num_tokens))
         return shares
 
     def _admit_interactive(self, plan: _Plan) -> None:
         """Admit interactive requests, oldest first, while places and tokens last and batch blocks can be had."""
         num_running = len(self._running(is_batch=False))
-        while self.interactive and plan.budget > 0 and num_running < self.config.max_num_seqs:
+        while self.interactive and num_running < self.config.max_num_seqs:
+            if not _chunk(self.interactive[0], plan.budget):
+                return
             while not self._open(self.interactive[0]):
                 if not any(request.is_batch for request in self.running):
                     return
@@ -304,8 +307,12 @@ class Scheduler:
     def _admit_batch_requests(self, plan: _Plan) -> None:
         """Admit batch requests as long as there is room."""
         num_running = len(self._running(is_batch=True))
-        while self.batch_queue and plan.budget > 0 and len(plan.entries) < self.config.max_num_seqs:
-            if num_running >= self._max_batch or not self._fits_to_the_end():
+        while self.batch_queue and len(plan.entries) < self.config.max_num_seqs:
+            if (
+                not _chunk(self.batch_queue.head(), plan.budget)
+                or num_running >= self._max_batch
+                or not self._fits_to_the_end()
+            ):
                 return
             if not self._open(self.batch_queue.head()):
                 return
@@ -342,7 +349,7 @@ class Scheduler:
     def _begin(self, plan: _Plan, request: Request) -> None:
         self.running.append(request)
         request.status = RequestStatus.RUNNING
-        plan.add(self._entry(request, min(request.num_uncomputed_tokens, plan.budget)))
+        plan.add(self._entry(request, _chunk(request, plan.budget)))
 
     def _entry(self, request: Request, num_tokens: int) -> BatchEntry:
         start = request.num_computed_tokens
@@ -377,6 +384,12 @@ class Scheduler:
             self.batch_queue.remove(request)
         else:
             self.interactive.remove(request)
+
+
+def _chunk(request: Request, budget: int) -> int:
+    """Return how many of a request's tokens a pass computes that has room for so many; 0: it has to wait for more."""
+    num_tokens = min(request.num_uncomputed_tokens, budget)
+    return num_tokens if request.num_computed_tokens + num_tokens >= request.num_together else 0
 
 
 def check_limits(config: SchedulerConfig) -> None:

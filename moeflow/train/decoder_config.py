@@ -14,9 +14,9 @@ def decoder_config(source: Checkpoint, shape: ModelConfig) -> dict[str, Any]:
     """Return sizes, all of them written out, and what is as in `source`: special tokens and how positions turn."""
     config = source.config
     if config.get("rope_parameters"):
-        rope: dict[str, Any] = {"rope_parameters": {**config["rope_parameters"], "rope_theta": shape.rope.theta}}
+        rope: dict[str, Any] = {"rope_parameters": {**config["rope_parameters"], "rope_theta": shape.rotary.theta}}
     else:
-        rope = {"rope_theta": shape.rope.theta, "rope_scaling": config.get("rope_scaling")}
+        rope = {"rope_theta": shape.rotary.theta, "rope_scaling": config.get("rope_scaling")}
     return {
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,

@@ -196,8 +196,7 @@ def make_device(config: OffloadConfig) -> EmulatedDevice | CudaDevice:
 def _sides(model: CausalLM, device: torch.device) -> tuple[Side, Side]:
     """Return the host, which computes in float32, and the device; one and the same where nothing differs."""
     here = torch.device("cpu")
-    assert model.config.rope is not None
-    host = Side(here, RotaryEmbedding(model.config.rope, model.config.head_dim, here), torch.float32)
+    host = Side(here, RotaryEmbedding(model.config.rotary, model.config.head_dim, here), torch.float32)
     if device == here and model.dtype == torch.float32:
         return host, host
     return host, Side(device, model.rotary, model.dtype)
@@ -219,6 +218,6 @@ def _expert_addresses(layer: DecoderLayer) -> Iterator[int]:
     experts = layer.movable_experts
     if experts is None:
         return
-    parts: Sequence[tuple[Destination, Destination, Destination]] = experts.parts()
+    parts: Sequence[tuple[Destination, ...]] = experts.parts()
     for part in chain.from_iterable(parts):
         yield (part if isinstance(part, Tensor) else part.weight.storage).data_ptr()

@@ -82,7 +82,9 @@ def _attend_by_sequence(
         block_ids = torch.tensor(span.block_ids, dtype=torch.int64, device=q.device)
         num_seen = span.stop if length is None else length
         keys, values = (half[None, :, :num_seen] for half in blocks.read(block_ids, q.dtype))
-        distances = torch.arange(num_seen, device=q.device) - torch.arange(span.start, span.stop, device=q.device)[:, None]
+        distances = (
+            torch.arange(num_seen, device=q.device) - torch.arange(span.start, span.stop, device=q.device)[:, None]
+        )
         mask = torch.zeros(distances.shape, dtype=q.dtype, device=q.device)
         if bias is not None:
             reach = bias.shape[1] // 2

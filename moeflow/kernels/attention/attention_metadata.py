@@ -86,7 +86,9 @@ class AttentionMetadata:
     spans: tuple[Span, ...]
     block_size: int
     tree_masks: Tensor | None = None  # [T] int64; None: plainly causal
-    lengths: array[int] | None = None  # of each sequence, int32: what all its tokens see, from the first on; None: causal
+    lengths: array[int] | None = (
+        None  # of each sequence, int32: what all its tokens see, from the first on; None: causal
+    )
     _plans: dict[tuple[int | None, torch.dtype], AttentionPlan] = field(default_factory=dict)
     _table: array[int] | None = None
 
@@ -137,7 +139,9 @@ class AttentionMetadata:
         spans = [
             Span(end - count, 0, count, blocks) for end, count, blocks in zip(ends, num_tokens, block_ids, strict=True)
         ]
-        return cls(torch.empty(0, dtype=torch.int64, device=device), tuple(spans), block_size, lengths=array("i", lengths))
+        return cls(
+            torch.empty(0, dtype=torch.int64, device=device), tuple(spans), block_size, lengths=array("i", lengths)
+        )
 
     @property
     def table(self) -> array[int]:

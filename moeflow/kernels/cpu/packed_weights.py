@@ -156,6 +156,9 @@ class ExpertKind:
         return 3 if self.is_gated else 2
 
 
+SWIGLU: Final = ExpertKind()  # of nearly all models
+
+
 class PackedExperts:
     """The experts of a layer, each one's gate, up and down matrices side by side in memory.
 
@@ -185,7 +188,7 @@ class PackedExperts:
         width: int,
         weight_format: WeightFormat,
         *,
-        kind: ExpertKind = ExpertKind(),
+        kind: ExpertKind = SWIGLU,
         is_wide: bool = False,
         storage: Tensor | Sequence[Tensor] | None = None,
     ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -31,6 +32,8 @@ class CausalLM:
     Of a model that is cut into stages it is one stage: some of the layers, and in the first all that is no layer.
     """
 
+    embedding_names: Final = ("model.embed_tokens.weight", "lm_head.weight")  # of tensors, as far as there are such
+
     def __init__(self, config: ModelConfig, allocator: WeightAllocator, make_layer: MakeLayer) -> None:
         self.config = config
         self.dtype = allocator.dtype  # of hidden states
@@ -49,8 +52,7 @@ class CausalLM:
         self._vocab = ends.columns("logits", config.vocab_size)
         self.lm_head = self._make_head(ends)
         self._packed = PackedLayers.of(self.layers, allocator)
-        assert config.rope is not None
-        self.rotary = RotaryEmbedding(config.rope, config.head_dim, allocator.device)
+        self.rotary = RotaryEmbedding(config.rotary, config.head_dim, allocator.device)
 
     @torch.inference_mode()
     def __call__(self, token_ids: Tensor, context: ForwardContext) -> Tensor:

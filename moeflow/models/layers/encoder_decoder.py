@@ -33,6 +33,7 @@ from moeflow.models.layers.relative_bias import RelativeBias
 from moeflow.models.layers.weight_allocator import WeightAllocator, whole
 
 _SCALE = 1.0  # of scores
+_COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")  # of the embeddings, in old files
 _BLOCK_SIZE = 16  # of what the encoder attends to
 
 
@@ -52,6 +53,7 @@ class EncoderDecoderLM:
 
     tells_inputs = False  # see `CausalLM`
     shares_head = False
+    embedding_names = ("shared.weight", "lm_head.weight", *_COPIES)
 
     def __init__(self, config: ModelConfig, allocator: WeightAllocator, make_network: MakeNetwork) -> None:
         assert config.encoder is not None
@@ -107,9 +109,8 @@ class EncoderDecoderLM:
 
     def repeated_names(self) -> set[str]:
         """Return names under which files may repeat what this model has once, or carry what nobody computes with."""
-        copies = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
         unused = {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"}
-        return copies | unused | (set() if self._has_own_head else {"lm_head.weight"})
+        return {*_COPIES, *unused} | (set() if self._has_own_head else {"lm_head.weight"})
 
     def _stacks(self) -> list[tuple[str, _Stack]]:
         return [("encoder", self._encoder), ("decoder", self._decoder)]
@@ -157,7 +158,9 @@ class _Parts:
             block_size=metadata.block_size,
             device=device,
         )
-        input_index, output_index = (torch.tensor(it, dtype=torch.int64, device=device) for it in (input_rows, output_rows))
+        input_index, output_index = (
+            torch.tensor(it, dtype=torch.int64, device=device) for it in (input_rows, output_rows)
+        )
         return cls(input_index, input_lengths, output_index, own, over_input)
 
 
@@ -196,7 +199,7 @@ class _SelfAttention:
 
     def __call__(self, hidden: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, bias: Tensor) -> Tensor:
         """Store keys and values, and attend. Shapes: hidden [T, H] -> [T, heads * D], for `o_proj`."""
-        q, k, v = (part.unflatten(1, self._heads) for part in self.qkv_proj.after_norm(hidden, self.norm).chunk(3, dim=1))
+        q, k, v = (part.view(-1, *self._heads) for part in self.qkv_proj.after_norm(hidden, self.norm).chunk(3, dim=1))
         write_kv(k, v, blocks, metadata.slots)
         return attend(q, blocks, metadata, scale=_SCALE, bias=bias)
 
@@ -220,12 +223,12 @@ class _CrossAttention:
 
     def store(self, encoded: Tensor, blocks: KVBlocks, slots: Tensor) -> None:
         """Store keys and values of encoded tokens. Shapes: encoded [I, H], slots [I]."""
-        k, v = (part.unflatten(1, self._heads) for part in self.kv_proj(encoded).chunk(2, dim=1))
+        k, v = (part.view(-1, *self._heads) for part in self.kv_proj(encoded).chunk(2, dim=1))
         write_kv(k, v, blocks, slots)
 
     def __call__(self, hidden: Tensor, blocks: KVBlocks, metadata: AttentionMetadata) -> Tensor:
         """Shapes: hidden [T, H] -> [T, heads * D], for `o_proj`."""
-        q = self.q_proj.after_norm(hidden, self.norm).unflatten(1, self._heads)
+        q = self.q_proj.after_norm(hidden, self.norm).view(-1, *self._heads)
         return attend(q, blocks, metadata, scale=_SCALE)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:

@@ -95,7 +95,7 @@ class PeerExperts(ExpertWeights):
             self._fill(part)
         return add_pairs(pairs, topk_ids, residual)
 
-    def parts(self) -> Sequence[tuple[Destination, Destination, Destination] | None]:
+    def parts(self) -> Sequence[tuple[Destination, ...] | None]:
         """Return the parts of all experts: their memory is a file's."""
         return self.all.parts()
 

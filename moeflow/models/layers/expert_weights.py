@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from moeflow.kernels.cpu.packed_weights import ExpertKind, PackedExperts, PackedRows
+from moeflow.kernels.cpu.packed_weights import SWIGLU, ExpertKind, PackedExperts, PackedRows
 from moeflow.kernels.experts import fused_experts
 
 Destination = Tensor | PackedRows  # a part of the weights that a checkpoint knows by name
@@ -29,7 +29,7 @@ class ExpertWeights(Protocol):
         ...
 
     def parts(self) -> Sequence[tuple[Destination, ...] | None]:
-        """Return each expert's gate [I, H] if it has one, up [I, H] and down [H, I], to be filled; none if others fill them.
+        """Return each expert's gate [I, H] if any, up [I, H] and down [H, I], to be filled; none if others fill them.
 
         None for an expert that another process has.
         """
@@ -50,7 +50,7 @@ class ExpertWeights(Protocol):
 class ExpertTensors(ExpertWeights):
     """All experts in two tensors."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor, kind: ExpertKind = ExpertKind()) -> None:
+    def __init__(self, gate_up: Tensor, down: Tensor, kind: ExpertKind = SWIGLU) -> None:
         """Take gate_up [E, 2I, H] (gate rows first), or without a gate [E, I, H], and down [E, H, I]."""
         self.gate_up = gate_up
         self.down = down
@@ -77,7 +77,7 @@ class ExpertSlabs(ExpertWeights):
         intermediate_size: int,
         dtype: torch.dtype,
         storage: Tensor | Sequence[Tensor],
-        kind: ExpertKind = ExpertKind(),
+        kind: ExpertKind = SWIGLU,
     ) -> None:
         """Take `storage` [E, `slab_bytes`] uint8, whose rows hold an expert each and may be on any device."""
         self.storage = storage
@@ -123,9 +123,7 @@ class OffloadedExperts(ExpertWeights):
 MovableExperts = PackedExperts | ExpertSlabs
 
 
-def slab_bytes(
-    hidden_size: int, intermediate_size: int, dtype: torch.dtype, kind: ExpertKind = ExpertKind()
-) -> int:
+def slab_bytes(hidden_size: int, intermediate_size: int, dtype: torch.dtype, kind: ExpertKind = SWIGLU) -> int:
     """Bytes of an expert of `ExpertSlabs`."""
     return kind.num_matrices * hidden_size * intermediate_size * dtype.itemsize
 
@@ -137,7 +135,5 @@ def _compute(
     topk_weights: Tensor,
     residual: Tensor | None,
 ) -> Tensor:
-    out = fused_experts(
-        hidden, experts.gate_up, experts.down, topk_ids, topk_weights, function=experts.kind.function
-    )
+    out = fused_experts(hidden, experts.gate_up, experts.down, topk_ids, topk_weights, function=experts.kind.function)
     return out if residual is None else out.add_(residual)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from moeflow.kernels.activation import apply, apply_and_mul
-from moeflow.kernels.cpu.packed_weights import ExpertKind
+from moeflow.kernels.cpu.packed_weights import SWIGLU, ExpertKind
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.routing import SoftmaxTopK
 from moeflow.models.layers.expert_stage import expert_stage
@@ -30,7 +30,6 @@ class NetworkNames:
 
 
 NAMES: Final = NetworkNames()
-KIND: Final = ExpertKind()
 
 
 class MLP:
@@ -119,7 +118,7 @@ def dense_mlp(
     allocator: WeightAllocator,
     hidden_size: int,
     intermediate_size: int,
-    kind: ExpertKind = KIND,
+    kind: ExpertKind = SWIGLU,
     names: NetworkNames = NAMES,
     *,
     bias: bool = False,

@@ -18,7 +18,14 @@ from moeflow.checkpoint.packed.weight_memory import FreshMemory, WeightMemory
 from moeflow.core.parallel_config import AttentionLayout, ExpertLayout
 from moeflow.experts.cached_experts import ExpertPool
 from moeflow.kernels.cpu.expert_slices import PackedExpertSlices, SliceShape
-from moeflow.kernels.cpu.packed_weights import ExpertKind, PackedExperts, PackedWeight, expert_bytes, matrix_bytes
+from moeflow.kernels.cpu.packed_weights import (
+    SWIGLU,
+    ExpertKind,
+    PackedExperts,
+    PackedWeight,
+    expert_bytes,
+    matrix_bytes,
+)
 from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.kernels.weight_format import BITS_PER_VALUE, WeightFormat
 from moeflow.models.layers.expert_shares import ExpertShares
@@ -116,7 +123,7 @@ class WeightAllocator:
         return self._matrix(num_experts, hidden_size, self.packed.routers)
 
     def experts(
-        self, num_experts: int, hidden_size: int, intermediate_size: int, kind: ExpertKind = ExpertKind()
+        self, num_experts: int, hidden_size: int, intermediate_size: int, kind: ExpertKind = SWIGLU
     ) -> ExpertWeights:
         """Return a layer's experts, to be filled through their `parts` if they have some. Raises: as `matrix` does."""
         if self.pool is not None:
@@ -175,9 +182,7 @@ class WeightAllocator:
         own = PackedExpertSlices(shape, formats.matrices, storage, is_wide=formats.is_wide, is_whole=is_whole)
         return SlicedExperts(own, Columns(group, "units", units), Columns(group, "outputs", outputs))
 
-    def network(
-        self, hidden_size: int, intermediate_size: int, kind: ExpertKind = ExpertKind()
-    ) -> ExpertWeights | None:
+    def network(self, hidden_size: int, intermediate_size: int, kind: ExpertKind = SWIGLU) -> ExpertWeights | None:
         """Return a dense network as the one expert of a layer, to be filled likewise; None: it is one of tensors."""
         if self.packed is None:
             return self._slabs(1, hidden_size, intermediate_size, kind) if self.has_slabs else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,9 +19,7 @@ from moeflow.kernels.weight_format import (
     WeightFormat,
 )
 from moeflow.models.layers.weight_allocator import WeightFormats
-from moeflow.models.loading import router_names
-
-_EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
+from moeflow.models.loading import NamesApart, names_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ class WeightChoice:
 
     def with_routers(self, checkpoint: Checkpoint) -> WeightChoice:
         """Return the same with routers as a checkpoint has them: bfloat16 if they and all else are, else float32."""
-        names = router_names(checkpoint)
+        names = names_apart(checkpoint).routers
         has_narrow = all(checkpoint.tensors[name].stored_as == "bfloat16" for name in names)
         routers: WeightFormat = "bfloat16" if has_narrow and self.matrices == "bfloat16" else "float32"
         return replace(self, routers=routers)
@@ -77,8 +75,9 @@ def instead_of(weight_format: str) -> str:
 
 def own_precision(checkpoint: Checkpoint, fits: Callable[[WeightChoice], bool]) -> WeightChoice:
     """Return the smallest formats that keep every weight as it is, or bfloat16 if that is needed and does not fit."""
-    embeddings = {info.stored_as for name, info in checkpoint.tensors.items() if name in _EMBEDDINGS}
-    matrices = {info.stored_as for info in _matrices(checkpoint, router_names(checkpoint))}
+    apart = names_apart(checkpoint)
+    embeddings = {info.stored_as for name, info in checkpoint.tensors.items() if name in apart.embeddings}
+    matrices = {info.stored_as for info in _matrices(checkpoint, apart)}
     choice = WeightChoice(_keeper(matrices), _keeper(embeddings), "the checkpoint's own precision", is_exact=True)
     if choice.matrices == "float32" and not fits(choice):
         return WeightChoice("bfloat16", "bfloat16", "the checkpoint's float32 would not fit into the free memory")
@@ -96,10 +95,10 @@ def for_torch(checkpoint: Checkpoint, fits_well: Callable[[WeightChoice], bool],
     return WeightChoice("bfloat16", "bfloat16", "float32 would take more than half of the free memory")
 
 
-def _matrices(checkpoint: Checkpoint, routers: Collection[str]) -> Iterator[TensorInfo]:
+def _matrices(checkpoint: Checkpoint, apart: NamesApart) -> Iterator[TensorInfo]:
     """Yield what is packed in the format of matrices: neither embeddings nor routers, which are kept apart."""
     for name, info in checkpoint.tensors.items():
-        if len(info.shape) == 2 and name not in _EMBEDDINGS and name not in routers:
+        if len(info.shape) == 2 and name not in apart.embeddings | apart.routers:
             yield info
 
 

@@ -51,7 +51,7 @@ class Student:
         Shapes: token_ids [N] int64, one sequence after another -> [N, H].
         """
         positions = torch.cat([torch.arange(length) for length in lengths])
-        table = RotaryEmbedding(self.shape.rope, self.shape.head_dim, token_ids.device)(positions, torch.float32)
+        table = RotaryEmbedding(self.shape.rotary, self.shape.head_dim, token_ids.device)(positions, torch.float32)
         hidden = F.embedding(token_ids, self.weights[EMBEDDINGS])
         for layer in range(self.shape.num_layers):
             prefix = f"model.layers.{layer}"
@@ -134,7 +134,7 @@ def _source_layers(target: ModelConfig, num_layers: int) -> list[int]:
 
 
 def _layer(
-    checkpoint: Checkpoint, prefix: str, source: str, experts: Sequence[tuple[str, str, str]]
+    checkpoint: Checkpoint, prefix: str, source: str, experts: Sequence[Sequence[str]]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield a layer's weights under their new names."""
     for norm in ("input_layernorm", "post_attention_layernorm"):

@@ -51,7 +51,7 @@ class RankExperts(ExpertWeights):
         """Return an expert's memory, [bytes] uint8, whether or not it is this rank's."""
         return self._all.storage[expert][: self.expert_bytes]
 
-    def parts(self) -> Sequence[tuple[Destination, Destination, Destination] | None]:
+    def parts(self) -> Sequence[tuple[Destination, ...] | None]:
         """Return the parts of this rank's experts; None for those of others."""
         return [parts if expert in self._own else None for expert, parts in enumerate(self._all.parts())]
 
