@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from moeflow.core.errors import RequestError
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.encoder_prompt import check_input, prompt_of
 from moeflow.engine.messages import ModelInfo, Submission
 from moeflow.engine.random_numbers import child_seed
 from moeflow.engine.text.tokenizer import Tokenizer
@@ -63,9 +64,10 @@ def check_request(model: ModelInfo, prompt_token_ids: Sequence[int], params: Sam
             "stop_token_ids names every token, and min_tokens bars them all: no token could be generated",
             param="stop_token_ids",
         )
-    num_prompt = len(prompt_token_ids)
-    if not num_prompt:
+    if not prompt_token_ids:
         raise RequestError("the prompt is empty", param="prompt")
+    check_input(model, prompt_token_ids, params)
+    num_prompt = len(prompt_of(model, prompt_token_ids).token_ids)
     if num_prompt + 1 > model.max_model_len:
         raise RequestError(
             f"the prompt has {num_prompt} tokens; the context of {model.max_model_len} tokens must hold the prompt "

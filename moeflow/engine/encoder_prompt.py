@@ -1,24 +1,47 @@
-"""What a request of an encoder-decoder begins with, as one sequence: its input, and what the decoder begins with.
+"""What a request begins with, as one sequence. In an encoder-decoder: its input, and what the decoder begins with.
 
 The input is filled up to whole KV blocks, in which the decoder's layers keep what they make of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from moeflow.core.errors import RequestError
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.messages import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """The tokens before a request's output."""
 
-    token_ids: list[int]
+    token_ids: Sequence[int]
     num_encoder_tokens: int = 0  # the first ones, which are an encoder's input
     num_together: int = 0  # the first ones, which one pass has to compute
 
 
-def encoder_prompt(input_token_ids: list[int], decoder_start_token_id: int, block_size: int) -> Prompt:
-    """Return the input, what fills it up, and the decoder's first token."""
-    num_filling = -len(input_token_ids) % block_size
-    token_ids = [*input_token_ids, *[decoder_start_token_id] * num_filling, decoder_start_token_id]
-    return Prompt(token_ids, len(input_token_ids), len(token_ids))
+def prompt_of(model: ModelInfo, token_ids: Sequence[int]) -> Prompt:
+    """Return what a request with these tokens begins with."""
+    encoder = model.encoder
+    if encoder is None:
+        return Prompt(token_ids)
+    num_filling = -len(token_ids) % encoder.block_size
+    whole = [*token_ids, *[encoder.decoder_start_token_id] * (num_filling + 1)]
+    return Prompt(whole, len(token_ids), len(whole))
+
+
+def check_input(model: ModelInfo, token_ids: Sequence[int], params: SamplingParams) -> None:
+    """Raise RequestError for what an encoder cannot take."""
+    if model.encoder is None:
+        return
+    most = model.encoder.max_input_tokens
+    if len(token_ids) > most:
+        raise RequestError(
+            f"the input has {len(token_ids)} tokens, and the encoder takes {most} at once: shorten it, or have the "
+            "server take more in one pass (--max-num-batched-tokens)",
+            param="prompt",
+        )
+    if params.prompt_logprobs is not None:
+        raise RequestError("an encoder's input has no log-probabilities", param="prompt_logprobs")

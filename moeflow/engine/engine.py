@@ -17,7 +17,7 @@ from moeflow.core.errors import ConfigError, GroupError, MoeflowError, RequestEr
 from moeflow.core.request import FinishReason, Request, RequestStatus
 from moeflow.core.token_tree import TokenTree
 from moeflow.engine.counters import Counters
-from moeflow.engine.encoder_prompt import Prompt, encoder_prompt
+from moeflow.engine.encoder_prompt import check_input, prompt_of
 from moeflow.engine.messages import DraftedTree, EngineStats, ModelInfo, Submission, TokenLogprobs, TokenOutput
 from moeflow.engine.model_runner import PassResult, Runner
 from moeflow.engine.runner_loading import load_runner
@@ -43,7 +43,7 @@ class Engine:
     ) -> None:
         self.config = config
         self.model: ModelInfo = runner.info
-        if self.model.decoder_start_token_id is not None and config.scheduler.policy != "continuous":
+        if self.model.encoder is not None and config.scheduler.policy != "continuous":
             raise ConfigError(f"encoder-decoders are not run with the scheduling policy {config.scheduler.policy!r}")
         self._runner = runner
         self._scheduler: SchedulingPolicy = make_scheduler(config.scheduler)
@@ -99,12 +99,12 @@ class Engine:
         """Queue one sequence. Raises: RequestError if it could never run, or if its id is in use."""
         self._check(submission)
         sampling = submission.sampling
-        prompt = self._prompt(submission)
+        prompt = prompt_of(self.model, submission.prompt_token_ids)
         room = self.config.scheduler.max_model_len - len(prompt.token_ids)
         eos = () if sampling.ignore_eos else self.model.eos_token_ids
         request = Request(
             submission.request_id,
-            prompt.token_ids,
+            list(prompt.token_ids),
             sampling,
             max_tokens=room if sampling.max_tokens is None else sampling.max_tokens,
             stop_token_ids=frozenset(eos).union(sampling.stop_token_ids),
@@ -183,14 +183,13 @@ class Engine:
     def _check(self, submission: Submission) -> None:
         """Refuse what could never run, or would fail the pass of others."""
         sampling = submission.sampling
-        num_prompt = len(submission.prompt_token_ids)
+        check_input(self.model, submission.prompt_token_ids, sampling)
+        num_prompt = len(prompt_of(self.model, submission.prompt_token_ids).token_ids)
         limit = self.config.scheduler.max_model_len
         if submission.request_id in self._requests:
             raise RequestError(f"request id {submission.request_id!r} is in use")
-        if not num_prompt:
+        if not submission.prompt_token_ids:
             raise RequestError("the prompt is empty", param="prompt")
-        if self.model.decoder_start_token_id is not None:
-            num_prompt = self._check_input(submission)
         if num_prompt + (sampling.max_tokens or 0) > limit:
             raise RequestError(
                 f"{num_prompt} prompt tokens and max_tokens {sampling.max_tokens or 0} exceed "
@@ -204,27 +203,6 @@ class Engine:
         ):
             if not all(0 <= token_id < self.model.vocab_size for token_id in token_ids):
                 raise RequestError(f"{param} names a token id outside 0..{self.model.vocab_size - 1}", param=param)
-
-    def _prompt(self, submission: Submission) -> Prompt:
-        """Return what a request begins with."""
-        start = self.model.decoder_start_token_id
-        if start is None:
-            return Prompt(submission.prompt_token_ids)
-        return encoder_prompt(submission.prompt_token_ids, start, self.config.scheduler.block_size)
-
-    def _check_input(self, submission: Submission) -> int:
-        """Return how many tokens the prompt of an encoder-decoder is. Raises: RequestError if it cannot be computed."""
-        scheduler, num_tokens = self.config.scheduler, len(self._prompt(submission).token_ids)
-        most = scheduler.max_num_batched_tokens - scheduler.max_num_seqs  # the others that run need one each
-        if num_tokens > most:
-            raise RequestError(
-                f"the input has {len(submission.prompt_token_ids)} tokens, and an encoder takes about {most} at once: "
-                "shorten it, or have the server take more in one pass (--max-num-batched-tokens)",
-                param="prompt",
-            )
-        if submission.sampling.prompt_logprobs is not None:
-            raise RequestError("an encoder's input has no log-probabilities", param="prompt_logprobs")
-        return num_tokens
 
     def _trees(self) -> Mapping[Request, TokenTree]:
         """Return guesses of what follows running requests, if there is room for them and none waits for its prompt."""

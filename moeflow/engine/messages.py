@@ -12,6 +12,14 @@ from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
 
 
+class EncoderInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be known of a model whose prompts are an encoder's input."""
+
+    decoder_start_token_id: int  # what the decoder begins with
+    block_size: int  # inputs are filled up to a multiple of that
+    max_input_tokens: int  # that one pass takes
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a client must know of the model behind an engine."""
 
@@ -32,7 +40,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_capacity_tokens: int
     created: int  # unix seconds at which it was loaded
     speculators: tuple[str, ...] = ()  # that guess tokens
-    decoder_start_token_id: int | None = None  # what follows the input of an encoder-decoder; None: decoder-only
+    encoder: EncoderInfo | None = None  # None: decoder-only
 
 
 class Submission(msgspec.Struct, frozen=True, tag="submit"):

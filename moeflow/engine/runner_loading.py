@@ -15,13 +15,13 @@ from moeflow.checkpoint.identity import checkpoint_identity
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.resident_reader import read_resident
 from moeflow.checkpoint.packed.weight_memory import FreshMemory, WeightMemory
-from moeflow.core.engine_config import EngineConfig
-from moeflow.core.model_config import ModelConfig
+from moeflow.core.engine_config import EngineConfig, SchedulerConfig
+from moeflow.core.model_config import EncoderConfig, ModelConfig
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.engine.compute_setup import device_of_layers, set_up
 from moeflow.engine.expert_replica import ExpertReplica
 from moeflow.engine.expert_store import ExpertStore
-from moeflow.engine.messages import ModelInfo
+from moeflow.engine.messages import EncoderInfo, ModelInfo
 from moeflow.engine.model_runner import ModelRunner, OtherProcesses
 from moeflow.engine.offload.offloaded_model import OffloadedModel
 from moeflow.engine.ranks.joined_ranks import JoinedRanks
@@ -157,6 +157,15 @@ def _trace_header(checkpoint: Checkpoint, config: EngineConfig) -> TraceHeader:
     )
 
 
+def _describe_encoder(encoder: EncoderConfig, scheduler: SchedulerConfig) -> EncoderInfo:
+    room = scheduler.max_num_batched_tokens - scheduler.max_num_seqs  # beside others, which need a token each
+    return EncoderInfo(
+        decoder_start_token_id=encoder.decoder_start_token_id,
+        block_size=scheduler.block_size,
+        max_input_tokens=max(room - 1, 0) // scheduler.block_size * scheduler.block_size,
+    )
+
+
 def _expert_bytes(shape: ModelConfig, config: EngineConfig) -> int:
     """Return what an expert takes packed; 0 where it is not."""
     if not config.cpu_isa:
@@ -184,5 +193,5 @@ def _describe(shape: ModelConfig, checkpoint: Checkpoint, config: EngineConfig) 
         kv_capacity_tokens=config.scheduler.num_blocks * config.scheduler.block_size,
         created=int(time.time()),
         speculators=tuple(short_names(config.speculators).values()),
-        decoder_start_token_id=None if shape.encoder is None else shape.encoder.decoder_start_token_id,
+        encoder=None if shape.encoder is None else _describe_encoder(shape.encoder, config.scheduler),
     )

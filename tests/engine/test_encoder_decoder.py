@@ -124,7 +124,7 @@ def test_what_is_for_decoder_only_models_is_refused(made, settings, message):
 
 def test_inputs_that_no_pass_takes_are_refused(made):
     with closing(Engine.load(config_of(made[1], max_num_batched_tokens=64, max_num_seqs=8))) as engine:
-        with pytest.raises(RequestError, match="--max-num-batched-tokens"):
+        with pytest.raises(RequestError, match=r"takes 48 at once.*--max-num-batched-tokens"):
             engine.submit(Submission("long", list(range(2, 60)), GREEDY, seed=1))
         scored = SamplingParams(max_tokens=1, prompt_logprobs=0)
         with pytest.raises(RequestError, match="log-probabilities"):

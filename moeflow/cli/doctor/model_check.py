@@ -81,7 +81,10 @@ def describe(shape: ModelConfig) -> str:
     """Write a model's shape in a line."""
     experts = f"{shape.num_experts} experts, {shape.top_k} a token" if shape.num_experts else "dense"
     total, active = shape.num_parameters / 1e6, shape.num_active_parameters / 1e6
-    return f"{shape.model_type}, {shape.num_layers} layers, {experts}, {total:.0f} M parameters, {active:.0f} M active"
+    layers = f"{shape.num_layers} layers"
+    if shape.encoder is not None:
+        layers = f"{shape.encoder.num_layers} layers of an encoder and {shape.num_layers} of a decoder"
+    return f"{shape.model_type}, {layers}, {experts}, {total:.0f} M parameters, {active:.0f} M active"
 
 
 def limits(config: EngineConfig, shape: ModelConfig) -> list[Finding]:
