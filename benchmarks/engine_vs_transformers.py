@@ -3,7 +3,8 @@
 Both run the same checkpoint in the same process, in the same type, with the same number of threads, greedily
 and without stopping at end-of-sequence, in turns (ours, theirs, ours, theirs, ...), so that a drift of the
 machine hits both alike. A row is the whole call: prefill and decode. Prompts are random tokens, new ones for
-every repetition, so that no prefix is ever reused.
+every repetition, so that no prefix is ever reused. Of an encoder-decoder they are what is encoded
+(`random_switch.py` writes one).
 
     python benchmarks/engine_vs_transformers.py MODEL_FOLDER --dtype float32 --out results.jsonl
 """
@@ -55,6 +56,13 @@ CASES = (
     Case("prefill 512", 1, 512, 1),
 )
 
+ENCODER_CASES = (
+    Case("input 128, batch 1", 1, 128, 32),
+    Case("input 128, batch 8", 8, 128, 32),
+    Case("input 128, batch 64", 64, 128, 32),
+    Case("input 512, one token, batch 8", 8, 512, 1),
+)
+
 Generate = Callable[[list[list[int]], int], list[list[int]]]
 
 
@@ -88,7 +96,7 @@ def transformers_generate(model: transformers.PreTrainedModel, num_threads: int)
                 max_new_tokens=new_tokens,
                 do_sample=False,
             )
-        return out[:, ids.shape[1] :].tolist()
+        return out[:, 1 if model.config.is_encoder_decoder else ids.shape[1] :].tolist()
 
     return generate
 
@@ -121,11 +129,17 @@ def measure(case: Case, ours: Generate, theirs: Generate, vocab_size: int, repea
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Append the record to this file.")
 def main(model: str, dtype: str, repeats: int, out: Path | None) -> None:
     """Compare the engine with transformers' generate on MODEL, a Hugging Face folder."""
-    engine = Engine.load(resolve(Settings(model=model, dtype=dtype, max_num_seqs=32, max_model_len=1024)).config)
-    hf_model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
+    config = resolve(Settings(model=model, dtype=dtype, max_num_seqs=64, max_model_len=1024)).config
+    engine = Engine.load(config)
+    is_encoder = engine.model.encoder is not None
+    kind = transformers.AutoModelForSeq2SeqLM if is_encoder else transformers.AutoModelForCausalLM
+    hf_model = kind.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
     transformers.logging.set_verbosity_error()
     ours, theirs = moeflow_generate(engine), transformers_generate(hf_model, engine.config.num_threads)
-    cases = [measure(case, ours, theirs, engine.model.vocab_size, repeats) for case in CASES]
+    cases = [
+        measure(case, ours, theirs, engine.model.vocab_size, repeats)
+        for case in (ENCODER_CASES if is_encoder else CASES)
+    ]
     record = make_record(
         "engine_vs_transformers",
         ["python", *sys.argv],

@@ -17,7 +17,7 @@ from moeflow.experts.remote.borrowing import borrowing_of
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices import remote_choice
 from moeflow.planner.choices.batching_choice import Batching, choose_batching
-from moeflow.planner.choices.encoder_choice import check_encoder_decoder
+from moeflow.planner.choices.encoder_choice import check_encoder_decoder, with_whole_inputs
 from moeflow.planner.choices.expert_plan import ExpertPlan
 from moeflow.planner.choices.kv_cache_choice import (
     KVCacheChoice,
@@ -126,6 +126,7 @@ class Decision:
         maps_together = self._count_mapped_once(weights, cpu_isa)
         plan = self._expert_plan(weights, dtype, maps_together=maps_together) if is_limited else None
         batching = self._batching(batching, weights, plan, cpu_isa)
+        batching = with_whole_inputs(batching, settings, self.shape, reasons)
         budget.set_beside_weights(cpu_isa, batching)
         weight_bytes = budget.check_weights(weights, plan)
         parallel = self._parallel(plan)

@@ -122,6 +122,12 @@ def test_what_is_for_decoder_only_models_is_refused(made, settings, message):
         config_of(made[1], **settings)
 
 
+def test_inputs_are_taken_up_to_a_length_that_is_said(made):
+    with closing(Engine.load(config_of(made[1], max_model_len=4096, kv_cache_bytes=2**25))) as engine:
+        assert engine.model.encoder.max_input_tokens >= 2000
+        engine.submit(Submission("long", [7] * 2000, GREEDY, seed=1))
+
+
 def test_inputs_that_no_pass_takes_are_refused(made):
     with closing(Engine.load(config_of(made[1], max_num_batched_tokens=64, max_num_seqs=8))) as engine:
         with pytest.raises(RequestError, match=r"takes 48 at once.*--max-num-batched-tokens"):
