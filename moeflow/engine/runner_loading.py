@@ -166,6 +166,7 @@ def _describe(shape: ModelConfig, checkpoint: Checkpoint, config: EngineConfig) 
         max_num_seqs=config.scheduler.max_num_seqs,
         eos_token_ids=read_eos_token_ids(checkpoint),
         num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
         num_experts=shape.num_experts,
         top_k=shape.top_k,
         num_parameters=shape.num_parameters,
@@ -175,4 +176,14 @@ def _describe(shape: ModelConfig, checkpoint: Checkpoint, config: EngineConfig) 
         kv_capacity_tokens=config.scheduler.num_blocks * config.scheduler.block_size,
         created=int(time.time()),
         speculators=tuple(short_names(config.speculators).values()),
+        pooling=_pooling_of(checkpoint),
     )
+
+
+def _pooling_of(checkpoint: Checkpoint) -> PoolingParams | None:
+    """Return how vectors are made if nobody chooses; None: as it cannot be done here, which keeps no one from the rest."""
+    try:
+        return read_pooling(checkpoint.path)
+    except CheckpointError as error:
+        logger.warning("the model's own pooling for vectors is not used: %s", error)
+        return None

@@ -30,6 +30,7 @@ class PassInput(msgspec.Struct, frozen=True):
     num_tokens: list[int]  # of each in this pass
     block_ids: list[tuple[int, ...]]  # of each: its KV blocks
     logit_rows: list[list[int]]  # of tokens whose logits are computed at once: those sampled from, pieces of prompts
+    pooled_rows: list[list[int]]  # of tokens whose hidden states become vectors, of each such sequence
     num_micro_batches: int = 1  # that stages compute one after another
     trees: list[tuple[int, ...]] = []  # of each: the parents of the nodes of a tree that it ends with; empty: no trees
     kv_moves: list[tuple[int, int]] = []  # from slot to slot, before anything else: what the pass before kept of trees
@@ -44,14 +45,19 @@ class PassInput(msgspec.Struct, frozen=True):
             num_tokens=[entry.num_rows for entry in batch.entries],
             block_ids=[entry.block_ids for entry in batch.entries],
             logit_rows=_logit_rows(batch),
+            pooled_rows=_pooled_rows(batch),
             num_micro_batches=1 if any(trees) else num_micro_batches,
             trees=trees if any(trees) else [],
             kv_moves=list(kv_moves),
         )
 
     def result_rows(self) -> list[int]:
-        """Return all tokens whose logits are computed, ascending."""
-        return sorted({row for rows in self.logit_rows for row in rows})
+        """Return all tokens whose hidden states come back, ascending."""
+        return sorted({row for rows in self.row_groups() for row in rows})
+
+    def row_groups(self) -> list[list[int]]:
+        """Return which tokens' hidden states come back together: first those that logits are made of."""
+        return self.logit_rows + self.pooled_rows
 
     def micro_batches(self) -> list[PassInput]:
         """Return the pass in pieces of as many tokens, a token more or less, in order; its results are all of theirs.
@@ -59,7 +65,7 @@ class PassInput(msgspec.Struct, frozen=True):
         A sequence that is cut goes on in the next piece, and finds there what the one before has stored in each layer.
         """
         if self.num_micro_batches == 1:
-            return [msgspec.structs.replace(self, logit_rows=[self.result_rows()])]
+            return [msgspec.structs.replace(self, logit_rows=[self.result_rows()], pooled_rows=[])]
         num_tokens, number = len(self.token_ids), self.num_micro_batches
         bounds = [piece * num_tokens // number for piece in range(number + 1)]
         results = self.result_rows()
@@ -85,7 +91,7 @@ class PassInput(msgspec.Struct, frozen=True):
     def cut(self, bounds: Sequence[int], number: int) -> list[PassInput]:
         """Return at most so many parts of about as many tokens, in order, cut before some of these sequences.
 
-        Their `logit_rows` are empty: who computes them puts results together, and takes rows of the whole pass.
+        They have no rows whose hidden states come back: who computes them puts results together, and takes rows of the whole pass.
         """
         before = [0, *accumulate(self.num_tokens)]
         ideal = [part * before[-1] / number for part in range(1, number)]
@@ -102,6 +108,7 @@ class PassInput(msgspec.Struct, frozen=True):
             num_tokens=self.num_tokens[first:last],
             block_ids=self.block_ids[first:last],
             logit_rows=[],
+            pooled_rows=[],
             trees=trees if any(trees) else [],
         )
 
@@ -116,7 +123,7 @@ class PassInput(msgspec.Struct, frozen=True):
         ]
         starts, num_tokens, block_ids = (list(column) for column in zip(*cut, strict=True))
         rows = [row - start for row in results if start <= row < stop]
-        return PassInput(self.token_ids[start:stop], starts, num_tokens, block_ids, [rows])
+        return PassInput(self.token_ids[start:stop], starts, num_tokens, block_ids, [rows], [])
 
     def tensors(self, kv: KVStorage, device: torch.device) -> tuple[Tensor, ForwardContext]:
         """Return what a model is called with: token ids [T] int64, and what goes to every layer."""
@@ -181,3 +188,9 @@ def _logit_rows(batch: Batch) -> list[list[int]]:
         scored = range(end - entry.num_rows, end - entry.num_rows + entry.num_scored)
         found += [list(scored[at : at + PROMPT_CHUNK]) for at in range(0, len(scored), PROMPT_CHUNK)]
     return found
+
+
+def _pooled_rows(batch: Batch) -> list[list[int]]:
+    """Return the rows of each entry that become a vector, or a part of one."""
+    starts = accumulate((entry.num_rows for entry in batch.entries), initial=0)
+    return [[start + row for row in entry.pooled] for start, entry in zip(starts, batch.entries, strict=False) if entry.pooled]

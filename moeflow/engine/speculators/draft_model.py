@@ -184,6 +184,7 @@ class DraftModel:
             num_tokens=[len(piece.token_ids) for piece in pieces],
             block_ids=[self.tables.block_ids(piece.request, piece.stop) for piece in pieces],
             logit_rows=[],
+            pooled_rows=[],
         )
         token_ids, context = given.tensors(self._kv, self._model.device)
         kept: list[tuple[Tensor, Tensor]] = []

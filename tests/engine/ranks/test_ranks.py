@@ -258,7 +258,7 @@ def test_a_rank_that_was_stopped_ends_by_itself_when_it_goes_on_and_its_engine_i
         say(rank, RankStart(patient, [head.pid, rank.pid]))
         assert rank.stdout.read(1)
         os.kill(rank.pid, signal.SIGSTOP)
-        say(rank, PassInput(PROMPTS[0], starts=[0], num_tokens=[5], block_ids=[(0,)], logit_rows=[[4]]))
+        say(rank, PassInput(PROMPTS[0], starts=[0], num_tokens=[5], block_ids=[(0,)], logit_rows=[[4]], pooled_rows=[]))
         head.kill()
         head.wait()
         close_pipe(rank.stdin)
