@@ -19,13 +19,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from moeflow.core.cache_dir import cache_folder
+from moeflow.core.embedding_bytes import decode_embedding
 from moeflow.core.errors import ConfigError, EngineError, RequestError
 from moeflow.core.plan import Plan
+from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.engine.admission import check_request, encode_prompt, make_submissions
+from moeflow.engine.admission import check_pooling, check_request, encode_prompt, make_submissions
 from moeflow.engine.engine import Engine
 from moeflow.engine.interrupts import hold_interrupts
-from moeflow.engine.messages import EngineStats, ModelInfo, Submission
+from moeflow.engine.messages import NO_TOKENS, EngineStats, ModelInfo, Submission
 from moeflow.engine.results import CompletionOutput, RequestOutput
 from moeflow.engine.text.output_text import SequenceText, TextDelta
 from moeflow.engine.text.tokenizer import Tokenizer
@@ -110,6 +112,29 @@ class LLM:
         prompts = [self._encode_chat(conversation) for conversation in conversations]
         return self._run([RequestOutput(None, prompt, []) for prompt in prompts], sampling_params, progress)
 
+    def embed(
+        self, prompts: str | Sequence[Prompt], pooling: PoolingParams | None = None, *, progress: bool = True
+    ) -> list[list[float]]:
+        """Return a vector of each prompt, text or token ids, made of the model's last hidden states.
+
+        `pooling` None: as the model's files say, else of the last token, or in an encoder of all.
+
+        Raises: RequestError before anything runs, if one of the prompts can never run.
+        """
+        items: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
+        requests = [(self._encode(item), NO_TOKENS) for item in items]
+        pooling = check_pooling(self.model, pooling)
+        for prompt, params in requests:
+            check_request(self.model, prompt, params)
+        vectors: list[list[float]] = [[] for _ in items]
+        with _progress_bar(len(items), progress) as advance, closing(self._generate(requests, pooling)) as deltas:
+            for number, delta in deltas:
+                if delta.embedding is None:
+                    raise EngineError(delta.error or "the request was cancelled")
+                vectors[number] = decode_embedding(delta.embedding)
+                advance(delta)
+        return vectors
+
     def stream(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
     ) -> Generator[TextDelta, None, None]:
@@ -166,14 +191,14 @@ class LLM:
                 yield delta
 
     def _generate(
-        self, requests: list[tuple[list[int], SamplingParams]]
+        self, requests: list[tuple[list[int], SamplingParams]], pooling: PoolingParams | None = None
     ) -> Generator[tuple[int, TextDelta], None, None]:
         """Yield (number of the request, delta) pass by pass; leaving early cancels what still runs."""
         engine = self._claim()
         live: dict[str, tuple[int, SequenceText]] = {}
         try:
             for number, (prompt, params) in enumerate(requests):
-                submissions = make_submissions(f"llm-{next(self._request_numbers)}", prompt, params)
+                submissions = make_submissions(f"llm-{next(self._request_numbers)}", prompt, params, pooling=pooling)
                 for index, submission in enumerate(submissions):
                     live[submission.request_id] = number, SequenceText(index, self.tokenizer, params)
                 _submit(engine, submissions)

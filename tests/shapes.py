@@ -60,6 +60,7 @@ INFO = ModelInfo(
     max_num_seqs=8,
     eos_token_ids=(0,),
     num_layers=1,
+    hidden_size=4,
     num_experts=4,
     top_k=2,
     num_parameters=1000,

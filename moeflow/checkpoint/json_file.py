@@ -1,4 +1,4 @@
-"""JSON files and headers that must hold one object."""
+"""JSON files and headers that must hold one object, or one list."""
 
 from __future__ import annotations
 
@@ -26,8 +26,29 @@ def read_json_object(file: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str,
     return parse_json_object(read_whole(file, max_bytes), file)
 
 
+def read_json_list(file: Path, max_bytes: int = MAX_CONFIG_BYTES) -> list[Any]:
+    """Return the list that a JSON file holds. Raises: as `read_json_object`, for something else than a list."""
+    value = _parse_json(read_whole(file, max_bytes), file)
+    if not isinstance(value, list):
+        raise _wrong_type(value, "a list", file)
+    return value
+
+
 def parse_json_object(data: bytes, file: Path) -> dict[str, Any]:
     """Return the object in `data`, which came from `file`; raises as `read_json_object` does."""
+    value = _parse_json(data, file)
+    if not isinstance(value, dict):
+        raise _wrong_type(value, "an object", file)
+    return value
+
+
+def _wrong_type(value: Any, expected: str, file: Path) -> CheckpointError:
+    return CheckpointError(
+        f"holds a JSON {type(value).__name__}, where {expected} is expected", file=file, remedy=DOWNLOAD_AGAIN
+    )
+
+
+def _parse_json(data: bytes, file: Path) -> Any:
     if sum(data.count(sign) for sign in (b",", b"[", b"{")) > _MAX_VALUES:
         raise CheckpointError(
             f"holds more than {_MAX_VALUES} JSON values, which no file of this kind does",
@@ -35,16 +56,11 @@ def parse_json_object(data: bytes, file: Path) -> dict[str, Any]:
             remedy=DOWNLOAD_AGAIN,
         )
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique_keys)
+        return json.loads(data.decode("utf-8"), object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:  # ValueError: bad UTF-8, bad JSON, twice the same key
         raise CheckpointError(
             f"does not hold valid JSON ({cut(str(error))})", file=file, remedy=DOWNLOAD_AGAIN
         ) from error
-    if not isinstance(value, dict):
-        raise CheckpointError(
-            f"holds a JSON {type(value).__name__}, where an object is expected", file=file, remedy=DOWNLOAD_AGAIN
-        )
-    return value
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -40,6 +40,23 @@ class BatchEntry:
         return 1 + len(self.tree) if self.samples else 0
 
     @property
+    def ends_pooling(self) -> bool:
+        """Whether a prompt that is to become a vector ends with this pass."""
+        return self.request.pooling is not None and self.stop == self.request.num_tokens
+
+    @property
+    def pooled(self) -> range:
+        """Which of its tokens, counted from its first one, have their hidden states made into a vector."""
+        pooling = self.request.pooling
+        if pooling is None:
+            return range(0)
+        if pooling.kind == "mean":
+            return range(self.num_tokens)
+        if pooling.kind == "first":
+            return range(1 if self.start == 0 else 0)
+        return range(self.num_tokens - 1, self.num_tokens) if self.ends_pooling else range(0)
+
+    @property
     def num_scored(self) -> int:
         """How many tokens, the first ones, precede prompt tokens whose log-probabilities are asked for."""
         request = self.request

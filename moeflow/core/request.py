@@ -1,4 +1,4 @@
-"""One sequence being generated, as scheduler and engine see it.
+"""One sequence being generated, or a prompt whose hidden states are wanted, as scheduler and engine see it.
 
 A user's request with `n` completions becomes n of these. Text is unknown here: token ids in, token ids
 out. The fields say who owns them; nobody else writes them.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.sampling_params import SamplingParams
 
 
@@ -40,6 +41,7 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()  # end it: the model's EOS (unless ignored) and the user's
     seed: int = 0  # always concrete, so that a preempted request samples the same tokens again
     is_batch: bool = False  # of a batch job: takes what interactive requests leave
+    pooling: PoolingParams | None = None  # it generates nothing: its prompt becomes a vector
     isolated_until: int = 0  # output tokens: up to there it has passes of its own
     num_encoder_tokens: int = 0  # the first of the prompt, which an encoder sees; 0: there is none
     num_together: int = 0  # tokens that have to be computed in one pass, the first ones; 0: any may begin it
@@ -67,6 +69,13 @@ class Request:
     def is_decoding(self) -> bool:
         """Whether only the newest token is left to compute."""
         return self.num_uncomputed_tokens == 1 and bool(self.output_token_ids)
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether what it returns is made of every prompt token; of cached ones there are keys and values only."""
+        if self.pooling is not None:
+            return self.pooling.needs_whole_prompt
+        return self.sampling.prompt_logprobs is not None
 
     def token_ids(self, start: int, stop: int) -> list[int]:
         """Return tokens [start, stop) of prompt and output together."""

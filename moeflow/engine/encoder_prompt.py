@@ -22,11 +22,13 @@ class Prompt:
     num_together: int = 0  # the first ones, which one pass has to compute
 
 
-def prompt_of(model: ModelInfo, token_ids: Sequence[int]) -> Prompt:
-    """Return what a request with these tokens begins with."""
+def prompt_of(model: ModelInfo, token_ids: Sequence[int], *, is_pooled: bool = False) -> Prompt:
+    """Return what a request with these tokens begins with; `is_pooled`: its prompt becomes a vector, and no more."""
     encoder = model.encoder
     if encoder is None:
         return Prompt(token_ids)
+    if is_pooled:
+        return Prompt(token_ids, len(token_ids), len(token_ids))
     num_filling = -len(token_ids) % encoder.block_size
     whole = [*token_ids, *[encoder.decoder_start_token_id] * (num_filling + 1)]
     return Prompt(whole, len(token_ids), len(whole))

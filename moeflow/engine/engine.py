@@ -16,10 +16,12 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError, GroupError, MoeflowError, RequestError, StorageError
 from moeflow.core.request import FinishReason, Request, RequestStatus
 from moeflow.core.token_tree import TokenTree
+from moeflow.engine.admission import check_pooling
 from moeflow.engine.counters import Counters
 from moeflow.engine.encoder_prompt import check_input, prompt_of
 from moeflow.engine.messages import DraftedTree, EngineStats, ModelInfo, Submission, TokenLogprobs, TokenOutput
 from moeflow.engine.model_runner import PassResult, Runner
+from moeflow.engine.pooling import NOT_FINITE, Pooler
 from moeflow.engine.runner_loading import load_runner
 from moeflow.engine.sampler import SampledToken
 from moeflow.engine.speculators.loading import load_speculators, speculation_of
@@ -49,6 +51,7 @@ class Engine:
         self._scheduler: SchedulingPolicy = make_scheduler(config.scheduler)
         self._requests: dict[str, Request] = {}
         self._prompt_logprobs: dict[Request, list[TokenLogprobs | None]] = {}
+        self._pooler = Pooler()
         self._cancelled: list[TokenOutput] = []  # to be handed out by the next step
         self._counters = Counters()
         self._clock = clock
@@ -99,7 +102,7 @@ class Engine:
         """Queue one sequence. Raises: RequestError if it could never run, or if its id is in use."""
         self._check(submission)
         sampling = submission.sampling
-        prompt = prompt_of(self.model, submission.prompt_token_ids)
+        prompt = prompt_of(self.model, submission.prompt_token_ids, is_pooled=submission.pooling is not None)
         room = self.config.scheduler.max_model_len - len(prompt.token_ids)
         eos = () if sampling.ignore_eos else self.model.eos_token_ids
         request = Request(
@@ -115,6 +118,7 @@ class Engine:
             output_token_ids=list(submission.generated_token_ids),
             num_encoder_tokens=prompt.num_encoder_tokens,
             num_together=prompt.num_together,
+            pooling=submission.pooling,
         )
         assert len(request.output_token_ids) < max(request.max_tokens, 1), "it had ended in the engine it comes from"
         self._requests[request.request_id] = request
@@ -177,7 +181,7 @@ class Engine:
         known = {id(request) for request in self._requests.values()}
         queued = {id(request) for request in (*self._scheduler.waiting, *self._scheduler.running)}
         assert known == queued
-        assert all(id(request) in known for request in self._prompt_logprobs)
+        assert all(id(request) in known for request in (*self._prompt_logprobs, *self._pooler.requests))
         assert all(request.status is not RequestStatus.FINISHED for request in self._requests.values())
 
     def _check(self, submission: Submission) -> None:
@@ -196,6 +200,8 @@ class Engine:
                 f"the {limit} tokens that one request may have",
                 param="prompt",
             )
+        if submission.pooling is not None:
+            check_pooling(self.model, submission.pooling)
         for param, token_ids in (
             ("prompt", submission.prompt_token_ids),
             ("logit_bias", sampling.logit_bias),
@@ -220,6 +226,10 @@ class Engine:
             self._collect_prompt_logprobs(entry, result)
             if entry.samples:
                 outputs.append(self._advance(entry, result))
+            if entry.pooled:
+                self._pooler.add(entry, result.pooled[entry.request])
+            if entry.ends_pooling:
+                outputs.append(self._finish_pooling(entry.request))
         self._counters.count_pass(batch, num_generated=sum(len(output.token_ids) for output in outputs))
         return outputs
 
@@ -254,10 +264,28 @@ class Engine:
             error=error,
         )
         if reason is not None:
-            self._scheduler.finish(request, reason)
-            self._forget(request)
-            self._counters.finished += 1
+            self._finish(request, reason)
         return output
+
+    def _finish_pooling(self, request: Request) -> TokenOutput:
+        """End a request whose prompt is computed: with its vector, or with an error."""
+        self._counters.prefix_hits += request.num_cached_tokens
+        embedding = self._pooler.take(request)
+        reason = FinishReason.ERROR if embedding is None else FinishReason.STOP
+        self._finish(request, reason)
+        return TokenOutput(
+            request_id=request.request_id,
+            finish_reason=reason,
+            num_cached_tokens=request.num_cached_tokens,
+            queued_s=request.queued_s,
+            embedding=embedding,
+            error=NOT_FINITE if embedding is None else None,
+        )
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        self._scheduler.finish(request, reason)
+        self._forget(request)
+        self._counters.finished += 1
 
     def _drafted_tree(self, entry: BatchEntry, accepted: list[int]) -> DraftedTree | None:
         """Return an entry's guesses for those who ask for them; `accepted` are nodes that have become tokens."""
@@ -297,6 +325,7 @@ class Engine:
     def _forget(self, request: Request) -> None:
         del self._requests[request.request_id]
         self._prompt_logprobs.pop(request, None)
+        self._pooler.forget(request)
         if self._speculation is not None:
             self._speculation.forget(request)
 

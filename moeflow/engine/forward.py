@@ -44,7 +44,7 @@ class Forward(Protocol):
         """Return into how many micro-batches a pass of so many tokens is best cut."""
 
     def run(self, given: PassInput) -> Iterator[Tensor]:
-        """Compute a pass; return hidden states after the final norm, [n, H] for each of `given.logit_rows`.
+        """Compute a pass; return hidden states after the final norm, [n, H] for each of `given.row_groups()`.
 
         Raises: GroupError; StorageError if an expert cannot be read.
         """
@@ -67,7 +67,7 @@ class WholeForward:
     def run(self, given: PassInput) -> Iterator[Tensor]:
         """See `Forward`."""
         hidden = self._model(*given.tensors(self._kv, self._device))
-        return (rows_of(hidden, rows) for rows in given.logit_rows)
+        return (rows_of(hidden, rows) for rows in given.row_groups())
 
     def close(self) -> None:
         """See `Forward`: there are none."""

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.admission import check_request, encode_prompt, make_submissions
 from moeflow.engine.client import EngineClient
@@ -54,9 +55,17 @@ class Generator:
         return await self.lanes.run(num_chars(messages), work)
 
     def stream(
-        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams, *, is_batch: bool = False
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        is_batch: bool = False,
+        pooling: PoolingParams | None = None,
     ) -> AsyncGenerator[TextDelta, None]:
         """Start a request when first iterated, and yield what its n completions bring, in order of arrival.
+
+        With `pooling` it is one delta with the prompt's vector; `sampling` is `NO_TOKENS` then.
 
         The last delta of each completion has a `finish_reason`. Closing the iterator, or cancelling the task
         that reads it, cancels what still runs in the engine. Batch requests take what others leave.
@@ -65,7 +74,7 @@ class Generator:
         engine is gone.
         """
         check_request(self.client.model, prompt_token_ids, sampling)
-        submissions = make_submissions(request_id, prompt_token_ids, sampling, is_batch=is_batch)
+        submissions = make_submissions(request_id, prompt_token_ids, sampling, is_batch=is_batch, pooling=pooling)
         children = [self._complete(index, submission) for index, submission in enumerate(submissions)]
         return children[0] if len(children) == 1 else _without_numbers(merge(children))
 

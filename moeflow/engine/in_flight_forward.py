@@ -41,7 +41,7 @@ class InFlightForward:
     def run(self, given: PassInput) -> Iterator[Tensor]:
         """See `Forward`. Blocks: until other replicas have answered, or are given up."""
         hidden = self._run_measured(given) if self._shares.has_peers else self._run([given])
-        return (rows_of(hidden, rows) for rows in given.logit_rows)
+        return (rows_of(hidden, rows) for rows in given.row_groups())
 
     def close(self) -> None:
         """End the threads."""

@@ -6,8 +6,11 @@ stats (which ride on the outputs), shutdown.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
+from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
 
@@ -31,6 +34,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     eos_token_ids: tuple[int, ...]
     num_layers: int
+    hidden_size: int
     num_experts: int  # 0: dense
     top_k: int
     num_parameters: int
@@ -41,10 +45,14 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     created: int  # unix seconds at which it was loaded
     speculators: tuple[str, ...] = ()  # that guess tokens
     encoder: EncoderInfo | None = None  # None: decoder-only
+    pooling: PoolingParams | None = PoolingParams()  # that its files ask for; None: one that there is not here
+
+
+NO_TOKENS: Final = SamplingParams(max_tokens=0)
 
 
 class Submission(msgspec.Struct, frozen=True, tag="submit"):
-    """One sequence to generate. `sampling.n` and `sampling.stop` are the caller's business, not the engine's.
+    """One sequence to generate, or a prompt to make a vector of. `n` and `stop` are the caller's business.
 
     One whose engine died goes on in another: what was handed out of it is in `generated_token_ids`, and outputs are
     those that come after.
@@ -57,6 +65,7 @@ class Submission(msgspec.Struct, frozen=True, tag="submit"):
     is_batch: bool = False  # of a batch job: takes what interactive requests leave
     generated_token_ids: list[int] = []
     isolated_until: int = 0  # output tokens: up to there it has passes of its own, since it may have ended an engine
+    pooling: PoolingParams | None = None  # generate nothing, return a vector; `sampling` is then `NO_TOKENS`
 
 
 class Cancellation(msgspec.Struct, frozen=True, tag="cancel"):
@@ -106,6 +115,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     num_drafted_tokens: int = 0  # guesses that the pass computed; the new tokens but the last were among them
     drafted_tree: DraftedTree | None = None  # these guesses, if there were any and they are asked for
     queued_s: float | None = None  # waited before its first pass; with the first output
+    embedding: bytes | None = None  # float32, little-endian: with the last output of a request with `pooling`
     error: str | None = None  # with FinishReason.ERROR
 
 

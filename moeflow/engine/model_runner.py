@@ -8,11 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Final, Protocol
 
 import torch
+from torch import Tensor
 
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import EngineConfig
@@ -45,6 +47,7 @@ class PassResult:
 
     sampled: dict[Request, Verified]  # of every entry that samples
     prompt_logprobs: dict[Request, list[TokenLogprobs]]  # of the prompt tokens after those of this pass
+    pooled: dict[Request, Tensor] = field(default_factory=dict)  # hidden states [n, H] that become a vector
 
 
 class Runner(Protocol):
@@ -221,7 +224,8 @@ class ModelRunner:
         given = PassInput.of(batch, self._forward.num_micro_batches(batch.num_tokens), self._kv_moves)
         with self._with_ranks(given):
             # One after another, as they are asked for: those of a whole prompt would be many times the rest.
-            logits = (self._model.logits(hidden) for hidden in self._forward.run(given))
+            found = self._forward.run(given)
+            logits = (self._model.logits(hidden) for hidden in islice(found, len(given.logit_rows)))
             sampling = [entry for entry in batch.entries if entry.samples]
             verified = verify(next(logits), sampling) if sampling else []
             self._keep(sampling, verified)
@@ -232,6 +236,7 @@ class ModelRunner:
                     for entry in batch.entries
                     if entry.request.sampling.prompt_logprobs is not None and not entry.request.output_token_ids
                 },
+                {entry.request: next(found) for entry in batch.entries if entry.pooled},
             )
 
     @contextmanager
@@ -261,7 +266,7 @@ def _slot(entry: BatchEntry, position: int, block_size: int) -> int:
     return entry.block_ids[position // block_size] * block_size + position % block_size
 
 
-def _prompt_logprobs(entry: BatchEntry, logits: Iterator[torch.Tensor]) -> list[TokenLogprobs]:
+def _prompt_logprobs(entry: BatchEntry, logits: Iterator[Tensor]) -> list[TokenLogprobs]:
     """Return log-probabilities of the prompt tokens that follow those of this pass, from their next logits."""
     request, stop = entry.request, entry.start + entry.num_scored
     found: list[TokenLogprobs] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -15,9 +16,12 @@ from moeflow.checkpoint.identity import checkpoint_identity
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.resident_reader import read_resident
 from moeflow.checkpoint.packed.weight_memory import FreshMemory, WeightMemory
+from moeflow.checkpoint.pooling_files import read_pooling
 from moeflow.core.engine_config import EngineConfig, SchedulerConfig
+from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import EncoderConfig, ModelConfig
 from moeflow.core.parallel_config import ParallelConfig
+from moeflow.core.pooling_params import PoolingParams
 from moeflow.engine.compute_setup import device_of_layers, set_up
 from moeflow.engine.expert_replica import ExpertReplica
 from moeflow.engine.expert_store import ExpertStore
@@ -41,6 +45,8 @@ from moeflow.pipeline.runtime.trace import Trace
 from moeflow.planner.choices.packed_files import formats_of, map_packed
 from moeflow.speculation.names import short_names
 from moeflow.workload.routing_trace import RoutingRecorder, TraceHeader
+
+logger = logging.getLogger(__name__)
 
 
 def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> ModelRunner:
@@ -184,6 +190,7 @@ def _describe(shape: ModelConfig, checkpoint: Checkpoint, config: EngineConfig) 
         max_num_seqs=config.scheduler.max_num_seqs,
         eos_token_ids=read_eos_token_ids(checkpoint),
         num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
         num_experts=shape.num_experts,
         top_k=shape.top_k,
         num_parameters=shape.num_parameters,
@@ -194,4 +201,15 @@ def _describe(shape: ModelConfig, checkpoint: Checkpoint, config: EngineConfig) 
         created=int(time.time()),
         speculators=tuple(short_names(config.speculators).values()),
         encoder=None if shape.encoder is None else _describe_encoder(shape.encoder, config.scheduler),
+        pooling=_pooling_of(checkpoint, shape),
     )
+
+
+def _pooling_of(checkpoint: Checkpoint, shape: ModelConfig) -> PoolingParams | None:
+    """Return how vectors are made if nobody chooses; None: as it is not done here, which keeps no one from the rest."""
+    try:
+        found = read_pooling(checkpoint.path)
+        return found or PoolingParams(kind="last" if shape.encoder is None else "mean")
+    except CheckpointError as error:
+        logger.warning("the model's own pooling for vectors is not used: %s", error)
+        return None

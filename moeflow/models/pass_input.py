@@ -31,6 +31,7 @@ class PassInput(msgspec.Struct, frozen=True):
     block_ids: list[tuple[int, ...]]  # of each: its KV blocks
     logit_rows: list[list[int]]  # of tokens whose logits are computed at once: those sampled from, pieces of prompts
     num_micro_batches: int = 1  # that stages compute one after another
+    pooled_rows: list[list[int]] = []  # of tokens whose hidden states become vectors, of each such sequence
     trees: list[tuple[int, ...]] = []  # of each: the parents of the nodes of a tree that it ends with; empty: no trees
     num_encoder_tokens: list[int] = []  # of each, in an encoder-decoder: how many of its tokens are its input
     kv_moves: list[tuple[int, int]] = []  # from slot to slot, before anything else: what the pass before kept of trees
@@ -46,6 +47,7 @@ class PassInput(msgspec.Struct, frozen=True):
             num_tokens=[entry.num_rows for entry in batch.entries],
             block_ids=[entry.block_ids for entry in batch.entries],
             logit_rows=_logit_rows(batch),
+            pooled_rows=_pooled_rows(batch),
             num_micro_batches=1 if any(trees) else num_micro_batches,
             trees=trees if any(trees) else [],
             num_encoder_tokens=encoder_tokens if any(encoder_tokens) else [],
@@ -53,8 +55,12 @@ class PassInput(msgspec.Struct, frozen=True):
         )
 
     def result_rows(self) -> list[int]:
-        """Return all tokens whose logits are computed, ascending."""
-        return sorted({row for rows in self.logit_rows for row in rows})
+        """Return all tokens whose hidden states come back, ascending."""
+        return sorted({row for rows in self.row_groups() for row in rows})
+
+    def row_groups(self) -> list[list[int]]:
+        """Return which tokens' hidden states come back together: first those that logits are made of."""
+        return self.logit_rows + self.pooled_rows
 
     def micro_batches(self) -> list[PassInput]:
         """Return the pass in pieces of as many tokens, a token more or less, in order; its results are all of theirs.
@@ -62,7 +68,7 @@ class PassInput(msgspec.Struct, frozen=True):
         A sequence that is cut goes on in the next piece, and finds there what the one before has stored in each layer.
         """
         if self.num_micro_batches == 1:
-            return [msgspec.structs.replace(self, logit_rows=[self.result_rows()])]
+            return [msgspec.structs.replace(self, logit_rows=[self.result_rows()], pooled_rows=[])]
         num_tokens, number = len(self.token_ids), self.num_micro_batches
         bounds = [piece * num_tokens // number for piece in range(number + 1)]
         results = self.result_rows()
@@ -88,7 +94,7 @@ class PassInput(msgspec.Struct, frozen=True):
     def cut(self, bounds: Sequence[int], number: int) -> list[PassInput]:
         """Return at most so many parts of about as many tokens, in order, cut before some of these sequences.
 
-        Their `logit_rows` are empty: who computes them puts results together, and takes rows of the whole pass.
+        No rows come back of them: who computes them puts results together, and takes rows of the whole pass.
         """
         before = [0, *accumulate(self.num_tokens)]
         ideal = [part * before[-1] / number for part in range(1, number)]
@@ -186,3 +192,10 @@ def _logit_rows(batch: Batch) -> list[list[int]]:
         scored = range(end - entry.num_rows, end - entry.num_rows + entry.num_scored)
         found += [list(scored[at : at + PROMPT_CHUNK]) for at in range(0, len(scored), PROMPT_CHUNK)]
     return found
+
+
+def _pooled_rows(batch: Batch) -> list[list[int]]:
+    """Return the rows of each entry that become a vector, or a part of one."""
+    starts = accumulate((entry.num_rows for entry in batch.entries), initial=0)
+    placed = zip(starts, batch.entries, strict=False)
+    return [[start + row for row in entry.pooled] for start, entry in placed if entry.pooled]

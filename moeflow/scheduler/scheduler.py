@@ -332,8 +332,7 @@ class Scheduler:
         """
         rivals = self.running if request.is_batch else self._running(is_batch=False)
         keep_available = 0 if is_alone else sum(map(self._may_grow, rivals))
-        wants_every_position = request.sampling.prompt_logprobs is not None
-        num_cached = self.blocks.open(request, reuse=not wants_every_position)
+        num_cached = self.blocks.open(request, reuse=not request.needs_whole_prompt)
         if not self.blocks.reserve(request, request.num_tokens, keep_available=keep_available):
             self.blocks.close(request)
             return False
@@ -356,7 +355,8 @@ class Scheduler:
         stop = start + num_tokens
         self.blocks.share(request, stop)
         block_ids = self.blocks.block_ids(request, stop)
-        return BatchEntry(request, start, num_tokens, block_ids, samples=stop == request.num_tokens)
+        samples = stop == request.num_tokens and request.pooling is None
+        return BatchEntry(request, start, num_tokens, block_ids, samples=samples)
 
     def _preempt_youngest(self) -> Request:
         """Send the last admitted batch request, else the last of all, back to the head of its queue.

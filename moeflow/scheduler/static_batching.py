@@ -186,8 +186,8 @@ class StaticBatching:
             entries.append(self._entry(row.padding, row.padding.num_computed_tokens, num_padding, samples=False))
         first = max(start, prompt_start)
         if first < stop:
-            is_last = stop == self._batch.width
-            entries.append(self._entry(row.request, first - prompt_start, stop - first, samples=is_last))
+            samples = stop == self._batch.width and row.request.pooling is None
+            entries.append(self._entry(row.request, first - prompt_start, stop - first, samples=samples))
         return entries
 
     def _decode_entry(self, row: _Row) -> BatchEntry:

@@ -11,8 +11,10 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from moeflow.core.errors import EngineError
+from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.encoder_prompt import prompt_of
 from moeflow.engine.generator import Generator
 from moeflow.engine.merging import merge
 from moeflow.engine.text.output_text import TextDelta
@@ -29,6 +31,7 @@ async def start_generation(
     sampling: SamplingParams,
     *,
     is_batch: bool = False,
+    pooling: PoolingParams | None = None,
 ) -> Generation:
     """Admit, tokenize and check one request; the work begins when the result is iterated.
 
@@ -43,14 +46,15 @@ async def start_generation(
     )
     try:
         prompts = await encode(generator)
-        max_model_len = generator.client.model.max_model_len
-        check_lengths(prompts, max_model_len)
+        model = generator.client.model
+        check_lengths(prompts, model.max_model_len)
         streams = [
             generator.stream(
                 f"{request_id}-{number}",
                 prompt,
-                within(sampling, max_model_len - len(prompt)),
+                within(sampling, model.max_model_len - len(prompt_of(model, prompt).token_ids)),
                 is_batch=is_batch,
+                pooling=pooling,
             )
             for number, prompt in enumerate(prompts)
         ]

@@ -20,6 +20,7 @@ def passes(draw):
         num_tokens=counts,
         block_ids=[(sequence,) for sequence in range(len(counts))],
         logit_rows=draw(st.lists(rows, max_size=3)),
+        pooled_rows=draw(st.lists(rows, max_size=3)),
         num_micro_batches=draw(st.integers(1, num_tokens)),
     )
 
@@ -40,7 +41,7 @@ def test_micro_batches_put_together_are_the_pass(whole):
     assert [place for piece in pieces for place in places(piece)] == places(whole)
     found = [piece.token_ids[row] for piece in pieces for row in piece.logit_rows[0]]
     assert found == [whole.token_ids[row] for row in whole.result_rows()]
-    assert {row for rows in whole.logit_rows for row in rows} == set(whole.result_rows())
+    assert {row for rows in whole.logit_rows + whole.pooled_rows for row in rows} == set(whole.result_rows())
 
 
 @given(st.data())

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
+from moeflow.core.embedding_bytes import encode_embedding
 from moeflow.core.errors import EngineError
 from moeflow.core.request import FinishReason
 from moeflow.engine.client import EngineState, ReplicaStatus
@@ -117,6 +118,15 @@ class FakeClient:
             return TokenOutput(request_id=request_id, finish_reason=FinishReason.CANCELLED)
         if position == self.fail_after:
             return TokenOutput(request_id=request_id, finish_reason=FinishReason.ERROR, error="out of memory")
+        if submission.pooling is not None:
+            vector = [float(len(submission.prompt_token_ids)), 0.5, -2.0, 0.25][: submission.pooling.dimensions]
+            return TokenOutput(
+                request_id=request_id,
+                finish_reason=FinishReason.STOP,
+                num_cached_tokens=self.num_cached_tokens,
+                queued_s=0.25,
+                embedding=encode_embedding(vector),
+            )
         reply = self.reply[:-1] if sampling.ignore_eos else self.reply
         token_ids = [] if sampling.max_tokens == 0 else [reply[position % len(reply)]]
         reason = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from itertools import islice
 
 import msgspec
 
@@ -41,6 +42,6 @@ def compute_passes(
         given = decoder.decode(message)
         kv.move(given.kv_moves)
         with upkeep.computing():
-            for hidden in forward.run(given):
+            for hidden in islice(forward.run(given), len(given.logit_rows)):
                 if model.shares_head:
                     model.logits(hidden)

@@ -50,7 +50,7 @@ class StageForward:
             return iter(())
         hidden = self._model.norm(self._before.receive("results", self._like))
         places = {row: place for place, row in enumerate(results)}
-        return (rows_of(hidden, [places[row] for row in rows]) for rows in given.logit_rows)
+        return (rows_of(hidden, [places[row] for row in rows]) for rows in given.row_groups())
 
     def close(self) -> None:
         """See `Forward`: there are none."""

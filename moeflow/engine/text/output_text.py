@@ -58,6 +58,7 @@ class TextDelta:
     num_drafted_tokens: int = 0  # guesses that the pass computed; the new tokens but the last were among them
     guessed_pass: GuessedPass | None = None  # with new tokens, if token trees are asked for
     queued_s: float | None = None  # waited before its first pass; with the first output
+    embedding: bytes | None = None  # of a prompt that is pooled: see `core.embedding_bytes`; with the only delta
     error: str | None = None  # with FinishReason.ERROR
     prompt_logprobs: tuple[TokenText | None, ...] | None = None  # once, in the first delta of index 0; [0] is None
 
@@ -95,6 +96,7 @@ class SequenceText:
             num_drafted_tokens=output.num_drafted_tokens,
             guessed_pass=None if self._guesses is None else self._guesses.push(output, num_tokens),
             queued_s=output.queued_s,
+            embedding=output.embedding,
             error=output.error if stop is None else None,
             prompt_logprobs=None
             if prompt is None

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel, create_model
 
 from moeflow.engine.client import EngineState
-from moeflow.engine.messages import EngineStats, LenderStats, ModelInfo, RankStats, SpeculatorStats
+from moeflow.engine.messages import EncoderInfo, EngineStats, LenderStats, ModelInfo, RankStats, SpeculatorStats
 from moeflow.server.service import Service, Status, get_service
 
 router = APIRouter(tags=["status"])
@@ -36,7 +36,11 @@ def _fields(struct: type[msgspec.Struct], *, without: tuple[str, ...] = ()) -> d
 
 
 _PRIVATE = ("path",)  # where the model lies is nobody's business outside
-ModelFacts: Any = create_model("ModelFacts", **_fields(ModelInfo, without=_PRIVATE))
+EncoderFacts: Any = create_model("EncoderFacts", **_fields(EncoderInfo))
+ModelFacts: Any = create_model(
+    "ModelFacts",
+    **_fields(ModelInfo, without=_PRIVATE) | {"encoder": (EncoderFacts | None, ...)},  # null: decoder-only
+)
 RankFacts: Any = create_model("RankFacts", **_fields(RankStats))
 LenderFacts: Any = create_model("LenderFacts", **_fields(LenderStats))
 SpeculatorFacts: Any = create_model("SpeculatorFacts", **_fields(SpeculatorStats))
@@ -96,7 +100,7 @@ async def stats(service: Annotated[Service, Depends(get_service)]) -> Any:
         "status": service.status,
         "uptime_s": time.monotonic() - service.started_s,
         "num_unfinished": service.admission.num_unfinished,
-        "model": None if loaded is None else msgspec.structs.asdict(loaded.client.model),
+        "model": None if loaded is None else msgspec.to_builtins(loaded.client.model),
         "replicas": [
             {"state": it.state, "is_slow": it.is_slow, **msgspec.to_builtins(it.stats)} for it in service.replicas()
         ],

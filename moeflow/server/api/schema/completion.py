@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
@@ -24,6 +24,13 @@ Prompt = Annotated[
     | Annotated[list[SomeTokenIds], Field(min_length=1, fail_fast=True, json_schema_extra=PROMPTS)],
     one_of("a string, a list of strings, a list of token ids or a list of such lists, none of them empty"),
 ]
+
+
+def prompts_of(given: Any) -> list[str | list[int]]:
+    """Return a `Prompt`'s texts, each as text or token ids."""
+    if isinstance(given, str) or isinstance(given[0], int):  # the first stands for all
+        return [given]
+    return list(given)
 
 
 class CompletionRequest(SamplingFields):
@@ -48,11 +55,7 @@ class CompletionRequest(SamplingFields):
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts, each a text or token ids."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if isinstance(self.prompt[0], int):
-            return [self.prompt]  # the first stands for all
-        return list(self.prompt)
+        return prompts_of(self.prompt)
 
     def to_sampling_params(self) -> SamplingParams:
         """Return what the engine should do. Raises: RequestError, naming the field."""

@@ -1,0 +1,78 @@
+"""One vector of a prompt's hidden states, gathered pass by pass.
+
+Numbers are added up one position after another, in float64: so a vector has the same bits however its prompt was cut
+into chunks, and whatever shared its passes.
+
+Source: pooling as in Sentence-BERT (Reimers and Gurevych 2019, section 3); keeping the first numbers of a vector as in
+Matryoshka Representation Learning (Kusupati et al. 2022).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from moeflow.core.batch import BatchEntry
+from moeflow.core.embedding_bytes import encode_embedding
+from moeflow.core.pooling_params import PoolingParams
+from moeflow.core.request import Request
+
+NOT_FINITE: Final = "the model's hidden states are not finite numbers, so there is no vector of this prompt"
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Of the hidden states so far."""
+
+    total: Tensor  # [H] float64
+    count: int = 0
+
+
+class Pooler:
+    """The vectors in the making, by request."""
+
+    def __init__(self) -> None:
+        self._sums: dict[Request, _Sum] = {}
+
+    @property
+    def requests(self) -> Collection[Request]:
+        """Those that have brought something and have not ended."""
+        return self._sums.keys()
+
+    @torch.inference_mode()
+    def add(self, entry: BatchEntry, hidden_states: Tensor) -> None:
+        """Take what a pass has computed of `entry.pooled`, [n, H] of any float type, in order of positions."""
+        if entry.start == 0 or entry.request not in self._sums:  # also when it starts over after a preemption
+            total = torch.zeros(hidden_states.shape[1], dtype=torch.float64, device=hidden_states.device)
+            self._sums[entry.request] = _Sum(total)
+        so_far = self._sums[entry.request]
+        for row in hidden_states.double():
+            so_far.total += row
+        so_far.count += hidden_states.shape[0]
+
+    def take(self, request: Request) -> bytes | None:
+        """Return a request's vector and forget it; None: it has numbers that are not finite."""
+        pooling, so_far = request.pooling, self._sums.pop(request)
+        assert pooling is not None
+        return _encoded(_vector(so_far, pooling))
+
+    def forget(self, request: Request) -> None:
+        """Let go of a request that has ended, whether or not it has brought anything."""
+        self._sums.pop(request, None)
+
+
+def _vector(so_far: _Sum, pooling: PoolingParams) -> list[float]:
+    numbers: list[float] = (so_far.total[: pooling.dimensions] / so_far.count).tolist()
+    if not pooling.normalize:
+        return numbers
+    length = math.sqrt(math.fsum(number * number for number in numbers))  # exact, so the same in any order
+    return [number / length for number in numbers] if length else numbers
+
+
+def _encoded(vector: list[float]) -> bytes | None:
+    return encode_embedding(vector) if all(map(math.isfinite, vector)) else None
