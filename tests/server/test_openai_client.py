@@ -109,7 +109,7 @@ def test_closing_a_stream_ends_the_work(client, engine, app):
         (openai.BadRequestError, lambda c: c.chat.completions.create(model=NAME, messages=[])),
         (openai.NotFoundError, lambda c: c.chat.completions.create(model="gpt-4o", messages=HELLO)),
         (openai.NotFoundError, lambda c: c.models.retrieve("gpt-4o")),
-        (openai.NotFoundError, lambda c: c.embeddings.create(model=NAME, input="x")),
+        (openai.NotFoundError, lambda c: c.moderations.create(model=NAME, input="x")),
     ],
 )
 def test_refusals_are_the_clients_own_exceptions(client, error, request_: Callable[[openai.OpenAI], object]):
