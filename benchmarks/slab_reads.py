@@ -31,9 +31,9 @@ from moeflow.cli.bench.output import show
 from moeflow.core.units import format_bytes, parse_bytes
 from moeflow.experts.cache.eviction import FIFO
 from moeflow.experts.cache.expert_cache import ExpertCache
+from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.disk_reader import DiskReader, probe_read_depth
 from moeflow.experts.slot_arena import SlotArena
-from moeflow.pipeline.runtime.lane import Lane
 
 AT_ONCE = (1, 2, 4, 8, 16)
 SLABS_OF_A_TURN = 32
@@ -56,23 +56,16 @@ class Bench:
         self.arena = SlotArena(max(AT_ONCE), index.spec.slab_bytes)
         self.reader = SlabReader(index, self.arena.view(0))
         self.num_threads = num_threads or probe_read_depth(self.reader, self.arena, self.arena.num_slots)
-        self.lane = Lane("disk", self.num_threads)
+        self.disk = DiskReader(self.reader, self.arena, num_threads=self.num_threads)
         self.pool = ThreadPoolExecutor(max(AT_ONCE))
 
     def plain(self, numbers: list[int]) -> None:
         """Read slabs all at once."""
         places = zip(numbers, range(len(numbers)), strict=True)
-        pieces = [self.reader.pieces(number, self.arena.view(slot), 1)[0] for number, slot in places]
-        list(self.pool.map(lambda piece: piece(), pieces))
+        list(self.pool.map(lambda place: self.reader.fill(place[0], self.arena.view(place[1])), places))
 
     def make_cached(self) -> Callable[[list[int]], None]:
         """Return a function that reads them through an empty cache."""
-        reader = DiskReader(
-            self.reader,
-            self.arena,
-            lambda work, is_urgent, expert, num_bytes: self.lane.submit(work),
-            num_threads=self.num_threads,
-        )
 
         def read(numbers: list[int]) -> None:
             cache = ExpertCache(
@@ -81,8 +74,10 @@ class Bench:
                 num_slots=self.arena.num_slots,
                 slab_bytes=self.spec.slab_bytes,
                 policy=FIFO(self.spec.num_slabs),
-                start_loads=reader.start_loads,
+                start_loads=self.disk.start_loads,
+                wait=self.disk.wait,
             )
+            cache.fetcher = DiskFetcher(self.disk, cache)
             with cache.acquire(0, numbers) as lease:
                 lease.wait()
 
@@ -90,7 +85,7 @@ class Bench:
 
     def close(self) -> None:
         """Release threads and file."""
-        self.lane.close()
+        self.disk.close()
         self.pool.shutdown()
         self.reader.close()
 

@@ -20,6 +20,8 @@
 #include <utility>
 #include <vector>
 
+#include "crc32.h"
+#include "expert_fetcher.h"
 #include "formats.h"
 #include "isa.h"
 #include "kv_cache.h"
@@ -28,6 +30,7 @@
 #include "pool.h"
 #include "scratch.h"
 #include "shared_group.h"
+#include "slab_reader.h"
 #include "source_types.h"
 
 namespace nb = nanobind;
@@ -370,7 +373,7 @@ struct DecoderPass {
 };
 
 int64_t run_pass(const DecoderPass& pass, int64_t first_layer, uintptr_t hidden, bool asks_next_router,
-                 uintptr_t guesses) {
+                 uintptr_t guesses, ExpertFetcher* fetcher) {
   if (pass.layers.size() != pass.caches.size()) throw std::invalid_argument("every layer has its own KV cache");
   DecoderCall call = pass.call;
   call.layers = pass.layers.data();
@@ -380,6 +383,7 @@ int64_t run_pass(const DecoderPass& pass, int64_t first_layer, uintptr_t hidden,
   call.hidden = at<float>(hidden);
   call.asks_next_router = asks_next_router;
   call.guesses = at<const uint8_t>(guesses);
+  call.fetcher = fetcher;
   WithoutGIL without_gil;
   return decoder(isa(), call);
 }
@@ -406,9 +410,71 @@ void bind_layers(nb::module_& m) {
            PASS_FIELD(sin), PASS_FIELD(slots), SequenceCount{"num_sequences"}, SequenceArrays{"sequences"},
            PASS_FIELD(tree_masks), PASS_FIELD(topk_ids), PASS_FIELD(normed), PASS_FIELD(topk_weights),
            PASS_FIELD(keeps_inputs));
-  pass.def("run", &run_pass, "first_layer"_a, "hidden"_a, "asks_next_router"_a, "guesses"_a);
+  pass.def("run", &run_pass, "first_layer"_a, "hidden"_a, "asks_next_router"_a, "guesses"_a,
+           "fetcher"_a.none());
   m.attr("ABSENT") = kAbsent;
   m.attr("LOADING") = kLoading;
+}
+
+// ---- experts from disk ----
+
+// (slab, slot, whether it is right)
+std::vector<std::tuple<int64_t, int64_t, bool>> take_ended(SlabReader& reader) {
+  std::vector<std::tuple<int64_t, int64_t, bool>> found;
+  if (!reader.has_ended()) return found;
+  for (const EndedRead& read : reader.take_ended()) found.emplace_back(read.slab, read.slot, read.is_right);
+  return found;
+}
+
+// (thread, slab, bytes, whether it was urgent, start and end in nanoseconds)
+std::vector<std::tuple<int, int64_t, int64_t, bool, int64_t, int64_t>> take_spans(SlabReader& reader) {
+  std::vector<std::tuple<int, int64_t, int64_t, bool, int64_t, int64_t>> found;
+  for (const ReadSpan& span : reader.take_spans()) {
+    found.emplace_back(span.thread, span.slab, span.num_bytes, span.is_urgent, span.start_ns, span.end_ns);
+  }
+  return found;
+}
+
+void bind_reads(nb::module_& m) {
+  m.def(
+      "crc32", [](uintptr_t bytes, int64_t count) { return crc32(at<const uint8_t>(bytes), count); }, "bytes"_a,
+      "count"_a);
+  m.attr("MIN_PIECE_BYTES") = kMinPieceBytes;
+  nb::class_<SlabReader>(m, "SlabReader")
+      .def(
+          "__init__",
+          [](SlabReader* self, int descriptor, bool is_direct, int64_t first_byte, int64_t stride_bytes,
+             int64_t slab_bytes, int64_t num_slabs, int64_t slabs_per_layer, uintptr_t checksums, uintptr_t memory,
+             int64_t slot_bytes, int num_threads, bool keeps_spans) {
+            const SlabFile file{descriptor, is_direct, first_byte,      stride_bytes,
+                                slab_bytes, num_slabs, slabs_per_layer, at<const uint32_t>(checksums)};
+            new (self) SlabReader(file, at<uint8_t>(memory), slot_bytes, num_threads, keeps_spans);
+          },
+          "descriptor"_a, "is_direct"_a, "first_byte"_a, "stride_bytes"_a, "slab_bytes"_a, "num_slabs"_a,
+          "slabs_per_layer"_a, "checksums"_a, "memory"_a, "slot_bytes"_a, "num_threads"_a, "keeps_spans"_a)
+      .def("submit", &SlabReader::submit, "slabs_and_slots"_a, "is_urgent"_a, "waits_at_once"_a)
+      .def("cancel", &SlabReader::cancel, "slab"_a)
+      .def("take_ended", &take_ended)
+      .def("take_spans", &take_spans)
+      .def("wait", &SlabReader::wait, "seconds"_a, nb::call_guard<WithoutGIL>())
+      .def("close", &SlabReader::close, nb::call_guard<WithoutGIL>())
+      .def_prop_ro("is_closed", &SlabReader::is_closed);
+  nb::class_<ExpertFetcher>(m, "ExpertFetcher")
+      .def(
+          "__init__",
+          [](ExpertFetcher* self, SlabReader& reader, uintptr_t table, int64_t num_layers, int64_t num_experts) {
+            new (self) ExpertFetcher(reader, at<int32_t>(table), num_layers, num_experts);
+          },
+          "reader"_a, "table"_a, "num_layers"_a, "num_experts"_a, nb::keep_alive<1, 2>())
+      .def("begin", &ExpertFetcher::begin, "free_slots"_a, "victims"_a, "max_prefetches"_a, "max_needed"_a)
+      .def("end", [](ExpertFetcher& fetcher) {  // (entries: (event, expert, slot), late, misses, seconds of waiting)
+        const FetchJournal journal = fetcher.end();
+        std::vector<std::tuple<int, int, int>> entries;
+        for (const FetchEntry& it : journal.entries) {
+          entries.emplace_back(static_cast<int>(it.event), it.expert, it.slot);
+        }
+        return std::make_tuple(std::move(entries), journal.num_late, journal.num_misses, journal.stall_s);
+      });
 }
 
 // ---- ranks on one machine ----
@@ -483,6 +549,7 @@ NB_MODULE(_cpu, m) {
   bind_attention(m);
   bind_row_ops(m);
   bind_layers(m);
+  bind_reads(m);
 #if defined(__linux__)
   bind_ranks(m);
 #endif

@@ -1,8 +1,10 @@
 // Layers of a decoder, one after another in one call: between two kernels of a pass there is then no Python.
 //
-// Where experts have slots, none may leave its slot while a call runs; those that arrive are found from then on.
+// Where experts have slots, a fetcher has those come that a layer lacks, and those that the next one will. Nobody else may
+// move experts while a call runs.
 #include <algorithm>
 
+#include "expert_fetcher.h"
 #include "ops.h"
 #include "scratch.h"
 
@@ -11,8 +13,16 @@ namespace {
 
 // What one stage hands to the next, and what is expected of the next layer.
 struct Between {
-  Buffer<float> qkv, attended, logits, topk_weights;
+  Buffer<float> qkv, attended, logits, topk_weights, pairs;
   Buffer<int64_t> topk_ids;
+  Buffer<int32_t> slots;
+};
+
+// A layer whose experts have slots: its stage up to the router is done.
+struct RoutedLayer {
+  const MoEStageCall& stage;
+  const MoEStageCall* next;  // likewise, the next one, where it is of interest what that will need
+  int64_t number;            // of those with routers
 };
 
 bool are_in_memory(const ExpertLayer& layer, const int64_t* ids, int64_t count) {
@@ -27,25 +37,97 @@ const MoEStageCall* next_routed(const DecoderCall& call, int64_t layer) {
   return nullptr;
 }
 
-// Whether a layer that is expected to need an expert would find it neither in memory nor on its way. `guesses` is its
-// row of them, if there are some.
-bool expects_absent(const Isa& isa, const DecoderCall& call, const MoEStageCall& next, const uint8_t* guesses,
-                    const float* normed, Between& between) {
+bool lacks_any(const ExpertLayer& layer) {
+  return std::find(layer.slots, layer.slots + layer.num_experts, kAbsent) != layer.slots + layer.num_experts;
+}
+
+// What the next layer's router would choose now, [num_tokens, top_k].
+const int64_t* choose_ahead(const Isa& isa, const DecoderCall& call, const RoutedLayer& layer, Between& between) {
+  const MoEStageCall& next = *layer.next;
   const int64_t num_experts = next.layer.num_experts, num_ids = call.num_tokens * next.top_k;
-  const int32_t* const slots = next.layer.slots;
-  if (std::find(slots, slots + num_experts, kAbsent) == slots + num_experts) return false;
-  if (guesses != nullptr) {
+  float* const logits = between.logits.at_least(call.num_tokens * num_experts);
+  float* const weights = between.topk_weights.at_least(num_ids);
+  int64_t* const ids = between.topk_ids.at_least(num_ids);
+  linear(isa, LinearCall{next.router, layer.stage.normed, call.num_tokens, next.router.cols, nullptr, nullptr, logits});
+  softmax_topk(isa, SoftmaxTopkCall{logits, call.num_tokens, num_experts, next.top_k, next.renormalize, ids, weights});
+  return ids;
+}
+
+// Whether the next layer is expected to need an expert that is neither in memory nor on its way.
+bool expects_absent(const Isa& isa, const DecoderCall& call, const RoutedLayer& layer, Between& between) {
+  if (layer.next == nullptr || !lacks_any(layer.next->layer)) return false;
+  const int32_t* const slots = layer.next->layer.slots;
+  if (call.guesses != nullptr) {
+    const int64_t num_experts = layer.next->layer.num_experts;
+    const uint8_t* const guesses = call.guesses + (layer.number + 1) * num_experts;
     for (int64_t expert = 0; expert < num_experts; ++expert) {
       if (guesses[expert] != 0 && slots[expert] == kAbsent) return true;
     }
     return false;
   }
-  float* const logits = between.logits.at_least(call.num_tokens * num_experts);
-  float* const weights = between.topk_weights.at_least(num_ids);
-  int64_t* const ids = between.topk_ids.at_least(num_ids);
-  linear(isa, LinearCall{next.router, normed, call.num_tokens, next.router.cols, nullptr, nullptr, logits});
-  softmax_topk(isa, SoftmaxTopkCall{logits, call.num_tokens, num_experts, next.top_k, next.renormalize, ids, weights});
-  return std::any_of(ids, ids + num_ids, [&](int64_t id) { return slots[id] == kAbsent; });
+  const int64_t* const ids = choose_ahead(isa, call, layer, between);
+  return std::any_of(ids, ids + call.num_tokens * layer.next->top_k, [&](int64_t id) { return slots[id] == kAbsent; });
+}
+
+// Computes with the experts that are in memory and that `slots` has not yet, which are there afterwards.
+void compute_arrived(const Isa& isa, ExpertsCall call, const int32_t* place, int32_t* slots, const int64_t* ids,
+                     int64_t num_ids) {
+  const int64_t num_experts = call.layer.num_experts;
+  // As pairs are computed of all experts with a slot, those that were there before are hidden meanwhile.
+  constexpr int32_t kDone = -3;
+  bool is_any = false;
+  for (int64_t expert = 0; expert < num_experts; ++expert) {
+    if (slots[expert] >= 0) slots[expert] = kDone;
+  }
+  for (int64_t i = 0; i < num_ids; ++i) {
+    if (slots[ids[i]] != kAbsent || place[ids[i]] < 0) continue;
+    slots[ids[i]] = place[ids[i]];
+    is_any = true;
+  }
+  call.layer.slots = slots;
+  if (is_any) expert_pairs(isa, call);
+}
+
+// Computes a layer's experts as they come. False: the fetcher cannot bring them all; then nothing has changed.
+bool fetch_and_compute(const Isa& isa, const DecoderCall& call, const RoutedLayer& layer, Between& between) {
+  ExpertFetcher& fetcher = *call.fetcher;
+  const MoEStageCall& stage = layer.stage;
+  const int64_t num_ids = call.num_tokens * stage.top_k, hidden = stage.layer.hidden;
+  if (!fetcher.request(layer.number, stage.topk_ids, num_ids)) return false;
+  if (layer.next != nullptr && lacks_any(layer.next->layer)) {
+    fetcher.prefetch(layer.number + 1, choose_ahead(isa, call, layer, between), call.num_tokens, layer.next->top_k);
+  }
+  ExpertsCall work{stage.layer,    stage.normed,       call.num_tokens, stage.top_k,
+                   stage.topk_ids, stage.topk_weights, call.hidden,     call.hidden};
+  if (!fetcher.missing().empty()) {
+    work.residual = nullptr;
+    work.out = between.pairs.at_least(num_ids * hidden);
+    int32_t* const slots = between.slots.at_least(stage.layer.num_experts);
+    std::fill_n(slots, stage.layer.num_experts, kAbsent);
+    compute_arrived(isa, work, stage.layer.slots, slots, stage.topk_ids, num_ids);
+    while (!fetcher.missing().empty()) {
+      if (!fetcher.wait()) return false;
+      compute_arrived(isa, work, stage.layer.slots, slots, stage.topk_ids, num_ids);
+    }
+    add_pairs(isa, AddPairsCall{work.out, call.num_tokens, stage.top_k, hidden, stage.topk_ids, call.hidden,
+                                call.hidden});
+  } else {
+    experts(isa, work);
+  }
+  fetcher.finish();
+  return true;
+}
+
+// False: the layer lacks an expert, or the next one will, and somebody else has to see to that.
+bool compute_in_slots(const Isa& isa, const DecoderCall& call, const RoutedLayer& layer, Between& between) {
+  const MoEStageCall& stage = layer.stage;
+  if (call.fetcher != nullptr && call.fetcher->may_load()) return fetch_and_compute(isa, call, layer, between);
+  if (call.fetcher != nullptr) call.fetcher->collect();
+  if (!are_in_memory(stage.layer, stage.topk_ids, call.num_tokens * stage.top_k)) return false;
+  if (expects_absent(isa, call, layer, between)) return false;
+  experts(isa, ExpertsCall{stage.layer, stage.normed, call.num_tokens, stage.top_k, stage.topk_ids, stage.topk_weights,
+                           call.hidden, call.hidden});
+  return true;
 }
 
 void attend(const Isa& isa, const DecoderCall& call, const DecoderLayer& layer, const KVCache& cache, float* qkv,
@@ -82,7 +164,7 @@ int64_t decoder(const Isa& isa, const DecoderCall& call) {
       continue;
     }
     if (call.topk_ids != nullptr) stage.topk_ids = call.topk_ids + num_routed * tokens * stage.top_k;
-    ++num_routed;
+    const int64_t number = num_routed++;
     if (stage.layer.slots == nullptr) {
       moe_stage(isa, stage);
       continue;
@@ -90,13 +172,8 @@ int64_t decoder(const Isa& isa, const DecoderCall& call) {
     if (!call.keeps_inputs) stage.normed = call.normed;
     stage.topk_weights = call.topk_weights;
     route_stage(isa, stage);
-    if (!are_in_memory(stage.layer, stage.topk_ids, tokens * stage.top_k)) return i;
     const MoEStageCall* const next = call.asks_next_router || call.guesses != nullptr ? next_routed(call, i) : nullptr;
-    const uint8_t* const guesses =
-        call.guesses == nullptr ? nullptr : call.guesses + num_routed * stage.layer.num_experts;
-    if (next != nullptr && expects_absent(isa, call, *next, guesses, stage.normed, between)) return i;
-    experts(isa, ExpertsCall{stage.layer, stage.normed, tokens, stage.top_k, stage.topk_ids, stage.topk_weights,
-                             call.hidden, call.hidden});
+    if (!compute_in_slots(isa, call, RoutedLayer{stage, next, number}, between)) return i;
   }
   return call.num_layers;
 }

@@ -193,9 +193,11 @@ struct DecoderLayer {
 constexpr int32_t kAbsent = -1;
 constexpr int32_t kLoading = -2;  // on its way from disk
 
+class ExpertFetcher;  // expert_fetcher.h
+
 // A pass through layers, from the one after another. Where experts have slots it stops at a layer that needs an expert
-// without one, or whose successor is expected to need one that is absent: whoever called reads it, computes the
-// layer's experts, and calls again for the rest.
+// without one, or whose successor is expected to need one that is absent, unless the fetcher can see to that: whoever
+// called reads it, computes the layer's experts, and calls again for the rest.
 struct DecoderCall {
   const DecoderLayer* const* layers;
   const KVCache* const* caches;  // one a layer
@@ -218,6 +220,7 @@ struct DecoderCall {
   // of `guesses`, [layers with routers, num_experts], or nothing.
   bool asks_next_router = false;
   const uint8_t* guesses = nullptr;
+  ExpertFetcher* fetcher = nullptr;  // or null; does not read ahead what is guessed
 };
 // Returns the layer that the pass stopped at, with `hidden` as it goes into the experts' sum; or num_layers.
 int64_t decoder(const Isa& isa, const DecoderCall& call);

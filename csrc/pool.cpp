@@ -1,7 +1,6 @@
 #include "pool.h"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <atomic>
 #include <memory>
@@ -10,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "signals_blocked.h"
 #include "spin.h"
 #include "workspace.h"
 
@@ -99,22 +99,6 @@ struct FloatMode {
   static void use(int) {}
 #endif
   using Mode = decltype(current());
-};
-
-// While it lives, threads that are started inherit a mask that leaves every signal to the program's own threads.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-
- private:
-  sigset_t before_;
 };
 
 }  // namespace

@@ -25,7 +25,7 @@ from tests.tiny_mixtral import write_tiny_mixtral  # noqa: E402
 
 STOP_S = 40
 REQUEST_S = 300  # 128 completions that fill the context, on a busy machine; no claim about speed
-CONTEXT = 1024  # tokens, which are bytes here: more than a generated prompt has, few enough to be filled quickly
+CONTEXT = 3072  # tokens, which are bytes here: more than a generated prompt has, few enough to be filled quickly
 MAX_QUEUE = 1000  # sequences: that prompts times n must not exceed it is more than the document can say
 MAIN = "import sys; from moeflow.cli.main import main; sys.exit(main())"
 LAST_S = 1800  # a run that takes longer is ended
@@ -36,6 +36,7 @@ def running_server(folder: Path, log: Path) -> Iterator[str]:
     """Serve a tiny model, with everything it writes in the folder; yield the address."""
     write_tiny_mixtral(folder / "model", max_position_embeddings=CONTEXT)
     command = [sys.executable, "-c", MAIN, "serve", str(folder / "model"), "--port", "0", "--threads", "1"]
+    command += ["--speculator", "suffix"]  # so that `token_trees` is answered, too
     command += ["--cache-dir", str(folder / "cache"), "--max-queue", str(MAX_QUEUE), "--log-level", "error"]
     with log.open("w") as stderr:
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)

@@ -22,7 +22,8 @@ from moeflow.engine.messages import ExpertStats, LenderStats
 from moeflow.experts.cache.eviction import POLICIES
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cached_experts import ExpertPool
-from moeflow.experts.disk_reader import DiskReader, ReadFuture, probe_read_depth
+from moeflow.experts.disk_fetcher import DiskFetcher
+from moeflow.experts.disk_reader import DiskReader, probe_read_depth
 from moeflow.experts.elastic_slots import ElasticSlots
 from moeflow.experts.look_ahead import LookAhead
 from moeflow.experts.predict.governor import Governor
@@ -41,8 +42,6 @@ from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.moe import MoE
 from moeflow.models.registry import read_model_config
 from moeflow.parallel.tcp.cluster_token import read_token
-from moeflow.pipeline.priority import DEMAND, PREFETCH
-from moeflow.pipeline.runtime.lane import Lane
 from moeflow.pipeline.runtime.trace import Label, Row, Trace
 from moeflow.planner.choices.packed_files import ensure_packed_weights_file, formats_of
 
@@ -83,27 +82,24 @@ class ExpertStore:
             on_failure.callback(self._reader.close)
             depth = probe_read_depth(self._reader, arena, config.num_slots)
             arena.give_back(0)
-            self._lane = Lane("disk", depth, trace=trace)
-            on_failure.callback(self._lane.close)
+            self._disk = DiskReader(self._reader, arena, num_threads=depth, trace=trace)
+            on_failure.callback(self._disk.close)
             self.cache = ExpertCache(
                 num_layers=spec.num_layers,
                 num_experts=spec.num_experts,
                 num_slots=config.num_slots,
                 slab_bytes=spec.slab_bytes,
                 policy=POLICIES[config.policy](spec.num_slabs),
-                start_loads=DiskReader(self._reader, arena, self._submit, num_threads=depth).start_loads,
+                start_loads=self._disk.start_loads,
+                wait=self._disk.wait,
             )
             self.slots = ElasticSlots(self.cache, arena)
             self.pool = ExpertPool(self.cache, _as_experts(arena, shape, spec, is_wide=is_wide))
+            self.pool.fetcher = self.cache.fetcher = DiskFetcher(self._disk, self.cache)
             self.pool.remote = self._remote_experts(config.remote, shape, is_wide=is_wide)
             on_failure.pop_all()
         if trace is not None:
             self.pool.spanned = traced_on(trace.row(COMPUTING), spec.slab_bytes)
-
-    def _submit(self, work: Callable[[], None], is_urgent: bool, expert: int, num_bytes: int) -> ReadFuture:
-        layer = expert // self._spec.num_experts
-        label = Label("read" if is_urgent else "prefetch", layer, num_bytes=num_bytes)
-        return self._lane.submit(work, priority=DEMAND if is_urgent else PREFETCH + layer, label=label)
 
     def _remote_experts(
         self, config: RemoteExpertsConfig | None, shape: ModelConfig, *, is_wide: bool
@@ -213,7 +209,7 @@ class ExpertStore:
         if self.pool.remote is not None:
             self.pool.remote.close()
         self.cache.drain()
-        self._lane.close()
+        self._disk.close()
         self._reader.close()
 
 

@@ -7,19 +7,22 @@ of expert, as the kernels do where all are resident. So neither what was in memo
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
 
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.lease import Lease
+from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.remote.remote_experts import RemoteExperts
 from moeflow.experts.spans import EXPERTS, WAITS, Spanned, untraced
 from moeflow.experts.streamed_experts import ExpertStream
 from moeflow.kernels.cpu.decoder import Expected
 from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
 from moeflow.kernels.cpu.packed_weights import PackedExperts
+
+_FEW_CHOICES: Final = 2  # of a layer in a pass, as a multiple of its experts
 
 
 class Ahead(Protocol):
@@ -32,7 +35,7 @@ class Ahead(Protocol):
         """
 
     def see_hits(self, first_layer: int, topk_ids: Tensor) -> None:
-        """Receive those of layers that needed no loads, from this one on: topk_ids [layers, T, K]."""
+        """Receive those of layers that kernels have run alone, from this one on: topk_ids [layers, T, K]."""
 
     def expected(self, num_tokens: int) -> Expected:
         """Return what layers of a pass should be expected to need; `see` is called if it is absent."""
@@ -47,9 +50,28 @@ class ExpertPool:
         self.slots = slots
         self.ahead = ahead
         self.remote: RemoteExperts | None = None  # those of other machines, if there are any
+        self.fetcher: DiskFetcher | None = None  # has experts come while kernels run
         self.stream = ExpertStream(cache)
         self.spanned: Spanned = untraced
         self.num_layers = 0
+
+    @property
+    def fetcher_handle(self) -> Any:
+        """The fetcher as kernels take it."""
+        return None if self.fetcher is None else self.fetcher.handle
+
+    def lend_slots(self, num_layers: int, num_choices: int) -> None:
+        """Let kernels bring experts until the end of the pass's call, for so many layers of so many choices each.
+
+        They do not where others compute some of them, nor in a trace, which shows what each layer reads and waits for,
+        nor for passes so large that layers will stream.
+        """
+        if self.fetcher is None or self.remote is not None or self.spanned is not untraced:
+            return
+        if num_choices <= _FEW_CHOICES * self.cache.num_experts:
+            # Of the experts in the order of eviction as many may be passed over: the pass turns out to need them.
+            at_most = min(2 * num_layers * num_choices, self.cache.num_slots)
+            self.cache.lend(at_most, max_needed=self.stream.least - 1)
 
     def add_layer(self) -> CachedExperts:
         """Return the experts of the next layer that has some."""

@@ -1,141 +1,155 @@
-"""Brings experts from disk into slots, in the threads of a lane: demand first, prefetches in what time is left.
+"""Brings experts from disk into slots by the extension's threads: demand first, prefetches in what time is left.
 
-The lane is passed in as a function that queues work, for it belongs to a higher floor. Few urgent reads are cut into
-pieces, so that they keep as many threads busy as many do. One expert of 6 MiB at a time, on a virtual disk that gave
-between 1.3 and 3 GB/s at different times, came faster by 13% at its slowest and by 4% at its fastest.
+Few urgent reads are cut into pieces, so that they keep as many threads busy as many do. One expert of 6 MiB at a time,
+on a virtual disk that gave between 1.3 and 3 GB/s at different times, came faster by 13% at its slowest and by 4% at
+its fastest. What has ended is learned by asking, or waiting: no thread of the reader calls Python.
 """
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError
+from collections.abc import Sequence
 from time import perf_counter
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
+from moeflow.checkpoint.packed.layout import SlabIndex
 from moeflow.checkpoint.packed.reader import SlabReader
 from moeflow.core.errors import StorageError
 from moeflow.core.units import MIB
 from moeflow.experts.cache.load_job import LoadJob, OnDone
 from moeflow.experts.slot_arena import SlotArena
+from moeflow.kernels.cpu.slab_reads import SlabPlaces, SlabReads
+from moeflow.pipeline.runtime.trace import Label, Row, Trace
 
 READ_DEPTHS: Final = (8, 4, 16)  # threads to try; an earlier one is kept unless a later one is clearly faster
 _CLEARLY: Final = 1.05
 _PROBE_BYTES: Final = 64 * MIB  # of one round
 _PROBE_S: Final = 0.15  # at most, for one round
 _PROBE_ROUNDS: Final = 2
+_PATIENCE_S: Final = 0.1  # a wait without an end, in which the program can be interrupted
 
 
-class ReadFuture(Protocol):
-    """What becomes of queued work; `runtime.future.Future` is one."""
+class Slabs(Protocol):
+    """A file of slabs; `SlabReader` is one."""
+
+    index: SlabIndex
+    is_direct: bool
 
     @property
-    def error(self) -> BaseException | None:
-        """Why it failed, if it is done and did."""
+    def descriptor(self) -> int:
+        """The open file."""
 
-    def cancel(self) -> bool:
-        """Take it back if it has not begun."""
-
-    def on_done(self, callback: Callable[[Any], Any], /) -> None:
-        """Call back when it is done, failed or cancelled."""
-
-
-# Queues work of a lane: (work, whether a pass waits for it, expert number over all layers, bytes it reads).
-SubmitRead = Callable[[Callable[[], None], bool, int, int], ReadFuture]
+    def read(self, number: int, into: memoryview, /) -> None:
+        """Fill `into`, trying several times. Raises: StorageError."""
 
 
 class DiskReader:
-    """Reads experts into the slots of an arena."""
+    """Reads experts into the slots of an arena. Whoever uses it holds the cache's lock, but for waiting."""
 
-    def __init__(self, reader: SlabReader, arena: SlotArena, submit: SubmitRead, *, num_threads: int) -> None:
-        """`num_threads` is what the lane behind `submit` has."""
-        self._reader = reader
+    def __init__(self, slabs: Slabs, arena: SlotArena, *, num_threads: int, trace: Trace | None = None) -> None:
+        """Start the threads; `close` ends them."""
+        spec = slabs.index.spec
+        self._slabs = slabs
         self._arena = arena
-        self._submit = submit
-        self._num_threads = num_threads
+        self._loads: dict[int, tuple[LoadJob, OnDone]] = {}  # under way, by the expert's number
+        self._num_experts = spec.num_experts
+        self._rows = [] if trace is None else _rows(trace, num_threads)
+        places = SlabPlaces(
+            descriptor=slabs.descriptor,
+            is_direct=slabs.is_direct,
+            first_byte=spec.offset(0),
+            stride_bytes=spec.stride_bytes,
+            slab_bytes=spec.slab_bytes,
+            num_slabs=spec.num_slabs,
+            slabs_per_layer=spec.num_experts,
+            checksums=slabs.index.checksums[: spec.num_slabs],
+        )
+        self.reads = SlabReads(places, arena.slots, num_threads=num_threads, keeps_spans=trace is not None)
 
     def start_loads(self, jobs: Sequence[LoadJob], on_done: OnDone) -> list[SlabLoad]:
         """Queue the reads of some experts; see `load_job.StartLoads`.
 
         A read that fails is tried again; if it keeps failing, its error is a StorageError.
         """
-        loads = [SlabLoad(self._reader, job, self._arena.view(job.slot), on_done) for job in jobs]
-        for load in loads:
-            load.submit(self._submit, 1 if load.job.is_prefetch else self._num_threads // len(jobs))
+        loads = [self.adopt(job, on_done) for job in jobs]
+        self.reads.submit([(job.expert, job.slot) for job in jobs], is_urgent=not jobs[0].is_prefetch)
         return loads
 
+    def adopt(self, job: LoadJob, on_done: OnDone) -> SlabLoad:
+        """Take over a load whose read is queued, or is about to be."""
+        self._loads[job.expert] = (job, on_done)
+        return SlabLoad(self, job)
 
-class SlabLoad:
-    """One expert's read, in one or several pieces, of which the last to end checks the whole."""
+    def drop(self, job: LoadJob) -> None:
+        """Forget a load that has not been heard of, and will not be."""
+        self._loads.pop(job.expert, None)
 
-    def __init__(self, reader: SlabReader, job: LoadJob, into: memoryview, on_done: OnDone) -> None:
-        self.job = job
-        self.has_begun = False
-        self._reader = reader
-        self._into = into
-        self._on_done = on_done
-        self._lock = threading.Lock()
-        self._is_cancelled = False
-        self._num_pieces = 0  # still to end
-        self._error: BaseException | None = None  # of a piece
-        self._futures: list[ReadFuture] = []
-
-    def submit(self, submit: SubmitRead, max_pieces: int) -> None:
-        """Queue the pieces."""
-        pieces = self._reader.pieces(self.job.expert, self._into, max_pieces)
-        self._num_pieces = len(pieces)
-        num_bytes = len(self._into) // len(pieces)
-        for piece in pieces:
-            work = self._unless_cancelled(piece)
-            self._futures.append(submit(work, not self.job.is_prefetch, self.job.expert, num_bytes))
-        for future in self._futures:
-            future.on_done(self._end_piece)
-
-    def cancel(self) -> bool:
-        """Take all pieces back if none has begun."""
-        with self._lock:
-            if self.has_begun:
-                return False
-            self._is_cancelled = True
-        for future in self._futures:
-            future.cancel()
-        return True
-
-    def _unless_cancelled(self, piece: Callable[[], None]) -> Callable[[], None]:
-        def work() -> None:
-            with self._lock:
-                if self._is_cancelled:
-                    return
-                self.has_begun = True
-            piece()
-
-        return work
-
-    def _end_piece(self, future: ReadFuture) -> None:
-        with self._lock:
-            self._error = self._error or future.error
-            self._num_pieces -= 1
-            if self._num_pieces or self._is_cancelled:
-                return
-        self._on_done(self.job, self._complete())
-
-    def _complete(self) -> Exception | None:
-        """Check what was read, or read it again; return what is wrong in the end."""
-        try:
-            if self._error is not None:
-                raise self._error
-            self._reader.check(self.job.expert, self._into)
-        except OSError:
-            try:
-                self._reader.read(self.job.expert, self._into)
-            except Exception as error:  # as a rule a StorageError
-                return error
-        except CancelledError:
+    def outcome(self, job: LoadJob, *, is_right: bool) -> Exception | None:
+        """Return what is wrong with a load that has ended; one that failed is read again first."""
+        self.drop(job)
+        if is_right:
+            return None
+        if self.reads.is_closed:
             return StorageError("experts are not read any more: the engine is stopping")
+        try:
+            self._slabs.read(job.expert, self._arena.view(job.slot))
+        except Exception as error:  # as a rule a StorageError
+            return error
         except BaseException as error:  # whatever it is, the pass that waits must receive it
             return StorageError(f"an expert could not be read: {type(error).__name__}: {error}")
         return None
+
+    def poll(self) -> None:
+        """Report the loads that have ended."""
+        for number, _, is_right in self.reads.take_ended():
+            job, on_done = self._loads[number]
+            on_done(job, self.outcome(job, is_right=is_right))
+        if self._rows:
+            self._record()
+
+    def wait(self, condition: threading.Condition) -> None:
+        """Wait until a load may have ended, which `poll` reports. See `ExpertCache`."""
+        if not self._loads:
+            condition.wait()
+            return
+        condition.release()
+        try:
+            self.reads.wait(_PATIENCE_S)
+        finally:
+            condition.acquire()
+
+    def close(self) -> None:
+        """End the threads. Blocks: until the reads that have begun are done."""
+        self.reads.close()
+        self.poll()
+
+    def _record(self) -> None:
+        for span in self.reads.take_spans():
+            name = "read" if span.is_urgent else "prefetch"
+            label = Label(name, span.slab // self._num_experts, num_bytes=span.num_bytes)
+            self._rows[span.thread].record(label, span.start_ns, span.end_ns)
+
+
+class SlabLoad:
+    """One expert's read."""
+
+    def __init__(self, disk: DiskReader, job: LoadJob) -> None:
+        self.job = job
+        self._disk = disk
+
+    def cancel(self) -> bool:
+        """Take it back if it has not begun."""
+        if not self._disk.reads.cancel(self.job.expert):
+            return False
+        self._disk.drop(self.job)
+        return True
+
+
+def _rows(trace: Trace, num_threads: int) -> list[Row]:
+    """Return a row for each thread, and one for those who wait and read meanwhile."""
+    names = [f"disk {number}" for number in range(num_threads)]
+    return [trace.row(name, lane="disk") for name in [*names, "disk, who waits"]]
 
 
 def probe_read_depth(reader: SlabReader, arena: SlotArena, num_slots: int) -> int:
@@ -169,7 +183,7 @@ def _read_rate(reader: SlabReader, arena: SlotArena, depth: int, chance: random.
         while numbers and perf_counter() - start < _PROBE_S:
             try:
                 number = numbers.pop()
-                reader.pieces(number, arena.view(slot), 1)[0]()
+                reader.fill(number, arena.view(slot))
             except (IndexError, OSError):  # another thread took the last; a bad expert is for who needs it to report
                 continue
             done.append(spec.stride_bytes)

@@ -52,7 +52,7 @@ class Prefetcher:
         self._cache.prefetch(following, self._predictor.predict(following))
 
     def see_hits(self, first_layer: int, topk_ids: Tensor) -> None:
-        """Receive what the routers of layers chose that had all of it. Shapes: topk_ids [layers, T, K]."""
+        """Receive what the routers of layers chose that kernels have run alone. Shapes: topk_ids [layers, T, K]."""
         if self._predictor.by_next_router:
             return
         for layer, ids in enumerate(topk_ids.flatten(1).tolist(), first_layer):

@@ -8,6 +8,7 @@ awaited. So reading and computing overlap over the whole pass, and neither waits
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -44,9 +45,14 @@ class ExpertStream:
         num_slots = self._cache.num_slots  # may change from pass to pass
         return min(max(num_slots // 4, 2), num_slots, _LARGEST_WINDOW)
 
+    @property
+    def least(self) -> int:
+        """How many experts a layer needs that is better run as part of a stream."""
+        return math.ceil(NEARLY_ALL * self._cache.num_experts)
+
     def takes(self, num_needed: int) -> bool:
-        """Whether a layer that needs so many experts is better run as part of a stream."""
-        return num_needed >= NEARLY_ALL * self._cache.num_experts
+        """Whether a layer that needs so many experts is one."""
+        return num_needed >= self.least
 
     def run(self, layer: int, work: Work, spanned: Spanned) -> None:
         """Compute with all experts that a layer needs. Blocks. Raises: StorageError if one cannot be read."""

@@ -7,11 +7,11 @@ factor on them, which follows quickly.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-PRIOR: Final = 0.5  # share of right guesses that is believed of a new grade, ...
-PRIOR_WEIGHT: Final = 4.0  # ... as if so many had been seen
+PRIOR_WEIGHT: Final = 4.0  # of what a speculator believes of a grade: as if so many guesses had been judged
 MEMORY: Final = 512.0  # guesses of a grade after which earlier ones count for little
 REQUEST_MEMORY: Final = 32.0  # guesses for a request likewise
 MOST: Final = 0.99
@@ -31,7 +31,9 @@ class _Count:
 class Acceptance:
     """Counts right guesses."""
 
-    def __init__(self) -> None:
+    def __init__(self, believed: Mapping[str, Callable[[int], float]]) -> None:
+        """Take what each speculator believes of its grades, see `Speculator.believed`."""
+        self._believed = believed
         self._grades: dict[tuple[str, int], _Count] = {}
         self._requests: dict[str, _Count] = {}
 
@@ -44,7 +46,7 @@ class Acceptance:
     def note(self, request_id: str, speculator: str, grade: int, *, is_right: bool) -> None:
         """Count a guess that has been judged."""
         expected = self._base(speculator, grade)
-        count = self._grades.setdefault((speculator, grade), _Count(PRIOR * PRIOR_WEIGHT, PRIOR_WEIGHT))
+        count = self._grades.setdefault((speculator, grade), _Count(expected * PRIOR_WEIGHT, PRIOR_WEIGHT))
         count.note(float(is_right), 1.0, MEMORY)
         self._requests.setdefault(request_id, _Count(0.0, 0.0)).note(float(is_right), expected, REQUEST_MEMORY)
 
@@ -54,4 +56,4 @@ class Acceptance:
 
     def _base(self, speculator: str, grade: int) -> float:
         count = self._grades.get((speculator, grade))
-        return PRIOR if count is None else count.right / count.seen
+        return self._believed[speculator](grade) if count is None else count.right / count.seen

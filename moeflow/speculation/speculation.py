@@ -36,9 +36,10 @@ class Speculation:
     governor: Governor = field(default_factory=Governor)
     counts: SpeculationCounts = field(init=False)
     usefulness: Usefulness = field(init=False)
-    _acceptance: Acceptance = field(default_factory=Acceptance)
+    _acceptance: Acceptance = field(init=False)
     _nodes: dict[Request, list[DraftedToken]] = field(default_factory=dict)  # of the pass under way
     _draft_s: dict[str, float] = field(default_factory=dict)  # of who guessed for it
+    _had_drafts: set[str] = field(default_factory=set)
     _failed: set[str] = field(default_factory=set)
     _unguessed: PassTimes = field(default_factory=lambda: PassTimes(weight=_FEW))  # passes before which nobody guessed
     _num_in_a_row: int = 0  # passes with guesses
@@ -47,10 +48,11 @@ class Speculation:
         names = [speculator.name for speculator in self.speculators]
         self.usefulness = Usefulness(names)
         self.counts = SpeculationCounts.of(names)
+        self._acceptance = Acceptance({speculator.name: speculator.believed for speculator in self.speculators})
 
     def trees(self, running: Sequence[Request], max_tokens: int) -> dict[Request, TokenTree]:
         """Return guesses for running requests, if all of them decode; `max_tokens` is what a pass may have in all."""
-        self._nodes, self._draft_s = {}, {}
+        self._nodes, self._draft_s, self._had_drafts = {}, {}, set()
         self.governor.begin()
         if not running or not all(request.is_decoding for request in running) or self._num_in_a_row == MOST_IN_A_ROW:
             return {}
@@ -63,7 +65,9 @@ class Speculation:
         trees: dict[Request, TokenTree] = {}
         for request, tokens in chosen.items():
             trees[request], self._nodes[request] = tree_of(tokens)
-        self.counts.draft_s += self.clock() - start_s
+        total_s = self.clock() - start_s
+        self.counts.draft_s += total_s
+        self._charge(total_s - sum(self._draft_s.values()))
         return trees
 
     def note(self, batch: Batch, kept: Mapping[Request, Sequence[int]], seconds: float) -> None:
@@ -92,11 +96,17 @@ class Speculation:
         for speculator in self.speculators:
             speculator.forget(request)
 
+    def _charge(self, seconds: float) -> None:
+        """Add the time of merging and choosing to that of those who had drafts."""
+        for name in self._had_drafts:
+            self._draft_s[name] += seconds / len(self._had_drafts)
+
     def _drafted(self, running: Sequence[Request]) -> dict[Request, DraftedToken]:
         proposed: list[list[tuple[str, Draft]]] = [[] for _ in running]
         for speculator in self.speculators:
             for found, drafts in zip(proposed, self._proposed_by(speculator, running), strict=True):
                 found += [(speculator.name, draft) for draft in drafts]
+        self._had_drafts = {name for found in proposed for name, _ in found}
         roots: dict[Request, DraftedToken] = {}
         for request, found in zip(running, proposed, strict=True):
             max_depth = min(MAX_DEPTH, request.max_tokens - len(request.output_token_ids) - 1)

@@ -16,7 +16,7 @@ class Draft:
     """A guess of what follows a request's tokens.
 
     How sure its speculator is of each token is a *grade*: a small number that means nothing by itself. What tokens of a
-    grade are worth is counted (`acceptance.py`), so no speculator has to know how good it is.
+    grade are worth is counted (`acceptance.py`), so a speculator need not know how good it is.
     """
 
     token_ids: tuple[int, ...]
@@ -33,6 +33,9 @@ class Speculator(Protocol):
 
     def propose(self, requests: Sequence[Request], max_depth: int) -> list[list[Draft]]:
         """Return for each request some drafts of up to `max_depth` tokens, the likeliest first; perhaps none."""
+
+    def believed(self, grade: int) -> float:
+        """Return what share of its tokens of a grade will be right, as far as it can tell before any was judged."""
 
     def forget(self, request: Request) -> None:
         """Let go of what is kept of a request that has ended; it may be one that was never seen."""

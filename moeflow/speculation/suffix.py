@@ -38,6 +38,10 @@ class SuffixSpeculator:
         """See `Speculator`."""
         return [self._propose(request, max_depth) for request in requests]
 
+    def believed(self, grade: int) -> float:
+        """See `Speculator`: it cannot tell."""
+        return 0.5
+
     def forget(self, request: Request) -> None:
         """Keep what was said for others, as long as there is room."""
         self._texts.pop(request, None)

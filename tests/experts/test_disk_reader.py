@@ -1,62 +1,56 @@
-"""Cache, reader, real lane and real file together; and each way in which a read can end."""
+"""Cache, reader, threads and real file together; and each way in which a read can end."""
 
 from __future__ import annotations
 
-import errno
+import os
 import random
 import threading
+import zlib
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import moeflow.checkpoint.packed.reader as slab_reader
+from moeflow.checkpoint.packed.file_io import PAGE_BYTES
 from moeflow.checkpoint.packed.reader import SlabReader
 from moeflow.core.errors import StorageError
 from moeflow.core.units import MIB
 from moeflow.experts.cache.eviction import LRU
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.load_job import LoadJob
+from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.disk_reader import READ_DEPTHS, DiskReader, probe_read_depth
 from moeflow.experts.slot_arena import SlotArena
-from moeflow.pipeline.runtime.lane import Lane
+from moeflow.kernels.cpu import extension
+from moeflow.pipeline.runtime.trace import Trace
 from tests.checkpoint.packed.slabs import flip_bit, make_spec, slab, write_packed_weights_file
+
+pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 
 
 class Machine:
-    """A file of packed weights, slots, a lane, and a way to hold the lane back."""
+    """A file of packed weights, slots, and what reads. Without threads, only waiting reads, and in order."""
 
     def __init__(self, folder, *, num_slots=6, num_threads=1, **spec):
         self.spec = make_spec(**spec)
         self.arena = SlotArena(num_slots, self.spec.slab_bytes)
         self.slabs = SlabReader(write_packed_weights_file(folder / "model.slabs", self.spec), self.arena.view(0))
-        self.lane = Lane("disk", num_threads)
-        self.submitted = []  # (is urgent, expert, bytes)
-        self.reader = DiskReader(self.slabs, self.arena, self.submit, num_threads=num_threads)
+        self.trace = Trace()
+        self.reader = DiskReader(self.slabs, self.arena, num_threads=num_threads, trace=self.trace)
         self.done = []  # (expert, error)
-        self.bell = threading.Condition()
+        self.lock = threading.Condition()
 
-    def submit(self, work, is_urgent, expert, num_bytes):
-        self.submitted.append((is_urgent, expert, num_bytes))
-        return self.lane.submit(work, priority=0 if is_urgent else 1)
-
-    def hold(self):
-        """Keep a lane of one thread busy until the returned event is set."""
-        held, gate = threading.Event(), threading.Event()
-        self.lane.submit(lambda: (held.set(), gate.wait()))
-        held.wait()
-        return gate
-
-    def start(self, *experts, is_prefetch=False):
-        jobs = [LoadJob(expert, slot, is_prefetch=is_prefetch) for slot, expert in enumerate(experts)]
-        return self.reader.start_loads(jobs, self.on_done)
-
-    def on_done(self, job, error):
-        with self.bell:
-            self.done.append((job.expert, error))
-            self.bell.notify_all()
+    def start(self, *experts, is_prefetch=False, first_slot=0):
+        jobs = [LoadJob(expert, slot, is_prefetch=is_prefetch) for slot, expert in enumerate(experts, first_slot)]
+        return self.reader.start_loads(jobs, lambda job, error: self.done.append((job.expert, error)))
 
     def wait_for(self, count):
-        with self.bell:
-            assert self.bell.wait_for(lambda: len(self.done) >= count, timeout=10)
+        with self.lock:
+            while len(self.done) < count:
+                self.reader.wait(self.lock)
+                self.reader.poll()
         return dict(self.done)
 
     def content(self, slot):
@@ -64,6 +58,13 @@ class Machine:
 
     def slab(self, expert):
         return slab(self.spec, *divmod(expert, self.spec.num_experts))
+
+    def spans(self):
+        return [span for row in self.trace.rows for span in row.spans]
+
+    def close(self):
+        self.reader.close()
+        self.slabs.close()
 
 
 @pytest.fixture
@@ -76,12 +77,15 @@ def machine(tmp_path):
 
     yield make
     for one in made:
-        one.lane.close()
-        one.slabs.close()
+        one.close()
 
 
-def test_slabs_land_in_their_slots(machine):
-    m = machine(num_threads=4)
+@pytest.mark.parametrize("num_threads", [0, 1, 4])
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_slabs_land_in_their_slots(machine, monkeypatch, num_threads, is_direct):
+    if not is_direct:
+        monkeypatch.setattr(slab_reader, "has_direct_reads", lambda path, buffer: False)
+    m = machine(num_threads=num_threads)
     m.start(3, 0, 11)
     assert m.wait_for(3) == {3: None, 0: None, 11: None}
     assert [m.content(slot) for slot in range(3)] == [m.slab(3), m.slab(0), m.slab(11)]
@@ -92,49 +96,60 @@ def test_few_urgent_reads_are_cut_into_pieces(machine, num_urgent, num_pieces):
     m = machine(num_threads=4, slab_bytes=4 * MIB + 1, num_layers=1)
     m.start(*range(num_urgent))
     m.wait_for(num_urgent)
-    assert len(m.submitted) == num_urgent * num_pieces
+    sizes = [span.label.num_bytes for span in m.spans()]
+    assert len(sizes) == num_urgent * num_pieces
+    assert sum(sizes) == num_urgent * m.spec.stride_bytes
+    assert not any(size % PAGE_BYTES for size in sizes)
     assert [m.content(slot) for slot in range(num_urgent)] == [m.slab(expert) for expert in range(num_urgent)]
 
 
-def test_prefetches_are_read_whole_and_after_demand(machine):
-    m = machine(slab_bytes=2 * MIB, num_layers=1)
-    gate = m.hold()
-    m.start(0, 1, is_prefetch=True)
-    m.start(2)
-    gate.set()
-    m.wait_for(3)
-    assert [expert for expert, _ in m.done] == [2, 0, 1]
-    assert m.submitted == [(False, 0, 2 * MIB), (False, 1, 2 * MIB), (True, 2, 2 * MIB)]
+def test_prefetches_are_read_whole_after_demand_and_by_layers(machine):
+    m = machine(num_threads=0, slab_bytes=2 * MIB)
+    m.start(9, 5, is_prefetch=True)
+    m.start(4, is_prefetch=True, first_slot=2)
+    m.start(8, 10, first_slot=3)
+    m.wait_for(5)
+    assert [expert for expert, _ in m.done] == [8, 10, 5, 4, 9]
+    assert [(span.label.name, span.label.layer) for span in m.spans()] == [
+        ("read", 2),
+        ("read", 2),
+        ("prefetch", 1),
+        ("prefetch", 1),
+        ("prefetch", 2),
+    ]
+    assert {span.label.num_bytes for span in m.spans()} == {2 * MIB}
 
 
 def test_what_has_not_begun_can_be_cancelled_and_is_never_heard_of(machine):
-    m = machine()
+    m = machine(num_threads=0)
     before = m.content(0)
-    gate = m.hold()
     first, second = m.start(0, 1)
-    assert not first.has_begun
     assert first.cancel()
-    gate.set()
+    assert not first.cancel()
     assert m.wait_for(1) == {1: None}
-    assert second.has_begun
     assert not second.cancel()
     assert m.content(0) == before
+    m.start(0)  # which it can be again
+    assert m.wait_for(2) == {0: None, 1: None}
 
 
-def test_a_broken_piece_is_read_again(machine, monkeypatch):
+def test_a_read_that_fails_is_tried_again(machine, tmp_path):
     m = machine(num_threads=4, slab_bytes=4 * MIB, num_layers=1)
-    faults = [OSError(errno.EIO, "Input/output error")]
-    read_all = slab_reader.read_all
+    cut = tmp_path / "cut"
+    cut.write_bytes(m.slabs.index.path.read_bytes()[: m.spec.offset(1) + 3 * MIB])
 
-    def read_or_fail(descriptor, into, start):
-        if faults:
-            raise faults.pop()
-        return read_all(descriptor, into, start)
+    class Cut:
+        """What threads read is cut, but not what is read again."""
 
-    monkeypatch.setattr(slab_reader, "read_all", read_or_fail)
+        index, is_direct, read = m.slabs.index, False, staticmethod(m.slabs.read)
+        descriptor = os.open(cut, os.O_RDONLY)
+
+    m.reader.close()
+    m.reader = DiskReader(Cut, m.arena, num_threads=4)
     m.start(1)
     assert m.wait_for(1) == {1: None}
     assert m.content(0) == m.slab(1)
+    os.close(Cut.descriptor)
 
 
 def test_a_damaged_slab_is_an_error_for_itself_only(machine):
@@ -143,25 +158,58 @@ def test_a_damaged_slab_is_an_error_for_itself_only(machine):
     m.start(1, 2, 3)
     done = m.wait_for(3)
     assert isinstance(done[2], StorageError)
+    assert "checksums differ" in str(done[2])
     assert (done[1], done[3]) == (None, None)
 
 
-def test_a_lane_that_closes_says_so_to_those_who_wait(machine):
+def test_a_slab_is_checked_once(machine):
     m = machine()
-    gate = m.hold()
+    m.start(2)
+    m.wait_for(1)
+    flip_bit(m.slabs.index.path, m.spec.offset(2) + 100)
+    m.start(2)
+    m.wait_for(2)
+    assert [error for _, error in m.done] == [None, None]
+
+
+def test_a_file_that_was_cut_is_an_error(machine):
+    m = machine()
+    m.start(2, 3, 4)  # whose checksums are known to be right from now on
+    m.wait_for(3)
+    os.truncate(m.slabs.index.path, m.spec.offset(3) + PAGE_BYTES)
+    m.done.clear()
+    m.start(2, 3, 4)
+    done = m.wait_for(3)
+    assert done[2] is None
+    assert "it was cut" in str(done[3])
+    assert "it was cut" in str(done[4])
+
+
+def test_a_reader_that_closes_says_so_to_those_who_wait(machine):
+    m = machine(num_threads=0)
     m.start(1, 2)
-    threading.Timer(0.02, gate.set).start()
-    m.lane.close()
-    m.start(3)
-    assert [str(error) for error in m.wait_for(3).values()] == [
+    m.start(5, is_prefetch=True, first_slot=2)
+    m.reader.close()
+    (load,) = m.start(3, first_slot=3)
+    assert not load.cancel()
+    assert [str(error) for error in m.wait_for(4).values()] == [
         "experts are not read any more: the engine is stopping"
-    ] * 3
+    ] * 4
 
 
-def test_a_cache_on_a_closed_lane_fails_instead_of_waiting(machine):
+def test_closing_lets_reads_end_that_have_begun(machine):
+    for _ in range(20):
+        m = machine(num_threads=4, slab_bytes=MIB, num_layers=1)
+        m.start(*range(4))
+        m.reader.close()
+        for expert, error in m.wait_for(4).items():
+            assert m.content(expert) == m.slab(expert) if error is None else "stopping" in str(error)
+
+
+def test_a_cache_on_a_closed_reader_fails_instead_of_waiting(machine):
     m = machine()
     cache = make_cache(m)
-    m.lane.close()
+    m.reader.close()
     with cache.acquire(0, [1, 2]) as lease, pytest.raises(StorageError, match="stopping"):
         lease.wait()
     assert cache.prefetch(0, [3]) == 1
@@ -170,15 +218,24 @@ def test_a_cache_on_a_closed_lane_fails_instead_of_waiting(machine):
     assert cache.num_resident == 0
 
 
+@given(content=st.binary(max_size=300))
+def test_checksums_are_those_of_zlib(content):
+    padded = np.frombuffer(content + b"\0", np.uint8)
+    assert extension._cpu.crc32(padded.ctypes.data, len(content)) == zlib.crc32(content)
+
+
 def make_cache(m):
-    return ExpertCache(
+    cache = ExpertCache(
         num_layers=m.spec.num_layers,
         num_experts=m.spec.num_experts,
         num_slots=m.arena.num_slots,
         slab_bytes=m.spec.slab_bytes,
         policy=LRU(m.spec.num_slabs),
         start_loads=m.reader.start_loads,
+        wait=m.reader.wait,
     )
+    cache.fetcher = DiskFetcher(m.reader, cache)
+    return cache
 
 
 @pytest.mark.parametrize("damaged", [None, 6])

@@ -200,6 +200,9 @@ class Streamed:
         self.asked += 1
         return [[] for _ in requests]  # it only says what is to be read
 
+    def believed(self, grade):
+        return 0.5
+
     def forget(self, request):
         pass
 

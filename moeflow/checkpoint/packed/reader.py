@@ -23,12 +23,10 @@ from moeflow.checkpoint.packed.file_io import (
 )
 from moeflow.checkpoint.packed.layout import PACK_AGAIN, PIECE_BYTES, SlabIndex, checksum
 from moeflow.core.errors import CheckpointError, StorageError
-from moeflow.core.units import MIB
 
 OnBytes = Callable[[int, int], None]  # bytes done, bytes total
 
 _ATTEMPTS = 3
-_MIN_PIECE_BYTES = MIB  # smaller ones brought nothing
 
 
 class SlabReader:
@@ -48,19 +46,20 @@ class SlabReader:
             remedy = "Check that the file is there and that you may read it"
             raise CheckpointError(f"cannot be opened ({error.strerror})", file=index.path, remedy=remedy) from error
 
-    def pieces(self, number: int, into: memoryview, max_pieces: int) -> list[Callable[[], None]]:
-        """Cut the read of a slab into up to so many parts, which may run at once; `check` comes after all of them.
+    @property
+    def descriptor(self) -> int:
+        """The open file."""
+        return self._descriptor
 
-        Each part raises OSError.
-        """
-        stride_bytes = self.index.spec.stride_bytes
-        count = max(1, min(max_pieces, stride_bytes // _MIN_PIECE_BYTES))
-        size = whole_pages(-(-stride_bytes // count))
-
-        def read_part(start: int) -> None:
-            self._read_part(number, into, start, min(size, stride_bytes - start))
-
-        return [lambda start=start: read_part(start) for start in range(0, stride_bytes, size)]  # type: ignore[misc]
+    def fill(self, number: int, into: memoryview) -> None:
+        """Read a part's pages once, and compare nothing. Raises: OSError."""
+        num_bytes = whole_pages(self.index.spec.part_bytes(number))
+        position = self.index.spec.offset(number)
+        done = read_all(self._descriptor, into[:num_bytes], position)
+        if not self.is_direct:
+            drop_cached(self._descriptor, position, num_bytes)
+        if done < num_bytes:
+            raise OSError(errno.EIO, f"the file ends at byte {position + done}: it was cut")
 
     def check(self, number: int, content: memoryview) -> None:
         """Compare a part with its checksum, if this is its first read. Raises: OSError."""
@@ -77,7 +76,7 @@ class SlabReader:
         """
         for attempt in range(_ATTEMPTS):
             try:
-                self._read_part(number, into, 0, whole_pages(self.index.spec.part_bytes(number)))
+                self.fill(number, into)
                 self.check(number, into)
                 return
             except OSError as error:
@@ -89,14 +88,6 @@ class SlabReader:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
-
-    def _read_part(self, number: int, into: memoryview, start: int, num_bytes: int) -> None:
-        position = self.index.spec.offset(number) + start
-        done = read_all(self._descriptor, into[start : start + num_bytes], position)
-        if not self.is_direct:
-            drop_cached(self._descriptor, position, num_bytes)
-        if done < num_bytes:
-            raise OSError(errno.EIO, f"the file ends at byte {position + done}: it was cut")
 
     def _failure(self, number: int, error: OSError) -> StorageError:
         return StorageError(

@@ -29,6 +29,7 @@ RUNNER_UP: Final = len(GRADES) + 1  # added to the grades of tokens beside the l
 NUM_LIKELIEST: Final = 3  # tokens that are guessed for one place at most
 LEAST_PATH: Final = 0.25  # probability of all tokens so far, below which no further one is computed
 LIKELY: Final = 0.5  # probability of all tokens so far, from which their experts are read before the governor chooses
+UNTRIED: Final = 0.5  # share of right ones that is believed at least of likeliest tokens, until some have been judged
 LEAST_BRANCH: Final = 0.1  # the same with a token beside the likeliest, below which that is no guess
 MIN_CHUNK: Final = 2  # tokens that a request may have computed in any case: as many as a pass can leave, and more
 
@@ -60,19 +61,20 @@ class DraftModel:
         kv: KVStorage,
         tables: BlockTables,
         *,
-        vocab_size: int,
+        vocabulary: Sequence[int],
         chunk_tokens: int,
         advice: Advice | None = None,
     ) -> None:
-        """`vocab_size` is that of the model it guesses for; `chunk_tokens` of prompts are computed before a pass.
+        """`vocabulary` has the token that each logit of the model stands for, of tokens of the model it guesses for.
 
-        `advice` where experts come from disk, and the two models are alike.
+        `chunk_tokens` of prompts are computed before a pass; `advice` where experts come from disk, and the two models
+        are alike.
         """
         self.name = name
         self.tables = tables
         self.is_eager = False  # guesses as far as it is asked to, and beside every token, however unlikely
         self._model, self._kv = model, kv
-        self._vocab_size = min(vocab_size, model.config.vocab_size)
+        self._vocabulary = vocabulary
         self._chunk_tokens = chunk_tokens
         self._advice = advice
         self._cached: dict[Request, _Cached] = {}
@@ -89,7 +91,7 @@ class DraftModel:
         growing, computed = self._catch_up(paths)
         while growing:
             self._expect(growing, computed.experts)
-            likeliest = _likeliest(computed.logits, self._vocab_size)
+            likeliest = _likeliest(computed.logits, self._vocabulary)
             growing = [path for path, next_tokens in zip(growing, likeliest, strict=True) if path.grow(next_tokens)]
             if growing:
                 computed = self._compute([path.last for path in growing], range(len(growing)))
@@ -106,6 +108,16 @@ class DraftModel:
         if self._advice is not None:
             likely = [of_end for path, of_end in zip(paths, experts, strict=True) if path.probability >= LIKELY]
             self._advice.ahead.expect(frozenset().union(*likely))
+
+    def believed(self, grade: int) -> float:
+        """See `Speculator`: the model's own probability.
+
+        A likeliest token has the benefit of the doubt, or it would not be tried: greedy requests take it more often.
+        """
+        place = grade % RUNNER_UP
+        edges = (0.0, *GRADES, 1.0)
+        probability = (edges[place] + edges[place + 1]) / 2
+        return probability if grade >= RUNNER_UP else max(probability, UNTRIED)
 
     def forget(self, request: Request) -> None:
         """Free a request's blocks."""
@@ -134,7 +146,7 @@ class DraftModel:
                 ready.append(path)
                 rows.append(num_rows - 1)
         if not pieces:
-            return [], _Computed(torch.empty(0, self._vocab_size), [])
+            return [], _Computed(torch.empty(0, len(self._vocabulary)), [])
         computed = self._compute(pieces, rows)
         for piece in pieces:
             self._cached[piece.request].num_tokens = piece.stop
@@ -179,7 +191,7 @@ class DraftModel:
             context = replace(context, on_inputs=lambda *tensors: kept.append(tensors))
         hidden = self._model(token_ids, context)
         if not rows:
-            return _Computed(torch.empty(0, self._vocab_size), [])
+            return _Computed(torch.empty(0, len(self._vocabulary)), [])
         experts = [frozenset[int]()] * len(rows)
         if self._advice is not None:
             ((inputs, outputs),) = kept
@@ -190,7 +202,7 @@ class DraftModel:
 class _Computed(NamedTuple):
     """What is known of some tokens."""
 
-    logits: Tensor  # [R, V] float32, of what follows each
+    logits: Tensor  # [R, V] float32, of what follows each: of the vocabulary's tokens, and maybe others behind them
     experts: list[Experts]  # that the engine's model will need for each; empty sets: that is not known
 
 
@@ -267,10 +279,10 @@ def _grade(probability: float) -> int:
     return bisect_right(GRADES, probability)
 
 
-def _likeliest(logits: Tensor, vocab_size: int) -> list[list[tuple[int, float]]]:
+def _likeliest(logits: Tensor, vocabulary: Sequence[int]) -> list[list[tuple[int, float]]]:
     """Return the likeliest tokens after each row and their probabilities. Shapes: logits [R, V]."""
-    found = torch.softmax(logits[:, :vocab_size], dim=-1).topk(min(NUM_LIKELIEST, vocab_size))
+    found = torch.softmax(logits[:, : len(vocabulary)], dim=-1).topk(min(NUM_LIKELIEST, len(vocabulary)))
     return [
-        list(zip(token_ids, chances, strict=True))
-        for token_ids, chances in zip(found.indices.tolist(), found.values.tolist(), strict=True)
+        [(vocabulary[place], chance) for place, chance in zip(places, chances, strict=True)]
+        for places, chances in zip(found.indices.tolist(), found.values.tolist(), strict=True)
     ]

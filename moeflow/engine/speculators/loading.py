@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 
 import torch
 
+from moeflow.checkpoint.draft_vocabulary import read_draft_vocabulary
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.weight_memory import FreshMemory
 from moeflow.core.engine_config import DraftModelConfig, EngineConfig
@@ -48,8 +50,9 @@ def _draft_model(config: EngineConfig, draft: DraftModelConfig, name: str, runne
         assert isinstance(runner, ModelRunner)
         assert isinstance(runner.model, CausalLM), "guesses are for models that the CPU computes"
         model = runner.model.first(draft.num_layers)
+        vocabulary: Sequence[int] = range(runner.info.vocab_size)
     else:
-        model = _load(config, draft)
+        model, vocabulary = _load(config, draft, runner.info.vocab_size)
     kept = None if config.experts is None else config.scheduler.num_kept_blocks
     tables = BlockTables(
         num_blocks=draft.num_blocks,
@@ -72,7 +75,7 @@ def _draft_model(config: EngineConfig, draft: DraftModelConfig, name: str, runne
         model,
         kv,
         tables,
-        vocab_size=runner.info.vocab_size,
+        vocabulary=vocabulary,
         chunk_tokens=draft.chunk_tokens,
         advice=_advice(runner, model),
     )
@@ -88,7 +91,8 @@ def _advice(runner: Runner, draft: CausalLM) -> Advice | None:
     return Advice(RoutingAdvice(model), runner.experts.by_drafts)
 
 
-def _load(config: EngineConfig, draft: DraftModelConfig) -> CausalLM:
+def _load(config: EngineConfig, draft: DraftModelConfig, vocab_size: int) -> tuple[CausalLM, Sequence[int]]:
+    """Return a model, and the tokens it guesses, of the `vocab_size` that the engine's model has."""
     own = dataclasses.replace(
         config,
         dtype="float32" if config.cpu_isa else draft.weight_format,
@@ -98,4 +102,9 @@ def _load(config: EngineConfig, draft: DraftModelConfig) -> CausalLM:
         is_wide=False,
     )
     with closing(open_checkpoint(draft.model_path)) as checkpoint:
-        return load_model(checkpoint, make_allocator(own, FreshMemory()), num_threads=config.num_threads)
+        model = load_model(checkpoint, make_allocator(own, FreshMemory()), num_threads=config.num_threads)
+    named = read_draft_vocabulary(Path(draft.model_path), model.config.vocab_size)
+    if named is None:
+        return model, range(min(vocab_size, model.config.vocab_size))
+    vocabulary = [token_id for token_id in named if token_id < vocab_size]
+    return model.guessing(vocabulary), vocabulary

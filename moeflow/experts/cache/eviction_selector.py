@@ -70,6 +70,16 @@ class EvictionSelector:
         order: list[int] = np.argsort(-self._policy.scores(self._now)[first:end], kind="stable").tolist()
         return order
 
+    def next_victims(self, states: ExpertStates, at_most: int) -> list[int]:
+        """Return the experts that would be evicted next outside of a scan, in order; none that is awaited."""
+        candidates = np.flatnonzero(states.evictable & ~states.awaited)
+        scores = self._policy.scores(self._now)[candidates]
+        if len(candidates) > at_most:
+            nearest = np.sort(np.argpartition(scores, at_most)[:at_most])  # in order again, for equal scores
+            candidates, scores = candidates[nearest], scores[nearest]
+        victims: list[int] = candidates[np.argsort(scores, kind="stable")].tolist()
+        return victims
+
     def choose(self, states: ExpertStates, *, for_demand: bool) -> int | None:
         """Return the expert to evict, None if there is none: what is awaited goes for demand only, and last."""
         candidates = states.evictable & ~states.awaited

@@ -7,7 +7,8 @@ class. Prefetches take a slot only from experts without a lease, and never from 
 right. Nothing of this changes what is computed, only when.
 
 Kernels that run over several layers take no lease: they read in `slot_table` what is resident. While they do, between
-`begin_read` and `end_read`, nothing is evicted.
+`begin_read` and `end_read`, nothing is evicted here. They may be lent slots, to fill by themselves in the order that is
+decided here; what they did is in a journal, and is done again to the records afterwards.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +27,7 @@ from moeflow.experts.cache.cache_stats import CacheStats
 from moeflow.experts.cache.eviction import EvictionPolicy, Scores
 from moeflow.experts.cache.eviction_selector import EvictionSelector
 from moeflow.experts.cache.expert_states import ABSENT, ExpertState, ExpertStates
+from moeflow.experts.cache.journal import Event, Fetcher, Journal
 from moeflow.experts.cache.lease import Lease
 from moeflow.experts.cache.load_job import LoadJob, StartLoads
 
@@ -57,6 +60,7 @@ class ExpertCache:
 
         `wait` returns when a load may have ended; a simulator advances its clock there.
         """
+        self.fetcher: Fetcher | None = None  # who can be lent slots, and is asked for loads that have ended
         self.num_experts = num_experts  # of a layer
         self._num_layers = num_layers
         self._max_prefetches = max_prefetches
@@ -75,6 +79,7 @@ class ExpertCache:
         self._victims = EvictionSelector(policy, num_layers, num_experts)
         self._first_numbers = np.arange(0, num_layers * num_experts, num_experts).reshape(-1, 1, 1)  # of each layer
         self._is_read = False  # the table, by kernels
+        self._is_lent = False  # slots, to kernels: then they alone change who is where
         self.is_elsewhere = np.zeros(num_layers * num_experts, bool)  # not worth reading ahead: others compute with it
 
     @property
@@ -97,7 +102,7 @@ class ExpertCache:
         """
         first = layer * self.num_experts
         numbers = [first + expert for expert in experts]
-        with self._changed:
+        with self._up_to_date():
             if self._victims.scan is None:
                 self._states.end_prefetches(first, first + self.num_experts, numbers)
             self._victims.on_use(np.array(numbers, np.int64))
@@ -115,7 +120,7 @@ class ExpertCache:
 
     def prefetch(self, layer: int, experts: Sequence[int]) -> int:
         """Start loading experts that a layer will probably need, likeliest first; return how many were started."""
-        with self._changed:
+        with self._up_to_date():
             room = self._max_prefetches - self._states.num_prefetches
             return self._load_ahead(self._absent_of(layer, experts), room)
 
@@ -126,7 +131,7 @@ class ExpertCache:
         them is awaited first, so that none of them gives way for another; half of the slots stay as they are.
         """
         assert all(0 <= number < len(self._states.all) for number in numbers), "there are no such experts"
-        with self._changed:
+        with self._up_to_date():
             absent = [number for number in numbers if self._is_to_load(self._states.all[number])]
             return self._load_ahead(iter(absent), self.num_slots // 2 - self._states.num_prefetches)
 
@@ -135,7 +140,7 @@ class ExpertCache:
 
         Until the next pass eviction looks ahead, and keeps all slots but `window` for what later passes need.
         """
-        with self._changed:
+        with self._up_to_date():
             self._victims.scan_at(layer, num_kept=self.num_slots - window)
             first = layer * self.num_experts
             rank = {expert: place for place, expert in enumerate(self._victims.best_first(layer))}
@@ -153,7 +158,7 @@ class ExpertCache:
 
     def read_ahead(self, at_most: int) -> None:
         """Start loading what a scan needs next, the best by the policy first, until so many are awaited."""
-        with self._changed:
+        with self._up_to_date():
             assert self._victims.scan is not None
             room = at_most - int(self._states.awaited.sum())
             if room > 0:
@@ -169,22 +174,39 @@ class ExpertCache:
 
     def begin_read(self) -> bool:
         """Bring the table up to date and evict nothing until `end_read`; return whether an expert is absent."""
-        with self._changed:
+        with self._up_to_date():
             self._is_read = True
             return self._states.publish()
+
+    def lend(self, at_most: int, *, max_needed: int) -> None:
+        """Let the fetcher fill slots until `end_read`: free ones, then those of experts that would be evicted next.
+
+        No more than `at_most` beside those for prefetches, and none in a scan. A layer that needs more experts than
+        `max_needed` is not for it.
+        """
+        with self._changed:
+            if self.fetcher is None or self._victims.scan is not None:
+                return
+            assert self._is_read, "slots are lent while kernels run"
+            room = max(self._max_prefetches - self._states.num_prefetches, 0)
+            free = self._states.last_free(at_most + room)
+            victims = self._victims.next_victims(self._states, at_most + room - len(free))
+            self._is_lent = True
+            self.fetcher.begin(free, victims, max_prefetches=room, max_needed=max_needed)
 
     def end_read(self, first_layer: int, topk_ids: NDArray[np.int64]) -> None:
         """Count what kernels found in the table on their way through layers: as many as `topk_ids` [layers, T, K] has.
 
-        Takes the place of a lease on the experts of each of them.
+        Takes the place of a lease on the experts of each of them. What the fetcher did is done here, too.
         """
         size, end_layer = self.num_experts, first_layer + len(topk_ids)
         is_used = np.zeros(self._num_layers * size, bool)
         is_used[topk_ids + self._first_numbers[first_layer:end_layer]] = True
         numbers = np.flatnonzero(is_used)
         with self._changed:
-            self._is_read = False
-            self._stats.hits += len(numbers)
+            num_absent = 0 if self.fetcher is None else self._catch_up(self.fetcher, self.fetcher.end())
+            self._is_read = self._is_lent = False
+            self._stats.hits += len(numbers) - num_absent
             self._victims.on_use(numbers)
             self._states.use_all(numbers)
             self._states.end_prefetches(first_layer * size, end_layer * size, ())
@@ -206,13 +228,13 @@ class ExpertCache:
     def is_there(self, first_layer: int, end_layer: int) -> NDArray[np.bool_]:
         """Return which experts of some layers are resident, or will be in a moment: [layers, experts]."""
         first, end = first_layer * self.num_experts, end_layer * self.num_experts
-        with self._changed:
+        with self._up_to_date():
             return self._states.present[first:end].reshape(-1, self.num_experts).copy()
 
     @property
     def has_free_slot(self) -> bool:
         """Whether an expert can come without another's leaving."""
-        with self._changed:
+        with self._up_to_date():
             return self._states.num_taken < self.num_slots
 
     def resize(self, num_slots: int, move: Callable[[int, int], None]) -> int:
@@ -222,7 +244,7 @@ class ExpertCache:
 
         Blocks: while loads that have begun and that no lease waits for write into slots that go.
         """
-        with self._changed:
+        with self._up_to_date():
             if num_slots < self.num_slots:
                 self._shrink(num_slots, move)
             else:
@@ -231,7 +253,7 @@ class ExpertCache:
 
     def stats(self) -> CacheStats:
         """Return the counters as they are now."""
-        with self._changed:
+        with self._up_to_date():
             return replace(self._stats)
 
     @property
@@ -241,24 +263,24 @@ class ExpertCache:
 
     def absent_of(self, numbers: frozenset[int]) -> frozenset[int]:
         """Return which of some experts, numbered over all layers, are not resident, or not yet."""
-        with self._changed:
+        with self._up_to_date():
             return frozenset(number for number in numbers if self._states.all[number].slot < 0)
 
     @property
     def num_resident(self) -> int:
         """How many experts are resident."""
-        with self._changed:
+        with self._up_to_date():
             return self._states.num_resident
 
     @property
     def num_filled(self) -> int:
         """How many slots have held an expert since they came into use: their memory is taken."""
-        with self._changed:
+        with self._up_to_date():
             return self._states.num_filled
 
     def slot_of(self, layer: int, expert: int) -> int | None:
         """Return an expert's slot if it is resident."""
-        with self._changed:
+        with self._up_to_date():
             slot = self._states.all[layer * self.num_experts + expert].slot
             return slot if slot >= 0 else None
 
@@ -266,7 +288,8 @@ class ExpertCache:
         """Cancel what no lease waits for and wait for the rest; then nothing is written into slots any more."""
         with self._changed:
             self._states.cancel_unleased()
-            self._changed.wait_for(lambda: not self._states.loads)
+            while self._states.loads:
+                self._wait_for_load()
 
     def check_integrity(self) -> None:
         """Check that slots, leases and loads agree; for tests."""
@@ -276,7 +299,39 @@ class ExpertCache:
                 for state, slot in zip(self._states.all, self.slot_table.ravel().tolist(), strict=True):
                     assert slot < 0 or state.slot == slot
 
+    @contextmanager
+    def _up_to_date(self) -> Iterator[None]:
+        """Hold the lock, with loads that have ended taken into account; those of a pass under way are its own."""
+        with self._changed:
+            if not self._is_read:
+                self._take_ended()
+            yield
+
     # Below, the lock is held.
+
+    def _catch_up(self, fetcher: Fetcher, journal: Journal) -> int:
+        """Do to the records what the fetcher did; return how many experts passes needed and did not find."""
+        states = self._states
+        for event, number, slot in journal.entries:
+            if event == Event.EVICTED:
+                states.give_back(states.evict(number))
+            elif event in (Event.LOADING, Event.PREFETCHING):
+                states.take(slot)
+                job = self._begin_load(number, slot, is_prefetch=event == Event.PREFETCHING)
+                job.handle = fetcher.adopt(job, self._on_done)
+            elif event == Event.JOINED:
+                job = states.loads[number]
+                job.is_joined = job.is_prefetch
+            elif event == Event.CANCELLED:
+                fetcher.drop(states.loads[number])
+                states.drop_cancelled(states.loads[number])
+            else:
+                job = states.loads[number]
+                states.end_load(job, fetcher.outcome(job, is_right=event == Event.ARRIVED))
+        self._stats.late += journal.num_late
+        self._stats.misses += journal.num_misses
+        self._stats.stall_s += journal.stall_s
+        return journal.num_late + journal.num_misses
 
     def _load_absent(self, needed: Sequence[ExpertState]) -> dict[int, LoadJob]:
         """Count hits and misses, find slots for the absent and start their loads; return all loads to wait for."""
@@ -369,7 +424,7 @@ class ExpertCache:
 
     def _find_slot(self) -> int:
         """Return a slot for what a pass needs. Raises: CapacityError if leases have all."""
-        while (slot := self._states.take_free()) is None:
+        while self._is_lent or (slot := self._states.take_free()) is None:
             if self._is_read:
                 self._wait_for_change()
                 continue
@@ -388,6 +443,8 @@ class ExpertCache:
 
     def _spare_slot(self) -> int | None:
         """Return a slot for a prefetch; None if all are of more use as they are."""
+        if self._is_lent:
+            return None
         slot = self._states.take_free()
         return self._evict(for_demand=False) if slot is None else slot
 
@@ -421,8 +478,19 @@ class ExpertCache:
 
     def _wait_for_change(self) -> None:
         start = time.perf_counter()
-        self._wait(self._changed)
+        self._wait_for_load()
         self._stats.stall_s += time.perf_counter() - start
+
+    def _wait_for_load(self) -> None:
+        if self._is_read:  # loads that end are for the pass under way to see
+            self._changed.wait()
+            return
+        self._wait(self._changed)
+        self._take_ended()
+
+    def _take_ended(self) -> None:
+        if self.fetcher is not None:
+            self.fetcher.poll()
 
     # Called from elsewhere, without the lock.
 

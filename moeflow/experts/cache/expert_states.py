@@ -102,6 +102,18 @@ class ExpertStates:
         """Take a free slot; None if there is none."""
         return self._free.pop() if self._free else None
 
+    def last_free(self, at_most: int) -> list[int]:
+        """Return some free slots, the last of which would be taken next."""
+        return self._free[-at_most:] if at_most else []
+
+    def take(self, slot: int) -> None:
+        """Take a slot that is free, as a rule one of those that would be taken next."""
+        for place in range(len(self._free) - 1, -1, -1):
+            if self._free[place] == slot:
+                del self._free[place]
+                return
+        raise ValueError(f"slot {slot} is not free")
+
     def give_back(self, slot: int) -> None:
         """Make a slot free that no expert is in."""
         self._free.append(slot)
@@ -149,9 +161,13 @@ class ExpertStates:
         """Cancel a load if it has not begun, and return whether that was so."""
         if job.handle is None or not job.handle.cancel():
             return False
+        self.drop_cancelled(job)
+        return True
+
+    def drop_cancelled(self, job: LoadJob) -> None:
+        """Count a load that was cancelled."""
         self._stats.cancelled_loads += 1
         self._drop(job)
-        return True
 
     def cancel_unleased(self) -> bool:
         """Cancel the loads that no lease waits for and that have not begun; return whether there were any."""

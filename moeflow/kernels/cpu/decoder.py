@@ -133,6 +133,12 @@ class PackedPass:
         """T."""
         return self.hidden.shape[0]
 
+    @property
+    def num_choices(self) -> int:
+        """How many experts a layer's router chooses for all tokens, those that several need once for each."""
+        assert self.topk_ids is not None
+        return self.topk_ids.shape[1] * self.topk_ids.shape[2]
+
     def choices(self, first: int, end: int) -> Tensor:
         """Return what routers from this one on chose, up to another: [end - first, T, K]. They must have been kept."""
         assert self.topk_ids is not None
@@ -146,16 +152,18 @@ class PackedPass:
         normed = self.normed[self._routed[number] if len(self.normed) > 1 else 0]
         self.hidden = experts(normed, topk_ids, self.topk_weights, self.hidden)
 
-    def run(self, first_layer: int = 0, expected: Expected = NOTHING) -> int:
+    def run(self, first_layer: int = 0, expected: Expected = NOTHING, fetcher: Any = None) -> int:
         """Run layers from this one on; return the first that was not finished, or their number.
 
-        No expert may leave its slot meanwhile; those that arrive are found from then on.
+        A `SlotFetcher`, by its handle, has those experts come that are missing, and reads ahead what the next router
+        would choose, as far as it was lent slots. Nobody else may move experts meanwhile.
         """
         stopped: int = self._handle.run(
             first_layer=first_layer,
             hidden=self.hidden.data_ptr(),
             asks_next_router=expected.by_next_router,
             guesses=address(expected.guesses),
+            fetcher=fetcher,
         )
         return stopped
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 
@@ -93,6 +93,19 @@ class CausalLM:
         early.layers = self.layers[:num_layers]
         early._packed = None if self._packed is None else self._packed.first(num_layers)
         return early
+
+    def guessing(self, token_ids: Sequence[int]) -> CausalLM:
+        """Return a model whose logits are those of some tokens alone, in their order; it shares all other weights.
+
+        Raises: MemoryError.
+        """
+        assert self._vocab is None, "ranks share the output projection"
+        model = copy(self)
+        if isinstance(self.lm_head, PackedWeight):
+            model.lm_head = self.lm_head.take([range(token_id, token_id + 1) for token_id in token_ids])
+        else:
+            model.lm_head = self.lm_head[list(token_ids)]
+        return model
 
     @property
     def tells_inputs(self) -> bool:

@@ -1,8 +1,9 @@
 """All layers of a model by the CPU extension in as few calls as possible: one, if all experts it needs are in memory.
 
-Where experts come from disk, the extension looks into the cache's table of slots after each router. A layer that lacks
-an expert, or whose successor will, is finished here: its experts are loaded and computed with as for any other model.
-What was found without asking the cache is told to it afterwards.
+Where experts come from disk, the extension looks into the cache's table of slots after each router, and has those come
+that are missing, into slots that it is lent for the pass. A layer for which that is not enough is finished here: its
+experts are loaded and computed with as for any other model. What was done without asking the cache is told to it
+afterwards.
 """
 
 from __future__ import annotations
@@ -110,7 +111,9 @@ class _CachedLayers:
         end = num_routed
         try:
             expected = ahead.expected(work.num_tokens) if has_absent and ahead is not None else NOTHING
-            stopped = self._pool.spanned("layers", num_routed, work.run, layer, expected)
+            if has_absent and expected.guesses is None:
+                self._pool.lend_slots(len(self._experts) - num_routed, work.num_choices)
+            stopped = self._pool.spanned("layers", num_routed, work.run, layer, expected, self._pool.fetcher_handle)
             end = self._num_routed_before(stopped)
         finally:
             cache.end_read(num_routed, work.choices(num_routed, end).numpy())

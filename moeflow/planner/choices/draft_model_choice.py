@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.draft_vocabulary import read_draft_vocabulary
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.vocabulary import read_vocabulary
 from moeflow.core.engine_config import DraftModelConfig
@@ -118,6 +119,8 @@ def _config(
         matrices=weights.matrices, embeddings=weights.embeddings, kv=_kv_dtype(cpu_isa), routers=weights.routers
     )
     beside = _kv_bytes(settings, shape, cpu_isa) + _work_bytes(settings, shape)
+    guessed = read_draft_vocabulary(draft.path, shape.vocab_size) or []  # whose rows lie apart from the whole matrix
+    beside += int(len(guessed) * shape.hidden_size * BITS_PER_VALUE[weights.embeddings] / 8)
     return DraftModelConfig(
         name=name,
         model_path=str(draft.path),

@@ -12,7 +12,6 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.planner.choices.draft_model_choice import choose_draft_model, explain
 from moeflow.planner.choices.processor_choice import Reasons
-from moeflow.planner.choices.rank_choice import count_ranks
 from moeflow.planner.choices.trained_speculators import trained_speculators
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.settings import Settings
@@ -38,9 +37,10 @@ class SpeculatorChoice:
     def check(self, parallel: ParallelConfig | None) -> None:
         """Raises: ConfigError if one of them cannot guess beside a model that is run so."""
         for draft in self.draft_models:
-            if parallel is not None:
+            if draft.is_early_exit and parallel is not None:
                 raise ConfigError(
-                    f"speculator {draft.name!r} is a model, which ranks (--ranks) do not share: use one rank, or suffix"
+                    f"speculator {draft.name!r} needs whole layers, which ranks (--ranks, --stages) do not have: "
+                    "use one rank, or a model of its own"
                 )
 
 
@@ -90,8 +90,6 @@ def _automatic(settings: Settings, checkpoint: Checkpoint, shape: ModelConfig, c
     """Return what guesses if nobody says what, and why; which of them are asked is the governor's business."""
     suffix = SuffixSpeculator.name
     trained = trained_speculators(checkpoint.path)
-    if count_ranks(settings) > 1:
-        return [suffix], f"{suffix}; ranks do not share models that guess"
     if not trained:
         return [suffix], f"{suffix}; nothing was trained for this model (moeflow train speculator)"
     room_bytes = int((settings.memory_bytes or host_resources().available_bytes) * AUTO_SHARE)

@@ -1,22 +1,26 @@
 """What passes take beside kernels and disk: those of a tiny model, with caches as a large one's weights leave them.
 
 What lies below the engine is run as it is: scheduler, tensors of a pass, layers, sampling and, where experts come from
-disk, their cache and the lane that reads them, from a disk that takes no time. What the engine itself adds is more
+disk, their cache and the threads that read them, from a file that takes no time. What the engine itself adds is more
 Python of the same kind: a share of that.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
-from typing import Final, cast
+from pathlib import Path
+from typing import Final
 
+import msgspec
 import torch
 
-from moeflow.checkpoint.packed.reader import SlabReader
+from moeflow.checkpoint.packed.file_io import open_for_reading
+from moeflow.checkpoint.packed.layout import SlabIndex, SlabSpec
 from moeflow.core.batch import Batch
 from moeflow.core.engine_config import SchedulerConfig
 from moeflow.core.hardware import DEFAULT_LOAD_S, DEFAULT_STOP_S
@@ -25,6 +29,7 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.experts.cache.eviction import POLICIES
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cached_experts import ExpertPool
+from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.disk_reader import READ_DEPTHS, DiskReader
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.kernels.argmax import argmax
@@ -37,7 +42,6 @@ from moeflow.models import qwen3_moe
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.models.pass_input import PassInput
-from moeflow.pipeline.runtime.lane import Lane
 from moeflow.planner.hardware.tiny_layer import tiny_shape
 from moeflow.scheduler.scheduler import Scheduler
 
@@ -141,38 +145,47 @@ def _absent_experts(count: int) -> Iterator[_TinyModel]:
     slab_bytes = expert_bytes(shape.hidden_size, shape.intermediate_size, "float32")
     num_slots = max(count, 2)
     arena = SlotArena(num_slots, slab_bytes)
-    lane = Lane("disk", READ_DEPTHS[0])
-    reader = DiskReader(
-        cast(SlabReader, _NoDisk()),
-        arena,
-        lambda work, _urgent, _expert, _num_bytes: lane.submit(work),
-        num_threads=READ_DEPTHS[0],
-    )
+    zeros = _Zeros(slab_bytes)
+    disk = DiskReader(zeros, arena, num_threads=READ_DEPTHS[0])
     cache = ExpertCache(
         num_layers=1,
         num_experts=NUM_EXPERTS,
         num_slots=num_slots,
         slab_bytes=slab_bytes,
         policy=POLICIES["lfru"](NUM_EXPERTS),
-        start_loads=reader.start_loads,
+        start_loads=disk.start_loads,
+        wait=disk.wait,
     )
     slots = PackedExperts(num_slots, shape.hidden_size, shape.intermediate_size, "float32", storage=arena.slots)
+    pool = ExpertPool(cache, slots)
+    pool.fetcher = cache.fetcher = DiskFetcher(disk, cache)
     try:
-        yield _TinyModel(count, ExpertPool(cache, slots))
+        yield _TinyModel(count, pool)
     finally:
         cache.drain()
-        lane.close()
+        disk.close()
+        zeros.close()
 
 
-class _NoDisk:
-    """Slabs that are read in no time, and are right."""
+class _Zeros:
+    """Slabs of zeros, which take hardly longer to read than to write to memory. See `disk_reader.Slabs`."""
 
-    def pieces(self, number: int, into: memoryview, max_pieces: int) -> list[Callable[[], None]]:
-        """See `SlabReader.pieces`."""
-        return [lambda: None]
+    is_direct = True
 
-    def check(self, number: int, content: memoryview) -> None:
-        """See `SlabReader.check`."""
+    def __init__(self, slab_bytes: int) -> None:
+        sizes = {"num_layers": 1, "num_experts": NUM_EXPERTS, "slab_bytes": slab_bytes, "resident_bytes": 0}
+        names = {"identity": "", "weight_format": "float32", "embedding_format": "float32", "layout": ""}
+        path = Path("/dev/zero")
+        self.index = SlabIndex(path, msgspec.convert(names | sizes, SlabSpec), ())
+        self.descriptor = open_for_reading(path, direct=False)
+
+    def read(self, number: int, into: memoryview) -> None:
+        """See `SlabReader.read`."""
+        into[:] = bytes(len(into))
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self.descriptor)
 
 
 class _Driver:

@@ -23,7 +23,7 @@ from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.planning import plan_for_start
 from moeflow.planner.settings import Settings
 from moeflow.planner.usage import OFFLINE
-from moeflow.train.speculators.batches import split
+from moeflow.train.speculators.batches import split, vocabulary_of
 from moeflow.train.speculators.coverage import coverage, is_covered
 from moeflow.train.speculators.loss import boost_weights
 from moeflow.train.speculators.prompts import around_a_question, prompts, read_texts
@@ -201,10 +201,11 @@ class _Pool:
     def train(self) -> None:
         """Train what is not trained yet."""
         covered = torch.zeros(len(self._text.token_ids), dtype=torch.bool)
+        vocabulary, _ = vocabulary_of(self._text, self._student.shape.vocab_size)
         for number, folder in enumerate(self._folders):
             kept = self._work.training(number)
             trained = self._train_one(number, boost_weights(covered), kept)  # at once, if it was over already
-            save_student(trained, self._checkpoint, folder, overwrite=True)
+            save_student(trained, vocabulary, self._checkpoint, folder, overwrite=True)
             if number + 1 < len(self._folders):
                 saved = load_student(self._student, folder)
                 found, where = guesses(saved, self._text, self._learn, 1)

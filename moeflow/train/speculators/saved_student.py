@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from moeflow.checkpoint.atomic_folder import build_folder
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.draft_vocabulary import write_draft_vocabulary
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.safetensors.writer import weight_bytes, write_json, write_safetensors
 from moeflow.core.units import MIB
@@ -21,8 +23,10 @@ from moeflow.train.speculators.student import Student
 _TOKENIZER_BYTES: Final = 16 * MIB
 
 
-def save_student(student: Student, target: Checkpoint, folder: Path, *, overwrite: bool) -> None:
-    """Write the student in bfloat16; the folder appears whole or not at all.
+def save_student(student: Student, vocabulary: Tensor, target: Checkpoint, folder: Path, *, overwrite: bool) -> None:
+    """Write the student in bfloat16, with the tokens that it has learnt to tell apart, [v] int64.
+
+    The folder appears whole or not at all.
 
     Raises: ConfigError if the place is taken or cannot be written to, CapacityError if the disk has no room.
     """
@@ -31,6 +35,7 @@ def save_student(student: Student, target: Checkpoint, folder: Path, *, overwrit
     with build_folder(folder, need_bytes=need_bytes, overwrite=overwrite) as building:
         Tokenizer.load(target.path).save(building)
         write_json(building / "config.json", config_of(student, target))
+        write_draft_vocabulary(building, vocabulary.tolist())
         stored = ((name, weight.detach().to(torch.bfloat16)) for name, weight in student.weights.items())
         write_safetensors(building, shapes, stored)
 

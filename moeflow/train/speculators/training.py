@@ -229,13 +229,17 @@ def guesses(
 ) -> tuple[Tensor, Tensor]:
     """Return what a student guesses at each place whose token the target said, and which places of the text these are.
 
+    It guesses among the tokens that it learns to tell apart.
+
     Shapes: -> [R, num_likeliest] int64, the likeliest first; [R] int64.
     """
     found: list[Tensor] = []
     where: list[Tensor] = []
+    tokens, _ = vocabulary_of(text, student.shape.vocab_size)
+    head = student.head[tokens]
     for batch in batches(text, sequences, range(len(sequences))):
         hidden = student.hidden(batch.token_ids, batch.lengths)[batch.places]
-        logits = torch.nn.functional.linear(hidden, student.head)
-        found.append(logits.topk(num_likeliest).indices)
+        logits = torch.nn.functional.linear(hidden, head)
+        found.append(tokens[logits.topk(num_likeliest).indices])
         where.append(batch.next_places)
     return torch.cat(found), torch.cat(where)

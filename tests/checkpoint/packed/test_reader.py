@@ -6,8 +6,6 @@ import errno
 import itertools
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import moeflow.checkpoint.packed.reader as slab_reader
 from moeflow.checkpoint.packed.file_io import PAGE_BYTES
@@ -115,25 +113,3 @@ def test_a_slab_is_checked_once(reader, slot, monkeypatch):
 def test_a_file_that_went_away_cannot_be_opened(tmp_path, slot):
     with pytest.raises(CheckpointError, match=r"gone: cannot be opened"):
         SlabReader(SlabIndex(tmp_path / "gone", make_spec(), ()), slot)
-
-
-@given(pages=st.integers(1, 2000), max_pieces=st.integers(0, 20))
-def test_pieces_cover_a_slab(pages, max_pieces):
-    class Parts(SlabReader):
-        def __init__(self, spec):
-            self.index = SlabIndex(None, spec, ())
-            self.parts = []
-
-        def _read_part(self, number, into, start, num_bytes):
-            self.parts.append((start, num_bytes))
-
-    reader = Parts(make_spec(slab_bytes=pages * PAGE_BYTES))
-    for piece in reader.pieces(0, None, max_pieces):
-        piece()
-    assert 1 <= len(reader.parts) <= max(max_pieces, 1)
-    position = 0
-    for start, num_bytes in reader.parts:
-        assert start == position
-        assert start % PAGE_BYTES == num_bytes % PAGE_BYTES == 0
-        position += num_bytes
-    assert position == pages * PAGE_BYTES

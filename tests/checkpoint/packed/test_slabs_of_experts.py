@@ -10,12 +10,12 @@ from moeflow.checkpoint.packed.reader import SlabReader
 from moeflow.checkpoint.packed.writer import build_packed_weights_file
 from moeflow.experts.cache.eviction import LRU
 from moeflow.experts.cache.expert_cache import ExpertCache
+from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.disk_reader import DiskReader
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedExperts
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
-from moeflow.pipeline.runtime.lane import Lane
 from tests.checkpoint.packed.slabs import make_spec
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -37,26 +37,28 @@ def test_experts_from_disk_answer_like_resident_ones(tmp_path, weight_format):
 
     arena = SlotArena(3, slab_bytes)
     reader = SlabReader(read_slab_index(tmp_path / "slabs"), arena.view(0))
-    with Lane("disk", 2) as lane:
-        disk = DiskReader(reader, arena, lambda work, *_: lane.submit(work), num_threads=2)
-        cache = ExpertCache(
-            num_layers=1,
-            num_experts=NUM_EXPERTS,
-            num_slots=3,
-            slab_bytes=slab_bytes,
-            policy=LRU(NUM_EXPERTS),
-            start_loads=disk.start_loads,
-        )
-        for _ in range(20):
-            x = torch.randn(1, HIDDEN, generator=chance)
-            topk_ids = torch.randperm(NUM_EXPERTS, generator=chance)[:TOP_K].view(1, TOP_K)
-            topk_weights = torch.rand(1, TOP_K, generator=chance)
-            streamed = PackedExperts(NUM_EXPERTS, HIDDEN, WIDTH, weight_format)
-            with cache.acquire(0, topk_ids[0].tolist()) as lease:
-                lease.wait()
-                for expert, slot in lease.slots.items():
-                    streamed.storage.view(NUM_EXPERTS, -1)[expert] = arena.tensor(slot)[:slab_bytes]
-                out = streamed.compute(x, topk_ids, topk_weights)
-            assert torch.equal(out, resident.compute(x, topk_ids, topk_weights))
+    disk = DiskReader(reader, arena, num_threads=2)
+    cache = ExpertCache(
+        num_layers=1,
+        num_experts=NUM_EXPERTS,
+        num_slots=3,
+        slab_bytes=slab_bytes,
+        policy=LRU(NUM_EXPERTS),
+        start_loads=disk.start_loads,
+        wait=disk.wait,
+    )
+    cache.fetcher = DiskFetcher(disk, cache)
+    for _ in range(20):
+        x = torch.randn(1, HIDDEN, generator=chance)
+        topk_ids = torch.randperm(NUM_EXPERTS, generator=chance)[:TOP_K].view(1, TOP_K)
+        topk_weights = torch.rand(1, TOP_K, generator=chance)
+        streamed = PackedExperts(NUM_EXPERTS, HIDDEN, WIDTH, weight_format)
+        with cache.acquire(0, topk_ids[0].tolist()) as lease:
+            lease.wait()
+            for expert, slot in lease.slots.items():
+                streamed.storage.view(NUM_EXPERTS, -1)[expert] = arena.tensor(slot)[:slab_bytes]
+            out = streamed.compute(x, topk_ids, topk_weights)
+        assert torch.equal(out, resident.compute(x, topk_ids, topk_weights))
     assert cache.stats().evictions > 0
+    disk.close()
     reader.close()

@@ -6,6 +6,7 @@ from contextlib import closing
 
 import pytest
 
+from moeflow.core.errors import ConfigError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine import runner_loading
 from moeflow.engine.engine import Engine
@@ -14,6 +15,7 @@ from moeflow.engine.ranks import rank_upkeep
 from moeflow.kernels.cpu import extension
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
+from moeflow.speculation.speculation import Speculation
 from tests.engine.ranks.rank_threads import RankThreads
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -56,9 +58,17 @@ def plain(tiny):
     return run(tiny)[0]
 
 
-@pytest.mark.parametrize(
-    "layout", [{"num_ranks": 2}, {"num_ranks": 2, "attention_layout": "tensor"}, {"stages": "2"}], ids=str
-)
+@pytest.fixture(autouse=True)
+def passes_of_one_second(monkeypatch):
+    """Have every pass taken to last a second, so that guesses pay on a machine whose processors others use too."""
+    note = Speculation.note
+    monkeypatch.setattr(Speculation, "note", lambda self, batch, kept, seconds: note(self, batch, kept, 1.0))
+
+
+LAYOUTS = [{"num_ranks": 2}, {"num_ranks": 2, "attention_layout": "tensor"}, {"stages": "2"}]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_suffixes_are_checked_by_all_ranks(tiny, plain, layout, monkeypatch):
     monkeypatch.setattr(runner_loading, "RankProcesses", RankThreads)
     monkeypatch.setattr(rank_upkeep, "TIMES_PASSES", 2)
@@ -66,3 +76,17 @@ def test_suffixes_are_checked_by_all_ranks(tiny, plain, layout, monkeypatch):
     assert found == plain
     assert stats.speculated_passes_total > 0
     assert stats.accepted_tokens_total > 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_model_of_the_first_rank_guesses_for_all(tiny, plain, layout, monkeypatch):
+    monkeypatch.setattr(runner_loading, "RankProcesses", RankThreads)
+    monkeypatch.setattr(rank_upkeep, "TIMES_PASSES", 2)
+    found, stats = run(tiny, speculators=("self:int8",), **layout)
+    assert found == plain
+    assert stats.accepted_tokens_total > 0
+
+
+def test_first_layers_of_which_ranks_have_parts_are_refused(tiny):
+    with pytest.raises(ConfigError, match="whole layers"):
+        run(tiny, speculators=("early-exit:1",), num_ranks=2)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
+import json
 import logging
 import random
+import shutil
 
 import pytest
 import torch
 
+from moeflow.checkpoint.draft_vocabulary import write_draft_vocabulary
+from moeflow.core.errors import CheckpointError
 from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine import expert_store
@@ -250,6 +255,40 @@ def test_guesses_are_what_transformers_computes(alone, small, monkeypatch):
     assert alone.tables.num_used == 0
 
 
+def test_one_with_a_vocabulary_guesses_the_likeliest_of_its_tokens(target, small, tmp_path):
+    folder, oracle = small
+    shutil.copytree(folder, tmp_path / "few")
+    known = list(range(3, 250, 3))
+    write_draft_vocabulary(tmp_path / "few", known)
+    submissions = jobs(**GREEDY)
+    few = f"{tmp_path / 'few'}:float32"
+    assert answers(guessing(target, few), submissions) == answers(load(target), submissions)
+    (draft,) = drafts_of(guessing(target, few, kv_dtype="float32"))
+    request = make_request("r", [5, 6, 7, 8, 9])
+    say(request, 11)
+    ((path, *_),) = draft.propose([request], 1)
+    with torch.no_grad():
+        probabilities = oracle(torch.tensor([request.token_ids(0, 6)])).logits[0, -1, known].softmax(-1)
+    assert path.token_ids == (known[int(probabilities.argmax())],)
+    assert path.grades == (bisect.bisect_right(draft_model.GRADES, float(probabilities.max())),)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({}, "has no list of tokens"),
+        ({"token_ids": [3, "4"]}, "has no list of tokens"),
+        ({"token_ids": [4, 3]}, "ascending"),
+        ({"token_ids": [3, 1000]}, "from 0 to"),
+    ],
+)
+def test_a_broken_vocabulary_is_refused(target, small, tmp_path, content, problem):
+    shutil.copytree(small[0], tmp_path / "few")
+    (tmp_path / "few" / "draft_vocabulary.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=problem):
+        guessing(target, str(tmp_path / "few"))
+
+
 def counted(draft) -> list[int]:
     """Return how many tokens each of the model's passes from now on computes, as it goes on."""
     computed: list[int] = []
@@ -275,6 +314,12 @@ def test_right_guesses_are_not_computed_again(alone, monkeypatch):
         say(request, *found[0].token_ids[:num_right], 9)
         (found,) = alone.propose([request], 5)
         assert computed == [num_new, 1, 1, 1, 1]
+
+
+def test_a_runner_up_is_believed_as_likely_as_the_model_says(alone):
+    assert alone.believed(draft_model.RUNNER_UP + 2) == pytest.approx(0.15)
+    assert alone.believed(2) == 0.5
+    assert alone.believed(9) == pytest.approx(0.85)
 
 
 def test_a_long_prompt_is_computed_in_pieces(alone, small):

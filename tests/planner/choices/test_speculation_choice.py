@@ -115,8 +115,8 @@ def test_a_plan_brings_the_same_again(models):
 
 
 def test_where_they_cannot_guess(models, tmp_path):
-    with pytest.raises(ConfigError, match=r"\(--ranks\)"):
-        resolved(models, "self:int4", num_ranks=2)
+    with pytest.raises(ConfigError, match=r"\(--ranks, --stages\)"):
+        resolved(models, "early-exit", num_ranks=2)
     with pytest.raises(ConfigError, match=r"--record-routing"):
         resolved(models, "early-exit", record_routing=tmp_path / "routing")
 
@@ -133,10 +133,10 @@ def test_the_first_layers_guess_where_experts_come_from_disk(models):
     assert resolved(models, "early-exit", memory_bytes=2**30).config.draft_models[0].is_early_exit
 
 
-@pytest.mark.parametrize("ranks", [{"num_ranks": 2}, {"stages": "2"}], ids=str)
-def test_auto_takes_no_model_where_ranks_compute(tmp_path, ranks):
+@pytest.mark.parametrize("ranks", [{}, {"num_ranks": 2}, {"stages": "2"}], ids=str)
+def test_auto_takes_what_was_trained_also_where_ranks_compute(tmp_path, ranks):
     write_tiny_mixtral(tmp_path)
     write_tiny_llama(tmp_path / "speculators" / "1")
-    model = (tmp_path,)
-    assert resolved(model, "auto").config.speculators == ("suffix", str(tmp_path / "speculators" / "1"))
-    assert resolved(model, "auto", **ranks).config.speculators == ("suffix",)
+    chosen = resolved((tmp_path,), "auto", **ranks).config
+    assert chosen.speculators == ("suffix", str(tmp_path / "speculators" / "1"))
+    assert len(chosen.draft_models) == 1

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeflow.checkpoint.packed import reader
 from moeflow.core.hardware import Link, LinkRate
 from moeflow.experts.disk_reader import READ_DEPTHS
+from moeflow.kernels.cpu import extension
 from moeflow.planner.costs.disk_waits import NUM_READERS, PIECE_BYTES, DiskRates, ExpertReads
 from moeflow.planner.costs.hit_curve import EVEN, HitCurve
 from moeflow.planner.costs.routing_profile import SHARES_ON_DISK, PassReads, RoutingProfile
@@ -112,9 +112,10 @@ def test_experts_come_as_fast_as_so_many_reads_do(expert_mib, at_once, rate):
     assert found.read_s(at_once) == pytest.approx(expert_mib / rate / 1000)
 
 
+@pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 def test_reads_are_cut_as_the_reader_cuts_them():
     assert READ_DEPTHS[0] == NUM_READERS
-    assert PIECE_BYTES == reader._MIN_PIECE_BYTES
+    assert PIECE_BYTES == extension._cpu.MIN_PIECE_BYTES
 
 
 def test_waits_are_a_curve_through_what_the_replayed_shares_cost():

@@ -7,10 +7,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from moeflow.checkpoint.draft_vocabulary import read_draft_vocabulary
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import ConfigError
 from moeflow.train.bare_model import load_bare_model, run_sequence
-from moeflow.train.speculators.batches import split
+from moeflow.train.speculators.batches import split, vocabulary_of
 from moeflow.train.speculators.loss import boost_weights
 from moeflow.train.speculators.saved_student import load_student, save_student
 from moeflow.train.speculators.student import student_from
@@ -82,6 +83,7 @@ def test_a_student_learns_and_one_of_a_pool_what_those_before_it_got_wrong(targe
         one = training(target, text, boost_weights(covered), steps=60)
         one.run(lambda progress: None)
         found, where = guesses(one.best_student(), text, learn, 1)
+        assert set(found.flatten().tolist()) <= set(vocabulary_of(text, 256)[0].tolist())
         right = found[:, 0] == text.token_ids[where]
         shares.append(float(right[steps_by_two[where]].float().mean() - right[~steps_by_two[where]].float().mean()))
     assert shares[1] > shares[0]
@@ -89,7 +91,7 @@ def test_a_student_learns_and_one_of_a_pool_what_those_before_it_got_wrong(targe
 
 def test_the_folder_gives_the_same_logits_in_transformers_and_here(target, tmp_path):
     student = student_from(target, 2)
-    save_student(student, target, tmp_path / "1", overwrite=False)
+    save_student(student, torch.arange(2, 250), target, tmp_path / "1", overwrite=False)
     saved = load_student(student, tmp_path / "1")
     token_ids = torch.randint(2, 250, (30,), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -100,6 +102,7 @@ def test_the_folder_gives_the_same_logits_in_transformers_and_here(target, tmp_p
         loaded = model.logits(run_sequence(model, token_ids.tolist()))
     assert torch.allclose(own, oracle, atol=2e-4)
     assert torch.allclose(loaded, oracle, atol=2e-4)
+    assert read_draft_vocabulary(tmp_path / "1", 300) == list(range(2, 250))
 
 
 def test_sequences_of_a_batch_see_nothing_of_each_other(target):

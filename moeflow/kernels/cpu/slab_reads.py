@@ -1,0 +1,129 @@
+"""Reads of slabs into slots by threads of the extension, and the fetcher by which a pass has experts come by itself."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moeflow.kernels.cpu import extension
+
+if extension.is_available():
+    import moeflow.kernels._cpu as _cpu
+
+
+@dataclass(frozen=True, slots=True)
+class SlabPlaces:
+    """Where slabs lie in a file, one behind the other."""
+
+    descriptor: int  # which stays open for as long as they are read
+    is_direct: bool  # reads go past the page cache; otherwise its pages are given back
+    first_byte: int
+    stride_bytes: int
+    slab_bytes: int
+    num_slabs: int
+    slabs_per_layer: int
+    checksums: Sequence[int]  # CRC-32 of each, compared when it is first read; none: not at all
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSpan:
+    """What one thread read when."""
+
+    thread: int  # as many as there are threads: somebody who waited
+    slab: int
+    num_bytes: int
+    is_urgent: bool
+    start_ns: int  # of the clock of `time.perf_counter_ns`
+    end_ns: int
+
+
+class SlabReads:
+    """Reads under way: what somebody waits for before what may be needed, that in the order of layers."""
+
+    def __init__(self, places: SlabPlaces, slots: Tensor, *, num_threads: int, keeps_spans: bool = False) -> None:
+        """Take the memory of slots, [slots, bytes of whole pages] uint8. Without threads, only those who wait read.
+
+        Raises: RuntimeError if the system does not give that many threads.
+        """
+        self._slots = slots
+        self._checksums = array("I", places.checksums)
+        self.handle = _cpu.SlabReader(
+            descriptor=places.descriptor,
+            is_direct=places.is_direct,
+            first_byte=places.first_byte,
+            stride_bytes=places.stride_bytes,
+            slab_bytes=places.slab_bytes,
+            num_slabs=places.num_slabs,
+            slabs_per_layer=places.slabs_per_layer,
+            checksums=self._checksums.buffer_info()[0] if self._checksums else 0,
+            memory=slots.data_ptr(),
+            slot_bytes=slots.stride(0),
+            num_threads=num_threads,
+            keeps_spans=keeps_spans,
+        )
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is read any more."""
+        closed: bool = self.handle.is_closed
+        return closed
+
+    def submit(self, slabs_and_slots: Sequence[tuple[int, int]], *, is_urgent: bool) -> None:
+        """Queue the reads of slabs, none of which is being read; few urgent ones are cut into pieces."""
+        self.handle.submit(list(slabs_and_slots), is_urgent, waits_at_once=False)
+
+    def cancel(self, slab: int) -> bool:
+        """Take a slab back if its read has not begun: then return True, and it is not heard of again."""
+        done: bool = self.handle.cancel(slab)
+        return done
+
+    def take_ended(self) -> list[tuple[int, int, bool]]:
+        """Return the slabs whose reads have ended, their slots, and whether all of it was read and is undamaged."""
+        ended: list[tuple[int, int, bool]] = self.handle.take_ended()
+        return ended
+
+    def take_spans(self) -> list[ReadSpan]:
+        """Return what was read when, if that is kept."""
+        return [ReadSpan(*span) for span in self.handle.take_spans()]
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until a read has ended, and help; return False if none does in so long."""
+        is_over: bool = self.handle.wait(seconds)
+        return is_over
+
+    def close(self) -> None:
+        """End the threads. Reads that have not begun have ended with that. Blocks: until the others have."""
+        self.handle.close()
+
+
+class SlotFetcher:
+    """Has experts come into slots while a pass of a `PackedDecoder` runs. Numbers are those over all layers."""
+
+    def __init__(self, reads: SlabReads, table: NDArray[np.int32]) -> None:
+        """Take the slot of each expert, [layers, experts], which the fetcher changes while it has slots."""
+        if table.dtype != np.int32 or not table.flags.c_contiguous:
+            raise ValueError("the table of slots must be contiguous and of 32 bits")
+        self._memory = (reads, table)
+        num_layers, num_experts = table.shape
+        self.handle: Any = _cpu.ExpertFetcher(reads.handle, table.ctypes.data, num_layers, num_experts)
+
+    def begin(self, free_slots: Sequence[int], victims: Sequence[int], *, max_prefetches: int, max_needed: int) -> None:
+        """Lend free slots, the last one first to be taken, and those of experts that may leave, the first one first.
+
+        A layer that needs more than `max_needed` experts is left to the caller.
+        """
+        self.handle.begin(list(free_slots), list(victims), max_prefetches, max_needed)
+
+    def end(self) -> tuple[list[tuple[int, int, int]], int, int, float]:
+        """Take the slots back; return what happened: (event, expert, slot) in order, late, misses, seconds of waiting.
+
+        Events are those of csrc/expert_fetcher.h. What was late or missing is counted for layers that were finished.
+        """
+        found: tuple[list[tuple[int, int, int]], int, int, float] = self.handle.end()
+        return found
