@@ -42,7 +42,7 @@ kill. What gets no better on text that was held out ends the training early."""
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Text to learn from, as like your use as can be.  [default: what the model says]",
 )
-@click.option("--learning-rate", type=float, default=5e-5, show_default=True, help="Of AdamW.")
+@click.option("--learning-rate", type=float, default=5e-5, show_default=True, help="Of AdamW, as in the paper; 1e-3 may get further.")
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Pieces of text of a step.")
 @click.option("--hidden-size", type=int, default=256, show_default=True, help="Of the network.")
 @click.option("--window", type=int, default=128, show_default=True, help="Tokens that it attends to.")
