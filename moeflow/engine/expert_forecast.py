@@ -114,8 +114,9 @@ class ExpertForecast:
 
     def _take_up(self, num_new: int, group: Sequence[tuple[BatchEntry, PredictorState]]) -> Tensor:
         token_ids = [entry.request.token_ids(entry.stop - num_new, entry.stop) for entry, _ in group]
-        embeddings = self._model.embed(torch.tensor(token_ids).flatten()).float().unflatten(0, (len(group), num_new))
-        logits, states = self._predictor.go_on(embeddings, [state for _, state in group])
+        embeddings = self._model.embed(torch.tensor(token_ids).flatten()).float()
+        by_text = embeddings.view(len(group), num_new, -1)
+        logits, states = self._predictor.go_on(by_text, [state for _, state in group])
         for (entry, _), state in zip(group, states, strict=True):
             self._followed[entry.request] = _Followed(entry.stop, state)
         return torch.cat([of_text[-entry.num_tokens :] for of_text, (entry, _) in zip(logits, group, strict=True)])

@@ -32,7 +32,7 @@ class WorkFolder:
         self.path = path
 
     def save(self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any] | None = None) -> None:
-        """Keep tensors, and what can be said in JSON of them. Raises: ConfigError if they cannot be written; OSError."""
+        """Keep tensors, and what can be said in JSON of them. Raises: ConfigError if there is no room; OSError."""
         file = self._file(name)
         unfinished = file.with_suffix(".unfinished")
         texts = {key: json.dumps(value) for key, value in (metadata or {}).items()}

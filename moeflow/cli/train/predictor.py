@@ -42,7 +42,13 @@ kill. What gets no better on text that was held out ends the training early."""
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Text to learn from, as like your use as can be.  [default: what the model says]",
 )
-@click.option("--learning-rate", type=float, default=5e-5, show_default=True, help="Of AdamW, as in the paper; 1e-3 may get further.")
+@click.option(
+    "--learning-rate",
+    type=float,
+    default=5e-5,
+    show_default=True,
+    help="Of AdamW, as in the paper; 1e-3 may get further.",
+)
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Pieces of text of a step.")
 @click.option("--hidden-size", type=int, default=256, show_default=True, help="Of the network.")
 @click.option("--window", type=int, default=128, show_default=True, help="Tokens that it attends to.")
@@ -114,8 +120,8 @@ def show(result: dict[str, Any], verb: str) -> None:
         ("hits", f"{mean['top1']:.1%} of likeliest experts, {mean['top3']:.1%} with three guesses (mean over layers)"),
         (
             f"of all {top_k}",
-            f"{mean['top_k']:.1%} with {top_k} guesses, {worst:.1%} in the worst layer; {mean['most_used']:.1%} if always "
-            "the most used are guessed",
+            f"{mean['top_k']:.1%} with {top_k} guesses, {worst:.1%} in the worst layer; {mean['most_used']:.1%} if "
+            "always the most used are guessed",
         ),
         ("measured on", f"{result['held_out_tokens']:,} of {result['text_tokens']:,} tokens"),
         ("time", f"{result['seconds']:.0f} s, {result['epochs']} epochs"),

@@ -63,7 +63,7 @@ def save_predictor(predictor: ExpertPredictor, target: Checkpoint, folder: Path,
 
 
 def load_predictor(folder: Path, target: Checkpoint) -> ExpertPredictor:
-    """Return the predictor of a model. Raises: CheckpointError if there is none, or it is damaged or another model's."""
+    """Return the predictor of a model. Raises: CheckpointError if there is none, or a damaged one or another's."""
     file = folder / _DESCRIPTION
     if not is_saved(folder):
         raise CheckpointError("there is no predictor of this model's experts", file=file, remedy=REMEDY)

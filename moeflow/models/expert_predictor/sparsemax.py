@@ -1,6 +1,6 @@
 """SparseMax: the Euclidean projection of scores on the probability simplex, which gives most of them exactly nothing.
 
-Source: Martins & Astudillo 2016, "From Softmax to Sparsemax", 1602.02068: algorithm 1, and equation 14 for the gradient.
+Source: Martins & Astudillo 2016, "From Softmax to Sparsemax", 1602.02068: algorithm 1; equation 14 for the gradient.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def sparsemax(scores: Tensor) -> Tensor:
 
     Shapes: scores [..., N] -> [..., N].
     """
-    weights: Tensor = _Sparsemax.apply(scores)
+    weights: Tensor = _Sparsemax.apply(scores)  # type: ignore[no-untyped-call]
     return weights
 
 

@@ -20,7 +20,7 @@ from moeflow.engine.model_runner import ModelRunner
 from moeflow.engine.runner_loading import load_runner
 from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
-from moeflow.models.expert_predictor.saved import is_saved, load_predictor, predictor_folder, save_predictor
+from moeflow.models.expert_predictor.saved import is_saved, predictor_folder, save_predictor
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.registry import read_model_config
 from moeflow.planner.planning import plan_for_start
@@ -224,12 +224,10 @@ def _running(settings: Settings, report: OnProgress) -> Iterator[tuple[Engine, M
         yield Engine.over(plan.config, runner), runner
 
 
-def _training(
-    checkpoint: Checkpoint, shape: PredictorShape, text: RoutedText, recipe: PredictorRecipe
-) -> Training:
+def _training(checkpoint: Checkpoint, shape: PredictorShape, text: RoutedText, recipe: PredictorRecipe) -> Training:
     torch.manual_seed(recipe.seed)
     rows = checkpoint.read(_EMBEDDINGS)
-    used = text.token_ids.unique()
+    used = torch.unique(text.token_ids)
     places = torch.zeros(len(rows), dtype=torch.int64)
     places[used] = torch.arange(len(used))
     return Training(

@@ -34,7 +34,7 @@ class UsersText:
     """Pieces of a file, each once, in an order that the seed decides."""
 
     def __init__(self, file: Path, tokenizer: Tokenizer, max_tokens: int, seed: int) -> None:
-        """`max_tokens` is the longest context of the model. Raises: ConfigError if the file is no text, or too short."""
+        """`max_tokens` is the longest context of the model. Raises: ConfigError if it is no text, or too short."""
         self._tokenizer, self._max_tokens = tokenizer, min(SEQUENCE_TOKENS, max_tokens)
         (text,) = read_texts(file)
         self._pieces = [text[at : at + _PIECE_CHARACTERS] for at in range(0, len(text), _PIECE_CHARACTERS)]

@@ -34,7 +34,7 @@ class RoutedText:
 def routed(
     model: CausalLM, sequences: Sequence[Sequence[int]], num_kept: int, on_tokens: Callable[[int], None]
 ) -> RoutedText:
-    """Run sequences of at least one token through a model; there is at least one. Of a token `num_kept` logits are kept.
+    """Run sequences of at least one token through a model; there is at least one. `num_kept` logits of each are kept.
 
     on_tokens(num_tokens) is called before each sequence. Blocks: for a pass a sequence.
     """

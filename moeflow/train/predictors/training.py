@@ -154,7 +154,7 @@ class Training:
 
 
 def split(text: RoutedText) -> tuple[list[slice], list[slice]]:
-    """Return the sequences to learn from and those that are held out, a tenth. Raises: ConfigError if they are too few."""
+    """Return the sequences to learn from and a tenth that is held out. Raises: ConfigError if there are too few."""
     ends = text.lengths.cumsum(0).tolist()
     sequences = [slice(end - length, end) for end, length in zip(ends, text.lengths.tolist(), strict=True)]
     if len(sequences) < _MIN_SEQUENCES:
@@ -170,9 +170,7 @@ def pieces(where: slice, num_tokens: int) -> Iterator[slice]:
         yield slice(start, min(start + num_tokens, where.stop))
 
 
-def guesses(
-    predictor: ExpertPredictor, text: RoutedText, embeddings: Embeddings, batch: Sequence[slice]
-) -> Tensor:
+def guesses(predictor: ExpertPredictor, text: RoutedText, embeddings: Embeddings, batch: Sequence[slice]) -> Tensor:
     """Return logits for all tokens of some sequences, which see nothing of each other. Shapes: -> [N, layers, E]."""
     token_ids = pad_sequence([text.token_ids[where] for where in batch], batch_first=True)
     is_there = pad_sequence(

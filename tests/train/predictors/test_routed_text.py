@@ -62,7 +62,7 @@ def test_the_likeliest_experts_are_kept_in_order(target):
     told = []
     text = joined([routed(model, TOKENS[:1], 3, told.append), routed(model, TOKENS[1:], 3, told.append)])
     assert told == [7, 60, 1] == text.lengths.tolist()
-    assert text.token_ids.tolist() == sum(TOKENS, [])
+    assert text.token_ids.tolist() == [token_id for token_ids in TOKENS for token_id in token_ids]
     expected = torch.cat([oracle(target, token_ids) for token_ids in TOKENS]).sort(dim=-1, descending=True)
     assert torch.equal(text.experts.long(), expected.indices[..., :3])
     torch.testing.assert_close(text.logits.float(), expected.values[..., :3], rtol=1e-3, atol=1e-3)

@@ -12,9 +12,7 @@ from moeflow.train.predictors.routed_text import RoutedText
 from moeflow.train.predictors.training import PATIENCE, Embeddings, Limits, Progress, Training, guesses, pieces, split
 
 VOCAB, LAYERS, EXPERTS, TOP_K = 12, 2, 4, 2
-SHAPE = PredictorShape(
-    embedding_size=8, num_layers=LAYERS, num_experts=EXPERTS, top_k=TOP_K, hidden_size=24, window=16
-)
+SHAPE = PredictorShape(embedding_size=8, num_layers=LAYERS, num_experts=EXPERTS, top_k=TOP_K, hidden_size=24, window=16)
 
 
 @pytest.fixture(scope="module")
