@@ -14,7 +14,7 @@ Examples:
   moeflow train speculator ~/models/olmoe --pool 3
       three, each good at what the others get wrong
   moeflow train predictor ~/models/olmoe
-      knows a token's experts before the model computes it, for --predictor sida"""
+      knows a token's experts beforehand, for --predictor sida"""
 
 
 @click.group(epilog=EPILOG)

@@ -107,10 +107,10 @@ def predictor(
     if as_json:
         click.echo(json.dumps(result, indent=2))
     else:
-        show(result, "moeflow chat" if model is None else f"moeflow chat {model}")
+        show(result, "moeflow chat" if model is None else f"moeflow chat {model}", is_beside=out is None)
 
 
-def show(result: dict[str, Any], verb: str) -> None:
+def show(result: dict[str, Any], verb: str, *, is_beside: bool) -> None:
     """Print the result, one fact a line."""
     console = Console(soft_wrap=True, highlight=False)
     mean, top_k = result["mean_hit_rates"], result["top_k"]
@@ -125,7 +125,7 @@ def show(result: dict[str, Any], verb: str) -> None:
         ),
         ("measured on", f"{result['held_out_tokens']:,} of {result['text_tokens']:,} tokens"),
         ("time", f"{result['seconds']:.0f} s, {result['epochs']} epochs"),
-        ("try it", f"{verb} --memory 1GiB --predictor sida"),
+        ("try it", f"{verb} --memory 1GiB --predictor sida" if is_beside else "once its folder is MODEL/predictor"),
     ]
     for name, value in lines:
         console.print(f"[bold]{name:<16}[/]{escape(value)}")
