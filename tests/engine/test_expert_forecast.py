@@ -26,6 +26,7 @@ from moeflow.planner.settings import Settings
 from moeflow.train.bare_model import load_bare_model
 from moeflow.train.predictors.distillation import PredictorRecipe, train_predictor
 from moeflow.train.predictors.routed_text import router_logits
+from tests.engine.speculators.test_draft_model import timeless
 from tests.engine.streamed_runs import answers, run
 from tests.engine.test_streamed_model import streamed_config
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -159,6 +160,12 @@ def test_what_was_not_followed_is_taken_up_no_further_back_than_attention_sees()
     found = forecast(predictor).experts_of([entry(request, 57, 1)])
     last = Request("b", list(range(55, 60)), SamplingParams(), max_tokens=9)
     assert {*found} == expected(predictor, entry(last, 4, 1))
+    rested = forecast(predictor)
+    rested.experts_of([entry(request, 0, 2)])
+    embedded: list[int] = []
+    rested._model.embed = lambda token_ids: embedded.append(len(token_ids)) or Model().embed(token_ids)
+    assert rested.experts_of([entry(request, 57, 1)]) == found
+    assert embedded == [shape.window]
 
 
 def awaited(store) -> None:
@@ -225,6 +232,32 @@ def test_it_rests_where_it_does_not_pay_and_in_passes_of_many_tokens(target, sla
     forecast._governor.is_on = True
     answers(engine, [list(range(100, 101 + MAX_TOKENS))], num_tokens=6)
     assert len(asked) == 5
+    engine.close()
+
+
+def test_where_drafts_say_what_is_needed_nothing_is_predicted(target, slabs, monkeypatch):
+    engine = load(target, slabs, speculators=("self:int8",))
+    timeless(engine)
+    store = engine._runner.experts
+    experts_of, begin_pass = store._forecast.experts_of, store.begin_pass
+    is_said: list[bool] = []
+    has_predicted: list[bool] = []
+
+    def begin(batch):
+        is_said.append(store.by_drafts.is_asked or batch.num_tokens > MAX_TOKENS)
+        has_predicted.append(False)
+        begin_pass(batch)
+
+    def predict(entries):
+        has_predicted[-1] = True
+        return experts_of(entries)
+
+    monkeypatch.setattr(store, "begin_pass", begin)
+    monkeypatch.setattr(store._forecast, "experts_of", predict)
+    answers(engine, [[5, 9, 200, 31, 7]], num_tokens=40)
+    assert any(is_said)
+    assert has_predicted == [not said for said in is_said]
+    assert any(has_predicted)
     engine.close()
 
 
