@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from moeflow.models.expert_predictor.sparsemax import sparsemax
 
 LSTM_LAYERS = 2
+_LSTM_WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,8 @@ class ExpertPredictor(nn.Module):
         # Embeddings of models differ in size by orders of magnitude.
         compressed = self.compress(F.rms_norm(embeddings, embeddings.shape[-1:]))
         before = tuple(torch.stack([getattr(state, name) for state in states], dim=1) for name in ("hidden", "cell"))
-        outputs, (hidden, cell) = self.lstm(compressed, before)
+        run_lstm = self.lstm if num_tokens > 1 else self._one_token
+        outputs, (hidden, cell) = run_lstm(compressed, before)
         keys, num_past = _with_past([state.keys for state in states], self.key(outputs))
         values, _ = _with_past([state.values for state in states], self.value(outputs))
         scores = self.query(outputs) @ keys.transpose(1, 2) / math.sqrt(self.shape.hidden_size)
@@ -84,6 +86,16 @@ class ExpertPredictor(nn.Module):
             for text, num in enumerate(num_past)
         ]
         return logits.view(num_texts, num_tokens, self.shape.num_layers, self.shape.num_experts), after
+
+    def _one_token(self, inputs: Tensor, before: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Do what `lstm` does for one token: oneDNN prepares the weights in each call, which takes 20 times as long."""
+        output, after = inputs[:, 0], []
+        for layer in range(LSTM_LAYERS):
+            weights = [getattr(self.lstm, f"{name}_l{layer}") for name in _LSTM_WEIGHTS]
+            after.append(torch.lstm_cell(output, [state[layer] for state in before], *weights))
+            output = after[-1][0]
+        hidden, cell = (torch.stack(states) for states in zip(*after, strict=True))
+        return output[:, None], (hidden, cell)
 
     def _is_seen(self, num_past: Sequence[int], num_tokens: int) -> Tensor:
         """Return which keys a token sees: its own, and those before it in the window. Shapes: -> [B, T, past + T]."""
