@@ -55,7 +55,7 @@ class ExpertSlotsConfig:
     slab_bytes: int  # of one expert
     min_slots: int = 2  # that experts keep whatever else needs memory: half is computed with while half is filled
     policy: str = "lfru"  # of eviction: a name of experts/cache/eviction.py
-    predictor: str = "none"  # of prefetches: a name of experts/predict/registry.py
+    predictor: str = "none"  # of prefetches: a name that experts/predict/registry.py has
     remote: RemoteExpertsConfig | None = None  # None: what has no slot is on disk alone
 
     def __post_init__(self) -> None:

@@ -16,8 +16,10 @@ from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.packed.file_io import drop_cached_file
 from moeflow.checkpoint.packed.layout import SlabIndex, SlabSpec
 from moeflow.checkpoint.packed.reader import SlabReader
+from moeflow.core.batch import Batch
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, RemoteExpertsConfig
 from moeflow.core.model_config import ModelConfig
+from moeflow.engine.expert_forecast import ExpertForecast
 from moeflow.engine.messages import ExpertStats, LenderStats
 from moeflow.experts.cache.eviction import POLICIES
 from moeflow.experts.cache.expert_cache import ExpertCache
@@ -28,7 +30,7 @@ from moeflow.experts.elastic_slots import ElasticSlots
 from moeflow.experts.look_ahead import LookAhead
 from moeflow.experts.predict.governor import Governor
 from moeflow.experts.predict.predictor import RoutedModel
-from moeflow.experts.predict.registry import PREDICTORS
+from moeflow.experts.predict.registry import NO_PREDICTOR, PREDICTORS, WHOLE_PASS
 from moeflow.experts.prefetcher import Prefetcher
 from moeflow.experts.remote.borrowing import borrowing_of
 from moeflow.experts.remote.lender_costs import ExpertSize
@@ -38,7 +40,9 @@ from moeflow.experts.spans import EXPERTS, WAITS, Spanned
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedExperts
 from moeflow.kernels.weight_format import WeightFormat
+from moeflow.models.expert_predictor.saved import load_predictor, predictor_folder
 from moeflow.models.language_model import LanguageModel
+from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.moe import expert_kind
 from moeflow.models.registry import read_model_config
 from moeflow.parallel.tcp.cluster_token import read_token
@@ -71,6 +75,7 @@ class ExpertStore:
         self._memory_bytes = memory_bytes
         self._predictor_name = config.predictor
         self._prefetcher: Prefetcher | None = None
+        self._forecast: ExpertForecast | None = None
         self.by_drafts: LookAhead | None = None  # reads what models that guess know of the next pass
         self._pass_began_s = 0.0
         self.index = index
@@ -141,22 +146,32 @@ class ExpertStore:
         shape = read_model_config(checkpoint)
         return cls(index, shape, config.experts, memory_bytes=config.memory_bytes, is_wide=config.is_wide, trace=trace)
 
-    def predict_for(self, model: LanguageModel) -> None:
-        """Read ahead for a model that was built on the pool, if a predictor is set."""
+    def predict_for(self, model: LanguageModel, checkpoint: Checkpoint) -> None:
+        """Read ahead for a model that was built on the pool, if a predictor is set.
+
+        Raises: CheckpointError if it has to be trained, and was not for this checkpoint.
+        """
         name, num_layers = self._predictor_name, self._spec.num_layers
-        if name not in PREDICTORS:
+        if name == NO_PREDICTOR:
             return
-        routers = [block for _, block in model.moe_blocks()]
-        predictor = PREDICTORS[name](RoutedModel(num_layers, self._spec.num_experts, routers))
-        self._prefetcher = self.pool.ahead = Prefetcher(self.cache, predictor, Governor(name), num_layers)
+        if name == WHOLE_PASS:
+            assert isinstance(model, CausalLM), "trained predictors are for decoder-only models"
+            trained = load_predictor(predictor_folder(checkpoint.path), checkpoint)
+            self._forecast = ExpertForecast(trained, model, self.cache, Governor(name))
+        else:
+            routers = [block for _, block in model.moe_blocks()]
+            predictor = PREDICTORS[name](RoutedModel(num_layers, self._spec.num_experts, routers))
+            self._prefetcher = self.pool.ahead = Prefetcher(self.cache, predictor, Governor(name), num_layers)
         self.by_drafts = LookAhead(self.cache, Governor("what drafts need", is_trusted=True))
 
-    def begin_pass(self) -> None:
-        """Begin a pass."""
+    def begin_pass(self, batch: Batch) -> None:
+        """Begin a pass. Blocks: while a network predicts what it needs."""
         self._pass_began_s = perf_counter()
         self.cache.begin_pass()
         if self._prefetcher is not None:
             self._prefetcher.begin_pass()
+        if self._forecast is not None and not self._is_guessed:
+            self._forecast.begin_pass(batch)
         if self.pool.remote is not None:
             self.pool.remote.begin_pass()
 
@@ -165,17 +180,27 @@ class ExpertStore:
         seconds = perf_counter() - self._pass_began_s
         if self.pool.remote is not None:
             self.pool.remote.end_pass(seconds)
-        if self._prefetcher is None or self.by_drafts is None:
-            return
-        is_guessed = self.by_drafts.is_asked
-        message = self.by_drafts.end_pass(num_tokens) if is_guessed else self._prefetcher.end_pass(seconds)
+        message = None
+        if self.by_drafts is not None and self._is_guessed:
+            message = self.by_drafts.end_pass(num_tokens)
+        elif self._forecast is not None:
+            message = self._forecast.end_pass(num_tokens, seconds)
+        elif self._prefetcher is not None:
+            message = self._prefetcher.end_pass(seconds)
         if message is not None:
             logger.info("%s", message)
+
+    @property
+    def _is_guessed(self) -> bool:
+        """Whether models that guess have said what the pass needs: they know more than who predicts."""
+        return self.by_drafts is not None and self.by_drafts.is_asked
 
     def drop_pass(self) -> None:
         """End a pass that failed."""
         if self.by_drafts is not None:
             self.by_drafts.drop_pass()
+        if self._forecast is not None:
+            self._forecast.drop_pass()
 
     @property
     def stall_s(self) -> float:
@@ -185,7 +210,7 @@ class ExpertStore:
     def stats(self) -> ExpertStats:
         """Return the counters as they are now."""
         now, remote = self.cache.stats(), self.pool.remote
-        ahead = [one for one in (self._prefetcher, self.by_drafts) if one is not None]
+        ahead = [one for one in (self._prefetcher, self._forecast, self.by_drafts) if one is not None]
         return ExpertStats(
             memory_limit_bytes=self._memory_bytes,
             expert_slots=self.cache.num_slots,

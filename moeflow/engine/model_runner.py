@@ -196,7 +196,7 @@ class ModelRunner:
     def _noted(self, batch: Batch) -> Iterator[None]:
         """Report the beginning and end of a pass to trace, recorder and expert store."""
         if self._experts is not None:
-            self._experts.begin_pass()
+            self._experts.begin_pass(batch)
         start_ns, stall_s = time.perf_counter_ns(), self._stall_s()
         try:
             yield

@@ -70,7 +70,7 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
         allocator = make_allocator(config, memory, experts, recorder, upkeep, replica)
         model = load_model(checkpoint, allocator, num_threads=config.num_threads, progress=progress)
         if experts is not None:
-            experts.predict_for(model)
+            experts.predict_for(model, checkpoint)
         if ranks is not None:
             ranks.wait_until_loaded()
         if replica is not None:

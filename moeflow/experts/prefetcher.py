@@ -15,7 +15,7 @@ from moeflow.experts.predict.governor import Governor
 from moeflow.experts.predict.predictor import Predictor
 from moeflow.kernels.cpu.decoder import NOTHING, Expected
 
-_MAX_TOKENS: Final = 8  # of a pass; more need so many experts that reads on demand keep the disk busy
+MAX_TOKENS: Final = 8  # of a pass; more need so many experts that reads on demand keep the disk busy
 
 
 class Prefetcher:
@@ -79,7 +79,7 @@ class Prefetcher:
         A pass that lacked nothing tells nothing about reading, and what a large one read ahead was needed for certain.
         """
         num_tokens, self._num_tokens = self._num_tokens, None
-        if num_tokens is None or num_tokens > _MAX_TOKENS:
+        if num_tokens is None or num_tokens > MAX_TOKENS:
             return None
         message = self._governor.end_pass(num_tokens, seconds)
         self.note = message or self.note
@@ -87,4 +87,4 @@ class Prefetcher:
 
     @property
     def _may_guess(self) -> bool:
-        return self._governor.is_on and self._num_tokens is not None and self._num_tokens <= _MAX_TOKENS
+        return self._governor.is_on and self._num_tokens is not None and self._num_tokens <= MAX_TOKENS

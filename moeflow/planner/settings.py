@@ -367,9 +367,10 @@ class Settings:
         metadata=_option(
             "choice",
             "--predictor",
-            "Expert prefetch predictor, used where a trial shows that passes are faster with it.",
+            "Expert prefetch predictor, used where a trial shows that passes are faster with it. sida: the network of "
+            "`moeflow train predictor`.",
             "Expert cache",
-            choices=("auto", "next-router", "frequency", "previous-token", "none"),
+            choices=("auto", "next-router", "frequency", "previous-token", "sida", "none"),
         ),
     )
     record_routing: Path | None = field(

@@ -45,8 +45,12 @@ def load_bare_model(checkpoint: Checkpoint, on_bytes: Callable[[int, int], None]
 
 
 @torch.inference_mode()
-def run_sequence(model: CausalLM, token_ids: Sequence[int]) -> torch.Tensor:
-    """Return the final hidden states [T, H] of a sequence of at least one token."""
+def run_sequence(
+    model: CausalLM,
+    token_ids: Sequence[int],
+    on_inputs: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
+) -> torch.Tensor:
+    """Return the final hidden states [T, H] of a sequence of at least one token; `on_inputs` as `ForwardContext`'s."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
     kv = KVStorage(
         layers=range(model.config.num_layers),
@@ -64,15 +68,15 @@ def run_sequence(model: CausalLM, token_ids: Sequence[int]) -> torch.Tensor:
         block_size=BLOCK_SIZE,
         device=model.device,
     )
-    context = ForwardContext(torch.arange(len(token_ids), device=model.device), attention, kv)
+    context = ForwardContext(torch.arange(len(token_ids), device=model.device), attention, kv, on_inputs=on_inputs)
     hidden_states: torch.Tensor = model(torch.tensor(token_ids, device=model.device), context)
     return hidden_states
 
 
 @contextmanager
-def ffn_inputs(model: CausalLM) -> Iterator[list[list[torch.Tensor]]]:
-    """Yield a list a layer, to which every pass appends what its feed-forward block gets, [T, H] bf16."""
-    listeners = [_Listener(layer.mlp) for layer in model.layers]
+def ffn_inputs(model: CausalLM, dtype: torch.dtype = torch.bfloat16) -> Iterator[list[list[torch.Tensor]]]:
+    """Yield a list a layer, to which every pass appends what its feed-forward block gets, [T, H] in a type."""
+    listeners = [_Listener(layer.mlp, dtype) for layer in model.layers]
     for layer, listener in zip(model.layers, listeners, strict=True):
         layer.mlp = cast(MLP, listener)
     try:
@@ -85,10 +89,11 @@ def ffn_inputs(model: CausalLM) -> Iterator[list[list[torch.Tensor]]]:
 class _Listener:
     """Stands before a feed-forward block and notes what it gets."""
 
-    def __init__(self, block: MLP | FusedMLP | MoE) -> None:
+    def __init__(self, block: MLP | FusedMLP | MoE, dtype: torch.dtype) -> None:
         self.block = block
+        self._dtype = dtype
         self.collected: list[torch.Tensor] = []
 
     def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        self.collected.append(hidden.to(torch.bfloat16))
+        self.collected.append(hidden.to(self._dtype))
         return self.block(hidden, residual)

@@ -114,6 +114,7 @@ def test_experts_come_from_disk(tmp_path, monkeypatch, quantize, predictor):
         ({"num_ranks": 2}, "--ranks"),
         ({"stages": "2"}, "--stages"),
         ({"speculators": ("suffix",)}, "--speculator"),
+        ({"predictor": "sida"}, "--predictor"),
         ({"num_replicas": 2, "expert_parallel": True}, "--expert-parallel"),
     ],
 )

@@ -339,6 +339,8 @@ def test_a_memory_limit_below_the_least_is_refused(wide_model, tmp_path, overhea
         limited(wide_model, tmp_path, 20 * GIB)
     with pytest.raises(ConfigError, match="expert_policy 'best' is unknown"):
         limited(wide_model, tmp_path, overhead_bytes + MIB, expert_policy="best")
+    with pytest.raises(ConfigError, match=r"no predictor of this model's experts in .*moeflow train predictor"):
+        limited(wide_model, tmp_path, overhead_bytes + MIB, predictor="sida")
     with pytest.raises(CapacityError, match="come from disk"):
         resolve(Settings(model=wide_model), resources=machine(free=PROCESS_BYTES))
 

@@ -6,7 +6,7 @@ import pytest
 
 from moeflow.core.errors import ConfigError
 from moeflow.experts.cache.eviction import DEFAULT_POLICY, POLICIES
-from moeflow.experts.predict.registry import DEFAULT_PREDICTOR, NO_PREDICTOR, PREDICTORS
+from moeflow.experts.predict.registry import DEFAULT_PREDICTOR, NO_PREDICTOR, PREDICTORS, WHOLE_PASS
 from moeflow.planner.settings import Settings, options
 
 
@@ -34,6 +34,6 @@ def test_the_choices_are_the_policies_and_predictors_that_there_are():
     """They are written out in the settings, so that the command line's help needs no numpy."""
     choices = {option.flag: option.choices for option in options().values()}
     assert choices["--expert-policy"] == ("auto", *POLICIES)
-    assert choices["--predictor"] == ("auto", *PREDICTORS, NO_PREDICTOR)
+    assert choices["--predictor"] == ("auto", *PREDICTORS, WHOLE_PASS, NO_PREDICTOR)
     assert DEFAULT_POLICY in POLICIES
     assert DEFAULT_PREDICTOR in PREDICTORS

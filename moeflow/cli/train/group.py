@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from moeflow.cli.train.predictor import predictor
 from moeflow.cli.train.speculator import speculator
 
 EPILOG = """\b
@@ -11,7 +12,9 @@ Examples:
   moeflow train speculator
       a small model that guesses for the built-in one, in under half an hour
   moeflow train speculator ~/models/olmoe --pool 3
-      three, each good at what the others get wrong"""
+      three, each good at what the others get wrong
+  moeflow train predictor ~/models/olmoe
+      knows a token's experts beforehand, for --predictor sida"""
 
 
 @click.group(epilog=EPILOG)
@@ -20,3 +23,4 @@ def train() -> None:
 
 
 train.add_command(speculator)
+train.add_command(predictor)

@@ -14,5 +14,8 @@ PREDICTORS: Final[dict[str, type[Predictor]]] = {
     "frequency": FrequencyPredictor,
     "previous-token": PreviousTokenPredictor,
 }
+WHOLE_PASS: Final = (
+    "sida"  # a network that is trained for a model: predicts all layers before a pass, not layer by layer
+)
 NO_PREDICTOR: Final = "none"
 DEFAULT_PREDICTOR: Final = "next-router"

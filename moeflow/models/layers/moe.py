@@ -66,9 +66,13 @@ class MoE:
 
     def route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return topk_ids [T, K] int64 and topk_weights [T, K] float32. Shapes: hidden [T, H]."""
+        return self.choose(self.router_logits(hidden))
+
+    def router_logits(self, hidden: Tensor) -> Tensor:
+        """Return what the router says of each expert. Shapes: hidden [T, H] -> [T, E]."""
         if isinstance(self.router, Tensor):
             hidden = hidden.to(self.router.dtype)  # a router may be kept more precisely than all else
-        return self.choose(linear(hidden, self.router))
+        return linear(hidden, self.router)
 
     def movable_experts(self) -> MovableExperts | None:
         """Return the experts if `with_experts` can take them from elsewhere."""

@@ -12,8 +12,9 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import format_bytes
 from moeflow.experts.cache.eviction import DEFAULT_POLICY, POLICIES
-from moeflow.experts.predict.registry import DEFAULT_PREDICTOR, NO_PREDICTOR, PREDICTORS
+from moeflow.experts.predict.registry import DEFAULT_PREDICTOR, NO_PREDICTOR, PREDICTORS, WHOLE_PASS
 from moeflow.experts.slot_arena import arena_bytes, slots_within
+from moeflow.models.expert_predictor.saved import REMEDY, is_saved, predictor_folder
 from moeflow.models.packing import slab_spec
 from moeflow.planner.choices.packed_files import packed_weights_file_place
 from moeflow.planner.choices.weight_choice import WeightChoice
@@ -45,9 +46,13 @@ class ExpertPlan:
     ) -> ExpertPlan:
         """Look at a model with experts. Raises: ConfigError if there is no such policy or predictor."""
         predictor = DEFAULT_PREDICTOR if predictor == "auto" else predictor
-        if predictor not in (*PREDICTORS, NO_PREDICTOR):
+        known = (*PREDICTORS, WHOLE_PASS, NO_PREDICTOR)
+        if predictor not in known:
+            raise ConfigError(f"predictor {predictor!r} is unknown; use one of auto, {', '.join(known)}")
+        if predictor == WHOLE_PASS and not is_saved(predictor_folder(checkpoint.path)):
             raise ConfigError(
-                f"predictor {predictor!r} is unknown; use one of auto, {', '.join(PREDICTORS)}, {NO_PREDICTOR}"
+                f"there is no predictor of this model's experts in {predictor_folder(checkpoint.path)}. {REMEDY}, or "
+                "choose another --predictor"
             )
         policy = DEFAULT_POLICY if policy == "auto" else policy
         if policy not in POLICIES:

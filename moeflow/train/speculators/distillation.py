@@ -31,7 +31,8 @@ from moeflow.train.speculators.saved_student import load_student, save_student
 from moeflow.train.speculators.student import Student, student_from
 from moeflow.train.speculators.teacher_text import QUESTION_TOKENS, TeacherText, joined, say_round
 from moeflow.train.speculators.training import Progress, Training, guesses, timed_start
-from moeflow.train.speculators.work_folder import WorkFolder, work_folder
+from moeflow.train.speculators.work_folder import SpeculatorWork
+from moeflow.train.work_folder import work_folder
 
 TEXT_SHARE: Final = 0.4  # of the time, for the target's text
 SAVE_EVERY_S: Final = 60.0
@@ -106,23 +107,24 @@ def train_speculators(
     model = Path(settings.model or "").absolute()
     place = (out or speculators_folder(model)).absolute()
     texts = read_texts(data)
-    with closing(open_checkpoint(model)) as checkpoint, work_folder(place / ".training") as work:
+    with closing(open_checkpoint(model)) as checkpoint, work_folder(place / ".training") as folder:
+        work = SpeculatorWork(folder)
         if restart:
-            work.clear()
+            folder.clear()
         student = student_from(checkpoint, recipe.layers)
         folders = [place / str(number + 1) for number in range(recipe.pool)]
         if not overwrite and work.training(0) is None and (taken := [each for each in folders if each.exists()]):
             raise ConfigError(f"{taken[0]} exists already. Replace it (--overwrite), or choose another place (--out)")
-        work.check_recipe({"model": str(model), "data": str(data), **asdict(recipe)})
+        folder.check_recipe({"model": str(model), "data": str(data), **asdict(recipe)})
         text = _text(settings, recipe, texts, work, report)
         _Pool(student, checkpoint, text, recipe, work, folders, report).train()
         pool = _measure(student, text, folders)
-        work.clear()
+        folder.clear()
     return pool
 
 
 def _text(
-    settings: Settings, recipe: SpeculatorRecipe, texts: list[str], work: WorkFolder, report: OnProgress
+    settings: Settings, recipe: SpeculatorRecipe, texts: list[str], work: SpeculatorWork, report: OnProgress
 ) -> TeacherText:
     """Return the target's text: what there is of it, and what is missing."""
     found = work.texts()
@@ -190,7 +192,7 @@ class _Pool:
         checkpoint: Checkpoint,
         text: TeacherText,
         recipe: SpeculatorRecipe,
-        work: WorkFolder,
+        work: SpeculatorWork,
         folders: Sequence[Path],
         report: OnProgress,
     ) -> None:

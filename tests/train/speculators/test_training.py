@@ -17,7 +17,8 @@ from moeflow.train.speculators.saved_student import load_student, save_student
 from moeflow.train.speculators.student import student_from
 from moeflow.train.speculators.teacher_text import UNKNOWN, TeacherText
 from moeflow.train.speculators.training import Progress, Training, guesses
-from moeflow.train.speculators.work_folder import WorkFolder, work_folder
+from moeflow.train.speculators.work_folder import SpeculatorWork
+from moeflow.train.work_folder import work_folder
 from tests.tiny_mixtral import write_tiny_mixtral
 
 
@@ -55,7 +56,8 @@ def test_work_that_was_stopped_ends_with_the_same_bits(target, text, tmp_path):
     class Stopped(Exception):
         pass
 
-    with work_folder(tmp_path / "work") as work:
+    with work_folder(tmp_path / "work") as folder:
+        work = SpeculatorWork(folder)
         first = training(target, text)
 
         def stop(progress):
@@ -65,7 +67,7 @@ def test_work_that_was_stopped_ends_with_the_same_bits(target, text, tmp_path):
 
         with pytest.raises(Stopped):
             first.run(stop)
-        progress, tensors = WorkFolder(work.path).training(0)
+        progress, tensors = SpeculatorWork(folder).training(0)
     second = training(target, text)
     second.progress = progress
     second.restore(tensors)

@@ -1,0 +1,1 @@
+"""A small network that predicts which experts of all layers a token will need (SiDA's hash function)."""

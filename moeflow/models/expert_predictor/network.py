@@ -1,0 +1,124 @@
+"""The network: token embeddings in, logits over the experts of every layer out, of the same token.
+
+Compress, two layers of LSTM, self-attention with SparseMax weights, a residual connection, and a head a layer (SiDA,
+2310.18859, section 3.2). All of it is causal, and attention sees a bounded number of tokens, so that a token more costs
+the same however long its text is: what came before is a state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from moeflow.models.expert_predictor.sparsemax import sparsemax
+
+LSTM_LAYERS = 2
+_LSTM_WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictorShape:
+    """Sizes of a predictor, and of the model that it is for."""
+
+    embedding_size: int  # of the model's tokens
+    num_layers: int  # of the model, those with experts
+    num_experts: int  # of a layer
+    top_k: int  # experts of a token
+    hidden_size: int = 256
+    window: int = 256  # tokens that attention sees, the newest included
+
+
+@dataclass(frozen=True, slots=True)
+class PredictorState:
+    """What is kept of a text. Shapes: hidden and cell [2, D]; keys and values [fewer than `window`, D]."""
+
+    hidden: Tensor
+    cell: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+class ExpertPredictor(nn.Module):
+    """Predicts, from the tokens so far, which experts the last of them needs in all layers."""
+
+    def __init__(self, shape: PredictorShape) -> None:
+        super().__init__()
+        self.shape, size = shape, shape.hidden_size
+        self.compress = nn.Linear(shape.embedding_size, size)
+        self.lstm = nn.LSTM(size, size, LSTM_LAYERS, batch_first=True)
+        self.query, self.key, self.value = (nn.Linear(size, size, bias=False) for _ in range(3))
+        self.heads = nn.Linear(size, shape.num_layers * shape.num_experts)
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """Return logits of whole texts. Shapes: [B, T, H] -> [B, T, layers, E]."""
+        states = [self.begin() for _ in embeddings]
+        return self.go_on(embeddings, states)[0]
+
+    def begin(self) -> PredictorState:
+        """Return the state before the first token."""
+        zeros = self.heads.weight.new_zeros(LSTM_LAYERS, self.shape.hidden_size)
+        return PredictorState(zeros, zeros, zeros[:0], zeros[:0])
+
+    def go_on(self, embeddings: Tensor, states: Sequence[PredictorState]) -> tuple[Tensor, list[PredictorState]]:
+        """Return logits of the next tokens of some texts, and the states after them.
+
+        Shapes: embeddings [B, T, H], of as many tokens each -> [B, T, layers, E].
+        """
+        num_texts, num_tokens, _ = embeddings.shape
+        # Embeddings of models differ in size by orders of magnitude.
+        compressed = self.compress(F.rms_norm(embeddings, embeddings.shape[-1:]))
+        before = tuple(torch.stack([getattr(state, name) for state in states], dim=1) for name in ("hidden", "cell"))
+        run_lstm = self.lstm if num_tokens > 1 else self._one_token
+        outputs, (hidden, cell) = run_lstm(compressed, before)
+        keys, num_past = _with_past([state.keys for state in states], self.key(outputs))
+        values, _ = _with_past([state.values for state in states], self.value(outputs))
+        scores = self.query(outputs) @ keys.transpose(1, 2) / math.sqrt(self.shape.hidden_size)
+        scores = scores.masked_fill(~self._is_seen(num_past, num_tokens), -math.inf)
+        attended = sparsemax(scores) @ values
+        logits = self.heads(outputs + attended)
+        after = [
+            PredictorState(hidden[:, text], cell[:, text], *self._kept(keys[text], values[text], num, num_tokens))
+            for text, num in enumerate(num_past)
+        ]
+        return logits.view(num_texts, num_tokens, self.shape.num_layers, self.shape.num_experts), after
+
+    def _one_token(self, inputs: Tensor, before: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Do what `lstm` does for one token: oneDNN prepares the weights in each call, which takes 20 times as long."""
+        output, after = inputs[:, 0], []
+        for layer in range(LSTM_LAYERS):
+            weights = [getattr(self.lstm, f"{name}_l{layer}") for name in _LSTM_WEIGHTS]
+            after.append(torch.lstm_cell(output, [state[layer] for state in before], *weights))
+            output = after[-1][0]
+        hidden, cell = (torch.stack(states) for states in zip(*after, strict=True))
+        return output[:, None], (hidden, cell)
+
+    def _is_seen(self, num_past: Sequence[int], num_tokens: int) -> Tensor:
+        """Return which keys a token sees: its own, and those before it in the window. Shapes: -> [B, T, past + T]."""
+        most = max(num_past)
+        places = torch.arange(-most, num_tokens)
+        distance = torch.arange(num_tokens)[:, None] - places
+        is_near = (distance >= 0) & (distance < self.shape.window)
+        return is_near & (places >= -torch.tensor(num_past)[:, None, None])
+
+    def _kept(self, keys: Tensor, values: Tensor, num_past: int, num_tokens: int) -> tuple[Tensor, Tensor]:
+        num_kept = min(num_past + num_tokens, self.shape.window - 1)
+        start = len(keys) - num_kept
+        return keys[start:].clone(), values[start:].clone()
+
+
+def _with_past(past: Sequence[Tensor], new: Tensor) -> tuple[Tensor, list[int]]:
+    """Return rows of the past, behind as many of zeros as make them equally long, and new ones; and how many are past.
+
+    Shapes: past [P, D] each; new [B, T, D] -> [B, most + T, D].
+    """
+    lengths = [len(rows) for rows in past]
+    most = max(lengths)
+    if not most:
+        return new, lengths
+    padded = torch.stack([F.pad(rows, (0, 0, most - len(rows), 0)) for rows in past])
+    return torch.cat([padded, new], dim=1), lengths

@@ -1,0 +1,1 @@
+"""Predictors of experts, distilled from a model's routers (SiDA)."""

@@ -1,0 +1,26 @@
+"""What a predictor is trained to: the distribution of the model's own routers.
+
+Source: truncated knowledge distillation, SiDA (2310.18859, section 3.3): the teacher's likeliest experts alone, and a
+little cross entropy on the likeliest.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from torch import Tensor
+from torch.nn import functional as F
+
+CROSS_ENTROPY_WEIGHT: Final = 0.005
+
+
+def routing_loss(logits: Tensor, experts: Tensor, teacher_logits: Tensor) -> Tensor:
+    """Return the mean over tokens and layers, in nats.
+
+    Shapes: logits [..., E], of the predictor; experts [..., T] int64, the teacher's likeliest, the likeliest first;
+    teacher_logits [..., T], of these -> [].
+    """
+    guessed = F.log_softmax(logits.gather(-1, experts), dim=-1)
+    wanted = F.log_softmax(teacher_logits.float(), dim=-1)
+    divergence = (wanted.exp() * (wanted - guessed)).sum(-1).mean()
+    return divergence + CROSS_ENTROPY_WEIGHT * F.cross_entropy(logits.flatten(0, -2), experts[..., 0].flatten())

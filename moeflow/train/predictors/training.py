@@ -1,0 +1,184 @@
+"""Trains one predictor on routed text: epochs, a look at held-out text after each, and a state to go on from."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from moeflow.core.errors import ConfigError
+from moeflow.models.expert_predictor.network import ExpertPredictor
+from moeflow.train.predictors.loss import routing_loss
+from moeflow.train.predictors.routed_text import RoutedText
+
+PATIENCE: Final = 5  # epochs without a better loss that end it
+_HELD_OUT_EVERY: Final = 10  # sequences, of which one is kept to measure with
+_MIN_SEQUENCES: Final = 2
+_LONGEST_GRADIENT: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long a training goes on, at most."""
+
+    epochs: int | None = None  # None: as many as the time allows
+    seconds: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a training is."""
+
+    epoch: int = 0
+    step: int = 0  # within the epoch
+    best_loss: float = math.inf  # on held-out text, in nats
+    best_epoch: int = 0
+    looks_since: int = 0  # the best one
+    spent_s: float = 0.0
+
+    def is_over(self, limits: Limits) -> bool:
+        """Whether nothing is left to do."""
+        has_all = limits.epochs is not None and self.epoch >= limits.epochs
+        return has_all or self.spent_s >= limits.seconds or self.looks_since >= PATIENCE
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """Rows of tokens that occur. Shapes: rows [v, H] float32; places [V] int64, of each token's row."""
+
+    rows: Tensor
+    places: Tensor
+
+    def of(self, token_ids: Tensor) -> Tensor:
+        """Return tokens' embeddings. Shapes: token_ids [...] -> [..., H]."""
+        return self.rows[self.places[token_ids]]
+
+
+class Training:
+    """A predictor that is learning."""
+
+    def __init__(
+        self,
+        predictor: ExpertPredictor,
+        text: RoutedText,
+        embeddings: Embeddings,
+        *,
+        learning_rate: float,
+        batch_sequences: int,
+        seed: int,
+    ) -> None:
+        """Raises: ConfigError if the text is too short."""
+        self.progress = Progress()
+        self.predictor = predictor
+        self.best = _copied(predictor)
+        self.embeddings = embeddings
+        self._text, self._seed, self._batch = text, seed, batch_sequences
+        learn, self._held_out = split(text)
+        self._learn = [piece for where in learn for piece in pieces(where, predictor.shape.window)]
+        self._optimizer = torch.optim.AdamW(predictor.parameters(), lr=learning_rate)
+
+    def run(self, limits: Limits, on_step: Callable[[Progress], None]) -> None:
+        """Go on to the end; `on_step` is called after each step, when state may be taken."""
+        while not self.progress.is_over(limits):
+            start_s = time.perf_counter()
+            batches = self._batches()
+            if self.progress.step < len(batches):
+                self._step(batches[self.progress.step])
+                self.progress = replace(self.progress, step=self.progress.step + 1)
+            if self.progress.step >= len(batches):
+                self._look()
+            spent_s = self.progress.spent_s + time.perf_counter() - start_s
+            self.progress = replace(self.progress, spent_s=spent_s)
+            on_step(self.progress)
+        if self.progress.step:  # time was up within an epoch
+            self._look()
+
+    def best_predictor(self) -> ExpertPredictor:
+        """Return the predictor as it was when it did best on held-out text."""
+        self.predictor.load_state_dict(self.best)
+        return self.predictor
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all that the rest of the training depends on, beside `progress`."""
+        found: dict[str, Tensor] = {}
+        for name, weight in self.predictor.named_parameters():
+            found |= {f"now.{name}": weight.detach(), f"best.{name}": self.best[name]}
+            found |= {f"{key}.{name}": value for key, value in self._optimizer.state.get(weight, {}).items()}
+        return found
+
+    def restore(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
+        """Go back to where `tensors` were taken."""
+        self.progress = progress
+        for name, weight in self.predictor.named_parameters():
+            with torch.no_grad():
+                weight.copy_(tensors[f"now.{name}"])
+            self.best[name] = tensors[f"best.{name}"].clone()
+            keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}.{name}" in tensors]
+            self._optimizer.state[weight] = {key: tensors[f"{key}.{name}"].clone() for key in keys}
+
+    def _batches(self) -> list[list[slice]]:
+        """Return the pieces of an epoch, some together, in an order that epoch and seed alone decide."""
+        chance = torch.Generator().manual_seed(self._seed * 1_000_003 + self.progress.epoch)
+        order = torch.randperm(len(self._learn), generator=chance).tolist()
+        return [[self._learn[at] for at in order[i : i + self._batch]] for i in range(0, len(order), self._batch)]
+
+    def _step(self, batch: Sequence[slice]) -> None:
+        torch.autograd.backward(self._loss(batch))
+        torch.nn.utils.clip_grad_norm_(self.predictor.parameters(), _LONGEST_GRADIENT)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def _loss(self, batch: Sequence[slice]) -> Tensor:
+        text = self._text
+        logits = guesses(self.predictor, text, self.embeddings, batch)
+        experts, teacher = (torch.cat([of[where] for where in batch]) for of in (text.experts, text.logits))
+        return routing_loss(logits, experts.long(), teacher)
+
+    @torch.no_grad()
+    def _look(self) -> None:
+        """Measure on held-out text, keep the predictor if it is the best so far, and begin another epoch."""
+        total = sum(float(self._loss([where])) * (where.stop - where.start) for where in self._held_out)
+        loss = total / sum(where.stop - where.start for where in self._held_out)
+        now = replace(self.progress, epoch=self.progress.epoch + 1, step=0)
+        if loss < now.best_loss:
+            self.best = _copied(self.predictor)
+            self.progress = replace(now, best_loss=loss, best_epoch=now.epoch, looks_since=0)
+        else:
+            self.progress = replace(now, looks_since=now.looks_since + 1)
+
+
+def split(text: RoutedText) -> tuple[list[slice], list[slice]]:
+    """Return the sequences to learn from and a tenth that is held out. Raises: ConfigError if there are too few."""
+    ends = text.lengths.cumsum(0).tolist()
+    sequences = [slice(end - length, end) for end, length in zip(ends, text.lengths.tolist(), strict=True)]
+    if len(sequences) < _MIN_SEQUENCES:
+        raise ConfigError("there is too little text to learn from: give more (--data), or more time (--minutes)")
+    every = min(_HELD_OUT_EVERY, len(sequences))
+    held_out = sequences[every - 1 :: every]
+    return [where for place, where in enumerate(sequences) if (place + 1) % every], held_out
+
+
+def pieces(where: slice, num_tokens: int) -> Iterator[slice]:
+    """Yield parts of a sequence, of at most so many tokens."""
+    for start in range(where.start, where.stop, num_tokens):
+        yield slice(start, min(start + num_tokens, where.stop))
+
+
+def guesses(predictor: ExpertPredictor, text: RoutedText, embeddings: Embeddings, batch: Sequence[slice]) -> Tensor:
+    """Return logits for all tokens of some sequences, which see nothing of each other. Shapes: -> [N, layers, E]."""
+    token_ids = pad_sequence([text.token_ids[where] for where in batch], batch_first=True)
+    is_there = pad_sequence(
+        [torch.ones(where.stop - where.start, dtype=torch.bool) for where in batch], batch_first=True
+    )
+    logits: Tensor = predictor(embeddings.of(token_ids))
+    return logits[is_there]
+
+
+def _copied(predictor: ExpertPredictor) -> dict[str, Tensor]:
+    return {name: weight.detach().clone() for name, weight in predictor.named_parameters()}

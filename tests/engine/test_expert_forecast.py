@@ -1,0 +1,291 @@
+"""A network that says before a pass what it will need: what it is asked, what that spares, and that answers stay."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import closing
+
+import pytest
+import torch
+
+from moeflow.checkpoint.open import open_checkpoint
+from moeflow.core.batch import Batch, BatchEntry
+from moeflow.core.errors import CheckpointError
+from moeflow.core.request import Request, RequestStatus
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine import expert_store
+from moeflow.engine.engine import Engine
+from moeflow.engine.expert_forecast import ExpertForecast
+from moeflow.experts.predict.governor import Governor
+from moeflow.experts.prefetcher import MAX_TOKENS
+from moeflow.kernels.cpu import extension
+from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
+from moeflow.models.expert_predictor.saved import predictor_folder, save_predictor
+from moeflow.planner.resolve import resolve
+from moeflow.planner.settings import Settings
+from moeflow.train.bare_model import load_bare_model
+from moeflow.train.predictors.distillation import PredictorRecipe, train_predictor
+from moeflow.train.predictors.routed_text import router_logits
+from tests.engine.speculators.test_draft_model import timeless
+from tests.engine.streamed_runs import answers, run
+from tests.engine.test_streamed_model import streamed_config
+from tests.tiny_mixtral import write_tiny_mixtral
+
+LAYERS, EXPERTS, TOP_K = 3, 8, 2
+SHAPE = PredictorShape(
+    embedding_size=32, num_layers=LAYERS, num_experts=EXPERTS, top_k=TOP_K, hidden_size=16, window=512
+)
+
+pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bare")
+    write_tiny_mixtral(folder, num_local_experts=EXPERTS, num_hidden_layers=LAYERS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target(bare, tmp_path_factory):
+    """Return a model with a predictor that has learnt nothing."""
+    folder = shutil.copytree(bare, tmp_path_factory.mktemp("target") / "model")
+    torch.manual_seed(3)
+    with closing(open_checkpoint(folder)) as checkpoint:
+        save_predictor(ExpertPredictor(SHAPE), checkpoint, predictor_folder(folder), {})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def slabs(tmp_path_factory):
+    return tmp_path_factory.mktemp("slabs") / "slabs"
+
+
+@pytest.fixture(autouse=True)
+def quick_probe(monkeypatch):
+    monkeypatch.setattr(expert_store, "probe_read_depth", lambda *_: 2)
+
+
+def load(model, slabs, *, num_slots: int = 9, is_on: bool = True, **settings) -> Engine:
+    """Return an engine that follows all predictions, or none."""
+    engine = Engine.load(streamed_config(str(model), slabs, num_slots, predictor="sida", dtype="float32", **settings))
+    governor = engine._runner.experts._forecast._governor
+    governor.is_on = is_on
+    governor.end_pass = lambda *_: None
+    return engine
+
+
+@pytest.mark.parametrize("num_slots", [3, 9, 24])
+def test_tokens_are_the_same_whatever_is_predicted(target, slabs, num_slots):
+    plain = run(streamed_config(str(target), slabs, num_slots, dtype="float32"))
+    for speculators in ((), ("suffix",), ("self:int8",)):
+        engine = load(target, slabs, num_slots=num_slots, speculators=speculators)
+        assert answers(engine) == (plain, {})
+        cache = engine._runner.experts.cache
+        cache.check_integrity()
+        assert cache.stats().prefetched_bytes > 0 or num_slots == 24
+        engine.close()
+
+
+class Model:
+    """Embeds tokens as itself."""
+
+    def embed(self, token_ids):
+        return torch.randn(300, SHAPE.embedding_size, generator=torch.Generator().manual_seed(2))[token_ids]
+
+
+def forecast(predictor):
+    return ExpertForecast(predictor, Model(), None, Governor("sida"))
+
+
+def entry(request, start, num_tokens):
+    return BatchEntry(request, start, num_tokens, (), samples=True)
+
+
+def expected(predictor, *entries):
+    """Return what whole texts say of the tokens of a pass."""
+    numbers = set()
+    for one in entries:
+        logits = predictor(Model().embed(torch.tensor([one.request.token_ids(0, one.stop)])))[0, one.start :]
+        chosen = logits.topk(TOP_K).indices + torch.arange(LAYERS)[:, None] * EXPERTS
+        numbers |= {*chosen.flatten().tolist()}
+    return numbers
+
+
+def test_texts_are_followed_however_they_come():
+    torch.manual_seed(4)
+    predictor = ExpertPredictor(SHAPE).requires_grad_(False)
+    one = forecast(predictor)
+    first = Request("a", list(range(2, 40)), SamplingParams(), max_tokens=100)
+    second = Request("b", [7, 7, 9], SamplingParams(), max_tokens=100)
+    passes = (
+        [entry(first, 30, 8), entry(second, 0, 3)],  # the first one's beginning was in a pass too large
+        [entry(first, 38, 1), entry(second, 3, 1)],
+        [entry(second, 4, 1)],
+        [entry(first, 39, 1), entry(second, 5, 2)],
+        [entry(first, 36, 4)],  # computed again
+        [entry(first, 40, 1), entry(second, 9, 1)],
+    )
+    for request in (first, second):
+        request.output_token_ids.extend([50, 60, 70, 80, 90, 100, 110])
+    for entries in passes:
+        found = one.experts_of(entries)
+        assert {*found} == expected(predictor, *entries)
+        assert [number // EXPERTS for number in found] == sorted(number // EXPERTS for number in found)
+        assert len(found) == len({*found})
+    first.status = RequestStatus.FINISHED
+    one.experts_of([entry(second, 9, 1)])
+    assert list(one._followed) == [second]
+
+
+def test_of_a_layer_what_is_likeliest_for_all_tokens_comes_first():
+    predictor = ExpertPredictor(SHAPE).requires_grad_(False)
+    one = forecast(predictor)
+    request = Request("a", [3, 4, 5, 6], SamplingParams(), max_tokens=9)
+    probabilities = predictor(Model().embed(torch.tensor([[3, 4, 5, 6]])))[0].softmax(-1)
+    wanted = {}
+    for of_token in probabilities:
+        for layer, row in enumerate(of_token):
+            for expert in row.topk(TOP_K).indices.tolist():
+                number = layer * EXPERTS + expert
+                wanted[number] = wanted.get(number, 0.0) + float(row[expert])
+    ordered = sorted(wanted, key=lambda number: (number // EXPERTS, -wanted[number]))
+    assert one.experts_of([entry(request, 0, 4)]) == ordered
+
+
+def test_what_was_not_followed_is_taken_up_no_further_back_than_attention_sees():
+    shape = PredictorShape(**{field: getattr(SHAPE, field) for field in SHAPE.__slots__} | {"window": 5})
+    predictor = ExpertPredictor(shape).requires_grad_(False)
+    request = Request("a", list(range(2, 60)), SamplingParams(), max_tokens=9)
+    found = forecast(predictor).experts_of([entry(request, 57, 1)])
+    last = Request("b", list(range(55, 60)), SamplingParams(), max_tokens=9)
+    assert {*found} == expected(predictor, entry(last, 4, 1))
+    rested = forecast(predictor)
+    rested.experts_of([entry(request, 0, 2)])
+    embedded: list[int] = []
+    rested._model.embed = lambda token_ids: embedded.append(len(token_ids)) or Model().embed(token_ids)
+    assert rested.experts_of([entry(request, 57, 1)]) == found
+    assert embedded == [shape.window]
+
+
+def awaited(store) -> None:
+    """Have a pass begin once all that was predicted is there."""
+    prefetch_pass = store.cache.prefetch_pass
+
+    def prefetch_and_wait(numbers):
+        prefetch_pass(numbers)
+        with store.cache._changed:
+            while store.cache._states.loads:
+                store.cache._wait_for_load()
+
+    store.cache.prefetch_pass = prefetch_and_wait
+
+
+def test_right_predictions_leave_less_to_wait_for(target, slabs, monkeypatch):
+    with closing(open_checkpoint(target)) as checkpoint:
+        model = load_bare_model(checkpoint)
+
+    def oracle(self, entries):
+        return torch.cat([router_logits(model, one.request.token_ids(0, one.stop))[one.start :] for one in entries])
+
+    monkeypatch.setattr(ExpertForecast, "_logits", oracle)
+
+    def lacked_and_used(is_on: bool) -> tuple[int, int]:
+        engine = load(target, slabs, num_slots=14, is_on=is_on)
+        store = engine._runner.experts
+        awaited(store)
+        answers(engine, [[60, 71, 82, 93, 44]], num_tokens=60)
+        stats = store.stats()
+        engine.close()
+        return stats.expert_misses_total + stats.expert_late_total, stats.expert_used_bytes_total
+
+    (lacked, used), (lacked_before, used_before) = lacked_and_used(is_on=True), lacked_and_used(is_on=False)
+    assert lacked < 0.5 * lacked_before
+    assert used > 5 * used_before
+
+
+def test_what_was_trained_is_taken_and_hits(bare, slabs, tmp_path):
+    model = shutil.copytree(bare, tmp_path / "model")
+    data = tmp_path / "text.txt"
+    data.write_bytes(bytes(torch.randint(32, 127, (20000,), generator=torch.Generator().manual_seed(0)).tolist()))
+    recipe = PredictorRecipe(text_tokens=4000, epochs=8, learning_rate=1e-2, batch_size=8, hidden_size=32)
+    settings = Settings(model=str(model), num_threads=1, kv_cache_bytes=2**20, dtype="float32")
+    rates = train_predictor(settings, recipe, data=data).hit_rates.mean()
+    assert rates["top_k"] > 1.3 * rates["most_used"]
+    engine = load(model, slabs)
+    awaited(engine._runner.experts)
+    assert answers(engine) == (run(streamed_config(str(model), slabs, 9, dtype="float32")), {})
+    assert engine.stats().expert_used_bytes_total > 0
+    engine.close()
+
+
+def test_it_rests_where_it_does_not_pay_and_in_passes_of_many_tokens(target, slabs, monkeypatch):
+    engine = load(target, slabs, is_on=False)
+    forecast = engine._runner.experts._forecast
+    asked, told = [], []
+    monkeypatch.setattr(forecast, "experts_of", lambda entries: asked.append(entries) or [])
+    monkeypatch.setattr(forecast._governor, "end_pass", lambda num_tokens, seconds: told.append(num_tokens))
+    answers(engine, [list(range(2, 2 + MAX_TOKENS + 1))], num_tokens=6)
+    assert asked == []  # off
+    assert told
+    assert {*told} == {1}  # that it may be tried again, but for the prompt
+    forecast._governor.is_on = True
+    answers(engine, [list(range(100, 101 + MAX_TOKENS))], num_tokens=6)
+    assert len(asked) == 5
+    engine.close()
+
+
+def test_where_drafts_say_what_is_needed_nothing_is_predicted(target, slabs, monkeypatch):
+    engine = load(target, slabs, speculators=("self:int8",))
+    timeless(engine)
+    store = engine._runner.experts
+    experts_of, begin_pass = store._forecast.experts_of, store.begin_pass
+    is_said: list[bool] = []
+    has_predicted: list[bool] = []
+
+    def begin(batch):
+        is_said.append(store.by_drafts.is_asked or batch.num_tokens > MAX_TOKENS)
+        has_predicted.append(False)
+        begin_pass(batch)
+
+    def predict(entries):
+        has_predicted[-1] = True
+        return experts_of(entries)
+
+    monkeypatch.setattr(store, "begin_pass", begin)
+    monkeypatch.setattr(store._forecast, "experts_of", predict)
+    answers(engine, [[5, 9, 200, 31, 7]], num_tokens=40)
+    assert any(is_said)
+    assert has_predicted == [not said for said in is_said]
+    assert any(has_predicted)
+    engine.close()
+
+
+def test_what_is_switched_off_is_said(target, slabs):
+    engine = load(target, slabs)
+    forecast = engine._runner.experts._forecast
+    forecast._governor.end_pass = lambda *_: "prefetching by sida is switched off"
+    answers(engine, [[5, 6, 7]], num_tokens=3)
+    assert engine.stats().prefetching_note == "prefetching by sida is switched off"
+    engine.close()
+
+
+def test_a_failed_pass_tells_nothing():
+    class Cache:
+        def stats(self):
+            raise AssertionError("asked")
+
+    one = ExpertForecast(ExpertPredictor(SHAPE), Model(), Cache(), Governor("sida"))
+    many = Request("a", list(range(2, 50)), SamplingParams(), max_tokens=9)
+    one.begin_pass(Batch((entry(many, 0, MAX_TOKENS + 1),)))
+    assert one.end_pass(MAX_TOKENS + 1, 1.0) is None
+    one._before = object()
+    one.drop_pass()
+    assert one.end_pass(1, 1.0) is None
+
+
+def test_without_a_predictor_it_is_said_how_to_get_one(bare, slabs):
+    settings = Settings(model=str(bare), num_threads=1, kv_cache_bytes=2**20, predictor="sida")
+    resolve(settings)  # all experts are in memory
+    with pytest.raises(CheckpointError, match="moeflow train predictor"):
+        Engine.load(streamed_config(str(bare), slabs, 9, predictor="sida"))

@@ -1,0 +1,63 @@
+"""The network token by token against whole texts, its window, and folders that do not belong."""
+
+from contextlib import closing
+
+import pytest
+import torch
+
+from moeflow.checkpoint.open import open_checkpoint
+from moeflow.core.errors import CheckpointError
+from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
+from moeflow.models.expert_predictor.saved import load_predictor, save_predictor
+from tests.tiny_mixtral import write_tiny_mixtral
+
+SHAPE = PredictorShape(embedding_size=12, num_layers=3, num_experts=5, top_k=2, hidden_size=16, window=4)
+
+
+@pytest.fixture
+def predictor():
+    torch.manual_seed(2)
+    return ExpertPredictor(SHAPE).requires_grad_(False)
+
+
+def test_pieces_of_texts_of_any_length_are_predicted_as_wholes(predictor):
+    texts = torch.randn(2, 11, 12)
+    whole = predictor(texts)
+    _, (first,) = predictor.go_on(texts[:1, :3], [predictor.begin()])
+    states = [first, predictor.begin()]
+    # Two texts, one ahead of the other, whose next tokens are computed together.
+    places = [3, 0]
+    for num_tokens in (1, 2, 1, 3, 1):
+        pieces = torch.stack([texts[text, at : at + num_tokens] for text, at in enumerate(places)])
+        logits, states = predictor.go_on(pieces, states)
+        for text, at in enumerate(places):
+            torch.testing.assert_close(logits[text], whole[text, at : at + num_tokens], rtol=1e-4, atol=1e-5)
+        places = [at + num_tokens for at in places]
+    assert all(len(state.keys) == SHAPE.window - 1 for state in states)
+
+
+def test_a_token_is_predicted_from_those_before_it_and_itself(predictor):
+    text = torch.randn(1, 6, 12)
+    other = text.clone()
+    other[0, 4:] = torch.randn(2, 12)
+    before, after = predictor(text), predictor(other)
+    assert torch.equal(before[0, :4], after[0, :4])
+    assert not torch.allclose(before[0, 4], after[0, 4])
+
+
+def test_a_folder_belongs_to_one_model(predictor, tmp_path):
+    for name, seed in (("one", 0), ("other", 1)):
+        (tmp_path / name).mkdir()
+        write_tiny_mixtral(tmp_path / name, seed=seed)
+    folder = tmp_path / "predictor"
+    with closing(open_checkpoint(tmp_path / "one")) as one, closing(open_checkpoint(tmp_path / "other")) as other:
+        with pytest.raises(CheckpointError, match="moeflow train predictor"):
+            load_predictor(folder, one)
+        save_predictor(predictor, one, folder, {})
+        loaded = load_predictor(folder, one)
+        assert all(torch.equal(loaded.state_dict()[name], weight) for name, weight in predictor.state_dict().items())
+        with pytest.raises(CheckpointError, match="another model"):
+            load_predictor(folder, other)
+        (folder / "predictor.safetensors").write_bytes(b"damaged")
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            load_predictor(folder, one)

@@ -1,0 +1,112 @@
+"""From a model's folder to a predictor's: what is kept when work stops, and what is refused."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from moeflow.cli.main import main
+from moeflow.core.errors import CheckpointError, ConfigError
+from moeflow.models.expert_predictor.saved import is_saved, predictor_folder
+from moeflow.planner.settings import Settings
+from moeflow.train.predictors import distillation
+from moeflow.train.predictors.distillation import PredictorRecipe, train_predictor
+from tests.tiny_llama import write_tiny_llama
+from tests.tiny_mixtral import write_tiny_mixtral
+
+QUICK = {"epochs": 3, "learning_rate": 1e-2, "batch_size": 8, "hidden_size": 16, "window": 64}
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_tiny_mixtral(folder)
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text("".join(f"{number} and {number * 7} are numbers.\n" for number in range(1000)))
+    return file
+
+
+def train(model, data, **more):
+    recipe = PredictorRecipe(**(QUICK | more.pop("recipe", {})))
+    settings = Settings(model=str(model), num_threads=1, kv_cache_bytes=2**20)
+    return train_predictor(settings, recipe, data=data, **more)
+
+
+def test_work_that_was_stopped_goes_on(model, data, monkeypatch):
+    folder = predictor_folder(model)
+    whole = train(model, data)
+    assert is_saved(folder)
+    assert whole.folder == folder
+    assert whole.held_out_tokens * 5 < whole.text_tokens
+    assert len(whole.hit_rates.top_k) == 2
+    assert not (folder / ".training").exists()
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(distillation.Training, "run", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(model, data, overwrite=True)
+    # The text is there: no model is run for it again, whatever stops what comes after.
+    monkeypatch.setattr(distillation.Engine, "over", stop)
+    with pytest.raises(ConfigError, match="another epochs"):
+        train(model, data, recipe={"epochs": 2}, overwrite=True)
+    with monkeypatch.context() as broken:
+        broken.setattr(distillation, "save_predictor", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(model, data, overwrite=True)
+    with monkeypatch.context() as counted:
+        counted.setattr(distillation.Training, "_step", stop)  # all steps are made
+        again = train(model, data)
+    assert again == whole
+    with pytest.raises(ConfigError, match="--overwrite"):
+        train(model, data)
+    with pytest.raises(KeyboardInterrupt):
+        train(model, data, overwrite=True)
+
+
+def test_the_model_says_what_is_learnt_from(model, monkeypatch):
+    monkeypatch.setattr("moeflow.train.predictors.learning_text.SEQUENCE_TOKENS", 8)
+    told = []
+    trained = train(
+        model, None, recipe={"text_tokens": 100, "epochs": 1}, on_progress=lambda *progress: told.append(progress)
+    )
+    assert trained.text_tokens >= 100
+    assert [phase for phase in distillation.Phase if any(one[0] is phase for one in told)] == list(distillation.Phase)
+    assert all(0 <= done <= total for _, done, total in told)
+
+
+def test_what_cannot_work_is_refused(model, data, tmp_path):
+    dense = tmp_path / "dense"
+    dense.mkdir()
+    write_tiny_llama(dense)
+    with pytest.raises(ConfigError, match="no experts"):
+        train(dense, data)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(CheckpointError):
+        train(empty, data)
+    for name, value in (("epochs", 0), ("minutes", 0.0), ("learning_rate", 0.0), ("window", 0)):
+        with pytest.raises(ConfigError, match=name.split("_")[0]):
+            PredictorRecipe(**{name: value})
+
+
+def test_the_command_prints_what_it_made(model, data):
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in (QUICK | {"epochs": 1}).items()]
+    arguments = ["train", "predictor", str(model), "--data", str(data), *options]
+    done = CliRunner().invoke(main, [*arguments, "--json"])
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert result["predictor"] == str(model / "predictor")
+    assert 0 < result["mean_hit_rates"]["top_k"] <= 1
+    assert json.loads((model / "predictor" / "predictor.json").read_text())["measured"]["epochs"] == 1
+    again = CliRunner().invoke(main, [*arguments, "--overwrite"])
+    assert again.exit_code == 0
+    assert "--predictor sida" in again.stdout
