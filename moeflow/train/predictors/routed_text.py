@@ -72,4 +72,4 @@ def router_logits(model: CausalLM, token_ids: Sequence[int]) -> Tensor:
         for layer, of_layer in zip(model.layers, inputs, strict=True)
         if isinstance(layer.mlp, MoE)
     ]
-    return torch.stack(logits, dim=1).float()
+    return torch.stack(logits, dim=1).float().cpu()
