@@ -2,7 +2,8 @@
 
 On a Mixture of Experts a further row costs what its experts cost to read: next to nothing where they are read anyhow,
 nearly a whole pass where nobody else needs them. What the rows are is not known beforehand, so the mean of passes of
-that size has to do; it follows the load.
+that size has to do; it follows the load. The more rows, the more of their experts are read anyhow, so what a pass
+larger than any before takes is hoped to be little, until it is measured: else it never would be.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class PassTimes:
     def _slope_beyond(self) -> float:
         """Return what a row beyond the largest pass is expected to cost."""
         first, last = self._rows[0], self._rows[-1]
+        untried = FIRST_SHARE * self._seconds[last] / last
         if first == last:
-            return FIRST_SHARE * self._seconds[last] / last
-        return max(self._seconds[last] - self._seconds[first], 0.0) / (last - first)
+            return untried
+        slope = max(self._seconds[last] - self._seconds[first], 0.0) / (last - first)
+        return min(slope, untried)

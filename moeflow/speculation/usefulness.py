@@ -3,7 +3,8 @@
 A speculator has an account in units of a pass without guesses. What its kept tokens save is paid in, what guessing and
 computing its guesses took is paid out, and each pass adds a small income. It guesses while there is something in the
 account; once that is used up it rests until the income allows another trial. So a useless speculator costs the income,
-a few percent, and what it had to begin with; and one that becomes useful is soon found to be.
+a few percent, and what it had to begin with; and one that becomes useful is soon found to be. What several guessed is
+to the account of the one that has most: one of two that know the same comes to rest.
 """
 
 from __future__ import annotations
@@ -68,16 +69,19 @@ class Usefulness:
         """Count a pass of decodes before which some guessed, for so many seconds each; the others rested.
 
         A pass without guesses takes `plain_s`, and the computed guesses made it `extra_s` longer. What several guessed
-        counts for each in part.
+        counts for the one with most in its account: others are of use for what they add to that.
         """
         gains = {name: INCOME - draft_s.get(name, 0.0) / plain_s for name in self._accounts}
         deepest = dict.fromkeys(draft_s, 0)
         for guess in guesses:
             worth = guess.is_kept / num_requests - extra_s / plain_s / len(guesses)
+            gains[max(sorted(guess.names), key=self._credit)] += worth
             for name in guess.names:
-                gains[name] += worth / len(guess.names)
                 deepest[name] = max(deepest.get(name, 0), guess.depth)
         for name, gain in gains.items():
             self._accounts[name].add(gain)
         for name, depth in deepest.items():
             self._accounts[name].depths.append(depth)
+
+    def _credit(self, name: str) -> float:
+        return self._accounts[name].credit

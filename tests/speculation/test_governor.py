@@ -16,7 +16,7 @@ from moeflow.core.token_tree import MAX_TREE_TOKENS
 from moeflow.speculation.acceptance import Acceptance
 from moeflow.speculation.draft_tree import merge, tree_of
 from moeflow.speculation.governor import Governor
-from moeflow.speculation.pass_times import PassTimes
+from moeflow.speculation.pass_times import FIRST_SHARE, PassTimes
 from moeflow.speculation.speculation import Speculation
 from moeflow.speculation.speculator import Draft
 
@@ -180,7 +180,11 @@ def test_passes_between_known_sizes_take_what_lies_between():
     assert times.seconds(4) > 1.0
     times.note(10, 3.0)
     assert times.seconds(6) == pytest.approx(2.0)
-    assert times.seconds(14) == pytest.approx(4.0)
+    assert times.seconds(14) == pytest.approx(3.0 + 4 * FIRST_SHARE * 3.0 / 10)  # untried: hoped to cost no more
+    flat = PassTimes()
+    flat.note(2, 1.0)
+    flat.note(10, 1.08)
+    assert flat.seconds(14) == pytest.approx(1.12)  # rows were measured to cost less than that
     for _ in range(100):
         times.note(10, 5.0)
     assert times.seconds(10) == pytest.approx(5.0, rel=0.01)

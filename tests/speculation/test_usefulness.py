@@ -126,15 +126,17 @@ def test_of_two_the_useless_one_rests():
     assert len(useless.depths) - before[1] < 0.05 * (len(useful.depths) - before[0])
 
 
-def test_what_two_guessed_counts_for_each_in_part():
+def test_what_two_guessed_counts_for_the_one_with_more_in_its_account():
     use = Usefulness(["a", "b", "c"])
     both, one = frozenset({"a", "b"}), frozenset({"a"})
     guesses = [Guess(both, 1, is_kept=True), Guess(one, 2, is_kept=True), Guess(one, 3, is_kept=False)]
+    use.note({}, [Guess(frozenset({"a"}), 1, is_kept=True)], num_requests=1, plain_s=2.0, extra_s=0.0)
+    before = {name: account.credit for name, account in use._accounts.items()}
     use.note({"a": 0.5, "b": 0.25}, guesses, num_requests=2, plain_s=2.0, extra_s=0.6)
-    found = {name: account.credit - FIRST_CREDIT - INCOME for name, account in use._accounts.items()}
+    found = {name: account.credit - before[name] - INCOME for name, account in use._accounts.items()}
     worth_both, worth_kept, worth_wrong = 0.5 - 0.1, 0.5 - 0.1, -0.1
-    assert found["a"] == pytest.approx(worth_both / 2 + worth_kept + worth_wrong - 0.25)
-    assert found["b"] == pytest.approx(worth_both / 2 - 0.125)
+    assert found["a"] == pytest.approx(worth_both + worth_kept + worth_wrong - 0.25)
+    assert found["b"] == pytest.approx(-0.125)
     assert found["c"] == pytest.approx(0.0)
     assert use.depth("a") > use.depth("c") - 1
 
