@@ -27,6 +27,7 @@ def check_encoder_decoder(settings: Settings, shape: ModelConfig, *, is_offloade
         "speculators (--speculator)": bool(settings.speculators),
         "devices and pipelines (--device, --pipeline)": is_offloaded or settings.pipeline is not None,
         "trained predictors (--predictor sida)": settings.predictor == WHOLE_PASS,
+        "records of routing (--record-routing)": settings.record_routing is not None,
         "lenders of memory (--remote-experts)": settings.remote_experts is not None,
     }
     for name, is_asked in asked.items():
@@ -39,7 +40,7 @@ def check_encoder_decoder(settings: Settings, shape: ModelConfig, *, is_offloade
 
 def with_whole_inputs(batching: Batching, settings: Settings, shape: ModelConfig, reasons: Reasons) -> Batching:
     """Return the same with passes that take an encoder's input whole, beside a token of everybody else."""
-    num_tokens = INPUT_TOKENS + batching.max_num_seqs
+    num_tokens = INPUT_TOKENS + 1 + batching.max_num_seqs
     if shape.encoder is None or settings.max_num_batched_tokens or batching.max_num_batched_tokens >= num_tokens:
         return batching
     reasons[:] = [each for each in reasons if each[0] != _NAME]

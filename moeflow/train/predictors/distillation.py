@@ -22,6 +22,7 @@ from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
 from moeflow.models.expert_predictor.saved import is_saved, predictor_folder, save_predictor
 from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.loading import not_decoder_only
 from moeflow.models.registry import read_model_config
 from moeflow.planner.planning import plan_for_start
 from moeflow.planner.settings import Settings
@@ -136,11 +137,13 @@ def train_predictor(
 
 def _shape(checkpoint: Checkpoint, recipe: PredictorRecipe) -> PredictorShape:
     config = read_model_config(checkpoint)
+    if config.encoder is not None:
+        raise not_decoder_only(checkpoint)
     if not config.num_experts:
         raise ConfigError(f"{checkpoint.path} has no experts: there is nothing to predict")
     return PredictorShape(
         embedding_size=config.hidden_size,
-        num_layers=config.num_layers - len(config.dense_layers),
+        num_layers=config.num_moe_layers,
         num_experts=config.num_experts,
         top_k=config.top_k,
         hidden_size=recipe.hidden_size,
