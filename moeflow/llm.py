@@ -24,10 +24,11 @@ from moeflow.core.errors import ConfigError, EngineError, RequestError
 from moeflow.core.plan import Plan
 from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.engine.admission import check_pooling, check_request, encode_prompt, make_submissions
+from moeflow.engine.admission import check_request, encode_prompt, make_submissions
 from moeflow.engine.engine import Engine
 from moeflow.engine.interrupts import hold_interrupts
 from moeflow.engine.messages import NO_TOKENS, EngineStats, ModelInfo, Submission
+from moeflow.engine.pooling_choice import check_pooling
 from moeflow.engine.results import CompletionOutput, RequestOutput
 from moeflow.engine.text.output_text import SequenceText, TextDelta
 from moeflow.engine.text.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from moeflow.core.errors import RequestError
-from moeflow.core.pooling_params import POOLING_KINDS, PoolingParams
+from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.encoder_prompt import check_input, prompt_of
 from moeflow.engine.messages import ModelInfo, Submission
@@ -81,25 +81,6 @@ def check_request(model: ModelInfo, prompt_token_ids: Sequence[int], params: Sam
             f"{model.max_model_len} tokens; max_tokens may be at most {model.max_model_len - num_prompt}",
             param="max_tokens",
         )
-
-
-def check_pooling(model: ModelInfo, pooling: PoolingParams | None) -> PoolingParams:
-    """Return how a vector is made: as is asked for, else as the model's files say.
-
-    Raises: RequestError if they say what there is not here, or if more numbers are asked for than a vector has.
-    """
-    found = pooling or model.pooling
-    if found is None:
-        kinds = ", ".join(POOLING_KINDS)
-        raise RequestError(
-            f"the model's files ask for a pooling that is not supported; name one: {kinds}", param="pooling"
-        )
-    if found.dimensions is not None and found.dimensions > model.hidden_size:
-        raise RequestError(
-            f"dimensions is {found.dimensions}, but this model's vectors have {model.hidden_size} numbers",
-            param="dimensions",
-        )
-    return found
 
 
 def make_submissions(

@@ -16,12 +16,12 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError, GroupError, MoeflowError, RequestError, StorageError
 from moeflow.core.request import FinishReason, Request, RequestStatus
 from moeflow.core.token_tree import TokenTree
-from moeflow.engine.admission import check_pooling
 from moeflow.engine.counters import Counters
 from moeflow.engine.encoder_prompt import check_input, prompt_of
 from moeflow.engine.messages import DraftedTree, EngineStats, ModelInfo, Submission, TokenLogprobs, TokenOutput
 from moeflow.engine.model_runner import PassResult, Runner
 from moeflow.engine.pooling import NOT_FINITE, Pooler
+from moeflow.engine.pooling_choice import check_pooling
 from moeflow.engine.runner_loading import load_runner
 from moeflow.engine.sampler import SampledToken
 from moeflow.engine.speculators.loading import load_speculators, speculation_of

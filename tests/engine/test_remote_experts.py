@@ -114,7 +114,7 @@ def test_tokens_are_those_of_the_resident_model_while_experts_are_on_their_way_a
             assert sum(lender.counters.num_pairs for lender in remote_of(engine).lenders) > 0
         wait_for(lambda: first.lender.free_bytes == 1 << 28)
         assert first.num_held == 0
-        assert first.said("has gone, with")
+        wait_for(lambda: first.said("has gone, with"))
 
 
 class Interrupted:

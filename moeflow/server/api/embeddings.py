@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 
 from moeflow.core.embedding_bytes import decode_embedding
-from moeflow.engine.admission import check_pooling
 from moeflow.engine.generator import Generator
 from moeflow.engine.messages import NO_TOKENS
+from moeflow.engine.pooling_choice import check_pooling
 from moeflow.server.api.models import served_model
 from moeflow.server.api.schema.embedding import EmbeddingRequest, EmbeddingResponse
 from moeflow.server.disconnect import while_connected

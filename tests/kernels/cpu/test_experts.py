@@ -266,7 +266,7 @@ def test_parts_of_experts_are_filled_one_by_one(needs_kernels):
         got = PackedExperts(5, 40, 24, "float32", kind=ExpertKind(is_gated=is_gated))
         gate_up, downs = want.unpack()
         sources = [[*torch.split(up, 24), down] for up, down in zip(gate_up, downs, strict=True)]
-        parts = got.parts() if is_gated else got._all_parts()
+        parts = got.parts()
         for destinations, tensors in zip(parts, sources, strict=True):
             for part, source in zip(destinations, tensors, strict=True):
                 part.fill(source, torch.arange(len(source)))

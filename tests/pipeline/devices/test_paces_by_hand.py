@@ -82,17 +82,12 @@ class Reads:
         monkeypatch.setattr(disk_reader, "perf_counter", lambda: self.now)
         monkeypatch.setattr(disk_reader, "_PROBE_BYTES", 20_000)
 
-    def pieces(self, number, into, max_pieces):
-        assert (into, max_pieces) in {(f"slot {slot}", 1) for slot in range(99)}
+    def fill(self, number, into):
         self.slots.add(into)
-
-        def read():
-            self.now += 0.1
-            self.numbers.append(number)
-            if number in self.bad:
-                raise OSError
-
-        return [read]
+        self.now += 0.1
+        self.numbers.append(number)
+        if number in self.bad:
+            raise OSError
 
 
 ARENA = SimpleNamespace(view=lambda slot: f"slot {slot}")
