@@ -112,6 +112,13 @@ class ModelConfig:
         return self.num_layers + self.num_encoder_layers - num_dense
 
     @property
+    def num_encoder_moe_layers(self) -> int:
+        """Layers of the encoder with experts; they come first where layers with experts are numbered."""
+        if self.encoder is None or not self.num_experts:
+            return 0
+        return self.encoder.num_layers - len(self.encoder.dense_layers)
+
+    @property
     def num_ffn_matrices(self) -> int:
         """Matrices of an expert, or of a dense network: gate, up and down, or without a gate."""
         return 3 if self.is_gated else 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 
@@ -73,16 +73,24 @@ def run_sequence(
     return hidden_states
 
 
+class HasNetwork(Protocol):
+    """A layer, of a decoder or an encoder."""
+
+    mlp: MLP | FusedMLP | MoE
+
+
 @contextmanager
-def ffn_inputs(model: CausalLM, dtype: torch.dtype = torch.bfloat16) -> Iterator[list[list[torch.Tensor]]]:
+def ffn_inputs(
+    layers: Sequence[HasNetwork], dtype: torch.dtype = torch.bfloat16
+) -> Iterator[list[list[torch.Tensor]]]:
     """Yield a list a layer, to which every pass appends what its feed-forward block gets, [T, H] in a type."""
-    listeners = [_Listener(layer.mlp, dtype) for layer in model.layers]
-    for layer, listener in zip(model.layers, listeners, strict=True):
+    listeners = [_Listener(layer.mlp, dtype) for layer in layers]
+    for layer, listener in zip(layers, listeners, strict=True):
         layer.mlp = cast(MLP, listener)
     try:
         yield [listener.collected for listener in listeners]
     finally:
-        for layer, listener in zip(model.layers, listeners, strict=True):
+        for layer, listener in zip(layers, listeners, strict=True):
             layer.mlp = listener.block
 
 
@@ -91,9 +99,13 @@ class _Listener:
 
     def __init__(self, block: MLP | FusedMLP | MoE, dtype: torch.dtype) -> None:
         self.block = block
+        self.on_route = self._ignore  # where there is one, an encoder's layer calls the block, and no stage for it
         self._dtype = dtype
         self.collected: list[torch.Tensor] = []
 
     def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         self.collected.append(hidden.to(self._dtype))
         return self.block(hidden, residual)
+
+    def _ignore(self, topk_ids: torch.Tensor) -> None:
+        """Leave to the block itself who is told of its routing."""

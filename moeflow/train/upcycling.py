@@ -98,7 +98,7 @@ def listen(model: CausalLM, texts: list[list[int]], report: OnProgress) -> list[
     """Return what each layer's feed-forward block gets, a window at a time, [T, H]."""
     total = sum(map(len, texts))
     done = 0
-    with ffn_inputs(model) as collected:
+    with ffn_inputs(model.layers) as collected:
         for token_ids in (window for text in texts for window in windows(text, WINDOW)):
             run_sequence(model, token_ids)
             done += len(token_ids)

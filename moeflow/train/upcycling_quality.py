@@ -66,7 +66,7 @@ def measure_quality(
         dense_perplexity = perplexity(load_bare_model(checkpoint), texts, on_tokens=count)
     with closing(open_checkpoint(upcycled)) as checkpoint:
         model = load_bare_model(checkpoint)
-    with ffn_inputs(model) as collected:
+    with ffn_inputs(model.layers) as collected:
         moe_perplexity = perplexity(model, texts, on_tokens=count)
     blocks = [cast(MoE, layer.mlp) for layer in model.layers]
     return Quality(

@@ -83,7 +83,7 @@ def test_ffn_inputs_are_what_transformers_feeds_its_blocks(models):
     oracle_nll(oracle, text)
     for hook in hooks:
         hook.remove()
-    with ffn_inputs(model) as heard:
+    with ffn_inputs(model.layers) as heard:
         run_sequence(model, text[:20])
     run_sequence(model, text)  # after the block nothing listens any more
     assert [len(inputs) for inputs in heard] == [1] * LAYERS

@@ -68,6 +68,21 @@ class EncoderDecoderLM:
             allocator.embedding(config.vocab_size, config.hidden_size) if self._has_own_head else self.embed_tokens
         )
 
+    @property
+    def encoder_layers(self) -> tuple[_Layer, ...]:
+        """The encoder's, in order."""
+        return self._encoder.layers
+
+    @torch.inference_mode()
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Return what goes into the first layer. Shapes: token_ids [T] int64 -> [T, H]."""
+        return embedding(token_ids, self.embed_tokens)
+
+    @torch.inference_mode()
+    def encode(self, token_ids: Tensor) -> Tensor:
+        """Return what the encoder alone makes of one input. Shapes: token_ids [T] int64, T at least 1 -> [T, H]."""
+        return self._encoder(self.embed(token_ids), [len(token_ids)])
+
     @torch.inference_mode()
     def __call__(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
         """Return the hidden states after the final norm; those of inputs are the encoder's, and of their filling 0.
@@ -77,7 +92,7 @@ class EncoderDecoderLM:
         Shapes: token_ids [T] int64 -> [T, H].
         """
         parts = _Parts.of(context)
-        hidden = embedding(token_ids, self.embed_tokens)
+        hidden = self.embed(token_ids)
         out = torch.zeros_like(hidden)
         if len(parts.input_rows):
             encoded = self._encoder(hidden[parts.input_rows], parts.input_lengths)

@@ -21,8 +21,7 @@ from moeflow.engine.runner_loading import load_runner
 from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
 from moeflow.models.expert_predictor.saved import is_saved, predictor_folder, save_predictor
-from moeflow.models.layers.decoder import CausalLM
-from moeflow.models.loading import not_decoder_only
+from moeflow.models.language_model import LanguageModel
 from moeflow.models.registry import read_model_config
 from moeflow.planner.planning import plan_for_start
 from moeflow.planner.settings import Settings
@@ -38,6 +37,7 @@ SAVE_EVERY_S: Final = 60.0
 NUM_KEPT: Final = 30  # logits of a token and layer, the paper's T
 _TRAINING: Final = "training"
 _EMBEDDINGS: Final = "model.embed_tokens.weight"
+_SHARED_EMBEDDINGS: Final = "shared.weight"  # of an encoder-decoder
 
 
 class Phase(StrEnum):
@@ -119,7 +119,7 @@ def train_predictor(
     model = Path(settings.model or "").absolute()
     folder = (out or predictor_folder(model)).absolute()
     with closing(open_checkpoint(model)) as checkpoint:
-        shape = _shape(checkpoint, recipe)
+        shape = _shape(checkpoint, recipe, data)
         with work_folder(folder / ".training") as work:
             if restart:
                 work.clear()
@@ -135,15 +135,19 @@ def train_predictor(
     return trained
 
 
-def _shape(checkpoint: Checkpoint, recipe: PredictorRecipe) -> PredictorShape:
+def _shape(checkpoint: Checkpoint, recipe: PredictorRecipe, data: Path | None) -> PredictorShape:
     config = read_model_config(checkpoint)
-    if config.encoder is not None:
-        raise not_decoder_only(checkpoint)
-    if not config.num_experts:
-        raise ConfigError(f"{checkpoint.path} has no experts: there is nothing to predict")
+    num_layers = config.num_moe_layers if config.encoder is None else config.num_encoder_moe_layers
+    if not num_layers:
+        which = "no experts" if config.encoder is None else "no experts in its encoder"
+        raise ConfigError(f"{checkpoint.path} has {which}: there is nothing to predict")
+    if config.encoder is not None and data is None:
+        raise ConfigError(
+            f"{checkpoint.path} is an encoder-decoder, which makes up no inputs to learn from: give some (--data)"
+        )
     return PredictorShape(
         embedding_size=config.hidden_size,
-        num_layers=config.num_moe_layers,
+        num_layers=num_layers,
         num_experts=config.num_experts,
         top_k=config.top_k,
         hidden_size=recipe.hidden_size,
@@ -188,7 +192,7 @@ class _Collecting:
             sequences = source.round(len(self._found))
             if not sequences:
                 return
-            text = routed(cast(CausalLM, runner.model), sequences, num_kept, self._on_tokens)
+            text = routed(cast(LanguageModel, runner.model), sequences, num_kept, self._on_tokens)
             self._work.save(_text_name(len(self._found)), text.tensors())
             self._found.append(text)
 
@@ -196,7 +200,9 @@ class _Collecting:
         tokenizer = Tokenizer.load(engine.config.model_path)
         if self._data is None:
             return ModelsText(engine, tokenizer, self._recipe.seed, self._on_tokens)
-        return UsersText(self._data, tokenizer, engine.model.max_model_len, self._recipe.seed)
+        encoder = engine.model.encoder
+        longest = engine.model.max_model_len if encoder is None else encoder.max_input_tokens
+        return UsersText(self._data, tokenizer, longest, self._recipe.seed)
 
     def _on_tokens(self, _: int) -> None:
         done, total = time.monotonic() - self._began_s, self._budget_s
@@ -229,7 +235,8 @@ def _running(settings: Settings, report: OnProgress) -> Iterator[tuple[Engine, M
 
 def _training(checkpoint: Checkpoint, shape: PredictorShape, text: RoutedText, recipe: PredictorRecipe) -> Training:
     torch.manual_seed(recipe.seed)
-    rows = checkpoint.read(_EMBEDDINGS)
+    has_encoder = read_model_config(checkpoint).encoder is not None
+    rows = checkpoint.read(_SHARED_EMBEDDINGS if has_encoder else _EMBEDDINGS)
     used = torch.unique(text.token_ids)
     places = torch.zeros(len(rows), dtype=torch.int64)
     places[used] = torch.arange(len(used))

@@ -31,13 +31,13 @@ class LearningText(Protocol):
 
 
 class UsersText:
-    """Pieces of a file, each once, in an order that the seed decides."""
+    """Pieces of a file, or the first column of a .tsv line by line; each once, in an order that the seed decides."""
 
     def __init__(self, file: Path, tokenizer: Tokenizer, max_tokens: int, seed: int) -> None:
         """`max_tokens` is the longest context of the model. Raises: ConfigError if it is no text, or too short."""
         self._tokenizer, self._max_tokens = tokenizer, min(SEQUENCE_TOKENS, max_tokens)
         (text,) = read_texts(file)
-        self._pieces = [text[at : at + _PIECE_CHARACTERS] for at in range(0, len(text), _PIECE_CHARACTERS)]
+        self._pieces = _inputs(text) if file.suffix == ".tsv" else _pieces(text)
         random.Random(seed).shuffle(self._pieces)
 
     def round(self, number: int) -> list[list[int]]:
@@ -45,6 +45,14 @@ class UsersText:
         chosen = self._pieces[number * ROUND_SEQUENCES : (number + 1) * ROUND_SEQUENCES]
         sequences = [self._tokenizer.encode(piece)[: self._max_tokens] for piece in chosen]
         return [token_ids for token_ids in sequences if token_ids]
+
+
+def _pieces(text: str) -> list[str]:
+    return [text[at : at + _PIECE_CHARACTERS] for at in range(0, len(text), _PIECE_CHARACTERS)]
+
+
+def _inputs(table: str) -> list[str]:
+    return [line.partition("\t")[0] for line in table.splitlines()]
 
 
 class ModelsText:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moeflow.models.language_model import LanguageModel
 from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.encoder_decoder import EncoderDecoderLM
 from moeflow.models.layers.moe import MoE
-from moeflow.train.bare_model import ffn_inputs, run_sequence
+from moeflow.train.bare_model import HasNetwork, ffn_inputs, run_sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class RoutedText:
 
 
 def routed(
-    model: CausalLM, sequences: Sequence[Sequence[int]], num_kept: int, on_tokens: Callable[[int], None]
+    model: LanguageModel, sequences: Sequence[Sequence[int]], num_kept: int, on_tokens: Callable[[int], None]
 ) -> RoutedText:
     """Run sequences of at least one token through a model; there is at least one. `num_kept` logits of each are kept.
 
@@ -57,19 +59,33 @@ def joined(parts: Sequence[RoutedText]) -> RoutedText:
 
 
 @torch.inference_mode()
-def router_logits(model: CausalLM, token_ids: Sequence[int]) -> Tensor:
-    """Return what all routers say of each token of a sequence. Shapes: -> [T, layers with experts, E] float32."""
+def router_logits(model: LanguageModel, token_ids: Sequence[int]) -> Tensor:
+    """Return what all routers say of each token of a sequence; with an encoder, the encoder's routers of an input.
+
+    Shapes: -> [T, layers with experts, E] float32.
+    """
+    if isinstance(model, EncoderDecoderLM):
+        layers: Sequence[HasNetwork] = model.encoder_layers
+        with ffn_inputs(layers, model.dtype) as by_layer:
+            model.encode(torch.tensor(token_ids, device=model.device))
+        inputs = torch.stack([of_layer for (of_layer,) in by_layer])
+    else:
+        layers, inputs = model.layers, _decoder_inputs(model, token_ids)
+    logits = [
+        layer.mlp.router_logits(of_layer)
+        for layer, of_layer in zip(layers, inputs, strict=True)
+        if isinstance(layer.mlp, MoE)
+    ]
+    return torch.stack(logits, dim=1).float().cpu()
+
+
+def _decoder_inputs(model: CausalLM, token_ids: Sequence[int]) -> Tensor:
+    """Return what goes into all networks. Shapes: -> [layers, T, H]."""
     if model.tells_inputs:
         heard: list[Tensor] = []
         run_sequence(model, token_ids, on_inputs=lambda inputs, _: heard.append(inputs))
         (inputs,) = heard
-    else:
-        with ffn_inputs(model, model.dtype) as by_layer:
-            run_sequence(model, token_ids)
-        inputs = torch.stack([of_layer for (of_layer,) in by_layer])
-    logits = [
-        layer.mlp.router_logits(of_layer)
-        for layer, of_layer in zip(model.layers, inputs, strict=True)
-        if isinstance(layer.mlp, MoE)
-    ]
-    return torch.stack(logits, dim=1).float().cpu()
+        return inputs
+    with ffn_inputs(model.layers, model.dtype) as by_layer:
+        run_sequence(model, token_ids)
+    return torch.stack([of_layer for (of_layer,) in by_layer])

@@ -1,18 +1,21 @@
 """From a model's folder to a predictor's: what is kept when work stops, and what is refused."""
 
 import json
+from contextlib import closing
 
 import pytest
 from click.testing import CliRunner
 
 from moeflow.cli.main import main
 from moeflow.core.errors import CheckpointError, ConfigError
-from moeflow.models.expert_predictor.saved import is_saved, predictor_folder
+from moeflow.checkpoint.open import open_checkpoint
+from moeflow.models.expert_predictor.saved import is_saved, load_predictor, predictor_folder
 from moeflow.planner.settings import Settings
 from moeflow.train.predictors import distillation
 from moeflow.train.predictors.distillation import PredictorRecipe, train_predictor
 from tests.tiny_llama import write_tiny_llama
 from tests.tiny_mixtral import write_tiny_mixtral
+from tests.tiny_switch import write_tiny_switch, write_tiny_t5
 
 QUICK = {"epochs": 3, "learning_rate": 1e-2, "batch_size": 8, "hidden_size": 16, "window": 64}
 
@@ -96,6 +99,34 @@ def test_what_cannot_work_is_refused(model, data, tmp_path):
     for name, value in (("epochs", 0), ("minutes", 0.0), ("learning_rate", 0.0), ("window", 0)):
         with pytest.raises(ConfigError, match=name.split("_")[0]):
             PredictorRecipe(**{name: value})
+
+
+def test_an_encoder_is_learnt_from_inputs(tmp_path, monkeypatch):
+    folder = tmp_path / "switch"
+    folder.mkdir()
+    write_tiny_switch(folder)
+    with pytest.raises(ConfigError, match="--data"):
+        train(folder, None)
+    table = tmp_path / "train.tsv"
+    table.write_text("".join(f"{number} is a number\t{number % 2}\n" for number in range(100, 200)))
+    lengths = []
+    routed = distillation.routed
+
+    def overheard(model, sequences, *rest):
+        lengths.extend(map(len, sequences))
+        return routed(model, sequences, *rest)
+
+    monkeypatch.setattr(distillation, "routed", overheard)
+    trained = train(folder, table, recipe={"epochs": 12})
+    assert len(lengths) == 100
+    assert {*lengths} == {len("100 is a number")}
+    assert len(trained.hit_rates.top1) == 2  # the decoder's layers are not learnt
+    assert trained.hit_rates.mean()["top1"] > trained.hit_rates.mean()["most_used"]
+    with closing(open_checkpoint(folder)) as checkpoint:
+        assert load_predictor(trained.folder, checkpoint).shape.num_layers == 2
+    write_tiny_t5(folder)
+    with pytest.raises(ConfigError, match="no experts"):
+        train(folder, table)
 
 
 def test_the_command_prints_what_it_made(model, data):

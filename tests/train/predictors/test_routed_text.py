@@ -15,6 +15,7 @@ from moeflow.train.bare_model import load_bare_model
 from moeflow.train.predictors.routed_text import joined, routed, router_logits
 from tests.engine.test_streamed_model import streamed_config
 from tests.tiny_mixtral import write_tiny_mixtral
+from tests.tiny_switch import write_tiny_switch
 
 TOKENS = [[5, 9, 200, 31, 7, 7, 100], list(range(30, 90)), [3]]
 needs_kernels = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -54,6 +55,41 @@ def test_routers_of_a_model_whose_experts_come_from_disk(target, tmp_path, monke
     monkeypatch.setattr(expert_store, "probe_read_depth", lambda *_: 2)
     with closing(load_runner(streamed_config(str(target[0]), tmp_path / "slabs", 5, dtype="float32"))) as runner:
         check(target, runner.model)
+
+
+@pytest.fixture(scope="module")
+def switch(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("switch")
+    return folder, write_tiny_switch(folder, num_experts=8)
+
+
+def encoder_oracle(model, token_ids):
+    """Return what transformers' routers of the encoder say."""
+    heard = []
+    routers = [module for name, module in model.encoder.named_modules() if name.endswith("router.classifier")]
+    hooks = [router.register_forward_hook(lambda _, __, logits: heard.append(logits[0])) for router in routers]
+    with torch.no_grad():
+        model.encoder(torch.tensor([token_ids]))
+    for hook in hooks:
+        hook.remove()
+    return torch.stack(heard, dim=1)
+
+
+@needs_kernels
+@pytest.mark.parametrize("num_slots", [None, 7])
+def test_routers_of_an_encoder(switch, tmp_path, monkeypatch, num_slots):
+    monkeypatch.setattr(expert_store, "probe_read_depth", lambda *_: 2)
+    if num_slots is None:
+        config = resolve(Settings(model=str(switch[0]), num_threads=1, kv_cache_bytes=2**20, dtype="float32")).config
+    else:
+        config = streamed_config(str(switch[0]), tmp_path / "slabs", num_slots, dtype="float32")
+    with closing(load_runner(config)) as runner:
+        networks = [layer.mlp for layer in runner.model.encoder_layers]
+        for token_ids in TOKENS:
+            said = router_logits(runner.model, token_ids)
+            assert said.shape[1] == runner.model.config.num_encoder_moe_layers == 2
+            torch.testing.assert_close(said, encoder_oracle(switch[1], token_ids), rtol=1e-3, atol=1e-3)
+        assert [layer.mlp for layer in runner.model.encoder_layers] == networks
 
 
 def test_the_likeliest_experts_are_kept_in_order(target):
