@@ -123,6 +123,7 @@ class Engine:
         assert len(request.output_token_ids) < max(request.max_tokens, 1), "it had ended in the engine it comes from"
         self._requests[request.request_id] = request
         self._scheduler.add(request)
+        self._runner.expect(request)
 
     def cancel(self, request_ids: Iterable[str]) -> None:
         """End requests now: place and blocks are free for the next pass. Unknown ids are ignored."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.request import Request, RequestStatus
-from moeflow.experts.cache.cache_stats import CacheStats
+from moeflow.engine.governed_forecast import GovernedForecast, in_order_of_need
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.predict.governor import Governor
 from moeflow.experts.prefetcher import MAX_TOKENS
@@ -31,19 +31,13 @@ class _Followed:
     state: PredictorState
 
 
-class ExpertForecast:
+class ExpertForecast(GovernedForecast):
     """Predicts and prefetches for passes of few tokens, while the governor allows it."""
 
     def __init__(self, predictor: ExpertPredictor, model: CausalLM, cache: ExpertCache, governor: Governor) -> None:
-        self.note = ""  # the governor's last message
-        self._predictor, self._model, self._cache, self._governor = predictor, model, cache, governor
+        super().__init__(cache, governor)
+        self._predictor, self._model = predictor, model
         self._followed: dict[Request, _Followed] = {}
-        self._before: CacheStats | None = None  # of a pass that is asked about
-
-    @property
-    def is_on(self) -> bool:
-        """Whether predictions are made and followed now."""
-        return self._governor.is_on
 
     def begin_pass(self, batch: Batch) -> None:
         """Start reading what the pass will probably need. Blocks: while the network computes."""
@@ -53,25 +47,6 @@ class ExpertForecast:
         self._before = self._cache.stats()
         if self._governor.is_on:
             self._cache.prefetch_pass(self.experts_of(batch.entries))
-
-    def drop_pass(self) -> None:
-        """Forget a pass that failed: its time tells nothing."""
-        self._before = None
-
-    def end_pass(self, num_tokens: int, seconds: float) -> str | None:
-        """Report to the governor how long a pass took; return its message if its verdict is new.
-
-        A pass that lacked nothing tells nothing about reading.
-        """
-        before, self._before = self._before, None
-        if before is None:
-            return None
-        during = self._cache.stats() - before
-        if not (during.misses or during.late or during.prefetched_bytes):
-            return None
-        message = self._governor.end_pass(num_tokens, seconds)
-        self.note = message or self.note
-        return message
 
     @torch.inference_mode()
     def experts_of(self, entries: Sequence[BatchEntry]) -> list[int]:
@@ -83,10 +58,7 @@ class ExpertForecast:
         probabilities = self._logits(entries).softmax(-1)
         likeliest = probabilities.topk(shape.top_k, dim=-1)
         wanted = torch.zeros_like(probabilities).scatter_(-1, likeliest.indices, likeliest.values).sum(0)
-        order = wanted.argsort(dim=-1, descending=True)
-        numbers = order + torch.arange(shape.num_layers)[:, None] * shape.num_experts
-        ranked: list[int] = numbers[wanted.gather(-1, order) > 0].tolist()
-        return ranked
+        return in_order_of_need(wanted)
 
     def _logits(self, entries: Sequence[BatchEntry]) -> Tensor:
         """Take up what is new of each request; return logits for the pass's tokens. Shapes: -> [T, layers, E]."""

@@ -17,9 +17,11 @@ from moeflow.checkpoint.packed.file_io import drop_cached_file
 from moeflow.checkpoint.packed.layout import SlabIndex, SlabSpec
 from moeflow.checkpoint.packed.reader import SlabReader
 from moeflow.core.batch import Batch
+from moeflow.core.request import Request
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, RemoteExpertsConfig
 from moeflow.core.model_config import ModelConfig
 from moeflow.engine.expert_forecast import ExpertForecast
+from moeflow.engine.input_forecast import InputForecast
 from moeflow.engine.messages import ExpertStats, LenderStats
 from moeflow.experts.cache.eviction import POLICIES
 from moeflow.experts.cache.expert_cache import ExpertCache
@@ -75,7 +77,8 @@ class ExpertStore:
         self._memory_bytes = memory_bytes
         self._predictor_name = config.predictor
         self._prefetcher: Prefetcher | None = None
-        self._forecast: ExpertForecast | None = None
+        self._forecast: ExpertForecast | InputForecast | None = None
+        self._trace = trace
         self.by_drafts: LookAhead | None = None  # reads what models that guess know of the next pass
         self._pass_began_s = 0.0
         self.index = index
@@ -155,14 +158,21 @@ class ExpertStore:
         if name == NO_PREDICTOR:
             return
         if name == WHOLE_PASS:
-            assert isinstance(model, CausalLM), "trained predictors are for decoder-only models"
             trained = load_predictor(predictor_folder(checkpoint.path), checkpoint)
-            self._forecast = ExpertForecast(trained, model, self.cache, Governor(name))
+            if isinstance(model, CausalLM):
+                self._forecast = ExpertForecast(trained, model, self.cache, Governor(name))
+            else:
+                self._forecast = InputForecast(trained, model, self.cache, Governor(name), self._trace)
         else:
             routers = [block for _, block in model.moe_blocks()]
             predictor = PREDICTORS[name](RoutedModel(num_layers, self._spec.num_experts, routers))
             self._prefetcher = self.pool.ahead = Prefetcher(self.cache, predictor, Governor(name), num_layers)
         self.by_drafts = LookAhead(self.cache, Governor("what drafts need", is_trusted=True))
+
+    def expect(self, request: Request) -> None:
+        """Take note of a request that will be in some later pass."""
+        if isinstance(self._forecast, InputForecast):
+            self._forecast.expect(request)
 
     def begin_pass(self, batch: Batch) -> None:
         """Begin a pass. Blocks: while a network predicts what it needs."""
@@ -233,6 +243,8 @@ class ExpertStore:
         """End the reading threads. Blocks: until the reads that have begun are done."""
         if self.pool.remote is not None:
             self.pool.remote.close()
+        if isinstance(self._forecast, InputForecast):
+            self._forecast.close()
         self.cache.drain()
         self._disk.close()
         self._reader.close()

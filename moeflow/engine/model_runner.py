@@ -57,6 +57,9 @@ class Runner(Protocol):
     def info(self) -> ModelInfo:
         """What is being run."""
 
+    def expect(self, request: Request) -> None:
+        """Take note of a request that will be in some later pass, to prepare for it."""
+
     def run(self, batch: Batch) -> PassResult:
         """Compute a pass. May raise anything; the engine then fails the requests of this batch alone."""
 
@@ -173,6 +176,11 @@ class ModelRunner:
                 write_dot(tasks_of_last_pass(trace, PASSES, COMPUTING), Path(self._graph_file))
             if self._trace_file:
                 write_perfetto(trace, Path(self._trace_file))
+
+    def expect(self, request: Request) -> None:
+        """See `Runner.expect`."""
+        if self._experts is not None:
+            self._experts.expect(request)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> PassResult:

@@ -80,9 +80,7 @@ class HasNetwork(Protocol):
 
 
 @contextmanager
-def ffn_inputs(
-    layers: Sequence[HasNetwork], dtype: torch.dtype = torch.bfloat16
-) -> Iterator[list[list[torch.Tensor]]]:
+def ffn_inputs(layers: Sequence[HasNetwork], dtype: torch.dtype = torch.bfloat16) -> Iterator[list[list[torch.Tensor]]]:
     """Yield a list a layer, to which every pass appends what its feed-forward block gets, [T, H] in a type."""
     listeners = [_Listener(layer.mlp, dtype) for layer in layers]
     for layer, listener in zip(layers, listeners, strict=True):

@@ -37,6 +37,9 @@ class FakeRunner:
     def settle(self, blocks) -> None:
         pass
 
+    def expect(self, request):
+        pass
+
     def check_ranks(self) -> None:
         if self.is_rank_gone:
             raise GroupError("rank 1 of the engine is gone")

@@ -115,7 +115,6 @@ def test_experts_come_from_disk(tmp_path, monkeypatch, quantize, predictor):
         ({"num_ranks": 2}, "--ranks"),
         ({"stages": "2"}, "--stages"),
         ({"speculators": ("suffix",)}, "--speculator"),
-        ({"predictor": "sida"}, "--predictor"),
         ({"record_routing": Path("routing.moe")}, "--record-routing"),
         ({"num_replicas": 2, "expert_parallel": True}, "--expert-parallel"),
     ],

@@ -28,7 +28,8 @@ Examples:
       read ahead what it predicts: answers stay the same
 
 The model runs over pieces of --data, or over what it says itself, and the network learns from its routers which experts
-of all layers a token needs, from the tokens so far alone (SiDA, 2310.18859). The same command goes on after Ctrl-C or a
+of all layers a token needs, from the tokens so far alone (SiDA, 2310.18859); of an encoder-decoder, it learns those of
+the encoder. The same command goes on after Ctrl-C or a
 kill. What gets no better on text that was held out ends the training early."""
 
 
@@ -40,7 +41,8 @@ kill. What gets no better on text that was held out ends the training early."""
 @click.option(
     "--data",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Text to learn from, as like your use as can be.  [default: what the model says]",
+    help="Text to learn from, as like your use as can be, or a .tsv with an input in the first column of each line; "
+    "encoder-decoders need one.  [default: what the model says]",
 )
 @click.option(
     "--learning-rate",
@@ -107,7 +109,7 @@ def predictor(
     if as_json:
         click.echo(json.dumps(result, indent=2))
     else:
-        show(result, "moeflow chat" if model is None else f"moeflow chat {model}", is_beside=out is None)
+        show(result, "moeflow chat" if model is None else f"moeflow serve {model}", is_beside=out is None)
 
 
 def show(result: dict[str, Any], verb: str, *, is_beside: bool) -> None:

@@ -7,7 +7,6 @@ from typing import Final
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
-from moeflow.experts.predict.registry import WHOLE_PASS
 from moeflow.planner.choices.batching_choice import Batching
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.settings import Settings
@@ -26,7 +25,6 @@ def check_encoder_decoder(settings: Settings, shape: ModelConfig, *, is_offloade
         "replicas that share experts (--expert-parallel)": settings.expert_parallel,
         "speculators (--speculator)": bool(settings.speculators),
         "devices and pipelines (--device, --pipeline)": is_offloaded or settings.pipeline is not None,
-        "trained predictors (--predictor sida)": settings.predictor == WHOLE_PASS,
         "records of routing (--record-routing)": settings.record_routing is not None,
         "lenders of memory (--remote-experts)": settings.remote_experts is not None,
     }
