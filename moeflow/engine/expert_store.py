@@ -17,9 +17,9 @@ from moeflow.checkpoint.packed.file_io import drop_cached_file
 from moeflow.checkpoint.packed.layout import SlabIndex, SlabSpec
 from moeflow.checkpoint.packed.reader import SlabReader
 from moeflow.core.batch import Batch
-from moeflow.core.request import Request
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, RemoteExpertsConfig
 from moeflow.core.model_config import ModelConfig
+from moeflow.core.request import Request
 from moeflow.engine.expert_forecast import ExpertForecast
 from moeflow.engine.input_forecast import InputForecast
 from moeflow.engine.messages import ExpertStats, LenderStats

@@ -1,8 +1,8 @@
 """Reads ahead what an encoder will need of its inputs: a lane beside the passes predicts it while inputs wait.
 
-All tokens of an input are known when it is submitted, so one lane builds its table, of the experts that each token will
-probably need in all layers, and the lane of the passes only looks it up: SiDA's hash-building thread and inference
-thread (2310.18859, section 3.1). Here the encoder's own routers choose which experts compute, so that no answer changes.
+All tokens of an input are known when it is submitted, so one lane builds its table, of the experts that each token
+will probably need in all layers, and the lane of the passes only looks it up: SiDA's hash-building thread and inference
+thread (2310.18859, section 3.1). Here the encoder's own routers choose which experts compute: no answer changes.
 """
 
 from __future__ import annotations

@@ -13,8 +13,10 @@ from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DISK, RAM, Machine
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ExpertParallelConfig, ParallelConfig
+from moeflow.experts.predict.registry import WHOLE_PASS
 from moeflow.experts.remote.borrowing import borrowing_of
 from moeflow.kernels.cpu import extension
+from moeflow.models.expert_predictor.saved import predictor_bytes, predictor_folder
 from moeflow.planner.choices import remote_choice
 from moeflow.planner.choices.batching_choice import Batching, choose_batching
 from moeflow.planner.choices.encoder_choice import check_encoder_decoder, with_whole_inputs
@@ -117,6 +119,8 @@ class Decision:
         budget.take_share()
         cpu_isa = "" if self.offloads_to_torch else choose_cpu_isa(settings.cpu_isa, device, reasons)
         speculators = self._speculators(device, cpu_isa)
+        if settings.predictor == WHOLE_PASS:
+            budget.predictor_bytes = predictor_bytes(predictor_folder(self.checkpoint.path))
         batching = _default_batching(settings, self.usage)
         budget.set_beside_weights(cpu_isa, batching)
         weights = self._weights(device, can_pack=bool(cpu_isa))

@@ -42,6 +42,7 @@ class MemoryBudget:
         self.parallel: ParallelConfig | None = None  # once it is chosen; until then, the most usual counts
         self.free_bytes = 0
         self.draft_bytes = 0  # of models that guess; set before `set_beside_weights`
+        self.predictor_bytes = 0  # of the network that predicts experts; likewise
         self.process_bytes = PROCESS_BYTES
         self.work_bytes = 0
 
@@ -61,11 +62,11 @@ class MemoryBudget:
     def set_beside_weights(self, cpu_isa: str, batching: Batching) -> None:
         """Set what processes will hold, and a pass's work space; both matter to the byte only within a limit."""
         if not cpu_isa or self._settings.memory_bytes is None:
-            self.process_bytes, self.work_bytes = PROCESS_BYTES + self.draft_bytes, 0
+            self.process_bytes, self.work_bytes = PROCESS_BYTES + self.draft_bytes + self.predictor_bytes, 0
             return
         is_served = self._settings.is_served
         held_bytes = planned_bytes(self._resources.process_bytes, self._shape, is_served=is_served)
-        self.process_bytes = held_bytes + margin_bytes(is_served=is_served) + self.draft_bytes
+        self.process_bytes = held_bytes + margin_bytes(is_served=is_served) + self.draft_bytes + self.predictor_bytes
         self.work_bytes = work_bytes(
             self._shape, num_tokens=batching.max_num_batched_tokens, num_sampled=batching.max_num_seqs
         )

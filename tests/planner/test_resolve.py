@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.parallel_config import JoinConfig, RayConfig
 from moeflow.core.units import GIB, MIB
 from moeflow.kernels.cpu import extension
+from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
+from moeflow.models.expert_predictor.saved import predictor_folder, save_predictor
 from moeflow.planner import decision, memory_budget
 from moeflow.planner.costs.process_memory import ENGINE_BYTES, HTTP_BYTES, PROCESS_BYTES, margin_bytes
 from moeflow.planner.hardware.host import HostResources, host_resources
@@ -320,6 +325,22 @@ def test_what_a_memory_limit_is_used_for_adds_up_to_it(wide_model, tmp_path, ove
     assert config.scheduler.num_kept_blocks == max(config.scheduler.num_blocks // 4, 1)
     asked = limited(wide_model, tmp_path, overhead_bytes + 24 * MIB, kv_cache_bytes=MIB)
     assert asked.scheduler.num_kept_blocks == asked.scheduler.num_blocks
+
+
+@needs_extension
+def test_a_network_that_predicts_takes_the_place_of_experts(wide_model, tmp_path, overhead_bytes, request):
+    shape = PredictorShape(embedding_size=32, num_layers=2, num_experts=16, top_k=2)
+    folder = predictor_folder(Path(wide_model))
+    request.addfinalizer(lambda: shutil.rmtree(folder))  # others share the model
+    predictor = ExpertPredictor(shape)
+    with closing(open_checkpoint(Path(wide_model))) as checkpoint:
+        save_predictor(predictor, checkpoint, folder, {})
+    num_bytes = sum(4 * weight.numel() for weight in predictor.parameters())
+    without = limited(wide_model, tmp_path, overhead_bytes + 24 * MIB)
+    with_it = limited(wide_model, tmp_path, overhead_bytes + 24 * MIB, predictor="sida")
+    assert 0 <= with_it.memory.process_bytes - without.memory.process_bytes - num_bytes < 4096
+    lost = (without.experts.num_slots - with_it.experts.num_slots) * with_it.experts.slab_bytes
+    assert lost >= num_bytes - with_it.experts.slab_bytes > 0
 
 
 @needs_extension

@@ -39,6 +39,11 @@ def is_saved(folder: Path) -> bool:
     return (folder / _DESCRIPTION).is_file()
 
 
+def predictor_bytes(folder: Path) -> int:
+    """Return what a predictor's weights take, in a file and in memory alike: float32. 0: there is none."""
+    return (folder / _WEIGHTS).stat().st_size if is_saved(folder) else 0
+
+
 def save_predictor(predictor: ExpertPredictor, target: Checkpoint, folder: Path, measured: dict[str, Any]) -> None:
     """Write a predictor, and what was measured of it, for whoever reads the file.
 

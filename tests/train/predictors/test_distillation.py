@@ -6,9 +6,9 @@ from contextlib import closing
 import pytest
 from click.testing import CliRunner
 
+from moeflow.checkpoint.open import open_checkpoint
 from moeflow.cli.main import main
 from moeflow.core.errors import CheckpointError, ConfigError
-from moeflow.checkpoint.open import open_checkpoint
 from moeflow.models.expert_predictor.saved import is_saved, load_predictor, predictor_folder
 from moeflow.planner.settings import Settings
 from moeflow.train.predictors import distillation
