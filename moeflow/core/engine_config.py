@@ -54,7 +54,7 @@ class ExpertSlotsConfig:
     num_slots: int  # experts in memory, over all layers
     slab_bytes: int  # of one expert
     min_slots: int = 2  # that experts keep whatever else needs memory: half is computed with while half is filled
-    policy: str = "lfru"  # of eviction: a name of experts/cache/eviction.py
+    policy: str = "next-use"  # of eviction: a name of experts/cache/policies.py
     predictor: str = "none"  # of prefetches: a name that experts/predict/registry.py has
     remote: RemoteExpertsConfig | None = None  # None: what has no slot is on disk alone
 

@@ -359,7 +359,7 @@ class Settings:
             "--expert-policy",
             "Expert cache eviction policy.",
             "Expert cache",
-            choices=("auto", "fifo", "lru", "lfu", "lfru"),
+            choices=("auto", "next-use", "lfru", "lfu", "lru", "fifo"),
         ),
     )
     predictor: str = field(
