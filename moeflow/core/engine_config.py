@@ -122,6 +122,7 @@ class EngineConfig:
     expert_parallel: ExpertParallelConfig | None = None  # None: other replicas, if there are any, compute apart
     speculators: tuple[str, ...] = ()  # that guess tokens: names of speculation/registry.py, or of
     draft_models: tuple[DraftModelConfig, ...] = ()  # models that do
+    expert_capacity: int = 0  # tokens of an encoder's input that an expert takes; 0: all that choose it
     packed_file: str = (
         ""  # packed weights file that all weights are mapped from; empty: they are packed from the checkpoint
     )
