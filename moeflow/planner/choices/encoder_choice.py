@@ -20,7 +20,7 @@ def check_encoder_decoder(settings: Settings, shape: ModelConfig, *, is_offloade
     """Raise ConfigError for the first setting that a model with an encoder is not run with."""
     if settings.expert_capacity is not None and not (shape.encoder and shape.num_experts):
         raise ConfigError(
-            f"--expert-capacity is for encoders with experts, and this is a {shape.model_type} model without: leave it away"
+            f"--expert-capacity is for encoders with experts, which a {shape.model_type} model has not: leave it away"
         )
     if shape.encoder is None:
         return
