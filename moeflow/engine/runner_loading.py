@@ -202,6 +202,7 @@ def _describe(shape: ModelConfig, checkpoint: Checkpoint, config: EngineConfig) 
         created=int(time.time()),
         speculators=tuple(short_names(config.speculators).values()),
         encoder=None if shape.encoder is None else _describe_encoder(shape.encoder, config.scheduler),
+        labels=shape.labels,
         pooling=_pooling_of(checkpoint, shape),
     )
 

@@ -24,6 +24,7 @@ from moeflow.kernels.embedding import embedding
 from moeflow.kernels.linear import linear
 from moeflow.kernels.routing import within_capacity
 from moeflow.kv.storage import KVStorage
+from moeflow.models.layers.classifier import Classifier
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.linear import Linear
@@ -50,7 +51,9 @@ MakeNetwork = Callable[[ModelConfig, WeightAllocator, Place], MLP | FusedMLP | M
 
 
 class EncoderDecoderLM:
-    """What the model files build. Weights are uninitialised until a loader fills `named_weights`."""
+    """What the model files build, with a decoder or without. Weights are uninitialised until a loader fills
+    `named_weights`.
+    """
 
     tells_inputs = False  # see `CausalLM`
     shares_head = False
@@ -63,7 +66,8 @@ class EncoderDecoderLM:
         self.device = allocator.device
         self.embed_tokens = allocator.embedding(config.vocab_size, config.hidden_size)
         self._encoder = _Encoder(config, allocator, config.encoder.num_layers, make_network)
-        self._decoder = _Decoder(config, allocator, make_network)
+        self._decoder = None if config.is_encoder_only else _Decoder(config, allocator, make_network)
+        self.classifier = Classifier(allocator, config.hidden_size, len(config.labels)) if config.labels else None
         self._has_own_head = not config.tie_word_embeddings
         self.lm_head = (
             allocator.embedding(config.vocab_size, config.hidden_size) if self._has_own_head else self.embed_tokens
@@ -82,9 +86,10 @@ class EncoderDecoderLM:
         out = torch.zeros_like(hidden)
         if len(parts.input_rows):
             encoded = self._encoder(hidden[parts.input_rows], parts.input_lengths)
-            self._decoder.store_input(encoded, context, parts.input_rows)
+            if self._decoder is not None:
+                self._decoder.store_input(encoded, context, parts.input_rows)
             out[parts.input_rows] = encoded
-        if len(parts.output_rows):
+        if len(parts.output_rows) and self._decoder is not None:
             out[parts.output_rows] = self._decoder(hidden[parts.output_rows], context, parts)
         return out
 
@@ -107,6 +112,8 @@ class EncoderDecoderLM:
             yield from stack.named_weights(name)
         if self._has_own_head:
             yield "lm_head.weight", whole(self.lm_head)
+        if self.classifier is not None:
+            yield from self.classifier.named_weights("score")
 
     def repeated_names(self) -> set[str]:
         """Return names under which files may repeat what this model has once, or carry what nobody computes with."""
@@ -114,7 +121,8 @@ class EncoderDecoderLM:
         return {*_COPIES, *unused} | (set() if self._has_own_head else {"lm_head.weight"})
 
     def _stacks(self) -> list[tuple[str, _Stack]]:
-        return [("encoder", self._encoder), ("decoder", self._decoder)]
+        stacks: list[tuple[str, _Stack]] = [("encoder", self._encoder)]
+        return stacks if self._decoder is None else [*stacks, ("decoder", self._decoder)]
 
 
 @dataclass(frozen=True, slots=True)
