@@ -44,7 +44,7 @@ class NextUse(EvictionPolicy):
         self._now = -1  # the pass of what follows
         self._used = np.zeros(total, bool)
         self._layer = -1  # the last that has been used
-        self._features: Floats | None = None  # before the pass
+        self._features = self._log_odds_of_uses(self._counts, self._num_passes)  # before the pass
         self._scores: dict[bool | None, Scores] = {}  # by what becomes of an expert in the pass; None: not yet known
 
     def on_use(self, experts: Experts, now: int) -> None:
@@ -70,19 +70,20 @@ class NextUse(EvictionPolicy):
         """End the pass before, if there is another one now: learn from it, and count."""
         if now == self._now:
             return
-        if self._features is not None:
-            self._learn(self._features)
-        decay = 0.5 ** (max(now - self._now, 1) / _HALF_LIVES) if self._now >= 0 else 1.0
-        self._counts = self._counts * decay + self._used
-        self._num_passes = self._num_passes * decay + (self._now >= 0)
-        self._now, self._layer, self._features = now, -1, None
+        if self._now >= 0:
+            self._learn()
+            decay = 0.5 ** ((now - self._now) / _HALF_LIVES)
+            self._counts = self._counts * decay + self._used
+            self._num_passes = self._num_passes * decay + 1
+            self._features = self._log_odds_of_uses(self._counts, self._num_passes)
+        self._now, self._layer = now, -1
         self._used[:] = False
         self._scores.clear()
 
-    def _learn(self, features: Floats) -> None:
+    def _learn(self) -> None:
         """Make a step of logistic regression, by AdaGrad (Duchi et al. 2011)."""
-        errors = _sigmoid(self._log_odds(features)) - self._used
-        gradient = np.append(features @ errors, errors.sum()) / len(errors)
+        errors = _sigmoid(self._log_odds(self._features)) - self._used
+        gradient = np.append(self._features @ errors, errors.sum()) / len(errors)
         self._squares += gradient**2
         self._weights -= _LEARNING_RATE * gradient / np.sqrt(self._squares)
 
@@ -90,7 +91,7 @@ class NextUse(EvictionPolicy):
         """Return the scores of experts that the pass has used, or passed over, or has yet to reach."""
         if is_used not in self._scores:
             if is_used is None:
-                features = self._features = self._log_odds_of_uses(self._counts, self._num_passes)
+                features = self._features
             else:
                 decay = 0.5 ** (1 / _HALF_LIVES)
                 features = self._log_odds_of_uses(self._counts * decay + is_used, self._num_passes * decay + 1)
