@@ -27,7 +27,7 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
 from moeflow.engine.text.tokenizer import Tokenizer
-from moeflow.experts.cache.eviction import POLICIES
+from moeflow.experts.cache.policies import DEFAULT_POLICY, POLICIES
 from moeflow.experts.predict.registry import DEFAULT_PREDICTOR, NO_PREDICTOR, PREDICTORS
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
@@ -133,7 +133,7 @@ def compare(resident: Engine, cached: Engine, prompts: Sequence[Sequence[int]], 
 @click.option("--batch", "batches", type=int, multiple=True, default=(1,))
 @click.option("--tokens", default=100)
 @click.option("--threads", type=int)
-@click.option("--policy", type=click.Choice(sorted(POLICIES)), default="lfru")
+@click.option("--policy", type=click.Choice(sorted(POLICIES)), default=DEFAULT_POLICY)
 @click.option("--predictor", type=click.Choice([*PREDICTORS, NO_PREDICTOR]), default=DEFAULT_PREDICTOR)
 @result_options
 def main(

@@ -467,7 +467,15 @@ void bind_reads(nb::module_& m) {
             new (self) ExpertFetcher(reader, at<int32_t>(table), num_layers, num_experts);
           },
           "reader"_a, "table"_a, "num_layers"_a, "num_experts"_a, nb::keep_alive<1, 2>())
-      .def("begin", &ExpertFetcher::begin, "free_slots"_a, "victims"_a, "max_prefetches"_a, "max_needed"_a)
+      .def(
+          "begin",
+          [](ExpertFetcher& fetcher, std::vector<int32_t> free_slots, uintptr_t before, uintptr_t used,
+             uintptr_t unused, uintptr_t may_leave, int64_t max_prefetches, int64_t max_needed) {
+            const Worth worth{at<const double>(before), at<const double>(used), at<const double>(unused),
+                              at<const MayLeave>(may_leave)};
+            fetcher.begin(std::move(free_slots), before != 0 ? &worth : nullptr, max_prefetches, max_needed);
+          },
+          "free_slots"_a, "before"_a, "used"_a, "unused"_a, "may_leave"_a, "max_prefetches"_a, "max_needed"_a)
       .def("end", [](ExpertFetcher& fetcher) {  // (entries: (event, expert, slot), late, misses, seconds of waiting)
         const FetchJournal journal = fetcher.end();
         std::vector<std::tuple<int, int, int>> entries;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <stdexcept>
 #include <tuple>
 #include <utility>
@@ -16,26 +17,34 @@ constexpr double kPatienceS = 0.1;  // Python can be interrupted while it waits
 }  // namespace
 
 ExpertFetcher::ExpertFetcher(SlabReader& reader, int32_t* table, int64_t num_layers, int64_t num_experts)
-    : reader_(reader), table_(table), num_experts_(num_experts), is_kept_(num_layers * num_experts),
-      is_needed_(num_experts) {}
+    : reader_(reader), table_(table), num_experts_(num_experts), worth_(num_layers * num_experts),
+      worth_used_(worth_.size()), worth_unused_(worth_.size()), may_leave_(worth_.size()), is_kept_(worth_.size()),
+      has_used_(worth_.size()), is_needed_(num_experts) {}
 
-void ExpertFetcher::begin(std::vector<int32_t> free_slots, std::vector<int32_t> victims, int64_t max_prefetches,
+void ExpertFetcher::begin(std::vector<int32_t> free_slots, const Worth* worth, int64_t max_prefetches,
                           int64_t max_needed) {
   free_ = std::move(free_slots);
-  victims_ = std::move(victims);
-  next_victim_ = 0;
+  may_evict_ = worth != nullptr;
+  if (may_evict_) {
+    const int64_t total = static_cast<int64_t>(worth_.size());
+    std::copy_n(worth->before, total, worth_.begin());
+    std::copy_n(worth->used, total, worth_used_.begin());
+    std::copy_n(worth->unused, total, worth_unused_.begin());
+    std::copy_n(worth->may_leave, total, may_leave_.begin());
+  }
   prefetch_room_ = max_prefetches;
   max_needed_ = max_needed;
   prefetches_.clear();
   missing_.clear();
   std::fill(is_kept_.begin(), is_kept_.end(), 0);
+  std::fill(has_used_.begin(), has_used_.end(), 0);
   journal_ = FetchJournal{};
 }
 
 FetchJournal ExpertFetcher::end() {
   collect();
   free_.clear();
-  victims_.clear();
+  may_evict_ = false;
   return std::exchange(journal_, FetchJournal{});
 }
 
@@ -70,6 +79,7 @@ bool ExpertFetcher::request(int64_t layer, const int64_t* ids, int64_t count) {
   has_failed_ = false;
   missing_.clear();
   cancel_others(layer);
+  pass_by(layer);
   const auto is_absent = [&](int32_t expert) { return place(expert) < 0; };
   const int64_t num_absent = std::count_if(needed_.begin(), needed_.end(), is_absent);
   if (num_absent == 0) return true;
@@ -111,6 +121,10 @@ bool ExpertFetcher::wait() {
 void ExpertFetcher::finish() {
   journal_.num_late += late_;
   journal_.num_misses += misses_;
+  for (const int32_t expert : needed_) {
+    is_kept_[expert] = 0;
+    has_used_[expert] = 1;
+  }
 }
 
 void ExpertFetcher::prefetch(int64_t layer, const int64_t* ids, int64_t num_tokens, int64_t top_k) {
@@ -135,17 +149,38 @@ int32_t ExpertFetcher::take_slot() {
     free_.pop_back();
     return slot;
   }
-  while (is_kept_[victims_[next_victim_]] != 0) ++next_victim_;
-  const int32_t victim = victims_[next_victim_++], slot = place(victim);
+  int32_t victim = -1;
+  for (int32_t expert = 0; expert < static_cast<int32_t>(worth_.size()); ++expert) {
+    if (can_leave(expert) && (victim < 0 || worth_[expert] < worth_[victim])) victim = expert;
+  }
+  const int32_t slot = place(victim);
   place(victim) = kAbsent;
-  note(FetchEvent::kEvicted, victim, slot);
+  note(has_used_[victim] != 0 ? FetchEvent::kRetired : FetchEvent::kEvicted, victim, slot);
   return slot;
+}
+
+bool ExpertFetcher::can_leave(int32_t expert) const {
+  return table_[expert] >= 0 && may_leave_[expert] == MayLeave::kNow && is_kept_[expert] == 0 &&
+         worth_[expert] < std::numeric_limits<double>::infinity();
+}
+
+// The pass has come to a layer: from now on its experts are worth what they are to the next pass.
+void ExpertFetcher::pass_by(int64_t layer) {
+  if (!may_evict_) return;
+  for (int64_t id = 0; id < num_experts_; ++id) {
+    const int64_t expert = layer * num_experts_ + id;
+    worth_[expert] = is_needed_[id] != 0 ? worth_used_[expert] : worth_unused_[expert];
+    if (may_leave_[expert] == MayLeave::kBehind) may_leave_[expert] = MayLeave::kNow;
+  }
 }
 
 // How many slots there are to take; no more are counted than these.
 int64_t ExpertFetcher::num_slots_up_to(int64_t count) const {
   int64_t found = static_cast<int64_t>(free_.size());
-  for (size_t i = next_victim_; i < victims_.size() && found < count; ++i) found += is_kept_[victims_[i]] == 0;
+  if (!may_evict_) return found;
+  for (int32_t expert = 0; expert < static_cast<int32_t>(worth_.size()) && found < count; ++expert) {
+    found += can_leave(expert);
+  }
   return found;
 }
 

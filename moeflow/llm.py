@@ -28,7 +28,7 @@ from moeflow.engine.admission import check_request, encode_prompt, make_submissi
 from moeflow.engine.engine import Engine
 from moeflow.engine.interrupts import hold_interrupts
 from moeflow.engine.messages import NO_TOKENS, EngineStats, ModelInfo, Submission
-from moeflow.engine.pooling_choice import check_pooling
+from moeflow.engine.pooling_choice import check_pooling, classification
 from moeflow.engine.results import CompletionOutput, RequestOutput
 from moeflow.engine.text.output_text import SequenceText, TextDelta
 from moeflow.engine.text.tokenizer import Tokenizer
@@ -122,11 +122,21 @@ class LLM:
 
         Raises: RequestError before anything runs, if one of the prompts can never run.
         """
+        return self._pool(prompts, check_pooling(self.model, pooling), progress)
+
+    def classify(self, prompts: str | Sequence[Prompt], *, progress: bool = True) -> list[dict[str, float]]:
+        """Return, for each prompt, the probability of each of the model's classes, by its label.
+
+        Raises: RequestError before anything runs, if the model has no classes or one of the prompts can never run.
+        """
+        found = self._pool(prompts, classification(self.model), progress)
+        return [dict(zip(self.model.labels, probabilities, strict=True)) for probabilities in found]
+
+    def _pool(self, prompts: str | Sequence[Prompt], pooling: PoolingParams, progress: bool) -> list[list[float]]:
         items: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
         requests = [(self._encode(item), NO_TOKENS) for item in items]
-        pooling = check_pooling(self.model, pooling)
         for prompt, params in requests:
-            check_request(self.model, prompt, params)
+            check_request(self.model, prompt, params, pooling)
         vectors: list[list[float]] = [[] for _ in items]
         with _progress_bar(len(items), progress) as advance, closing(self._generate(requests, pooling)) as deltas:
             for number, delta in deltas:

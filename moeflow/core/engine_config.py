@@ -54,7 +54,7 @@ class ExpertSlotsConfig:
     num_slots: int  # experts in memory, over all layers
     slab_bytes: int  # of one expert
     min_slots: int = 2  # that experts keep whatever else needs memory: half is computed with while half is filled
-    policy: str = "lfru"  # of eviction: a name of experts/cache/eviction.py
+    policy: str = "next-use"  # of eviction: a name of experts/cache/policies.py
     predictor: str = "none"  # of prefetches: a name that experts/predict/registry.py has
     remote: RemoteExpertsConfig | None = None  # None: what has no slot is on disk alone
 
@@ -122,6 +122,7 @@ class EngineConfig:
     expert_parallel: ExpertParallelConfig | None = None  # None: other replicas, if there are any, compute apart
     speculators: tuple[str, ...] = ()  # that guess tokens: names of speculation/registry.py, or of
     draft_models: tuple[DraftModelConfig, ...] = ()  # models that do
+    expert_capacity: int = 0  # tokens of an encoder's input that an expert takes; 0: all that choose it
     packed_file: str = (
         ""  # packed weights file that all weights are mapped from; empty: they are packed from the checkpoint
     )

@@ -54,7 +54,7 @@ class RelativePositions:
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig:
-    """What an encoder-decoder has beside its decoder; layers are as wide as the decoder's."""
+    """What an encoder-decoder has beside its decoder; layers are as wide as the decoder's. A decoder may have none."""
 
     num_layers: int
     decoder_start_token_id: int  # that decoders begin with
@@ -78,6 +78,7 @@ class ModelConfig:
     rope: RopeConfig | None  # None: positions are relative
     relative_positions: RelativePositions | None = None
     encoder: EncoderConfig | None = None  # None: decoder-only
+    labels: tuple[str, ...] = ()  # of the classes that it sorts texts into; empty: it does not
     num_experts: int = 0
     top_k: int = 0  # experts per token
     norm_topk_prob: bool = True
@@ -97,6 +98,11 @@ class ModelConfig:
         """The rotary positions of a model that has them."""
         assert self.rope is not None, "positions are relative"
         return self.rope
+
+    @property
+    def is_encoder_only(self) -> bool:
+        """Whether there is no decoder: it generates nothing."""
+        return self.encoder is not None and not self.num_layers
 
     @property
     def num_encoder_layers(self) -> int:
@@ -138,7 +144,8 @@ class ModelConfig:
         experts = num_moe * self.num_experts * (matrices * self.intermediate_size + self.hidden_size)
         dense = num_dense * matrices * (self.dense_intermediate_size if self.num_experts else self.intermediate_size)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        return self.num_attentions * attention + experts + dense + embeddings
+        classifier = len(self.labels) * (self.hidden_size + 1)
+        return self.num_attentions * attention + experts + dense + embeddings + classifier
 
     @property
     def num_active_parameters(self) -> int:

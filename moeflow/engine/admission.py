@@ -15,6 +15,7 @@ from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.encoder_prompt import check_input, prompt_of
 from moeflow.engine.messages import ModelInfo, Submission
+from moeflow.engine.pooling_choice import check_generates
 from moeflow.engine.random_numbers import child_seed
 from moeflow.engine.text.tokenizer import Tokenizer
 
@@ -37,12 +38,19 @@ def _as_token_ids(prompt: object) -> list[int]:
     return list(prompt)
 
 
-def check_request(model: ModelInfo, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+def check_request(
+    model: ModelInfo,
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    pooling: PoolingParams | None = None,
+) -> None:
     """Check that the model can run a request.
 
-    Raises: RequestError if a token id is not the model's, if prompt and output exceed the context, or if guesses are to
-    be reported where there are none.
+    Raises: RequestError if a token id is not the model's, if prompt and output exceed the context, if text is asked of
+    what generates none, or if guesses are to be reported where there are none.
     """
+    if pooling is None:
+        check_generates(model)
     for name, token_ids in (
         ("prompt", prompt_token_ids),
         ("logit_bias", params.logit_bias),

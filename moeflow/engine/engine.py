@@ -21,7 +21,7 @@ from moeflow.engine.encoder_prompt import check_input, prompt_of
 from moeflow.engine.messages import DraftedTree, EngineStats, ModelInfo, Submission, TokenLogprobs, TokenOutput
 from moeflow.engine.model_runner import PassResult, Runner
 from moeflow.engine.pooling import NOT_FINITE, Pooler
-from moeflow.engine.pooling_choice import check_pooling
+from moeflow.engine.pooling_choice import check_generates, check_pooling
 from moeflow.engine.runner_loading import load_runner
 from moeflow.engine.sampler import SampledToken
 from moeflow.engine.speculators.loading import load_speculators, speculation_of
@@ -51,7 +51,7 @@ class Engine:
         self._scheduler: SchedulingPolicy = make_scheduler(config.scheduler)
         self._requests: dict[str, Request] = {}
         self._prompt_logprobs: dict[Request, list[TokenLogprobs | None]] = {}
-        self._pooler = Pooler()
+        self._pooler = Pooler(runner.classify)
         self._cancelled: list[TokenOutput] = []  # to be handed out by the next step
         self._counters = Counters()
         self._clock = clock
@@ -201,7 +201,9 @@ class Engine:
                 f"the {limit} tokens that one request may have",
                 param="prompt",
             )
-        if submission.pooling is not None:
+        if submission.pooling is None:
+            check_generates(self.model)
+        else:
             check_pooling(self.model, submission.pooling)
         for param, token_ids in (
             ("prompt", submission.prompt_token_ids),

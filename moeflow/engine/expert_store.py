@@ -23,8 +23,8 @@ from moeflow.core.request import Request
 from moeflow.engine.expert_forecast import ExpertForecast
 from moeflow.engine.input_forecast import InputForecast
 from moeflow.engine.messages import ExpertStats, LenderStats
-from moeflow.experts.cache.eviction import POLICIES
 from moeflow.experts.cache.expert_cache import ExpertCache
+from moeflow.experts.cache.policies import POLICIES
 from moeflow.experts.cached_experts import ExpertPool
 from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.disk_reader import DiskReader, probe_read_depth
@@ -97,7 +97,7 @@ class ExpertStore:
                 num_experts=spec.num_experts,
                 num_slots=config.num_slots,
                 slab_bytes=spec.slab_bytes,
-                policy=POLICIES[config.policy](spec.num_slabs),
+                policy=POLICIES[config.policy](spec.num_layers, spec.num_experts),
                 start_loads=self._disk.start_loads,
                 wait=self._disk.wait,
             )

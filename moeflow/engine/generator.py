@@ -73,7 +73,7 @@ class Generator:
         Raises: RequestError at once, if the request can never run; EngineError while iterating, if the
         engine is gone.
         """
-        check_request(self.client.model, prompt_token_ids, sampling)
+        check_request(self.client.model, prompt_token_ids, sampling, pooling)
         submissions = make_submissions(request_id, prompt_token_ids, sampling, is_batch=is_batch, pooling=pooling)
         children = [self._complete(index, submission) for index, submission in enumerate(submissions)]
         return children[0] if len(children) == 1 else _without_numbers(merge(children))

@@ -66,7 +66,8 @@ class MemoryLimiter:
         self._kv.give_back(given)
         left_bytes = self._limit_bytes - self._budget.other_bytes - self._min_bytes
         left_bytes += self._kept_bytes(self._max_tokens)
-        most = self._kv.num_touched + left_bytes // self._kv.block_bytes
+        block_bytes = self._kv.block_bytes
+        most = self._kv.num_touched + left_bytes // block_bytes if block_bytes else blocks.num_blocks
         blocks.limit = min(max(most, self._min_blocks), blocks.num_blocks)
 
     def _kept_bytes(self, num_tokens: int) -> int:

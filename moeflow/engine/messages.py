@@ -33,7 +33,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int  # prompt and output tokens of one request at most
     max_num_seqs: int
     eos_token_ids: tuple[int, ...]
-    num_layers: int
+    num_layers: int  # of what generates; 0: nothing does
     hidden_size: int
     num_experts: int  # 0: dense
     top_k: int
@@ -45,6 +45,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     created: int  # unix seconds at which it was loaded
     speculators: tuple[str, ...] = ()  # that guess tokens
     encoder: EncoderInfo | None = None  # None: decoder-only
+    labels: tuple[str, ...] = ()  # of the classes that it sorts texts into
     pooling: PoolingParams | None = PoolingParams()  # that its files ask for; None: one that there is not here
 
 
@@ -115,7 +116,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     num_drafted_tokens: int = 0  # guesses that the pass computed; the new tokens but the last were among them
     drafted_tree: DraftedTree | None = None  # these guesses, if there were any and they are asked for
     queued_s: float | None = None  # waited before its first pass; with the first output
-    embedding: bytes | None = None  # float32, little-endian: with the last output of a request with `pooling`
+    # A vector, or probabilities of classes, float32, little-endian: with the last output of a request with `pooling`.
+    embedding: bytes | None = None
     error: str | None = None  # with FinishReason.ERROR
 
 

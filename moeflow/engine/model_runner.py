@@ -31,6 +31,7 @@ from moeflow.engine.sampler import prompt_logprobs
 from moeflow.engine.verification import Verified, verify
 from moeflow.kv.block_tables import BlockTables
 from moeflow.models.language_model import LanguageModel
+from moeflow.models.layers.encoder_decoder import EncoderDecoderLM
 from moeflow.models.pass_input import PROMPT_CHUNK, PassInput
 from moeflow.pipeline.runtime.dot import write_dot
 from moeflow.pipeline.runtime.perfetto import write_perfetto
@@ -62,6 +63,9 @@ class Runner(Protocol):
 
     def run(self, batch: Batch) -> PassResult:
         """Compute a pass. May raise anything; the engine then fails the requests of this batch alone."""
+
+    def classify(self, vector: Sequence[float]) -> list[float]:
+        """Return the probabilities of the model's classes, which it has, for the vector of a prompt."""
 
     def settle(self, blocks: BlockTables) -> None:
         """Between passes: give back the memory of blocks that are not needed, and limit those that may be used."""
@@ -194,6 +198,12 @@ class ModelRunner:
             result = self._run(batch)
             self._num_generated = sum(len(one.tokens) for one in result.sampled.values())
             return result
+
+    def classify(self, vector: Sequence[float]) -> list[float]:
+        """See `Runner.classify`."""
+        assert isinstance(self._model, EncoderDecoderLM), "decoders have no classes"
+        assert self._model.classifier is not None, "there are no classes"
+        return self._model.classifier(vector)
 
     def settle(self, blocks: BlockTables) -> None:
         """See `Runner.settle`."""

@@ -10,7 +10,7 @@ Matryoshka Representation Learning (Kusupati et al. 2022).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,8 +36,10 @@ class _Sum:
 class Pooler:
     """The vectors in the making, by request."""
 
-    def __init__(self) -> None:
+    def __init__(self, classify: Callable[[Sequence[float]], list[float]]) -> None:
+        """Take what makes probabilities of classes of a vector, where that is asked for."""
         self._sums: dict[Request, _Sum] = {}
+        self._classify = classify
 
     @property
     def requests(self) -> Collection[Request]:
@@ -56,10 +58,11 @@ class Pooler:
         so_far.count += hidden_states.shape[0]
 
     def take(self, request: Request) -> bytes | None:
-        """Return a request's vector and forget it; None: it has numbers that are not finite."""
+        """Return a request's vector or probabilities, and forget it; None: these have numbers that are not finite."""
         pooling, so_far = request.pooling, self._sums.pop(request)
         assert pooling is not None
-        return _encoded(_vector(so_far, pooling))
+        vector = _vector(so_far, pooling)
+        return _encoded(self._classify(vector) if pooling.classifies else vector)
 
     def forget(self, request: Request) -> None:
         """Let go of a request that has ended, whether or not it has brought anything."""

@@ -1,10 +1,23 @@
-"""Whether a model's vectors can be made as is asked for. Knows no tensors: servers ask, too."""
+"""Whether a model makes what is asked for of a prompt: text, vectors, classes. Knows no tensors: servers ask, too."""
 
 from __future__ import annotations
 
 from moeflow.core.errors import RequestError
 from moeflow.core.pooling_params import POOLING_KINDS, PoolingParams
 from moeflow.engine.messages import ModelInfo
+
+
+def check_generates(model: ModelInfo) -> None:
+    """Raise RequestError if a model generates no text."""
+    if not model.num_layers:
+        others = "its vectors (/v1/embeddings)" + (" or its classes (/classify)" if model.labels else "")
+        raise RequestError(f"this model is an encoder, which generates no text: ask for {others}", param="model")
+
+
+def classification(model: ModelInfo) -> PoolingParams:
+    """Return what has a prompt sorted into the model's classes. Raises: RequestError if it has none."""
+    asked = PoolingParams(kind="mean", normalize=False, classifies=True)
+    return check_pooling(model, asked)
 
 
 def check_pooling(model: ModelInfo, pooling: PoolingParams | None) -> PoolingParams:
@@ -17,6 +30,11 @@ def check_pooling(model: ModelInfo, pooling: PoolingParams | None) -> PoolingPar
         kinds = ", ".join(POOLING_KINDS)
         raise RequestError(
             f"the model's files ask for a pooling that is not supported; name one: {kinds}", param="pooling"
+        )
+    if found.classifies and not model.labels:
+        raise RequestError(
+            "this model does not sort texts into classes: take one whose config.json names a class "
+            "...ForSequenceClassification, such as `moeflow train classifier` makes"
         )
     if found.dimensions is not None and found.dimensions > model.hidden_size:
         raise RequestError(

@@ -140,6 +140,7 @@ def make_allocator(
         expert_ranks=None if ranks is None else ranks.experts,
         own_layers=None if ranks is None else ranks.layers,
         expert_shares=None if replica is None else replica.shares,
+        expert_capacity=config.expert_capacity,
         expert_layout=parallel.expert_layout,
         attention_layout=parallel.attention_layout,
         on_route=None if recorder is None else lambda topk_ids: recorder.add_layer(topk_ids.cpu().numpy()),
@@ -201,6 +202,7 @@ def _describe(shape: ModelConfig, checkpoint: Checkpoint, config: EngineConfig) 
         created=int(time.time()),
         speculators=tuple(short_names(config.speculators).values()),
         encoder=None if shape.encoder is None else _describe_encoder(shape.encoder, config.scheduler),
+        labels=shape.labels,
         pooling=_pooling_of(checkpoint, shape),
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.journal import Journal
 from moeflow.experts.cache.load_job import LoadHandle, LoadJob, OnDone
+from moeflow.experts.cache.worth import Worth
 from moeflow.experts.disk_reader import DiskReader
 from moeflow.kernels.cpu.slab_reads import SlotFetcher
 
@@ -25,9 +26,10 @@ class DiskFetcher:
         """What a pass needs of it."""
         return self._slots.handle
 
-    def begin(self, free_slots: Sequence[int], victims: Sequence[int], *, max_prefetches: int, max_needed: int) -> None:
+    def begin(self, free_slots: Sequence[int], worth: Worth | None, *, max_prefetches: int, max_needed: int) -> None:
         """Lend slots."""
-        self._slots.begin(free_slots, victims, max_prefetches=max_prefetches, max_needed=max_needed)
+        arrays = None if worth is None else (worth.before, worth.used, worth.unused, worth.may_leave)
+        self._slots.begin(free_slots, arrays, max_prefetches=max_prefetches, max_needed=max_needed)
 
     def end(self) -> Journal:
         """Take them back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,23 @@ def softmax_topk(router_logits: Tensor, top_k: int, *, renormalize: bool) -> tup
     if renormalize:
         topk_weights = topk_weights / topk_weights.sum(dim=-1, keepdim=True)
     return topk_ids, topk_weights
+
+
+def within_capacity(topk_ids: Tensor, topk_weights: Tensor, lengths: Sequence[int], capacity: int) -> Tensor:
+    """Return weights of which those are 0 whose expert has `capacity` earlier choices of the same sequence already.
+
+    Source: Switch Transformers (2101.03961), section 2.2; transformers counts by sequence, too.
+
+    Shapes: topk_ids and topk_weights [T, K], of sequences of so many tokens one after another -> [T, K].
+    """
+    kept = torch.empty_like(topk_ids, dtype=torch.bool)
+    start = 0
+    for length in lengths:
+        chosen = topk_ids[start : start + length].flatten()
+        earlier = torch.nn.functional.one_hot(chosen).cumsum(0).gather(1, chosen[:, None])
+        kept[start : start + length] = (earlier <= capacity).view(length, -1)
+        start += length
+    return topk_weights * kept
 
 
 @dataclass(frozen=True, slots=True)

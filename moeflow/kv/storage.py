@@ -57,7 +57,9 @@ class KVStorage:
                 f"The KV cache needs {format_bytes(self.num_bytes)} on {device}, which cannot be allocated; "
                 "make the KV cache smaller"
             ) from error
-        self.layers = tuple(KVBlocks(layer, dtype, **shape) for layer in storage.view(len(layers), -1))
+        self.layers = tuple(
+            KVBlocks(layer, dtype, **shape) for layer in storage.view(len(layers), num_blocks * self._cell_bytes)
+        )
         self.is_for_kernels = all(layer.handle is not None for layer in self.layers)  # of the CPU extension
 
     def layer(self, layer_idx: int) -> KVBlocks:

@@ -39,6 +39,12 @@ class Row:
 
     architecture: str  # the class of transformers that its checkpoints name
     module: str
+    more_architectures: tuple[str, ...] = ()
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """All classes that checkpoints may name."""
+        return (self.architecture, *self.more_architectures)
 
 
 FAMILIES: Mapping[str, Row] = {
@@ -46,8 +52,12 @@ FAMILIES: Mapping[str, Row] = {
     "mixtral": Row("MixtralForCausalLM", "moeflow.models.mixtral"),
     "olmoe": Row("OlmoeForCausalLM", "moeflow.models.olmoe"),
     "qwen3_moe": Row("Qwen3MoeForCausalLM", "moeflow.models.qwen3_moe"),
-    "switch_transformers": Row("SwitchTransformersForConditionalGeneration", "moeflow.models.switch_transformers"),
-    "t5": Row("T5ForConditionalGeneration", "moeflow.models.t5"),
+    "switch_transformers": Row(
+        "SwitchTransformersForConditionalGeneration",
+        "moeflow.models.switch_transformers",
+        ("SwitchTransformersEncoderModel", "SwitchTransformersForSequenceClassification"),
+    ),
+    "t5": Row("T5ForConditionalGeneration", "moeflow.models.t5", ("T5EncoderModel",)),
 }
 
 
@@ -89,7 +99,9 @@ def _family(config: Mapping[str, Any], file: Path) -> Family:
     row = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if row is None:
         raise _unsupported(file, f"is a model of the type {brief(model_type)}, which is not supported")
-    if architectures and not (isinstance(architectures, list) and row.architecture in architectures):
+    if architectures and not (
+        isinstance(architectures, list) and set(row.architectures) & set(map(str, architectures))
+    ):
         raise _unsupported(file, f"is for {brief(architectures)}, which is not supported")
     if config.get("quantization_config"):
         raise CheckpointError(
@@ -103,7 +115,7 @@ def _family(config: Mapping[str, Any], file: Path) -> Family:
 def _without_type(architectures: Any, file: Path) -> CheckpointError:
     """Blame a file that is no model's config, or one that lost a line: that line can be told if the class is there."""
     named = architectures if isinstance(architectures, list) else []
-    known = [name for name, row in FAMILIES.items() if row.architecture in named]
+    known = [name for name, row in FAMILIES.items() if any(it in named for it in row.architectures)]
     return CheckpointError(
         "has no 'model_type', so it does not say what kind of model this is",
         file=file,
@@ -114,5 +126,5 @@ def _without_type(architectures: Any, file: Path) -> CheckpointError:
 
 
 def _unsupported(file: Path, problem: str) -> CheckpointError:
-    supported = ", ".join(f"{model_type} ({row.architecture})" for model_type, row in FAMILIES.items())
+    supported = ", ".join(f"{name} ({', '.join(row.architectures)})" for name, row in FAMILIES.items())
     return CheckpointError(problem, file=file, remedy=f"Supported are {supported}")

@@ -1,7 +1,7 @@
 """Switch Transformers (2101.03961): T5 with experts in some layers, one for each token.
 
-Nothing is dropped: transformers' `expert_capacity`, which has tokens beyond it skip their experts, is a means of
-training on devices of fixed shapes, and is not applied.
+Nothing is dropped unless the user says so: transformers' `expert_capacity`, which has tokens beyond it skip their
+experts, is a means of training on devices of fixed shapes, and that of `config.json` is not applied.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from moeflow.models.layers.encoder_decoder import EncoderDecoderLM, Place
 from moeflow.models.layers.mlp import MLP, FusedMLP, NetworkNames, dense_mlp
 from moeflow.models.layers.moe import ExpertNames, MoE, expert_kind
 from moeflow.models.layers.weight_allocator import WeightAllocator
-from moeflow.models.t5 import read_activation, read_encoder_decoder, read_start_token
+from moeflow.models.t5 import num_decoder_layers, read_activation, read_encoder_decoder, read_start_token
 
 _EXPERTS: Final = ExpertNames(
     block="mlp", router="router.classifier", expert="experts.expert_{}", gate="", up="wi", down="wo"
@@ -28,9 +28,9 @@ def read_config(reader: ConfigReader) -> ModelConfig:
     if reader.get(bool, "router_bias", False):
         raise reader.error("'router_bias' is true, where only false is supported")
     num_layers = reader.positive("num_layers", most=MAX_LAYERS)
-    num_decoder_layers = reader.positive("num_decoder_layers", num_layers, most=MAX_LAYERS)
+    num_decoding = num_decoder_layers(reader, num_layers)
     intermediate_size = reader.positive("d_ff")
-    is_tied = reader.get(bool, "tie_word_embeddings", True)
+    is_tied = reader.get(bool, "tie_word_embeddings", True) or not num_decoding
     return read_encoder_decoder(
         reader,
         model_type="switch_transformers",
@@ -46,7 +46,7 @@ def read_config(reader: ConfigReader) -> ModelConfig:
         num_experts=reader.positive("num_experts"),
         top_k=1,
         norm_topk_prob=False,
-        dense_layers=_dense_layers(num_decoder_layers, reader.get(int, "num_sparse_decoder_layers", 3)),
+        dense_layers=_dense_layers(num_decoding, reader.get(int, "num_sparse_decoder_layers", 3)),
         dense_intermediate_size=intermediate_size,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from moeflow.core.brief import brief
 from moeflow.core.model_config import ConfigReader, EncoderConfig, HiddenAct, ModelConfig, RelativePositions
@@ -22,6 +22,8 @@ _ACTIVATIONS: Final[dict[str, HiddenAct]] = {
     "silu": "silu",
 }
 _GATED: Final[dict[str, HiddenAct]] = {"gated-gelu": "gelu_tanh", "gated-silu": "silu", "gated-relu": "relu"}
+_CLASSIFIER: Final = "ForSequenceClassification"
+_ENCODERS: Final = ("EncoderModel", _CLASSIFIER)  # how classes without a decoder are named
 _NAMES: Final = NetworkNames(block="DenseReluDense", ups=("wi",), down="wo")
 _GATED_NAMES: Final = NetworkNames(block="DenseReluDense", ups=("wi_0", "wi_1"), down="wo")
 
@@ -33,6 +35,7 @@ def read_config(reader: ConfigReader) -> ModelConfig:
     encoder = EncoderConfig(reader.positive("num_layers", most=MAX_LAYERS), read_start_token(reader))
     # What old configs say by untying embeddings, new ones say by this, and are tied.
     scales_outputs = reader.get(bool, "scale_decoder_outputs", reader.get(bool, "tie_word_embeddings", True))
+    scales_outputs |= num_decoder_layers(reader, 1) == 0  # there is no projection
     return read_encoder_decoder(
         reader,
         model_type="t5",
@@ -60,7 +63,8 @@ def read_encoder_decoder(
     return ModelConfig(
         vocab_size=reader.positive("vocab_size"),
         hidden_size=hidden_size,
-        num_layers=reader.positive("num_decoder_layers", encoder.num_layers, most=MAX_LAYERS),
+        num_layers=num_decoder_layers(reader, encoder.num_layers),
+        labels=_read_labels(reader),
         num_heads=num_heads,
         num_kv_heads=num_heads,
         head_dim=head_dim,
@@ -73,6 +77,30 @@ def read_encoder_decoder(
         logit_scale=hidden_size**-0.5 if scales_outputs else 1.0,
         **family,
     )
+
+
+def num_decoder_layers(reader: ConfigReader, default: int) -> int:
+    """Return how many layers the decoder has: none where the checkpoint is an encoder alone."""
+    if _has_class(reader, _ENCODERS):
+        return 0
+    return reader.positive("num_decoder_layers", default, most=MAX_LAYERS)
+
+
+def _has_class(reader: ConfigReader, endings: tuple[str, ...]) -> bool:
+    named = reader.raw.get("architectures")
+    return isinstance(named, list) and any(isinstance(it, str) and it.endswith(endings) for it in named)
+
+
+def _read_labels(reader: ConfigReader) -> tuple[str, ...]:
+    """Return the names of a classifier's classes, in their order."""
+    if not _has_class(reader, (_CLASSIFIER,)):
+        return ()
+    named = reader.raw.get("id2label")
+    if isinstance(named, dict):
+        labels = tuple(named.get(str(place)) for place in range(len(named)))
+        if len(labels) >= 2 and all(isinstance(label, str) for label in labels):
+            return cast(tuple[str, ...], labels)
+    raise reader.error(f"'id2label' is {brief(named)}, where the names of two or more classes are expected")
 
 
 def read_activation(reader: ConfigReader, key: str) -> HiddenAct:

@@ -126,6 +126,7 @@ def settings_of(config: EngineConfig) -> Settings:
         pipeline=None if offload is None else offload.pipeline,
         micro_batch=None if offload is None else offload.micro_batch_tokens,
         speculators=config.speculators,
+        expert_capacity=config.expert_capacity or None,
         expert_policy="auto" if config.experts is None else config.experts.policy,
         predictor="auto" if config.experts is None else config.experts.predictor,
     )

@@ -167,6 +167,7 @@ class Decision:
             ),
             kv_cache_bytes=cache.num_bytes,
             experts=self._expert_slots(plan, cpu_isa, is_wide=weights.is_exact),
+            expert_capacity=settings.expert_capacity or 0,
             packed_file=self._packed_file(weights) if cpu_isa and plan is None else "",
             parallel=parallel,
             expert_parallel=expert_parallel,

@@ -102,8 +102,10 @@ def _resolve(
             return Resolved(_plan(config, usage, [*decision.reasons, *reasons]), None)
         decision = Decision(settings, usage, resources, checkpoint, shape, machine_of, routing=routing)
         plan = replace(_plan(decision.config(), usage, decision.reasons), num_replicas=decision.num_replicas)
-        if decision.machine is None or (plan.config.experts is not None and not decision.machine.has(DISK)):
+        is_unknown = decision.machine is None or (plan.config.experts is not None and not decision.machine.has(DISK))
+        if is_unknown or shape.is_encoder_only:
             return Resolved(plan, None)
+        assert decision.machine is not None
         estimator = Estimator(
             plan.config,
             shape,

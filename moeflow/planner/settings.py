@@ -352,6 +352,17 @@ class Settings:
             default="none",
         ),
     )
+    expert_capacity: int | None = field(
+        default=None,
+        metadata=_option(
+            "count",
+            "--expert-capacity",
+            "Tokens of an encoder's input that each expert takes; those beyond skip it, as when Switch Transformers "
+            "are trained.",
+            "Experts of encoders",
+            default="all",
+        ),
+    )
     expert_policy: str = field(
         default="auto",
         metadata=_option(
@@ -359,7 +370,7 @@ class Settings:
             "--expert-policy",
             "Expert cache eviction policy.",
             "Expert cache",
-            choices=("auto", "fifo", "lru", "lfu", "lfru"),
+            choices=("auto", "next-use", "lfru", "lfu", "lru", "fifo"),
         ),
     )
     predictor: str = field(

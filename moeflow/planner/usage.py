@@ -40,7 +40,12 @@ class Usage:
         )
 
     def check(self, shape: ModelConfig, model: str) -> None:
-        """Raises: ConfigError if a request would be longer than the model's context."""
+        """Raises: ConfigError if a request would be longer than the model's context, or nothing is generated."""
+        if shape.is_encoder_only:
+            raise ConfigError(
+                f"{model} is an encoder, which generates nothing: there are no tokens a second to plan for. "
+                "`moeflow serve` plans its memory as it starts"
+            )
         workload = self.workload
         if workload.max_tokens > shape.max_position:
             raise ConfigError(

@@ -7,7 +7,7 @@ from fastapi.security import HTTPBearer
 from starlette.types import ASGIApp
 
 from moeflow.engine.generator import Generator
-from moeflow.server.api import batches, chat, completions, embeddings, files, models, status, tokenize
+from moeflow.server.api import batches, chat, classification, completions, embeddings, files, models, status, tokenize
 from moeflow.server.api.openapi import ERRORS, complete_document
 from moeflow.server.api.schema.chat import ChatChunk
 from moeflow.server.api.schema.completion import CompletionChunk
@@ -45,7 +45,7 @@ def create_app(generator: Generator | None, config: ServerConfig) -> FastAPI:
     if generator is not None:
         service.attach(generator)
     key_in_document = [] if config.api_key is None else [Security(HTTPBearer(auto_error=False))]
-    for part in (models, completions, chat, embeddings, files, batches, tokenize, status):
+    for part in (models, completions, chat, embeddings, classification, files, batches, tokenize, status):
         app.include_router(part.router, dependencies=key_in_document)
     complete_document(app, service, CompletionChunk, ChatChunk)
     add_error_handlers(app)

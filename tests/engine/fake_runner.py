@@ -34,6 +34,9 @@ class FakeRunner:
             kv_capacity_tokens=config.scheduler.num_blocks * config.scheduler.block_size,
         )
 
+    def classify(self, vector) -> list[float]:
+        raise NotImplementedError("the fake model has no classes")
+
     def settle(self, blocks) -> None:
         pass
 

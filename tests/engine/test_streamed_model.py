@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
 from moeflow.core.errors import CapacityError
 from moeflow.engine import expert_store
 from moeflow.engine.engine import Engine
-from moeflow.experts.cache.eviction import POLICIES
+from moeflow.experts.cache.policies import POLICIES
 from moeflow.experts.predict.registry import NO_PREDICTOR, PREDICTORS
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import expert_bytes
@@ -63,7 +64,9 @@ def streamed_config(model, packed_weights_file, num_slots, policy="lru", predict
 def test_tokens_are_those_of_the_resident_model(model, tmp_path, quantize, max_num_seqs):
     expected = run(resident_config(model, quantize=quantize, max_num_seqs=max_num_seqs))
     predictors = (*PREDICTORS, NO_PREDICTOR)
-    for policy, predictor, num_slots in zip(sorted(POLICIES), predictors, (9, 4, 6, 24), strict=True):
+    for policy, predictor, num_slots in zip(
+        sorted(POLICIES), itertools.cycle(predictors), (9, 4, 6, 24, 5), strict=False
+    ):
         config = streamed_config(
             model, tmp_path / "slabs", num_slots, policy, predictor, quantize=quantize, max_num_seqs=max_num_seqs
         )

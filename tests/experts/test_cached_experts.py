@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeflow.core.errors import StorageError
-from moeflow.experts.cache.eviction import POLICIES
 from moeflow.experts.cache.expert_cache import ExpertCache
+from moeflow.experts.cache.policies import POLICIES
 from moeflow.experts.cached_experts import ExpertPool
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.kernels.cpu import extension
@@ -76,7 +76,7 @@ def make_pool(layers, num_slots, policy="lru", seed=0):
         num_experts=NUM_EXPERTS,
         num_slots=num_slots,
         slab_bytes=slab_bytes,
-        policy=POLICIES[policy](NUM_LAYERS * NUM_EXPERTS),
+        policy=POLICIES[policy](NUM_LAYERS, NUM_EXPERTS),
         start_loads=disk.start_loads,
         wait=disk.wait,
     )

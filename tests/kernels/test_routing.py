@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from moeflow.kernels.cpu import row_ops
-from moeflow.kernels.routing import softmax_topk
+from moeflow.kernels.routing import softmax_topk, within_capacity
 
 
 @pytest.fixture(autouse=True, params=["kernels", "torch"])
@@ -36,3 +36,18 @@ def test_weights_are_float32_whatever_the_scores():
     assert ids.dtype == torch.int64
     assert weights.dtype == torch.float32
     torch.testing.assert_close(weights.sum(-1), torch.ones(4))
+
+
+def test_an_expert_takes_the_first_tokens_of_each_sequence():
+    torch.manual_seed(0)
+    lengths, capacity = [7, 12, 1], 2
+    ids, weights = torch.randint(0, 3, (sum(lengths), 2)), torch.rand(sum(lengths), 2)
+    expected, start = [], 0
+    for length in lengths:
+        taken = dict.fromkeys(range(3), 0)
+        for row in range(start, start + length):
+            for chosen, weight in zip(ids[row].tolist(), weights[row].tolist(), strict=True):
+                taken[chosen] += 1
+                expected.append(weight if taken[chosen] <= capacity else 0.0)
+        start += length
+    assert within_capacity(ids, weights, lengths, capacity).flatten().tolist() == expected

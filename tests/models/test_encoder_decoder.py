@@ -43,10 +43,10 @@ def made(request, tmp_path_factory):
     return KINDS[request.param](folder), folder
 
 
-def load(folder, packed):
+def load(folder, packed, **options):
     with closing(open_checkpoint(folder)) as checkpoint:
         formats = None if packed is None else WeightFormats(packed, packed)
-        return load_model(checkpoint, WeightAllocator(torch.float32, CPU, formats))
+        return load_model(checkpoint, WeightAllocator(torch.float32, CPU, formats, **options))
 
 
 class Sequences:
@@ -116,6 +116,18 @@ def test_token_by_token_while_others_come_and_go(made, packed):
     run((3, 0, OUTPUTS[3]), (2, 30, OUTPUTS[2][30:]), (0, 4, OUTPUTS[0][4:]))
     for i, pieces in found.items():
         torch.testing.assert_close(torch.cat(pieces), expected(theirs, INPUTS[i], OUTPUTS[i]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("packed", FORMATS)
+@pytest.mark.parametrize("capacity", [1, 5])
+def test_experts_take_no_more_of_an_input_than_their_capacity(tmp_path, packed, capacity):
+    theirs = write_tiny_switch(tmp_path, expert_capacity=capacity)
+    first_tokens = [(i, 0, [0]) for i in range(len(INPUTS))]  # where transformers' decoder drops nothing
+    found = Sequences(load(tmp_path, packed, expert_capacity=capacity), INPUTS).run(first_tokens)
+    unlimited = Sequences(load(tmp_path, packed), INPUTS).run(first_tokens)
+    for logits, more, input_ids in zip(found, unlimited, INPUTS, strict=True):
+        torch.testing.assert_close(logits, expected(theirs, input_ids, [0]), rtol=1e-4, atol=1e-4)
+        assert torch.equal(logits, more) == (len(input_ids) <= capacity)
 
 
 def test_parameters_are_counted(made):

@@ -13,6 +13,7 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.parallel_config import JoinConfig, RayConfig
 from moeflow.core.units import GIB, MIB
+from moeflow.experts.cache.policies import DEFAULT_POLICY
 from moeflow.kernels.cpu import extension
 from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
 from moeflow.models.expert_predictor.saved import predictor_folder, save_predictor
@@ -284,7 +285,7 @@ def test_experts_go_to_disk_if_the_memory_limit_asks_for_it(wide_model, tmp_path
     assert tight.experts is not None
     assert tight.weight_format == "float32"
     assert 4 == tight.experts.min_slots < tight.experts.num_slots <= 30
-    assert tight.experts.policy == "lfru"
+    assert tight.experts.policy == DEFAULT_POLICY
     assert f"up to {tight.experts.num_slots} of 32 in memory" in dict(plan.reasons)["experts"]
     assert tight.experts.packed_weights_file.startswith(str(tmp_path / "experts"))
     mine = limited(

@@ -24,6 +24,7 @@ COUNTS = (
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",
+    "expert_capacity",
 )
 FLAGS = ("prefix_caching", "expert_parallel", "is_served")
 PATHS = ("packed_weights_file", "record_routing", "graph_file", "trace_file", "cache_dir", "cluster_token_file")

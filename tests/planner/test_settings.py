@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moeflow.core.errors import ConfigError
-from moeflow.experts.cache.eviction import DEFAULT_POLICY, POLICIES
+from moeflow.experts.cache.policies import DEFAULT_POLICY, POLICIES
 from moeflow.experts.predict.registry import DEFAULT_PREDICTOR, NO_PREDICTOR, PREDICTORS, WHOLE_PASS
 from moeflow.planner.settings import Settings, options
 

@@ -39,7 +39,7 @@ Examples:
       first, record what routers choose
   moeflow simulate cache --routing routing.moe
   moeflow simulate cache --routing routing.moe --slots 25% --slots 400 \\
-      --policy lfru --predictor perfect
+      --policy next-use --predictor perfect
   moeflow simulate cache --routing routing.moe --disk-bandwidth 7GB \\
       --compute-time 30 --plot cache.png
 

@@ -1,4 +1,4 @@
-"""Eviction policies: each gives every expert a score, and the lowest score is evicted. A new one is a class and a row.
+"""Eviction policies: each gives every expert a score, and the lowest score is evicted.
 
 Experts are numbered from 0 over all layers. A policy receives every use and every load, also of experts that are not
 resident, and knows nothing of slots or of which experts may be evicted now. Scores are arrays, so that choosing among
@@ -8,7 +8,7 @@ thousands costs microseconds, and replaying a trace needs no other code than ser
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -32,6 +32,14 @@ class EvictionPolicy(ABC):
     @abstractmethod
     def scores(self, now: int) -> Scores:
         """Return what each expert is worth, [num_experts of all layers]; only their order matters."""
+
+    def scores_behind(self, now: int) -> tuple[Scores, Scores]:
+        """Return what experts are worth from their layer of the pass on, if it has used them, and if it has not.
+
+        Before their layer that is `scores`. Infinite: no reason to let them go in the same pass.
+        """
+        unused = self.scores(now)
+        return np.full_like(unused, np.inf), unused
 
 
 def lowest(scores: Scores, candidates: NDArray[np.bool_]) -> int:
@@ -153,7 +161,3 @@ class Belady(EvictionPolicy):
     def scores(self, now: int) -> Scores:
         """Return the next uses, the latest lowest."""
         return self._scores
-
-
-POLICIES: Final[dict[str, Callable[[int], EvictionPolicy]]] = {"fifo": FIFO, "lru": LRU, "lfu": LFU, "lfru": LFRU}
-DEFAULT_POLICY: Final = "lfru"

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from moeflow.experts.cache.eviction import LFU, EvictionPolicy, Scores, lowest
 from moeflow.experts.cache.expert_states import ExpertStates
+from moeflow.experts.cache.worth import MayLeave, Worth
 
 
 @dataclass(slots=True)
@@ -70,15 +71,12 @@ class EvictionSelector:
         order: list[int] = np.argsort(-self._policy.scores(self._now)[first:end], kind="stable").tolist()
         return order
 
-    def next_victims(self, states: ExpertStates, at_most: int) -> list[int]:
-        """Return the experts that would be evicted next outside of a scan, in order; none that is awaited."""
-        candidates = np.flatnonzero(states.evictable & ~states.awaited)
-        scores = self._policy.scores(self._now)[candidates]
-        if len(candidates) > at_most:
-            nearest = np.sort(np.argpartition(scores, at_most)[:at_most])  # in order again, for equal scores
-            candidates, scores = candidates[nearest], scores[nearest]
-        victims: list[int] = candidates[np.argsort(scores, kind="stable")].tolist()
-        return victims
+    def worth(self, states: ExpertStates) -> Worth:
+        """Return what decides who is evicted in the rest of the pass, outside of a scan; what is awaited is not yet."""
+        used, unused = self._policy.scores_behind(self._now)
+        may_leave = np.where(states.awaited, MayLeave.BEHIND, MayLeave.NOW)
+        may_leave[states.present & ~states.evictable] = MayLeave.NEVER
+        return Worth(self._policy.scores(self._now), used, unused, may_leave.astype(np.uint8))
 
     def choose(self, states: ExpertStates, *, for_demand: bool) -> int | None:
         """Return the expert to evict, None if there is none: what is awaited goes for demand only, and last."""

@@ -179,10 +179,10 @@ class ExpertCache:
             return self._states.publish()
 
     def lend(self, at_most: int, *, max_needed: int) -> None:
-        """Let the fetcher fill slots until `end_read`: free ones, then those of experts that would be evicted next.
+        """Let the fetcher fill slots until `end_read`: free ones, then those of experts that it evicts, as here.
 
-        No more than `at_most` beside those for prefetches, and none in a scan. A layer that needs more experts than
-        `max_needed` is not for it.
+        Not in a scan. Unless there are `at_most` free slots, beside those for prefetches, it may evict. A layer that
+        needs more experts than `max_needed` is not for it.
         """
         with self._changed:
             if self.fetcher is None or self._victims.scan is not None:
@@ -190,9 +190,9 @@ class ExpertCache:
             assert self._is_read, "slots are lent while kernels run"
             room = max(self._max_prefetches - self._states.num_prefetches, 0)
             free = self._states.last_free(at_most + room)
-            victims = self._victims.next_victims(self._states, at_most + room - len(free))
+            worth = self._victims.worth(self._states) if len(free) < at_most + room else None
             self._is_lent = True
-            self.fetcher.begin(free, victims, max_prefetches=room, max_needed=max_needed)
+            self.fetcher.begin(free, worth, max_prefetches=room, max_needed=max_needed)
 
     def end_read(self, first_layer: int, topk_ids: NDArray[np.int64]) -> None:
         """Count what kernels found in the table on their way through layers: as many as `topk_ids` [layers, T, K] has.
@@ -313,7 +313,9 @@ class ExpertCache:
         """Do to the records what the fetcher did; return how many experts passes needed and did not find."""
         states = self._states
         for event, number, slot in journal.entries:
-            if event == Event.EVICTED:
+            if event in (Event.EVICTED, Event.RETIRED):
+                if event == Event.RETIRED:
+                    states.use(states.all[number])
                 states.give_back(states.evict(number))
             elif event in (Event.LOADING, Event.PREFETCHING):
                 states.take(slot)

@@ -1,7 +1,7 @@
 """What kernels did with slots that they were lent for a pass, for the cache to catch up with.
 
-Between two layers there is no time to ask: so the cache says before a pass which slots may be taken, in which order,
-and reads afterwards what became of them.
+Between two layers there is no time to ask: so the cache says before a pass which slots may be taken, and what each
+expert is worth, and reads afterwards what became of them.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from moeflow.experts.cache.load_job import LoadHandle, LoadJob, OnDone
+from moeflow.experts.cache.worth import Worth
 
 
 class Event(IntEnum):
     """What happened to an expert; as in csrc/expert_fetcher.h."""
 
     EVICTED = 0
-    LOADING = 1  # because the pass needs it
-    PREFETCHING = 2  # because it may
-    JOINED = 3  # it was on its way, and the pass needs it
-    CANCELLED = 4
-    ARRIVED = 5
-    FAILED = 6
+    RETIRED = 1  # evicted after the pass had used it
+    LOADING = 2  # because the pass needs it
+    PREFETCHING = 3  # because it may
+    JOINED = 4  # it was on its way, and the pass needs it
+    CANCELLED = 5
+    ARRIVED = 6
+    FAILED = 7
 
 
 class Journal(NamedTuple):
@@ -37,7 +39,7 @@ class Journal(NamedTuple):
 class Fetcher(Protocol):
     """Who has experts come during a pass, and knows the loads that came of it."""
 
-    def begin(self, free_slots: Sequence[int], victims: Sequence[int], *, max_prefetches: int, max_needed: int) -> None:
+    def begin(self, free_slots: Sequence[int], worth: Worth | None, *, max_prefetches: int, max_needed: int) -> None:
         """Lend slots; see `SlotFetcher.begin`."""
 
     def end(self) -> Journal:

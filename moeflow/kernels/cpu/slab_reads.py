@@ -110,15 +110,32 @@ class SlotFetcher:
         if table.dtype != np.int32 or not table.flags.c_contiguous:
             raise ValueError("the table of slots must be contiguous and of 32 bits")
         self._memory = (reads, table)
+        self._num_experts = table.size
         num_layers, num_experts = table.shape
         self.handle: Any = _cpu.ExpertFetcher(reads.handle, table.ctypes.data, num_layers, num_experts)
 
-    def begin(self, free_slots: Sequence[int], victims: Sequence[int], *, max_prefetches: int, max_needed: int) -> None:
-        """Lend free slots, the last one first to be taken, and those of experts that may leave, the first one first.
+    def begin(
+        self,
+        free_slots: Sequence[int],
+        worth: tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]] | None,
+        *,
+        max_prefetches: int,
+        max_needed: int,
+    ) -> None:
+        """Lend free slots, the last one first to be taken, then those of the experts that are worth least.
 
-        A layer that needs more than `max_needed` experts is left to the caller.
+        `worth` has, of each, what it is worth as long as the pass has yet to come to its layer, once it has used it
+        (infinite: it stays), once it has not, and as 8 bits when it may leave, as in csrc/expert_fetcher.h; None: all
+        stay. A layer that needs more than `max_needed` experts is left to the caller. Shapes: [all experts] each.
         """
-        self.handle.begin(list(free_slots), list(victims), max_prefetches, max_needed)
+        addresses = [0, 0, 0, 0]
+        if worth is not None:
+            kinds = (np.float64, np.float64, np.float64, np.uint8)
+            kept = [np.ascontiguousarray(it, kind) for it, kind in zip(worth, kinds, strict=True)]
+            if any(it.shape != (self._num_experts,) for it in kept):
+                raise ValueError(f"each of {self._num_experts} experts has a worth, and is told when it may leave")
+            addresses = [it.ctypes.data for it in kept]  # they are copied
+        self.handle.begin(list(free_slots), *addresses, max_prefetches, max_needed)
 
     def end(self) -> tuple[list[tuple[int, int, int]], int, int, float]:
         """Take the slots back; return what happened: (event, expert, slot) in order, late, misses, seconds of waiting.

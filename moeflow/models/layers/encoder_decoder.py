@@ -22,12 +22,14 @@ from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.embedding import embedding
 from moeflow.kernels.linear import linear
+from moeflow.kernels.routing import within_capacity
 from moeflow.kv.storage import KVStorage
+from moeflow.models.layers.classifier import Classifier
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.mlp import MLP, FusedMLP
-from moeflow.models.layers.moe import MoE
+from moeflow.models.layers.moe import Limit, MoE
 from moeflow.models.layers.norm import RMSNorm
 from moeflow.models.layers.relative_bias import RelativeBias
 from moeflow.models.layers.weight_allocator import WeightAllocator, whole
@@ -49,7 +51,9 @@ MakeNetwork = Callable[[ModelConfig, WeightAllocator, Place], MLP | FusedMLP | M
 
 
 class EncoderDecoderLM:
-    """What the model files build. Weights are uninitialised until a loader fills `named_weights`."""
+    """What the model files build, with a decoder or without. Weights are uninitialised until a loader fills
+    `named_weights`.
+    """
 
     tells_inputs = False  # see `CausalLM`
     shares_head = False
@@ -62,7 +66,8 @@ class EncoderDecoderLM:
         self.device = allocator.device
         self.embed_tokens = allocator.embedding(config.vocab_size, config.hidden_size)
         self._encoder = _Encoder(config, allocator, config.encoder.num_layers, make_network)
-        self._decoder = _Decoder(config, allocator, make_network)
+        self._decoder = None if config.is_encoder_only else _Decoder(config, allocator, make_network)
+        self.classifier = Classifier(allocator, config.hidden_size, len(config.labels)) if config.labels else None
         self._has_own_head = not config.tie_word_embeddings
         self.lm_head = (
             allocator.embedding(config.vocab_size, config.hidden_size) if self._has_own_head else self.embed_tokens
@@ -96,9 +101,10 @@ class EncoderDecoderLM:
         out = torch.zeros_like(hidden)
         if len(parts.input_rows):
             encoded = self._encoder(hidden[parts.input_rows], parts.input_lengths)
-            self._decoder.store_input(encoded, context, parts.input_rows)
+            if self._decoder is not None:
+                self._decoder.store_input(encoded, context, parts.input_rows)
             out[parts.input_rows] = encoded
-        if len(parts.output_rows):
+        if len(parts.output_rows) and self._decoder is not None:
             out[parts.output_rows] = self._decoder(hidden[parts.output_rows], context, parts)
         return out
 
@@ -121,6 +127,8 @@ class EncoderDecoderLM:
             yield from stack.named_weights(name)
         if self._has_own_head:
             yield "lm_head.weight", whole(self.lm_head)
+        if self.classifier is not None:
+            yield from self.classifier.named_weights("score")
 
     def repeated_names(self) -> set[str]:
         """Return names under which files may repeat what this model has once, or carry what nobody computes with."""
@@ -128,7 +136,8 @@ class EncoderDecoderLM:
         return {*_COPIES, *unused} | (set() if self._has_own_head else {"lm_head.weight"})
 
     def _stacks(self) -> list[tuple[str, _Stack]]:
-        return [("encoder", self._encoder), ("decoder", self._decoder)]
+        stacks: list[tuple[str, _Stack]] = [("encoder", self._encoder)]
+        return stacks if self._decoder is None else [*stacks, ("decoder", self._decoder)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,11 +276,17 @@ class _Layer:
         self._last_o_proj = (self.cross_attn or self.self_attn).o_proj
         self._stage: MoEStage | None = mlp.stage(self._last_o_proj, self.norm)
 
-    def feed_forward(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """Add what the last attention and then the network bring. Shapes: [T, H], [T, heads * D] -> [T, H]."""
-        if self._stage is not None and self._stage.slots is None and self.mlp.on_route is None:
+    def feed_forward(self, hidden: Tensor, attended: Tensor, limit: Limit | None = None) -> Tensor:
+        """Add what the last attention and then the network bring; `limit` as in `MoE`.
+
+        Shapes: hidden [T, H], attended [T, heads * D] -> [T, H].
+        """
+        is_limited = limit is not None and isinstance(self.mlp, MoE)
+        if self._stage is not None and self._stage.slots is None and self.mlp.on_route is None and not is_limited:
             return self._stage(hidden, attended)
         hidden = self._last_o_proj(attended, residual=hidden)
+        if isinstance(self.mlp, MoE):
+            return self.mlp(self.norm(hidden), residual=hidden, limit=limit)
         return self.mlp(self.norm(hidden), residual=hidden)
 
     def network_prefix(self, prefix: str) -> str:
@@ -322,6 +337,7 @@ class _Encoder(_Stack):
     ) -> None:
         super().__init__(config, allocator, num_layers, make_network, is_encoder=True)
         self._config, self._dtype, self._device = config, allocator.dtype, allocator.device
+        self._expert_capacity = allocator.expert_capacity
         self._kv: KVStorage | None = None  # of the layer that is being computed, as large as has been needed
 
     def __call__(self, hidden: Tensor, lengths: list[int]) -> Tensor:
@@ -336,10 +352,17 @@ class _Encoder(_Stack):
             device=self._device,
             is_causal=False,
         )
-        kv, bias = self._room(ends[-1]), self.bias.by_distance()
+        kv, bias, limit = self._room(ends[-1]), self.bias.by_distance(), self._limit(lengths)
         for layer in self.layers:
-            hidden = layer.feed_forward(hidden, layer.self_attn(hidden, kv, metadata, bias))
+            hidden = layer.feed_forward(hidden, layer.self_attn(hidden, kv, metadata, bias), limit)
         return self.norm(hidden)
+
+    def _limit(self, lengths: list[int]) -> Limit | None:
+        """Return what has experts skip tokens of inputs beyond their capacity, if they have one."""
+        capacity = self._expert_capacity
+        if not capacity or max(lengths) <= capacity:
+            return None
+        return lambda topk_ids, topk_weights: within_capacity(topk_ids, topk_weights, lengths, capacity)
 
     def _room(self, num_blocks: int) -> KVBlocks:
         """Return so many blocks or more. Raises: CapacityError."""

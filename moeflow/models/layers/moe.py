@@ -25,6 +25,8 @@ from moeflow.models.layers.weight_allocator import WeightAllocator, whole
 
 # router logits [T, E] -> (topk_ids [T, K] int64, topk_weights [T, K] float32)
 Choose = Callable[[Tensor], tuple[Tensor, Tensor]]
+# topk_ids [T, K], topk_weights [T, K] -> topk_weights [T, K]
+Limit = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,14 @@ class MoE:
         )
         self.on_route = allocator.on_route
 
-    def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Return the block's result plus the residual. Shapes: hidden and residual [T, H] -> [T, H]."""
+    def __call__(self, hidden: Tensor, residual: Tensor | None = None, limit: Limit | None = None) -> Tensor:
+        """Return the block's result plus the residual; `limit` may change what chosen experts weigh.
+
+        Shapes: hidden and residual [T, H] -> [T, H].
+        """
         topk_ids, topk_weights = self.route(hidden)
+        if limit is not None:
+            topk_weights = limit(topk_ids, topk_weights)
         if self.on_route is not None:
             self.on_route(topk_ids)
         return self.weights.compute(hidden, topk_ids, topk_weights, residual)

@@ -73,6 +73,7 @@ class WeightAllocator:
     expert_shares: ExpertShares | None = None  # which replica computes which experts; None: this one all
     expert_layout: ExpertLayout = "expert"  # how they share each layer's experts,
     attention_layout: AttentionLayout = "replicated"  # and attention, dense layers and the output projection
+    expert_capacity: int = 0  # tokens of an encoder's input that an expert takes; 0: all that choose it
     own_layers: range | None = None  # of the stage that this process has; None: it has all layers
     on_route: Callable[[Tensor], None] | None = None  # told of each layer's choice, topk_ids [T, K], in order
 

@@ -17,6 +17,10 @@ _NAME: Final = "max_num_batched_tokens"
 
 def check_encoder_decoder(settings: Settings, shape: ModelConfig, *, is_offloaded: bool) -> None:
     """Raise ConfigError for the first setting that a model with an encoder is not run with."""
+    if settings.expert_capacity is not None and not (shape.encoder and shape.num_experts):
+        raise ConfigError(
+            f"--expert-capacity is for encoders with experts, which a {shape.model_type} model has not: leave it away"
+        )
     if shape.encoder is None:
         return
     asked = {

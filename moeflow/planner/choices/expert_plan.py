@@ -11,7 +11,7 @@ from moeflow.core.engine_config import ExpertSlotsConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import format_bytes
-from moeflow.experts.cache.eviction import DEFAULT_POLICY, POLICIES
+from moeflow.experts.cache.policies import DEFAULT_POLICY, POLICIES
 from moeflow.experts.predict.registry import DEFAULT_PREDICTOR, NO_PREDICTOR, PREDICTORS, WHOLE_PASS
 from moeflow.experts.slot_arena import arena_bytes, slots_within
 from moeflow.models.expert_predictor.saved import REMEDY, is_saved, predictor_folder

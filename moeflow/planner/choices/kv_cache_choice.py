@@ -56,7 +56,9 @@ def choose_kv_cache(
             f"max_model_len {settings.max_model_len} is beyond the {shape.max_position} tokens this model was made for"
         )
     blocks_per_request = -(-(settings.max_model_len or shape.max_position) // BLOCK_SIZE)
-    if settings.kv_cache_bytes is None:
+    if not block_bytes:  # an encoder alone keeps none: blocks are a number of tokens
+        num_blocks = blocks_per_request * max_num_seqs
+    elif settings.kv_cache_bytes is None:
         num_blocks = min(blocks_per_request * max_num_seqs, int(left_bytes * share) // block_bytes)
         most = f"{share:.0%} of what the weights leave, at most"
         reasons.append(("kv_cache", f"{format_bytes(num_blocks * block_bytes)}: {most}"))

@@ -24,10 +24,10 @@ def choose_stages(settings: Settings, costs: ModelCosts) -> StageConfig | None:
             )
         return StageConfig(num_layers=wanted, costs=micro_batch_costs(costs))
     (number,) = wanted
-    if number > num_layers:
-        raise ConfigError(f"{number} stages (--stages) cannot share {num_layers} layers: use fewer")
     if number == 1:
         return None
+    if number > num_layers:
+        raise ConfigError(f"{number} stages (--stages) cannot share {num_layers} layers: use fewer")
     return StageConfig(
         num_layers=balanced(_layer_loads(costs), _ends_load(costs), number), costs=micro_batch_costs(costs)
     )

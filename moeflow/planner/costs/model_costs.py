@@ -187,7 +187,7 @@ class ModelCosts:
     @property
     def kv_layer_bytes(self) -> float:
         """Keys and values of one token in one layer."""
-        return self.kv_bytes / self.shape.num_layers
+        return self.kv_bytes / max(self.shape.num_layers, 1)
 
     @property
     def kv_bytes(self) -> float:

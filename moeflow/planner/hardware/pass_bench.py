@@ -26,8 +26,8 @@ from moeflow.core.engine_config import SchedulerConfig
 from moeflow.core.hardware import DEFAULT_LOAD_S, DEFAULT_STOP_S
 from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.experts.cache.eviction import POLICIES
 from moeflow.experts.cache.expert_cache import ExpertCache
+from moeflow.experts.cache.policies import DEFAULT_POLICY, POLICIES
 from moeflow.experts.cached_experts import ExpertPool
 from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.disk_reader import READ_DEPTHS, DiskReader
@@ -152,7 +152,7 @@ def _absent_experts(count: int) -> Iterator[_TinyModel]:
         num_experts=NUM_EXPERTS,
         num_slots=num_slots,
         slab_bytes=slab_bytes,
-        policy=POLICIES["lfru"](NUM_EXPERTS),
+        policy=POLICIES[DEFAULT_POLICY](1, NUM_EXPERTS),
         start_loads=disk.start_loads,
         wait=disk.wait,
     )

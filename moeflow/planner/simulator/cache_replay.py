@@ -15,9 +15,10 @@ import numpy as np
 
 from moeflow.core.errors import ConfigError
 from moeflow.experts.cache.cache_stats import CacheStats
-from moeflow.experts.cache.eviction import POLICIES, Belady, EvictionPolicy
+from moeflow.experts.cache.eviction import Belady, EvictionPolicy
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.lease import Lease
+from moeflow.experts.cache.policies import POLICIES
 from moeflow.experts.predict.governor import Governor
 from moeflow.experts.predict.predictor import Predictor, RoutedModel
 from moeflow.experts.predict.registry import NO_PREDICTOR, PREDICTORS
@@ -231,16 +232,15 @@ class PerfectPredictor(Predictor):
 
 
 def _make_policy(name: str, passes: Sequence[ReplayedPass], header: TraceHeader) -> EvictionPolicy:
-    total = header.num_layers * header.num_experts
     if name != BELADY:
-        return POLICIES[name](total)
+        return POLICIES[name](header.num_layers, header.num_experts)
     uses = [
         layer * header.num_experts + expert
         for one in passes
         for layer, needed in enumerate(one.needed)
         for expert in needed
     ]
-    return Belady(total, uses)
+    return Belady(header.num_layers * header.num_experts, uses)
 
 
 def _make_predictor(name: str, passes: Sequence[ReplayedPass], header: TraceHeader) -> Predictor | None:

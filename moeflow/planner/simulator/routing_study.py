@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from moeflow.experts.cache.eviction import DEFAULT_POLICY
+from moeflow.experts.cache.policies import DEFAULT_POLICY
 from moeflow.experts.predict.registry import NO_PREDICTOR
 from moeflow.planner.costs.model_costs import expected_distinct
 from moeflow.planner.costs.routing_profile import SHARES_ON_DISK, PassReads, RoutingProfile

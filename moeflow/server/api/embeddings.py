@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import base64
-import uuid
-from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 
 from moeflow.core.embedding_bytes import decode_embedding
-from moeflow.engine.generator import Generator
-from moeflow.engine.messages import NO_TOKENS
 from moeflow.engine.pooling_choice import check_pooling
 from moeflow.server.api.models import served_model
+from moeflow.server.api.pooled import pool
 from moeflow.server.api.schema.embedding import EmbeddingRequest, EmbeddingResponse
-from moeflow.server.disconnect import while_connected
-from moeflow.server.generation import Generation, start_generation
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.request_log import record_of
 from moeflow.server.service import Service, get_service
@@ -33,13 +28,7 @@ async def create_embeddings(
     model = served_model(service, body.model)
     pooling, inputs = check_pooling(model, body.to_pooling_params(model)), body.inputs()
 
-    async def encode(generator: Generator) -> list[list[int]]:
-        return await generator.encode(inputs)
-
-    request_id = f"embd-{uuid.uuid4().hex}"
-    generation = await start_generation(service, request_id, encode, len(inputs), NO_TOKENS, pooling=pooling)
-    record_of(request.scope).work = generation
-    vectors = await while_connected(request.receive, _vectors(generation))
+    vectors, num_tokens = await pool(service, request, inputs, pooling, "embd")
     is_base64 = body.encoding_format == "base64"
     return {
         "object": "list",
@@ -52,17 +41,5 @@ async def create_embeddings(
             for index, data in enumerate(vectors)
         ],
         "model": model.name,
-        "usage": {"prompt_tokens": generation.num_prompt_tokens, "total_tokens": generation.num_prompt_tokens},
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
-
-
-async def _vectors(generation: Generation) -> list[bytes]:
-    """Wait for all vectors. Raises: ApiError, EngineError."""
-    vectors = [b""] * len(generation.prompts)
-    try:
-        async with aclosing(generation.deltas()) as deltas:
-            async for index, delta in deltas:
-                vectors[index] = delta.embedding or b""
-    finally:
-        generation.close()
-    return vectors

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from moeflow.cli.main import main
+from moeflow.experts.cache.policies import POLICIES
 from moeflow.workload.routing_trace import RoutingRecorder, TraceHeader
 from tests.planner.simulator.traces import make_trace
 
@@ -43,8 +44,10 @@ def test_a_table_a_size_with_belady_last(routing):
     assert done.exit_code == 0, done.output
     for title in ("16 of 64 experts resident (25%, 15.3 MiB)", "32 of 64 experts", "48 of 64 experts"):
         assert title in done.stdout
-    rows = [line.split() for line in done.stdout.splitlines() if re.match(r" *(fifo|lru|lfu|lfru|belady) ", line)]
-    assert [row[0] for row in rows] == [*(["fifo"] * 3 + ["lru"] * 3 + ["lfu"] * 3 + ["lfru"] * 3), "belady"] * 3
+    rows = [
+        line.split() for line in done.stdout.splitlines() if re.match(r" *(next-use|fifo|lru|lfu|lfru|belady) ", line)
+    ]
+    assert [row[0] for row in rows] == [*(name for name in POLICIES for _ in range(3)), "belady"] * 3
     assert "30 passes, 30 tokens; disk 953.7 MiB/s" in done.stdout
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from moeflow.experts.cache.eviction import POLICIES
 from moeflow.experts.cache.expert_cache import ExpertCache
+from moeflow.experts.cache.policies import POLICIES
 
 NUM_LAYERS, NUM_EXPERTS, SLAB_BYTES = 3, 4, 100
 
@@ -60,7 +60,7 @@ def make_cache(num_slots, policy="lru", **options):
         num_experts=NUM_EXPERTS,
         num_slots=num_slots,
         slab_bytes=SLAB_BYTES,
-        policy=POLICIES[policy](NUM_LAYERS * NUM_EXPERTS),
+        policy=POLICIES[policy](NUM_LAYERS, NUM_EXPERTS),
         start_loads=disk.start,
         **options,
     )

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeflow.experts.cache.eviction import FIFO, LFRU, LFU, LRU, POLICIES, Belady, lowest
+from moeflow.experts.cache.eviction import FIFO, LFRU, LFU, LRU, Belady, lowest
+from moeflow.experts.cache.policies import POLICIES
 
-NUM_EXPERTS = 6
+NUM_LAYERS = 2
+NUM_EXPERTS = 6  # of both layers
 traces = st.lists(st.integers(0, NUM_EXPERTS - 1), max_size=60)
 HALF_LIFE = 4
 
@@ -55,7 +57,7 @@ PLAIN = {
 
 
 def test_the_plain_definitions_cover_all_policies():
-    assert set(PLAIN) == set(POLICIES)
+    assert {*PLAIN, "next-use"} == set(POLICIES)  # that one: test_next_use.py
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -95,11 +97,13 @@ def test_belady_is_the_best_of_all_ways(uses, num_slots):
 @settings(max_examples=60)
 def test_no_policy_beats_belady(uses, num_slots):
     best = replay(Belady(NUM_EXPERTS, uses), uses, num_slots)
-    assert all(best <= replay(make(NUM_EXPERTS), uses, num_slots) for make in POLICIES.values())
+    assert all(
+        best <= replay(make(NUM_LAYERS, NUM_EXPERTS // NUM_LAYERS), uses, num_slots) for make in POLICIES.values()
+    )
 
 
 def test_what_may_not_be_evicted_is_not():
-    policies = [make(NUM_EXPERTS) for make in POLICIES.values()]
+    policies = [make(NUM_LAYERS, NUM_EXPERTS // NUM_LAYERS) for make in POLICIES.values()]
     for policy, expert in itertools.product(policies, range(NUM_EXPERTS)):
         policy.on_load(expert)
         policy.on_use(np.array([expert]), expert)

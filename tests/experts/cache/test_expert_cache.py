@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from moeflow.core.errors import CapacityError, StorageError
-from moeflow.experts.cache.eviction import LRU, POLICIES
+from moeflow.experts.cache.eviction import LRU
 from moeflow.experts.cache.expert_cache import ExpertCache
+from moeflow.experts.cache.policies import POLICIES
 from tests.experts.cache.fake_disk import NUM_EXPERTS, NUM_LAYERS, SLAB_BYTES, make_cache, use
 
 layers = st.integers(0, NUM_LAYERS - 1)
@@ -305,13 +306,12 @@ def test_many_threads_at_once(policy):
     def start(jobs, on_done):
         return [Handle(pool.submit(load, job, on_done)) for job in jobs]
 
-    total = NUM_LAYERS * NUM_EXPERTS
     cache = ExpertCache(
         num_layers=NUM_LAYERS,
         num_experts=NUM_EXPERTS,
         num_slots=num_slots,
         slab_bytes=SLAB_BYTES,
-        policy=POLICIES[policy](total),
+        policy=POLICIES[policy](NUM_LAYERS, NUM_EXPERTS),
         start_loads=start,
     )
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from moeflow.experts.cache.eviction import POLICIES
 from moeflow.experts.cache.eviction_selector import Scan, scan_victim
 from moeflow.experts.cache.expert_cache import ExpertCache
+from moeflow.experts.cache.policies import POLICIES
 
 NUM_LAYERS, NUM_EXPERTS = 3, 4
 
@@ -63,7 +63,7 @@ def test_passes_over_all_find_what_fits_beside_the_window(policy, num_slots):
         num_experts=num_experts,
         num_slots=num_slots,
         slab_bytes=1,
-        policy=POLICIES[policy](num_layers * num_experts),
+        policy=POLICIES[policy](num_layers, num_experts),
         start_loads=disk.start_loads,
     )
     everything = range(num_experts)

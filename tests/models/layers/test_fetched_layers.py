@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from moeflow.checkpoint.packed.reader import SlabReader
 from moeflow.checkpoint.packed.writer import build_packed_weights_file
 from moeflow.core.errors import StorageError
-from moeflow.experts.cache.eviction import POLICIES
 from moeflow.experts.cache.expert_cache import ExpertCache
+from moeflow.experts.cache.policies import POLICIES
 from moeflow.experts.cached_experts import CachedExperts, ExpertPool
 from moeflow.experts.disk_fetcher import DiskFetcher
 from moeflow.experts.disk_reader import DiskReader
@@ -71,7 +71,7 @@ class Fetched:
             num_experts=NUM_EXPERTS,
             num_slots=num_slots,
             slab_bytes=index.spec.slab_bytes,
-            policy=POLICIES[policy](ALL),
+            policy=POLICIES[policy](NUM_LAYERS, NUM_EXPERTS),
             start_loads=self.disk.start_loads,
             wait=self.disk.wait,
         )
@@ -150,9 +150,9 @@ test_every_bit_of_many_runs = pytest.mark.slow(settings(max_examples=500)(runs(c
 
 
 @settings(max_examples=15)
-@given(num_slots=st.integers(2, ALL), passes=st.lists(TOKENS, max_size=20))
-def test_the_cache_knows_what_it_would_know_without_lending(index, num_slots, passes):
-    fetched, oracle = Fetched(index, num_slots), Fetched(index, num_slots, is_lent=False)
+@given(num_slots=st.integers(2, ALL), passes=st.lists(TOKENS, max_size=20), policy=st.sampled_from(["next-use", "lru"]))
+def test_the_cache_knows_what_it_would_know_without_lending(index, num_slots, passes, policy):
+    fetched, oracle = Fetched(index, num_slots, policy), Fetched(index, num_slots, policy, is_lent=False)
     for batch in passes:
         assert torch.equal(fetched.run(batch), oracle.run(batch))
         assert fetched.counts() == oracle.counts()

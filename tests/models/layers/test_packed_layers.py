@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeflow.core.errors import StorageError
-from moeflow.experts.cache.eviction import POLICIES
 from moeflow.experts.cache.expert_cache import ExpertCache
+from moeflow.experts.cache.policies import POLICIES
 from moeflow.experts.cached_experts import ExpertPool
 from moeflow.experts.predict.predictor import RoutedModel
 from moeflow.experts.predict.registry import NO_PREDICTOR, PREDICTORS
@@ -136,7 +136,7 @@ class Cached:
             num_experts=NUM_EXPERTS,
             num_slots=num_slots,
             slab_bytes=slab_bytes,
-            policy=POLICIES[policy](NUM_LAYERS * NUM_EXPERTS),
+            policy=POLICIES[policy](NUM_LAYERS, NUM_EXPERTS),
             start_loads=self.disk.start_loads,
             wait=self.disk.finish_one,
         )

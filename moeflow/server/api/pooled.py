@@ -1,0 +1,45 @@
+"""What becomes of prompts that generate nothing: one request, a vector of each."""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import aclosing
+
+from fastapi import Request
+
+from moeflow.core.pooling_params import PoolingParams
+from moeflow.engine.generator import Generator
+from moeflow.engine.messages import NO_TOKENS
+from moeflow.server.disconnect import while_connected
+from moeflow.server.generation import Generation, start_generation
+from moeflow.server.request_log import record_of
+from moeflow.server.service import Service
+
+
+async def pool(
+    service: Service, request: Request, inputs: list[str | list[int]], pooling: PoolingParams, kind: str
+) -> tuple[list[bytes], int]:
+    """Return the float32 numbers made of each input, and how many tokens these have; `kind` begins the request's id.
+
+    Raises: ApiError, EngineError, RequestError.
+    """
+
+    async def encode(generator: Generator) -> list[list[int]]:
+        return await generator.encode(inputs)
+
+    request_id = f"{kind}-{uuid.uuid4().hex}"
+    generation = await start_generation(service, request_id, encode, len(inputs), NO_TOKENS, pooling=pooling)
+    record_of(request.scope).work = generation
+    vectors = await while_connected(request.receive, _vectors(generation))
+    return vectors, generation.num_prompt_tokens
+
+
+async def _vectors(generation: Generation) -> list[bytes]:
+    vectors = [b""] * len(generation.prompts)
+    try:
+        async with aclosing(generation.deltas()) as deltas:
+            async for index, delta in deltas:
+                vectors[index] = delta.embedding or b""
+    finally:
+        generation.close()
+    return vectors
