@@ -1,8 +1,9 @@
 """The network: token embeddings in, logits over the experts of every layer out, of the same token.
 
 Compress, two layers of LSTM, self-attention with SparseMax weights, a residual connection, and a head a layer (SiDA,
-2310.18859, section 3.2). All of it is causal, and attention sees a bounded number of tokens, so that a token more costs
-the same however long its text is: what came before is a state.
+2310.18859, section 3.2). For encoders, whose inputs are known as a whole, attention sees all of it. For decoders all is
+causal, and attention sees a bounded number of tokens, so that a token more costs the same however long its text is:
+what came before is a state.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class PredictorShape:
     num_experts: int  # of a layer
     top_k: int  # experts of a token
     hidden_size: int = 256
-    window: int = 256  # tokens that attention sees, the newest included
+    window: int = 256  # tokens that attention sees, the newest included, if it
+    is_causal: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,19 @@ class ExpertPredictor(nn.Module):
         self.query, self.key, self.value = (nn.Linear(size, size, bias=False) for _ in range(3))
         self.heads = nn.Linear(size, shape.num_layers * shape.num_experts)
 
-    def forward(self, embeddings: Tensor) -> Tensor:
-        """Return logits of whole texts. Shapes: [B, T, H] -> [B, T, layers, E]."""
-        states = [self.begin() for _ in embeddings]
-        return self.go_on(embeddings, states)[0]
+    def forward(self, embeddings: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Return logits of whole texts; `lengths` [B] of those that are filled up at their end, None: all are full.
+
+        Shapes: embeddings [B, T, H] -> [B, T, layers, E].
+        """
+        if self.shape.is_causal:
+            return self.go_on(embeddings, [self.begin() for _ in embeddings])[0]
+        num_texts, num_tokens, _ = embeddings.shape
+        outputs, _ = self.lstm(self._compressed(embeddings))
+        is_seen = torch.ones(num_texts, 1, num_tokens, dtype=torch.bool)
+        if lengths is not None:
+            is_seen = torch.arange(num_tokens) < lengths[:, None, None]
+        return self._logits(outputs, self.key(outputs), self.value(outputs), is_seen)
 
     def begin(self) -> PredictorState:
         """Return the state before the first token."""
@@ -69,23 +80,34 @@ class ExpertPredictor(nn.Module):
 
         Shapes: embeddings [B, T, H], of as many tokens each -> [B, T, layers, E].
         """
-        num_texts, num_tokens, _ = embeddings.shape
-        # Embeddings of models differ in size by orders of magnitude.
-        compressed = self.compress(F.rms_norm(embeddings, embeddings.shape[-1:]))
+        num_tokens = embeddings.shape[1]
+        compressed = self._compressed(embeddings)
         before = tuple(torch.stack([getattr(state, name) for state in states], dim=1) for name in ("hidden", "cell"))
         run_lstm = self.lstm if num_tokens > 1 else self._one_token
         outputs, (hidden, cell) = run_lstm(compressed, before)
         keys, num_past = _with_past([state.keys for state in states], self.key(outputs))
         values, _ = _with_past([state.values for state in states], self.value(outputs))
-        scores = self.query(outputs) @ keys.transpose(1, 2) / math.sqrt(self.shape.hidden_size)
-        scores = scores.masked_fill(~self._is_seen(num_past, num_tokens), -math.inf)
-        attended = sparsemax(scores) @ values
-        logits = self.heads(outputs + attended)
+        logits = self._logits(outputs, keys, values, self._is_seen(num_past, num_tokens))
         after = [
             PredictorState(hidden[:, text], cell[:, text], *self._kept(keys[text], values[text], num, num_tokens))
             for text, num in enumerate(num_past)
         ]
-        return logits.view(num_texts, num_tokens, self.shape.num_layers, self.shape.num_experts), after
+        return logits, after
+
+    def _compressed(self, embeddings: Tensor) -> Tensor:
+        """Return what the LSTM gets: embeddings of models differ in size by orders of magnitude."""
+        compressed: Tensor = self.compress(F.rms_norm(embeddings, embeddings.shape[-1:]))
+        return compressed
+
+    def _logits(self, outputs: Tensor, keys: Tensor, values: Tensor, is_seen: Tensor) -> Tensor:
+        """Attend, and ask the heads. Shapes: outputs [B, T, D], keys and values [B, S, D], is_seen [B or 1, T or 1, S].
+
+        -> [B, T, layers, E]
+        """
+        scores = self.query(outputs) @ keys.transpose(1, 2) / math.sqrt(self.shape.hidden_size)
+        attended = sparsemax(scores.masked_fill(~is_seen, -math.inf)) @ values
+        logits: Tensor = self.heads(outputs + attended)
+        return logits.view(*outputs.shape[:2], self.shape.num_layers, self.shape.num_experts)
 
     def _one_token(self, inputs: Tensor, before: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Do what `lstm` does for one token: oneDNN prepares the weights in each call, which takes 20 times as long."""

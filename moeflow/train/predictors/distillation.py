@@ -143,7 +143,7 @@ def _shape(checkpoint: Checkpoint, recipe: PredictorRecipe, data: Path | None) -
         raise ConfigError(f"{checkpoint.path} has {which}: there is nothing to predict")
     if config.encoder is not None and data is None:
         raise ConfigError(
-            f"{checkpoint.path} is an encoder-decoder, which makes up no inputs to learn from: give some (--data)"
+            f"{checkpoint.path} has an encoder, which makes up no inputs to learn from: give some (--data)"
         )
     return PredictorShape(
         embedding_size=config.hidden_size,
@@ -152,6 +152,7 @@ def _shape(checkpoint: Checkpoint, recipe: PredictorRecipe, data: Path | None) -
         top_k=config.top_k,
         hidden_size=recipe.hidden_size,
         window=recipe.window,
+        is_causal=config.encoder is None,
     )
 
 

@@ -176,7 +176,7 @@ def guesses(predictor: ExpertPredictor, text: RoutedText, embeddings: Embeddings
     is_there = pad_sequence(
         [torch.ones(where.stop - where.start, dtype=torch.bool) for where in batch], batch_first=True
     )
-    logits: Tensor = predictor(embeddings.of(token_ids))
+    logits: Tensor = predictor(embeddings.of(token_ids), is_there.sum(1))
     return logits[is_there]
 
 

@@ -1,5 +1,6 @@
 """The network token by token against whole texts, its window, and folders that do not belong."""
 
+import dataclasses
 from contextlib import closing
 
 import pytest
@@ -43,6 +44,18 @@ def test_a_token_is_predicted_from_those_before_it_and_itself(predictor):
     before, after = predictor(text), predictor(other)
     assert torch.equal(before[0, :4], after[0, :4])
     assert not torch.allclose(before[0, 4], after[0, 4])
+
+
+def test_what_is_known_as_a_whole_is_seen_as_a_whole(predictor):
+    torch.manual_seed(2)
+    whole = ExpertPredictor(dataclasses.replace(SHAPE, is_causal=False)).requires_grad_(False)
+    texts, lengths = torch.randn(3, 9, 12), torch.tensor([9, 4, 1])
+    together = whole(texts, lengths)
+    for text, length, logits in zip(texts, lengths.tolist(), together, strict=True):
+        torch.testing.assert_close(whole(text[None, :length])[0], logits[:length], rtol=1e-4, atol=1e-5)
+    other = texts[:1].clone()
+    other[0, 8] = torch.randn(12)
+    assert not torch.allclose(whole(other)[0, 0], together[0, 0])
 
 
 def test_a_folder_belongs_to_one_model(predictor, tmp_path):
