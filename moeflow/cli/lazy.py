@@ -54,6 +54,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.server.jobs.local import answer_file, check_input
     from moeflow.server.launch import serve
     from moeflow.train.builtin import builtin_folder, builtin_source, ensure_builtin_model, with_dense_source
+    from moeflow.train.classifiers.classifier import ClassifierRecipe, ClassifierTexts, train_classifier
     from moeflow.train.predictors.distillation import PredictorRecipe, train_predictor
     from moeflow.train.routing_learning import ensure_profile
     from moeflow.train.speculators.distillation import SpeculatorRecipe, train_speculators
@@ -103,6 +104,7 @@ _NAMES = {  # by module, as imported above
     "moeflow.server.jobs.local": "answer_file check_input",
     "moeflow.server.launch": "serve",
     "moeflow.train.builtin": "builtin_folder builtin_source ensure_builtin_model with_dense_source",
+    "moeflow.train.classifiers.classifier": "ClassifierRecipe ClassifierTexts train_classifier",
     "moeflow.train.predictors.distillation": "PredictorRecipe train_predictor",
     "moeflow.train.routing_learning": "ensure_profile",
     "moeflow.train.speculators.distillation": "SpeculatorRecipe train_speculators",
