@@ -44,7 +44,8 @@ async def test_malformed_requests(http, engine, classes, body):
 
 async def test_a_model_without_classes(http, engine):
     response = await http.post("/classify", json={"input": "Hello"})
-    assert response.status_code == 400
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "no_classes"
     assert "does not sort texts into classes" in response.json()["error"]["message"]
     assert not engine.submissions
 

@@ -9,10 +9,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 
 from moeflow.core.embedding_bytes import decode_embedding
+from moeflow.core.errors import RequestError
 from moeflow.engine.pooling_choice import classification
 from moeflow.server.api.models import served_model
 from moeflow.server.api.pooled import pool
 from moeflow.server.api.schema.classification import ClassificationRequest, ClassificationResponse
+from moeflow.server.errors import ApiError
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.request_log import record_of
 from moeflow.server.service import Service, get_service
@@ -25,10 +27,14 @@ router = APIRouter(route_class=JsonRoute)
 async def classify(
     body: ClassificationRequest, request: Request, service: Annotated[Service, Depends(get_service)]
 ) -> dict[str, Any]:
-    """Sort one or several texts into the model's classes."""
+    """Sort one or several texts into the model's classes. A model without classes is as good as not there."""
     record_of(request.scope).prompt = body.input if service.config.log_prompts else None
     model = served_model(service, body.model)
-    found, num_tokens = await pool(service, request, body.inputs(), classification(model), "classify")
+    try:
+        pooling = classification(model)
+    except RequestError as error:
+        raise ApiError(404, "no_classes", str(error), param="model") from error
+    found, num_tokens = await pool(service, request, body.inputs(), pooling, "classify")
     probabilities = [decode_embedding(data) for data in found]
     return {
         "id": f"classify-{uuid.uuid4().hex}",

@@ -10,7 +10,7 @@ from starlette.types import Scope
 from moeflow.server.errors import ApiError
 from moeflow.server.guard.refusal import Check
 
-_GUARDED = frozenset(("/tokenize", "/detokenize", "/stats", "/metrics"))  # and all below /v1/
+_GUARDED = frozenset(("/classify", "/tokenize", "/detokenize", "/stats", "/metrics"))  # and all below /v1/
 
 
 def api_key_check(api_key: str) -> Check:
