@@ -20,6 +20,7 @@ TEXT = 'Say "hi" \\ \n\t🦊 <b>bold</b>\x07'
 
 @pytest.fixture
 def guessing(engine):
+    """Let the server guess. Asked for before `page`, which reads what the server does once it is opened."""
     engine.model = msgspec.structs.replace(engine.model, speculators=("suffix", "draft"))
     engine.guesses_per_pass = 3
     return engine
@@ -35,7 +36,7 @@ def guesses(page):
     return turns(page).last.locator(".guesses")
 
 
-def test_nothing_is_shown_nor_asked_for_by_itself(page, guessing):
+def test_nothing_is_shown_nor_asked_for_by_itself(guessing, page):
     send_and_wait(page, "Hello?")
     expect(guesses(page)).to_be_hidden()
     assert not guessing.submissions[0].sampling.token_trees
@@ -48,7 +49,7 @@ def test_a_server_that_does_not_guess_has_no_such_setting(page, engine):
     assert engine.model.speculators == ()
 
 
-def test_each_pass_has_its_tree(page, guessing, say):
+def test_each_pass_has_its_tree(guessing, page, say):
     say("abcdefgh")  # and an end of sequence: 9 tokens in passes of 4, 4 and 1
     turn_on(page)
     send_and_wait(page, "Hello?")
@@ -67,7 +68,7 @@ def test_each_pass_has_its_tree(page, guessing, say):
     expect(guesses(page).locator(".passes li")).to_have_count(3)
 
 
-def test_the_graph_is_the_one_that_the_shell_writes(page, guessing, say, tmp_path):
+def test_the_graph_is_the_one_that_the_shell_writes(guessing, page, say, tmp_path):
     say(TEXT)
     turn_on(page)
     send_and_wait(page, "Hello?")
@@ -84,7 +85,7 @@ def test_the_graph_is_the_one_that_the_shell_writes(page, guessing, say, tmp_pat
     assert Path(tmp_path / "saved.dot").read_text(encoding="utf-8") == to_dot({"answer": passes})
 
 
-def test_a_reload_keeps_the_setting_but_not_the_trees(page, guessing):
+def test_a_reload_keeps_the_setting_but_not_the_trees(guessing, page):
     turn_on(page)
     send_and_wait(page, "Hello?")
     expect(guesses(page)).to_be_visible()
