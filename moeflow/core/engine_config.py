@@ -123,6 +123,7 @@ class EngineConfig:
     speculators: tuple[str, ...] = ()  # that guess tokens: names of speculation/registry.py, or of
     draft_models: tuple[DraftModelConfig, ...] = ()  # models that do
     expert_capacity: int = 0  # tokens of an encoder's input that an expert takes; 0: all that choose it
+    lossy_top_k: int = 0  # experts of an input's token that a network chooses; 0: the routers choose
     packed_file: str = (
         ""  # packed weights file that all weights are mapped from; empty: they are packed from the checkpoint
     )

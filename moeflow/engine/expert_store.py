@@ -22,6 +22,7 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.request import Request
 from moeflow.engine.expert_forecast import ExpertForecast
 from moeflow.engine.input_forecast import InputForecast
+from moeflow.engine.input_tables import InputTables
 from moeflow.engine.messages import ExpertStats, LenderStats
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.policies import POLICIES
@@ -78,7 +79,6 @@ class ExpertStore:
         self._predictor_name = config.predictor
         self._prefetcher: Prefetcher | None = None
         self._forecast: ExpertForecast | InputForecast | None = None
-        self._trace = trace
         self.by_drafts: LookAhead | None = None  # reads what models that guess know of the next pass
         self._pass_began_s = 0.0
         self.index = index
@@ -149,8 +149,8 @@ class ExpertStore:
         shape = read_model_config(checkpoint)
         return cls(index, shape, config.experts, memory_bytes=config.memory_bytes, is_wide=config.is_wide, trace=trace)
 
-    def predict_for(self, model: LanguageModel, checkpoint: Checkpoint) -> None:
-        """Read ahead for a model that was built on the pool, if a predictor is set.
+    def predict_for(self, model: LanguageModel, checkpoint: Checkpoint, tables: InputTables | None) -> None:
+        """Read ahead for a model that was built on the pool, if a predictor is set; of an encoder's inputs by tables.
 
         Raises: CheckpointError if it has to be trained, and was not for this checkpoint.
         """
@@ -158,11 +158,12 @@ class ExpertStore:
         if name == NO_PREDICTOR:
             return
         if name == WHOLE_PASS:
-            trained = load_predictor(predictor_folder(checkpoint.path), checkpoint)
             if isinstance(model, CausalLM):
+                trained = load_predictor(predictor_folder(checkpoint.path), checkpoint)
                 self._forecast = ExpertForecast(trained, model, self.cache, Governor(name))
             else:
-                self._forecast = InputForecast(trained, model, self.cache, Governor(name), self._trace)
+                assert tables is not None, "inputs of encoders are predicted by tables"
+                self._forecast = InputForecast(tables, self.cache, Governor(name))
         else:
             routers = [block for _, block in model.moe_blocks()]
             predictor = PREDICTORS[name](RoutedModel(num_layers, self._spec.num_experts, routers))

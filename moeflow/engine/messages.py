@@ -46,6 +46,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     speculators: tuple[str, ...] = ()  # that guess tokens
     encoder: EncoderInfo | None = None  # None: decoder-only
     labels: tuple[str, ...] = ()  # of the classes that it sorts texts into
+    lossy_top_k: int = 0  # experts of an input's token that a network chooses; 0: the routers choose
     pooling: PoolingParams | None = PoolingParams()  # that its files ask for; None: one that there is not here
 
 

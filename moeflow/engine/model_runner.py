@@ -22,6 +22,7 @@ from moeflow.core.request import Request
 from moeflow.engine.expert_replica import ExpertReplica
 from moeflow.engine.expert_store import COMPUTING, ExpertStore
 from moeflow.engine.forward import make_forward, make_kv_storage
+from moeflow.engine.lossy_routing import LossyRouting
 from moeflow.engine.memory_limiter import MemoryLimiter
 from moeflow.engine.messages import ExpertStats, ModelInfo, TokenLogprobs
 from moeflow.engine.offload.offloaded_model import OffloadedModel
@@ -107,12 +108,16 @@ class ModelRunner:
         recorder: RoutingRecorder | None = None,
         trace: Trace | None = None,
         others: OtherProcesses = ALONE,
+        lossy: LossyRouting | None = None,
     ) -> None:
-        """Take a model, where its experts come from unless all are in memory, and who takes down what happens."""
+        """Take a model, where its experts come from unless all are in memory, and who takes down what happens.
+
+        `lossy` chooses experts in the place of routers.
+        """
         self._ranks, self._upkeep, self._replica = others.ranks, others.upkeep, others.replica
         self.info = info
         self._model = model
-        self._experts = experts
+        self._experts, self._lossy = experts, lossy
         self._recorder = recorder
         self._trace, self._trace_file, self._graph_file = trace, config.trace_file, config.graph_file
         self._row = None if trace is None else trace.row(PASSES)
@@ -166,6 +171,8 @@ class ModelRunner:
         self._forward.close()
         if self._experts is not None:
             self._experts.close()
+        if self._lossy is not None:
+            self._lossy.close()
         if self._ranks is not None:
             self._ranks.close()
         if self._replica is not None:
@@ -185,6 +192,8 @@ class ModelRunner:
         """See `Runner.expect`."""
         if self._experts is not None:
             self._experts.expect(request)
+        if self._lossy is not None:
+            self._lossy.expect(request)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> PassResult:
@@ -215,6 +224,8 @@ class ModelRunner:
         """Report the beginning and end of a pass to trace, recorder and expert store."""
         if self._experts is not None:
             self._experts.begin_pass(batch)
+        if self._lossy is not None:
+            self._lossy.begin_pass(batch)
         start_ns, stall_s = time.perf_counter_ns(), self._stall_s()
         try:
             yield

@@ -25,6 +25,8 @@ from moeflow.core.pooling_params import PoolingParams
 from moeflow.engine.compute_setup import device_of_layers, set_up
 from moeflow.engine.expert_replica import ExpertReplica
 from moeflow.engine.expert_store import ExpertStore
+from moeflow.engine.input_tables import InputTables
+from moeflow.engine.lossy_routing import LossyRouting
 from moeflow.engine.messages import EncoderInfo, ModelInfo
 from moeflow.engine.model_runner import ModelRunner, OtherProcesses
 from moeflow.engine.offload.offloaded_model import OffloadedModel
@@ -32,10 +34,14 @@ from moeflow.engine.ranks.joined_ranks import JoinedRanks
 from moeflow.engine.ranks.rank_processes import RankProcesses
 from moeflow.engine.ranks.rank_upkeep import RankUpkeep
 from moeflow.engine.ranks.ranks import Ranks
+from moeflow.experts.predict.registry import WHOLE_PASS
 from moeflow.kernels.cpu.packed_weights import expert_bytes
 from moeflow.kernels.weight_format import WeightFormat
+from moeflow.models.expert_predictor.saved import load_predictor, predictor_folder
 from moeflow.models.language_model import LanguageModel
 from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.encoder_decoder import EncoderDecoderLM
+from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.loading import load_model
 from moeflow.models.plausibility import read_eos_token_ids
@@ -69,8 +75,13 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
         upkeep = None if ranks is None else make_upkeep(checkpoint, config, ranks.group)
         allocator = make_allocator(config, memory, experts, recorder, upkeep, replica)
         model = load_model(checkpoint, allocator, num_threads=config.num_threads, progress=progress)
+        tables = input_tables(model, checkpoint, config, trace)
+        lossy = None
+        if tables is not None:
+            on_failure.callback(tables.close)
+            lossy = _lossy_routing(model, tables, config)
         if experts is not None:
-            experts.predict_for(model, checkpoint)
+            experts.predict_for(model, checkpoint, tables)
         if ranks is not None:
             ranks.wait_until_loaded()
         if replica is not None:
@@ -82,9 +93,32 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
             served = OffloadedModel(model, config, trace)
             on_failure.callback(served.close)
         info = _describe(model.config, checkpoint, config)
-        runner = ModelRunner(served, config, info, experts, recorder, trace, OtherProcesses(ranks, upkeep, replica))
+        others = OtherProcesses(ranks, upkeep, replica)
+        runner = ModelRunner(served, config, info, experts, recorder, trace, others, lossy)
         on_failure.pop_all()
         return runner
+
+
+def input_tables(
+    model: LanguageModel, checkpoint: Checkpoint, config: EngineConfig, trace: Trace | None = None
+) -> InputTables | None:
+    """Return who predicts what an encoder's inputs need of experts; None: nobody asks.
+
+    Raises: CheckpointError if the network was not trained for this checkpoint.
+    """
+    is_asked = config.lossy_top_k or (config.experts is not None and config.experts.predictor == WHOLE_PASS)
+    if not is_asked or not isinstance(model, EncoderDecoderLM):
+        return None
+    trained = load_predictor(predictor_folder(checkpoint.path), checkpoint)
+    return InputTables(trained, model, top_k=max(trained.shape.top_k, config.lossy_top_k), trace=trace)
+
+
+def _lossy_routing(model: LanguageModel, tables: InputTables, config: EngineConfig) -> LossyRouting | None:
+    if not config.lossy_top_k:
+        return None
+    assert isinstance(model, EncoderDecoderLM), "only encoders know what is to come"
+    blocks = [layer.mlp for layer in model.encoder_layers if isinstance(layer.mlp, MoE)]
+    return LossyRouting(tables, blocks, top_k=config.lossy_top_k)
 
 
 def _start_ranks(checkpoint: Checkpoint, config: EngineConfig) -> Ranks | None:
@@ -203,6 +237,7 @@ def _describe(shape: ModelConfig, checkpoint: Checkpoint, config: EngineConfig) 
         speculators=tuple(short_names(config.speculators).values()),
         encoder=None if shape.encoder is None else _describe_encoder(shape.encoder, config.scheduler),
         labels=shape.labels,
+        lossy_top_k=config.lossy_top_k,
         pooling=_pooling_of(checkpoint, shape),
     )
 

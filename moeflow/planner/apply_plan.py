@@ -17,7 +17,7 @@ from moeflow.planner.choices.remote_choice import addresses_of
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.hardware.this_machine import machine_identity
 from moeflow.planner.model_files import bare_config
-from moeflow.planner.settings import Settings, options
+from moeflow.planner.settings import LOSSY_ROUTING, Settings, options
 
 _FORMATS: Final = ("dtype", "quantize")  # one says what the other would
 _UNPLANNED: Final = {"packed_weights_file", "record_routing", "trace_file", "graph_file"}  # of the run, not the plan
@@ -127,6 +127,7 @@ def settings_of(config: EngineConfig) -> Settings:
         micro_batch=None if offload is None else offload.micro_batch_tokens,
         speculators=config.speculators,
         expert_capacity=config.expert_capacity or None,
+        lossy_routing=next((name for name, top_k in LOSSY_ROUTING.items() if top_k == config.lossy_top_k), None),
         expert_policy="auto" if config.experts is None else config.experts.policy,
         predictor="auto" if config.experts is None else config.experts.predictor,
     )

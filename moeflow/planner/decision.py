@@ -28,6 +28,7 @@ from moeflow.planner.choices.kv_cache_choice import (
     min_kv_bytes,
     num_kept_blocks,
 )
+from moeflow.planner.choices.lossy_routing import choose_lossy_routing, predictor_of, served_name
 from moeflow.planner.choices.packed_files import find_packed_weights_file, place_of_packed_weights
 from moeflow.planner.choices.processor_choice import Reasons, choose_cpu_isa, choose_device, choose_num_threads
 from moeflow.planner.choices.rank_choice import RankMemory, explain_ranks, possible_ranks
@@ -119,7 +120,8 @@ class Decision:
         budget.take_share()
         cpu_isa = "" if self.offloads_to_torch else choose_cpu_isa(settings.cpu_isa, device, reasons)
         speculators = self._speculators(device, cpu_isa)
-        if settings.predictor == WHOLE_PASS:
+        lossy_top_k = choose_lossy_routing(settings, self.checkpoint, self.shape, reasons)
+        if lossy_top_k or settings.predictor == WHOLE_PASS:
             budget.predictor_bytes = predictor_bytes(predictor_folder(self.checkpoint.path))
         batching = _default_batching(settings, self.usage)
         budget.set_beside_weights(cpu_isa, batching)
@@ -152,7 +154,7 @@ class Decision:
             held.explain(cache.num_bytes, reasons)
         return EngineConfig(
             model_path=str(self.checkpoint.path),
-            model_name=settings.model_name or self.checkpoint.path.stem,
+            model_name=served_name(settings.model_name or self.checkpoint.path.stem, settings),
             dtype=dtype,
             weight_format=weights.matrices,
             embedding_format=weights.embeddings,
@@ -168,6 +170,7 @@ class Decision:
             kv_cache_bytes=cache.num_bytes,
             experts=self._expert_slots(plan, cpu_isa, is_wide=weights.is_exact),
             expert_capacity=settings.expert_capacity or 0,
+            lossy_top_k=lossy_top_k,
             packed_file=self._packed_file(weights) if cpu_isa and plan is None else "",
             parallel=parallel,
             expert_parallel=expert_parallel,
@@ -390,7 +393,7 @@ class Decision:
             packed_weights_file=self.settings.packed_weights_file,
             cache_dir=self.settings.cache_dir,
             policy=self.settings.expert_policy,
-            predictor=self.settings.predictor,
+            predictor=predictor_of(self.settings),
         )
 
     def _expert_slots(self, plan: ExpertPlan | None, cpu_isa: str, *, is_wide: bool) -> ExpertSlotsConfig | None:

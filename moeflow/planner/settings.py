@@ -22,6 +22,8 @@ OFFLOADED_NUM_BATCHED_TOKENS: Final = 2048
 DEFAULT_MAX_NUM_BATCHED_TOKENS: Final = 512  # about a second on two CPU cores: as long as decodes wait for a prefill
 DISK_NUM_BATCHED_TOKENS: Final = (2048, 1024)  # where a pass reads most of the model: the first with room for its work
 
+LOSSY_ROUTING: Final = {"sida": 1, "sida:3": 3}  # experts of a token, as SiDA was published with
+
 Kind = Literal["text", "texts", "choice", "count", "bytes", "switch", "existing file", "new file"]
 
 
@@ -361,6 +363,18 @@ class Settings:
             "are trained.",
             "Experts of encoders",
             default="all",
+        ),
+    )
+    lossy_routing: str | None = field(
+        default=None,
+        metadata=_option(
+            "choice",
+            "--lossy-routing",
+            "Not the routers choose an encoder's experts but the network of `moeflow train predictor`, one for each "
+            "token or three. Answers change where it errs: the model's name says so.",
+            "Experts of encoders",
+            default="routers choose",
+            choices=tuple(LOSSY_ROUTING),
         ),
     )
     expert_policy: str = field(

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from moeflow.engine.client import EngineState, ReplicaStatus
-from moeflow.engine.messages import EngineStats, LenderStats
+from moeflow.engine.messages import EngineStats, LenderStats, ModelInfo
 from moeflow.server.errors import ApiError
 from moeflow.server.speculation_metrics import SpeculationCollector
 
@@ -126,7 +126,8 @@ _LENDER_GAUGES: tuple[tuple[str, str, Callable[[LenderStats], float]], ...] = ( 
 class Metrics:
     """The registry and everything in it.
 
-    `stats` returns the newest snapshot of all engines, None before it is there; `replicas` how each of them is.
+    `stats` returns the newest snapshot of all engines, None before it is there; `replicas` how each of them is;
+    `model` what is served, None until it is loaded.
     """
 
     def __init__(
@@ -134,8 +135,10 @@ class Metrics:
         stats: Callable[[], EngineStats | None],
         replicas: Callable[[], Sequence[ReplicaStatus]],
         num_unfinished: Callable[[], int],
+        model: Callable[[], ModelInfo | None],
     ) -> None:
         self._registry = CollectorRegistry()
+        self._registry.register(_ModelCollector(model))
         self._registry.register(_EngineCollector(stats, num_unfinished))
         self._registry.register(_ReplicaCollector(replicas))
         self._registry.register(SpeculationCollector(stats, replicas))
@@ -176,6 +179,28 @@ class Metrics:
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
+
+
+class _ModelCollector(Collector):
+    """Says what is served."""
+
+    def __init__(self, model: Callable[[], ModelInfo | None]) -> None:
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield one sample with facts as labels."""
+        if (model := self._model()) is None:
+            return
+        yield InfoMetricFamily(
+            "moeflow_model",
+            "What is served",
+            value={
+                "name": model.name,
+                "model_type": model.model_type,
+                "weight_format": model.weight_format,
+                "lossy_top_k": str(model.lossy_top_k),  # not 0: a predictor chooses an encoder's experts
+            },
+        )
 
 
 class _EngineCollector(Collector):

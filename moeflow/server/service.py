@@ -13,7 +13,7 @@ from fastapi import Request
 
 from moeflow.engine.client import EngineState, ReplicaStatus
 from moeflow.engine.generator import Generator
-from moeflow.engine.messages import EngineStats
+from moeflow.engine.messages import EngineStats, ModelInfo
 from moeflow.server.config import ServerConfig
 from moeflow.server.errors import ApiError
 from moeflow.server.guard.admission import Admission
@@ -46,7 +46,7 @@ class Service:
         self.config = config
         self.admission = Admission(config.max_queue)
         self.large_bodies = LargeBodies(config.max_body_bytes)
-        self.metrics = Metrics(self.stats, self.replicas, lambda: self.admission.num_unfinished)
+        self.metrics = Metrics(self.stats, self.replicas, lambda: self.admission.num_unfinished, self._model)
         self.started_s = time.monotonic()
         self._generator: Generator | None = None
         self._is_draining = False
@@ -75,6 +75,9 @@ class Service:
     def loaded(self) -> Generator | None:
         """The generator, whether or not it can take work now."""
         return self._generator
+
+    def _model(self) -> ModelInfo | None:
+        return None if self._generator is None else self._generator.client.model
 
     def require_generator(self, *, is_batch: bool = False) -> Generator:
         """Return the generator if it takes work.

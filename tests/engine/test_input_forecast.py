@@ -13,7 +13,8 @@ from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.request import Request, RequestStatus
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine import expert_store
-from moeflow.engine.input_forecast import HASH_BUILDING, ExpertTable, InputForecast
+from moeflow.engine.input_forecast import InputForecast
+from moeflow.engine.input_tables import HASH_BUILDING, ExpertTable, InputTables
 from moeflow.experts.predict.governor import Governor
 from moeflow.kernels.cpu import extension
 from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
@@ -74,7 +75,7 @@ def test_answers_are_the_same_whatever_is_predicted(target, tmp_path, stores, nu
     (store,) = stores
     assert isinstance(store._forecast, InputForecast)
     assert store.cache.stats().prefetched_bytes > 0
-    assert not store._forecast._tables
+    assert not store._forecast._tables._waiting
     store.cache.check_integrity()
 
 
@@ -132,7 +133,8 @@ def made():
     torch.manual_seed(4)
     predictor = ExpertPredictor(SHAPE).requires_grad_(False)
     governor, cache, trace = Governor("sida", is_trusted=True), Cache(), Trace()
-    with closing(InputForecast(predictor, Model(), cache, governor, trace)) as forecast:
+    tables = InputTables(predictor, Model(), top_k=SHAPE.top_k, trace=trace)
+    with closing(InputForecast(tables, cache, governor)) as forecast:
         yield forecast, predictor, governor, cache, trace
 
 
@@ -142,13 +144,13 @@ def test_what_waits_is_read_behind_what_is_computed(made):
     for request in (first, second, third):
         forecast.expect(request)
     third.status = RequestStatus.FINISHED
-    for table in forecast._tables.values():
+    for table in forecast._tables._waiting.values():
         assert isinstance(table.result(), ExpertTable)
     forecast.begin_pass(batch_of(first))
     now = in_order(experts_of(predictor, first))
     then = in_order(experts_of(predictor, second))
     assert cache.asked == [[*now, *(number for number in then if number not in now)]]
-    assert list(forecast._tables) == [second]
+    assert list(forecast._tables._waiting) == [second]
     forecast.begin_pass(batch_of(first, start=40))  # the decoder's
     assert len(cache.asked) == 1
     forecast.begin_pass(batch_of(second))

@@ -44,6 +44,7 @@ TEXTS = (
     "stages",
     "remote_experts",
     "pipeline",
+    "lossy_routing",
     "expert_policy",
     "predictor",
     "cpu_isa",

@@ -277,3 +277,11 @@ async def test_without_speculators_there_are_no_samples_of_them(http):
         for name in await read_metrics(http)
         if name.startswith(("moeflow_speculator", "moeflow_accepted_tokens_per"))
     ]
+
+
+async def test_the_model_is_named_with_what_makes_its_answers_differ(http, engine):
+    engine.model = msgspec.structs.replace(engine.model, name="reviews:lossy-sida:3", lossy_top_k=3)
+    families = text_string_to_metric_families((await http.get("/metrics")).text)
+    (sample,) = (sample for family in families if family.name == "moeflow_model" for sample in family.samples)
+    assert (sample.labels["name"], sample.labels["lossy_top_k"]) == ("reviews:lossy-sida:3", "3")
+    assert (await http.get("/stats")).json()["model"]["lossy_top_k"] == 3

@@ -281,8 +281,8 @@ class _Layer:
 
         Shapes: hidden [T, H], attended [T, heads * D] -> [T, H].
         """
-        is_limited = limit is not None and isinstance(self.mlp, MoE)
-        if self._stage is not None and self._stage.slots is None and self.mlp.on_route is None and not is_limited:
+        is_routed_apart = isinstance(self.mlp, MoE) and (limit is not None or self.mlp.given is not None)
+        if self._stage is not None and self._stage.slots is None and self.mlp.on_route is None and not is_routed_apart:
             return self._stage(hidden, attended)
         hidden = self._last_o_proj(attended, residual=hidden)
         if isinstance(self.mlp, MoE):

@@ -25,6 +25,8 @@ from moeflow.models.layers.weight_allocator import WeightAllocator, whole
 
 # router logits [T, E] -> (topk_ids [T, K] int64, topk_weights [T, K] float32)
 Choose = Callable[[Tensor], tuple[Tensor, Tensor]]
+# () -> the same, of the tokens that are computed now
+Given = Callable[[], tuple[Tensor, Tensor]]
 # topk_ids [T, K], topk_weights [T, K] -> topk_weights [T, K]
 Limit = Callable[[Tensor, Tensor], Tensor]
 
@@ -58,6 +60,7 @@ class MoE:
             config.num_experts, config.hidden_size, config.intermediate_size, expert_kind(config)
         )
         self.on_route = allocator.on_route
+        self.given: Given | None = None  # what chooses in the router's place; None: the router does
 
     def __call__(self, hidden: Tensor, residual: Tensor | None = None, limit: Limit | None = None) -> Tensor:
         """Return the block's result plus the residual; `limit` may change what chosen experts weigh.
@@ -73,7 +76,7 @@ class MoE:
 
     def route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return topk_ids [T, K] int64 and topk_weights [T, K] float32. Shapes: hidden [T, H]."""
-        return self.choose(self.router_logits(hidden))
+        return self.choose(self.router_logits(hidden)) if self.given is None else self.given()
 
     def router_logits(self, hidden: Tensor) -> Tensor:
         """Return what the router says of each expert. Shapes: hidden [T, H] -> [T, E]."""

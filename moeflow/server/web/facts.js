@@ -50,6 +50,7 @@ export function modelFacts(model) {
     ["Architecture", model.model_type],
     ["Layers", model.num_layers],
     ...(model.num_experts ? [["Experts", `${model.num_experts} in a layer, ${model.top_k} per token`]] : []),
+    ...(model.lossy_top_k ? [["Experts chosen by", `a predictor, ${model.lossy_top_k} per token of an input: lossy`]] : []),
     ["Parameters", formatCount(model.num_parameters)],
     ["Active per token", formatCount(model.num_active_parameters)],
     ["Runs in", `${model.weight_format} on ${model.device}`],
