@@ -192,7 +192,7 @@ class _ModelCollector(Collector):
         if (model := self._model()) is None:
             return
         yield InfoMetricFamily(
-            "moeflow_model",
+            "moeflow_model",  # prometheus_client makes it moeflow_model_info
             "What is served",
             value={
                 "name": model.name,

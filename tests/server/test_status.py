@@ -282,6 +282,6 @@ async def test_without_speculators_there_are_no_samples_of_them(http):
 async def test_the_model_is_named_with_what_makes_its_answers_differ(http, engine):
     engine.model = msgspec.structs.replace(engine.model, name="reviews:lossy-sida:3", lossy_top_k=3)
     families = text_string_to_metric_families((await http.get("/metrics")).text)
-    (sample,) = (sample for family in families if family.name == "moeflow_model" for sample in family.samples)
+    (sample,) = (it for family in families for it in family.samples if it.name == "moeflow_model_info")
     assert (sample.labels["name"], sample.labels["lossy_top_k"]) == ("reviews:lossy-sida:3", "3")
     assert (await http.get("/stats")).json()["model"]["lossy_top_k"] == 3
