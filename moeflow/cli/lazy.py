@@ -27,6 +27,9 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.bench.plots import plot_cache_replay, plot_latencies, plot_time_lines
     from moeflow.bench.quality_run import answer, compare, describe_comparison, in_own_precision, make_task
     from moeflow.bench.serve_run import Progress, Sweep, check_server, on_and_off, run_engines, run_server, with_policy
+    from moeflow.bench.sida.plots import plot_sida
+    from moeflow.bench.sida.run import SidaStudy
+    from moeflow.bench.sida.tables import sida_tables
     from moeflow.bench.speculation.plots import plot_speculation
     from moeflow.bench.speculation.prompts import read_prompts
     from moeflow.bench.speculation.run import SpeculationRun
@@ -48,7 +51,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.planner.planning import PlanRequest, plan_for, plan_for_start
     from moeflow.planner.resolve import resolve
     from moeflow.planner.setting_values import read_settings
-    from moeflow.planner.settings import Settings
+    from moeflow.planner.settings import LOSSY_ROUTING, Settings
     from moeflow.server.config import ServerConfig
     from moeflow.server.jobs.journal import Journal
     from moeflow.server.jobs.local import answer_file, check_input
@@ -77,6 +80,9 @@ _NAMES = {  # by module, as imported above
     "moeflow.bench.plots": "plot_cache_replay plot_latencies plot_time_lines",
     "moeflow.bench.quality_run": "answer compare describe_comparison in_own_precision make_task",
     "moeflow.bench.serve_run": "Progress Sweep check_server on_and_off run_engines run_server with_policy",
+    "moeflow.bench.sida.plots": "plot_sida",
+    "moeflow.bench.sida.run": "SidaStudy",
+    "moeflow.bench.sida.tables": "sida_tables",
     "moeflow.bench.speculation.plots": "plot_speculation",
     "moeflow.bench.speculation.prompts": "read_prompts",
     "moeflow.bench.speculation.run": "SpeculationRun",
@@ -98,7 +104,7 @@ _NAMES = {  # by module, as imported above
     "moeflow.planner.resolve": "resolve",
     "moeflow.planner.figures.roofline_figures": "roofline_figures",
     "moeflow.planner.setting_values": "read_settings",
-    "moeflow.planner.settings": "Settings",
+    "moeflow.planner.settings": "LOSSY_ROUTING Settings",
     "moeflow.server.config": "ServerConfig",
     "moeflow.server.jobs.journal": "Journal",
     "moeflow.server.jobs.local": "answer_file check_input",

@@ -84,9 +84,8 @@ class CachedExperts:
 
     def __init__(self, pool: ExpertPool, layer: int) -> None:
         """`layer` counts those with experts."""
-        self.pool = pool
+        self.pool, self.layer = pool, layer
         self.slots = torch.from_numpy(pool.cache.slot_table)[layer]  # [E] int32, as it was when last brought up to date
-        self._layer = layer
 
     def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the weighted sum of each token's experts plus the residual.
@@ -94,28 +93,36 @@ class CachedExperts:
         Shapes: hidden and residual [T, H], topk_ids and topk_weights [T, K] -> [T, H].
         Blocks: until the experts are there. Raises: StorageError if one of them cannot be read.
         """
-        work = _Work(self.pool, hidden, topk_ids, topk_weights, residual)
+        work = _Work(self.pool, hidden, topk_ids, topk_weights, residual, self.needed(topk_ids))
         remote = self.pool.remote
-        sent = None if remote is None else remote.send(self._layer, work.experts, hidden, topk_ids, topk_weights)
+        sent = None if remote is None else remote.send(self.layer, work.experts, hidden, topk_ids, topk_weights)
         if sent is None:
             self._compute_here(work, hidden, topk_ids)
             return work.sums()
         work.leave(sent.experts)
         self._compute_here(work, hidden, topk_ids)
         sent.note_computed_here(work.experts)
-        if sent.experts and (missing := self.pool.spanned(WAITS, self._layer, sent.collect, work.pairs)):
+        if sent.experts and (missing := self.pool.spanned(WAITS, self.layer, sent.collect, work.pairs)):
             work.experts = missing
             self._compute_here(work, hidden, topk_ids)
         return work.sums()
 
     def _compute_here(self, work: _Work, hidden: Tensor, topk_ids: Tensor) -> None:
         """Compute with those experts that this process has, or reads."""
-        if self.pool.stream.takes(len(work.experts)):
-            self.pool.stream.run(self._layer, work, self.pool.spanned)
+        if self.streams(len(work.experts)):
+            self.pool.stream.run(self.layer, work, self.pool.spanned)
             if self.pool.ahead is not None:
-                self.pool.ahead.see(self._layer, hidden, topk_ids)
+                self.pool.ahead.see(self.layer, hidden, topk_ids)
         else:
             self._run(work, hidden, topk_ids)
+
+    def needed(self, topk_ids: Tensor) -> list[int]:
+        """Return the experts that have to be there, ascending. Shapes: topk_ids [T, K]."""
+        return sorted(set(topk_ids.flatten().tolist()))
+
+    def streams(self, num_needed: int) -> bool:
+        """Whether a layer that needs so many experts has them pass through a window of slots."""
+        return self.pool.stream.takes(num_needed)
 
     def parts(self) -> tuple[()]:
         """Return nothing: the cache fills its slots."""
@@ -130,14 +137,14 @@ class CachedExperts:
 
     def _run(self, work: _Work, hidden: Tensor, topk_ids: Tensor) -> None:
         is_first, spanned = True, self.pool.spanned
-        for lease in _leases(self.pool.cache, self._layer, work.experts):
+        for lease in _leases(self.pool.cache, self.layer, work.experts):
             if is_first and self.pool.ahead is not None:
-                self.pool.ahead.see(self._layer, hidden, topk_ids)
+                self.pool.ahead.see(self.layer, hidden, topk_ids)
             is_first = False
-            spanned(EXPERTS, self._layer, work.compute, lease.hits, lease)
+            spanned(EXPERTS, self.layer, work.compute, lease.hits, lease)
             arrivals = lease.arriving()
-            while (arrived := spanned(WAITS, self._layer, next, arrivals, None)) is not None:
-                spanned(EXPERTS, self._layer, work.compute, arrived, lease)
+            while (arrived := spanned(WAITS, self.layer, next, arrivals, None)) is not None:
+                spanned(EXPERTS, self.layer, work.compute, arrived, lease)
 
 
 def _leases(cache: ExpertCache, layer: int, experts: Sequence[int]) -> Iterator[Lease]:
@@ -167,15 +174,21 @@ class _Work:
     """What a layer has to compute: (token, k) pairs, by expert."""
 
     def __init__(
-        self, pool: ExpertPool, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None
+        self,
+        pool: ExpertPool,
+        hidden: Tensor,
+        topk_ids: Tensor,
+        topk_weights: Tensor,
+        residual: Tensor | None,
+        needed: list[int],
     ) -> None:
         self._slots, self._layer_size = pool.slots, pool.cache.num_experts
         self._arguments = (hidden, topk_ids, topk_weights)
         self._residual = residual
         self._sums: Tensor | None = None
         self._pairs: Tensor | None = None
-        self.experts = sorted(set(topk_ids.flatten().tolist()))  # that are computed here
-        self._num_experts = len(self.experts)  # that are needed
+        self.experts = needed  # those of them that are computed here
+        self._num_needed = len(needed)
 
     @property
     def pairs(self) -> Tensor:
@@ -195,7 +208,7 @@ class _Work:
             return
         slots = {expert: lease.slots[expert] for expert in experts}
         in_slots = SlotExperts(self._slots, self._layer_size, slots)
-        if len(experts) == self._num_experts:
+        if len(experts) == self._num_needed:
             self._sums = in_slots.sums(*self._arguments, self._residual)
             return
         in_slots.pairs(*self._arguments, self.pairs)

@@ -10,6 +10,7 @@ from moeflow.cli.bench.parallel import parallel
 from moeflow.cli.bench.peers import peers
 from moeflow.cli.bench.quality import quality
 from moeflow.cli.bench.serve import serve
+from moeflow.cli.bench.sida import sida
 from moeflow.cli.bench.speculation import speculation
 
 EPILOG = """\b
@@ -24,6 +25,8 @@ Examples:
       what does a smaller format cost in quality?
   moeflow bench speculation --speculator suffix
       how much faster do guessed tokens make an answer?
+  moeflow bench sida reviews --data dev.tsv
+      what is it worth to know a text's experts beforehand?
   moeflow bench parallel --experts 128
       how are the experts of a layer best laid out over ranks?
   moeflow bench peers measure
@@ -41,5 +44,6 @@ bench.add_command(serve)
 bench.add_command(batch)
 bench.add_command(quality)
 bench.add_command(speculation)
+bench.add_command(sida)
 bench.add_command(parallel)
 bench.add_command(peers)

@@ -1,0 +1,106 @@
+"""The ways to have experts at hand that are compared, and engines that classify texts in each.
+
+Baselines know nothing of what routers will choose. They run on the same kernels, disk and slots as all else here, so
+that the ways alone differ.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from torch import Tensor
+
+from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
+from moeflow.core.errors import EngineError
+from moeflow.engine.engine import Engine
+from moeflow.engine.messages import NO_TOKENS, Submission
+from moeflow.engine.model_runner import ModelRunner
+from moeflow.engine.pooling_choice import classification
+from moeflow.engine.runner_loading import load_runner
+from moeflow.experts.cached_experts import CachedExperts
+from moeflow.models.layers.encoder_decoder import EncoderDecoderLM
+from moeflow.models.layers.moe import MoE
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How experts come from disk."""
+
+    name: str
+    policy: str  # of eviction
+    predictor: str = "none"
+    experts: type[CachedExperts] = CachedExperts
+    is_lossy: bool = False  # the predictor chooses in the place of routers
+    is_baseline: bool = False
+
+
+class WholeLayers(CachedExperts):
+    """Has all experts of a layer come, whatever its router chooses; those of the next layer while it computes."""
+
+    def needed(self, topk_ids: Tensor) -> list[int]:
+        """See `CachedExperts.needed`."""
+        return list(range(self.pool.cache.num_experts))
+
+
+class WholeLayersInTurn(WholeLayers):
+    """The same, but a layer's reads begin with it."""
+
+    def streams(self, num_needed: int) -> bool:
+        """See `CachedExperts.streams`."""
+        return False
+
+
+RESIDENT: Final = "all resident"
+WAYS: Final = (
+    Way("layer by layer", "fifo", experts=WholeLayersInTurn, is_baseline=True),  # "Standard" of the paper
+    Way("layers ahead", "fifo", experts=WholeLayers, is_baseline=True),  # as DeepSpeed streams weights
+    Way("on demand", "fifo", is_baseline=True),
+    Way("on demand, next-use", "next-use"),
+    Way("predicted", "next-use", "sida"),
+    Way("predicted, lossy", "fifo", "sida", is_lossy=True),  # as published
+)
+
+
+def config_of(way: Way, resident: EngineConfig, experts: ExpertSlotsConfig, *, lossy_top_k: int) -> EngineConfig:
+    """Return the configuration of an engine whose experts come in some way to `experts`' slots."""
+    slots = replace(experts, policy=way.policy, predictor=way.predictor)
+    return replace(resident, experts=slots, lossy_top_k=lossy_top_k if way.is_lossy else 0)
+
+
+class Arm:
+    """An engine that classifies texts one by one."""
+
+    def __init__(self, name: str, config: EngineConfig, experts: type[CachedExperts] = CachedExperts) -> None:
+        """Load the model. Raises: as `load_runner`."""
+        self.name = name
+        self.runner: ModelRunner = load_runner(config)
+        self.engine = Engine.over(config, self.runner)
+        self.answers: list[bytes] = []  # float32 probabilities of the classes
+        self.seconds: list[float] = []  # of each text since what is counted begins
+        model = self.runner.model
+        assert isinstance(model, EncoderDecoderLM), "classifiers are encoders"
+        for layer in model.encoder_layers:
+            if isinstance(layer.mlp, MoE) and isinstance(layer.mlp.weights, CachedExperts):
+                layer.mlp.weights = experts(layer.mlp.weights.pool, layer.mlp.weights.layer)
+
+    def classify(self, texts: Sequence[list[int]]) -> None:
+        """Classify some texts, one in a pass; all are waiting before the first is computed. Raises: EngineError."""
+        pooling = classification(self.engine.model)
+        for number, text in enumerate(texts, len(self.answers)):
+            self.engine.submit(Submission(str(number), text, NO_TOKENS, seed=0, pooling=pooling))
+        began_s = time.perf_counter()
+        while self.engine.has_work:
+            for output in self.engine.step():
+                if output.embedding is None:
+                    raise EngineError(f"a text was not classified: {output.error}")
+                self.answers.append(output.embedding)
+                ended_s = time.perf_counter()
+                self.seconds.append(ended_s - began_s)
+                began_s = ended_s
+
+    def close(self) -> None:
+        """End the engine."""
+        self.engine.close()

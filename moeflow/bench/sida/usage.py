@@ -1,0 +1,82 @@
+"""What texts use of a classifier's experts, and what a trained network knows of it beforehand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from moeflow.models.expert_predictor.network import ExpertPredictor
+from moeflow.models.layers.encoder_decoder import EncoderDecoderLM
+from moeflow.models.layers.moe import MoE
+from moeflow.train.bare_model import ffn_inputs
+
+_GUESSES = (1, 3)  # of which one has to be right
+
+
+@dataclass(slots=True)
+class Usage:
+    """Of each text: its tokens, and how many experts of all layers it needs; and sums over all texts.
+
+    `hits`: choices that are among the first so many guesses. Layers are the encoder's with experts.
+    """
+
+    num_tokens: list[int] = field(default_factory=list)
+    used_experts: list[int] = field(default_factory=list)
+    routing_s: float = 0.0  # in routers and the choice of experts
+    predicting_s: float = 0.0  # in the network
+    num_choices: int = 0
+    hits: dict[int, int] = field(default_factory=lambda: dict.fromkeys(_GUESSES, 0))
+
+    def hit_rates(self) -> dict[str, float]:
+        """Return the share of choices that were guessed: {"1": .., "3": ..}."""
+        return {str(guesses): number / self.num_choices for guesses, number in self.hits.items()}
+
+
+def usage_of(
+    model: EncoderDecoderLM,
+    predictor: ExpertPredictor | None,
+    texts: Sequence[list[int]],
+    on_text: Callable[[], None],
+) -> Usage:
+    """Encode texts one by one, with the model's own routers. Blocks."""
+    found = Usage()
+    for text in texts:
+        ids = torch.tensor(text)
+        chosen = _chosen(model, ids, found)
+        found.num_tokens.append(len(text))
+        found.used_experts.append(sum(len(torch.unique(of_layer)) for of_layer in chosen.unbind(1)))
+        if predictor is not None:
+            _count_hits(predictor, model.embed(ids).float(), chosen, found)
+        on_text()
+    return found
+
+
+@torch.inference_mode()
+def _chosen(model: EncoderDecoderLM, ids: Tensor, found: Usage) -> Tensor:
+    """Return the experts that routers choose, [T, layers]."""
+    layers = [layer for layer in model.encoder_layers if isinstance(layer.mlp, MoE)]
+    with ffn_inputs(layers, model.dtype) as by_layer:
+        model.encode(ids)
+    choices = []
+    for layer, (inputs,) in zip(layers, by_layer, strict=True):
+        assert isinstance(layer.mlp, MoE)
+        began_s = time.perf_counter()
+        topk_ids, _ = layer.mlp.route(inputs)
+        found.routing_s += time.perf_counter() - began_s
+        choices.append(topk_ids[:, 0])
+    return torch.stack(choices, dim=1)
+
+
+@torch.inference_mode()
+def _count_hits(predictor: ExpertPredictor, embeddings: Tensor, chosen: Tensor, found: Usage) -> None:
+    """Add what the network says of a text. Shapes: embeddings [T, H], chosen [T, layers]."""
+    began_s = time.perf_counter()
+    guesses = predictor(embeddings[None])[0].topk(min(max(_GUESSES), predictor.shape.num_experts), dim=-1).indices
+    found.predicting_s += time.perf_counter() - began_s
+    found.num_choices += chosen.numel()
+    for number in _GUESSES:
+        found.hits[number] += int((guesses[..., :number] == chosen[..., None]).any(-1).sum())
