@@ -1,7 +1,9 @@
 """Enlarges a classifier to more experts (sparse upcycling, 2212.05055, from experts to more of them).
 
 Each expert is copied, with a little noise. A router keeps what it knows, and chooses among the copies of an expert by
-clusters of the tokens that the expert gets, so that copies get about as much, and other tokens, from the start.
+clusters of the tokens that the expert gets, so that copies get about as much, and other tokens, from the start. As in
+models that were trained so, what a token is decides more than where it stands (2402.01739, section 4.1), and routers
+are sure of their choice.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from moeflow.train.classifiers.network import Routed, SwitchClassifier
 from moeflow.train.router_fitting import fit_router
 
 NOISE: Final = 0.05  # of a copy's weights, in standard deviations of the matrix
-KEPT_SPREAD: Final = 4.0  # standard deviation of a token's logits over the old experts, so that it stays with its own
-SHARPNESS: Final = 2.0  # standard deviation of a token's logits over the copies of an expert
+KEPT_SPREAD: Final = 12.0  # standard deviation of a token's logits over the old experts, so that it stays with its own
+SHARPNESS: Final = 6.0  # standard deviation of a token's logits over the copies of an expert
 _TEXTS_TOGETHER: Final = 32
 _CLUSTERED_TOKENS: Final = 60_000  # of a layer, at most
 _EXPERT = re.compile(r"(.*)\.expert_(\d+)\.(w[io]\.weight)")
@@ -43,10 +45,11 @@ def enlarge(source: SwitchClassifier, target: SwitchClassifier, text: LabelledTe
     weights = _copied_experts(source.state_dict(), copies, chance)
     if copies > 1:
         sparse = [layer for layer in range(source.shape.num_layers) if source.shape.is_sparse(layer)]
-        for layer, routed in zip(sparse, _routed(source, text), strict=True):
+        by_layer, token_ids = _routed(source, text)
+        for layer, routed in zip(sparse, by_layer, strict=True):
             prefix = f"encoder.block.{layer}.layer.1.mlp"
             name = f"{prefix}.router.classifier.weight"
-            weights[name] = _router(weights[name], routed, copies, seed)
+            weights[name] = _router(weights[name], routed, token_ids, copies, seed)
             # Probabilities are shared among copies now, so what they weigh is made larger in turn.
             now = (routed.inputs @ weights[name].T).softmax(dim=1).amax(dim=1).mean()
             factor = routed.probabilities.amax(dim=1).mean() / now
@@ -69,17 +72,18 @@ def _copied_experts(weights: Mapping[str, Tensor], copies: int, chance: torch.Ge
     return found
 
 
-def _routed(network: SwitchClassifier, text: LabelledText) -> list[Routed]:
-    """Return what each router did with the first texts' tokens."""
+def _routed(network: SwitchClassifier, text: LabelledText) -> tuple[list[Routed], Tensor]:
+    """Return what each router did with the first texts' tokens, and which these are, [T]."""
     network.eval()
     batches: list[list[Routed]] = []
-    num_tokens = 0
+    token_ids: list[Tensor] = []
     for start in range(0, len(text.token_ids), _TEXTS_TOGETHER):
-        batches.append(network(text.token_ids[start : start + _TEXTS_TOGETHER])[1])
-        num_tokens += len(batches[-1][0].experts)
-        if num_tokens >= _CLUSTERED_TOKENS:
+        texts = text.token_ids[start : start + _TEXTS_TOGETHER]
+        batches.append(network(texts)[1])
+        token_ids += texts
+        if sum(map(len, token_ids)) >= _CLUSTERED_TOKENS:
             break
-    return [
+    by_layer = [
         Routed(
             torch.cat([routed.inputs for routed in layer]),
             torch.cat([routed.logits for routed in layer]),
@@ -88,10 +92,11 @@ def _routed(network: SwitchClassifier, text: LabelledText) -> list[Routed]:
         )
         for layer in zip(*batches, strict=True)
     ]
+    return by_layer, torch.cat(token_ids)
 
 
-def _router(rows: Tensor, routed: Routed, copies: int, seed: int) -> Tensor:
-    """Return a router over all copies. Shapes: rows [E, H] -> [E * copies, H].
+def _router(rows: Tensor, routed: Routed, token_ids: Tensor, copies: int, seed: int) -> Tensor:
+    """Return a router over all copies. Shapes: rows [E, H], token_ids [T] -> [E * copies, H].
 
     What differs between the experts' tokens in the mean is left to the old rows: copies are told apart by the rest.
     """
@@ -103,6 +108,14 @@ def _router(rows: Tensor, routed: Routed, copies: int, seed: int) -> Tensor:
     kept = (KEPT_SPREAD / spread.clamp(min=1e-6)).clamp(min=1.0)
     found = []
     for expert, row in enumerate(rows):
-        inputs = rest[routed.experts == expert] if expert in used else rest
+        own = routed.experts == expert if expert in used else torch.ones_like(routed.experts, dtype=torch.bool)
+        inputs = _means_of_same(rest[own], token_ids[own])
         found.append(kept * row + SHARPNESS * fit_router(inputs, copies, seed + expert))
     return torch.cat(found)
+
+
+def _means_of_same(inputs: Tensor, token_ids: Tensor) -> Tensor:
+    """Return in each token's place the mean over all where it stands. Shapes: inputs [T, H], token_ids [T] -> [T, H]."""
+    different, place = token_ids.unique(return_inverse=True)
+    sums = inputs.new_zeros(len(different), inputs.shape[1]).index_add_(0, place, inputs)
+    return (sums / torch.bincount(place)[:, None])[place]
