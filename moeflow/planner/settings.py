@@ -392,10 +392,10 @@ class Settings:
         metadata=_option(
             "choice",
             "--predictor",
-            "Expert prefetch predictor, used where a trial shows that passes are faster with it. sida: the network of "
-            "`moeflow train predictor`.",
+            "Expert prefetch predictor, used where a trial shows that passes are faster with it. combined: "
+            "next-router, frequency and previous-token, weighed online; sida: the network of `moeflow train predictor`.",
             "Expert cache",
-            choices=("auto", "next-router", "frequency", "previous-token", "sida", "none"),
+            choices=("auto", "next-router", "frequency", "previous-token", "combined", "sida", "none"),
         ),
     )
     record_routing: Path | None = field(

@@ -1,4 +1,4 @@
-"""The study of classifiers: what texts use against transformers' own routers, ways that must not change a bit, tables."""
+"""The study of classifiers: what texts use, against transformers' routers; ways that must not change a bit; tables."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from moeflow.workload.routing_trace import RoutingTrace, TraceHeader, read_routi
 
 EPILOG = """\b
 Examples:
-  moeflow generate --record-routing routing.moe < prompts.txt
+  moeflow generate --record-routing routing.moe --chat -p "Hi" -p "..."
       first, record what routers choose
   moeflow simulate cache --routing routing.moe
   moeflow simulate cache --routing routing.moe --slots 25% --slots 400 \\

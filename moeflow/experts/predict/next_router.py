@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from moeflow.experts.predict.predictor import Predictor, RoutedModel
@@ -19,6 +20,11 @@ class NextRouter(Predictor):
     def __init__(self, model: RoutedModel) -> None:
         self._routers = model.routers
         self._guesses: list[list[int]] = [[] for _ in model.routers]
+
+    def observe(self, layer: int, expert_ids: Sequence[int]) -> None:
+        """Forget what was guessed of a layer, which has come."""
+        if self._guesses:
+            self._guesses[layer] = []
 
     def observe_input(self, layer: int, hidden: Tensor) -> None:
         """Guess the following layer's experts from this layer's input [T, H]."""

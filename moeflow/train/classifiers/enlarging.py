@@ -115,7 +115,10 @@ def _router(rows: Tensor, routed: Routed, token_ids: Tensor, copies: int, seed: 
 
 
 def _means_of_same(inputs: Tensor, token_ids: Tensor) -> Tensor:
-    """Return in each token's place the mean over all where it stands. Shapes: inputs [T, H], token_ids [T] -> [T, H]."""
+    """Return for each token the mean of its inputs wherever it stands.
+
+    Shapes: inputs [T, H], token_ids [T] -> [T, H].
+    """
     different, place = token_ids.unique(return_inverse=True)
     sums = inputs.new_zeros(len(different), inputs.shape[1]).index_add_(0, place, inputs)
     return (sums / torch.bincount(place)[:, None])[place]
