@@ -37,6 +37,8 @@ from moeflow.bench.parallel.plots import plot_parallel  # noqa: E402
 from moeflow.bench.parallel.tables import parallel_tables, title  # noqa: E402
 from moeflow.bench.plots import plot_latencies, plot_throughput  # noqa: E402
 from moeflow.bench.records import Record, is_dirty, read  # noqa: E402
+from moeflow.bench.sida.plots import plot_sida  # noqa: E402
+from moeflow.bench.sida.tables import sida_tables  # noqa: E402
 from moeflow.bench.speculation.plots import plot_speculation  # noqa: E402
 from moeflow.bench.speculation.tables import speculation_tables  # noqa: E402
 from moeflow.bench.tables import (  # noqa: E402
@@ -233,6 +235,17 @@ def write_speculation(records: list[Record], docs: Path) -> str:
     return text
 
 
+def write_sida(records: list[Record], docs: Path) -> str:
+    """Write the newest run of each classifier on each of its texts, with its picture."""
+    chosen = [newest(found) for found in group(records, lambda r: (r["model"], r["data"], r["lossy"])).values()]
+    text = "\n".join(table.to_markdown() for table in sida_tables(chosen)) + origins(chosen)
+    for record in chosen:
+        file = docs / "images" / f"sida-{record['model']}.png"
+        plot_sida(record, file)
+        text += f"![Idle experts, throughput and latency of {record['model']}](images/{file.name})\n\n"
+    return text
+
+
 def write_pipelines(records: list[Record], _docs: Path) -> str:
     """Write a table for each model and device, with each pipeline's newest run in each size of micro-batches."""
     text = ""
@@ -278,6 +291,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
         write_newest(offload_table, lambda r: (r["workload"], r["prompt_len"], r["new_tokens"])),
     ),
     "remote_experts": ("Experts in another machine's memory", write_newest(remote_table, lambda r: r["link"])),
+    "sida": ("Classifiers within shares of their experts", write_sida),
     "pipelines": ("Models larger than a device", write_pipelines),
     "paper": ("MoE-Lightning's figures, predicted", write_paper),
     "fused_experts": ("Expert layer", write_newest(experts_table, lambda r: r["format"])),

@@ -393,7 +393,8 @@ class Settings:
             "choice",
             "--predictor",
             "Expert prefetch predictor, used where a trial shows that passes are faster with it. combined: "
-            "next-router, frequency and previous-token, weighed online; sida: the network of `moeflow train predictor`.",
+            "next-router, frequency and previous-token, weighed online; sida: the network of `moeflow train "
+            "predictor`.",
             "Expert cache",
             choices=("auto", "next-router", "frequency", "previous-token", "combined", "sida", "none"),
         ),

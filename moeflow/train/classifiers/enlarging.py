@@ -119,6 +119,6 @@ def _means_of_same(inputs: Tensor, token_ids: Tensor) -> Tensor:
 
     Shapes: inputs [T, H], token_ids [T] -> [T, H].
     """
-    different, place = token_ids.unique(return_inverse=True)
+    different, place = torch.unique(token_ids, return_inverse=True)
     sums = inputs.new_zeros(len(different), inputs.shape[1]).index_add_(0, place, inputs)
     return (sums / torch.bincount(place)[:, None])[place]
