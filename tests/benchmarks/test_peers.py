@@ -115,13 +115,15 @@ def test_every_peer_has_a_format_that_ours_has_too(tmp_path):
     }
     assert found == {
         "llama": ["bfloat16", "int8", "int4"],
+        "ik-llama": ["bfloat16", "int8", "int4"],
         "transformers": ["bfloat16", "float32"],
         "vllm": ["bfloat16", "float32"],
     }
     for weights in ("int8", "int4"):  # the very same file
-        peer = contestants.peer("llama", weights, tmp_path)
-        assert peer is not None
-        assert peer.model == contestants.ours(weights, tmp_path).model
+        for name in ("llama", "ik-llama"):
+            peer = contestants.peer(name, weights, tmp_path)
+            assert peer is not None
+            assert peer.model == contestants.ours(weights, tmp_path).model
 
 
 def test_likeliest_are_log_probabilities_highest_first():

@@ -30,7 +30,7 @@ Examples:
   moeflow bench parallel --experts 128
       how are the experts of a layer best laid out over ranks?
   moeflow bench peers measure
-      how fast are llama.cpp, vLLM and transformers on the same machine?
+      how fast are llama.cpp, ik_llama.cpp, vLLM, transformers here?
 """
 
 

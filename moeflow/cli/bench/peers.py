@@ -23,7 +23,7 @@ Examples:
 @click.command(epilog=EPILOG, context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def peers(arguments: tuple[str, ...]) -> int:
-    """Measure llama.cpp, vLLM and transformers beside this engine. Needs the source checkout."""
+    """Measure llama.cpp, ik_llama.cpp, vLLM and transformers beside this engine. Needs the source checkout."""
     if not SCRIPT.is_file():
         raise ConfigError(f"{SCRIPT} is missing: other engines are measured from a checkout of the sources only")
     return subprocess.run([sys.executable, SCRIPT, *arguments], check=False).returncode
