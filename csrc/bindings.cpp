@@ -174,9 +174,18 @@ SourceType known_source(const std::string& name) {
   throw std::invalid_argument("unknown type of weights in a file: " + name);
 }
 
+void check_cols(Format format, const std::string& name, int64_t cols) {
+  const int64_t multiple = column_multiple(format);
+  if (cols % multiple == 0) return;
+  throw std::invalid_argument(name + " weights have columns in multiples of " + std::to_string(multiple) + ", not " +
+                              std::to_string(cols));
+}
+
 Matrix make_matrix(const std::string& format, int64_t rows, int64_t cols, uintptr_t data, bool is_wide) {
   if (data % 64 != 0) throw std::invalid_argument("packed weights must be aligned to 64 bytes");
-  return Matrix{known_format(format), rows, cols, at<const uint8_t>(data), is_wide};
+  const Format known = known_format(format);
+  check_cols(known, format, cols);
+  return Matrix{known, rows, cols, at<const uint8_t>(data), is_wide};
 }
 
 // The experts of a layer, and their matrices, which it points to.
@@ -264,7 +273,9 @@ void run_copy_rows(const Matrix& from, uintptr_t rows, const Matrix& to) {
 void bind_memory(nb::module_& m) {
   m.def("row_bytes", &bytes_of_row);
   m.def("matrix_bytes", [](const std::string& format, int64_t rows, int64_t cols) {
-    return matrix_bytes(known_format(format), rows, cols);
+    const Format known = known_format(format);
+    check_cols(known, format, cols);
+    return matrix_bytes(known, rows, cols);
   });
   nb::class_<Matrix>(m, "PackedMatrix")
       .def(
