@@ -27,6 +27,8 @@
 #include <cstdint>
 
 #include "block_source_types.h"
+#include "convert.h"
+#include "format_kinds.h"
 
 namespace moeflow {
 namespace {

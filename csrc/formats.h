@@ -41,15 +41,12 @@
 
 #include <cstdint>
 
+#include "block_formats.h"
 #include "convert.h"
+#include "format_kinds.h"
 #include "source_types.h"
 
 namespace moeflow {
-
-// The form of activations: floats, bf16 (where the processor has instructions for it, else floats), or integers.
-enum class Activation : int32_t { kF32 = 0, kBF16 = 1, kInt8 = 2, kInt16 = 3 };
-
-enum class TileKind { kF32, kBF16, kIntegers, kBlocks };
 
 namespace {
 
@@ -303,13 +300,8 @@ struct INT4Min : FourBits {
 };
 
 }  // namespace
-}  // namespace moeflow
-
-#include "block_formats.h"
 
 // ---- the list ----
-
-namespace moeflow {
 
 #define MOEFLOW_FORMATS(ROW)                                                                                    \
   ROW(F32) ROW(BF16) ROW(INT8) ROW(INT4) ROW(INT4Min) ROW(Q5_0) ROW(Q5_1) ROW(Q2_K) ROW(Q3_K) ROW(Q4_K) ROW(Q5_K) \

@@ -1,7 +1,7 @@
 """The forms in which weights are held, and what is to be known of each beside how the CPU kernels compute with it.
 
-A new format is a name and a record here, and a struct in csrc/formats.h or csrc/block_formats.h, which packs and unpacks it and says how
-products read it. All else that goes by format is derived from the two. Needs no torch.
+A new format is a name and a record here, and a struct in csrc/formats.h or csrc/block_formats.h, which packs and
+unpacks it and says how products read it. All else that goes by format is derived from the two. Needs no torch.
 
 "int8" and "int4" store groups of 32 values as integers with one fp16 scale, as GGUF's Q8_0 and Q4_0 do; "int4-min" with
 a scale and a minimum, as Q4_1 does. The last is for weights that files have so: nothing else is rounded to it. The
