@@ -48,6 +48,18 @@ class FormatRecord:
     is_made: bool = True  # of floats, rounded; else it holds nothing but what it keeps
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerFormats:
+    """The formats of one layer's matrices where a file has several; projections are named as in checkpoints."""
+
+    q_proj: WeightFormat
+    k_proj: WeightFormat
+    v_proj: WeightFormat
+    o_proj: WeightFormat
+    up: WeightFormat  # of the experts, or the dense network: also of the gate
+    down: WeightFormat
+
+
 def _of_blocks(kind: BlockKind, *, bits_per_value: float, wider: WeightFormat) -> FormatRecord:
     """Return the record of a format for one kind of blocks: other weights are never brought to it."""
     return FormatRecord(bits_per_value=bits_per_value, keeps=frozenset({kind}), wider=wider, is_made=False)

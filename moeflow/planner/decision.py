@@ -158,6 +158,8 @@ class Decision:
             dtype=dtype,
             weight_format=weights.matrices,
             embedding_format=weights.embeddings,
+            head_format=weights.head or "",
+            layer_formats=weights.layers,
             router_format=weights.routers,
             is_wide=weights.is_exact,
             cpu_isa=cpu_isa,
@@ -334,7 +336,12 @@ class Decision:
     def _costs(self, weights: WeightChoice) -> ModelCosts:
         kv_dtype = "float32" if self.settings.kv_dtype == "auto" else self.settings.kv_dtype
         formats = Formats(
-            matrices=weights.matrices, embeddings=weights.embeddings, kv=kv_dtype, routers=weights.routers
+            matrices=weights.matrices,
+            embeddings=weights.embeddings,
+            kv=kv_dtype,
+            routers=weights.routers,
+            head=weights.head,
+            layers=weights.layers,
         )
         return ModelCosts(self.shape, formats)
 
@@ -421,12 +428,18 @@ class Decision:
         choice = explicit_choice(self.settings.dtype, self.settings.quantize, can_pack=can_pack)
         if choice is None:
             if can_pack:
-                choice = own_precision(self.checkpoint, self._keeps_precision)
+                choice = own_precision(self.checkpoint, self._keeps_precision, can_differ=not self._shares_layers)
             else:
                 is_cpu = device == "cpu" and not self.offloads_to_torch
                 choice = for_torch(self.checkpoint, self._fits_well, is_cpu=is_cpu)
             self.reasons.append(("weights", f"{choice.matrices}: {choice.reason}"))
         return choice.with_routers(self.checkpoint)
+
+    @property
+    def _shares_layers(self) -> bool:
+        """Whether other processes have parts of layers: these are cut and sent as if all were in one format."""
+        settings = self.settings
+        return bool(settings.num_ranks or settings.stages or settings.expert_parallel or settings.remote_experts)
 
     def _fits_well(self, weights: WeightChoice) -> bool:
         return self.budget.left(weights) >= self.budget.free_bytes / 2

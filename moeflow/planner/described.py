@@ -139,6 +139,8 @@ def _formats(choice: WeightChoice, settings: Settings, *, has_device: bool) -> F
         kv=kv_dtype,
         activation_bytes=2 if has_device else 4,
         routers=choice.routers,
+        head=choice.head,
+        layers=choice.layers,
     )
 
 
@@ -219,6 +221,8 @@ def _config(
         dtype="bfloat16" if has_device else "float32",
         weight_format=choice.matrices,
         embedding_format=choice.embeddings,
+        head_format=choice.head or "",
+        layer_formats=choice.layers,
         router_format=choice.routers,
         is_wide=choice.is_exact,
         cpu_isa="",

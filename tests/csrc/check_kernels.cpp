@@ -681,7 +681,7 @@ void check_decoder(const Isa& isa, Format format, int64_t tokens) {
   std::vector<DecoderLayer> layers(kLayers);
   for (int64_t i = 0; i < kLayers; ++i) {
     DecoderLayer& layer = layers[i];
-    layer = {qkvs[i].matrix, nullptr, norm.data(), 1e-6f, 2, nullptr, nullptr, false, 0, 0, MoEStageCall{}};
+    layer = {{qkvs[i].matrix}, nullptr, norm.data(), 1e-6f, 2, nullptr, nullptr, false, 0, 0, MoEStageCall{}};
     layer.stage.o_proj = o_projs[i].matrix, layer.stage.router = routers[i].matrix, layer.stage.layer = all[i]->layer;
     layer.stage.top_k = kTopK, layer.stage.renormalize = true, layer.stage.norm = norm.data(), layer.stage.eps = 1e-6f;
   }

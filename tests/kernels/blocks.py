@@ -24,7 +24,7 @@ def columns_of(kind):
     return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
 
 
-def random_blocks(kind, rows, cols, seed=0, *, is_extreme=False):
+def random_blocks(kind, rows, cols, seed=0, *, is_extreme=False, largest_scale=1 / 512):
     """Return [rows, bytes of a row] uint8: any bits, but for scales that give values of about 1, or extreme ones."""
     random = np.random.default_rng(seed)
     size, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
@@ -33,7 +33,7 @@ def random_blocks(kind, rows, cols, seed=0, *, is_extreme=False):
     if kind == "MXFP4":
         blocks[:, 0] = random.integers(0, 256, count) if is_extreme else random.integers(120, 128, count)
     for place in HALVES.get(kind, IN_FRONT.get(kind, (0,))):
-        scales = random.choice(EXTREMES, count) if is_extreme else random.uniform(-1, 1, count) / 512
+        scales = random.choice(EXTREMES, count) if is_extreme else random.uniform(-1, 1, count) * largest_scale
         blocks[:, place : place + 2] = scales.astype(np.float16).view(np.uint8).reshape(count, 2)
     return torch.from_numpy(blocks.reshape(rows, -1))
 
