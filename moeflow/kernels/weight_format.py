@@ -87,6 +87,7 @@ FORMATS: Final[Mapping[str, FormatRecord]] = {
     "mxfp4": _of_blocks("MXFP4", bits_per_value=4.25, wider="int4"),
 }
 
+BLOCK_COLUMNS: Final = 256  # of files' largest blocks: what a multiple of this has is whole blocks of any kind
 BAND: Final = 16  # output rows that lie together in a packed matrix
 ALL_FORMATS: Final[tuple[WeightFormat, ...]] = get_args(WeightFormat)
 MADE_FORMATS: Final = tuple(name for name in ALL_FORMATS if FORMATS[name].is_made)

@@ -41,7 +41,7 @@ from moeflow.planner.choices.replica_choice import (
     what_each_has,
 )
 from moeflow.planner.choices.speculation_choice import SpeculatorChoice, choose_speculators
-from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, for_torch, own_precision
+from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, for_torch, own_precision, shares_layers
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.disk_waits import DiskRates
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
@@ -428,18 +428,14 @@ class Decision:
         choice = explicit_choice(self.settings.dtype, self.settings.quantize, can_pack=can_pack)
         if choice is None:
             if can_pack:
-                choice = own_precision(self.checkpoint, self._keeps_precision, can_differ=not self._shares_layers)
+                choice = own_precision(
+                    self.checkpoint, self._keeps_precision, can_differ=not shares_layers(self.settings)
+                )
             else:
                 is_cpu = device == "cpu" and not self.offloads_to_torch
                 choice = for_torch(self.checkpoint, self._fits_well, is_cpu=is_cpu)
             self.reasons.append(("weights", f"{choice.matrices}: {choice.reason}"))
         return choice.with_routers(self.checkpoint)
-
-    @property
-    def _shares_layers(self) -> bool:
-        """Whether other processes have parts of layers: these are cut and sent as if all were in one format."""
-        settings = self.settings
-        return bool(settings.num_ranks or settings.stages or settings.expert_parallel or settings.remote_experts)
 
     def _fits_well(self, weights: WeightChoice) -> bool:
         return self.budget.left(weights) >= self.budget.free_bytes / 2

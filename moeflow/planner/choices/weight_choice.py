@@ -24,6 +24,7 @@ from moeflow.kernels.weight_format import (
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.weight_allocator import WeightFormats
 from moeflow.models.loading import NamesApart, names_apart
+from moeflow.planner.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,11 @@ def own_precision(
     if choice.matrices == "float32" and not fits(choice):
         return WeightChoice("bfloat16", "bfloat16", "the checkpoint's float32 would not fit into the free memory")
     return choice
+
+
+def shares_layers(settings: Settings) -> bool:
+    """Return whether other processes are to have parts of layers: these are cut and sent as if all were alike."""
+    return bool(settings.num_ranks or settings.stages or settings.expert_parallel or settings.remote_experts)
 
 
 def _with_several(choice: WeightChoice, checkpoint: Checkpoint, apart: NamesApart) -> WeightChoice:
