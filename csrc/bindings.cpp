@@ -92,6 +92,17 @@ struct FromPython<T*> {
   static T* convert(uintptr_t address) { return at<T>(address); }
 };
 
+// Some matrices, which are copied.
+template <>
+struct FromPython<std::vector<Matrix>> {
+  using Argument = const std::vector<const Matrix*>&;
+  static std::vector<Matrix> convert(const std::vector<const Matrix*>& values) {
+    std::vector<Matrix> copies;
+    for (const Matrix* value : values) copies.push_back(*value);
+    return copies;
+  }
+};
+
 // A field of a struct, or of a struct in it: pointers to members lead there. Without any it is the struct itself.
 template <typename Struct, auto... kPath>
 struct Field {
@@ -174,9 +185,18 @@ SourceType known_source(const std::string& name) {
   throw std::invalid_argument("unknown type of weights in a file: " + name);
 }
 
+void check_cols(Format format, const std::string& name, int64_t cols) {
+  const int64_t multiple = column_multiple(format);
+  if (cols % multiple == 0) return;
+  throw std::invalid_argument(name + " weights have columns in multiples of " + std::to_string(multiple) + ", not " +
+                              std::to_string(cols));
+}
+
 Matrix make_matrix(const std::string& format, int64_t rows, int64_t cols, uintptr_t data, bool is_wide) {
   if (data % 64 != 0) throw std::invalid_argument("packed weights must be aligned to 64 bytes");
-  return Matrix{known_format(format), rows, cols, at<const uint8_t>(data), is_wide};
+  const Format known = known_format(format);
+  check_cols(known, format, cols);
+  return Matrix{known, rows, cols, at<const uint8_t>(data), is_wide};
 }
 
 // The experts of a layer, and their matrices, which it points to.
@@ -184,8 +204,8 @@ struct PackedExperts : ExpertLayer {
   std::vector<Matrix> up_matrices, down_matrices;
 };
 
-void make_experts(PackedExperts* self, const std::string& format, int64_t hidden, int64_t width,
-                  const std::vector<uintptr_t>& up, const std::vector<uintptr_t>& down, int function, bool is_gated,
+void make_experts(PackedExperts* self, const std::string& up_format, const std::string& down_format, int64_t hidden,
+                  int64_t width, const std::vector<uintptr_t>& up, const std::vector<uintptr_t>& down, int function, bool is_gated,
                   uintptr_t up_bias, uintptr_t down_bias, bool is_wide) {
   const size_t count = std::max(up.size(), down.size());  // one may be empty, for half of the layer
   if (count == 0 || (!up.empty() && !down.empty() && up.size() != down.size())) {
@@ -200,9 +220,9 @@ void make_experts(PackedExperts* self, const std::string& format, int64_t hidden
   experts.up_bias = at<const float>(up_bias);
   experts.down_bias = at<const float>(down_bias);
   for (uintptr_t data : up) {
-    experts.up_matrices.push_back(make_matrix(format, experts.num_up_rows(), hidden, data, is_wide));
+    experts.up_matrices.push_back(make_matrix(up_format, experts.num_up_rows(), hidden, data, is_wide));
   }
-  for (uintptr_t data : down) experts.down_matrices.push_back(make_matrix(format, hidden, width, data, is_wide));
+  for (uintptr_t data : down) experts.down_matrices.push_back(make_matrix(down_format, hidden, width, data, is_wide));
   new (self) PackedExperts(std::move(experts));
   self->up = self->up_matrices.data();
   self->down = self->down_matrices.data();
@@ -264,7 +284,9 @@ void run_copy_rows(const Matrix& from, uintptr_t rows, const Matrix& to) {
 void bind_memory(nb::module_& m) {
   m.def("row_bytes", &bytes_of_row);
   m.def("matrix_bytes", [](const std::string& format, int64_t rows, int64_t cols) {
-    return matrix_bytes(known_format(format), rows, cols);
+    const Format known = known_format(format);
+    check_cols(known, format, cols);
+    return matrix_bytes(known, rows, cols);
   });
   nb::class_<Matrix>(m, "PackedMatrix")
       .def(
@@ -276,7 +298,7 @@ void bind_memory(nb::module_& m) {
   nb::class_<ExpertLayer>(m, "ExpertLayer")
       .def("in_slots", &in_slots, "slots"_a, "num_experts"_a, nb::keep_alive<0, 1>());
   nb::class_<PackedExperts, ExpertLayer>(m, "PackedExperts")
-      .def("__init__", &make_experts, "format"_a, "hidden"_a, "width"_a, "up"_a, "down"_a, "function"_a, "is_gated"_a,
+      .def("__init__", &make_experts, "up_format"_a, "down_format"_a, "hidden"_a, "width"_a, "up"_a, "down"_a, "function"_a, "is_gated"_a,
            "up_bias"_a, "down_bias"_a, "is_wide"_a);
   nb::class_<KVCache>(m, "KVCache")
       .def(

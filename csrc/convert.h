@@ -55,6 +55,18 @@ static inline uint16_t float_to_half(float x) {
   return sign | static_cast<uint16_t>((bits - (112u << 23)) >> 13);
 }
 
+// Half of 2^(exponent - 127), the scale of OCP's microscaling formats (E8M0) for values that are stored doubled: one
+// exponent, or a vector of them.
+template <typename Floats, typename Ints>
+static inline Floats half_exponents_to_floats(Ints exponents) {
+  const Ints subnormal = (exponents + 1) << 21, normal = (exponents - 1) * (1 << 23);  // 0 and 1: subnormal floats
+  return bit_cast<Floats>(exponents < 2 ? subnormal : normal);
+}
+
+static inline float half_exponent_to_float(uint8_t exponent) {
+  return half_exponents_to_floats<float>(static_cast<int32_t>(exponent));
+}
+
 // To the nearest integer, halves to even. One operation, where adding a half could be fused with a product before it.
 static inline int32_t to_nearest(float x) {
 #if defined(__x86_64__)

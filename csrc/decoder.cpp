@@ -132,9 +132,14 @@ bool compute_in_slots(const Isa& isa, const DecoderCall& call, const RoutedLayer
 
 void attend(const Isa& isa, const DecoderCall& call, const DecoderLayer& layer, const KVCache& cache, float* qkv,
             float* attended) {
-  const int64_t row = layer.qkv.rows, tokens = call.num_tokens;
-  linear(isa, LinearCall{layer.qkv, call.hidden, tokens, layer.qkv.cols, layer.qkv_bias, nullptr, qkv, layer.input_norm,
-                         layer.eps});
+  const int64_t row = layer.qkv_rows(), hidden = layer.hidden(), tokens = call.num_tokens;
+  int64_t first = 0;
+  for (const Matrix& part : layer.qkv) {
+    const float* const bias = layer.qkv_bias == nullptr ? nullptr : layer.qkv_bias + first;
+    linear(isa, LinearCall{part, call.hidden, tokens, hidden, bias, nullptr, qkv + first, layer.input_norm, layer.eps,
+                           row});
+    first += part.rows;
+  }
   attention_input(isa, AttentionInputCall{cache, qkv, tokens, layer.num_heads, layer.q_norm, layer.k_norm,
                                           layer.norm_all_heads, layer.eps, layer.clip, call.cos, call.sin, call.slots});
   attention(isa, AttentionCall{cache, qkv, row, layer.num_heads, call.sequences, layer.sliding_window, call.tree_masks,
@@ -151,14 +156,14 @@ int64_t decoder(const Isa& isa, const DecoderCall& call) {
   for (int64_t i = call.first_layer; i < call.num_layers; ++i) {
     const DecoderLayer& layer = *call.layers[i];
     const KVCache& cache = *call.caches[i];
-    float* const qkv = between.qkv.at_least(tokens * layer.qkv.rows);
+    float* const qkv = between.qkv.at_least(tokens * layer.qkv_rows());
     float* const attended = between.attended.at_least(tokens * layer.num_heads * cache.head_dim);
     attend(isa, call, layer, cache, qkv, attended);
     MoEStageCall stage = layer.stage;
     stage.attended = attended;
     stage.hidden = stage.out = call.hidden;
     stage.num_tokens = tokens;
-    if (call.keeps_inputs) stage.normed = call.normed + i * tokens * layer.qkv.cols;
+    if (call.keeps_inputs) stage.normed = call.normed + i * tokens * layer.hidden();
     if (stage.router.data == nullptr) {
       moe_stage(isa, stage);
       continue;

@@ -11,7 +11,8 @@
 //   INT4      per 8 k:  4 bytes, byte j: w[k+j]+8 in the low half, w[k+4+j]+8 in the high half
 //   INT4Min   likewise, but without the 8
 //
-// The value of an integer weight is q * scale (+ minimum): GGUF's Q8_0, Q4_0 and Q4_1 blocks fit in without loss.
+// The value of an integer weight is q * scale (+ minimum): GGUF's Q8_0, Q4_0 and Q4_1 blocks fit in without loss. Its
+// other blocks have formats of their own (block_formats.h), which nothing is rounded to.
 //
 // What a format says:
 //
@@ -40,15 +41,12 @@
 
 #include <cstdint>
 
+#include "block_formats.h"
 #include "convert.h"
+#include "format_kinds.h"
 #include "source_types.h"
 
 namespace moeflow {
-
-// The form of activations: floats, bf16 (where the processor has instructions for it, else floats), or integers.
-enum class Activation : int32_t { kF32 = 0, kBF16 = 1, kInt8 = 2, kInt16 = 3 };
-
-enum class TileKind { kF32, kBF16, kIntegers };
 
 namespace {
 
@@ -305,7 +303,9 @@ struct INT4Min : FourBits {
 
 // ---- the list ----
 
-#define MOEFLOW_FORMATS(ROW) ROW(F32) ROW(BF16) ROW(INT8) ROW(INT4) ROW(INT4Min)
+#define MOEFLOW_FORMATS(ROW)                                                                                    \
+  ROW(F32) ROW(BF16) ROW(INT8) ROW(INT4) ROW(INT4Min) ROW(Q5_0) ROW(Q5_1) ROW(Q2_K) ROW(Q3_K) ROW(Q4_K) ROW(Q5_K) \
+  ROW(Q6_K) ROW(IQ4_NL) ROW(IQ4_XS) ROW(MXFP4)
 
 #define MOEFLOW_ROW(NAME) k##NAME,
 enum class Format : int32_t { MOEFLOW_FORMATS(MOEFLOW_ROW) };

@@ -4,80 +4,16 @@
 #include <cstdint>
 #include <utility>
 
+#include "block_tile.h"
 #include "int_dot.h"
 #include "isa_unit.h"
 #include "matrix.h"
 #include "simd.h"
+#include "tile_parts.h"
 
 namespace moeflow {
 namespace ISA_NAMESPACE {
 namespace {
-
-// Where results go: each row's outputs lie side by side, kTileStride floats from a row to the next.
-//
-//                band 0        band 1           band B-1
-//   out row 0    [ 0 .. 15 ]   [16 .. 31]  ..   [  ..  ]      one lane an output, kParts registers a band
-//       row 1    [ 0 .. 15 ]   [16 .. 31]  ..   [  ..  ]
-//       row R-1  [ 0 .. 15 ]   [16 .. 31]  ..   [  ..  ]
-template <int R, int B>
-FORCE_INLINE void store_tile(const Tile& t, const FloatLanes (&acc)[R][B][kParts]) {
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-    for (int b = 0; b < B; ++b)
-#pragma GCC unroll 4
-      for (int p = 0; p < kParts; ++p) {
-        *reinterpret_cast<FloatLanesInMemory*>(t.out + r * kTileStride + b * kBand + p * kLanes) = acc[r][b][p];
-      }
-}
-
-// Has what is multiplied later fetched while other lines are multiplied.
-//
-// With several rows, or with halves to take apart, a line is so much work that the processor does not look ahead to
-// the next ones by itself (Zen 5, 6 rows: 28 GB/s of int8 weights instead of 18).
-template <int B>
-class Ahead {
- public:
-  static constexpr int64_t kLinesAhead = 32;
-
-  // Of each band, `num_lines` are multiplied, which come after `head` bytes.
-  Ahead(const Tile& t, int64_t head, int64_t num_lines) : stride_(t.band_stride) {
-    if (t.fetch == Fetch::kNothing) return;
-    const int64_t lines = t.fetch == Fetch::kOwn && kLinesAhead < num_lines ? kLinesAhead : num_lines;
-    turn_ = num_lines - lines;
-    own_ = t.bands + head + lines * 64;
-    if (t.following == nullptr) return;
-    following_ = t.following + head - turn_ * 64;
-    following_head_ = t.following;
-  }
-
-  // While line `line` is multiplied.
-  void fetch(int64_t line) const {
-    const uint8_t* const from = line < turn_ ? own_ : following_;
-    if (from == nullptr) return;
-#pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) __builtin_prefetch(from + b * stride_ + line * 64);
-  }
-
-  // While the part of the head at `offset` is used.
-  void fetch_head(int64_t offset) const {
-    if (following_head_ == nullptr) return;
-#pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) __builtin_prefetch(following_head_ + b * stride_ + offset);
-  }
-
- private:
-  int64_t stride_, turn_ = 0;
-  const uint8_t *own_ = nullptr, *following_ = nullptr, *following_head_ = nullptr;
-};
-
-// Where part `part` of the 64-byte line at `offset` in band `band` begins.
-FORCE_INLINE const uint8_t* line_part(const Tile& t, int band, int64_t offset, int part) {
-  return t.bands + band * t.band_stride + offset + part * kLanes * 4;
-}
-
-// A tile is a function of its own: inlined into the choice among all of them, GCC finds worse registers for it.
-#define TILE __attribute__((noinline))
 
 // Float weights. A step is one k: a line of each band, and one number of each row, which all lanes are multiplied by.
 //
@@ -176,19 +112,6 @@ struct WidePairs {
  private:
   template <int... kPart>
   WidePairs(BitLanes w, std::integer_sequence<int, kPart...>) : pairs{F::template pairs<kPart, ShortLanes>(w)...} {}
-};
-
-// One prepared row of integers, taken apart.
-struct IntegerRow {
-  const Int32InMemory* quads;  // four values each, of 16 bits two
-  const float* scales;
-  const int32_t* sums;
-
-  IntegerRow(const void* row, int64_t k, int64_t value_bytes)
-      : quads(static_cast<const Int32InMemory*>(row)),
-        scales(reinterpret_cast<const float*>(static_cast<const int8_t*>(row) + k * value_bytes)),
-        sums(reinterpret_cast<const int32_t*>(scales + k / kGroup)) {}
-  IntegerRow() = default;
 };
 
 // What is taken off each weight as it is multiplied: the sums of activations put it right.
@@ -298,6 +221,11 @@ TILE void tile_int(const Tile& t) {
   store_tile<R, B>(t, total);
 }
 
+// Tiles of blocks have at most two bands and usual height: taking codes apart is most of the work, and is the same in
+// larger ones, which take longer to compile.
+template <int R, int B>
+constexpr bool kFitsBlocks = R <= ROW_TILE && B <= 2;
+
 template <int R, int B>
 void tile_of(const Matrix& weight, const Tile& t) {
   with_format(weight.format, [&](auto it) {
@@ -306,6 +234,8 @@ void tile_of(const Matrix& weight, const Tile& t) {
       tile_f32<R, B>(t);
     } else if constexpr (F::kTile == TileKind::kBF16) {
       tile_bf16<R, B>(t);
+    } else if constexpr (F::kTile == TileKind::kBlocks) {
+      if constexpr (kFitsBlocks<R, B>) tile_blocks<R, B, F>(t);
     } else if constexpr (F::activation(false) == Activation::kInt16) {
       tile_int<R, B, F, true>(t);
     } else if (weight.is_wide) {
@@ -330,13 +260,14 @@ void tile_of(const Matrix& weight, const Tile& t) {
 // More rows than make a tile of usual shape take a tall one of two bands: two tiles, of six rows and of one or two,
 // would take longer and have memory idle while the second reads the bands from the cache.
 void tile(const Matrix& weight, const Tile& whole) {
+  const bool has_blocks = with_format(weight.format, [](auto it) { return it.kTile == TileKind::kBlocks; });
   for (int row = 0; row < whole.num_rows;) {
     const int rows_left = whole.num_rows - row;
-    const bool is_tall = rows_left > ROW_TILE && ROW_TILE_OF_TWO > ROW_TILE && whole.num_bands % 2 == 0;
+    const bool is_tall = rows_left > ROW_TILE && ROW_TILE_OF_TWO > ROW_TILE && whole.num_bands % 2 == 0 && !has_blocks;
     const int most = is_tall ? ROW_TILE_OF_TWO : ROW_TILE, rows = rows_left < most ? rows_left : most;
     for (int band = 0; band < whole.num_bands;) {
       const int left = whole.num_bands - band;
-      const int bands = left >= 4 && BAND_TILE >= 4 && !is_tall ? 4 : left >= 2 ? 2 : 1;
+      const int bands = left >= 4 && BAND_TILE >= 4 && !is_tall && !has_blocks ? 4 : left >= 2 ? 2 : 1;
       Tile part = whole;
       part.bands = whole.bands + band * whole.band_stride;
       part.rows = whole.rows + row;

@@ -36,7 +36,7 @@ void prepare(const LinearJob& job, int64_t row, int thread_idx) {
 
 void write_tile(const Isa& isa, const LinearCall& call, const float* tile_out, int64_t row, int num_rows, int64_t col,
                 int64_t num_cols) {
-  const int64_t n = call.weight.rows;
+  const int64_t n = call.out_stride > 0 ? call.out_stride : call.weight.rows;
   for (int r = 0; r < num_rows; ++r) {
     const int64_t at = (row + r) * n + col;
     isa.add_row(tile_out + r * kTileStride, call.bias == nullptr ? nullptr : call.bias + col,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "isa.h"
 #include "kv_cache.h"
@@ -19,9 +20,10 @@ struct LinearCall {
   int64_t x_stride;             // floats from a row of x to the next
   const float* bias;            // or null
   const float* residual;        // or null
-  float* out;                   // rows n apart
+  float* out;
   const float* norm = nullptr;  // weights [k] of a norm that x goes through first (see RmsNormCall), or null
   float eps = 0;                // of the norm
+  int64_t out_stride = 0;       // floats from a row of out, and of residual, to the next; 0: n
 };
 void linear(const Isa& isa, const LinearCall& call);
 
@@ -183,7 +185,7 @@ void route_stage(const Isa& isa, const MoEStageCall& call);
 
 // A layer: norm, QKV projection, attention, and what MoEStageCall says. All norms of a model share `eps`.
 struct DecoderLayer {
-  Matrix qkv;               // [(num_heads + 2 KV heads) * head_dim, hidden]
+  std::vector<Matrix> qkv;  // one or more, one below the other: [(num_heads + 2 KV heads) * head_dim, hidden]
   const float* qkv_bias;    // or null
   const float* input_norm;  // [hidden]
   float eps;
@@ -193,6 +195,13 @@ struct DecoderLayer {
   float clip;
   int64_t sliding_window;  // 0: none
   MoEStageCall stage;      // its weights; the rest is filled in
+
+  int64_t hidden() const { return qkv.front().cols; }
+  int64_t qkv_rows() const {
+    int64_t rows = 0;
+    for (const Matrix& part : qkv) rows += part.rows;
+    return rows;
+  }
 };
 
 // What `ExpertLayer::slots` says of an expert without a slot.

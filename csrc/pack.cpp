@@ -2,6 +2,9 @@
 // this lane has in each 64-byte line, then 16 lanes are laid side by side.
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
 #include <vector>
 
 #if defined(__SSE2__)
@@ -25,6 +28,26 @@ struct LaneGroup {
   uint32_t words[F::kWords];  // what the lane has in each 64-byte line
 };
 
+// Whether a format can be made of what lies in a file: those of blocks (block_formats.h) only of their own.
+template <typename F, typename Source>
+constexpr bool can_make() {
+  if constexpr (F::kTile == TileKind::kBlocks) return std::is_same_v<Source, typename F::Source>;
+  return true;
+}
+
+// The blocks from column k on. At the end of a row zeros follow: a block of zero bytes.
+template <typename F>
+void keep_blocks(const uint8_t* row, int64_t k, int64_t cols, LaneGroup<F>& to) {
+  using Source = typename F::Source;
+  const uint8_t* from = source::at<Source>(row, k);
+  uint8_t filled_up[F::kGroup / Source::kGroup * Source::kBytes] = {};
+  if (cols - k < F::kGroup) {
+    std::memcpy(filled_up, from, (cols - k) / Source::kGroup * Source::kBytes);
+    from = filled_up;
+  }
+  F::keep(from, to.numbers, to.words);
+}
+
 // From column k on. At the end of a row zeros follow.
 template <typename F, typename Source>
 void make_group(const uint8_t* row, int64_t k, int64_t cols, LaneGroup<F>& to) {
@@ -45,8 +68,8 @@ void make_group(const uint8_t* row, int64_t k, int64_t cols, LaneGroup<F>& to) {
 // lines[word][lane] = groups[lane].words[word]
 template <typename F>
 void transpose(const LaneGroup<F>* groups, uint32_t* lines) {
-  static_assert(F::kWords % 4 == 0, "words are moved four by four");
-  for (int64_t word = 0; word < F::kWords; word += 4) {
+  constexpr int kInFours = F::kWords / 4 * 4;
+  for (int64_t word = 0; word < kInFours; word += 4) {
     for (int lane = 0; lane < kBand; lane += 4) {
       uint32_t* out = lines + word * kBand + lane;
 #if defined(__SSE2__)
@@ -68,6 +91,9 @@ void transpose(const LaneGroup<F>* groups, uint32_t* lines) {
 #endif
     }
   }
+  for (int word = kInFours; word < F::kWords; ++word) {
+    for (int lane = 0; lane < kBand; ++lane) lines[word * kBand + lane] = groups[lane].words[word];
+  }
 }
 
 // Write the lanes that have a row; the others stay as they are, since another call may have brought them.
@@ -81,11 +107,27 @@ void pack_band(const uint8_t* const* rows, int64_t cols, uint8_t* band) {
     for (int lane = 0; lane < kBand; ++lane) {
       if (rows[lane] == nullptr) continue;
       const LaneGroup<F>& group = groups[lane];
-      make_group<F, Source>(rows[lane], k, cols, groups[lane]);
+      if constexpr (F::kTile == TileKind::kBlocks) {
+        keep_blocks<F>(rows[lane], k, cols, groups[lane]);
+      } else {
+        make_group<F, Source>(rows[lane], k, cols, groups[lane]);
+      }
       for (int i = 0; i < F::kNumbers; ++i) numbers[i * kBand + lane] = group.numbers[i];
       for (int i = 0; i < F::kWords && !is_whole; ++i) lines[i * kBand + lane] = group.words[i];
     }
     if (is_whole) transpose(groups, lines);
+  }
+}
+
+using PackBand = void (*)(const uint8_t* const* rows, int64_t cols, uint8_t* band);
+
+template <typename F, typename Source>
+PackBand pack_band_of() {
+  if constexpr (can_make<F, Source>()) {
+    return pack_band<F, Source>;
+  } else {
+    throw std::invalid_argument(std::string(F::kName) + " weights are kept as files have them, not made of " +
+                                Source::kName);
   }
 }
 
@@ -140,7 +182,7 @@ void pack_rows(Format format, SourceType type, const void* source, int64_t cols,
     lanes[rows[i] - first * kBand] = static_cast<const uint8_t*>(source) + i * stride;
   }
   const auto pack = with_format(format, [=](auto as) {
-    return with_source_type(type, [=](auto from) { return pack_band<decltype(as), decltype(from)>; });
+    return with_source_type(type, [=](auto from) { return pack_band_of<decltype(as), decltype(from)>(); });
   });
   for (int64_t band = first; band <= last; ++band) {
     const uint8_t* const* rows_of_band = &lanes[(band - first) * kBand];

@@ -30,7 +30,7 @@ FORCE_INLINE void store_group(int16_t* out, IVec low, IVec high) {
   }
 }
 
-// Symmetric integers per group of 32: scale = max|x| / kMost, nearest, halves to even. An infinity or a NaN in a group
+// Symmetric integers per group of 32, with the sums that `activation_bytes` (matrix.h) tells of: scale = max|x| / kMost, nearest, halves to even. An infinity or a NaN in a group
 // makes its scale NaN, and so everything computed from the row. Below kTiny, where kMost / max|x| overflows, is zero.
 template <typename T, int kMost>
 void quantize_row(const float* x, int64_t cols, void* out) {
@@ -39,6 +39,8 @@ void quantize_row(const float* x, int64_t cols, void* out) {
   T* q = static_cast<T*>(out);
   float* scales = reinterpret_cast<float*>(q + k);
   int32_t* sums = reinterpret_cast<int32_t*>(scales + groups);
+  int32_t* first_sums = sums + groups;
+  constexpr bool kHasFirstSums = sizeof(T) > 1;
   for (int64_t g = 0; g < groups; ++g, q += kGroup) {
     Vec values[2] = {};
     const int64_t left = cols - g * kGroup;
@@ -52,6 +54,7 @@ void quantize_row(const float* x, int64_t cols, void* out) {
       __builtin_memset(q, 0, kGroup * sizeof(T));
       scales[g] = largest_bits < 0x7f800000 ? 0.0f : __builtin_nanf("");
       sums[g] = 0;
+      if constexpr (kHasFirstSums) first_sums[g] = 0;
       continue;
     }
     const float inverse = static_cast<float>(kMost) / largest;
@@ -59,6 +62,7 @@ void quantize_row(const float* x, int64_t cols, void* out) {
     store_group(q, low, high);
     scales[g] = largest / static_cast<float>(kMost);
     sums[g] = sum_lanes(low + high);
+    if constexpr (kHasFirstSums) first_sums[g] = sum_lanes(low);
   }
 }
 

@@ -32,7 +32,8 @@
 #define MOEFLOW_LANES 4
 #endif
 
-#define FORCE_INLINE static inline __attribute__((always_inline))
+#define FORCE_INLINE_MEMBER __attribute__((always_inline))
+#define FORCE_INLINE static inline FORCE_INLINE_MEMBER
 
 namespace moeflow {
 namespace ISA_NAMESPACE {
@@ -157,6 +158,17 @@ FORCE_INLINE FloatLanes load_halves(const uint16_t* p) {
 #endif
 }
 
+// Numbers of 16 bits as integers.
+FORCE_INLINE IntLanes load_shorts(const uint16_t* p) {
+#if defined(__AVX512F__)
+  return (IntLanes)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__AVX2__)
+  return (IntLanes)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  return __builtin_convertvector(*reinterpret_cast<const Narrow<kLanes>::Halves*>(p), IntLanes);
+#endif
+}
+
 // To the nearest integer, halves to even. Asked for as one operation, because an addition in floats could be fused
 // with the multiplication before it and so round differently in one instruction set than in another.
 FORCE_INLINE IVec to_nearest(Vec x) {
@@ -250,6 +262,25 @@ FORCE_INLINE uint32_t bits_at_least(FloatLanes v, FloatLanes bound) {
 }
 
 // ---- lane by lane ----
+
+// Of each byte, a place in a table of 16, what is there.
+FORCE_INLINE BitLanes look_up(const uint8_t* table, BitLanes places) {
+#if defined(__AVX512BW__)
+  const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return (BitLanes)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), (__m512i)places);
+#elif defined(__AVX2__)
+  const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return (BitLanes)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), (__m256i)places);
+#elif defined(__aarch64__)
+  return (BitLanes)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)places);
+#else
+  uint8_t bytes[sizeof(places)];
+  __builtin_memcpy(bytes, &places, sizeof(places));
+  for (uint8_t& byte : bytes) byte = table[byte];
+  __builtin_memcpy(&places, bytes, sizeof(places));
+  return places;
+#endif
+}
 
 // Keeps compilers from fusing the product with an addition, so that all instruction sets round alike.
 FORCE_INLINE FloatLanes rounded(FloatLanes product) {

@@ -21,7 +21,7 @@ class TensorInfo:
 
     shape: tuple[int, ...]
     num_bytes: int  # in the file
-    stored_as: str  # "float32", "bfloat16", "float16", or a `BlockKind`
+    stored_as: str  # "float32", "bfloat16", "float16", a `BlockKind`, or another type that is widened when it is read
     file: Path
 
 

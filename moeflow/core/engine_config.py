@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from moeflow.core.errors import CapacityError
 from moeflow.core.offload_config import OffloadConfig
 from moeflow.core.parallel_config import ExpertParallelConfig, ParallelConfig
+from moeflow.kernels.weight_format import LayerFormats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +109,8 @@ class EngineConfig:
     dtype: str  # of activations: "float32" or "bfloat16"
     weight_format: str  # of matrices: a `WeightFormat`
     embedding_format: str  # of token embeddings and the output projection: likewise
+    head_format: str = ""  # of the output projection, where it has another than token embeddings
+    layer_formats: tuple[LayerFormats, ...] = ()  # of each layer's matrices, where they are not all of one format
     cpu_isa: str  # instruction set of the CPU kernels; empty: torch computes, in `dtype`
     router_format: str = "float32"  # of what chooses experts: "float32" or "bfloat16"
     is_wide: bool = False  # integer weights meet activations of 16 bits, so that nothing is lost; else of 8

@@ -102,7 +102,8 @@ class ExpertStore:
                 wait=self._disk.wait,
             )
             self.slots = ElasticSlots(self.cache, arena)
-            self.pool = ExpertPool(self.cache, _as_experts(arena, shape, spec, is_wide=is_wide))
+            views = _views(arena, shape, spec, is_wide=is_wide)
+            self.pool = ExpertPool(self.cache, views[0], slots_of_layers=views if spec.expert_formats else ())
             self.pool.fetcher = self.cache.fetcher = DiskFetcher(self._disk, self.cache)
             self.pool.remote = self._remote_experts(config.remote, shape, is_wide=is_wide)
             on_failure.pop_all()
@@ -265,17 +266,24 @@ def remote_stats(remote: RemoteExperts) -> dict[str, Any]:
     }
 
 
-def _as_experts(arena: SlotArena, shape: ModelConfig, spec: SlabSpec, *, is_wide: bool) -> PackedExperts:
-    """Return the memory of slots as kernels see it."""
-    return PackedExperts(
-        arena.num_slots,
-        shape.hidden_size,
-        shape.intermediate_size,
-        cast(WeightFormat, spec.weight_format),
-        kind=expert_kind(shape),
-        is_wide=is_wide,
-        storage=arena.slots,
-    )
+def _views(arena: SlotArena, shape: ModelConfig, spec: SlabSpec, *, is_wide: bool) -> list[PackedExperts]:
+    """Return the memory of slots as kernels see it in each layer with experts; if that is the same in all, once."""
+    made: dict[tuple[str, str], PackedExperts] = {}
+    formats_of_layers = spec.expert_formats or ((spec.weight_format, spec.weight_format),)
+    for formats in formats_of_layers:
+        if formats not in made:
+            up, down = (cast(WeightFormat, name) for name in formats)
+            made[formats] = PackedExperts(
+                arena.num_slots,
+                shape.hidden_size,
+                shape.intermediate_size,
+                up,
+                down_format=down,
+                kind=expert_kind(shape),
+                is_wide=is_wide,
+                storage=arena.slots,
+            )
+    return [made[formats] for formats in formats_of_layers]
 
 
 def traced_on(row: Row, slab_bytes: int) -> Spanned:

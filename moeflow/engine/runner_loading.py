@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import cast
 
 import torch
 
@@ -35,8 +34,6 @@ from moeflow.engine.ranks.rank_processes import RankProcesses
 from moeflow.engine.ranks.rank_upkeep import RankUpkeep
 from moeflow.engine.ranks.ranks import Ranks
 from moeflow.experts.predict.registry import WHOLE_PASS
-from moeflow.kernels.cpu.packed_weights import expert_bytes
-from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.expert_predictor.saved import load_predictor, predictor_folder
 from moeflow.models.language_model import LanguageModel
 from moeflow.models.layers.decoder import CausalLM
@@ -44,6 +41,7 @@ from moeflow.models.layers.encoder_decoder import EncoderDecoderLM
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.loading import load_model
+from moeflow.models.packing import largest_expert_bytes
 from moeflow.models.plausibility import read_eos_token_ids
 from moeflow.models.registry import read_model_config
 from moeflow.parallel.group import Group
@@ -211,8 +209,7 @@ def _expert_bytes(shape: ModelConfig, config: EngineConfig) -> int:
     """Return what an expert takes packed; 0 where it is not."""
     if not config.cpu_isa:
         return 0
-    weight_format = cast(WeightFormat, config.weight_format)
-    return expert_bytes(shape.hidden_size, shape.intermediate_size, weight_format, is_gated=shape.is_gated)
+    return largest_expert_bytes(shape, formats_of(config))
 
 
 def _describe(shape: ModelConfig, checkpoint: Checkpoint, config: EngineConfig) -> ModelInfo:

@@ -44,10 +44,21 @@ class Ahead(Protocol):
 class ExpertPool:
     """The experts of all layers over a few slots."""
 
-    def __init__(self, cache: ExpertCache, slots: PackedExperts, ahead: Ahead | None = None) -> None:
-        """Take a cache and the memory of its slots, seen as experts: slot by slot."""
+    def __init__(
+        self,
+        cache: ExpertCache,
+        slots: PackedExperts,
+        ahead: Ahead | None = None,
+        slots_of_layers: Sequence[PackedExperts] = (),
+    ) -> None:
+        """Take a cache and the memory of its slots, seen as experts: slot by slot.
+
+        Where experts of different layers differ in formats, `slots_of_layers` are the same slots as each layer sees
+        them.
+        """
         self.cache = cache
         self.slots = slots
+        self._slots_of_layers = slots_of_layers
         self.ahead = ahead
         self.remote: RemoteExperts | None = None  # those of other machines, if there are any
         self.fetcher: DiskFetcher | None = None  # has experts come while kernels run
@@ -59,6 +70,10 @@ class ExpertPool:
     def fetcher_handle(self) -> Any:
         """The fetcher as kernels take it."""
         return None if self.fetcher is None else self.fetcher.handle
+
+    def slots_of(self, layer: int) -> PackedExperts:
+        """Return the memory of the slots as a layer sees it; `layer` counts those with experts."""
+        return self._slots_of_layers[layer] if self._slots_of_layers else self.slots
 
     def lend_slots(self, num_layers: int, num_choices: int) -> None:
         """Let kernels bring experts until the end of the pass's call, for so many layers of so many choices each.
@@ -93,7 +108,7 @@ class CachedExperts:
         Shapes: hidden and residual [T, H], topk_ids and topk_weights [T, K] -> [T, H].
         Blocks: until the experts are there. Raises: StorageError if one of them cannot be read.
         """
-        work = _Work(self.pool, hidden, topk_ids, topk_weights, residual, self.needed(topk_ids))
+        work = _Work(self, hidden, topk_ids, topk_weights, residual)
         remote = self.pool.remote
         sent = None if remote is None else remote.send(self.layer, work.experts, hidden, topk_ids, topk_weights)
         if sent is None:
@@ -133,7 +148,7 @@ class CachedExperts:
 
     def for_kernels(self) -> tuple[PackedExperts, Tensor]:
         """Return the memory of the slots, and each expert's slot, [E] int32."""
-        return self.pool.slots, self.slots
+        return self.pool.slots_of(self.layer), self.slots
 
     def _run(self, work: _Work, hidden: Tensor, topk_ids: Tensor) -> None:
         is_first, spanned = True, self.pool.spanned
@@ -174,21 +189,15 @@ class _Work:
     """What a layer has to compute: (token, k) pairs, by expert."""
 
     def __init__(
-        self,
-        pool: ExpertPool,
-        hidden: Tensor,
-        topk_ids: Tensor,
-        topk_weights: Tensor,
-        residual: Tensor | None,
-        needed: list[int],
+        self, of: CachedExperts, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None
     ) -> None:
-        self._slots, self._layer_size = pool.slots, pool.cache.num_experts
+        self._slots, self._layer_size = of.pool.slots_of(of.layer), of.pool.cache.num_experts
         self._arguments = (hidden, topk_ids, topk_weights)
         self._residual = residual
         self._sums: Tensor | None = None
         self._pairs: Tensor | None = None
-        self.experts = needed  # those of them that are computed here
-        self._num_needed = len(needed)
+        self.experts = of.needed(topk_ids)  # those of them that are computed here
+        self._num_needed = len(self.experts)
 
     @property
     def pairs(self) -> Tensor:

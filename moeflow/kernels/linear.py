@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from moeflow.kernels.cpu import extension, stages
-from moeflow.kernels.cpu.packed_weights import PackedWeight
+from moeflow.kernels.cpu.packed_weights import PackedStack, PackedWeight
 from moeflow.kernels.norm import rms_norm
 
 _HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -21,7 +21,7 @@ _SMALL_WEIGHT = 2**16  # values
 
 
 def linear(
-    x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None, residual: Tensor | None = None
+    x: Tensor, weight: Tensor | PackedWeight | PackedStack, bias: Tensor | None = None, residual: Tensor | None = None
 ) -> Tensor:
     """Return `x @ weight.T + bias + residual`.
 
@@ -30,17 +30,26 @@ def linear(
     """
     if isinstance(weight, PackedWeight):
         return extension.linear(x, weight, bias, residual)
+    if isinstance(weight, PackedStack):
+        out = torch.cat([extension.linear(x, part) for part in weight.parts], dim=1)
+        return _added(_added(out, bias), residual)
     out = _product(x, weight, bias)
-    return out if residual is None else out.add_(residual)
+    return _added(out, residual)
 
 
 def norm_linear(
-    x: Tensor, norm: Tensor, eps: float, weight: Tensor | PackedWeight, bias: Tensor | None = None
+    x: Tensor, norm: Tensor, eps: float, weight: Tensor | PackedWeight | PackedStack, bias: Tensor | None = None
 ) -> Tensor:
     """Return `rms_norm(x) @ weight.T + bias`; norm [H] scales what is normalised. Shapes as in `linear`."""
     if isinstance(weight, PackedWeight):
         return stages.norm_linear(x, norm, eps, weight, bias)
+    if isinstance(weight, PackedStack):
+        return _added(torch.cat([stages.norm_linear(x, norm, eps, part) for part in weight.parts], dim=1), bias)
     return linear(rms_norm(x, norm, eps), weight, bias)
+
+
+def _added(out: Tensor, more: Tensor | None) -> Tensor:
+    return out if more is None else out.add_(more)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -7,7 +7,7 @@ and a few pieces, and the file is read once.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +91,7 @@ class NamesApart:
 
     routers: frozenset[str]
     embeddings: frozenset[str]  # and the output projection; not all have to be there
+    layers: tuple[Mapping[str, Sequence[str]], ...]  # by the fields of `LayerFormats`; of decoder-only models
 
 
 def names_apart(checkpoint: Checkpoint) -> NamesApart:
@@ -101,7 +102,12 @@ def names_apart(checkpoint: Checkpoint) -> NamesApart:
     missing = sorted(routers - checkpoint.tensors.keys())
     if missing:
         raise _blame(checkpoint.path, missing, "missing")
-    return NamesApart(routers, frozenset(model.embedding_names))
+    layers = model.layers if isinstance(model, CausalLM) else ()
+    return NamesApart(
+        routers,
+        frozenset(model.embedding_names),
+        tuple(layer.matrix_names(f"model.layers.{number}") for number, layer in enumerate(layers)),
+    )
 
 
 def _check_tensors(checkpoint: Checkpoint, model: LanguageModel) -> None:

@@ -24,6 +24,7 @@ from moeflow.checkpoint.packed.writer import OnBytes, SlabWriter, build_packed_w
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.cpu.packed_weights import PackedExperts, expert_bytes
 from moeflow.kernels.lazy_memory import allocate_lazily
+from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.language_model import LanguageModel
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.moe import expert_kind
@@ -44,14 +45,30 @@ def slab_spec(checkpoint: Checkpoint, formats: WeightFormats) -> SlabSpec:
         embedding_format=formats.embeddings,
         num_layers=shape.num_moe_layers,
         num_experts=shape.num_experts,
-        slab_bytes=_slab_bytes(shape, formats) if has_experts else 0,
+        slab_bytes=largest_expert_bytes(shape, formats) if has_experts else 0,
         resident_bytes=memory.num_bytes,
         layout=_layout(model, memory),
+        expert_formats=tuple(_expert_formats(shape, formats)) if has_experts and formats.layers else (),
     )
 
 
-def _slab_bytes(shape: ModelConfig, formats: WeightFormats) -> int:
-    return expert_bytes(shape.hidden_size, shape.intermediate_size, formats.matrices, is_gated=shape.is_gated)
+def largest_expert_bytes(shape: ModelConfig, formats: WeightFormats) -> int:
+    """Return what an expert takes in the layer where it takes most."""
+    size = (shape.hidden_size, shape.intermediate_size)
+    return max(
+        expert_bytes(*size, up, down_format=down, is_gated=shape.is_gated)
+        for up, down in _expert_formats(shape, formats)
+    )
+
+
+def _expert_formats(shape: ModelConfig, formats: WeightFormats) -> list[tuple[WeightFormat, WeightFormat]]:
+    """Return the formats of ups and downs in each layer with experts; if all have the same ones, once."""
+    moe_layers = (number for number in range(shape.num_layers) if number not in shape.dense_layers)
+    return (
+        [formats.of_experts(formats.layers[number]) for number in moe_layers]
+        if formats.layers
+        else [formats.of_experts(None)]
+    )
 
 
 def pack_model(
@@ -75,7 +92,7 @@ def pack_model(
         if writer.lacks_resident:
             packed = on_bytes if model.config.num_experts == 0 else None  # otherwise most of the work is experts
             writer.write_resident(_resident_content(checkpoint, model.config, formats, spec, num_threads, packed))
-        _write_experts(checkpoint, model, formats, writer, num_threads)
+        _write_experts(checkpoint, model, formats, spec, writer, num_threads)
     return spec
 
 
@@ -95,33 +112,44 @@ def _resident_content(
 
 
 def _write_experts(
-    checkpoint: Checkpoint, model: LanguageModel, formats: WeightFormats, writer: SlabWriter, num_threads: int
+    checkpoint: Checkpoint,
+    model: LanguageModel,
+    formats: WeightFormats,
+    spec: SlabSpec,
+    writer: SlabWriter,
+    num_threads: int,
 ) -> None:
     shape = model.config
     blocks = list(model.moe_blocks())
-    free: SimpleQueue[PackedExperts] = SimpleQueue()
+    size, kind = (shape.hidden_size, shape.intermediate_size), expert_kind(shape)
+    formats_of_layers = _expert_formats(shape, formats)
+    are_alike = len(formats_of_layers) == 1
+    free: SimpleQueue[Tensor] = SimpleQueue()
     for _ in range(num_threads + 1 if blocks else 0):
-        size = (shape.hidden_size, shape.intermediate_size)
-        free.put(PackedExperts(1, *size, formats.matrices, kind=expert_kind(shape)))
+        free.put(allocate_lazily(spec.slab_bytes))
 
-    def pack(layer: int, expert: int) -> tuple[int, int, PackedExperts]:
+    def pack(layer: int, expert: int) -> tuple[int, int, Tensor]:
         prefix, block = blocks[layer]
-        packed = free.get()
+        slab = free.get()
+        up, down = formats_of_layers[0 if are_alike else layer]
+        if not are_alike:
+            slab.zero_()  # of what fills up another layer's bands
+        packed = PackedExperts(1, *size, up, down_format=down, kind=kind, storage=slab.view(1, -1))
         (parts,) = packed.parts()
         fill(checkpoint, zip(block.expert_names(prefix, expert), parts, strict=True))
-        return layer, expert, packed
+        return layer, expert, slab
 
     with _threads(num_threads) as threads:
-        ahead: deque[Future[tuple[int, int, PackedExperts]]] = deque()
+        ahead: deque[Future[tuple[int, int, Tensor]]] = deque()
         missing = iter(writer.missing())
         while True:
             room = range(num_threads + 1 - len(ahead))
             ahead += [threads.submit(pack, *place) for _, place in zip(room, missing, strict=False)]
             if not ahead:
                 break
-            layer, expert, packed = ahead.popleft().result()
-            writer.write(layer, expert, packed.storage[0].numpy().data)
-            free.put(packed)
+            layer, expert, slab = ahead.popleft().result()
+            writer.write(layer, expert, slab.numpy().data)
+            free.put(slab)
 
 
 def _build_resident(

@@ -41,7 +41,7 @@ from moeflow.planner.choices.replica_choice import (
     what_each_has,
 )
 from moeflow.planner.choices.speculation_choice import SpeculatorChoice, choose_speculators
-from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, for_torch, own_precision
+from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, for_torch, own_precision, shares_layers
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.disk_waits import DiskRates
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
@@ -158,6 +158,8 @@ class Decision:
             dtype=dtype,
             weight_format=weights.matrices,
             embedding_format=weights.embeddings,
+            head_format=weights.head or "",
+            layer_formats=weights.layers,
             router_format=weights.routers,
             is_wide=weights.is_exact,
             cpu_isa=cpu_isa,
@@ -334,7 +336,12 @@ class Decision:
     def _costs(self, weights: WeightChoice) -> ModelCosts:
         kv_dtype = "float32" if self.settings.kv_dtype == "auto" else self.settings.kv_dtype
         formats = Formats(
-            matrices=weights.matrices, embeddings=weights.embeddings, kv=kv_dtype, routers=weights.routers
+            matrices=weights.matrices,
+            embeddings=weights.embeddings,
+            kv=kv_dtype,
+            routers=weights.routers,
+            head=weights.head,
+            layers=weights.layers,
         )
         return ModelCosts(self.shape, formats)
 
@@ -421,7 +428,9 @@ class Decision:
         choice = explicit_choice(self.settings.dtype, self.settings.quantize, can_pack=can_pack)
         if choice is None:
             if can_pack:
-                choice = own_precision(self.checkpoint, self._keeps_precision)
+                choice = own_precision(
+                    self.checkpoint, self._keeps_precision, can_differ=not shares_layers(self.settings)
+                )
             else:
                 is_cpu = device == "cpu" and not self.offloads_to_torch
                 choice = for_torch(self.checkpoint, self._fits_well, is_cpu=is_cpu)

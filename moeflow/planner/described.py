@@ -28,7 +28,7 @@ from moeflow.planner.choices.expert_plan import min_slots
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.choices.rank_choice import explain_ranks, possible_ranks
 from moeflow.planner.choices.rank_layout_choice import choose_rank_layouts
-from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, own_precision
+from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, own_precision, shares_layers
 from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, PROCESS_BYTES, CostModel
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.process_memory import ENGINE_BYTES, margin_bytes, planned_bytes
@@ -111,7 +111,7 @@ def _look_at(settings: Settings, *, has_device: bool) -> tuple[ModelConfig, Weig
         routers: WeightFormat = "bfloat16" if chosen.matrices == "bfloat16" else "float32"
         return read_bare_config(bare), dataclasses.replace(chosen, routers=routers), EVEN_ROUTING
     with closing(_opened(settings.model)) as checkpoint:
-        chosen = asked or own_precision(checkpoint, lambda _: True)
+        chosen = asked or own_precision(checkpoint, lambda _: True, can_differ=not shares_layers(settings))
         if asked is None and has_device and chosen.matrices == "float32":
             chosen = WeightChoice("bfloat16", "bfloat16", "devices compute in 16 bits")
         routing = known_routing(checkpoint, settings.cache_dir)
@@ -139,6 +139,8 @@ def _formats(choice: WeightChoice, settings: Settings, *, has_device: bool) -> F
         kv=kv_dtype,
         activation_bytes=2 if has_device else 4,
         routers=choice.routers,
+        head=choice.head,
+        layers=choice.layers,
     )
 
 
@@ -219,6 +221,8 @@ def _config(
         dtype="bfloat16" if has_device else "float32",
         weight_format=choice.matrices,
         embedding_format=choice.embeddings,
+        head_format=choice.head or "",
+        layer_formats=choice.layers,
         router_format=choice.routers,
         is_wide=choice.is_exact,
         cpu_isa="",

@@ -12,10 +12,12 @@ from torch.nn import functional as F
 from moeflow.kernels.activation import apply
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
-from moeflow.kernels.weight_format import ALL_FORMATS, QUANTIZED
+from moeflow.kernels.weight_format import FORMATS as RECORDS
+from moeflow.kernels.weight_format import MADE_FORMATS, QUANTIZED
 
-FORMATS = (*ALL_FORMATS, *(f"{name} wide" for name in QUANTIZED))
+FORMATS = (*MADE_FORMATS, *(f"{name} wide" for name in QUANTIZED))
 GROUP = 32
+STEP = 16  # as few values share a scale in some blocks
 UNIT = 2.0**-24  # relative error of one float32 operation
 TINY = 1e-30  # results this small may be rounded to zero
 
@@ -34,9 +36,14 @@ def pack_experts(gate_up, down, form, **kind):
 
 def max_of(packed):
     """Return the largest integer that activations become beside a weight; None: they stay floats."""
-    if packed.format == "int4-min":
+    if packed.format == "int4-min" or has_blocks(packed):
         return 32767
     return (32767 if packed.is_wide else 127) if packed.format in ("int8", "int4") else None
+
+
+def has_blocks(packed):
+    """Whether it is in a format that only files have."""
+    return not RECORDS[packed.format].is_made
 
 
 def groups(x):
@@ -72,6 +79,8 @@ def _quantized(x, most, slack):
 def num_roundings(packed):
     """How often a kernel rounds on the way to one result."""
     num_groups = -(-packed.cols // GROUP)
+    if has_blocks(packed):
+        return 2 * -(-packed.cols // STEP) + 6  # as the next, in steps
     if packed.format == "int4-min":
         return 2 * num_groups + 5  # twice a group, and once or twice where sums of integers become floats
     return packed.cols + 2 if max_of(packed) is None else num_groups + 4
@@ -81,7 +90,9 @@ def product(values, unsure, packed):
     """Return (values @ weight.T, by how much a kernel's result may differ)."""
     weight = packed.unpack().double()
     sizes = weight.abs()
-    if packed.format == "int4-min":  # steps above the minimum and the minimum are multiplied each for itself
+    if packed.format == "int4-min" or has_blocks(
+        packed
+    ):  # steps above the minimum and the minimum are multiplied each for itself
         sizes = (3 * groups(sizes).amax(-1, keepdim=True)).expand(-1, -1, GROUP).flatten(1)[:, : packed.cols]
     error = num_roundings(packed) * UNIT
     return values @ weight.T, values.abs() @ sizes.T * error + unsure @ weight.T.abs() + TINY

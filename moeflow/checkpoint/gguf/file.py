@@ -89,7 +89,10 @@ class GGUFFile:
         return self._read_part(name, self._part(name))
 
     def read_rows(self, name: str, start: int, stop: int) -> StoredRows:
-        """Return rows of a matrix, quantized ones as blocks, others as floats; raises as `Checkpoint.read` does."""
+        """Return rows of a matrix: as blocks those that are of a `BlockKind`, others as floats.
+
+        Raises: as `Checkpoint.read` does.
+        """
         part = self._part(name)
         num_rows, num_cols = part.shape
         row_bytes = part.num_bytes // max(num_rows, 1)

@@ -30,6 +30,16 @@ QUANTIZATIONS = (
     GGMLQuantizationType.F16,
     GGMLQuantizationType.BF16,
     *(GGMLQuantizationType[kind] for kind in BLOCK_KINDS),
+    # Without kernels of their own: widened to float32 when they are read.
+    GGMLQuantizationType.IQ1_S,
+    GGMLQuantizationType.IQ1_M,
+    GGMLQuantizationType.IQ2_XXS,
+    GGMLQuantizationType.IQ2_XS,
+    GGMLQuantizationType.IQ2_S,
+    GGMLQuantizationType.IQ3_XXS,
+    GGMLQuantizationType.IQ3_S,
+    GGMLQuantizationType.TQ1_0,
+    GGMLQuantizationType.TQ2_0,
 )
 
 _MAGIC = b"GGUF"

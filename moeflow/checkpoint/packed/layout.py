@@ -46,6 +46,7 @@ class SlabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     slab_bytes: int  # of one expert, without the filling
     resident_bytes: int  # of all other weights: whole pages
     layout: str  # a hash over which of these is where
+    expert_formats: tuple[tuple[str, str], ...] = ()  # of each such layer's ups and downs; empty: all `weight_format`
     format_version: int = FORMAT_VERSION
 
     @property

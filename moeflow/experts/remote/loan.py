@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import cast
 
 from moeflow.core.errors import ConfigError, GroupError
 from moeflow.experts.slot_arena import SlotArena
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedExperts, expert_bytes
-from moeflow.kernels.weight_format import WEIGHT_FORMATS, WeightFormat
+from moeflow.kernels.weight_format import FORMATS, WeightFormat
 from moeflow.parallel.remote.lending import Borrowing
 
 
@@ -20,9 +21,9 @@ def borrowed_bytes(borrowing: Borrowing) -> int:
 
 
 def _weight_format(borrowing: Borrowing) -> WeightFormat:
-    if borrowing.weight_format not in WEIGHT_FORMATS:
+    if borrowing.weight_format not in FORMATS:
         raise ConfigError(f"weight format {borrowing.weight_format!r} is unknown")
-    return borrowing.weight_format
+    return cast(WeightFormat, borrowing.weight_format)
 
 
 class Loan:

@@ -29,12 +29,17 @@ if extension.is_available():
 class PackedLayer:
     """The weights of one layer."""
 
-    qkv: PackedWeight
+    qkv: Sequence[PackedWeight]  # one, or some one below the other
     qkv_bias: Tensor | None
     input_norm: Tensor  # [H]
     heads: Heads
     sliding_window: int | None
     stage: MoEStage  # what follows attention
+
+    @property
+    def hidden(self) -> int:
+        """The size of hidden states."""
+        return self.qkv[0].cols
 
 
 # (input [T, H], topk_ids [T, K], topk_weights [T, K], residual [T, H]) -> residual plus each token's experts [T, H]
@@ -85,7 +90,7 @@ class PackedDecoder:
         """
         first = self.layers[0]
         num_tokens = hidden.shape[0]
-        check_floats(hidden, (num_tokens, first.qkv.cols))
+        check_floats(hidden, (num_tokens, first.hidden))
         check_floats(cos, (num_tokens, 1, first.heads.head_dim))
         check_floats(sin, (num_tokens, 1, first.heads.head_dim))
         if len(blocks) != len(self.layers):
@@ -93,7 +98,7 @@ class PackedDecoder:
         keeps_choices |= self.has_slots
         topk_ids = torch.empty(len(self.routed), num_tokens, self._top_k, dtype=torch.int64) if keeps_choices else None
         num_kept = len(self.layers) if keeps_inputs else int(self.has_slots)
-        normed = torch.empty(num_kept, num_tokens, first.qkv.cols) if num_kept else None
+        normed = torch.empty(num_kept, num_tokens, first.hidden) if num_kept else None
         topk_weights = torch.empty(num_tokens, self._top_k) if self.has_slots else None
         handle = _cpu.DecoderPass(
             layers=self._handles,
@@ -171,11 +176,11 @@ class PackedPass:
 def _bind(layer: PackedLayer) -> object:
     heads, stage = layer.heads, layer.stage
     row = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
-    if layer.qkv.rows != row or stage.o_proj.cols != heads.num_heads * heads.head_dim:
+    if sum(part.rows for part in layer.qkv) != row or stage.o_proj.cols != heads.num_heads * heads.head_dim:
         raise ValueError(f"{layer.qkv}, {heads} and {stage.o_proj} do not fit together")
-    check_floats(layer.input_norm, (layer.qkv.cols,))
+    check_floats(layer.input_norm, (layer.hidden,))
     return _cpu.DecoderLayer(
-        qkv=layer.qkv.handle,
+        qkv=[part.handle for part in layer.qkv],
         qkv_bias=address(layer.qkv_bias),
         input_norm=layer.input_norm.data_ptr(),
         eps=stage.eps,

@@ -146,7 +146,8 @@ def _half(
 ) -> Any:
     """Return a layer of `up` or `down` matrices only, for the extension."""
     return _cpu.PackedExperts(
-        format=weight_format,
+        up_format=weight_format,
+        down_format=weight_format,
         hidden=hidden,
         width=width,
         up=[weight.storage.data_ptr() for weight in up],

@@ -28,8 +28,8 @@ class PackedWeight:
     """A weight matrix [rows, cols] in one of the formats.
 
     Integer weights meet activations that are rounded to int8, or to 16 bits if it `is_wide`: that is next to exact, as
-    fast where memory is what takes the time, and up to half as fast where VNNI would have multiplied bytes. "int4-min"
-    always is.
+    fast where memory is what takes the time, and up to half as fast where VNNI would have multiplied bytes. Formats
+    that files alone have always are.
     """
 
     __slots__ = ("cols", "format", "handle", "is_wide", "rows", "storage")
@@ -120,6 +120,36 @@ class PackedWeight:
         return f"PackedWeight({self.format}, {self.rows} x {self.cols})"
 
 
+class PackedStack:
+    """Matrices one below the other, each in a format of its own: parts of one, as a file has them."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[PackedWeight]) -> None:
+        """Take matrices of as many columns."""
+        self.parts = tuple(parts)
+
+    @property
+    def rows(self) -> int:
+        """Those of all together."""
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def cols(self) -> int:
+        """Those of each."""
+        return self.parts[0].cols
+
+    def split(self, sizes: Sequence[int]) -> list[PackedRows]:
+        """Return parts of so many rows each, one below the other; none of them is of two matrices."""
+        left, found = list(sizes), []
+        for part in self.parts:
+            own: list[int] = []
+            while sum(own) < part.rows:
+                own.append(left.pop(0))
+            found += part.split(own)
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class PackedRows:
     """Some rows of a packed matrix, which one checkpoint tensor fills, or neighbouring rows of one."""
@@ -168,6 +198,7 @@ class PackedExperts:
     __slots__ = (
         "down",
         "down_bias",
+        "down_format",
         "format",
         "function",
         "gate_up",
@@ -188,16 +219,19 @@ class PackedExperts:
         width: int,
         weight_format: WeightFormat,
         *,
+        down_format: WeightFormat | None = None,
         kind: ExpertKind = SWIGLU,
         is_wide: bool = False,
         storage: Tensor | Sequence[Tensor] | None = None,
     ) -> None:
         """Take `storage` [E, `expert_bytes` or more] uint8, whose rows hold an expert each, or allocate zeros.
 
-        Rows may lie anywhere. Zeros are to be filled through `parts` and `set_biases`. `is_wide` as in `PackedWeight`.
+        Rows may lie anywhere. Zeros are to be filled through `parts` and `set_biases`. `down_format` is for files that
+        have down matrices otherwise than gates and ups. `is_wide` as in `PackedWeight`.
         Raises: MemoryError.
         """
         self.format = weight_format
+        self.down_format = down_format or weight_format
         self.is_wide = is_wide
         self.hidden = hidden
         self.width = width
@@ -207,8 +241,7 @@ class PackedExperts:
         # With a gate, bands in turn: gate 0..15, up 0..15, gate 16..31, ...
         up_rows = (2 if kind.is_gated else 1) * whole_bands(width)
         up_bytes = matrix_bytes(weight_format, up_rows, hidden)
-        down_bytes = matrix_bytes(weight_format, hidden, width)
-        num_bytes = up_bytes + down_bytes
+        num_bytes = up_bytes + matrix_bytes(self.down_format, hidden, width)
         if storage is None:
             storage = allocate_lazily(num_experts * num_bytes).view(num_experts, num_bytes)
         if len(storage) != num_experts or not all(_holds(row, num_bytes) for row in storage):
@@ -219,12 +252,13 @@ class PackedExperts:
             PackedWeight(row[:up_bytes], weight_format, up_rows, hidden, is_wide=is_wide) for row in storage
         ]
         self.down = [
-            PackedWeight(row[up_bytes:num_bytes], weight_format, hidden, width, is_wide=is_wide) for row in storage
+            PackedWeight(row[up_bytes:num_bytes], self.down_format, hidden, width, is_wide=is_wide) for row in storage
         ]
         self.up_bias = torch.zeros(num_experts, up_rows) if kind.has_bias else None  # in the order of gate_up's rows
         self.down_bias = torch.zeros(num_experts, hidden) if kind.has_bias else None
         self.handle: Any = _cpu.PackedExperts(
-            format=weight_format,
+            up_format=weight_format,
+            down_format=self.down_format,
             hidden=hidden,
             width=width,
             up=[weight.storage.data_ptr() for weight in self.gate_up],
@@ -283,6 +317,7 @@ class PackedExperts:
             self.hidden,
             self.width,
             self.format,
+            down_format=self.down_format,
             kind=self.kind,
             is_wide=self.is_wide,
             storage=rows,
@@ -384,10 +419,17 @@ def matrix_bytes(weight_format: WeightFormat, rows: int, cols: int) -> int:
     return num_bytes
 
 
-def expert_bytes(hidden: int, width: int, weight_format: WeightFormat, *, is_gated: bool = True) -> int:
+def expert_bytes(
+    hidden: int,
+    width: int,
+    weight_format: WeightFormat,
+    *,
+    down_format: WeightFormat | None = None,
+    is_gated: bool = True,
+) -> int:
     """Return what an expert takes in a row of `PackedExperts.storage`."""
     up_bytes = matrix_bytes(weight_format, (2 if is_gated else 1) * whole_bands(width), hidden)
-    return up_bytes + matrix_bytes(weight_format, hidden, width)
+    return up_bytes + matrix_bytes(down_format or weight_format, hidden, width)
 
 
 def whole_bands(rows: int) -> int:

@@ -44,7 +44,7 @@ class CausalLM:
         ends = allocator if self._has_ends else elsewhere  # in the order in which memory has them
         self.embed_tokens = ends.embedding(config.vocab_size, config.hidden_size)
         layers = [
-            make_layer(config, allocator if layer_idx in own else elsewhere, layer_idx)
+            make_layer(config, (allocator if layer_idx in own else elsewhere).in_layer(layer_idx), layer_idx)
             for layer_idx in range(config.num_layers)
         ]
         self.layers = tuple(layers[own.start : own.stop])
@@ -129,7 +129,7 @@ class CausalLM:
         """Return the output projection, or of it the rows of the tokens that are this rank's."""
         config, own = self.config, None if self._vocab is None else [self._vocab.own]
         if not config.tie_word_embeddings:
-            return allocator.embedding(config.vocab_size, config.hidden_size, own)
+            return allocator.head(config.vocab_size, config.hidden_size, own)
         if own is None:
             return self.embed_tokens
         assert isinstance(self.embed_tokens, PackedWeight)  # ranks have nothing else

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.cpu.decoder import PackedLayer
-from moeflow.kernels.cpu.packed_weights import PackedWeight
+from moeflow.kernels.cpu.packed_weights import PackedStack, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.context import ForwardContext
@@ -54,11 +54,11 @@ class DecoderLayer:
 
     def packed(self) -> PackedLayer | None:
         """Return the layer for `PackedDecoder`; None if it has to be run stage by stage."""
-        attention = self.self_attn
-        if self._stage is None or not isinstance(attention.qkv_proj.weight, PackedWeight):
+        attention, qkv = self.self_attn, self.self_attn.qkv_proj.weight
+        if self._stage is None or not isinstance(qkv, PackedWeight | PackedStack):
             return None
         return PackedLayer(
-            qkv=attention.qkv_proj.weight,
+            qkv=qkv.parts if isinstance(qkv, PackedStack) else (qkv,),
             qkv_bias=attention.qkv_proj.bias,
             input_norm=self.input_layernorm.weight,
             heads=attention.heads,
@@ -93,6 +93,12 @@ class DecoderLayer:
         hidden = self.self_attn.o_proj(attended, residual=hidden)
         normed = self.post_attention_layernorm(hidden)
         return hidden, Routed(normed, *self.mlp.route(normed))
+
+    def matrix_names(self, prefix: str) -> dict[str, list[str]]:
+        """Return the checkpoint names of the matrices that each field of `LayerFormats` is about."""
+        parts = (*self.self_attn.qkv_proj.parts, *self.self_attn.o_proj.parts)
+        ups, downs = self.mlp.matrix_names(prefix)
+        return {part: [f"{prefix}.self_attn.{part}.weight"] for part in parts} | {"up": ups, "down": downs}
 
     def _make_stage(self) -> MoEStage | None:
         return self.mlp.stage(self.self_attn.o_proj, self.post_attention_layernorm)

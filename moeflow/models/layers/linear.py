@@ -36,7 +36,7 @@ class Linear:
         self.parts = dict(parts)
         self._own = own
         out_features = sum(self.parts.values())
-        self.weight = allocator.matrix(out_features, in_features, self._own_rows())
+        self.weight = allocator.stacked(self.parts, in_features, own)
         self._bias = allocator.empty(out_features) if bias else None  # small: ranks have all of it
 
     @property

@@ -28,6 +28,11 @@ class NetworkNames:
     ups: tuple[str, ...] = ("gate_proj", "up_proj")  # without a gate one
     down: str = "down_proj"
 
+    def of_matrices(self, prefix: str) -> tuple[list[str], list[str]]:
+        """Return the whole names of the gate's and up's matrices, and of down's, in the layer `prefix`."""
+        ups, downs = ([f"{prefix}.{self.block}.{name}.weight" for name in part] for part in (self.ups, [self.down]))
+        return ups, downs
+
 
 NAMES: Final = NetworkNames()
 
@@ -47,7 +52,7 @@ class MLP:
         *,
         bias: bool = False,
     ) -> None:
-        self._kind, self._block = kind, names.block
+        self._kind, self._names, self._block = kind, names, names.block
         gate_up = dict.fromkeys(names.ups, intermediate_size)
         self._units = allocator.columns("units", intermediate_size)
         own = None if self._units is None else dict.fromkeys(gate_up, self._units.own)
@@ -73,6 +78,10 @@ class MLP:
         """Yield (checkpoint name, destination)."""
         yield from self.gate_up_proj.named_weights(f"{prefix}.{self._block}")
         yield from self.down_proj.named_weights(f"{prefix}.{self._block}")
+
+    def matrix_names(self, prefix: str) -> tuple[list[str], list[str]]:
+        """Return the checkpoint names of the gate's and up's matrices, and of down's."""
+        return self._names.of_matrices(prefix)
 
 
 class FusedMLP:
@@ -112,6 +121,10 @@ class FusedMLP:
         assert parts is not None  # a network is never another process's alone
         for name, part in zip((*self._names.ups, self._names.down), parts, strict=True):
             yield f"{prefix}.{self._names.block}.{name}.weight", part
+
+    def matrix_names(self, prefix: str) -> tuple[list[str], list[str]]:
+        """Return the checkpoint names of the gate's and up's matrices, and of down's."""
+        return self._names.of_matrices(prefix)
 
 
 def dense_mlp(

@@ -108,6 +108,11 @@ class MoE:
             if parts is not None:
                 yield from zip(self.expert_names(prefix, expert), parts, strict=True)
 
+    def matrix_names(self, prefix: str) -> tuple[list[str], list[str]]:
+        """Return the checkpoint names of all experts' gates and ups, and of their downs."""
+        names = [self.expert_names(prefix, expert) for expert in range(self.config.num_experts)]
+        return [name for ups in names for name in ups[:-1]], [name for *_, name in names]
+
     def router_name(self, prefix: str) -> str:
         """Return the checkpoint name of the router's matrix."""
         return f"{prefix}.{self.names.block}.{self.names.router}.weight"

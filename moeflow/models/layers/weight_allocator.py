@@ -7,9 +7,10 @@ forms can be cut into the parts that a checkpoint knows by name: `Destination`s,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +23,13 @@ from moeflow.kernels.cpu.packed_weights import (
     SWIGLU,
     ExpertKind,
     PackedExperts,
+    PackedStack,
     PackedWeight,
     expert_bytes,
     matrix_bytes,
 )
 from moeflow.kernels.lazy_memory import LazyMemory
-from moeflow.kernels.weight_format import BITS_PER_VALUE, WeightFormat
+from moeflow.kernels.weight_format import BITS_PER_VALUE, LayerFormats, WeightFormat
 from moeflow.models.layers.expert_shares import ExpertShares
 from moeflow.models.layers.expert_weights import (
     Destination,
@@ -39,11 +41,12 @@ from moeflow.models.layers.expert_weights import (
 )
 from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
 from moeflow.models.layers.ranks.sliced_experts import SlicedExperts
-from moeflow.parallel.blocks import band_blocks
+from moeflow.parallel.blocks import band_blocks, shifted
 from moeflow.parallel.columns import Columns
 from moeflow.parallel.group import Group
 
 Weight = Tensor | PackedWeight
+StackedWeight = Weight | PackedStack
 Take = Callable[[int], Tensor | None]  # bytes of an expert -> memory, a row for each
 
 
@@ -52,9 +55,15 @@ class WeightFormats:
     """In which format each kind of matrix is packed."""
 
     matrices: WeightFormat
-    embeddings: WeightFormat  # and the output projection
+    embeddings: WeightFormat  # and the output projection, if `head` says nothing else
     routers: WeightFormat = "float32"  # small, and rounding them changes which experts are asked: never in integers
     is_wide: bool = False  # whether integers meet activations of 16 bits, see `PackedWeight`
+    head: WeightFormat | None = None
+    layers: tuple[LayerFormats, ...] = ()  # of each layer instead of `matrices`; empty: all have that
+
+    def of_experts(self, layer: LayerFormats | None) -> tuple[WeightFormat, WeightFormat]:
+        """Return the formats of a layer's gates and ups, and of its downs; None: as all layers have them."""
+        return (self.matrices, self.matrices) if layer is None else (layer.up, layer.down)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +85,7 @@ class WeightAllocator:
     expert_capacity: int = 0  # tokens of an encoder's input that an expert takes; 0: all that choose it
     own_layers: range | None = None  # of the stage that this process has; None: it has all layers
     on_route: Callable[[Tensor], None] | None = None  # told of each layer's choice, topk_ids [T, K], in order
+    layer: LayerFormats | None = None  # of the layer that is made; None: of all alike
 
     @property
     def bits_per_value(self) -> float:
@@ -96,6 +106,12 @@ class WeightAllocator:
             return WeightAllocator(self.dtype, torch.device("meta"))
         return replace(self, group=None, expert_ranks=None)
 
+    def in_layer(self, layer_idx: int) -> WeightAllocator:
+        """Return an allocator for what is in that layer."""
+        if self.packed is None or not self.packed.layers:
+            return self
+        return replace(self, layer=self.packed.layers[layer_idx])
+
     @property
     def tensor_group(self) -> Group | None:
         """The ranks that cut attention, dense layers and the output projection among them; None: this one has all."""
@@ -113,8 +129,34 @@ class WeightAllocator:
         """
         return self._matrix(rows, cols, self.packed.matrices if self.packed else None, own)
 
+    def stacked(self, parts: Mapping[str, int], cols: int, own: Mapping[str, range] | None = None) -> StackedWeight:
+        """Do the same for parts one below the other, of so many rows each, by the names that `LayerFormats` has.
+
+        `own` are the rows that are wanted of each part. Neighbours in one format are one matrix.
+        """
+        weights: list[Weight] = []
+        for weight_format, names in groupby(parts, self._format_of):
+            sizes = {name: parts[name] for name in names}
+            starts = accumulate(sizes.values(), initial=0)
+            rows = (
+                None if own is None else [shifted(own[name], start) for name, start in zip(sizes, starts, strict=False)]
+            )
+            weights.append(self._matrix(sum(sizes.values()), cols, weight_format, rows))
+        packed = [weight for weight in weights if isinstance(weight, PackedWeight)]
+        return PackedStack(packed) if len(packed) > 1 else weights[0]
+
+    def _format_of(self, name: str) -> WeightFormat | None:
+        if self.packed is None:
+            return None
+        found: WeightFormat = getattr(self.layer, name, self.packed.matrices)
+        return found
+
+    def head(self, rows: int, cols: int, own: Sequence[range] | None = None) -> Weight:
+        """Do the same for the output projection."""
+        return self._matrix(rows, cols, self.packed.head or self.packed.embeddings if self.packed else None, own)
+
     def embedding(self, rows: int, cols: int, own: Sequence[range] | None = None) -> Weight:
-        """Do the same for token embeddings and for the output projection."""
+        """Do the same for token embeddings."""
         return self._matrix(rows, cols, self.packed.embeddings if self.packed else None, own)
 
     def router(self, num_experts: int, hidden_size: int) -> Weight:
@@ -146,7 +188,8 @@ class WeightAllocator:
             take = partial(self.memory.experts, num_experts)
             return self._slices(self.group, hidden_size, intermediate_size, formats, take)
         assert (self.group is None) == (self.expert_ranks is None)
-        num_bytes = expert_bytes(hidden_size, intermediate_size, formats.matrices, is_gated=kind.is_gated)
+        up, down = formats.of_experts(self.layer)
+        num_bytes = expert_bytes(hidden_size, intermediate_size, up, down_format=down, is_gated=kind.is_gated)
         own = None  # memory that a rank fills some of
         if self.expert_ranks is not None and not self.memory.is_filled:
             own = LazyMemory(num_experts * num_bytes)
@@ -159,7 +202,8 @@ class WeightAllocator:
             num_experts,
             hidden_size,
             intermediate_size,
-            formats.matrices,
+            up,
+            down_format=down,
             kind=kind,
             is_wide=formats.is_wide,
             storage=storage,
@@ -189,9 +233,9 @@ class WeightAllocator:
             return self._slabs(1, hidden_size, intermediate_size, kind) if self.has_slabs else None
         if self.tensor_group is not None:
             return self._slices(self.tensor_group, hidden_size, intermediate_size, self.packed, self._one_row)
-        matrices, is_wide = self.packed.matrices, self.packed.is_wide
-        storage = self._one_row(expert_bytes(hidden_size, intermediate_size, matrices, is_gated=kind.is_gated))
-        return PackedExperts(1, hidden_size, intermediate_size, matrices, kind=kind, is_wide=is_wide, storage=storage)
+        size, (up, down) = (hidden_size, intermediate_size), self.packed.of_experts(self.layer)
+        storage = self._one_row(expert_bytes(*size, up, down_format=down, is_gated=kind.is_gated))
+        return PackedExperts(1, *size, up, down_format=down, kind=kind, is_wide=self.packed.is_wide, storage=storage)
 
     def _one_row(self, num_bytes: int) -> Tensor:
         """Return the memory of a dense network as that of a layer's one expert: [1, num_bytes] uint8."""
@@ -215,7 +259,7 @@ class WeightAllocator:
         return matrix if own is None or not has_whole else matrix.take(own)
 
 
-def rows_of(weight: Weight, parts: Collection[range]) -> Sequence[Destination]:
+def rows_of(weight: StackedWeight, parts: Collection[range]) -> Sequence[Destination]:
     """Return parts one below the other, each of some rows of a checkpoint's tensor: of all, unless others have some."""
     sizes = [len(rows) for rows in parts]
     if isinstance(weight, Tensor):

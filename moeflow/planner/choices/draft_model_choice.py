@@ -103,7 +103,7 @@ def _weights(weight_format: str | None, checkpoint: Checkpoint, *, can_pack: boo
         return chosen
     if not can_pack:
         return WeightChoice("float32", "float32")
-    own = own_precision(checkpoint, lambda _: True)
+    own = own_precision(checkpoint, lambda _: True, can_differ=False)
     return WeightChoice(_at_most_int8(own.matrices), _at_most_int8(own.embeddings))
 
 

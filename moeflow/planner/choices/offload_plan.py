@@ -43,6 +43,8 @@ def costs_of(shape: ModelConfig, config: EngineConfig) -> ModelCosts:
             kv=config.kv_dtype,
             activation_bytes=2 if config.dtype == "bfloat16" else 4,
             routers=config.router_format,
+            head=config.head_format or None,
+            layers=config.layer_formats,
         ),
     )
 

@@ -143,7 +143,8 @@ def formats_of(config: EngineConfig) -> WeightFormats:
     """Return the formats in which an engine's weights are packed."""
     names = (config.weight_format, config.embedding_format, config.router_format)
     matrices, embeddings, routers = (cast(WeightFormat, name) for name in names)
-    return WeightFormats(matrices, embeddings, routers, is_wide=config.is_wide)
+    head = cast(WeightFormat, config.head_format) if config.head_format else None
+    return WeightFormats(matrices, embeddings, routers, is_wide=config.is_wide, head=head, layers=config.layer_formats)
 
 
 def pack(

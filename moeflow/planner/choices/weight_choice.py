@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 
@@ -16,10 +18,13 @@ from moeflow.kernels.weight_format import (
     FORMATS,
     QUANTIZED,
     WEIGHT_FORMATS,
+    LayerFormats,
     WeightFormat,
 )
+from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.weight_allocator import WeightFormats
 from moeflow.models.loading import NamesApart, names_apart
+from moeflow.planner.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +36,27 @@ class WeightChoice:
     reason: str = ""  # empty if the user said so
     is_exact: bool = False  # nothing is rounded that the file does not round: neither weights nor what they meet
     routers: WeightFormat = "float32"
+    head: WeightFormat | None = None  # of the output projection; None: as embeddings
+    layers: tuple[LayerFormats, ...] = ()  # of each layer's matrices, most being in `matrices`; empty: all are
 
     @property
     def formats(self) -> WeightFormats:
         """How weights are packed."""
-        return WeightFormats(self.matrices, self.embeddings, self.routers, is_wide=self.is_exact)
+        return WeightFormats(
+            self.matrices,
+            self.embeddings,
+            self.routers,
+            is_wide=self.is_exact,
+            head=self.head,
+            layers=self.layers,
+        )
 
     def with_routers(self, checkpoint: Checkpoint) -> WeightChoice:
         """Return the same with routers as a checkpoint has them: bfloat16 if they and all else are, else float32."""
         names = names_apart(checkpoint).routers
         has_narrow = all(checkpoint.tensors[name].stored_as == "bfloat16" for name in names)
-        routers: WeightFormat = "bfloat16" if has_narrow and self.matrices == "bfloat16" else "float32"
+        is_narrow = self.matrices == "bfloat16" and not self.layers
+        routers: WeightFormat = "bfloat16" if has_narrow and is_narrow else "float32"
         return replace(self, routers=routers)
 
 
@@ -73,15 +88,57 @@ def instead_of(weight_format: str) -> str:
     return f"{FORMATS[smaller].option} {smaller} or a smaller model" if smaller else "a smaller model"
 
 
-def own_precision(checkpoint: Checkpoint, fits: Callable[[WeightChoice], bool]) -> WeightChoice:
-    """Return the smallest formats that keep every weight as it is, or bfloat16 if that is needed and does not fit."""
+def own_precision(
+    checkpoint: Checkpoint, fits: Callable[[WeightChoice], bool], *, can_differ: bool = True
+) -> WeightChoice:
+    """Return the smallest formats that keep every weight as it is, or bfloat16 if that is needed and does not fit.
+
+    One for all matrices, or, if that were float32 and layers `can_differ`, each as the file has it.
+    """
     apart = names_apart(checkpoint)
     embeddings = {info.stored_as for name, info in checkpoint.tensors.items() if name in apart.embeddings}
     matrices = {info.stored_as for info in _matrices(checkpoint, apart)}
     choice = WeightChoice(_keeper(matrices), _keeper(embeddings), "the checkpoint's own precision", is_exact=True)
+    if can_differ:
+        choice = _with_several(choice, checkpoint, apart)
     if choice.matrices == "float32" and not fits(choice):
         return WeightChoice("bfloat16", "bfloat16", "the checkpoint's float32 would not fit into the free memory")
     return choice
+
+
+def shares_layers(settings: Settings) -> bool:
+    """Return whether other processes are to have parts of layers: these are cut and sent as if all were alike."""
+    return bool(settings.num_ranks or settings.stages or settings.expert_parallel or settings.remote_experts)
+
+
+def _with_several(choice: WeightChoice, checkpoint: Checkpoint, apart: NamesApart) -> WeightChoice:
+    """Return a choice with each matrix as the file has it where one format for all would be float32."""
+    if not apart.layers:
+        return choice
+    if choice.embeddings == "float32":
+        table, *head = (name for name in CausalLM.embedding_names if name in checkpoint.tensors)
+        choice = replace(choice, embeddings=_keeper_of(checkpoint, [table]))
+        if head:
+            choice = replace(choice, head=_keeper_of(checkpoint, head))
+    layers = tuple(
+        LayerFormats(**{part: _keeper_of(checkpoint, names) for part, names in layer.items()}) for layer in apart.layers
+    )
+    if choice.matrices != "float32":
+        return choice
+    values: Counter[WeightFormat] = Counter()
+    for layer, formats_of_layer in zip(apart.layers, layers, strict=True):
+        for part, names in layer.items():
+            values[getattr(formats_of_layer, part)] += sum(
+                prod(checkpoint.tensors[name].shape) for name in names if name in checkpoint.tensors
+            )
+    (commonest, _), *others = values.most_common()
+    return replace(choice, matrices=commonest, layers=layers if others else ())
+
+
+def _keeper_of(checkpoint: Checkpoint, names: Sequence[str]) -> WeightFormat:
+    """Return the smallest format that keeps some tensors, as far as they are there."""
+    stored_as = {checkpoint.tensors[name].stored_as for name in names if name in checkpoint.tensors}
+    return _keeper(stored_as) if stored_as else "float32"
 
 
 def for_torch(checkpoint: Checkpoint, fits_well: Callable[[WeightChoice], bool], *, is_cpu: bool) -> WeightChoice:

@@ -8,10 +8,11 @@ experts); and the head.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moeflow.core.model_config import ModelConfig
-from moeflow.kernels.weight_format import BITS_PER_VALUE
+from moeflow.kernels.weight_format import BITS_PER_VALUE, LayerFormats
 from moeflow.planner.costs.rank_shares import WHOLE, RankShares
 
 FLOAT16_BITS = 16.0
@@ -44,6 +45,8 @@ class Formats:
     kv: str
     activation_bytes: int = 4  # of one value between operations
     routers: str | None = None  # None: as matrices
+    head: str | None = None  # of the output projection; None: as embeddings
+    layers: tuple[LayerFormats, ...] = ()  # of each layer's matrices instead of `matrices`; empty: all have that
 
     @property
     def of_routers(self) -> str:
@@ -51,9 +54,25 @@ class Formats:
         return self.routers or self.matrices
 
     @property
+    def of_head(self) -> str:
+        """The format of the output projection."""
+        return self.head or self.embeddings
+
+    @property
     def weight_bytes(self) -> float:
         """Bytes of one value of a matrix."""
         return bits_per_value(self.matrices) / 8
+
+    def bytes_of(self, *parts: str, layers: Sequence[int] | None = None) -> float:
+        """Return the bytes of a value in parts of layers (fields of `LayerFormats`), on average; None: of all layers.
+
+        Parts count alike: they are of one size.
+        """
+        if not self.layers:
+            return self.weight_bytes
+        numbers = range(len(self.layers)) if layers is None else layers
+        bits = [bits_per_value(getattr(self.layers[number], part)) for number in numbers for part in parts]
+        return sum(bits) / len(bits) / 8 if bits else self.weight_bytes
 
 
 def bits_per_value(dtype: str) -> float:
@@ -116,13 +135,30 @@ class ModelCosts:
 
     @property
     def expert_bytes(self) -> float:
-        """One expert."""
-        return self.expert_values * self.formats.weight_bytes
+        """One expert, on average."""
+        return self._network_bytes(self.expert_values, self._moe_layers(range(self.shape.num_layers)))
 
     @property
     def experts_bytes(self) -> float:
         """All experts of all layers."""
         return self.num_moe_layers * self.shape.num_experts * self.expert_bytes
+
+    def _moe_layers(self, layers: Sequence[int]) -> list[int]:
+        """Return which of some of the decoder's layers have experts."""
+        return sorted(set(layers).difference(self.shape.dense_layers)) if self.shape.num_experts else []
+
+    def _network_bytes(self, values: int, layers: Sequence[int]) -> float:
+        """Return the bytes of an expert, or dense network, of so many values, on the average of some layers."""
+        num_ups = self.shape.num_ffn_matrices - 1
+        per_value = num_ups * self.formats.bytes_of("up", layers=layers) + self.formats.bytes_of("down", layers=layers)
+        return values / (num_ups + 1) * per_value
+
+    def _qkv_bytes(self, layers: Sequence[int], queries: float = 1.0, keys: float = 1.0) -> float:
+        """Return the bytes of the query, key and value projection, or shares of it, on the average of some layers."""
+        shape, formats = self.shape, self.formats
+        queries_bytes = shape.num_heads * queries * formats.bytes_of("q_proj", layers=layers)
+        keys_bytes = 2 * shape.num_kv_heads * keys * formats.bytes_of("k_proj", "v_proj", layers=layers)
+        return shape.hidden_size * shape.head_dim * (queries_bytes + keys_bytes)
 
     @property
     def layers_bytes(self) -> float:
@@ -132,9 +168,13 @@ class ModelCosts:
     @property
     def embedding_bytes(self) -> float:
         """Token embeddings and output projection, which may be one."""
-        shape = self.shape
-        num_tables = 1 if shape.tie_word_embeddings else 2
-        return num_tables * shape.vocab_size * shape.hidden_size * bits_per_value(self.formats.embeddings) / 8
+        return self._tables_bytes(head=1.0)
+
+    def _tables_bytes(self, head: float) -> float:
+        """Return token embeddings and so much of an output projection of its own."""
+        values = self.shape.vocab_size * self.shape.hidden_size
+        own = 0.0 if self.shape.tie_word_embeddings else head * bits_per_value(self.formats.of_head)
+        return values * (bits_per_value(self.formats.embeddings) + own) / 8
 
     @property
     def model_bytes(self) -> float:
@@ -164,25 +204,24 @@ class ModelCosts:
         """Return the weights of a rank that has these shares; an output projection that is the token embeddings is
         whole, as they are, and so is an encoder.
         """
-        tables = 0.0
-        if shares.has_ends:
-            tables = 1.0 if self.shape.tie_word_embeddings else (1 + shares.head) / 2
+        tables = self._tables_bytes(shares.head) if shares.has_ends else 0.0
         num_norms = 2 * len(self._layers_of(shares)) + 1
         norm_bytes = num_norms * self.shape.hidden_size * FLOAT32_BYTES
-        return self._layers_bytes(shares) + self.embedding_bytes * tables + norm_bytes + self.encoder_bytes
+        return self._layers_bytes(shares) + tables + norm_bytes + self.encoder_bytes
 
     def _layers_of(self, shares: RankShares) -> range:
         return range(self.shape.num_layers) if shares.layers is None else shares.layers
 
     def _layers_bytes(self, shares: RankShares) -> float:
         shape, layers = self.shape, self._layers_of(shares)
-        num_moe = len(set(layers).difference(shape.dense_layers)) if shape.num_experts else 0
-        heads = shape.num_heads * shares.queries + 2 * shape.num_kv_heads * shares.keys
-        attention = shape.hidden_size * shape.head_dim * heads + self.output_values * shares.outputs
-        outside = len(layers) * attention + (len(layers) - num_moe) * self.dense_values * shares.dense
-        routers = num_moe * self.router_values * bits_per_value(self.formats.of_routers) / 8
-        experts = num_moe * shape.num_experts * self.expert_bytes * shares.experts
-        return outside * self.formats.weight_bytes + routers + experts
+        moe = self._moe_layers(layers)
+        dense = sorted(set(layers).difference(moe))
+        outputs = self.output_values * shares.outputs * self.formats.bytes_of("o_proj", layers=layers)
+        attention = len(layers) * (self._qkv_bytes(layers, shares.queries, shares.keys) + outputs)
+        networks = len(dense) * self._network_bytes(self.dense_values, dense) * shares.dense
+        routers = len(moe) * self.router_values * bits_per_value(self.formats.of_routers) / 8
+        experts = len(moe) * shape.num_experts * self._network_bytes(self.expert_values, moe) * shares.experts
+        return attention + networks + routers + experts
 
     @property
     def kv_layer_bytes(self) -> float:
@@ -196,7 +235,8 @@ class ModelCosts:
 
     def pre_attention(self, num_tokens: float) -> Work:
         """Return one layer's query, key and value projection."""
-        return self._linear(self.qkv_values, num_tokens, self.formats.matrices)
+        num_bytes = self._qkv_bytes(range(self.shape.num_layers))
+        return self._matrix(self.qkv_values, num_tokens, num_bytes)
 
     def attention(self, num_tokens: float, num_seen: float, num_read: float) -> Work:
         """Return one layer's attention, softmax part (thesis 4.25 without projections).
@@ -230,7 +270,8 @@ class ModelCosts:
 
     def output_projection(self, num_tokens: float) -> Work:
         """Return one layer's output projection."""
-        return self._linear(self.output_values, num_tokens, self.formats.matrices)
+        num_bytes = self.output_values * self.formats.bytes_of("o_proj")
+        return self._matrix(self.output_values, num_tokens, num_bytes)
 
     def router(self, num_tokens: float) -> Work:
         """Return one layer's choice of experts."""
@@ -252,13 +293,15 @@ class ModelCosts:
 
     def dense(self, num_tokens: float) -> Work:
         """Return the feed-forward network of one layer without experts: one expert that all tokens use."""
-        num_bytes = self.dense_values * self.formats.weight_bytes
+        layers = range(self.shape.num_layers)
+        dense = sorted(set(layers).difference(self._moe_layers(layers)))
+        num_bytes = self._network_bytes(self.dense_values, dense)
         flops = 2.0 * num_tokens * self.dense_values
         return Work("experts", self.formats.matrices, num_bytes, flops, num_tokens, self.dense_values)
 
     def head(self, num_sampled: float) -> Work:
         """Return the output projection to the vocabulary."""
-        return self._linear(self.shape.vocab_size * self.shape.hidden_size, num_sampled, self.formats.embeddings)
+        return self._linear(self.shape.vocab_size * self.shape.hidden_size, num_sampled, self.formats.of_head)
 
     def feed_forward(self, num_tokens: float, distinct: float | None = None) -> list[tuple[int, Work]]:
         """Return what follows attention's output projection: (layers that have it, work in one of them).
@@ -293,6 +336,10 @@ class ModelCosts:
 
     def _window(self, context: float) -> float:
         return min(context, self.shape.sliding_window or context)
+
+    def _matrix(self, values: int, num_tokens: float, num_bytes: float) -> Work:
+        """Return the work of a layer's matrix."""
+        return Work("linear", self.formats.matrices, num_bytes, 2.0 * num_tokens * values, num_tokens, values)
 
     def _linear(self, values: int, num_tokens: float, dtype: str) -> Work:
         num_bytes = values * bits_per_value(dtype) / 8

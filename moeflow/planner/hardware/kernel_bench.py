@@ -25,10 +25,16 @@ from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kernels.ceilings import TRIES, measure_flops, measure_read
 from moeflow.kernels.cpu import attention as cpu_attention
 from moeflow.kernels.cpu import extension, row_ops
-from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight, expert_bytes
+from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight, expert_bytes, matrix_bytes
 from moeflow.kernels.lazy_memory import allocate_lazily
 from moeflow.kernels.sample import RowSampling, sample_rows
-from moeflow.kernels.weight_format import BITS_PER_VALUE, WEIGHT_FORMATS, WeightFormat
+from moeflow.kernels.weight_format import (
+    BITS_PER_VALUE,
+    BLOCK_COLUMNS,
+    FORMATS,
+    WEIGHT_FORMATS,
+    WeightFormat,
+)
 from moeflow.planner.costs.model_costs import ModelCosts, Work
 
 BUFFER_BYTES: Final = 384 * MIB
@@ -77,20 +83,29 @@ def shapes_of(costs: ModelCosts) -> list[KernelShape]:
     attended = shape.num_heads * shape.head_dim
     qkv = attended + 2 * shape.num_kv_heads * shape.head_dim
     found = [
-        KernelShape("linear", formats.matrices, (qkv, shape.hidden_size)),
-        KernelShape("linear", formats.matrices, (shape.hidden_size, attended)),
-        KernelShape("linear", formats.embeddings, (shape.vocab_size, shape.hidden_size)),
+        KernelShape("linear", _fitting(formats.matrices, shape.hidden_size), (qkv, shape.hidden_size)),
+        KernelShape("linear", _fitting(formats.matrices, attended), (shape.hidden_size, attended)),
+        KernelShape("linear", formats.of_head, (shape.vocab_size, shape.hidden_size)),
         KernelShape("attention", formats.kv, (shape.num_heads, shape.num_kv_heads, shape.head_dim)),
         KernelShape("sampling", "float32", (shape.vocab_size,)),
     ]
     if shape.num_experts:
         sizes = (shape.num_experts, shape.top_k, shape.hidden_size, shape.intermediate_size)
-        found += [KernelShape("experts", formats.matrices, sizes)]
+        found += [KernelShape("experts", _fitting(formats.matrices, *sizes[2:]), sizes)]
         found += [KernelShape("linear", formats.of_routers, (shape.num_experts, shape.hidden_size))]
     if costs.num_dense_layers:
         width = costs.dense_values // (3 * shape.hidden_size)
-        found += [KernelShape("experts", formats.matrices, (1, 1, shape.hidden_size, width))]
+        dtype = _fitting(formats.matrices, shape.hidden_size, width)
+        found += [KernelShape("experts", dtype, (1, 1, shape.hidden_size, width))]
     return list(dict.fromkeys(found))
+
+
+def _fitting(dtype: str, *columns: int) -> str:
+    """Return a format, or if it holds no matrices of so many columns, as files' blocks may not, one about as fast."""
+    record = FORMATS.get(dtype)
+    if record is None or record.is_made or record.wider is None or all(it % BLOCK_COLUMNS == 0 for it in columns):
+        return dtype
+    return record.wider
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,5 +324,4 @@ def _times(run: Callable[[], object], least: int, during_s: float) -> list[float
 
 
 def _matrix_bytes(dtype: str, outputs: int, inputs: int) -> int:
-    whole_bands = -(-outputs // 16) * 16
-    return int(whole_bands * inputs * BITS_PER_VALUE[dtype] / 8)
+    return matrix_bytes(cast(WeightFormat, dtype), outputs, inputs)

@@ -18,7 +18,7 @@ from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.lazy_memory import allocate_lazily
 from moeflow.kernels.routing import SoftmaxTopK
-from moeflow.kernels.weight_format import ALL_FORMATS
+from moeflow.kernels.weight_format import MADE_FORMATS
 
 HIDDEN, WIDTH, DIM, EXPERTS, LAYERS = 48, 33, 16, 5, 4
 ABSENT, LOADING = -1, -2
@@ -79,7 +79,7 @@ class Model:
         return work.hidden, work.topk_ids
 
 
-@pytest.mark.parametrize("weight_format", ALL_FORMATS)
+@pytest.mark.parametrize("weight_format", MADE_FORMATS)
 @pytest.mark.usefixtures("some_threads")
 def test_slots_and_stops_change_no_bit(isa, weight_format):
     model = Model(weight_format)
@@ -186,7 +186,7 @@ def test_the_next_router_is_asked_about_what_this_layer_gets(needs_kernels, toke
             model.table.copy_(places)
 
 
-@pytest.mark.parametrize("weight_format", ALL_FORMATS)
+@pytest.mark.parametrize("weight_format", MADE_FORMATS)
 @pytest.mark.usefixtures("some_threads")
 def test_experts_in_parts_are_experts_at_once(isa, weight_format):
     model = Model(weight_format, top_k=3)

@@ -73,10 +73,9 @@ def checkpoint(matrices, embeddings, more=None, routers="float32"):
         (("Q8_0", "Q8_0", "Q4_0"), ("int8", "int8")),
         (("Q4_1", "Q8_0"), ("int4-min", "int8")),
         (("Q4_1", "Q4_1"), ("int4-min", "int4-min")),
-        (("Q4_0", "Q8_0", "Q4_1"), ("float32", "int8")),
+        (("Q6_K", "Q4_K"), ("q6_k", "q4_k")),
         (("bfloat16", "bfloat16"), ("bfloat16", "bfloat16")),
         (("bfloat16", "float32"), ("bfloat16", "float32")),
-        (("bfloat16", "bfloat16", "float16"), ("float32", "bfloat16")),
         (("float16", "Q8_0"), ("float32", "int8")),
     ],
 )
@@ -84,6 +83,37 @@ def test_the_smallest_format_that_loses_nothing(stored, want):
     choice = own_precision(checkpoint(*stored), lambda choice: True)
     assert (choice.matrices, choice.embeddings, choice.is_exact) == (*want, True)
     assert choice.formats.is_wide
+
+
+@pytest.mark.parametrize(
+    ("matrices", "values", "want"),
+    [
+        ("Q4_0", "Q4_1", ("int4", "int4-min")),
+        ("Q4_K", "Q6_K", ("q4_k", "q6_k")),
+        ("Q4_K", "IQ3_S", ("q4_k", "float32")),
+        ("bfloat16", "float16", ("bfloat16", "float32")),
+        ("float16", "bfloat16", ("float32", "bfloat16")),
+    ],
+)
+def test_each_matrix_by_itself_where_no_format_but_float32_keeps_all(matrices, values, want):
+    stored = checkpoint(matrices, matrices, values)
+    choice = own_precision(stored, lambda choice: True)
+    (layer,) = choice.layers
+    assert (choice.matrices, layer.v_proj) == want
+    assert {layer.q_proj, layer.k_proj, layer.o_proj, layer.up, layer.down} == {want[0]}
+    assert choice.formats.layers == choice.layers
+    alike = own_precision(stored, lambda choice: True, can_differ=False)
+    assert (alike.matrices, alike.layers) == ("float32", ())
+
+
+def test_experts_downs_may_differ_from_their_ups_but_gates_do_not():
+    stored = checkpoint("Q4_K", "Q4_K", "Q6_K")
+    stored.stored |= {name: "Q5_K" for name in stored.stored if name.endswith("w2.weight")}
+    (layer,) = own_precision(stored, lambda choice: True).layers
+    assert (layer.up, layer.down) == ("q4_k", "q5_k")
+    stored.stored |= {name: "Q5_K" for name in stored.stored if name.endswith("w1.weight")}
+    (layer,) = own_precision(stored, lambda choice: True).layers
+    assert (layer.up, layer.down) == ("float32", "q5_k")
 
 
 def test_float32_that_does_not_fit_is_halved():
@@ -97,7 +127,8 @@ def test_a_key_projection_with_as_many_rows_as_experts_is_no_router():
     assert SHAPES[KEYS] == SHAPES[ROUTER]
     stored.stored[KEYS] = "float32"
     choice = own_precision(stored, lambda choice: True)
-    assert choice.matrices == "float32"
+    assert (choice.matrices, choice.layers[0].k_proj) == ("bfloat16", "float32")
+    assert choice.with_routers(stored).routers == "float32"
 
 
 @pytest.mark.parametrize(
@@ -126,6 +157,7 @@ def test_routers_stay_as_the_file_has_them(matrices, routers, want):
         ("int8", "--quantize int4 or a smaller model"),
         ("int4", "a smaller model"),
         ("int4-min", "a smaller model"),
+        ("q4_k", "a smaller model"),
     ],
 )
 def test_what_to_ask_for_instead(weight_format, want):

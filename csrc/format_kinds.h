@@ -1,0 +1,13 @@
+// What formats say of themselves in a word: how activations meet them, and which tile multiplies them.
+#pragma once
+
+#include <cstdint>
+
+namespace moeflow {
+
+// The form of activations: floats, bf16 (where the processor has instructions for it, else floats), or integers.
+enum class Activation : int32_t { kF32 = 0, kBF16 = 1, kInt8 = 2, kInt16 = 3 };
+
+enum class TileKind { kF32, kBF16, kIntegers, kBlocks };
+
+}  // namespace moeflow

@@ -1,0 +1,98 @@
+// What all tiles are made of: where results go, what is fetched ahead, and rows of integers.
+#pragma once
+
+#include <cstdint>
+
+#include "int_dot.h"
+#include "isa_unit.h"
+#include "matrix.h"
+#include "simd.h"
+
+namespace moeflow {
+namespace ISA_NAMESPACE {
+namespace {
+
+// Where results go: each row's outputs lie side by side, kTileStride floats from a row to the next.
+//
+//                band 0        band 1           band B-1
+//   out row 0    [ 0 .. 15 ]   [16 .. 31]  ..   [  ..  ]      one lane an output, kParts registers a band
+//       row 1    [ 0 .. 15 ]   [16 .. 31]  ..   [  ..  ]
+//       row R-1  [ 0 .. 15 ]   [16 .. 31]  ..   [  ..  ]
+template <int R, int B>
+FORCE_INLINE void store_tile(const Tile& t, const FloatLanes (&acc)[R][B][kParts]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b)
+#pragma GCC unroll 4
+      for (int p = 0; p < kParts; ++p) {
+        *reinterpret_cast<FloatLanesInMemory*>(t.out + r * kTileStride + b * kBand + p * kLanes) = acc[r][b][p];
+      }
+}
+
+// Has what is multiplied later fetched while other lines are multiplied.
+//
+// With several rows, or with halves to take apart, a line is so much work that the processor does not look ahead to
+// the next ones by itself (Zen 5, 6 rows: 28 GB/s of int8 weights instead of 18).
+template <int B>
+class Ahead {
+ public:
+  static constexpr int64_t kLinesAhead = 32;
+
+  // Of each band, `num_lines` are multiplied, which come after `head` bytes.
+  Ahead(const Tile& t, int64_t head, int64_t num_lines) : stride_(t.band_stride) {
+    if (t.fetch == Fetch::kNothing) return;
+    const int64_t lines = t.fetch == Fetch::kOwn && kLinesAhead < num_lines ? kLinesAhead : num_lines;
+    turn_ = num_lines - lines;
+    own_ = t.bands + head + lines * 64;
+    if (t.following == nullptr) return;
+    following_ = t.following + head - turn_ * 64;
+    following_head_ = t.following;
+  }
+
+  // While line `line` is multiplied.
+  void fetch(int64_t line) const {
+    const uint8_t* const from = line < turn_ ? own_ : following_;
+    if (from == nullptr) return;
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) __builtin_prefetch(from + b * stride_ + line * 64);
+  }
+
+  // While the part of the head at `offset` is used.
+  void fetch_head(int64_t offset) const {
+    if (following_head_ == nullptr) return;
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) __builtin_prefetch(following_head_ + b * stride_ + offset);
+  }
+
+ private:
+  int64_t stride_, turn_ = 0;
+  const uint8_t *own_ = nullptr, *following_ = nullptr, *following_head_ = nullptr;
+};
+
+// Where part `part` of the 64-byte line at `offset` in band `band` begins.
+FORCE_INLINE const uint8_t* line_part(const Tile& t, int band, int64_t offset, int part) {
+  return t.bands + band * t.band_stride + offset + part * kLanes * 4;
+}
+
+// A tile is a function of its own: inlined into the choice among all of them, GCC finds worse registers for it.
+#define TILE __attribute__((noinline))
+
+// One prepared row of integers, taken apart.
+struct IntegerRow {
+  const Int32InMemory* quads;  // four values each, of 16 bits two
+  const float* scales;
+  const int32_t* sums;
+  const int32_t* first_sums;  // of the first half of each group; of 16 bits only
+
+  IntegerRow(const void* row, int64_t k, int64_t value_bytes)
+      : quads(static_cast<const Int32InMemory*>(row)),
+        scales(reinterpret_cast<const float*>(static_cast<const int8_t*>(row) + k * value_bytes)),
+        sums(reinterpret_cast<const int32_t*>(scales + k / kGroup)),
+        first_sums(sums + k / kGroup) {}
+  IntegerRow() = default;
+};
+
+}  // namespace
+}  // namespace ISA_NAMESPACE
+}  // namespace moeflow

@@ -1,0 +1,113 @@
+"""Whole GGUF models in blocks of every kind, and mixed as llama.cpp mixes them, against torch on gguf's own values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from moeflow.checkpoint.open import open_checkpoint
+from moeflow.core.model_config import ModelConfig
+from moeflow.kernels.cpu import extension
+from moeflow.kernels.weight_format import BLOCK_KINDS, FORMATS
+from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
+from moeflow.models.loading import load_model
+from moeflow.models.packing import slab_spec
+from moeflow.planner.choices.weight_choice import WeightChoice, own_precision
+from moeflow.planner.costs.model_costs import Formats, ModelCosts
+from tests.checkpoint.block_models import FAMILIES, HIDDEN, LAYERS, VOCAB, as_q4_k_m, write_block_model
+from tests.models.parity import CPU, held_weights, in_mixed_passes
+
+pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+SEQUENCES = {
+    name: torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(count)).tolist()
+    for name, count in {"a": 30, "b": 7, "c": 18, "d": 1, "e": 33}.items()
+}
+
+
+def uniform(kind):
+    return lambda name: "F32" if "ffn_gate_inp" in name else kind
+
+
+def choice_of(path, **more) -> WeightChoice:
+    checkpoint = open_checkpoint(path)
+    return own_precision(checkpoint, lambda _: True, **more).with_routers(checkpoint)
+
+
+def logits(path, formats: WeightFormats | None):
+    model = load_model(open_checkpoint(path), WeightAllocator(torch.float32, CPU, formats))
+    return in_mixed_passes(model, SEQUENCES)
+
+
+def assert_near(got, want):
+    """16-bit activations err by some 2e-5 in each product."""
+    for name, expected in want.items():
+        assert (got[name] - expected).norm() <= 2e-3 * expected.norm(), name
+
+
+def test_every_kind_stays_as_it_is(tmp_path):
+    for kind in BLOCK_KINDS:
+        for family in FAMILIES:
+            path = write_block_model(tmp_path / f"{kind}-{family}.gguf", family, uniform(kind))
+            choice = choice_of(path)
+            assert kind in FORMATS[choice.matrices].keeps
+            assert (choice.embeddings, choice.layers) == (choice.matrices, ())
+            assert_near(logits(path, choice.formats), logits(path, None))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+class TestMixed:
+    @pytest.fixture
+    def path(self, tmp_path, family):
+        return write_block_model(tmp_path / "mixed.gguf", family, as_q4_k_m)
+
+    def test_each_matrix_has_its_own_format(self, path, family):
+        choice = choice_of(path)
+        assert (choice.matrices, choice.embeddings, choice.head) == ("q4_k", "q4_k", "q6_k")
+        assert [layer.v_proj for layer in choice.layers] == ["q6_k", "q4_k", "q6_k"]
+        assert [layer.down for layer in choice.layers] == ["q6_k", "q4_k", "q6_k"]
+        assert {getattr(it, part) for it in choice.layers for part in ("q_proj", "k_proj", "o_proj", "up")} == {"q4_k"}
+
+    def test_where_layers_may_not_differ_it_is_float32(self, path, family):
+        choice = choice_of(path, can_differ=False)
+        assert (choice.matrices, choice.layers, choice.head) == ("float32", (), None)
+
+    def test_logits_are_those_of_the_values(self, path, family):
+        assert_near(logits(path, choice_of(path).formats), logits(path, None))
+
+    def test_layers_one_by_one_are_the_same_bits(self, path, family, monkeypatch):
+        formats = choice_of(path).formats
+        at_once = logits(path, formats)
+        monkeypatch.setattr("moeflow.models.layers.packed_layers.PackedLayers.of", lambda *_: None)
+        by_stage = logits(path, formats)
+        assert all(torch.equal(at_once[name], by_stage[name]) for name in SEQUENCES)
+
+    def test_costs_are_what_is_held(self, path, family):
+        choice = choice_of(path)
+        model = load_model(open_checkpoint(path), WeightAllocator(torch.float32, CPU, choice.formats))
+        costs = costs_of(model.config, choice)
+        num_norms = 2 * LAYERS + 1
+        assert costs.norm_bytes == num_norms * HIDDEN * 4
+        held = sum(info.num_bytes for info in open_checkpoint(path).tensors.values())
+        assert held_weights(model)
+        assert held <= costs.model_bytes <= 1.05 * held
+
+    def test_slabs_are_as_large_as_the_largest_expert(self, path, family):
+        spec = slab_spec(open_checkpoint(path), choice_of(path).formats)
+        if family == "llama":
+            assert (spec.expert_formats, spec.slab_bytes) == ((), 0)
+            return
+        assert spec.expert_formats == (("q4_k", "q6_k"), ("q4_k", "q4_k"), ("q4_k", "q6_k"))
+        up, down = (FORMATS[name].bits_per_value * HIDDEN * HIDDEN / 8 for name in ("q4_k", "q6_k"))
+        assert 2 * up + down <= spec.slab_bytes <= 1.02 * (2 * up + down)
+
+
+def costs_of(shape: ModelConfig, choice: WeightChoice) -> ModelCosts:
+    formats = Formats(
+        matrices=choice.matrices,
+        embeddings=choice.embeddings,
+        kv="float32",
+        routers=choice.routers,
+        head=choice.head,
+        layers=choice.layers,
+    )
+    return ModelCosts(shape, formats)
