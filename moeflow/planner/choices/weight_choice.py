@@ -132,7 +132,10 @@ def _with_several(choice: WeightChoice, checkpoint: Checkpoint, apart: NamesApar
                 prod(checkpoint.tensors[name].shape) for name in names if name in checkpoint.tensors
             )
     (commonest, _), *others = values.most_common()
-    return replace(choice, matrices=commonest, layers=layers if others else ())
+    if not others:
+        return replace(choice, matrices=commonest)
+    reason = "most matrices are stored so, and each other one stays in its own format, too"
+    return replace(choice, matrices=commonest, layers=layers, reason=reason)
 
 
 def _keeper_of(checkpoint: Checkpoint, names: Sequence[str]) -> WeightFormat:
