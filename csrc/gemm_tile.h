@@ -221,10 +221,11 @@ TILE void tile_int(const Tile& t) {
   store_tile<R, B>(t, total);
 }
 
-// Tiles of blocks have at most two bands and usual height: taking codes apart is most of the work, and is the same in
-// larger ones, which take longer to compile.
+// Tiles of blocks are small: taking codes apart is most of the work, and larger ones take longer to compile.
+constexpr int kBlockRows = ROW_TILE < 4 ? ROW_TILE : 4;
+
 template <int R, int B>
-constexpr bool kFitsBlocks = R <= ROW_TILE && B <= 2;
+constexpr bool kFitsBlocks = R <= kBlockRows && B <= 2;
 
 template <int R, int B>
 void tile_of(const Matrix& weight, const Tile& t) {
@@ -264,7 +265,7 @@ void tile(const Matrix& weight, const Tile& whole) {
   for (int row = 0; row < whole.num_rows;) {
     const int rows_left = whole.num_rows - row;
     const bool is_tall = rows_left > ROW_TILE && ROW_TILE_OF_TWO > ROW_TILE && whole.num_bands % 2 == 0 && !has_blocks;
-    const int most = is_tall ? ROW_TILE_OF_TWO : ROW_TILE, rows = rows_left < most ? rows_left : most;
+    const int most = has_blocks ? kBlockRows : is_tall ? ROW_TILE_OF_TWO : ROW_TILE, rows = rows_left < most ? rows_left : most;
     for (int band = 0; band < whole.num_bands;) {
       const int left = whole.num_bands - band;
       const int bands = left >= 4 && BAND_TILE >= 4 && !is_tall && !has_blocks ? 4 : left >= 2 ? 2 : 1;

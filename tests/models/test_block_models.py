@@ -35,7 +35,7 @@ def choice_of(path, **more) -> WeightChoice:
 
 def logits(path, formats: WeightFormats | None):
     model = load_model(open_checkpoint(path), WeightAllocator(torch.float32, CPU, formats))
-    return in_mixed_passes(model, SEQUENCES)
+    return in_mixed_passes(model, SEQUENCES, block_size=16)  # as kernels want it
 
 
 def assert_near(got, want):

@@ -116,15 +116,13 @@ def _with_several(choice: WeightChoice, checkpoint: Checkpoint, apart: NamesApar
     if not apart.layers:
         return choice
     if choice.embeddings == "float32":
-        table, *head = (name for name in CausalLM.embedding_names if name in checkpoint.tensors)
-        choice = replace(choice, embeddings=_keeper_of(checkpoint, [table]))
-        if head:
-            choice = replace(choice, head=_keeper_of(checkpoint, head))
+        formats = [_keeper_of(checkpoint, [name]) for name in CausalLM.embedding_names if name in checkpoint.tensors]
+        choice = replace(choice, embeddings=formats[0], head=formats[-1] if len(set(formats)) > 1 else None)
+    if choice.matrices != "float32":
+        return choice
     layers = tuple(
         LayerFormats(**{part: _keeper_of(checkpoint, names) for part, names in layer.items()}) for layer in apart.layers
     )
-    if choice.matrices != "float32":
-        return choice
     values: Counter[WeightFormat] = Counter()
     for layer, formats_of_layer in zip(apart.layers, layers, strict=True):
         for part, names in layer.items():
@@ -132,7 +130,10 @@ def _with_several(choice: WeightChoice, checkpoint: Checkpoint, apart: NamesApar
                 prod(checkpoint.tensors[name].shape) for name in names if name in checkpoint.tensors
             )
     (commonest, _), *others = values.most_common()
-    return replace(choice, matrices=commonest, layers=layers if others else ())
+    if not others:
+        return replace(choice, matrices=commonest)
+    reason = "most matrices are stored so, and each other one stays in its own format, too"
+    return replace(choice, matrices=commonest, layers=layers, reason=reason)
 
 
 def _keeper_of(checkpoint: Checkpoint, names: Sequence[str]) -> WeightFormat:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -40,7 +42,7 @@ class Model:
         resident, cached = [], []
         for number in range(LAYERS):
             heads = Heads(2, 1, DIM, eps=1e-6)
-            common = (pack(4 * DIM, HIDDEN, weight_format), None, torch.randn(HIDDEN), heads, None)
+            common = ((pack(4 * DIM, HIDDEN, weight_format),), None, torch.randn(HIDDEN), heads, None)
             is_dense = number == 1
             gate_up = torch.randn(1 if is_dense else EXPERTS, 2 * WIDTH, HIDDEN) / 7
             experts = PackedExperts.pack(gate_up, torch.randn(len(gate_up), HIDDEN, WIDTH) / 6, weight_format)
@@ -103,6 +105,20 @@ def test_slots_and_stops_change_no_bit(isa, weight_format):
         model.table.copy_(places)
         assert stops == [0, 2, 3]
         assert torch.equal(work.hidden, expected)
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 20])
+@pytest.mark.parametrize("cuts", [(2 * DIM, 2 * DIM), (2 * DIM, DIM, DIM), (5, 4 * DIM - 5)])
+def test_projections_in_parts_change_no_bit(isa, tokens, cuts):
+    """Queries, keys and values of several matrices are those of one, with their biases."""
+    model = Model("float32")
+    layers = [dataclasses.replace(layer, qkv_bias=torch.randn(4 * DIM)) for layer in model.resident.layers]
+    ends = list(itertools.accumulate(cuts, initial=0))
+    blocks = [[range(start, stop)] for start, stop in itertools.pairwise(ends)]
+    in_parts = [dataclasses.replace(it, qkv=[it.qkv[0].take(block) for block in blocks]) for it in layers]
+    works = [model.begin(PackedDecoder(each), tokens) for each in (layers, in_parts)]
+    assert [work.run() for work in works] == [LAYERS, LAYERS]
+    assert torch.equal(works[0].hidden, works[1].hidden)
 
 
 @pytest.mark.parametrize("tokens", [1, 3])

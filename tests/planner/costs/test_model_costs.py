@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from moeflow.checkpoint.open import open_checkpoint
+from moeflow.kernels.weight_format import BITS_PER_VALUE, LayerFormats
 from moeflow.models.registry import read_model_config
 from moeflow.planner.costs.model_costs import Formats, ModelCosts, Work, expected_distinct
 from tests.planner.costs.thesis_flops import attention_flops, flops_saved, flops_saved_as_published
-from tests.shapes import TINY
+from tests.shapes import MIXTRAL, TINY
 
 FLOATS = Formats(matrices="float32", embeddings="float32", kv="float32")
 SHAPE = dataclasses.replace(
@@ -117,3 +118,31 @@ def test_weights_take_what_a_real_checkpoint_takes(builtin_model):
         costs = ModelCosts(shape, Formats(matrices=dtype, embeddings=dtype, kv="float32"))
         stored = sum(info.num_bytes for info in checkpoint.tensors.values())
     assert costs.model_bytes == pytest.approx(stored, rel=0.001)
+
+
+def layer_formats(**changed):
+    parts = ("q_proj", "k_proj", "v_proj", "o_proj", "up", "down")
+    return LayerFormats(**(dict.fromkeys(parts, "q4_k") | changed))
+
+
+def test_layers_in_formats_of_their_own_are_added_up():
+    wider = layer_formats(v_proj="q6_k", down="q6_k")
+    formats = Formats(
+        matrices="q4_k",
+        embeddings="q4_k",
+        kv="float32",
+        routers="float32",
+        head="q6_k",
+        layers=(wider, *[layer_formats()] * (MIXTRAL.num_layers - 1)),
+    )
+    alike = dataclasses.replace(formats, head=None, layers=())
+    costs, uniform = ModelCosts(MIXTRAL, formats), ModelCosts(MIXTRAL, alike)
+    values = MIXTRAL.hidden_size * MIXTRAL.head_dim * MIXTRAL.num_kv_heads
+    values += MIXTRAL.num_experts * MIXTRAL.hidden_size * MIXTRAL.intermediate_size
+    values += MIXTRAL.vocab_size * MIXTRAL.hidden_size
+    more = values * (BITS_PER_VALUE["q6_k"] - BITS_PER_VALUE["q4_k"]) / 8
+    assert costs.model_bytes == pytest.approx(uniform.model_bytes + more, rel=1e-12)
+    said_of_each = dataclasses.replace(alike, layers=(layer_formats(),) * MIXTRAL.num_layers)
+    assert ModelCosts(MIXTRAL, said_of_each).model_bytes == pytest.approx(uniform.model_bytes, rel=1e-12)
+    assert costs.head(1).dtype == "q6_k"
+    assert costs.experts(1).num_bytes > uniform.experts(1).num_bytes

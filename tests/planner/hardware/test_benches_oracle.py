@@ -150,6 +150,16 @@ def test_calls_are_timed_after_one_that_does_not_count(monkeypatch):
     assert len(kernel_bench._times(lambda: None, least=2, during_s=10.0)) == 4
 
 
+def test_blocks_of_files_are_measured_where_they_fit_into_the_columns():
+    formats = Formats(matrices="q4_k", embeddings="q4_k", kv="float32", routers="float32", head="q6_k")
+    shapes = shapes_of(ModelCosts(SMALL, formats))
+    assert {shape.dtype for shape in shapes if shape.kernel == "experts"} == {"q4_k"}
+    narrow = dataclasses.replace(SMALL, intermediate_size=480)
+    shapes = shapes_of(ModelCosts(narrow, formats))
+    assert {shape.dtype for shape in shapes if shape.kernel == "experts"} == {"int4"}
+    assert KernelShape("linear", "q6_k", (1000, 512)) in shapes  # the output projection
+
+
 def test_the_shapes_of_a_model():
     costs = ModelCosts(SMALL, Formats(matrices="int4", embeddings="int8", kv="float32"))
     assert shapes_of(costs) == [
