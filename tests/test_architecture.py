@@ -117,6 +117,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {  # module -> where it may be imported; n
     "prometheus_client": ("server/",),
     "tokenizers": ("engine/text/",),
     "transformers": (),
+    "gguf": (),
     "jinja2": ("engine/text/jinja_template.py",),
     "ray": ("engine/ranks/ray_cluster.py",),
     "zmq": ("engine/",),

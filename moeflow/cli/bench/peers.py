@@ -27,6 +27,7 @@ def peers(arguments: tuple[str, ...]) -> int:
     """Measure llama.cpp, vLLM and transformers beside this engine. Needs the source checkout."""
     if not SCRIPT.is_file():
         raise ConfigError(f"{SCRIPT} is missing: other engines are measured from a checkout of the sources only")
-    if importlib.util.find_spec("transformers") is None:
-        raise ConfigError("peers are compared with transformers, which is missing: pip install 'moeflow[bench]'")
+    for package in ("transformers", "gguf"):  # which write the model for the peers
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(f"{package} is missing: pip install 'moeflow[bench]'")
     return subprocess.run([sys.executable, SCRIPT, *arguments], check=False).returncode

@@ -20,7 +20,7 @@ def test_the_scripts_exit_code_is_the_commands(tmp_path, monkeypatch):
     assert CliRunner().invoke(main, ["bench", "peers", "measure"]).exit_code == 3
 
 
-def test_without_transformers_it_says_what_to_install(tmp_path, monkeypatch):
+def test_without_a_package_it_says_what_to_install(tmp_path, monkeypatch):
     script = tmp_path / "run.py"
     script.touch()
     monkeypatch.setattr(peers, "SCRIPT", script)
