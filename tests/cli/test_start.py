@@ -3,11 +3,13 @@
 Only torch is allowed to be slow. A package that is added to the path of a start is a decision: write it down here.
 """
 
+import gc
 import subprocess
 import sys
 
 import pytest
 
+from moeflow.cli import lazy
 from tests.tiny_mixtral import write_byte_tokenizer, write_tiny_mixtral
 
 UNWANTED = {
@@ -59,3 +61,18 @@ def test_a_servers_process_needs_no_torch():
     found = modules_after(IMPORT, "moeflow.server.launch")
     assert found & OF_THE_SERVER == OF_THE_SERVER
     assert found & ((UNWANTED | {"torch"}) - OF_THE_SERVER) == set()
+
+
+def test_nothing_looks_for_garbage_while_modules_are_imported(tmp_path, monkeypatch):
+    (tmp_path / "slow_module.py").write_text("import gc\nwas_collected = gc.isenabled()")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(lazy._MODULES, "was_collected", "slow_module")
+    try:
+        assert lazy.was_collected is False
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 0
+        gc.unfreeze()
+        assert lazy.was_collected is False
+        assert gc.get_freeze_count() == 0  # what was imported before is not frozen again, with what came since
+    finally:
+        gc.unfreeze()
