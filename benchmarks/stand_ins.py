@@ -1,8 +1,8 @@
 """Puts plain Python in the place of packages that moeflow imports but hardly needs to run a model from safetensors.
 
 For a machine on which nothing can be installed, such as one with a GPU and no network: `install` replaces msgspec
-(records become dataclasses), isal (zlib), psutil (what Linux tells in /proc) and gguf (nothing: no GGUF files can be
-read then). Nothing of it serves: server, packed files and records of routing need the packages themselves.
+(records become dataclasses), isal (zlib) and psutil (what Linux tells in /proc). Nothing of
+it serves: server, packed files and records of routing need the packages themselves.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import sys
 import types
 import zlib
 from collections.abc import Callable
-from enum import IntEnum
 from pathlib import Path
 from typing import Any, dataclass_transform
 
@@ -82,13 +81,6 @@ def _psutil() -> list[types.ModuleType]:
     ]
 
 
-def _gguf() -> list[types.ModuleType]:
-    kinds = IntEnum("GGMLQuantizationType", {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "BF16": 30})
-    constants = _module("gguf.constants", GGMLQuantizationType=kinds, GGML_QUANT_SIZES={})
-    quants = _module("gguf.quants", dequantize=_refuse("gguf"))
-    return [_module("gguf", constants=constants, quants=quants), constants, quants]
-
-
 def _module(name: str, **members: Any) -> types.ModuleType:
     module = types.ModuleType(name, "A stand-in: see benchmarks/stand_ins.py.")
     vars(module).update(members)
@@ -107,5 +99,4 @@ _MAKERS: dict[str, Callable[[], list[types.ModuleType]]] = {
     "msgspec": _msgspec,
     "isal": _isal,
     "psutil": _psutil,
-    "gguf": _gguf,
 }

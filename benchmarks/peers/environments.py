@@ -1,6 +1,6 @@
 """Peers in environments of their own, in a folder that the user names: their needs contradict ours.
 
-transformers is the exception: the project has it anyway.
+transformers is the exception: it is the project's own, of the extra `bench`.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def test_torch_and_transformers_are_enough(arguments, tmp_path):
     (tmp_path / "bare" / "sitecustomize.py").write_text(BARE)
     (tmp_path / "few.py").write_text(
         "import sys\nfrom benchmarks import gpu_check\ngpu_check.OFFLOADING = ('cgopipe',)\n"
-        "gpu_check.CUTS = gpu_check.CUTS[:1]\nassert gpu_check.STAND_INS == ['msgspec', 'isal', 'psutil', 'gguf']\n"
+        "gpu_check.CUTS = gpu_check.CUTS[:1]\nassert gpu_check.STAND_INS == ['msgspec', 'isal', 'psutil']\n"
         "sys.exit(gpu_check.main(sys.argv[1:]))"
     )
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'bare'}:{ROOT}"}

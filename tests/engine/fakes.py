@@ -14,13 +14,14 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as CoreTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from moeflow.core.errors import EngineError
 from moeflow.core.request import FinishReason
 from moeflow.engine.client import EngineState, ReplicaStatus
 from moeflow.engine.messages import EngineStats, ModelInfo, Submission, TokenLogprobs, TokenOutput
+from moeflow.engine.text.chat_template_files import named_templates
 from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.engine.text.tokenizer_files import assemble
 from tests.shapes import INFO
 
 EOS = 0
@@ -136,7 +137,8 @@ def says(tokenizer: Tokenizer, text: str) -> Callable[[Submission, int], int]:
 
 def wrap(core: CoreTokenizer, **config: object) -> Tokenizer:
     """Make a moeflow tokenizer of a bare one."""
-    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=core, **config))
+    templates = named_templates(config.pop("chat_template", None), Path("test"))
+    return Tokenizer(assemble(CoreTokenizer.from_str(core.to_str()), config, templates, Path("test")))
 
 
 @functools.cache

@@ -7,20 +7,17 @@ at, but for the ids of special tokens.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from gguf.constants import GGMLQuantizationType
-from gguf.quants import dequantize
 
 from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, check_num_tensors
+from moeflow.checkpoint.gguf.blocks import widen_blocks
 from moeflow.checkpoint.gguf.config import (
     ROPE_FACTORS,
     Architecture,
@@ -30,16 +27,17 @@ from moeflow.checkpoint.gguf.config import (
 )
 from moeflow.checkpoint.gguf.header import GGUFTensor, read_gguf_header
 from moeflow.checkpoint.gguf.names import heads_in_pairs, huggingface_name
+from moeflow.checkpoint.gguf.tensor_types import TensorType
 from moeflow.checkpoint.raw_file import RawFile
 from moeflow.core.errors import CheckpointError
 from moeflow.kernels.weight_format import BLOCK_KINDS, BlockKind
 
 _UNQUANTIZED = {
-    GGMLQuantizationType.F32: torch.float32,
-    GGMLQuantizationType.F16: torch.float16,
-    GGMLQuantizationType.BF16: torch.bfloat16,
+    TensorType.F32: torch.float32,
+    TensorType.F16: torch.float16,
+    TensorType.BF16: torch.bfloat16,
 }
-_BLOCKS: dict[GGMLQuantizationType, BlockKind] = {GGMLQuantizationType[kind]: kind for kind in BLOCK_KINDS}
+_BLOCKS: dict[TensorType, BlockKind] = {TensorType[kind]: kind for kind in BLOCK_KINDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class _Part:
     """Where a Hugging Face tensor lies: a whole GGUF tensor or one expert's slice of it."""
 
     shape: tuple[int, ...]
-    quantization: GGMLQuantizationType
+    quantization: TensorType
     start: int  # byte in the file
     num_bytes: int
     pair_heads: int = 0  # heads whose rows are stored in pairs; 0: none
@@ -157,14 +155,12 @@ def _misfit(problem: str, tensor: GGUFTensor, file: Path) -> CheckpointError:
     return CheckpointError(problem, file=file, tensor=tensor.name, remedy="Convert or download the model again")
 
 
-def _widen(data: torch.Tensor, quantization: GGMLQuantizationType, shape: tuple[int, ...]) -> torch.Tensor:
+def _widen(data: torch.Tensor, quantization: TensorType, shape: tuple[int, ...]) -> torch.Tensor:
     """Return what some bytes mean: in their own dtype, quantized ones as float32."""
     dtype = _UNQUANTIZED.get(quantization)
     if dtype is not None:
         return data.view(dtype).reshape(shape)
-    rows = data.numpy().reshape(math.prod(shape[:-1]), -1)
-    with np.errstate(all="ignore"):  # a scale of infinity is the model's own business
-        return torch.from_numpy(dequantize(rows, quantization)).reshape(shape)
+    return widen_blocks(data, quantization).reshape(shape)
 
 
 def _pairs_to_halves(weights: torch.Tensor, num_heads: int) -> torch.Tensor:
@@ -173,7 +169,7 @@ def _pairs_to_halves(weights: torch.Tensor, num_heads: int) -> torch.Tensor:
     return pairs.transpose(1, 2).reshape(weights.shape)
 
 
-def _stored_as(quantization: GGMLQuantizationType) -> str:
+def _stored_as(quantization: TensorType) -> str:
     dtype = _UNQUANTIZED.get(quantization)
     return quantization.name if dtype is None else str(dtype).removeprefix("torch.")
 

@@ -17,30 +17,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file, check_num_tensors, refuse_lfs_pointer
+from moeflow.checkpoint.gguf.tensor_types import BLOCK_SIZES, SUPPORTED, TensorType
 from moeflow.checkpoint.regular_file import open_stream
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
-from moeflow.kernels.weight_format import BLOCK_KINDS
-
-QUANTIZATIONS = (
-    GGMLQuantizationType.F32,
-    GGMLQuantizationType.F16,
-    GGMLQuantizationType.BF16,
-    *(GGMLQuantizationType[kind] for kind in BLOCK_KINDS),
-    # Without kernels of their own: widened to float32 when they are read.
-    GGMLQuantizationType.IQ1_S,
-    GGMLQuantizationType.IQ1_M,
-    GGMLQuantizationType.IQ2_XXS,
-    GGMLQuantizationType.IQ2_XS,
-    GGMLQuantizationType.IQ2_S,
-    GGMLQuantizationType.IQ3_XXS,
-    GGMLQuantizationType.IQ3_S,
-    GGMLQuantizationType.TQ1_0,
-    GGMLQuantizationType.TQ2_0,
-)
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -62,7 +44,7 @@ class GGUFTensor:
 
     name: str
     shape: tuple[int, ...]  # outermost dimension first, as in torch
-    quantization: GGMLQuantizationType
+    quantization: TensorType
     start: int  # byte in the file
     num_bytes: int
 
@@ -79,7 +61,7 @@ def read_gguf_header(file: Path) -> GGUFHeader:
     """Return metadata and tensors of a file.
 
     Raises: CheckpointError if the file is missing, cut or damaged, or holds a tensor of a type that is not
-    among `QUANTIZATIONS`.
+    among `SUPPORTED`.
     """
     with open_stream(file) as stream, blame_file(file):
         cursor = _Cursor(stream, file)
@@ -228,17 +210,17 @@ def _read_tensor(cursor: _Cursor) -> GGUFTensor:
         raise cursor.damaged(f"has rank {rank}, where 1 to {_MAX_RANK} is expected" if name else "has no name", name)
     shape = tuple(cursor.number("Q") for _ in range(rank))[::-1]
     kind, start = cursor.number("I"), cursor.number("Q")
-    if kind not in QUANTIZATIONS:
-        known = kind in set(GGMLQuantizationType)
-        supported = ", ".join(item.name for item in QUANTIZATIONS)
+    if kind not in SUPPORTED:
+        known = kind in set(TensorType)
+        supported = ", ".join(item.name for item in SUPPORTED)
         raise CheckpointError(
-            f"is stored as {GGMLQuantizationType(kind).name if known else f'unknown type {kind}'}",
+            f"is stored as {TensorType(kind).name if known else f'unknown type {kind}'}",
             file=cursor.file,
             tensor=name,
             remedy=f"Supported are {supported}: use a file with these types only",
         )
-    quantization = GGMLQuantizationType(kind)
-    block_size, block_bytes = GGML_QUANT_SIZES[quantization]
+    quantization = TensorType(kind)
+    block_size, block_bytes = BLOCK_SIZES[quantization]
     if 0 in shape or shape[-1] % block_size:
         raise cursor.damaged(f"shape {list(shape)} is impossible in {quantization.name}", name)
     return GGUFTensor(name, shape, quantization, start, math.prod(shape) // block_size * block_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -26,4 +27,7 @@ def peers(arguments: tuple[str, ...]) -> int:
     """Measure llama.cpp, ik_llama.cpp, vLLM and transformers beside this engine. Needs the source checkout."""
     if not SCRIPT.is_file():
         raise ConfigError(f"{SCRIPT} is missing: other engines are measured from a checkout of the sources only")
+    for package in ("transformers", "gguf"):  # which write the model for the peers
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(f"{package} is missing: pip install 'moeflow[bench]'")
     return subprocess.run([sys.executable, SCRIPT, *arguments], check=False).returncode

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MIN_FREE_RAM = 2 * GIB  # the built-in model in bfloat16 with a small KV cache
 MIN_FREE_DISK = 2 * GIB  # the built-in model takes 1.3
 REINSTALL = "Install moeflow again: `make clean run` does it"
-NEEDED_PACKAGES = ("torch", "transformers", "safetensors", "fastapi")
+NEEDED_PACKAGES = ("torch", "tokenizers", "safetensors", "fastapi")
 COMPILERS = ("g++", "clang++")
 CPU_FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "i8mm", "bf16")
 

@@ -1,7 +1,7 @@
 """Text to token ids and back, and conversations to prompts, as the checkpoint's own files define it.
 
-The only file that knows transformers. Loads no torch, so that the process that speaks HTTP starts fast, and
-never runs code that a checkpoint brings along: its chat template runs in a process of its own.
+Loads no torch, so that the process that speaks HTTP starts fast, and never runs code that a checkpoint brings along:
+its chat template runs in a process of its own.
 
 Encoding and decoding call the functions for batches also for one text, as only those release the interpreter's lock:
 other threads go on while a long text is encoded, which takes about a second for each million characters.
@@ -10,35 +10,16 @@ other threads go on while a long text is encoded, which takes about a second for
 from __future__ import annotations
 
 import functools
-import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerFast
-
-from moeflow.checkpoint.gguf.header import read_gguf_header
-from moeflow.checkpoint.json_file import MAX_CONFIG_BYTES
-from moeflow.checkpoint.regular_file import read_whole
-from moeflow.core.brief import cut
-from moeflow.core.errors import ChatTemplateError, CheckpointError, ContextLengthError, RequestError
-from moeflow.core.units import MIB
+from moeflow.core.errors import CheckpointError, ContextLengthError, RequestError
 from moeflow.engine.text.chat_template import ChatTemplate
-from moeflow.engine.text.gguf_tokenizer import build_tokenizer
+from moeflow.engine.text.chat_template_files import choose_template
 from moeflow.engine.text.token_bytes import byte_rule
 from moeflow.engine.text.token_length import TokenLength, token_length
-
-_SMALL_FILES = (  # that transformers opens beside tokenizer.json
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.json",
-    "chat_template.jinja",
-    "config.json",
-)
-_MAX_TOKENIZER_BYTES = 64 * MIB  # vocabularies of a quarter of a million tokens take half as much
-_MAX_TOKENIZER_VALUES = 4_000_000  # likewise
+from moeflow.engine.text.tokenizer_files import TokenizerParts, read_folder, read_gguf, write_folder
 
 
 class Tokenizer:
@@ -48,9 +29,9 @@ class Tokenizer:
     mark as no part of the text.
     """
 
-    def __init__(self, backend: PreTrainedTokenizerFast) -> None:
-        self._backend = backend
-        self._core = backend.backend_tokenizer
+    def __init__(self, parts: TokenizerParts) -> None:
+        self._parts = parts
+        self._core = parts.core
         self._core.no_truncation()  # some files ask for it, which would cut prompts in silence
         self._core.no_padding()
         decoder = self._core.decoder
@@ -58,7 +39,7 @@ class Tokenizer:
         if rule is None:
             raise CheckpointError(
                 f"the tokenizer's decoder {decoder} is not supported",
-                file=backend.name_or_path,
+                file=parts.source,
                 remedy="Supported are byte-level and SentencePiece tokenizers",
             )
         self._byte_rule = rule
@@ -74,52 +55,11 @@ class Tokenizer:
         Raises: CheckpointError if there is no tokenizer or it is damaged.
         """
         path = Path(path)
-        return cls._load_gguf(path) if path.suffix == ".gguf" else cls._load_folder(path)
-
-    @classmethod
-    def _load_folder(cls, folder: Path) -> Tokenizer:
-        file = folder / "tokenizer.json"
-        if not os.path.lexists(file):
-            raise CheckpointError(
-                "is missing, so text cannot be turned into tokens",
-                file=file,
-                remedy="Copy it from the original model, or write it with transformers' "
-                "AutoTokenizer.from_pretrained(...).save_pretrained(...)",
-            )
-        _check_files(folder)
-        try:
-            backend = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-        except Exception as error:  # tokenizers raises bare exceptions, transformers many kinds
-            raise CheckpointError(
-                f"cannot be read as a tokenizer: {cut(str(error))}",
-                file=file,
-                remedy="Download the tokenizer's files again",
-            ) from error
-        if not backend.chat_template:
-            backend.chat_template = _read_chat_template(folder / "chat_template.json")
-        return cls(backend)
-
-    @classmethod
-    def _load_gguf(cls, file: Path) -> Tokenizer:
-        metadata = read_gguf_header(file).metadata
-        core, config = build_tokenizer(metadata, file)
-        backend = PreTrainedTokenizerFast(
-            tokenizer_object=core,
-            chat_template=metadata.get("tokenizer.chat_template"),
-            name_or_path=str(file),
-            **config,
-        )
-        return cls(backend)
+        return cls(read_gguf(path) if path.suffix == ".gguf" else read_folder(path))
 
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json, tokenizer_config.json and the chat template into a Hugging Face folder."""
-        self._backend.save_pretrained(folder)
-        file = Path(folder) / "tokenizer_config.json"
-        config = json.loads(file.read_text(encoding="utf-8"))
-        for key in ("backend", "is_local", "local_files_only", "name_or_path"):  # of this machine, not of the model
-            config.pop(key, None)
-        config["tokenizer_class"] = "PreTrainedTokenizerFast"  # the name that older versions know, too
-        file.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_folder(self._parts, Path(folder))
 
     def encode(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
         """Return the tokens of a text; with special tokens as the model expects a prompt to begin.
@@ -170,7 +110,7 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether the model defines how a conversation becomes a prompt."""
-        return bool(self._backend.chat_template)
+        return bool(self._parts.chat_templates)
 
     def warm_up(self) -> None:
         """Do now what the first prompts would wait for: start the process that renders, learn how long tokens are.
@@ -203,40 +143,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _chat_template(self) -> ChatTemplate:
-        try:
-            source: str = self._backend.get_chat_template()
-        except ValueError as error:  # several templates, none of which is the default
-            raise ChatTemplateError(f"the model's chat templates cannot be used: {error}") from None
-        return ChatTemplate(source, self._backend.special_tokens_map)
-
-
-def _check_files(folder: Path) -> None:
-    """Raise CheckpointError if one of the files that transformers opens would make it wait, or is far too large."""
-    files = [folder / name for name in _SMALL_FILES] + sorted(folder.glob("additional_chat_templates/*"))
-    for file in files:
-        if os.path.lexists(file):
-            read_whole(file, MAX_CONFIG_BYTES)
-    file = folder / "tokenizer.json"
-    data = read_whole(file, _MAX_TOKENIZER_BYTES)
-    if sum(data.count(sign) for sign in (b",", b"[", b"{")) > _MAX_TOKENIZER_VALUES:
-        raise CheckpointError(
-            f"holds more than {_MAX_TOKENIZER_VALUES} values, which no tokenizer does",
-            file=file,
-            remedy="Download the tokenizer's files again",
-        )
-
-
-def _read_chat_template(file: Path) -> str | None:
-    """Return the template from the place that transformers 4 wrote it to for some models."""
-    try:
-        template: str = json.loads(file.read_text(encoding="utf-8"))["chat_template"]
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"holds no chat template: {error}", file=file, remedy="Download it again, or remove it"
-        ) from error
-    return template
+        return ChatTemplate(choose_template(self._parts.chat_templates), self._parts.special.texts)
 
 
 def _plain_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:

@@ -20,6 +20,16 @@ def test_the_scripts_exit_code_is_the_commands(tmp_path, monkeypatch):
     assert CliRunner().invoke(main, ["bench", "peers", "measure"]).exit_code == 3
 
 
+def test_without_a_package_it_says_what_to_install(tmp_path, monkeypatch):
+    script = tmp_path / "run.py"
+    script.touch()
+    monkeypatch.setattr(peers, "SCRIPT", script)
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    result = CliRunner().invoke(main, ["bench", "peers", "setup"])
+    assert result.exit_code == 2
+    assert "pip install 'moeflow[bench]'" in result.stderr
+
+
 def test_without_the_sources_it_says_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "SCRIPT", tmp_path / "run.py")
     result = CliRunner().invoke(main, ["bench", "peers", "setup"])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as CoreTokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 from moeflow.core.errors import CheckpointError, RequestError
 from moeflow.engine.text.token_bytes import byte_rule
@@ -146,7 +146,7 @@ def test_a_damaged_tokenizer_names_the_file(tmp_path):
 def test_a_damaged_chat_template_names_the_file(tmp_path):
     byte_level_core().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "chat_template.json").write_text("[]")
-    with pytest.raises(CheckpointError, match=r"chat_template\.json: holds no chat template"):
+    with pytest.raises(CheckpointError, match=r"chat_template\.json: holds a JSON list"):
         Tokenizer.load(tmp_path)
 
 
@@ -338,7 +338,7 @@ def test_an_answer_without_text_is_empty():
 
 def test_no_chat_template():
     with pytest.raises(RequestError, match="no chat template"):
-        Tokenizer(PreTrainedTokenizerFast(tokenizer_object=byte_level_core())).apply_chat_template(QUESTION)
+        wrap(byte_level_core()).apply_chat_template(QUESTION)
 
 
 @pytest.mark.slow
