@@ -221,11 +221,14 @@ TILE void tile_int(const Tile& t) {
   store_tile<R, B>(t, total);
 }
 
-// Tiles of blocks are small: taking codes apart is most of the work, and larger ones take longer to compile.
-constexpr int kBlockRows = ROW_TILE < 4 ? ROW_TILE : 4;
-
+// Tiles of blocks are few and small: taking codes apart is most of the work, and others would take long to compile.
 template <int R, int B>
-constexpr bool kFitsBlocks = R <= kBlockRows && B <= 2;
+constexpr bool kFitsBlocks = R <= ROW_TILE && (R == 1 || R == 2 || R == 4) && B <= 2;
+
+inline int rows_of_blocks(int rows_left) {
+  if (rows_left >= 4 && ROW_TILE >= 4) return 4;
+  return rows_left >= 2 && ROW_TILE >= 2 ? 2 : 1;
+}
 
 template <int R, int B>
 void tile_of(const Matrix& weight, const Tile& t) {
@@ -265,7 +268,8 @@ void tile(const Matrix& weight, const Tile& whole) {
   for (int row = 0; row < whole.num_rows;) {
     const int rows_left = whole.num_rows - row;
     const bool is_tall = rows_left > ROW_TILE && ROW_TILE_OF_TWO > ROW_TILE && whole.num_bands % 2 == 0 && !has_blocks;
-    const int most = has_blocks ? kBlockRows : is_tall ? ROW_TILE_OF_TWO : ROW_TILE, rows = rows_left < most ? rows_left : most;
+    const int most = is_tall ? ROW_TILE_OF_TWO : ROW_TILE;
+    const int rows = has_blocks ? rows_of_blocks(rows_left) : rows_left < most ? rows_left : most;
     for (int band = 0; band < whole.num_bands;) {
       const int left = whole.num_bands - band;
       const int bands = left >= 4 && BAND_TILE >= 4 && !is_tall && !has_blocks ? 4 : left >= 2 ? 2 : 1;

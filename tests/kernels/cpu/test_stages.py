@@ -6,12 +6,12 @@ import torch
 from moeflow.kernels.cpu import extension, row_ops, stages
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
 from moeflow.kernels.routing import SoftmaxTopK
-from moeflow.kernels.weight_format import ALL_FORMATS
+from moeflow.kernels.weight_format import MADE_FORMATS
 
 EPS = 1e-5
 
 
-@pytest.mark.parametrize("weight_format", ALL_FORMATS)
+@pytest.mark.parametrize("weight_format", MADE_FORMATS)
 @pytest.mark.parametrize(("num_outputs", "hidden"), [(33, 70), (528, 96)])  # a small product and one for the pool
 @pytest.mark.usefixtures("some_threads")
 def test_a_norm_on_the_way_into_a_product(isa, weight_format, num_outputs, hidden):
@@ -62,7 +62,7 @@ class Layer:
         return self.experts.compute(normed, ids, weights, hidden)
 
 
-@pytest.mark.parametrize("weight_format", ALL_FORMATS)
+@pytest.mark.parametrize("weight_format", MADE_FORMATS)
 @pytest.mark.parametrize(
     "settings",
     [

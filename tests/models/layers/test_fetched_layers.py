@@ -125,7 +125,7 @@ def stops(monkeypatch):
     """The layers that kernels have left to Python."""
     seen = []
     compute = CachedExperts.compute
-    monkeypatch.setattr(CachedExperts, "compute", lambda self, *args: seen.append(self._layer) or compute(self, *args))
+    monkeypatch.setattr(CachedExperts, "compute", lambda self, *args: seen.append(self.layer) or compute(self, *args))
     return seen
 
 
