@@ -55,7 +55,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.planner.planning import PlanRequest, plan_for, plan_for_start
     from moeflow.planner.resolve import resolve
     from moeflow.planner.setting_values import read_settings
-    from moeflow.planner.settings import LOSSY_ROUTING, Settings
+    from moeflow.planner.settings import Settings
     from moeflow.server.config import ServerConfig
     from moeflow.server.jobs.journal import Journal
     from moeflow.server.jobs.local import answer_file, check_input
@@ -108,7 +108,7 @@ _NAMES = {  # by module, as imported above
     "moeflow.planner.resolve": "resolve",
     "moeflow.planner.figures.roofline_figures": "roofline_figures",
     "moeflow.planner.setting_values": "read_settings",
-    "moeflow.planner.settings": "LOSSY_ROUTING Settings",
+    "moeflow.planner.settings": "Settings",
     "moeflow.server.config": "ServerConfig",
     "moeflow.server.jobs.journal": "Journal",
     "moeflow.server.jobs.local": "answer_file check_input",

@@ -73,7 +73,7 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
         upkeep = None if ranks is None else make_upkeep(checkpoint, config, ranks.group)
         allocator = make_allocator(config, memory, experts, recorder, upkeep, replica)
         model = load_model(checkpoint, allocator, num_threads=config.num_threads, progress=progress)
-        tables = input_tables(model, checkpoint, config, trace)
+        tables = _input_tables(model, checkpoint, config, trace)
         lossy = None
         if tables is not None:
             on_failure.callback(tables.close)
@@ -97,7 +97,7 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
         return runner
 
 
-def input_tables(
+def _input_tables(
     model: LanguageModel, checkpoint: Checkpoint, config: EngineConfig, trace: Trace | None = None
 ) -> InputTables | None:
     """Return who predicts what an encoder's inputs need of experts; None: nobody asks.

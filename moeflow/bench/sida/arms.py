@@ -53,6 +53,7 @@ class WholeLayersInTurn(WholeLayers):
         return False
 
 
+TURN: Final = 10  # texts that one way classifies before another does
 RESIDENT: Final = "all resident"
 WAYS: Final = (
     Way("layer by layer", "fifo", experts=WholeLayersInTurn, is_baseline=True),  # "Standard" of the paper

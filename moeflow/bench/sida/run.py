@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from moeflow.bench.sida.arms import RESIDENT, WAYS, Arm, Way, config_of
+from moeflow.bench.sida.arms import RESIDENT, TURN, WAYS, Arm, Way, config_of
 from moeflow.bench.sida.labels import read_texts
 from moeflow.bench.sida.usage import usage_of
 from moeflow.checkpoint.open import open_checkpoint
@@ -27,7 +27,6 @@ from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import LOSSY_ROUTING, Settings
 
-TURN: Final = 10  # texts that one way classifies before another does
 WARM_UP: Final = 40  # texts that are not counted
 MIN_SLOTS: Final = 4
 

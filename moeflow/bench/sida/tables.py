@@ -8,11 +8,10 @@ from typing import Any, Final
 
 from moeflow.bench.metrics import Spread
 from moeflow.bench.records import Record
-from moeflow.bench.sida.arms import RESIDENT, WAYS
+from moeflow.bench.sida.arms import RESIDENT, TURN, WAYS
 from moeflow.bench.tables import Table, threads_text
+from moeflow.core.units import MIB
 
-_TURN: Final = 10  # texts whose throughput is one value of a spread
-_MIB: Final = 2**20
 BASELINES: Final = tuple(way.name for way in WAYS if way.is_baseline)
 
 
@@ -23,15 +22,12 @@ def sida_tables(records: Sequence[Record]) -> list[Table]:
 
 def total_bytes(record: Record) -> int:
     """Return what all weights take."""
-    num_slabs: int = record["num_layers"] * record["num_experts"]
-    dense: int = record["dense_bytes"]
-    return dense + num_slabs * int(record["slab_bytes"])
+    return _bytes_with(record, _num_slabs(record))
 
 
 def idle_shares(record: Record) -> list[float]:
     """Return the share of experts that each text leaves idle (figure 4)."""
-    num_slabs = record["num_layers"] * record["num_experts"]
-    return [1 - used / num_slabs for used in record["usage"]["used_experts"]]
+    return [1 - used / _num_slabs(record) for used in record["usage"]["used_experts"]]
 
 
 def baseline_ratio(rows: Sequence[dict[str, Any]], way: str) -> float:
@@ -48,6 +44,15 @@ def rows_by_share(record: Record) -> dict[int, list[dict[str, Any]]]:
     return found
 
 
+def _num_slabs(record: Record) -> int:
+    return int(record["num_layers"] * record["num_experts"])
+
+
+def _bytes_with(record: Record, num_slots: int) -> int:
+    """Return what weights take in memory with so many experts."""
+    return int(record["dense_bytes"] + num_slots * record["slab_bytes"])
+
+
 def _predicted(records: Sequence[Record]) -> list[Record]:
     return [record for record in records if record["usage"]["hit_rates"] is not None]
 
@@ -58,19 +63,19 @@ def _models(records: Sequence[Record]) -> Table:
         usage, total = record["usage"], total_bytes(record)
         expert_bytes = total - record["dense_bytes"]
         idle = idle_shares(record)
-        own_s = next((row["texts_per_s"] for row in record["rows"] if row["way"] == RESIDENT), None)
-        pass_s = record["num_texts"] / own_s if own_s else None
+        texts_per_s = next(row["texts_per_s"] for row in record["rows"] if row["way"] == RESIDENT)
+        all_texts_s = record["num_texts"] / texts_per_s
         rows.append(
             (
                 f"{record['model']}, {record['data']}",
                 f"{record['num_layers']} x {record['num_experts']}",
                 f"{statistics.fmean(usage['num_tokens']):.0f}",
-                f"{total / _MIB:.0f}",
+                f"{total / MIB:.0f}",
                 f"{expert_bytes / total:.0%}",
                 f"{statistics.fmean(idle):.0%}",
                 f"{statistics.fmean(idle) * expert_bytes / total:.0%}",
-                f"{usage['routing_s'] / pass_s:.1%}" if pass_s else "",
-                f"{usage['predicting_s'] / pass_s:.0%}" if pass_s and usage["hit_rates"] else "",
+                f"{usage['routing_s'] / all_texts_s:.1%}",
+                f"{usage['predicting_s'] / all_texts_s:.0%}" if usage["hit_rates"] else "",
             )
         )
     columns = (
@@ -123,20 +128,19 @@ def _speeds(record: Record) -> Table:
     rows = []
     for share, found in rows_by_share(record).items():
         for row in found:
-            is_resident = row["way"] == RESIDENT
-            slots = record["num_layers"] * record["num_experts"] if is_resident else row["num_slots"]
-            ms = [1e3 * seconds for seconds in row["text_s"]]
-            turns = [_TURN / (sum(ms[at : at + _TURN]) / 1e3) for at in range(0, len(ms) - _TURN + 1, _TURN)]
+            num_slots = _num_slabs(record) if row["way"] == RESIDENT else row["num_slots"]
+            text_s = row["text_s"]
+            turns = [TURN / sum(text_s[at : at + TURN]) for at in range(0, len(text_s) - TURN + 1, TURN)]
             spread = Spread.of(turns or [row["texts_per_s"]])
             has_baselines = set(BASELINES) <= {one["way"] for one in found}
             rows.append(
                 (
                     f"{share}%, {row['way']}",
-                    f"{(record['dense_bytes'] + slots * record['slab_bytes']) / _MIB:.0f}",
+                    f"{_bytes_with(record, num_slots) / MIB:.0f}",
                     f"{row['texts_per_s']:.1f} ({spread.low:.1f}-{spread.high:.1f})",
                     f"{baseline_ratio(found, row['way']):.2f}" if has_baselines else "",
                     f"{row['latency_s'] * 1e3:.1f}",
-                    f"{row['read_bytes_per_text'] / _MIB:.1f}",
+                    f"{row['read_bytes_per_text'] / MIB:.1f}",
                     f"{row['stall_s_per_text'] * 1e3:.1f}",
                 )
             )

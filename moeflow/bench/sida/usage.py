@@ -11,8 +11,7 @@ from torch import Tensor
 
 from moeflow.models.expert_predictor.network import ExpertPredictor
 from moeflow.models.layers.encoder_decoder import EncoderDecoderLM
-from moeflow.models.layers.moe import MoE
-from moeflow.train.bare_model import ffn_inputs
+from moeflow.train.predictors.routed_text import router_inputs
 
 _GUESSES = (1, 3)  # of which one has to be right
 
@@ -45,27 +44,22 @@ def usage_of(
     """Encode texts one by one, with the model's own routers. Blocks."""
     found = Usage()
     for text in texts:
-        ids = torch.tensor(text)
-        chosen = _chosen(model, ids, found)
+        chosen = _chosen(model, text, found)
         found.num_tokens.append(len(text))
         found.used_experts.append(sum(len(torch.unique(of_layer)) for of_layer in chosen.unbind(1)))
         if predictor is not None:
-            _count_hits(predictor, model.embed(ids).float(), chosen, found)
+            _count_hits(predictor, model.embed(torch.tensor(text)).float(), chosen, found)
         on_text()
     return found
 
 
 @torch.inference_mode()
-def _chosen(model: EncoderDecoderLM, ids: Tensor, found: Usage) -> Tensor:
+def _chosen(model: EncoderDecoderLM, text: list[int], found: Usage) -> Tensor:
     """Return the experts that routers choose, [T, layers]."""
-    layers = [layer for layer in model.encoder_layers if isinstance(layer.mlp, MoE)]
-    with ffn_inputs(layers, model.dtype) as by_layer:
-        model.encode(ids)
     choices = []
-    for layer, (inputs,) in zip(layers, by_layer, strict=True):
-        assert isinstance(layer.mlp, MoE)
+    for block, inputs in router_inputs(model, text):
         began_s = time.perf_counter()
-        topk_ids, _ = layer.mlp.route(inputs)
+        topk_ids, _ = block.route(inputs)
         found.routing_s += time.perf_counter() - began_s
         choices.append(topk_ids[:, 0])
     return torch.stack(choices, dim=1)

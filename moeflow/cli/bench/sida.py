@@ -13,6 +13,7 @@ from moeflow.cli.bench.output import keep, repeated_command, result_options, sho
 from moeflow.cli.options import cache_dir_option
 from moeflow.cli.params import NEW_PICTURE
 from moeflow.cli.progress import bar, progress_bar
+from moeflow.planner.settings import LOSSY_ROUTING
 
 EPILOG = """\b
 Examples:
@@ -47,7 +48,7 @@ error. Without a predictor, only what needs none is measured."""
 @click.option("--texts", "num_texts", type=click.IntRange(10), default=120, show_default=True, help="To time with.")
 @click.option(
     "--lossy",
-    type=click.Choice(["sida", "sida:3"]),
+    type=click.Choice(tuple(LOSSY_ROUTING)),
     default="sida",
     show_default=True,
     help="Experts that the network chooses for a token where it does: one, or three.",
@@ -84,7 +85,7 @@ def sida(
         rows = []
         for share in shares:
             shown.say(f"{share}% of the experts")
-            rows += study.rows(share, lossy_top_k=lazy.LOSSY_ROUTING[lossy], on_text=shown.advance)
+            rows += study.rows(share, lossy_top_k=LOSSY_ROUTING[lossy], on_text=shown.advance)
         record = make_record(
             "sida",
             repeated_command(),

@@ -39,6 +39,12 @@ def is_saved(folder: Path) -> bool:
     return (folder / _DESCRIPTION).is_file()
 
 
+def check_is_saved(folder: Path, otherwise: str) -> None:
+    """Raise ConfigError if there is no predictor; `otherwise` is what to do then instead of training one."""
+    if not is_saved(folder):
+        raise ConfigError(f"there is no predictor of this model's experts in {folder}. {REMEDY}, or {otherwise}")
+
+
 def predictor_bytes(folder: Path) -> int:
     """Return what a predictor's weights take, in a file and in memory alike: float32. 0: there is none."""
     return (folder / _WEIGHTS).stat().st_size if is_saved(folder) else 0

@@ -14,8 +14,8 @@ from moeflow.core.units import format_bytes
 from moeflow.experts.cache.policies import DEFAULT_POLICY, POLICIES
 from moeflow.experts.predict.registry import DEFAULT_PREDICTOR, NO_PREDICTOR, PREDICTORS, WHOLE_PASS
 from moeflow.experts.slot_arena import arena_bytes, slots_within
+from moeflow.models.expert_predictor.saved import check_is_saved, predictor_folder
 from moeflow.models.packing import slab_spec
-from moeflow.planner.choices.lossy_routing import check_is_trained
 from moeflow.planner.choices.packed_files import packed_weights_file_place
 from moeflow.planner.choices.weight_choice import WeightChoice
 from moeflow.planner.costs.model_costs import ModelCosts
@@ -50,7 +50,7 @@ class ExpertPlan:
         if predictor not in known:
             raise ConfigError(f"predictor {predictor!r} is unknown; use one of auto, {', '.join(known)}")
         if predictor == WHOLE_PASS:
-            check_is_trained(checkpoint, "choose another --predictor")
+            check_is_saved(predictor_folder(checkpoint.path), "choose another --predictor")
         policy = DEFAULT_POLICY if policy == "auto" else policy
         if policy not in POLICIES:
             raise ConfigError(f"expert_policy {policy!r} is unknown; use one of auto, {', '.join(POLICIES)}")

@@ -8,7 +8,7 @@ from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.experts.predict.registry import WHOLE_PASS
-from moeflow.models.expert_predictor.saved import REMEDY, is_saved, predictor_folder
+from moeflow.models.expert_predictor.saved import check_is_saved, predictor_folder
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.settings import LOSSY_ROUTING, Settings
 
@@ -31,7 +31,7 @@ def choose_lossy_routing(settings: Settings, checkpoint: Checkpoint, shape: Mode
             f"{_FLAG} {name} is for encoders with {top_k} experts or more, which a {shape.model_type} model of "
             f"{shape.num_experts} has not: leave it away"
         )
-    check_is_trained(checkpoint, f"leave {_FLAG} away")
+    check_is_saved(predictor_folder(checkpoint.path), f"leave {_FLAG} away")
     reasons.append(("lossy_routing", f"{top_k} of each token by the predictor, not the routers: answers may change"))
     return top_k
 
@@ -45,10 +45,3 @@ def predictor_of(settings: Settings) -> str:
     """Return what reads experts ahead: the tables that choose them, where the user leaves it open."""
     is_open = settings.lossy_routing is not None and settings.predictor == "auto"
     return WHOLE_PASS if is_open else settings.predictor
-
-
-def check_is_trained(checkpoint: Checkpoint, otherwise: str) -> None:
-    """Raise ConfigError if no network is trained for a model; `otherwise` is what to do then instead."""
-    folder = predictor_folder(checkpoint.path)
-    if not is_saved(folder):
-        raise ConfigError(f"there is no predictor of this model's experts in {folder}. {REMEDY}, or {otherwise}")

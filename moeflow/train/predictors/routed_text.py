@@ -64,6 +64,13 @@ def router_logits(model: LanguageModel, token_ids: Sequence[int]) -> Tensor:
 
     Shapes: -> [T, layers with experts, E] float32.
     """
+    logits = [block.router_logits(inputs) for block, inputs in router_inputs(model, token_ids)]
+    return torch.stack(logits, dim=1).float().cpu()
+
+
+@torch.inference_mode()
+def router_inputs(model: LanguageModel, token_ids: Sequence[int]) -> list[tuple[MoE, Tensor]]:
+    """Return the same layers, each with what its router gets of a sequence, [T, H]."""
     if isinstance(model, EncoderDecoderLM):
         layers: Sequence[HasNetwork] = model.encoder_layers
         with ffn_inputs(layers, model.dtype) as by_layer:
@@ -71,12 +78,7 @@ def router_logits(model: LanguageModel, token_ids: Sequence[int]) -> Tensor:
         inputs = torch.stack([of_layer for (of_layer,) in by_layer])
     else:
         layers, inputs = model.layers, _decoder_inputs(model, token_ids)
-    logits = [
-        layer.mlp.router_logits(of_layer)
-        for layer, of_layer in zip(layers, inputs, strict=True)
-        if isinstance(layer.mlp, MoE)
-    ]
-    return torch.stack(logits, dim=1).float().cpu()
+    return [(layer.mlp, of_layer) for layer, of_layer in zip(layers, inputs, strict=True) if isinstance(layer.mlp, MoE)]
 
 
 def _decoder_inputs(model: CausalLM, token_ids: Sequence[int]) -> Tensor:
