@@ -28,6 +28,7 @@
 #include "matrix.h"
 #include "ops.h"
 #include "pool.h"
+#include "quantize.h"
 #include "scratch.h"
 #include "shared_group.h"
 #include "slab_reader.h"
@@ -268,6 +269,15 @@ void run_pack_rows(const Matrix& weight, const std::string& type, uintptr_t sour
             const_cast<uint8_t*>(weight.data));
 }
 
+void run_quantize_rows(const std::string& to, const std::string& from, uintptr_t source, int64_t num_rows, int64_t cols,
+                       uintptr_t importance, uintptr_t out) {
+  const SourceType blocks = known_source(to), values = known_source(from);
+  bytes_of_row(to, cols);  // of whole blocks
+  bytes_of_row(from, cols);
+  WithoutGIL without_gil;
+  quantize_rows(blocks, values, at<const void>(source), num_rows, cols, at<const float>(importance), at<uint8_t>(out));
+}
+
 void run_unpack_rows(const Matrix& weight, uintptr_t rows, int64_t num_rows, uintptr_t out) {
   WithoutGIL without_gil;
   check_rows(weight, at<const int64_t>(rows), num_rows);
@@ -309,6 +319,7 @@ void bind_memory(nb::module_& m) {
           },
           "format"_a, "data"_a, "num_blocks"_a, "num_heads"_a, "block_size"_a, "head_dim"_a);
   m.def("pack_rows", &run_pack_rows, "weight"_a, "type"_a, "source"_a, "rows"_a, "num_rows"_a);
+  m.def("quantize_rows", &run_quantize_rows, "to"_a, "type"_a, "source"_a, "num_rows"_a, "cols"_a, "importance"_a, "out"_a);
   m.def("copy_rows", &run_copy_rows, "source"_a, "rows"_a, "out"_a);
   m.def("unpack_rows", &run_unpack_rows, "weight"_a, "rows"_a, "num_rows"_a, "out"_a);
 }
@@ -376,6 +387,8 @@ std::vector<int64_t> run_sample(uintptr_t x, int64_t num_rows, int64_t size,
 }
 
 void bind_row_ops(nb::module_& m) {
+  def_call(m, "lstm", &lstm, FIELD(LstmCall, weights), FIELD(LstmCall, inputs), FIELD(LstmCall, num_steps),
+           FIELD(LstmCall, num_texts), FIELD(LstmCall, state), FIELD(LstmCall, cell), FIELD(LstmCall, out));
   def_call(m, "rms_norm", &rms_norm, FIELD(RmsNormCall, x), FIELD(RmsNormCall, weight), FIELD(RmsNormCall, eps),
            FIELD(RmsNormCall, num_rows), FIELD(RmsNormCall, size), FIELD(RmsNormCall, out));
   def_call(m, "softmax_topk", &softmax_topk, FIELD(SoftmaxTopkCall, logits), FIELD(SoftmaxTopkCall, num_rows),
@@ -395,7 +408,7 @@ struct DecoderPass {
   DecoderCall call;
 };
 
-int64_t run_pass(const DecoderPass& pass, int64_t first_layer, uintptr_t hidden, bool asks_next_router,
+int64_t run_pass(const DecoderPass& pass, int64_t first_layer, uintptr_t hidden, int64_t routers_ahead,
                  uintptr_t guesses, ExpertFetcher* fetcher) {
   if (pass.layers.size() != pass.caches.size()) throw std::invalid_argument("every layer has its own KV cache");
   DecoderCall call = pass.call;
@@ -404,7 +417,7 @@ int64_t run_pass(const DecoderPass& pass, int64_t first_layer, uintptr_t hidden,
   call.num_layers = static_cast<int64_t>(pass.layers.size());
   call.first_layer = first_layer;
   call.hidden = at<float>(hidden);
-  call.asks_next_router = asks_next_router;
+  call.routers_ahead = routers_ahead;
   call.guesses = at<const uint8_t>(guesses);
   call.fetcher = fetcher;
   WithoutGIL without_gil;
@@ -433,7 +446,7 @@ void bind_layers(nb::module_& m) {
            PASS_FIELD(sin), PASS_FIELD(slots), SequenceCount{"num_sequences"}, SequenceArrays{"sequences"},
            PASS_FIELD(tree_masks), PASS_FIELD(topk_ids), PASS_FIELD(normed), PASS_FIELD(topk_weights),
            PASS_FIELD(keeps_inputs));
-  pass.def("run", &run_pass, "first_layer"_a, "hidden"_a, "asks_next_router"_a, "guesses"_a,
+  pass.def("run", &run_pass, "first_layer"_a, "hidden"_a, "routers_ahead"_a, "guesses"_a,
            "fetcher"_a.none());
   m.attr("ABSENT") = kAbsent;
   m.attr("LOADING") = kLoading;
@@ -569,6 +582,11 @@ NB_MODULE(_cpu, m) {
   m.def(
       "use_isa", [](const std::string& cap) { current_isa.store(&known_isa(cap)); }, "cap"_a,
       "Choose the best instruction set up to `cap`; empty: the best there is.");
+  m.def("isa_names", [] {
+    std::vector<std::string> names;
+    for (int i = 0; isa_name(i) != nullptr; ++i) names.emplace_back(isa_name(i));
+    return names;
+  });
   m.def("best_isa", [](const std::string& cap) { return std::string(known_isa(cap).name); });
   m.def("isa_name", [] { return std::string(isa().name); });
   m.def("set_num_threads", &set_num_threads, "num_threads"_a, nb::call_guard<WithoutGIL>());

@@ -33,8 +33,8 @@
 namespace moeflow {
 namespace {
 
-// `kLow` + `kHigh` bits a code. `Numbers` in what follows is what reads numbers of a group: `half(i)` as floats, `bits(i)`
-// as integers, `to_floats` and `half_exponents`; of one output, or of as many as a vector has lanes.
+// `kLow` + `kHigh` bits a code. `Numbers` in what follows is what reads numbers of a group: `half(i)` and `bf16(i)` as
+// floats, `bits(i)` as integers, `to_floats` and `half_exponents`; of one output, or of as many as a vector has lanes.
 template <typename Self, typename Block, int kLow, int kHigh, int kBlocks = 1>
 struct BlockFormat {
   using Source = Block;
@@ -44,8 +44,15 @@ struct BlockFormat {
   static constexpr bool kHasMin = Block::kHasMin;
   static constexpr int32_t kOffset = 0;
   static constexpr const uint8_t* kTable = nullptr;  // of 16 values raised by kOffset; null: codes are these
+  static constexpr int kMost = (1 << (kLow + kHigh)) - 1;  // the largest value, raised
   static constexpr TileKind kTile = TileKind::kBlocks;
-  static constexpr Activation activation(bool) { return Activation::kInt16; }  // files have it; who rounds has INT4
+  static constexpr Activation activation(bool is_wide) { return is_wide ? Activation::kInt16 : Activation::kInt8; }
+
+  // What is taken off the values of a stretch, or what they have been raised by.
+  template <typename Numbers>
+  static int32_t offset(const Numbers&, int) {
+    return Self::kOffset;
+  }
 
   // `blocks` are so many as a group has.
   static void keep(const uint8_t* blocks, uint16_t* numbers, uint32_t* words) {
@@ -80,7 +87,7 @@ struct BlockFormat {
       uint8_t codes[source::kStretch];
       __builtin_memcpy(codes, quads, sizeof(codes));
       for (int j = 0; j < source::kStretch; ++j) {
-        w[j] = Self::scale(of_output, i, j / kSub) * static_cast<float>(Block::value(codes[j]));
+        w[j] = Self::scale(of_output, i, j / kSub) * static_cast<float>(raised_value(codes[j]) - Self::offset(of_output, i));
         if constexpr (kHasMin) w[j] += Self::least(of_output, i, j / kSub);
       }
     }
@@ -106,10 +113,17 @@ struct BlockFormat {
   struct OneOutput {
     const uint16_t* numbers;
     float half(int i) const { return half_to_float(numbers[i]); }
+    float bf16(int i) const { return bf16_to_float(numbers[i]); }
     int32_t bits(int i) const { return numbers[i]; }
     static float to_floats(int32_t number) { return static_cast<float>(number); }
+    static float to_bits_of_floats(int32_t bits) { return bit_cast<float>(bits); }
     static float half_exponents(int32_t exponent) { return half_exponents_to_floats<float>(exponent); }
   };
+
+  static int32_t raised_value(uint8_t code) {
+    if constexpr (Self::kTable != nullptr) return Self::kTable[code];
+    return code;
+  }
 
   static void join(const uint8_t* codes, uint32_t* words) {
     constexpr uint32_t kLowMask = ((1u << kLow) - 1) * 0x01010101u, kHighMask = ((1u << kHigh) - 1) * 0x01010101u;
@@ -162,7 +176,14 @@ static constexpr RaisedTable raised(const int8_t (&values)[16], int offset) {
   return table;
 }
 
-constexpr int kIQ4Offset = 127, kE2M1Offset = 12;
+constexpr int largest(const RaisedTable& table) {
+  int most = 0;
+  for (const uint8_t value : table.values) most = value > most ? value : most;
+  return most;
+}
+
+// By 128 a signed byte becomes an unsigned one, which is also what changing its highest bit does.
+constexpr int kIQ4Offset = 128, kE2M1Offset = 12;
 constexpr RaisedTable kRaisedIQ4 = raised(source::kIQ4Values, kIQ4Offset);
 constexpr RaisedTable kRaisedE2M1 = raised(source::kE2M1Values, kE2M1Offset);
 
@@ -170,6 +191,7 @@ struct IQ4_NL : PlainBlockFormat<IQ4_NL, source::IQ4_NL, 4, 0> {
   static constexpr const char* kName = "iq4_nl";
   static constexpr int32_t kOffset = kIQ4Offset;
   static constexpr const uint8_t* kTable = kRaisedIQ4.values;
+  static constexpr int kMost = largest(kRaisedIQ4);
 };
 
 struct MXFP4 : BlockFormat<MXFP4, source::MXFP4, 4, 0, 2> {
@@ -177,6 +199,7 @@ struct MXFP4 : BlockFormat<MXFP4, source::MXFP4, 4, 0, 2> {
   static constexpr int kNumbers = 1;
   static constexpr int32_t kOffset = kE2M1Offset;
   static constexpr const uint8_t* kTable = kRaisedE2M1.values;
+  static constexpr int kMost = largest(kRaisedE2M1);
 
   static void keep_numbers(const uint8_t* blocks, uint16_t* numbers) {
     numbers[0] = two_bytes(Source::exponent(blocks), Source::exponent(blocks + Source::kBytes));
@@ -269,6 +292,7 @@ struct IQ4_XS : SignedScalesFormat<IQ4_XS, source::IQ4_XS, 4, 0> {
   static constexpr const char* kName = "iq4_xs";
   static constexpr int32_t kOffset = kIQ4Offset;
   static constexpr const uint8_t* kTable = kRaisedIQ4.values;
+  static constexpr int kMost = largest(kRaisedIQ4);
 };
 
 }  // namespace

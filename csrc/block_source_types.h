@@ -9,6 +9,7 @@
 //   scale(block, j)          the scale of the j-th kSub values,
 //   least(block, j)          and their minimum
 //   value(code)              what a code stands for
+//   zero(block, j)           what is taken off that, if anything, of the j-th kSub values
 #pragma once
 
 #include <cstdint>
@@ -31,6 +32,7 @@ template <typename Block, int kOffset = 0>
 struct ScaledBlocks {
   static int value(uint8_t code) { return code - kOffset; }
   static float least(const uint8_t*, int) { return 0.0f; }  // of those that have none
+  static int zero(const uint8_t*, int) { return 0; }        // likewise
 
   static void read(const uint8_t* row, int64_t k, int64_t count, float* w) {
     for (int64_t first = 0; first < count; first += kStretch) {
@@ -41,8 +43,9 @@ struct ScaledBlocks {
       for (int begin = 0; begin < kStretch; begin += Block::kSub) {
         const int sub = (stretch * kStretch + begin) / Block::kSub;
         const float scale = Block::scale(block, sub), least = Block::least(block, sub);
+        const int zero = Block::zero(block, sub);
         float* const out = w + first + begin;
-        for (int i = 0; i < Block::kSub; ++i) out[i] = scale * static_cast<float>(Block::value(q[begin + i]));
+        for (int i = 0; i < Block::kSub; ++i) out[i] = scale * static_cast<float>(Block::value(q[begin + i]) - zero);
         for (int i = 0; Block::kHasMin && i < Block::kSub; ++i) out[i] += least;
       }
     }

@@ -67,6 +67,15 @@ static inline float half_exponent_to_float(uint8_t exponent) {
   return half_exponents_to_floats<float>(static_cast<int32_t>(exponent));
 }
 
+// OCP's 8-bit float e4m3: 2^(e - 7) * 1.m; no infinity, one NaN.
+static inline float e4m3_to_float(uint8_t bits) {
+  const uint32_t magnitude = bits & 0x7f, sign = static_cast<uint32_t>(bits >> 7) << 31;
+  const float subnormal = static_cast<float>(magnitude) * 0x1p-9f;
+  const uint32_t normal = (magnitude << 20) + (120u << 23);
+  const uint32_t finite = magnitude < 8 ? bit_cast<uint32_t>(subnormal) : normal;
+  return bit_cast<float>((magnitude == 0x7f ? 0x7fc00000u : finite) | sign);
+}
+
 // To the nearest integer, halves to even. One operation, where adding a half could be fused with a product before it.
 static inline int32_t to_nearest(float x) {
 #if defined(__x86_64__)

@@ -1,9 +1,12 @@
-// Which instruction sets this processor and its operating system support. GCC's __builtin_cpu_supports asks
-// CPUID and, for the registers that AVX and AVX-512 add, XGETBV.
+// Which instruction sets this processor and its operating system support. On x86, GCC's __builtin_cpu_supports asks
+// CPUID and, for the registers that AVX and AVX-512 add, XGETBV; on ARM, Linux tells what programs may use.
 #include <cstring>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 #include "isa.h"
@@ -13,46 +16,90 @@ namespace {
 
 struct Choice {
   const char* name;
-  bool is_supported;
+  bool (*is_supported)();
   const Isa& (*table)();
 };
 
+bool always() { return true; }
+
 #if defined(__x86_64__)
+
 // Asked directly: not every compiler's __builtin_cpu_supports knows the word. It uses AVX's registers only.
 bool has_f16c() {
   unsigned eax, ebx, ecx, edx;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx >> 29 & 1) != 0;
 }
+
+bool has_avx2() {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+}
+
+// AVX-VNNI, or what stands for it in a build for tests.
+bool has_avx2_vnni() {
+  if (!has_avx2()) return false;
+#if defined(MOEFLOW_AVX512_FOR_AVX2_VNNI)
+  return __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+#else
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 4 & 1) != 0;
+#endif
+}
+
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+
+bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+
+bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+
+constexpr Choice kChoices[] = {{"generic", always, generic_isa},
+                               {"avx2", has_avx2, avx2_isa},
+                               {"avx2_vnni", has_avx2_vnni, avx2_vnni_isa},
+                               {"avx512", has_avx512, avx512_isa},
+                               {"avx512_vnni", has_avx512_vnni, avx512_vnni_isa},
+                               {"avx512_bf16", has_avx512_bf16, avx512_bf16_isa}};
+
+#elif defined(__aarch64__)
+
+#if defined(__linux__)
+bool has(unsigned long kind, unsigned long bits) { return (getauxval(kind) & bits) == bits; }
+
+bool has_dotprod() { return has(AT_HWCAP, HWCAP_ASIMDDP | HWCAP_ASIMDHP | HWCAP_FPHP); }
+
+bool has_i8mm() { return has_dotprod() && has(AT_HWCAP2, HWCAP2_I8MM | HWCAP2_BF16); }
+#else
+bool has_dotprod() { return false; }
+
+bool has_i8mm() { return false; }
+#endif
+
+// NEON itself belongs to every such processor.
+constexpr Choice kChoices[] = {{"neon", always, neon_isa},
+                               {"neon_dotprod", has_dotprod, neon_dotprod_isa},
+                               {"neon_i8mm", has_i8mm, neon_i8mm_isa}};
+
+#else
+
+constexpr Choice kChoices[] = {{"generic", always, generic_isa}};
+
 #endif
 
 }  // namespace
 
+const char* isa_name(int i) {
+  return i < static_cast<int>(sizeof(kChoices) / sizeof(*kChoices)) ? kChoices[i].name : nullptr;
+}
+
 const Isa* choose_isa(const char* cap) {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
-  const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
-  const Choice choices[] = {{"generic", true, generic_isa},
-                            {"avx2", avx2, avx2_isa},
-                            {"avx512", avx512, avx512_isa},
-                            {"avx512_vnni", vnni, avx512_vnni_isa},
-                            {"avx512_bf16", bf16, avx512_bf16_isa}};
-#else
-  const Choice choices[] = {{"generic", true, generic_isa}};
-#endif
   const Isa* best = nullptr;
-  bool is_known = cap[0] == '\0';
-  for (const Choice& choice : choices) {
-    if (choice.is_supported) best = &choice.table();
-    if (std::strcmp(choice.name, cap) == 0) {
-      is_known = true;
-      break;
-    }
+  for (const Choice& choice : kChoices) {
+    if (choice.is_supported()) best = &choice.table();
+    if (std::strcmp(choice.name, cap) == 0) return best;
   }
-  return is_known ? best : nullptr;
+  return cap[0] == '\0' ? best : nullptr;
 }
 
 }  // namespace moeflow

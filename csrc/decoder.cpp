@@ -1,8 +1,9 @@
 // Layers of a decoder, one after another in one call: between two kernels of a pass there is then no Python.
 //
-// Where experts have slots, a fetcher has those come that a layer lacks, and those that the next one will. Nobody else may
+// Where experts have slots, a fetcher has those come that a layer lacks, and those that later ones will. Nobody else may
 // move experts while a call runs.
 #include <algorithm>
+#include <vector>
 
 #include "expert_fetcher.h"
 #include "ops.h"
@@ -11,39 +12,39 @@
 namespace moeflow {
 namespace {
 
-// What one stage hands to the next, and what is expected of the next layer.
+// What one stage hands to the next, and what is expected of layers to come.
 struct Between {
   Buffer<float> qkv, attended, logits, topk_weights, pairs;
   Buffer<int64_t> topk_ids;
   Buffer<int32_t> slots;
+  std::vector<const MoEStageCall*> routed;  // the stages with routers
 };
 
 // A layer whose experts have slots: its stage up to the router is done.
 struct RoutedLayer {
   const MoEStageCall& stage;
-  const MoEStageCall* next;  // likewise, the next one, where it is of interest what that will need
-  int64_t number;            // of those with routers
+  int64_t number;       // of those with routers
+  int64_t first, last;  // likewise, of the layers of which it is of interest what they will need
 };
 
 bool are_in_memory(const ExpertLayer& layer, const int64_t* ids, int64_t count) {
   return std::all_of(ids, ids + count, [&](int64_t id) { return layer.place(id) >= 0; });
 }
 
-// The next layer with a router; null after the last.
-const MoEStageCall* next_routed(const DecoderCall& call, int64_t layer) {
-  for (int64_t i = layer + 1; i < call.num_layers; ++i) {
-    if (call.layers[i]->stage.router.data != nullptr) return &call.layers[i]->stage;
-  }
-  return nullptr;
+// Routers are asked once about each layer, as many layers ahead as was said; at the first one about all up to there.
+RoutedLayer routed_layer(const DecoderCall& call, const MoEStageCall& stage, int64_t number, const Between& between) {
+  const int64_t reach = call.guesses != nullptr ? 1 : call.routers_ahead;
+  const int64_t last = std::min(number + reach, static_cast<int64_t>(between.routed.size()) - 1);
+  return {stage, number, number == 0 || reach == 0 ? number + 1 : number + reach, last};
 }
 
 bool lacks_any(const ExpertLayer& layer) {
   return std::find(layer.slots, layer.slots + layer.num_experts, kAbsent) != layer.slots + layer.num_experts;
 }
 
-// What the next layer's router would choose now, [num_tokens, top_k].
-const int64_t* choose_ahead(const Isa& isa, const DecoderCall& call, const RoutedLayer& layer, Between& between) {
-  const MoEStageCall& next = *layer.next;
+// What a later layer's router would choose now, [num_tokens, top_k].
+const int64_t* choose_ahead(const Isa& isa, const DecoderCall& call, const RoutedLayer& layer, const MoEStageCall& next,
+                            Between& between) {
   const int64_t num_experts = next.layer.num_experts, num_ids = call.num_tokens * next.top_k;
   float* const logits = between.logits.at_least(call.num_tokens * num_experts);
   float* const weights = between.topk_weights.at_least(num_ids);
@@ -53,20 +54,22 @@ const int64_t* choose_ahead(const Isa& isa, const DecoderCall& call, const Route
   return ids;
 }
 
-// Whether the next layer is expected to need an expert that is neither in memory nor on its way.
-bool expects_absent(const Isa& isa, const DecoderCall& call, const RoutedLayer& layer, Between& between) {
-  if (layer.next == nullptr || !lacks_any(layer.next->layer)) return false;
-  const int32_t* const slots = layer.next->layer.slots;
+// Whether a layer is expected to need an expert that is neither in memory nor on its way.
+bool expects_absent(const Isa& isa, const DecoderCall& call, const RoutedLayer& layer, int64_t later,
+                    Between& between) {
+  const MoEStageCall& stage = *between.routed[later];
+  if (!lacks_any(stage.layer)) return false;
+  const int32_t* const slots = stage.layer.slots;
   if (call.guesses != nullptr) {
-    const int64_t num_experts = layer.next->layer.num_experts;
-    const uint8_t* const guesses = call.guesses + (layer.number + 1) * num_experts;
+    const int64_t num_experts = stage.layer.num_experts;
+    const uint8_t* const guesses = call.guesses + later * num_experts;
     for (int64_t expert = 0; expert < num_experts; ++expert) {
       if (guesses[expert] != 0 && slots[expert] == kAbsent) return true;
     }
     return false;
   }
-  const int64_t* const ids = choose_ahead(isa, call, layer, between);
-  return std::any_of(ids, ids + call.num_tokens * layer.next->top_k, [&](int64_t id) { return slots[id] == kAbsent; });
+  const int64_t* const ids = choose_ahead(isa, call, layer, stage, between);
+  return std::any_of(ids, ids + call.num_tokens * stage.top_k, [&](int64_t id) { return slots[id] == kAbsent; });
 }
 
 // Computes with the experts that are in memory and that `slots` has not yet, which are there afterwards.
@@ -94,8 +97,10 @@ bool fetch_and_compute(const Isa& isa, const DecoderCall& call, const RoutedLaye
   const MoEStageCall& stage = layer.stage;
   const int64_t num_ids = call.num_tokens * stage.top_k, hidden = stage.layer.hidden;
   if (!fetcher.request(layer.number, stage.topk_ids, num_ids)) return false;
-  if (layer.next != nullptr && lacks_any(layer.next->layer)) {
-    fetcher.prefetch(layer.number + 1, choose_ahead(isa, call, layer, between), call.num_tokens, layer.next->top_k);
+  for (int64_t later = layer.first; later <= layer.last; ++later) {
+    const MoEStageCall& next = *between.routed[later];
+    if (!lacks_any(next.layer)) continue;
+    fetcher.prefetch(later, choose_ahead(isa, call, layer, next, between), call.num_tokens, next.top_k);
   }
   ExpertsCall work{stage.layer,    stage.normed,       call.num_tokens, stage.top_k,
                    stage.topk_ids, stage.topk_weights, call.hidden,     call.hidden};
@@ -118,13 +123,15 @@ bool fetch_and_compute(const Isa& isa, const DecoderCall& call, const RoutedLaye
   return true;
 }
 
-// False: the layer lacks an expert, or the next one will, and somebody else has to see to that.
+// False: the layer lacks an expert, or a later one will, and somebody else has to see to that.
 bool compute_in_slots(const Isa& isa, const DecoderCall& call, const RoutedLayer& layer, Between& between) {
   const MoEStageCall& stage = layer.stage;
   if (call.fetcher != nullptr && call.fetcher->may_load()) return fetch_and_compute(isa, call, layer, between);
   if (call.fetcher != nullptr) call.fetcher->collect();
   if (!are_in_memory(stage.layer, stage.topk_ids, call.num_tokens * stage.top_k)) return false;
-  if (expects_absent(isa, call, layer, between)) return false;
+  for (int64_t later = layer.first; later <= layer.last; ++later) {
+    if (expects_absent(isa, call, layer, later, between)) return false;
+  }
   experts(isa, ExpertsCall{stage.layer, stage.normed, call.num_tokens, stage.top_k, stage.topk_ids, stage.topk_weights,
                            call.hidden, call.hidden});
   return true;
@@ -151,6 +158,10 @@ void attend(const Isa& isa, const DecoderCall& call, const DecoderLayer& layer, 
 int64_t decoder(const Isa& isa, const DecoderCall& call) {
   static thread_local Between between;
   const int64_t tokens = call.num_tokens;
+  between.routed.clear();
+  for (int64_t i = 0; i < call.num_layers; ++i) {
+    if (call.layers[i]->stage.router.data != nullptr) between.routed.push_back(&call.layers[i]->stage);
+  }
   int64_t num_routed = std::count_if(call.layers, call.layers + call.first_layer,
                                      [](const DecoderLayer* layer) { return layer->stage.router.data != nullptr; });
   for (int64_t i = call.first_layer; i < call.num_layers; ++i) {
@@ -177,8 +188,7 @@ int64_t decoder(const Isa& isa, const DecoderCall& call) {
     if (!call.keeps_inputs) stage.normed = call.normed;
     stage.topk_weights = call.topk_weights;
     route_stage(isa, stage);
-    const MoEStageCall* const next = call.asks_next_router || call.guesses != nullptr ? next_routed(call, i) : nullptr;
-    if (!compute_in_slots(isa, call, RoutedLayer{stage, next, number}, between)) return i;
+    if (!compute_in_slots(isa, call, routed_layer(call, stage, number, between), between)) return i;
   }
   return call.num_layers;
 }

@@ -12,7 +12,8 @@
 //   INT4Min   likewise, but without the 8
 //
 // The value of an integer weight is q * scale (+ minimum): GGUF's Q8_0, Q4_0 and Q4_1 blocks fit in without loss. Its
-// other blocks have formats of their own (block_formats.h), which nothing is rounded to.
+// other blocks have formats of their own (block_formats.h), which nothing is rounded to, and so do Hugging Face's
+// quantized checkpoints (group_formats.h).
 //
 // What a format says:
 //
@@ -27,13 +28,13 @@
 //                        false: cannot
 //   read(.., w)          the exact values again
 //
-// Integers, besides: kHasMin; kOffset, which q has been raised by; kIsSigned; and as vectors of 32 bits a lane, what is
-// in a word: `bytes`, four neighbours, and `pairs` of 16 bits, of each four neighbours the first and third, then the
-// second and fourth; `kPart` counts them. Masks and shifts find them so.
+// Integers, besides, as a stretch of 32 values has kStretchWords words: kSub, how many values share numbers; kHasMin;
+// kOffset, which values have been raised by to be unsigned, and kMost, the largest of them then; kTable, what codes stand
+// for (null: themselves); and of one output, or of as many as a vector has lanes:
 //
-//   a word of int8       [ w0 | w1 | w2 | w3 ]                  pairs 0: (w0, w2), 1: (w1, w3)
-//   a word of four bits  [ w0 w4 | w1 w5 | w2 w6 | w3 w7 ]      pairs 0: (w0, w2), 1: (w1, w3),
-//   (low half first)                                            2: (w4, w6), 3: (w5, w7)
+//   quad(word, i)                the codes of the i-th four neighbours of a stretch, as bytes; word(i) is its i-th word
+//   scale(numbers, i, step)      of the i-th stretch of a group, where it has steps of kSub values
+//   least(numbers, i, step)      and the minimum
 //
 // Included by the instruction sets' units, so all of this has internal linkage and calls no shared template: the linker
 // might choose a copy with instructions that the processor lacks.
@@ -44,6 +45,7 @@
 #include "block_formats.h"
 #include "convert.h"
 #include "format_kinds.h"
+#include "group_formats.h"
 #include "source_types.h"
 
 namespace moeflow {
@@ -115,8 +117,10 @@ static inline float max_magnitude(const float* w, int count) {
 struct INT8 : KeepsNothing {
   static constexpr const char* kName = "int8";
   static constexpr int kGroup = 32, kNumbers = 1, kWords = 8;
-  static constexpr bool kHasMin = false, kIsSigned = true;
-  static constexpr int32_t kOffset = 0;
+  static constexpr int kSub = 32, kStretches = 1, kStretchWords = kWords, kMost = 255;
+  static constexpr bool kHasMin = false;
+  static constexpr int32_t kOffset = 128;
+  static constexpr const uint8_t* kTable = nullptr;
   static constexpr TileKind kTile = TileKind::kIntegers;
   static constexpr Activation activation(bool is_wide) { return is_wide ? Activation::kInt16 : Activation::kInt8; }
 
@@ -152,13 +156,13 @@ struct INT8 : KeepsNothing {
     for (int i = 0; i < kGroup; ++i) w[i] = step * static_cast<float>(q[i]);
   }
 
-  template <int kPart, typename Shorts, typename Bits>
-  static Bits pairs(Bits w) {
-    return kPart == 0 ? (Bits)(((Shorts)w << 8) >> 8) : (Bits)((Shorts)w >> 8);
+  template <typename Word>
+  static auto quad(const Word& word, int quad) {
+    return word(quad) ^ 0x80808080u;
   }
-  template <int kPart, typename Bits>
-  static Bits bytes(Bits w) {
-    return w;
+  template <typename Numbers>
+  static auto scale(const Numbers& numbers, int, int) {
+    return numbers.half(0);
   }
 
  private:
@@ -175,16 +179,22 @@ struct INT8 : KeepsNothing {
 // Four bits a value: how both formats of these keep numbers from 0 to 15.
 struct FourBits : KeepsNothing {
   static constexpr int kGroup = 32, kWords = 4;
-  static constexpr bool kIsSigned = false;
+  static constexpr int kSub = 32, kStretches = 1, kStretchWords = kWords, kMost = 15;
+  static constexpr const uint8_t* kTable = nullptr;
   static constexpr TileKind kTile = TileKind::kIntegers;
+  static constexpr Activation activation(bool is_wide) { return is_wide ? Activation::kInt16 : Activation::kInt8; }
 
-  template <int kPart, typename Shorts, typename Bits>
-  static Bits pairs(Bits w) {
-    return (w >> (kPart % 2 * 8 + kPart / 2 * 4)) & 0x000f000fu;
+  template <typename Word>
+  static auto quad(const Word& word, int quad) {
+    return word(quad / 2) >> (quad % 2 * 4) & 0x0f0f0f0fu;
   }
-  template <int kPart, typename Bits>
-  static Bits bytes(Bits w) {
-    return (w >> (kPart * 4)) & 0x0f0f0f0fu;
+  template <typename Numbers>
+  static auto scale(const Numbers& numbers, int, int) {
+    return numbers.half(0);
+  }
+  template <typename Numbers>
+  static auto least(const Numbers& numbers, int, int) {
+    return numbers.half(1);
   }
 
  protected:
@@ -230,7 +240,6 @@ struct INT4 : FourBits {
   static constexpr int kNumbers = 1;
   static constexpr bool kHasMin = false;
   static constexpr int32_t kOffset = 8;
-  static constexpr Activation activation(bool is_wide) { return is_wide ? Activation::kInt16 : Activation::kInt8; }
 
   // The largest value, with its sign, becomes -8, so that the wider half of the range is used, as GGUF's Q4_0 does.
   static void round(const float* w, uint16_t* numbers, uint32_t* words) {
@@ -264,7 +273,6 @@ struct INT4Min : FourBits {
   static constexpr int kNumbers = 2;
   static constexpr bool kHasMin = true;
   static constexpr int32_t kOffset = 0;
-  static constexpr Activation activation(bool) { return Activation::kInt16; }  // files have it; who rounds has INT4
 
   // From the least value to the largest in 15 steps, as GGUF's Q4_1 does.
   static void round(const float* w, uint16_t* numbers, uint32_t* words) {
@@ -305,7 +313,7 @@ struct INT4Min : FourBits {
 
 #define MOEFLOW_FORMATS(ROW)                                                                                    \
   ROW(F32) ROW(BF16) ROW(INT8) ROW(INT4) ROW(INT4Min) ROW(Q5_0) ROW(Q5_1) ROW(Q2_K) ROW(Q3_K) ROW(Q4_K) ROW(Q5_K) \
-  ROW(Q6_K) ROW(IQ4_NL) ROW(IQ4_XS) ROW(MXFP4)
+  ROW(Q6_K) ROW(IQ4_NL) ROW(IQ4_XS) ROW(MXFP4) ROW(INT4_G128) ROW(INT4_G64) ROW(INT4_G32) ROW(INT8_G128) ROW(FP8)
 
 #define MOEFLOW_ROW(NAME) k##NAME,
 enum class Format : int32_t { MOEFLOW_FORMATS(MOEFLOW_ROW) };

@@ -1,11 +1,10 @@
-// Tiles of matrix products: R rows of activations by B bands of weights.
+// Tiles of matrix products: rows of activations by bands of weights; of floats here, of integers in integer_tile.h.
 #pragma once
 
 #include <cstdint>
-#include <utility>
 
-#include "block_tile.h"
-#include "int_dot.h"
+#include "float8_tile.h"
+#include "integer_tile.h"
 #include "isa_unit.h"
 #include "matrix.h"
 #include "simd.h"
@@ -65,216 +64,89 @@ TILE void tile_bf16(const Tile& t) {
     for (int b = 0; b < B; ++b)
 #pragma GCC unroll 4
       for (int p = 0; p < kParts; ++p) w[b][p] = load_bits(line_part(t, b, pair * 64, p));
-#if MOEFLOW_UNIT >= MOEFLOW_AVX512_BF16
+#if HAS_BF16_DOT
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const __m512bh x = (__m512bh)_mm512_set1_epi32(static_cast<const Int32InMemory*>(t.rows[r])[pair]);
+      const int32_t x = static_cast<const Int32InMemory*>(t.rows[r])[pair];
 #pragma GCC unroll 4
-      for (int b = 0; b < B; ++b) {
-        acc[r][b][0] = (FloatLanes)_mm512_dpbf16_ps((__m512)acc[r][b][0], (__m512bh)w[b][0], x);
-      }
+      for (int b = 0; b < B; ++b)
+#pragma GCC unroll 4
+        for (int p = 0; p < kParts; ++p) acc[r][b][p] = dot_bf16(acc[r][b][p], w[b][p], x);
     }
 #else
-    FloatLanes even[B][kParts], odd[B][kParts];
-#pragma GCC unroll 4
-    for (int b = 0; b < B; ++b)
-#pragma GCC unroll 4
-      for (int p = 0; p < kParts; ++p) {
-        even[b][p] = (FloatLanes)(w[b][p] << 16);
-        odd[b][p] = (FloatLanes)(w[b][p] & 0xffff0000u);
-      }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const float* row = static_cast<const float*>(t.rows[r]) + 2 * pair;
-      const FloatLanes x0 = splat_lanes(row[0]), x1 = splat_lanes(row[1]);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {  // in turn, as registers are few
+      FloatLanes floats[B][kParts];
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b)
 #pragma GCC unroll 4
         for (int p = 0; p < kParts; ++p) {
-          acc[r][b][p] += even[b][p] * x0;
-          acc[r][b][p] += odd[b][p] * x1;
+          floats[b][p] = (FloatLanes)(half == 0 ? w[b][p] << 16 : w[b][p] & 0xffff0000u);
         }
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const FloatLanes x = splat_lanes(static_cast<const float*>(t.rows[r])[2 * pair + half]);
+#pragma GCC unroll 4
+        for (int b = 0; b < B; ++b)
+#pragma GCC unroll 4
+          for (int p = 0; p < kParts; ++p) acc[r][b][p] += floats[b][p] * x;
+      }
     }
 #endif
   }
   store_tile<R, B>(t, acc);
 }
 
-// A line of integer weights as pairs of 16 bits. Rows lie in the same order: x0, x2, x1, x3, x4, x6, x5, x7, ..
-template <typename F>
-struct WidePairs {
-  static constexpr int kCount = F::kGroup / F::kWords / 2;
-  typedef int16_t ShortLanes __attribute__((vector_size(MOEFLOW_LANES * 4)));
-  BitLanes pairs[kCount];
+// Which tiles fit the registers: up to `rows` beside two bands, or `bands` if these are more; and tall ones, of more rows
+// and fewer bands.
+struct TileShapes {
+  int rows, bands, tall_rows, tall_bands;
 
-  explicit WidePairs(BitLanes w) : WidePairs(w, std::make_integer_sequence<int, kCount>()) {}
-
- private:
-  template <int... kPart>
-  WidePairs(BitLanes w, std::integer_sequence<int, kPart...>) : pairs{F::template pairs<kPart, ShortLanes>(w)...} {}
+  constexpr bool has(int num_rows, int num_bands) const {
+    if (num_rows > rows) return num_rows <= tall_rows && num_bands == tall_bands;
+    return num_bands == 2 || num_bands == bands;
+  }
 };
 
-// What is taken off each weight as it is multiplied: the sums of activations put it right.
-template <typename F, bool kIsWide>
-constexpr int32_t kWeightOffset = F::kIsSigned && !kIsWide ? kInt8Offset : F::kOffset;
-
-// acc += w * x over all neighbours in a word, four at a time as bytes.
-template <typename F, int... kPart>
-FORCE_INLINE IntLanes dot_word(IntLanes acc, BitLanes w, const int32_t* x, std::integer_sequence<int, kPart...>) {
-  const auto dot = [](IntLanes sum, BitLanes bytes, int32_t x4) __attribute__((always_inline)) {
-    return F::kIsSigned ? dot_int8(sum, bytes, x4) : dot_unsigned(sum, bytes, x4);
-  };
-  ((acc = dot(acc, F::template bytes<kPart>(w), x[kPart])), ...);
-  return acc;
-}
-
-// All integer formats: exact integer sums within a group, then one multiply-add a group in floats (two, where there is
-// a minimum).
-//
-//   a band in memory     scales (and minima) of all groups, 16 x fp16 each | group 0 | group 1 | ..
-//   a group              kLines lines of 64 bytes, each with a word a lane
-//
-//   lane (output)        0                       1                       ..   15
-//   int8, line i         w0[4i .. 4i+3]          w1[4i .. 4i+3]          ..   w15[4i .. 4i+3]
-//   four bits, line i    w0[8i .. 8i+7]          w1[8i .. 8i+7]          ..   w15[8i .. 8i+7]
-//                        byte j: k = 8i + j in the low half, 8i + 4 + j in the high half
-//   row r                x[r], four k (of 16 bits: two) at a time, the same in all lanes
-//
-//   in a group           acc[r][b] = sum over its k of w * x               integers, a lane an output
-//   after a group        total[r][b] += acc * (weight's scale * row's scale)           in floats, group after group
-//                        total[r][b] += minimum * (row's scale * row's sum)            where there is a minimum
-template <int R, int B, typename F, bool kIsWide>
-TILE void tile_int(const Tile& t) {
-  static_assert(F::kGroup == kGroup, "rows have a scale and a sum for each group of weights");
-  const int64_t k = padded_cols(t.cols), groups = k / kGroup;
-  const int64_t head = scale_bytes<F>(groups);
-  constexpr int kLines = F::kWords;                  // of 64 bytes, in a group
-  constexpr int kQuads = F::kGroup / F::kWords / 4;  // of neighbours, in a lane's word
-  constexpr int64_t kNumberBytes = F::kNumbers * kBand * 2;
-  IntegerRow rows[R];
-  for (int r = 0; r < R; ++r) rows[r] = IntegerRow(t.rows[r], k, kIsWide ? 2 : 1);
-  FloatLanes total[R][B][kParts] = {};
-  const Ahead<B> ahead(t, head, groups * kLines);
-  for (int64_t g = 0; g < groups; ++g) {
-    if (g % (64 / kNumberBytes) == 0) ahead.fetch_head(g * kNumberBytes);
-    IntLanes acc[R][B][kParts];
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-      for (int b = 0; b < B; ++b)
-#pragma GCC unroll 4
-        for (int p = 0; p < kParts; ++p) acc[r][b][p] = IntLanes{} - kWeightOffset<F, kIsWide> * rows[r].sums[g];
-#pragma GCC unroll 8
-    for (int line = 0; line < kLines; ++line) {
-      const int64_t at = head + (g * kLines + line) * 64;
-      ahead.fetch(g * kLines + line);
-#pragma GCC unroll 4
-      for (int p = 0; p < kParts; ++p) {
-        BitLanes w[B];
-#pragma GCC unroll 4
-        for (int b = 0; b < B; ++b) w[b] = load_bits(line_part(t, b, at, p));
-        if constexpr (kIsWide) {
-          constexpr int kCount = WidePairs<F>::kCount;
-          const int64_t first = (g * kLines + line) * kCount;
-#pragma GCC unroll 4
-          for (int b = 0; b < B; ++b) {
-            const WidePairs<F> parts(w[b]);
-#pragma GCC unroll 16
-            for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-              for (int i = 0; i < kCount; ++i) {
-                acc[r][b][p] = dot_pairs(acc[r][b][p], parts.pairs[i], rows[r].quads[first + i]);
-              }
-          }
-        } else {
-#pragma GCC unroll 16
-          for (int r = 0; r < R; ++r) {
-            int32_t x[kQuads];
-#pragma GCC unroll 4
-            for (int i = 0; i < kQuads; ++i) x[i] = rows[r].quads[(g * kLines + line) * kQuads + i];
-#pragma GCC unroll 4
-            for (int b = 0; b < B; ++b) {
-              acc[r][b][p] = dot_word<F>(acc[r][b][p], w[b], x, std::make_integer_sequence<int, kQuads>());
-            }
-          }
-        }
-      }
-    }
-#pragma GCC unroll 4
-    for (int b = 0; b < B; ++b)
-#pragma GCC unroll 4
-      for (int p = 0; p < kParts; ++p) {
-        const uint8_t* const numbers = t.bands + b * t.band_stride + g * kNumberBytes + p * kLanes * 2;
-        const FloatLanes scale = load_halves(reinterpret_cast<const uint16_t*>(numbers));
-        FloatLanes least = {};
-        if constexpr (F::kHasMin) least = load_halves(reinterpret_cast<const uint16_t*>(numbers + kBand * 2));
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-          const FloatLanes sum = __builtin_convertvector(acc[r][b][p], FloatLanes);
-          total[r][b][p] += sum * (scale * splat_lanes(rows[r].scales[g]));
-          if constexpr (F::kHasMin) {
-            total[r][b][p] += least * splat_lanes(rows[r].scales[g] * static_cast<float>(rows[r].sums[g]));
-          }
-        }
-      }
-  }
-  store_tile<R, B>(t, total);
-}
-
-// Tiles of blocks are few and small: taking codes apart is most of the work, and others would take long to compile.
-template <int R, int B>
-constexpr bool kFitsBlocks = R <= ROW_TILE && (R == 1 || R == 2 || R == 4) && B <= 2;
-
-inline int rows_of_blocks(int rows_left) {
-  if (rows_left >= 4 && ROW_TILE >= 4) return 4;
-  return rows_left >= 2 && ROW_TILE >= 2 ? 2 : 1;
-}
+#if MOEFLOW_LANES == 16
+constexpr TileShapes kTileShapes = {6, 4, 12, 2};
+#elif MOEFLOW_LANES == 8
+// 12 sums, so that multiply-adds need not wait for each other.
+constexpr TileShapes kTileShapes = {3, 2, 6, 1};
+#else
+constexpr TileShapes kTileShapes = {2, 2, 0, 0};
+#endif
 
 template <int R, int B>
-void tile_of(const Matrix& weight, const Tile& t) {
-  with_format(weight.format, [&](auto it) {
-    using F = decltype(it);
-    if constexpr (F::kTile == TileKind::kF32) {
-      tile_f32<R, B>(t);
-    } else if constexpr (F::kTile == TileKind::kBF16) {
-      tile_bf16<R, B>(t);
-    } else if constexpr (F::kTile == TileKind::kBlocks) {
-      if constexpr (kFitsBlocks<R, B>) tile_blocks<R, B, F>(t);
-    } else if constexpr (F::activation(false) == Activation::kInt16) {
-      tile_int<R, B, F, true>(t);
-    } else if (weight.is_wide) {
-      tile_int<R, B, F, true>(t);
-    } else {
-      tile_int<R, B, F, false>(t);
-    }
-  });
+void tile_of(Format format, const Tile& t) {
+  if constexpr (kTileShapes.has(R, B)) (format == Format::kF32 ? tile_f32<R, B> : tile_bf16<R, B>)(t);
 }
 
-// Compute any tile from the sizes that fit this instruction set's registers.
+// Compute any tile of floats from the sizes that fit this instruction set's registers.
 //
-//   with AVX-512, 4 bands        with AVX-512, 4 bands          else, 4 bands
-//   and 6 rows: one tile         and 8 rows: two tall tiles     and 3 rows: four tiles
+//   with AVX-512, 4 bands        with AVX-512, 4 bands          with AVX2, 4 bands
+//   and 6 rows: one tile         and 8 rows: two tall tiles     and 8 rows: four tall tiles, and two
 //
 //           0   1   2   3                0   1   2   3                  0   1   2   3
-//   row 0  +---------------+     row 0  +-------+-------+       row 0  +-------+-------+
-//     ..   |     6 x 4     |       ..   | 8 x 2 | 8 x 2 |           1  | 2 x 2 | 2 x 2 |
-//     5    +---------------+       7    +-------+-------+           2  | 1 x 2 | 1 x 2 |
-//                                                                      +-------+-------+
+//   row 0  +---------------+     row 0  +-------+-------+       row 0  +---+---+---+---+
+//     ..   |     6 x 4     |       ..   | 8 x 2 | 8 x 2 |         ..   |6x1|6x1|6x1|6x1|
+//     5    +---------------+       7    +-------+-------+           6  | 2 x 2 | 2 x 2 |
+//                                                                   7  +-------+-------+
 //
-// More rows than make a tile of usual shape take a tall one of two bands: two tiles, of six rows and of one or two,
-// would take longer and have memory idle while the second reads the bands from the cache.
-void tile(const Matrix& weight, const Tile& whole) {
-  const bool has_blocks = with_format(weight.format, [](auto it) { return it.kTile == TileKind::kBlocks; });
+// More rows than make a tile of usual shape take a tall one: two tiles, of six rows and of one or two, would take
+// longer and have memory idle while the second reads the bands from the cache. The last band of an odd number stands
+// for two, which costs less than tiles for it would take to compile.
+void tile_floats(Format format, const Tile& whole) {
   for (int row = 0; row < whole.num_rows;) {
     const int rows_left = whole.num_rows - row;
-    const bool is_tall = rows_left > ROW_TILE && ROW_TILE_OF_TWO > ROW_TILE && whole.num_bands % 2 == 0 && !has_blocks;
-    const int most = is_tall ? ROW_TILE_OF_TWO : ROW_TILE;
-    const int rows = has_blocks ? rows_of_blocks(rows_left) : rows_left < most ? rows_left : most;
+    const bool is_tall = rows_left > kTileShapes.rows && kTileShapes.tall_rows > 0;
+    const int most = is_tall ? kTileShapes.tall_rows : kTileShapes.rows, rows = rows_left < most ? rows_left : most;
     for (int band = 0; band < whole.num_bands;) {
       const int left = whole.num_bands - band;
-      const int bands = left >= 4 && BAND_TILE >= 4 && !is_tall && !has_blocks ? 4 : left >= 2 ? 2 : 1;
+      const int bands = is_tall ? kTileShapes.tall_bands : left >= kTileShapes.bands ? kTileShapes.bands : 2;
       Tile part = whole;
       part.bands = whole.bands + band * whole.band_stride;
+      if (left < bands) part.band_stride = 0;
       part.rows = whole.rows + row;
       part.out = whole.out + row * kTileStride + band * kBand;
       if (row > 0) {
@@ -286,37 +158,75 @@ void tile(const Matrix& weight, const Tile& whole) {
       }
       switch (rows * 8 + bands) {
 #define MOEFLOW_TILE(R, B) \
-  case R * 8 + B: tile_of<R, B>(weight, part); break;
-#define MOEFLOW_TILES(R) MOEFLOW_TILE(R, 1) MOEFLOW_TILE(R, 2)
-        MOEFLOW_TILES(1)
-        MOEFLOW_TILES(2)
-#if ROW_TILE >= 6
-        MOEFLOW_TILES(3)
-        MOEFLOW_TILES(4)
-        MOEFLOW_TILES(5)
-        MOEFLOW_TILES(6)
-#endif
-#if BAND_TILE >= 4
-        MOEFLOW_TILE(1, 4)
-        MOEFLOW_TILE(2, 4)
-        MOEFLOW_TILE(3, 4)
-        MOEFLOW_TILE(4, 4)
-        MOEFLOW_TILE(5, 4)
-        MOEFLOW_TILE(6, 4)
-#endif
-#if ROW_TILE_OF_TWO >= 12
+  case R * 8 + B: tile_of<R, B>(format, part); break;
+        MOEFLOW_TILE(1, 2)
+        MOEFLOW_TILE(2, 2)
+        MOEFLOW_TILE(3, 2)
+        MOEFLOW_TILE(4, 2)
+        MOEFLOW_TILE(5, 2)
+        MOEFLOW_TILE(6, 2)
         MOEFLOW_TILE(7, 2)
         MOEFLOW_TILE(8, 2)
         MOEFLOW_TILE(9, 2)
         MOEFLOW_TILE(10, 2)
         MOEFLOW_TILE(11, 2)
         MOEFLOW_TILE(12, 2)
-#endif
+        MOEFLOW_TILE(1, 4)
+        MOEFLOW_TILE(2, 4)
+        MOEFLOW_TILE(3, 4)
+        MOEFLOW_TILE(4, 4)
+        MOEFLOW_TILE(5, 4)
+        MOEFLOW_TILE(6, 4)
+        MOEFLOW_TILE(4, 1)
+        MOEFLOW_TILE(5, 1)
+        MOEFLOW_TILE(6, 1)
+#undef MOEFLOW_TILE
       }
       band += bands;
     }
     row += rows;
   }
+}
+
+// Taking bytes apart is most of the work: few rows beside two bands.
+template <typename F>
+void tile_float8s(const Tile& whole) {
+  for (int row = 0; row < whole.num_rows;) {
+    const int left = whole.num_rows - row, rows = left >= 4 && kLanes == 16 ? 4 : left >= 2 ? 2 : 1;
+    for (int band = 0; band < whole.num_bands; band += 2) {
+      Tile part = whole;
+      part.bands = whole.bands + band * whole.band_stride;
+      if (band + 1 == whole.num_bands) part.band_stride = 0;
+      part.rows = whole.rows + row;
+      part.out = whole.out + row * kTileStride + band * kBand;
+      if (row > 0) {
+        part.fetch = Fetch::kNothing;
+      } else if (whole.fetch == Fetch::kFollowing) {
+        if (whole.following != nullptr) part.following = whole.following + band * whole.band_stride;
+      } else if (band + 2 < whole.num_bands) {
+        part.following = part.bands + 2 * whole.band_stride;
+      }
+      if constexpr (kLanes == 16) {
+        if (rows == 4) tile_float8<4, 2, F>(part);
+      }
+      if (rows == 2) tile_float8<2, 2, F>(part);
+      if (rows == 1) tile_float8<1, 2, F>(part);
+    }
+    row += rows;
+  }
+}
+
+void tile(const Matrix& weight, const Tile& whole) {
+  with_format(weight.format, [&](auto it) {
+    using F = decltype(it);
+    if constexpr (F::kTile == TileKind::kF32 || F::kTile == TileKind::kBF16) {
+      tile_floats(weight.format, whole);
+    } else if constexpr (F::kTile == TileKind::kFloat8) {
+      tile_float8s<F>(whole);
+    } else {
+      (weight.is_wide ? tile_int<F, true> : tile_int<F, false>)(whole);
+    }
+  });
 }
 
 }  // namespace

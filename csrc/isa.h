@@ -100,16 +100,27 @@ struct Isa {
   int64_t (*places_at_least)(const float* x, int64_t size, float bound, int32_t* places);
 };
 
+#if defined(__aarch64__)
+const Isa& neon_isa();
+const Isa& neon_dotprod_isa();
+const Isa& neon_i8mm_isa();  // and products of bfloat16
+#else
 const Isa& generic_isa();
+#endif
 #if defined(__x86_64__)
 const Isa& avx2_isa();
+const Isa& avx2_vnni_isa();
 const Isa& avx512_isa();
 const Isa& avx512_vnni_isa();
 const Isa& avx512_bf16_isa();
 #endif
 
-// The best table that this processor and its operating system support, at most `cap` ("generic", "avx2",
-// "avx512", "avx512_vnni", "avx512_bf16"; empty: no cap). Null if the cap is not one of these words.
+// What the i-th instruction set of this architecture is called, from the simplest on; null after the last. Each holds
+// those before it, but for AVX-VNNI, which not every processor with AVX-512 has.
+const char* isa_name(int i);
+
+// The best table that this processor and its operating system support, at most `cap`; empty: no cap. Null if the cap is
+// not one of those names.
 const Isa* choose_isa(const char* cap);
 
 }  // namespace moeflow

@@ -16,7 +16,7 @@ namespace {
 
 Activation activation(const Matrix& weight) {
   const Activation kind = with_format(weight.format, [&](auto it) { return it.activation(weight.is_wide); });
-#if MOEFLOW_UNIT < MOEFLOW_AVX512_BF16
+#if !HAS_BF16_DOT
   if (kind == Activation::kBF16) return Activation::kF32;
 #endif
   return kind;

@@ -7,9 +7,13 @@
 
 #define MOEFLOW_GENERIC 0
 #define MOEFLOW_AVX2 1
-#define MOEFLOW_AVX512 2
-#define MOEFLOW_AVX512_VNNI 3
-#define MOEFLOW_AVX512_BF16 4
+#define MOEFLOW_AVX2_VNNI 2
+#define MOEFLOW_AVX512 3
+#define MOEFLOW_AVX512_VNNI 4
+#define MOEFLOW_AVX512_BF16 5
+#define MOEFLOW_NEON 16
+#define MOEFLOW_NEON_DOTPROD 17
+#define MOEFLOW_NEON_I8MM 18
 
 // A header that is compiled by itself (by an editor, or by tests) gets what the compiler's flags allow.
 #if !defined(MOEFLOW_UNIT)
@@ -19,8 +23,16 @@
 #define MOEFLOW_UNIT MOEFLOW_AVX512_VNNI
 #elif defined(__AVX512F__)
 #define MOEFLOW_UNIT MOEFLOW_AVX512
+#elif defined(__AVXVNNI__)
+#define MOEFLOW_UNIT MOEFLOW_AVX2_VNNI
 #elif defined(__AVX2__)
 #define MOEFLOW_UNIT MOEFLOW_AVX2
+#elif defined(__ARM_FEATURE_MATMUL_INT8) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define MOEFLOW_UNIT MOEFLOW_NEON_I8MM
+#elif defined(__ARM_FEATURE_DOTPROD)
+#define MOEFLOW_UNIT MOEFLOW_NEON_DOTPROD
+#elif defined(__aarch64__)
+#define MOEFLOW_UNIT MOEFLOW_NEON
 #else
 #define MOEFLOW_UNIT MOEFLOW_GENERIC
 #endif
@@ -35,22 +47,35 @@
 #elif MOEFLOW_UNIT == MOEFLOW_AVX512
 #define ISA_NAMESPACE avx512
 #define ISA_NAME "avx512"
+#elif MOEFLOW_UNIT == MOEFLOW_AVX2_VNNI
+#define ISA_NAMESPACE avx2_vnni
+#define ISA_NAME "avx2_vnni"
 #elif MOEFLOW_UNIT == MOEFLOW_AVX2
 #define ISA_NAMESPACE avx2
 #define ISA_NAME "avx2"
+#elif MOEFLOW_UNIT == MOEFLOW_NEON_I8MM
+#define ISA_NAMESPACE neon_i8mm
+#define ISA_NAME "neon_i8mm"
+#elif MOEFLOW_UNIT == MOEFLOW_NEON_DOTPROD
+#define ISA_NAMESPACE neon_dotprod
+#define ISA_NAME "neon_dotprod"
+#elif MOEFLOW_UNIT == MOEFLOW_NEON
+#define ISA_NAMESPACE neon
+#define ISA_NAME "neon"
 #else
 #define ISA_NAMESPACE generic
 #define ISA_NAME "generic"
 #endif
 
-// How many rows and bands make a tile whose accumulators fit the registers: ROW_TILE rows beside BAND_TILE bands, or
-// ROW_TILE_OF_TWO rows beside two bands.
-#if MOEFLOW_UNIT >= MOEFLOW_AVX512
-#define ROW_TILE 6
-#define ROW_TILE_OF_TWO 12
-#define BAND_TILE 4
-#else
-#define ROW_TILE 2
-#define ROW_TILE_OF_TWO 2
-#define BAND_TILE 2
-#endif
+#define IS_NEON (MOEFLOW_UNIT >= MOEFLOW_NEON)
+
+// Whether it has products of bfloat16 that it adds up in floats.
+#define HAS_BF16_DOT (MOEFLOW_UNIT == MOEFLOW_AVX512_BF16 || MOEFLOW_UNIT == MOEFLOW_NEON_I8MM)
+
+// Whether it has products of matrices of bytes: two rows by two outputs.
+#define HAS_MATRIX_DOT (MOEFLOW_UNIT == MOEFLOW_NEON_I8MM)
+
+// Whether it has products of unsigned with signed bytes that it adds up by fours in 32 bits; or by twos in 16 bits.
+#define HAS_VNNI \
+  (MOEFLOW_UNIT == MOEFLOW_AVX2_VNNI || MOEFLOW_UNIT == MOEFLOW_AVX512_VNNI || MOEFLOW_UNIT == MOEFLOW_AVX512_BF16)
+#define HAS_PAIRED_PRODUCTS (MOEFLOW_UNIT == MOEFLOW_AVX2 || MOEFLOW_UNIT == MOEFLOW_AVX512)

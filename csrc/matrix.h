@@ -54,7 +54,7 @@ static inline int64_t matrix_bytes(Format format, int64_t rows, int64_t cols) {
 static inline int64_t column_multiple(Format format) {
   return with_format(format, [](auto it) -> int64_t {
     using F = decltype(it);
-    if constexpr (F::kTile == TileKind::kBlocks) return F::Source::kGroup;
+    if constexpr (holds_blocks(F::kTile)) return F::Source::kGroup;
     return 1;
   });
 }
@@ -70,14 +70,14 @@ struct Matrix {
 
 // One prepared activation row of `cols` values: [values, filled up to padded_cols] and for integers, behind them,
 // for all groups a float scale, the int32 sum of the group's values (which undoes the offset of unsigned weights, and
-// meets their minimum), and of int16 that of its first 16. Of int16, each four values lie as 0, 2, 1, 3. Always a
-// multiple of 64 bytes.
+// meets their minimum), and that of its first 16. Of int16, each four values lie as 0, 2, 1, 3. Always a multiple of 64
+// bytes.
 static inline int64_t activation_bytes(Activation kind, int64_t cols) {
   const int64_t k = padded_cols(cols);
   switch (kind) {
     case Activation::kF32: return round_up(k * 4, 64);
     case Activation::kBF16: return round_up(k * 2, 64);
-    case Activation::kInt8: return round_up(k + k / kGroup * 8, 64);
+    case Activation::kInt8: return round_up(k + k / kGroup * 12, 64);
     case Activation::kInt16: return round_up(k * 2 + k / kGroup * 12, 64);
   }
   return 0;
@@ -107,7 +107,7 @@ struct Tile {
 };
 
 constexpr int kMaxTileBands = 4;
-constexpr int kMaxTileRows = 12;
+constexpr int kMaxTileRows = 24;
 constexpr int kTileStride = kMaxTileBands * kBand;
 
 }  // namespace moeflow

@@ -134,6 +134,17 @@ struct AttentionCall {
 };
 void attention(const Isa& isa, const AttentionCall& call);
 
+// A layer of an LSTM, after its inputs were multiplied: of each step and text `inputs` has what is to be added to the
+// weights times the text's last state. Computed by the calling thread alone, which waits for no other.
+struct LstmCall {
+  Matrix weights;       // [4 hidden, hidden]: of the gates input, forget, cell and output
+  const float* inputs;  // [num_steps, num_texts, 4 hidden], biases included
+  int64_t num_steps, num_texts;
+  float *state, *cell;  // [num_texts, hidden]; as they were before the first step, and then after the last
+  float* out;           // [num_steps, num_texts, hidden]: the state after each step
+};
+void lstm(const Isa& isa, const LstmCall& call);
+
 // out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight
 struct RmsNormCall {
   const float* x;  // [num_rows, size]
@@ -211,7 +222,7 @@ constexpr int32_t kLoading = -2;  // on its way from disk
 class ExpertFetcher;  // expert_fetcher.h
 
 // A pass through layers, from the one after another. Where experts have slots it stops at a layer that needs an expert
-// without one, or whose successor is expected to need one that is absent, unless the fetcher can see to that: whoever
+// without one, or where one is expected to need one that is absent, unless the fetcher can see to that: whoever
 // called reads it, computes the layer's experts, and calls again for the rest.
 struct DecoderCall {
   const DecoderLayer* const* layers;
@@ -231,9 +242,10 @@ struct DecoderCall {
   float* normed = nullptr;
   float* topk_weights = nullptr;
   bool keeps_inputs = false;
-  // What is expected of the next layer with a router: what that router would choose now, or what is not 0 in its row
-  // of `guesses`, [layers with routers, num_experts], or nothing.
-  bool asks_next_router = false;
+  // What is expected of layers with routers that are still to come: of the one that follows by so many what its router
+  // would choose now, at the first one of all up to there (0: nothing); or of the next one what is not 0 in its row of
+  // `guesses`, [layers with routers, num_experts].
+  int64_t routers_ahead = 0;
   const uint8_t* guesses = nullptr;
   ExpertFetcher* fetcher = nullptr;  // or null; does not read ahead what is guessed
 };

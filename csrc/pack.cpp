@@ -28,10 +28,10 @@ struct LaneGroup {
   uint32_t words[F::kWords];  // what the lane has in each 64-byte line
 };
 
-// Whether a format can be made of what lies in a file: those of blocks (block_formats.h) only of their own.
+// Whether a format can be made of what lies in a file: those of blocks only of their own.
 template <typename F, typename Source>
 constexpr bool can_make() {
-  if constexpr (F::kTile == TileKind::kBlocks) return std::is_same_v<Source, typename F::Source>;
+  if constexpr (holds_blocks(F::kTile)) return std::is_same_v<Source, typename F::Source>;
   return true;
 }
 
@@ -107,7 +107,7 @@ void pack_band(const uint8_t* const* rows, int64_t cols, uint8_t* band) {
     for (int lane = 0; lane < kBand; ++lane) {
       if (rows[lane] == nullptr) continue;
       const LaneGroup<F>& group = groups[lane];
-      if constexpr (F::kTile == TileKind::kBlocks) {
+      if constexpr (holds_blocks(F::kTile)) {
         keep_blocks<F>(rows[lane], k, cols, groups[lane]);
       } else {
         make_group<F, Source>(rows[lane], k, cols, groups[lane]);

@@ -40,7 +40,6 @@ void quantize_row(const float* x, int64_t cols, void* out) {
   float* scales = reinterpret_cast<float*>(q + k);
   int32_t* sums = reinterpret_cast<int32_t*>(scales + groups);
   int32_t* first_sums = sums + groups;
-  constexpr bool kHasFirstSums = sizeof(T) > 1;
   for (int64_t g = 0; g < groups; ++g, q += kGroup) {
     Vec values[2] = {};
     const int64_t left = cols - g * kGroup;
@@ -54,15 +53,15 @@ void quantize_row(const float* x, int64_t cols, void* out) {
       __builtin_memset(q, 0, kGroup * sizeof(T));
       scales[g] = largest_bits < 0x7f800000 ? 0.0f : __builtin_nanf("");
       sums[g] = 0;
-      if constexpr (kHasFirstSums) first_sums[g] = 0;
+      first_sums[g] = 0;
       continue;
     }
     const float inverse = static_cast<float>(kMost) / largest;
     const IVec low = to_nearest(values[0] * inverse), high = to_nearest(values[1] * inverse);
     store_group(q, low, high);
     scales[g] = largest / static_cast<float>(kMost);
-    sums[g] = sum_lanes(low + high);
-    if constexpr (kHasFirstSums) first_sums[g] = sum_lanes(low);
+    first_sums[g] = sum_lanes(low);
+    sums[g] = first_sums[g] + sum_lanes(high);
   }
 }
 

@@ -1,5 +1,6 @@
-// What rows of a checkpoint consist of: floats, or GGUF blocks. A new type is a struct and a row of the list; blocks of
-// other kinds than the first are in block_source_types.h.
+// What rows of a checkpoint consist of: floats, or blocks. A new type is a struct and a row of the list; GGUF's blocks of
+// other kinds than the first are in block_source_types.h, those of Hugging Face's quantized checkpoints in
+// group_source_types.h.
 //
 //   kName            what Python calls it
 //   kGroup, kBytes   so many neighbouring values lie in so many bytes; a row holds whole groups
@@ -13,6 +14,7 @@
 
 #include "block_source_types.h"
 #include "convert.h"
+#include "group_source_types.h"
 
 namespace moeflow {
 namespace {
@@ -118,7 +120,7 @@ struct Q4_1 : IntegerBlocks<Q4_1> {
 
 #define MOEFLOW_SOURCE_TYPES(ROW)                                             \
   ROW(F32) ROW(BF16) ROW(F16) ROW(Q8_0) ROW(Q4_0) ROW(Q4_1) ROW(Q5_0) ROW(Q5_1) ROW(Q2_K) ROW(Q3_K) ROW(Q4_K) ROW(Q5_K) \
-  ROW(Q6_K) ROW(IQ4_NL) ROW(IQ4_XS) ROW(MXFP4)
+  ROW(Q6_K) ROW(IQ4_NL) ROW(IQ4_XS) ROW(MXFP4) ROW(INT4_G128) ROW(INT4_G64) ROW(INT4_G32) ROW(INT8_G128) ROW(F8_E4M3)
 
 #define MOEFLOW_ROW(NAME) k##NAME,
 enum class SourceType : int32_t { MOEFLOW_SOURCE_TYPES(MOEFLOW_ROW) };

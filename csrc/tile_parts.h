@@ -58,11 +58,33 @@ class Ahead {
     for (int b = 0; b < B; ++b) __builtin_prefetch(from + b * stride_ + line * 64);
   }
 
+  // While lines from `line` on of two bands are multiplied, of the tile's the first being `band`.
+  template <int kLines>
+  FORCE_INLINE_MEMBER void fetch_of_two(int64_t band, int64_t line) const {
+    const uint8_t* from = line < turn_ ? own_ : following_;
+    if (from == nullptr) return;
+    from += band * stride_ + line * 64;
+#pragma GCC unroll 8
+    for (int i = 0; i < kLines; ++i) __builtin_prefetch(from + i * 64);
+    from += stride_;
+#pragma GCC unroll 8
+    for (int i = 0; i < kLines; ++i) __builtin_prefetch(from + i * 64);
+  }
+
   // While the part of the head at `offset` is used.
   void fetch_head(int64_t offset) const {
     if (following_head_ == nullptr) return;
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b) __builtin_prefetch(following_head_ + b * stride_ + offset);
+  }
+
+  void fetch_head_of_two(int64_t band, int64_t offset, int64_t bytes) const {
+    if (following_head_ == nullptr) return;
+    const uint8_t* const from = following_head_ + band * stride_ + offset;
+    for (int64_t i = 0; i < bytes; i += 64) {
+      __builtin_prefetch(from + i);
+      __builtin_prefetch(from + stride_ + i);
+    }
   }
 
  private:
@@ -83,7 +105,7 @@ struct IntegerRow {
   const Int32InMemory* quads;  // four values each, of 16 bits two
   const float* scales;
   const int32_t* sums;
-  const int32_t* first_sums;  // of the first half of each group; of 16 bits only
+  const int32_t* first_sums;  // of the first half of each group
 
   IntegerRow(const void* row, int64_t k, int64_t value_bytes)
       : quads(static_cast<const Int32InMemory*>(row)),
@@ -91,6 +113,13 @@ struct IntegerRow {
         sums(reinterpret_cast<const int32_t*>(scales + k / kGroup)),
         first_sums(sums + k / kGroup) {}
   IntegerRow() = default;
+
+  // The sum of the values that meet step `step` of group `g`: where a group is one step, all of them.
+  template <int kSteps>
+  FORCE_INLINE_MEMBER int32_t sum_of(int64_t g, int step) const {
+    if constexpr (kSteps == 1) return sums[g];
+    return step == 0 ? first_sums[g] : sums[g] - first_sums[g];
+  }
 };
 
 }  // namespace

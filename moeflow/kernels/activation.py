@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
+from moeflow.kernels.on_demand import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 # x * sigmoid(x); x * Phi(x), exactly and by the usual tanh; max(x, 0)
 Nonlinearity = Literal["silu", "gelu", "gelu_tanh", "relu"]
@@ -18,11 +20,11 @@ def apply(function: Nonlinearity, x: Tensor) -> Tensor:
     """Return the function of each value."""
     match function:
         case "silu":
-            return F.silu(x)
+            return torch.nn.functional.silu(x)
         case "gelu":
-            return F.gelu(x)
+            return torch.nn.functional.gelu(x)
         case "gelu_tanh":
-            return F.gelu(x, approximate="tanh")
+            return torch.nn.functional.gelu(x, approximate="tanh")
         case "relu":
             return torch.relu(x)
 

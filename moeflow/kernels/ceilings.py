@@ -12,9 +12,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from moeflow.kernels.on_demand import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 BUFFER_BYTES = 512 * 1024**2
 MATRIX_SIZE = 2048  # 0.07 s at 245 GFLOP/s

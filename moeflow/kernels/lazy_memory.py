@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
+
+from moeflow.kernels.arrays import address
+from moeflow.kernels.on_demand import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 ALIGNMENT = 64  # bytes, as kernels want it
 _HUGE_PAGE = 2 * 1024**2
@@ -21,16 +29,21 @@ class LazyMemory:
         Raises: MemoryError if the system refuses that much.
         """
         self._mapping: mmap.mmap | None = None
-        self._start = 0  # of the tensor in the mapping
+        self._start = 0  # of the array in the mapping
         if num_bytes < _HUGE_PAGE:
-            buffer = torch.zeros(num_bytes + ALIGNMENT, dtype=torch.uint8)
-            start = -buffer.data_ptr() % ALIGNMENT
+            buffer = np.zeros(num_bytes + ALIGNMENT, np.uint8)
+            start = -address(buffer) % ALIGNMENT
         else:
             self._mapping = _map(num_bytes + _HUGE_PAGE)
-            buffer = torch.frombuffer(self._mapping, dtype=torch.uint8)
-            start = self._start = -buffer.data_ptr() % _HUGE_PAGE
+            buffer = np.frombuffer(self._mapping, np.uint8)
+            start = self._start = -address(buffer) % _HUGE_PAGE
             advise_huge_pages(self._mapping, start, num_bytes // _HUGE_PAGE * _HUGE_PAGE if huge_pages else 0)
-        self.tensor: Tensor = buffer[start : start + num_bytes]  # [num_bytes] uint8
+        self.bytes: NDArray[np.uint8] = buffer[start : start + num_bytes]  # [num_bytes]
+
+    @property
+    def tensor(self) -> Tensor:
+        """The memory as torch sees it: [num_bytes] uint8."""
+        return torch.from_numpy(self.bytes)
 
     def give_back(self, start: int, stop: int) -> None:
         """Return the pages that lie wholly between two offsets to the system: they are zeros again, and free.

@@ -8,21 +8,24 @@ A oneDNN call costs 10 us and each new shape once 0.5 ms, so small weights such 
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
+import functools
+from typing import TYPE_CHECKING
 
+from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu import extension, stages
 from moeflow.kernels.cpu.packed_weights import PackedStack, PackedWeight
 from moeflow.kernels.norm import rms_norm
+from moeflow.kernels.on_demand import torch
 
-_HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _SMALL_WEIGHT = 2**16  # values
 
 
 def linear(
-    x: Tensor, weight: Tensor | PackedWeight | PackedStack, bias: Tensor | None = None, residual: Tensor | None = None
-) -> Tensor:
+    x: Array, weight: Tensor | PackedWeight | PackedStack, bias: Array | None = None, residual: Array | None = None
+) -> Array:
     """Return `x @ weight.T + bias + residual`.
 
     Shapes: x [T, H], weight [N, H], bias [N], residual [T, N] -> [T, N]; all of one dtype, float32 beside a packed
@@ -52,8 +55,13 @@ def _added(out: Tensor, more: Tensor | None) -> Tensor:
     return out if more is None else out.add_(more)
 
 
+@functools.cache
+def _has_onednn() -> bool:
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if _HAS_ONEDNN and x.dtype == torch.float32 and x.device.type == "cpu" and weight.numel() > _SMALL_WEIGHT:
+    if x.dtype == torch.float32 and x.device.type == "cpu" and weight.numel() > _SMALL_WEIGHT and _has_onednn():
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return y
-    return F.linear(x, weight, bias)
+    return torch.nn.functional.linear(x, weight, bias)

@@ -6,13 +6,17 @@ In torch it is written out: `F.rms_norm` is no faster for one token on a CPU and
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
+from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu import row_ops
+from moeflow.kernels.on_demand import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """Return `x / sqrt(mean(x^2) + eps) * weight` over the last dimension, the mean taken in float32.
 
     Shapes: x [..., H], weight [H] -> [..., H] in x's dtype.

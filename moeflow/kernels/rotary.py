@@ -7,30 +7,54 @@ Sources: RoFormer (2104.09864); llama3 and yarn (2309.00071) as published with t
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
+
+from moeflow.kernels.arrays import Array, array_on, dtype_name, is_in_main_memory, is_numpy, on_host
+from moeflow.kernels.on_demand import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moeflow.kernels.arrays import DType
+
+Frequencies: TypeAlias = NDArray[np.floating[Any]]  # float32
 
 
-def inverse_frequencies(head_dim: int, theta: float) -> Tensor:
-    """Return the angle per position of each rotated pair: [D/2] float32, in radians."""
-    return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim)
+def inverse_frequencies(head_dim: int, theta: float) -> Frequencies:
+    """Return the angle per position of each rotated pair: [D/2], in radians."""
+    return (1.0 / np.float32(theta) ** (np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim))).astype(
+        np.float32
+    )
 
 
 def stretch_llama3(
-    frequencies: Tensor, *, factor: float, low_freq_factor: float, high_freq_factor: float, original_max_position: int
-) -> Tensor:
+    frequencies: Frequencies,
+    *,
+    factor: float,
+    low_freq_factor: float,
+    high_freq_factor: float,
+    original_max_position: int,
+) -> Frequencies:
     """Slow the slow frequencies down by `factor`, keep the fast ones, blend in between."""
     turns = original_max_position * frequencies / (2 * math.pi)  # over the original context
-    keep = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0, 1)
+    keep = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clip(0, 1)
     return (1 - keep) * frequencies / factor + keep * frequencies
 
 
 def stretch_yarn(
-    frequencies: Tensor, *, theta: float, factor: float, beta_fast: float, beta_slow: float, original_max_position: int
-) -> Tensor:
+    frequencies: Frequencies,
+    *,
+    theta: float,
+    factor: float,
+    beta_fast: float,
+    beta_slow: float,
+    original_max_position: int,
+) -> Frequencies:
     """Blend from kept to slowed frequencies along the dimensions, between beta_fast and beta_slow turns."""
-    num_pairs = frequencies.shape[0]
+    num_pairs = len(frequencies)
 
     def pair_that_turns(num_turns: float) -> float:
         return num_pairs * math.log(original_max_position / (num_turns * 2 * math.pi)) / math.log(theta)
@@ -38,8 +62,9 @@ def stretch_yarn(
     low = max(math.floor(pair_that_turns(beta_fast)), 0)
     high = min(math.ceil(pair_that_turns(beta_slow)), 2 * num_pairs - 1)
     width = max(high - low, 0.001)  # no division by zero when both fall on one pair
-    slowed = ((torch.arange(num_pairs, dtype=torch.float32, device="cpu") - low) / width).clamp(0, 1)
-    return slowed * frequencies / factor + (1 - slowed) * frequencies
+    slowed = ((np.arange(num_pairs, dtype=np.float32) - low) / width).clip(0, 1)
+    stretched: Frequencies = slowed * frequencies / factor + (1 - slowed) * frequencies
+    return stretched
 
 
 def yarn_attention_factor(factor: float) -> float:
@@ -47,18 +72,36 @@ def yarn_attention_factor(factor: float) -> float:
     return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def rotary_table(positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return cos and sin for each token, ready for `apply_rotary`, computed in float32.
+def rotary_table(positions: Array, frequencies: Array, scale: float, dtype: DType) -> tuple[Array, Array]:
+    """Return cos and sin for each token, ready for `apply_rotary`, computed in float32, in main memory more precisely.
 
     The first half of sin is negated, so that the rotation is one roll, one product and one multiply-add.
 
-    Shapes: positions [T] int64, frequencies [D/2] float32 -> cos, sin [T, 1, D] of `dtype`.
+    Shapes: positions [T] int64, frequencies [D/2] float32 where positions are -> cos, sin [T, 1, D] of `dtype`.
     """
+    if is_in_main_memory(positions):
+        table = _table(on_host(positions), on_host(frequencies), scale)
+        cos, sin = (array_on(it, None if is_numpy(positions) else positions.device) for it in table)
+        return (cos, sin) if dtype_name(dtype) == "float32" else (cos.to(dtype), sin.to(dtype))
     angles = torch.outer(positions.float(), frequencies)
     cos, sin = angles.cos() * scale, angles.sin() * scale
     cos = torch.cat((cos, cos), dim=-1)
     sin = torch.cat((-sin, sin), dim=-1)
     return cos.unsqueeze(1).to(dtype), sin.unsqueeze(1).to(dtype)
+
+
+def _table(positions: NDArray[np.int64], frequencies: Frequencies, scale: float) -> tuple[Frequencies, Frequencies]:
+    """Do so in NumPy, whose float64 is the same on all processors: angles are rounded as models learnt them, no more.
+
+    Shapes: [T], [D/2] -> [T, 1, D] each.
+    """
+    angles = (positions.astype(np.float32)[:, None] * frequencies).astype(np.float64)
+    half = frequencies.shape[0]
+    cos, sin = (np.empty((len(positions), 1, 2 * half), np.float32) for _ in range(2))
+    cos[:, 0, :half] = cos[:, 0, half:] = np.cos(angles) * scale
+    sin[:, 0, half:] = np.sin(angles) * scale
+    np.negative(sin[:, 0, half:], out=sin[:, 0, :half])
+    return cos, sin
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

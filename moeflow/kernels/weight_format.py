@@ -5,7 +5,10 @@ unpacks it and says how products read it. All else that goes by format is derive
 
 "int8" and "int4" store groups of 32 values as integers with one fp16 scale, as GGUF's Q8_0 and Q4_0 do; "int4-min" with
 a scale and a minimum, as Q4_1 does. The last is for weights that files have so: nothing else is rounded to it. The
-formats after it hold one kind of GGUF's blocks each, under its name, and nothing else at all.
+formats after it hold one kind of blocks each: GGUF's, under their names; integers with a scale and a zero point for
+128, 64 or 32 neighbours, as AWQ, GPTQ and compressed-tensors have them; 8-bit floats (e4m3) with a scale for 128, as
+DeepSeek's and Qwen's checkpoints have them. Some of GGUF's are made of floats, too, by a search for the scales with the
+least error (csrc/quantize.cpp); a *mix* says which, for each matrix of a model (planner/choices/mixes.py).
 """
 
 from __future__ import annotations
@@ -30,10 +33,18 @@ WeightFormat = Literal[
     "iq4_nl",
     "iq4_xs",
     "mxfp4",
+    "int4-g128",
+    "int4-g64",
+    "int4-g32",
+    "int8-g128",
+    "fp8",
 ]
-BlockKind = Literal[  # of GGUF's blocks, those that kernels read
+Mix = Literal["q4_k", "q4_k_m"]  # of formats: what --quantize takes, beside formats
+GGUFBlockKind = Literal[  # of GGUF's blocks, those that kernels read
     "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"
 ]
+GroupKind = Literal["INT4_G128", "INT4_G64", "INT4_G32", "INT8_G128", "F8_E4M3"]  # of quantized Hugging Face folders
+BlockKind = GGUFBlockKind | GroupKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +55,9 @@ class FormatRecord:
     keeps: frozenset[str] = frozenset()  # what of a file it holds without loss: dtypes, `BlockKind`s; float32: anything
     option: Literal["--dtype", "--quantize"] | None = None  # that asks for it; None: only weights that are so have it
     wider: WeightFormat | None = None  # as fast as this one where its own speed was not measured
-    smaller: WeightFormat | None = None  # what to ask for instead, if it takes too much
-    is_made: bool = True  # of floats, rounded; else it holds nothing but what it keeps
+    smaller: WeightFormat | Mix | None = None  # what to ask for instead, if it takes too much
+    is_made: bool = True  # of floats, rounded; else it holds blocks, and nothing but what it keeps,
+    is_searched: bool = False  # unless the blocks for floats are searched for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +72,13 @@ class LayerFormats:
     down: WeightFormat
 
 
-def _of_blocks(kind: BlockKind, *, bits_per_value: float, wider: WeightFormat) -> FormatRecord:
-    """Return the record of a format for one kind of blocks: other weights are never brought to it."""
-    return FormatRecord(bits_per_value=bits_per_value, keeps=frozenset({kind}), wider=wider, is_made=False)
+def _of_blocks(
+    kind: BlockKind, *, bits_per_value: float, wider: WeightFormat, is_searched: bool = False
+) -> FormatRecord:
+    """Return the record of a format for one kind of blocks."""
+    return FormatRecord(
+        bits_per_value=bits_per_value, keeps=frozenset({kind}), wider=wider, is_made=False, is_searched=is_searched
+    )
 
 
 FORMATS: Final[Mapping[str, FormatRecord]] = {
@@ -71,20 +87,25 @@ FORMATS: Final[Mapping[str, FormatRecord]] = {
         bits_per_value=16, keeps=frozenset({"bfloat16"}), option="--dtype", wider="float32", smaller="int8"
     ),
     "int8": FormatRecord(
-        bits_per_value=8.5, keeps=frozenset({"Q8_0", "Q4_0"}), option="--quantize", wider="bfloat16", smaller="int4"
+        bits_per_value=8.5, keeps=frozenset({"Q8_0", "Q4_0"}), option="--quantize", wider="bfloat16", smaller="q4_k"
     ),
     "int4": FormatRecord(bits_per_value=4.5, keeps=frozenset({"Q4_0"}), option="--quantize", wider="int8"),
     "int4-min": FormatRecord(bits_per_value=5, keeps=frozenset({"Q4_1"}), wider="int4"),
-    "q5_0": _of_blocks("Q5_0", bits_per_value=5.5, wider="int4"),
+    "q5_0": _of_blocks("Q5_0", bits_per_value=5.5, wider="int4", is_searched=True),
     "q5_1": _of_blocks("Q5_1", bits_per_value=6, wider="int4"),
     "q2_k": _of_blocks("Q2_K", bits_per_value=2.625, wider="int4"),
     "q3_k": _of_blocks("Q3_K", bits_per_value=3.5625, wider="int4"),
-    "q4_k": _of_blocks("Q4_K", bits_per_value=4.625, wider="int4"),
-    "q5_k": _of_blocks("Q5_K", bits_per_value=5.625, wider="int4"),
-    "q6_k": _of_blocks("Q6_K", bits_per_value=6.5625, wider="int4"),
-    "iq4_nl": _of_blocks("IQ4_NL", bits_per_value=4.5, wider="int4"),
+    "q4_k": _of_blocks("Q4_K", bits_per_value=4.625, wider="int4", is_searched=True),
+    "q5_k": _of_blocks("Q5_K", bits_per_value=5.625, wider="int4", is_searched=True),
+    "q6_k": _of_blocks("Q6_K", bits_per_value=6.5625, wider="int4", is_searched=True),
+    "iq4_nl": _of_blocks("IQ4_NL", bits_per_value=4.5, wider="int4", is_searched=True),
     "iq4_xs": _of_blocks("IQ4_XS", bits_per_value=4.3125, wider="int4"),
     "mxfp4": _of_blocks("MXFP4", bits_per_value=4.25, wider="int4"),
+    "int4-g128": _of_blocks("INT4_G128", bits_per_value=4.25, wider="int4"),
+    "int4-g64": _of_blocks("INT4_G64", bits_per_value=4.375, wider="int4"),
+    "int4-g32": _of_blocks("INT4_G32", bits_per_value=4.75, wider="int4"),
+    "int8-g128": _of_blocks("INT8_G128", bits_per_value=8.25, wider="int8"),
+    "fp8": _of_blocks("F8_E4M3", bits_per_value=8.25, wider="int8"),
 }
 
 BLOCK_COLUMNS: Final = 256  # of files' largest blocks: what a multiple of this has is whole blocks of any kind
@@ -93,6 +114,16 @@ ALL_FORMATS: Final[tuple[WeightFormat, ...]] = get_args(WeightFormat)
 MADE_FORMATS: Final = tuple(name for name in ALL_FORMATS if FORMATS[name].is_made)
 DTYPES: Final = tuple(name for name in ALL_FORMATS if FORMATS[name].option == "--dtype")
 QUANTIZED: Final = tuple(name for name in ALL_FORMATS if FORMATS[name].option == "--quantize")
+SEARCHED_FORMATS: Final = tuple(name for name in ALL_FORMATS if FORMATS[name].is_searched)
 WEIGHT_FORMATS: Final = (*DTYPES, *QUANTIZED)  # that any weights can be brought to
+MIXES: Final[tuple[Mix, ...]] = get_args(Mix)
 BITS_PER_VALUE: Final = {name: record.bits_per_value for name, record in FORMATS.items()}
-BLOCK_KINDS: Final[tuple[BlockKind, ...]] = get_args(BlockKind)
+GGUF_BLOCK_KINDS: Final[tuple[GGUFBlockKind, ...]] = get_args(GGUFBlockKind)
+GROUP_KINDS: Final[tuple[GroupKind, ...]] = get_args(GroupKind)
+BLOCK_KINDS: Final[tuple[BlockKind, ...]] = (*GGUF_BLOCK_KINDS, *GROUP_KINDS)
+
+
+def block_kind(weight_format: WeightFormat) -> BlockKind:
+    """Return the kind of blocks that a format which is not made holds."""
+    (kind,) = FORMATS[weight_format].keeps
+    return next(known for known in BLOCK_KINDS if known == kind)

@@ -8,40 +8,55 @@ from pathlib import Path
 import pytest
 
 CSRC = Path(__file__).parents[2] / "csrc"
+IS_X86 = platform.machine() in ("x86_64", "AMD64")
 GPP = shutil.which("g++")
+ARM_GPP = shutil.which("aarch64-linux-gnu-g++") if IS_X86 else GPP
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 FLAGS = {  # as CMakeLists.txt has them
     "generic": (),
     "avx2": AVX2,
+    "avx2_vnni": (*AVX2, "-mavxvnni"),
     "avx512": AVX512,
     "avx512_vnni": (*AVX512, "-mavx512vnni"),
     "avx512_bf16": (*AVX512, "-mavx512vnni", "-mavx512bf16"),
 }
+ARM_BEST = "-march=armv8.2-a+fp16+dotprod+i8mm+bf16"
 HEADERS = {header.name: header.read_text() for header in sorted(CSRC.glob("*.h"))}
 OF_UNITS = [name for name, text in HEADERS.items() if '#include "isa_unit.h"' in text or name == "isa_unit.h"]
+OF_ARM = [name for name in HEADERS if name.endswith("_neon.h")]
+OF_X86 = [name for name in HEADERS if name.endswith("_x86.h")]
+OF_ALL = [name for name in HEADERS if name not in OF_ARM + OF_X86]
 
 pytestmark = pytest.mark.skipif(GPP is None, reason="there is no g++")
 
 
-def errors_of(header, flags=()):
+def errors_of(header, flags=(), compiler=GPP):
     """Return what the compiler says of a unit that includes nothing but this header."""
     warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-Wno-unused-function")
-    command = [GPP, "-std=c++17", "-fsyntax-only", *warnings, *flags, f"-I{CSRC}", "-x", "c++", "-"]
+    command = [compiler, "-std=c++17", "-fsyntax-only", *warnings, *flags, f"-I{CSRC}", "-x", "c++", "-"]
     source = f'#include "{header}"\n'
     return subprocess.run(command, input=source, capture_output=True, text=True, check=False).stderr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("header", HEADERS)
+@pytest.mark.parametrize("header", [*OF_ALL, *(OF_X86 if IS_X86 else ())])
 def test_a_header_compiles_by_itself(header):
     assert errors_of(header) == ""
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="these instruction sets are of x86")
+@pytest.mark.skipif(ARM_GPP is None, reason="there is no g++ for AArch64 (Debian: g++-aarch64-linux-gnu)")
+@pytest.mark.parametrize("flags", [(), (ARM_BEST,)], ids=["neon", "neon_i8mm"])
+@pytest.mark.parametrize("header", OF_ARM)
+def test_a_header_of_arm_compiles_by_itself(header, flags):
+    assert errors_of(header, flags, compiler=ARM_GPP) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not IS_X86, reason="these instruction sets are of x86")
 @pytest.mark.parametrize("isa", ["avx2", "avx512_bf16"])  # vectors of each width; units of all are in the build
-@pytest.mark.parametrize("header", OF_UNITS)
+@pytest.mark.parametrize("header", [header for header in OF_UNITS if header not in OF_ARM])
 def test_a_header_of_units_compiles_for_vectors_of_each_width(header, isa):
     assert errors_of(header, FLAGS[isa]) == ""
 

@@ -1,15 +1,19 @@
-"""GGUF blocks of random bytes, and what gguf's own reader makes of them."""
+"""Blocks of random bytes, and what they mean: GGUF's by gguf's own reader, those of quantized folders by numpy."""
 
 import gguf
 import numpy as np
 import torch
 
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
-from moeflow.kernels.weight_format import ALL_FORMATS, FORMATS
+from moeflow.kernels.weight_format import ALL_FORMATS, FORMATS, GROUP_KINDS
 
 BLOCK_FORMATS = tuple(name for name in ALL_FORMATS if not FORMATS[name].is_made)
 HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": ()}  # where fp16 numbers are, unless:
 IN_FRONT = {"Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q4_1": (0, 2)}
+GROUPS = {"INT4_G128": 128, "INT4_G64": 64, "INT4_G32": 32, "INT8_G128": 128, "F8_E4M3": 128}  # values of a block
+FILE_BITS = {"INT4_G128": 4 + 20 / 128, "INT4_G64": 4 + 20 / 64, "INT4_G32": 4 + 20 / 32, "INT8_G128": 8, "F8_E4M3": 8}
+HEAD = 4  # bytes before a block's codes
+IS_BF16 = 1 << 15  # beside a zero point
 EXTREMES = (0.0, -0.0, 6e-8, -6e-8, 6.1e-5, 65504.0, -65504.0, 1.0)
 
 
@@ -21,12 +25,24 @@ def kind_of(weight_format):
 
 def columns_of(kind):
     """Return what the columns of such blocks are a multiple of."""
-    return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
+    return GROUPS[kind] if kind in GROUP_KINDS else gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
+
+
+def bytes_in_file(kind, rows, cols):
+    """Return what so many values take in files that have such blocks, or what these are made of."""
+    if kind in GROUP_KINDS:
+        return FILE_BITS[kind] * rows * cols / 8
+    size, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    return rows * cols // size * num_bytes
 
 
 def random_blocks(kind, rows, cols, seed=0, *, is_extreme=False, largest_scale=1 / 512):
     """Return [rows, bytes of a row] uint8: any bits, but for scales that give values of about 1, or extreme ones."""
     random = np.random.default_rng(seed)
+    if kind in GROUP_KINDS:
+        return torch.from_numpy(
+            _random_groups(kind, rows * cols // GROUPS[kind], random, is_extreme, largest_scale).reshape(rows, -1)
+        )
     size, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     count = rows * cols // size
     blocks = random.integers(0, 256, (count, num_bytes), dtype=np.uint8)
@@ -40,22 +56,63 @@ def random_blocks(kind, rows, cols, seed=0, *, is_extreme=False, largest_scale=1
 
 def values_of(kind, blocks):
     """Return [rows, cols] float32."""
+    if kind in GROUP_KINDS:
+        return _values_of_groups(kind, blocks.numpy())
     with np.errstate(over="ignore"):
         return torch.from_numpy(gguf.quants.dequantize(blocks.numpy(), gguf.GGMLQuantizationType[kind]))
 
 
-def block_weight(weight_format, rows, cols, seed=0):
+def _random_groups(kind, count, random, is_extreme, largest_scale):
+    """Return [count, bytes of a block]; scales are now fp16, now bfloat16, and of float8 float32."""
+    scales = random.choice(EXTREMES, count) if is_extreme else random.uniform(-1, 1, count)
+    shape = (count, GROUPS[kind])
+    if kind == "F8_E4M3":
+        codes = random.integers(0, 255, shape, dtype=np.uint8)
+        codes[(codes & 127) == 127] = 126  # no NaN
+        heads = (scales / (1 if is_extreme else 256)).astype(np.float32)[:, None]
+        return np.concatenate([heads.view(np.uint8), codes], axis=1)
+    bits = int(kind[3])
+    floats = torch.from_numpy(scales * (1 if is_extreme else largest_scale * 64 / 2**bits)).float()
+    halves, brain = (floats.to(dtype).view(torch.int16).numpy() for dtype in (torch.float16, torch.bfloat16))
+    is_bf16 = random.integers(0, 2, count)
+    zeros = random.integers(0, 2**bits + 1, count) | is_bf16 * IS_BF16
+    heads = np.stack([np.where(is_bf16, brain, halves).view(np.uint16), zeros.astype(np.uint16)], axis=1)
+    return np.concatenate([heads.view(np.uint8), random.integers(0, 2**bits, shape, dtype=np.uint8)], axis=1)
+
+
+def _values_of_groups(kind, rows):
+    blocks = torch.from_numpy(rows).view(len(rows), -1, HEAD + GROUPS[kind])
+    heads, codes = blocks[..., :HEAD].contiguous(), blocks[..., HEAD:].contiguous()
+    if kind == "F8_E4M3":
+        return (codes.view(torch.float8_e4m3fn).float() * heads.view(torch.float32)).flatten(1)
+    scales, marked = heads.view(torch.int16).split(1, dim=-1)
+    as_bf16, as_half = (scales.contiguous().view(dtype).float() for dtype in (torch.bfloat16, torch.float16))
+    steps = codes.float() - (marked & (IS_BF16 - 1))
+    return (steps * torch.where(marked < 0, as_bf16, as_half)).flatten(1)
+
+
+def filled_blocks(kind, rows, cols, byte):
+    """Return blocks whose codes and small scales are all this byte; large scales are as random blocks have them."""
+    one, other = (random_blocks(kind, rows, cols, is_extreme=is_extreme) for is_extreme in (False, True))
+    if kind not in GROUP_KINDS:
+        return torch.where(one == other, torch.full_like(one, byte), one)
+    code = 126 | byte & 128 if kind == "F8_E4M3" else byte % 2 ** int(kind[3])
+    one.view(-1, HEAD + GROUPS[kind])[:, HEAD:] = code
+    return one
+
+
+def block_weight(weight_format, rows, cols, seed=0, *, is_wide=False):
     """Return a matrix of random blocks."""
     kind = kind_of(weight_format)
-    weight = PackedWeight.allocate(rows, cols, weight_format)
+    weight = PackedWeight.allocate(rows, cols, weight_format, is_wide=is_wide)
     weight.fill(random_blocks(kind, rows, cols, seed), torch.arange(rows), kind)
     return weight
 
 
-def block_experts(weight_format, num_experts, hidden, width):
+def block_experts(weight_format, num_experts, hidden, width, *, is_wide=False):
     """Return a layer's experts of random blocks."""
     kind = kind_of(weight_format)
-    experts = PackedExperts(num_experts, hidden, width, weight_format)
+    experts = PackedExperts(num_experts, hidden, width, weight_format, is_wide=is_wide)
     for number, parts in enumerate(experts.parts()):
         for place, part in enumerate(parts):
             part.fill(random_blocks(kind, *part.shape, 3 * number + place), torch.arange(part.shape[0]), kind)

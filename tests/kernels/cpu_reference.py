@@ -12,14 +12,15 @@ from torch.nn import functional as F
 from moeflow.kernels.activation import apply
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.weight_format import DTYPES, MADE_FORMATS, QUANTIZED
 from moeflow.kernels.weight_format import FORMATS as RECORDS
-from moeflow.kernels.weight_format import MADE_FORMATS, QUANTIZED
 
-FORMATS = (*MADE_FORMATS, *(f"{name} wide" for name in QUANTIZED))
+FORMATS = (*MADE_FORMATS, *(f"{name} wide" for name in (*QUANTIZED, "int4-min")))
 GROUP = 32
 STEP = 16  # as few values share a scale in some blocks
 UNIT = 2.0**-24  # relative error of one float32 operation
 TINY = 1e-30  # results this small may be rounded to zero
+ROUNDING_ISAS = ("avx512_bf16", "neon_i8mm")  # beside bfloat16 weights they round activations to it, too
 
 
 def pack_weight(weight, form, order=None):
@@ -36,9 +37,7 @@ def pack_experts(gate_up, down, form, **kind):
 
 def max_of(packed):
     """Return the largest integer that activations become beside a weight; None: they stay floats."""
-    if packed.format == "int4-min" or has_blocks(packed):
-        return 32767
-    return (32767 if packed.is_wide else 127) if packed.format in ("int8", "int4") else None
+    return None if packed.format in (*DTYPES, "fp8") else 32767 if packed.is_wide else 127
 
 
 def has_blocks(packed):
@@ -60,7 +59,7 @@ def prepared(x, packed, isa, slack=0.0):
     if most is not None:
         values, unsure = (part.flatten(-2)[..., : x.shape[-1]] for part in _quantized(groups(x.float()), most, slack))
         return values, unsure
-    if packed.format == "bfloat16" and isa == "avx512_bf16":
+    if packed.format in ("bfloat16", "fp8") and isa in ROUNDING_ISAS:
         low, high = ((x.double() * (1 + side)).float().bfloat16().double() for side in (-slack, slack))
         return x.float().bfloat16().double(), (high - low).abs()
     return x.double(), x.double().abs() * slack
@@ -79,6 +78,8 @@ def _quantized(x, most, slack):
 def num_roundings(packed):
     """How often a kernel rounds on the way to one result."""
     num_groups = -(-packed.cols // GROUP)
+    if packed.format == "fp8":
+        return packed.cols + 2 * num_groups + 2  # sums of 128, and those times their scales
     if has_blocks(packed):
         return 2 * -(-packed.cols // STEP) + 6  # as the next, in steps
     if packed.format == "int4-min":

@@ -71,7 +71,7 @@ def test_llama3_is_as_in_transformers(head_dim, factor):
         high_freq_factor=4.0,
         original_max_position=8192,
     )
-    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(torch.from_numpy(got), want)
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
@@ -88,7 +88,7 @@ def test_yarn_is_as_in_transformers(head_dim, fast, slow, original):
         beta_slow=slow,
         original_max_position=original,
     )
-    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(torch.from_numpy(got), want)
     assert yarn_attention_factor(4.0) == pytest.approx(scale) == pytest.approx(0.1 * math.log(4) + 1)
 
 

@@ -5,7 +5,7 @@ import torch
 
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedWeight, matrix_bytes
-from moeflow.kernels.weight_format import ALL_FORMATS, BLOCK_KINDS, FORMATS, MADE_FORMATS, WEIGHT_FORMATS
+from moeflow.kernels.weight_format import ALL_FORMATS, BLOCK_KINDS, FORMATS, MADE_FORMATS, MIXES, WEIGHT_FORMATS
 from tests.kernels.blocks import random_blocks, values_of
 
 KEPT = [(name, stored) for name in ALL_FORMATS for stored in sorted(FORMATS[name].keeps)]
@@ -26,7 +26,7 @@ def test_other_formats_that_a_record_names(name):
     assert (record.wider is None) == (name == "float32")
     assert record.wider is None or FORMATS[record.wider].bits_per_value > bits or record.option is None
     assert record.smaller is None or FORMATS[record.smaller].bits_per_value < bits
-    assert record.smaller is None or record.smaller in WEIGHT_FORMATS
+    assert record.smaller is None or record.smaller in (*WEIGHT_FORMATS, *MIXES)
 
 
 @needs_extension

@@ -9,13 +9,15 @@ Cached values must be finite for it: masked positions are multiplied by zero, no
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
+from typing import TYPE_CHECKING
 
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata, DecodeGroup, PrefillChunk
 from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.cpu import attention as cpu_attention
+from moeflow.kernels.on_demand import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def write_kv(k: Tensor, v: Tensor, blocks: KVBlocks, slots: Tensor) -> None:
@@ -91,7 +93,7 @@ def _attend_by_sequence(
             mask = bias[:, distances.clamp(-reach, reach) + reach].to(q.dtype)
         if length is None:
             mask = mask.masked_fill(distances > 0, -torch.inf)
-        attended = F.scaled_dot_product_attention(
+        attended = torch.nn.functional.scaled_dot_product_attention(
             q[tokens].transpose(0, 1)[None], keys, values, attn_mask=mask, scale=scale, enable_gqa=True
         )
         out[tokens] = attended[0].transpose(0, 1)
@@ -107,14 +109,14 @@ def _decode(q: Tensor, blocks: KVBlocks, group: DecodeGroup) -> Tensor:
     )
     # The heads that share K and V become the query dimension: they all see the same positions.
     q = q.reshape(num_rows, keys.shape[1], -1, head_dim)
-    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask)
+    out = torch.nn.functional.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask)
     return out.reshape(num_rows, num_heads, head_dim)
 
 
 def _prefill(q: Tensor, blocks: KVBlocks, chunk: PrefillChunk) -> Tensor:
     """Attend from the tokens of one sequence: q [n, Q, D] -> [n, Q, D]."""
     keys, values = (half[None, :, : chunk.length] for half in blocks.read(chunk.blocks, q.dtype))
-    out = F.scaled_dot_product_attention(
+    out = torch.nn.functional.scaled_dot_product_attention(
         q.transpose(0, 1).unsqueeze(0),
         keys,
         values,

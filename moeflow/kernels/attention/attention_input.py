@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from moeflow.kernels.attention.attention import write_kv
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
@@ -11,7 +10,11 @@ from moeflow.kernels.attention.heads import Heads
 from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.cpu import row_ops
 from moeflow.kernels.norm import rms_norm
+from moeflow.kernels.on_demand import torch
 from moeflow.kernels.rotary import apply_rotary
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def attention_input(

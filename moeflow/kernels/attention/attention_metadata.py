@@ -17,9 +17,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from moeflow.kernels.arrays import Array, dtype_name, ids_on
+from moeflow.kernels.on_demand import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moeflow.kernels.arrays import Device
+
 
 TREE_POSITIONS = 64  # bits of a tree mask
 
@@ -82,10 +89,10 @@ class Span:
 class AttentionMetadata:
     """The sequences of one pass."""
 
-    slots: Tensor  # [T] int64: block * block_size + offset, where each token's K and V go
+    slots: Array  # [T] int64: block * block_size + offset, where each token's K and V go
     spans: tuple[Span, ...]
     block_size: int
-    tree_masks: Tensor | None = None  # [T] int64; None: plainly causal
+    tree_masks: Array | None = None  # [T] int64; None: plainly causal
     lengths: array[int] | None = (
         None  # of each sequence, int32: what all its tokens see, from the first on; None: causal
     )
@@ -100,8 +107,8 @@ class AttentionMetadata:
         num_tokens: Sequence[int],
         block_ids: Sequence[Sequence[int]],
         block_size: int,
-        device: torch.device | str,
-        tree_masks: Tensor | None = None,
+        device: Device,
+        tree_masks: Array | None = None,
         is_causal: bool = True,
     ) -> AttentionMetadata:
         """Describe a pass, one item a sequence, in the order in which their tokens are concatenated.
@@ -117,9 +124,9 @@ class AttentionMetadata:
             assert len(blocks) * block_size >= start + count, "blocks must cover the sequence"
             spans.append(Span(len(slots), start, count, blocks))
             slots += [blocks[p // block_size] * block_size + p % block_size for p in range(start, start + count)]
-        assert tree_masks is None or (tree_masks.shape == (len(slots),) and tree_masks.dtype == torch.int64)
+        assert tree_masks is None or (tree_masks.shape == (len(slots),) and dtype_name(tree_masks.dtype) == "int64")
         lengths = None if is_causal else array("i", [span.stop for span in spans])
-        return cls(torch.tensor(slots, dtype=torch.int64, device=device), tuple(spans), block_size, tree_masks, lengths)
+        return cls(ids_on(slots, device), tuple(spans), block_size, tree_masks, lengths)
 
     @classmethod
     def over(
@@ -129,7 +136,7 @@ class AttentionMetadata:
         num_tokens: Sequence[int],
         block_ids: Sequence[Sequence[int]],
         block_size: int,
-        device: torch.device | str,
+        device: Device,
     ) -> AttentionMetadata:
         """Describe a pass each of whose tokens sees the first lengths[i] positions of its sequence, which are stored.
 
@@ -139,9 +146,7 @@ class AttentionMetadata:
         spans = [
             Span(end - count, 0, count, blocks) for end, count, blocks in zip(ends, num_tokens, block_ids, strict=True)
         ]
-        return cls(
-            torch.empty(0, dtype=torch.int64, device=device), tuple(spans), block_size, lengths=array("i", lengths)
-        )
+        return cls(ids_on([], device), tuple(spans), block_size, lengths=array("i", lengths))
 
     @property
     def table(self) -> array[int]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,4 +24,4 @@ class Heads:
     @property
     def norms_all_heads(self) -> bool:
         """Whether the norm runs over all heads of a token, not over each by itself."""
-        return self.q_norm is not None and self.q_norm.numel() != self.head_dim
+        return self.q_norm is not None and self.q_norm.shape != (self.head_dim,)

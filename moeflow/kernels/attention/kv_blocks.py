@@ -7,17 +7,25 @@ runs on any device.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
-import torch
-from torch import Tensor
+from moeflow.kernels.arrays import Array, address, as_tensor, dtype_name, is_in_main_memory
+from moeflow.kernels.on_demand import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moeflow.kernels.arrays import DType
+
 
 try:
     import moeflow.kernels._cpu as _cpu
 except ImportError:
     _cpu = None
 
-KV_DTYPES: Final = (torch.float32, torch.bfloat16, torch.int8)
+_VALUE_BYTES: Final = {"float32": 4, "bfloat16": 2, "int8": 1}
+KV_DTYPES: Final = tuple(_VALUE_BYTES)
 _LANES = 16  # positions that the kernels take together: they want whole blocks of them
 _DIM_STEP = 2  # dimensions likewise, as rotary positions do
 _TINY = 1e-30  # keys and values below this become zero as int8
@@ -26,38 +34,55 @@ _TINY = 1e-30  # keys and values below this become zero as int8
 class KVBlocks:
     """The blocks of one layer."""
 
-    __slots__ = ("block_size", "dtype", "handle", "head_dim", "key_scales", "keys", "storage", "value_scales", "values")
+    __slots__ = ("_seen", "block_size", "dtype", "handle", "head_dim", "num_kv_heads", "storage")
 
     def __init__(
-        self, storage: Tensor, dtype: torch.dtype, *, num_kv_heads: int, block_size: int, head_dim: int
+        self, storage: Array, dtype: DType | str, *, num_kv_heads: int, block_size: int, head_dim: int
     ) -> None:
         """View storage [num_blocks * kv_block_bytes(...)] uint8 as blocks."""
-        cell_bytes = _cell_bytes(dtype, block_size, head_dim)
-        cells = storage.view(-1, num_kv_heads, cell_bytes)
-        half = block_size * head_dim * dtype.itemsize
         self.storage = storage
-        self.dtype = dtype
+        self.dtype = dtype_name(dtype)
         self.block_size = block_size
         self.head_dim = head_dim
-        # As one thinks of them: [B, KV, block_size, D].
-        keys, values = (cells[..., start : start + half].view(dtype) for start in (0, half))
-        self.keys = keys.view(*keys.shape[:2], head_dim, block_size).transpose(2, 3)
-        self.values = values.view(*values.shape[:2], block_size, head_dim)
-        self.key_scales: Tensor | None = None  # int8: [B, KV, block_size]
-        self.value_scales: Tensor | None = None
-        if dtype == torch.int8:
-            scales = cells[..., 2 * half :].view(torch.float32)
-            self.key_scales, self.value_scales = scales[..., :block_size], scales[..., block_size:]
+        self.num_kv_heads = num_kv_heads
+        self._seen: _Seen | None = None
         self.handle: Any = None  # for the kernels of the CPU extension; None: they do not take these blocks
-        if _cpu is not None and storage.device.type == "cpu" and not block_size % _LANES and not head_dim % _DIM_STEP:
+        if _cpu is not None and is_in_main_memory(storage) and not block_size % _LANES and not head_dim % _DIM_STEP:
             self.handle = _cpu.KVCache(
-                format=str(dtype).removeprefix("torch."),
-                data=storage.data_ptr(),
-                num_blocks=cells.shape[0],
+                format=self.dtype,
+                data=address(storage),
+                num_blocks=storage.nbytes // (num_kv_heads * _cell_bytes(self.dtype, block_size, head_dim)),
                 num_heads=num_kv_heads,
                 block_size=block_size,
                 head_dim=head_dim,
             )
+
+    @property
+    def seen(self) -> _Seen:
+        """The blocks as torch sees them."""
+        if self._seen is None:
+            self._seen = _Seen.of(self)
+        return self._seen
+
+    @property
+    def keys(self) -> Tensor:
+        """All keys: [B, KV, block_size, D]."""
+        return self.seen.keys
+
+    @property
+    def values(self) -> Tensor:
+        """All values: [B, KV, block_size, D]."""
+        return self.seen.values
+
+    @property
+    def key_scales(self) -> Tensor | None:
+        """What keys are multiplied by, for int8: [B, KV, block_size]."""
+        return self.seen.key_scales
+
+    @property
+    def value_scales(self) -> Tensor | None:
+        """Likewise for values."""
+        return self.seen.value_scales
 
     def write(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store K and V of tokens; slots [T] are block * block_size + offset. Shapes: k and v [T, KV, D]."""
@@ -67,16 +92,16 @@ class KVBlocks:
             v, value_scales = _quantize(v)
             self.key_scales.transpose(1, 2)[blocks, offsets] = key_scales
             self.value_scales.transpose(1, 2)[blocks, offsets] = value_scales
-        self.keys.transpose(1, 2)[blocks, offsets] = k.to(self.dtype)
-        self.values.transpose(1, 2)[blocks, offsets] = v.to(self.dtype)
+        self.keys.transpose(1, 2)[blocks, offsets] = k.to(self.keys.dtype)
+        self.values.transpose(1, 2)[blocks, offsets] = v.to(self.values.dtype)
 
-    def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
+    def move(self, from_slots: Array, to_slots: Array) -> None:
         """Copy K and V of tokens to other slots, one after another: from_slots and to_slots [n] int64."""
         if self.handle is not None:
             _cpu.move_kv(
                 cache=self.handle,
                 num_tokens=len(from_slots),
-                **{"from": from_slots.data_ptr(), "to": to_slots.data_ptr()},
+                **{"from": address(from_slots), "to": address(to_slots)},
             )
             return
         size = self.block_size
@@ -94,14 +119,38 @@ class KVBlocks:
         return keys.flatten(1, 2), values.flatten(1, 2)
 
 
-def kv_block_bytes(dtype: torch.dtype, *, num_kv_heads: int, block_size: int, head_dim: int) -> int:
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Blocks as one thinks of them."""
+
+    keys: Tensor
+    values: Tensor
+    key_scales: Tensor | None
+    value_scales: Tensor | None
+
+    @classmethod
+    def of(cls, blocks: KVBlocks) -> _Seen:
+        size, head_dim = blocks.block_size, blocks.head_dim
+        cells = as_tensor(blocks.storage).view(-1, blocks.num_kv_heads, _cell_bytes(blocks.dtype, size, head_dim))
+        half = size * head_dim * _VALUE_BYTES[blocks.dtype]
+        keys, values = (cells[..., start : start + half].view(getattr(torch, blocks.dtype)) for start in (0, half))
+        scales = cells[..., 2 * half :].view(torch.float32) if blocks.dtype == "int8" else None
+        return cls(
+            keys.view(*keys.shape[:2], head_dim, size).transpose(2, 3),
+            values.view(*values.shape[:2], size, head_dim),
+            None if scales is None else scales[..., :size],
+            None if scales is None else scales[..., size:],
+        )
+
+
+def kv_block_bytes(dtype: DType | str, *, num_kv_heads: int, block_size: int, head_dim: int) -> int:
     """Bytes of a block of one layer."""
-    return num_kv_heads * _cell_bytes(dtype, block_size, head_dim)
+    return num_kv_heads * _cell_bytes(dtype_name(dtype), block_size, head_dim)
 
 
-def _cell_bytes(dtype: torch.dtype, block_size: int, head_dim: int) -> int:
-    scales = 2 * block_size * torch.float32.itemsize if dtype == torch.int8 else 0
-    return 2 * block_size * head_dim * dtype.itemsize + scales
+def _cell_bytes(dtype: str, block_size: int, head_dim: int) -> int:
+    scales = 2 * block_size * _VALUE_BYTES["float32"] if dtype == "int8" else 0
+    return 2 * block_size * head_dim * _VALUE_BYTES[dtype] + scales
 
 
 def _take(stored: Tensor, blocks: Tensor) -> Tensor:

@@ -1,29 +1,26 @@
-"""Tensors as arguments of the CPU extension, which sees addresses and no shapes."""
+"""Arrays as arguments of the CPU extension, which sees addresses and no shapes."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import Any
+
+from moeflow.kernels.arrays import Array, dtype_name, is_contiguous, is_float32, is_numpy
 
 
-def check_floats(tensor: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless a tensor is contiguous float32 of this shape."""
-    if tensor.dtype is not torch.float32 or tensor.shape != shape or not tensor.is_contiguous():
-        raise ValueError(f"contiguous float32 {list(shape)} is needed, not {describe(tensor)}")
+def check_floats(array: Array, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless an array is contiguous float32 of this shape."""
+    if not is_float32(array) or array.shape != shape or not is_contiguous(array):
+        raise ValueError(f"contiguous float32 {list(shape)} is needed, not {describe(array)}")
 
 
-def check_ids(topk_ids: Tensor) -> None:
+def check_ids(topk_ids: Array) -> None:
     """Raise ValueError unless experts' numbers are contiguous int64."""
-    if topk_ids.dtype is not torch.int64 or not topk_ids.is_contiguous():
+    if dtype_name(topk_ids.dtype) != "int64" or not is_contiguous(topk_ids):
         raise ValueError(f"topk_ids must be contiguous int64, not {describe(topk_ids)}")
 
 
-def address(tensor: Tensor | None) -> int:
-    """Return where a tensor lies; 0 if there is none."""
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def describe(tensor: Tensor) -> str:
-    """Write for messages what a tensor is."""
-    name = str(tensor.dtype).removeprefix("torch.")
-    return f"{name} {list(tensor.shape)}" + ("" if tensor.is_contiguous() else f" with strides {list(tensor.stride())}")
+def describe(array: Any) -> str:
+    """Write for messages what an array is."""
+    strides = [it // array.itemsize for it in array.strides] if is_numpy(array) else list(array.stride())
+    name = f"{dtype_name(array.dtype)} {list(array.shape)}"
+    return name + ("" if is_contiguous(array) else f" with strides {strides}")

@@ -6,12 +6,10 @@ threads (csrc/attention.cpp says how).
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
+from moeflow.kernels.arrays import Array, address, floats_like, is_float32, row_stride
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.kv_blocks import KVBlocks
-from moeflow.kernels.cpu.arguments import address, check_floats
+from moeflow.kernels.cpu.arguments import check_floats
 
 try:
     import moeflow.kernels._cpu as _cpu
@@ -19,47 +17,47 @@ except ImportError:
     _cpu = None
 
 
-def fits(x: Tensor, blocks: KVBlocks) -> bool:
+def fits(x: Array, blocks: KVBlocks) -> bool:
     """Return whether the kernels take these blocks with queries (or keys and values) such as x [T, heads, D]."""
-    return blocks.handle is not None and x.dtype is torch.float32 and x.stride()[1:] == (blocks.head_dim, 1)
+    return blocks.handle is not None and is_float32(x) and x.stride()[1:] == (blocks.head_dim, 1)
 
 
-def write_kv(k: Tensor, v: Tensor, blocks: KVBlocks, slots: Tensor) -> None:
+def write_kv(k: Array, v: Array, blocks: KVBlocks, slots: Array) -> None:
     """Store K and V of tokens. Shapes: k and v [T, KV, D], slots [T] int64."""
     _cpu.write_kv(
         cache=blocks.handle,
         num_tokens=len(slots),
-        slots=slots.data_ptr(),
-        k=k.data_ptr(),
-        k_stride=k.stride(0),
-        v=v.data_ptr(),
-        v_stride=v.stride(0),
+        slots=address(slots),
+        k=address(k),
+        k_stride=row_stride(k),
+        v=address(v),
+        v_stride=row_stride(v),
     )
 
 
 def attend(
-    q: Tensor,
+    q: Array,
     blocks: KVBlocks,
     metadata: AttentionMetadata,
     sliding_window: int | None,
     scale: float | None = None,
-    bias: Tensor | None = None,
-) -> Tensor:
+    bias: Array | None = None,
+) -> Array:
     """Attend from each token to what it sees of its sequence; see `kernels.attention.attention.attend`."""
     num_tokens, num_heads, head_dim = q.shape
     if bias is not None:
         check_floats(bias, (num_heads, bias.shape[1]))
-    out = torch.empty(num_tokens, num_heads * head_dim)
+    out = floats_like(q, num_tokens, num_heads * head_dim)
     _cpu.attention(
         cache=blocks.handle,
-        q=q.data_ptr(),
-        q_stride=q.stride(0),
+        q=address(q),
+        q_stride=row_stride(q),
         num_heads=num_heads,
         num_sequences=len(metadata.spans),
         sequences=metadata.table.buffer_info()[0],
         sliding_window=sliding_window or 0,
         tree_masks=address(metadata.tree_masks),
-        out=out.data_ptr(),
+        out=address(out),
         scale=scale or 0.0,
         lengths=0 if metadata.lengths is None else metadata.lengths.buffer_info()[0],
         bias=address(bias),

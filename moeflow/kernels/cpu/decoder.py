@@ -10,14 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import torch
-from torch import Tensor
-
+from moeflow.kernels.arrays import Array, address, floats_like, ids_like
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.heads import Heads
 from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.arguments import address, check_floats
+from moeflow.kernels.cpu.arguments import check_floats
 from moeflow.kernels.cpu.packed_weights import PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
 
@@ -30,8 +28,8 @@ class PackedLayer:
     """The weights of one layer."""
 
     qkv: Sequence[PackedWeight]  # one, or some one below the other
-    qkv_bias: Tensor | None
-    input_norm: Tensor  # [H]
+    qkv_bias: Array | None
+    input_norm: Array  # [H]
     heads: Heads
     sliding_window: int | None
     stage: MoEStage  # what follows attention
@@ -43,15 +41,20 @@ class PackedLayer:
 
 
 # (input [T, H], topk_ids [T, K], topk_weights [T, K], residual [T, H]) -> residual plus each token's experts [T, H]
-Experts = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+Experts = Callable[[Array, Array, Array, Array], Array]
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Which experts a layer with a router will probably need: a pass stops before it if one is absent."""
+    """Which experts layers with routers will probably need: a pass stops where one is absent.
 
-    by_next_router: bool = False  # those it would choose for what the layer with a router before it gets
-    guesses: Tensor | None = None  # [layers with routers, E] uint8: those that are not 0
+    `routers_ahead`: those that the router so many layers ahead would choose now, of layers with routers, and at the
+    first one all routers up to there; 0: none is asked. `guesses`: of the next such layer those that are not 0,
+    [layers with routers, E] uint8.
+    """
+
+    routers_ahead: int = 0
+    guesses: Array | None = None
 
 
 NOTHING: Final = Expected()
@@ -73,9 +76,9 @@ class PackedDecoder:
 
     def begin(
         self,
-        hidden: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        hidden: Array,
+        cos: Array,
+        sin: Array,
         blocks: Sequence[KVBlocks],
         metadata: AttentionMetadata,
         *,
@@ -96,17 +99,17 @@ class PackedDecoder:
         if len(blocks) != len(self.layers):
             raise ValueError(f"{len(self.layers)} layers need as many KV caches, not {len(blocks)}")
         keeps_choices |= self.has_slots
-        topk_ids = torch.empty(len(self.routed), num_tokens, self._top_k, dtype=torch.int64) if keeps_choices else None
+        topk_ids = ids_like(hidden, len(self.routed), num_tokens, self._top_k) if keeps_choices else None
         num_kept = len(self.layers) if keeps_inputs else int(self.has_slots)
-        normed = torch.empty(num_kept, num_tokens, first.hidden) if num_kept else None
-        topk_weights = torch.empty(num_tokens, self._top_k) if self.has_slots else None
+        normed = floats_like(hidden, num_kept, num_tokens, first.hidden) if num_kept else None
+        topk_weights = floats_like(hidden, num_tokens, self._top_k) if self.has_slots else None
         handle = _cpu.DecoderPass(
             layers=self._handles,
             caches=[layer.handle for layer in blocks],
             num_tokens=num_tokens,
-            cos=cos.data_ptr(),
-            sin=sin.data_ptr(),
-            slots=metadata.slots.data_ptr(),
+            cos=address(cos),
+            sin=address(sin),
+            slots=address(metadata.slots),
             num_sequences=len(metadata.spans),
             sequences=metadata.table.buffer_info()[0],
             tree_masks=address(metadata.tree_masks),
@@ -124,11 +127,11 @@ class PackedDecoder:
 class PackedPass:
     """One pass: what comes out of its layers so far, and what they are computed from."""
 
-    hidden: Tensor  # [T, H]; where the pass has stopped: what the experts' sum is to be added to
-    topk_ids: Tensor | None  # [layers with routers, T, K] int64, what routers chose as far as the pass has come
+    hidden: Array  # [T, H]; where the pass has stopped: what the experts' sum is to be added to
+    topk_ids: Array | None  # [layers with routers, T, K] int64, what routers chose as far as the pass has come
     # What goes into experts: [1, T, H], where the pass has stopped, or [layers, T, H] if each layer's is kept.
-    normed: Tensor | None
-    topk_weights: Tensor | None  # [T, K]; likewise
+    normed: Array | None
+    topk_weights: Array | None  # [T, K]; likewise
     _routed: Sequence[int]  # the layers with routers
     _handle: Any
     _memory: tuple[object, ...]  # what the handle looks at, beside the tensors above
@@ -144,7 +147,7 @@ class PackedPass:
         assert self.topk_ids is not None
         return self.topk_ids.shape[1] * self.topk_ids.shape[2]
 
-    def choices(self, first: int, end: int) -> Tensor:
+    def choices(self, first: int, end: int) -> Array:
         """Return what routers from this one on chose, up to another: [end - first, T, K]. They must have been kept."""
         assert self.topk_ids is not None
         return self.topk_ids[first:end]
@@ -160,13 +163,13 @@ class PackedPass:
     def run(self, first_layer: int = 0, expected: Expected = NOTHING, fetcher: Any = None) -> int:
         """Run layers from this one on; return the first that was not finished, or their number.
 
-        A `SlotFetcher`, by its handle, has those experts come that are missing, and reads ahead what the next router
+        A `SlotFetcher`, by its handle, has those experts come that are missing, and reads ahead what later routers
         would choose, as far as it was lent slots. Nobody else may move experts meanwhile.
         """
         stopped: int = self._handle.run(
             first_layer=first_layer,
-            hidden=self.hidden.data_ptr(),
-            asks_next_router=expected.by_next_router,
+            hidden=address(self.hidden),
+            routers_ahead=expected.routers_ahead,
             guesses=address(expected.guesses),
             fetcher=fetcher,
         )
@@ -182,7 +185,7 @@ def _bind(layer: PackedLayer) -> object:
     return _cpu.DecoderLayer(
         qkv=[part.handle for part in layer.qkv],
         qkv_bias=address(layer.qkv_bias),
-        input_norm=layer.input_norm.data_ptr(),
+        input_norm=address(layer.input_norm),
         eps=stage.eps,
         num_heads=heads.num_heads,
         q_norm=address(heads.q_norm),

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from moeflow.kernels.activation import NONLINEARITIES
+from moeflow.kernels.arrays import Array, address
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.arguments import address, check_floats, check_ids
+from moeflow.kernels.cpu.arguments import check_floats, check_ids
 from moeflow.kernels.cpu.packed_weights import (
     PackedRows,
     PackedWeight,
@@ -23,6 +23,7 @@ from moeflow.kernels.cpu.packed_weights import (
     matrix_bytes,
     whole_bands,
 )
+from moeflow.kernels.on_demand import torch
 from moeflow.kernels.weight_format import WeightFormat
 
 if extension.is_available():
@@ -61,7 +62,7 @@ class PackedExpertSlices:
     """Slices of the experts of one layer, which have gates, SiLU and no biases."""
 
     def __init__(
-        self, shape: SliceShape, weight_format: WeightFormat, storage: Tensor, *, is_wide: bool, is_whole: bool
+        self, shape: SliceShape, weight_format: WeightFormat, storage: Array, *, is_wide: bool, is_whole: bool
     ) -> None:
         """Take `storage` [E, bytes] uint8, whose rows hold a slice each, or, if it `is_whole`, a whole expert."""
         self.shape = shape
@@ -76,7 +77,7 @@ class PackedExpertSlices:
         self._units = _half(self._up, [], weight_format, shape.hidden, len(shape.units), is_wide=is_wide)
         self._outputs = _half([], self._down, weight_format, num_outputs, shape.width, is_wide=is_wide)
 
-    def units(self, x: Tensor, topk_ids: Tensor) -> Tensor:
+    def units(self, x: Array, topk_ids: Array) -> Array:
         """Return this slice's hidden units of all pairs (token, k), in ascending order of expert, then of token.
 
         Shapes: x [T, hidden] float32, topk_ids [T, K] int64 -> [T * K, own units].
@@ -87,15 +88,15 @@ class PackedExpertSlices:
         out = torch.empty(num_tokens * top_k, whole_bands(len(self.shape.units)))
         _cpu.expert_units(
             layer=self._units,
-            x=x.data_ptr(),
+            x=address(x),
             num_tokens=num_tokens,
             top_k=top_k,
-            topk_ids=topk_ids.data_ptr(),
-            out=out.data_ptr(),
+            topk_ids=address(topk_ids),
+            out=address(out),
         )
         return out[:, : len(self.shape.units)]
 
-    def sums(self, units: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None) -> Tensor:
+    def sums(self, units: Array, topk_ids: Array, topk_weights: Array, residual: Array | None) -> Array:
         """Return this slice's outputs of the weighted sum of each token's experts, plus those of the residual.
 
         Shapes: units [T * K, width], in the order of `units`; topk_ids and topk_weights [T, K], residual [T, own
@@ -110,20 +111,20 @@ class PackedExpertSlices:
             check_floats(residual, tuple(out.shape))
         _cpu.expert_sums(
             layer=self._outputs,
-            x=units.data_ptr(),
+            x=address(units),
             num_tokens=num_tokens,
             top_k=top_k,
-            topk_ids=topk_ids.data_ptr(),
-            topk_weights=topk_weights.data_ptr(),
+            topk_ids=address(topk_ids),
+            topk_weights=address(topk_weights),
             residual=address(residual),
-            out=out.data_ptr(),
+            out=address(out),
         )
         return out
 
     def parts(self) -> list[tuple[PackedRows, PackedRows, PackedRows]]:
         """Return the slice's rows of each expert's gate [I, H], up [I, H] and down [H, I]."""
         gate, up = gate_and_up_rows(len(self.shape.units))
-        outputs = torch.arange(len(self.shape.outputs))
+        outputs = np.arange(len(self.shape.outputs))
         first_unit, first_output = self.shape.units.start, self.shape.outputs.start
         return [
             (
@@ -150,8 +151,8 @@ def _half(
         down_format=weight_format,
         hidden=hidden,
         width=width,
-        up=[weight.storage.data_ptr() for weight in up],
-        down=[weight.storage.data_ptr() for weight in down],
+        up=[address(weight.storage) for weight in up],
+        down=[address(weight.storage) for weight in down],
         function=NONLINEARITIES.index("silu"),
         is_gated=True,
         up_bias=0,

@@ -8,11 +8,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 
-import torch
-from torch import Tensor
-
+from moeflow.kernels.arrays import Array, address, floats_like
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.arguments import address, check_floats, check_ids
+from moeflow.kernels.cpu.arguments import check_floats, check_ids
 from moeflow.kernels.cpu.packed_weights import PackedExperts
 
 if extension.is_available():
@@ -35,26 +33,26 @@ class SlotExperts:
             self._table[expert] = slot
         self._layer = memory.handle.in_slots(slots=self._table.buffer_info()[0], num_experts=num_experts)
 
-    def sums(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None) -> Tensor:
+    def sums(self, x: Array, topk_ids: Array, topk_weights: Array, residual: Array | None) -> Array:
         """Return what `PackedExperts.compute` does; all experts that are asked for have slots."""
-        out = torch.empty(x.shape)
+        out = floats_like(x, *x.shape)
         self._check(x, topk_ids, topk_weights)
         if residual is not None:
             check_floats(residual, tuple(x.shape))
         num_tokens, top_k = topk_ids.shape
         _cpu.experts(
             layer=self._layer,
-            x=x.data_ptr(),
+            x=address(x),
             num_tokens=num_tokens,
             top_k=top_k,
-            topk_ids=topk_ids.data_ptr(),
-            topk_weights=topk_weights.data_ptr(),
+            topk_ids=address(topk_ids),
+            topk_weights=address(topk_weights),
             residual=address(residual),
-            out=out.data_ptr(),
+            out=address(out),
         )
         return out
 
-    def pairs(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, pairs: Tensor) -> None:
+    def pairs(self, x: Array, topk_ids: Array, topk_weights: Array, pairs: Array) -> None:
         """Write the weighted results of those experts that have slots to the rows of their pairs (token, k).
 
         Shapes: as there, pairs [T * K, H] float32; other rows stay as they are.
@@ -64,21 +62,21 @@ class SlotExperts:
         check_floats(pairs, (num_tokens * top_k, self._memory.hidden))
         _cpu.expert_pairs(
             layer=self._layer,
-            x=x.data_ptr(),
+            x=address(x),
             num_tokens=num_tokens,
             top_k=top_k,
-            topk_ids=topk_ids.data_ptr(),
-            topk_weights=topk_weights.data_ptr(),
-            out=pairs.data_ptr(),
+            topk_ids=address(topk_ids),
+            topk_weights=address(topk_weights),
+            out=address(pairs),
         )
 
-    def _check(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> None:
+    def _check(self, x: Array, topk_ids: Array, topk_weights: Array) -> None:
         check_floats(x, (topk_ids.shape[0], self._memory.hidden))
         check_floats(topk_weights, tuple(topk_ids.shape))
         check_ids(topk_ids)
 
 
-def add_pairs(pairs: Tensor, topk_ids: Tensor, residual: Tensor | None = None) -> Tensor:
+def add_pairs(pairs: Array, topk_ids: Array, residual: Array | None = None) -> Array:
     """Return each token's pairs added up in ascending order of expert, plus the residual; pairs are used up.
 
     Shapes: pairs [T * K, H] float32, topk_ids [T, K] int64, residual [T, H] -> [T, H].
@@ -88,14 +86,14 @@ def add_pairs(pairs: Tensor, topk_ids: Tensor, residual: Tensor | None = None) -
     check_floats(pairs, (num_tokens * top_k, hidden))
     if residual is not None:
         check_floats(residual, (num_tokens, hidden))
-    out = torch.empty(num_tokens, hidden)
+    out = floats_like(pairs, num_tokens, hidden)
     _cpu.add_pairs(
-        pairs=pairs.data_ptr(),
+        pairs=address(pairs),
         num_tokens=num_tokens,
         top_k=top_k,
         hidden=hidden,
-        topk_ids=topk_ids.data_ptr(),
+        topk_ids=address(topk_ids),
         residual=address(residual),
-        out=out.data_ptr(),
+        out=address(out),
     )
     return out

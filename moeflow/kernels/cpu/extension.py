@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from typing import Final
 
-import torch
-from torch import Tensor
-
-from moeflow.kernels.cpu.arguments import address, describe
+from moeflow.kernels.arrays import Array, address, floats_like, has_whole_rows, is_contiguous, is_float32, row_stride
+from moeflow.kernels.cpu.arguments import describe
 from moeflow.kernels.cpu.packed_weights import PackedWeight
 
 try:
     import moeflow.kernels._cpu as _cpu
 except ImportError as error:
     _WHY_NOT = f"the extension for the CPU is not installed ({error})"
+    _ISAS: list[str] = []
 else:
     _WHY_NOT = ""
+    _ISAS = _cpu.isa_names()
 
-ISAS: Final = ("generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16")  # each holds those before it
+ISAS: Final = tuple(_ISAS)  # of this architecture; each holds those before it
 
 
 def is_available() -> bool:
@@ -83,33 +83,33 @@ def isa_name() -> str:
     return name
 
 
-def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+def linear(x: Array, weight: PackedWeight, bias: Array | None = None, residual: Array | None = None) -> Array:
     """Return `x @ weight.T + bias + residual`.
 
     Shapes: x [T, cols], bias [rows], residual [T, rows] -> [T, rows]; all float32.
     """
-    if x.dtype != torch.float32 or x.dim() != 2 or x.shape[1] != weight.cols or x.stride(1) != 1:
+    if not is_float32(x) or x.ndim != 2 or x.shape[1] != weight.cols or not has_whole_rows(x):
         raise ValueError(f"{weight} takes rows of {weight.cols} float32 values, not {describe(x)}")
     num_rows = x.shape[0]
     if bias is not None:
         _check(bias, (weight.rows,), "bias")
     if residual is not None:
         _check(residual, (num_rows, weight.rows), "residual")
-    out = torch.empty(num_rows, weight.rows)
+    out = floats_like(x, num_rows, weight.rows)
     _cpu.linear(
         weight=weight.handle,
-        x=x.data_ptr(),
+        x=address(x),
         num_rows=num_rows,
-        x_stride=x.stride(0),
+        x_stride=row_stride(x),
         bias=address(bias),
         residual=address(residual),
-        out=out.data_ptr(),
+        out=address(out),
         norm=0,
         eps=0.0,
     )
     return out
 
 
-def _check(tensor: Tensor, shape: tuple[int, ...], name: str) -> None:
-    if tensor.dtype != torch.float32 or tensor.shape != shape or not tensor.is_contiguous():
-        raise ValueError(f"{name} must be contiguous float32 {list(shape)}, not {describe(tensor)}")
+def _check(array: Array, shape: tuple[int, ...], name: str) -> None:
+    if not is_float32(array) or array.shape != shape or not is_contiguous(array):
+        raise ValueError(f"{name} must be contiguous float32 {list(shape)}, not {describe(array)}")

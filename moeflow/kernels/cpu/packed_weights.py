@@ -8,20 +8,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from moeflow.kernels.activation import NONLINEARITIES, Nonlinearity
-from moeflow.kernels.cpu.arguments import address, check_floats, check_ids, describe
+from moeflow.kernels.arrays import (
+    Array,
+    address,
+    contiguous,
+    dtype_name,
+    floats_like,
+    is_contiguous,
+    on_host,
+    split,
+    stack,
+    zeros_like,
+)
+from moeflow.kernels.cpu.arguments import check_floats, check_ids, describe
 from moeflow.kernels.lazy_memory import allocate_lazily
-from moeflow.kernels.weight_format import BAND, BlockKind, WeightFormat
+from moeflow.kernels.weight_format import BAND, FORMATS, BlockKind, WeightFormat, block_kind
 
 with suppress(ImportError):  # without it nothing here works; `cpu.why_not` says why
     import moeflow.kernels._cpu as _cpu
 
-_FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
+_FLOATS: Final = ("float32", "bfloat16", "float16")
 
 
 class PackedWeight:
@@ -35,7 +47,7 @@ class PackedWeight:
     __slots__ = ("cols", "format", "handle", "is_wide", "rows", "storage")
 
     def __init__(
-        self, storage: Tensor, weight_format: WeightFormat, rows: int, cols: int, *, is_wide: bool = False
+        self, storage: Array, weight_format: WeightFormat, rows: int, cols: int, *, is_wide: bool = False
     ) -> None:
         """Take `storage`, which holds the packed matrix or zeros."""
         self.storage = storage
@@ -44,7 +56,7 @@ class PackedWeight:
         self.cols = cols
         self.is_wide = is_wide
         self.handle: Any = _cpu.PackedMatrix(
-            format=weight_format, rows=rows, cols=cols, data=storage.data_ptr(), is_wide=is_wide
+            format=weight_format, rows=rows, cols=cols, data=address(storage), is_wide=is_wide
         )
 
     @classmethod
@@ -55,40 +67,67 @@ class PackedWeight:
 
     @classmethod
     def pack(
-        cls, weight: Tensor, weight_format: WeightFormat, order: Tensor | None = None, *, is_wide: bool = False
+        cls, weight: Array, weight_format: WeightFormat, order: Array | None = None, *, is_wide: bool = False
     ) -> PackedWeight:
         """Pack a matrix [N, cols] of floats; row i of the result is row `order[i]` of `weight`, None: row i."""
         weight = weight if order is None else weight.index_select(0, order)
         packed = cls.allocate(weight.shape[0], weight.shape[1], weight_format, is_wide=is_wide)
-        packed.fill(weight, torch.arange(packed.rows))
+        packed.fill(weight, np.arange(packed.rows))
         return packed
 
-    def fill(self, source: Tensor, rows: Tensor, kind: BlockKind | None = None) -> None:
+    def fill(
+        self,
+        source: Array,
+        rows: NDArray[np.int64],
+        kind: BlockKind | None = None,
+        importance: NDArray[np.float32] | None = None,
+    ) -> None:
         """Pack `source` as the rows numbered `rows`, in the calling thread; several threads may fill at once.
 
-        What the format `keeps` (see `FormatRecord`) does not change; all else is rounded to the nearest step.
+        What the format `keeps` (see `FormatRecord`) does not change; all else is rounded to the nearest step, or, if
+        blocks are searched for, so that squared errors, each times the `importance` of its column, are small.
 
         Shapes: source [n, cols] float32, bfloat16 or float16, or with `kind` [n, bytes of a row] uint8;
-        rows [n] int64.
+        rows [n] int64; importance [cols] float32, none below zero; None: columns are alike.
         """
         width = self.cols if kind is None else _cpu.row_bytes(kind, self.cols)
-        has_right_type = source.dtype in _FLOATS if kind is None else source.dtype == torch.uint8
+        dtype = dtype_name(source.dtype)
+        has_right_type = dtype in _FLOATS if kind is None else dtype == "uint8"
         if not has_right_type or source.shape != (rows.shape[0], width):
             raise ValueError(f"{self} takes rows of {width} {kind or 'floats'}, not {describe(source)}")
-        if rows.dtype != torch.int64 or rows.dim() != 1:
+        if dtype_name(rows.dtype) != "int64" or rows.ndim != 1:
             raise ValueError(f"rows are numbered by int64, not {describe(rows)}")
-        source, rows = source.contiguous(), rows.contiguous()
+        source, rows = contiguous(source), contiguous(rows)
+        if FORMATS[self.format].is_searched and kind not in FORMATS[self.format].keeps:
+            source, kind = self._blocks(source, kind, importance), block_kind(self.format)
         _cpu.pack_rows(
             weight=self.handle,
-            type=kind or str(source.dtype).removeprefix("torch."),
-            source=source.data_ptr(),
-            rows=rows.data_ptr(),
+            type=kind or dtype,
+            source=address(source),
+            rows=address(rows),
             num_rows=rows.shape[0],
         )
 
+    def _blocks(self, source: Array, kind: BlockKind | None, importance: NDArray[np.float32] | None) -> Array:
+        """Return the blocks that stand for rows best: [n, bytes of a row] uint8."""
+        if importance is not None:
+            check_floats(cast(Array, importance), (self.cols,))
+        to = block_kind(self.format)
+        blocks = cast(Array, np.empty((source.shape[0], _cpu.row_bytes(to, self.cols)), np.uint8))
+        _cpu.quantize_rows(
+            to=to,
+            type=kind or dtype_name(source.dtype),
+            source=address(source),
+            num_rows=source.shape[0],
+            cols=self.cols,
+            importance=address(importance),
+            out=address(blocks),
+        )
+        return blocks
+
     def split(self, sizes: Sequence[int]) -> list[PackedRows]:
         """Return parts of so many rows each, one below the other."""
-        return [PackedRows(self, rows) for rows in torch.split(torch.arange(sum(sizes)), list(sizes))]
+        return [PackedRows(self, rows) for rows in split(np.arange(sum(sizes)), sizes)]
 
     def take(self, blocks: Sequence[range]) -> PackedWeight:
         """Return the rows of some blocks: as they lie if they are one that begins at a band, else copied.
@@ -100,9 +139,9 @@ class PackedWeight:
             start = matrix_bytes(self.format, blocks[0].start, self.cols)
             storage = self.storage[start : start + matrix_bytes(self.format, num_rows, self.cols)]
             return PackedWeight(storage, self.format, num_rows, self.cols, is_wide=self.is_wide)
-        rows = torch.cat([torch.arange(block.start, block.stop) for block in blocks])
+        rows = np.concatenate([np.arange(block.start, block.stop) for block in blocks])
         taken = PackedWeight.allocate(num_rows, self.cols, self.format, is_wide=self.is_wide)
-        _cpu.copy_rows(source=self.handle, rows=rows.data_ptr(), out=taken.handle)
+        _cpu.copy_rows(source=self.handle, rows=address(rows), out=taken.handle)
         return taken
 
     @property
@@ -110,10 +149,10 @@ class PackedWeight:
         """Bytes of memory, filling included."""
         return self.storage.nbytes
 
-    def unpack(self) -> Tensor:
+    def unpack(self) -> Array:
         """Return the exact values: [rows, cols] float32."""
-        out = torch.empty(self.rows, self.cols)
-        _cpu.unpack_rows(weight=self.handle, rows=0, num_rows=self.rows, out=out.data_ptr())
+        out = floats_like(self.storage, self.rows, self.cols)
+        _cpu.unpack_rows(weight=self.handle, rows=0, num_rows=self.rows, out=address(out))
         return out
 
     def __repr__(self) -> str:
@@ -155,7 +194,7 @@ class PackedRows:
     """Some rows of a packed matrix, which one checkpoint tensor fills, or neighbouring rows of one."""
 
     weight: PackedWeight
-    numbers: Tensor  # [n] int64, where they are in the matrix
+    numbers: NDArray[np.int64]  # [n], where they are in the matrix
     first: int = 0  # the number of their first in the checkpoint's tensor
 
     @property
@@ -163,13 +202,21 @@ class PackedRows:
         """Rows and columns."""
         return self.numbers.shape[0], self.weight.cols
 
-    def fill(self, source: Tensor, rows: Tensor, kind: BlockKind | None = None) -> None:
+    def fill(
+        self,
+        source: Array,
+        rows: NDArray[np.int64],
+        kind: BlockKind | None = None,
+        importance: NDArray[np.float32] | None = None,
+    ) -> None:
         """Pack `source` as those of these rows that `rows` numbers as the tensor does; see `PackedWeight.fill`."""
-        self.weight.fill(source, self.numbers[rows - self.first], kind)
+        self.weight.fill(source, self.numbers[on_host(rows) - self.first], kind, importance)
 
-    def unpack(self) -> Tensor:
+    def unpack(self) -> Array:
         """Return the exact values: [n, cols] float32."""
-        return unpack_rows(self.weight, self.numbers)
+        out = floats_like(self.weight.storage, *self.shape)
+        _unpack(self.weight, self.numbers, out)
+        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +230,12 @@ class ExpertKind:
     @property
     def num_matrices(self) -> int:
         """Gate, up and down, or without a gate up and down."""
-        return 3 if self.is_gated else 2
+        return self.num_ups + 1
+
+    @property
+    def num_ups(self) -> int:
+        """Those before down."""
+        return 2 if self.is_gated else 1
 
 
 SWIGLU: Final = ExpertKind()  # of nearly all models
@@ -222,7 +274,7 @@ class PackedExperts:
         down_format: WeightFormat | None = None,
         kind: ExpertKind = SWIGLU,
         is_wide: bool = False,
-        storage: Tensor | Sequence[Tensor] | None = None,
+        storage: Any = None,
     ) -> None:
         """Take `storage` [E, `expert_bytes` or more] uint8, whose rows hold an expert each, or allocate zeros.
 
@@ -254,15 +306,17 @@ class PackedExperts:
         self.down = [
             PackedWeight(row[up_bytes:num_bytes], self.down_format, hidden, width, is_wide=is_wide) for row in storage
         ]
-        self.up_bias = torch.zeros(num_experts, up_rows) if kind.has_bias else None  # in the order of gate_up's rows
-        self.down_bias = torch.zeros(num_experts, hidden) if kind.has_bias else None
+        self.up_bias = (
+            zeros_like(storage[0], num_experts, up_rows) if kind.has_bias else None
+        )  # in the order of gate_up's rows
+        self.down_bias = zeros_like(storage[0], num_experts, hidden) if kind.has_bias else None
         self.handle: Any = _cpu.PackedExperts(
             up_format=weight_format,
             down_format=self.down_format,
             hidden=hidden,
             width=width,
-            up=[weight.storage.data_ptr() for weight in self.gate_up],
-            down=[weight.storage.data_ptr() for weight in self.down],
+            up=[address(weight.storage) for weight in self.gate_up],
+            down=[address(weight.storage) for weight in self.down],
             function=NONLINEARITIES.index(kind.function),
             is_gated=kind.is_gated,
             up_bias=address(self.up_bias),
@@ -273,12 +327,12 @@ class PackedExperts:
     @classmethod
     def pack(
         cls,
-        gate_up: Tensor,
-        down: Tensor,
+        gate_up: Array,
+        down: Array,
         weight_format: WeightFormat,
         *,
         function: Nonlinearity = "silu",
-        biases: tuple[Tensor, Tensor] | None = None,
+        biases: tuple[Array, Array] | None = None,
         is_wide: bool = False,
     ) -> PackedExperts:
         """Pack all experts of a layer.
@@ -295,22 +349,22 @@ class PackedExperts:
         if biases is not None:
             packed.set_biases(*biases)
         for parts, up, back in zip(packed.parts(), gate_up, down, strict=True):
-            for part, source in zip(parts, (*torch.split(up, width), back), strict=True):
-                part.fill(source, torch.arange(source.shape[0]))
+            for part, source in zip(parts, (*split(up, [width] * kind.num_ups), back), strict=True):
+                part.fill(source, np.arange(source.shape[0]))
         return packed
 
-    def set_biases(self, up: Tensor, down: Tensor) -> None:
+    def set_biases(self, up: Array, down: Array) -> None:
         """Take the biases of experts that have some. Shapes: up [E, 2I] (gate first) or [E, I], down [E, H], floats."""
         num_experts, halves = self.num_experts, 2 if self.is_gated else 1
         if self.up_bias is None or self.down_bias is None:
             raise ValueError(f"{self} has no biases")
         if up.shape != (num_experts, halves * self.width) or down.shape != (num_experts, self.hidden):
             raise ValueError(f"{self} does not take biases {describe(up)} and {describe(down)}")
-        for half, rows in zip(torch.split(up, self.width, dim=1), self._unit_rows(), strict=True):
-            self.up_bias[:, rows] = half.float()
-        self.down_bias.copy_(down)
+        for half, rows in zip(split(up, [self.width] * halves, dim=1), self._unit_rows(), strict=True):
+            self.up_bias[:, rows] = half
+        self.down_bias[:] = down
 
-    def at(self, rows: Sequence[Tensor]) -> PackedExperts:
+    def at(self, rows: Sequence[Array]) -> PackedExperts:
         """Return these experts as they lie, or will lie, in other rows of memory."""
         moved = PackedExperts(
             self.num_experts,
@@ -324,7 +378,7 @@ class PackedExperts:
         )
         for mine, theirs in ((self.up_bias, moved.up_bias), (self.down_bias, moved.down_bias)):
             if mine is not None and theirs is not None:
-                theirs.copy_(mine)
+                theirs[:] = mine
         return moved
 
     def movable(self) -> PackedExperts:
@@ -335,7 +389,7 @@ class PackedExperts:
         """Return these experts, which are in order."""
         return self, None
 
-    def compute(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
+    def compute(self, x: Array, topk_ids: Array, topk_weights: Array, residual: Array | None = None) -> Array:
         """Return `residual` plus the weighted sum of each token's experts.
 
         A token's experts are added in ascending order of their numbers, each of which must exist.
@@ -348,30 +402,30 @@ class PackedExperts:
         check_ids(topk_ids)
         if residual is not None:
             check_floats(residual, (num_tokens, self.hidden))
-        out = torch.empty(num_tokens, self.hidden)
+        out = floats_like(x, num_tokens, self.hidden)
         _cpu.experts(
             layer=self.handle,
-            x=x.data_ptr(),
+            x=address(x),
             num_tokens=num_tokens,
             top_k=top_k,
-            topk_ids=topk_ids.data_ptr(),
-            topk_weights=topk_weights.data_ptr(),
+            topk_ids=address(topk_ids),
+            topk_weights=address(topk_weights),
             residual=address(residual),
-            out=out.data_ptr(),
+            out=address(out),
         )
         return out
 
     def parts(self) -> list[tuple[PackedRows, ...]]:
         """Return each expert's gate [I, H] if it has one, up [I, H] and down [H, I]."""
-        unit_rows, outputs = self._unit_rows(), torch.arange(self.hidden)
+        unit_rows, outputs = self._unit_rows(), np.arange(self.hidden)
         return [
             (*(PackedRows(gate_up, rows) for rows in unit_rows), PackedRows(down, outputs))
             for gate_up, down in zip(self.gate_up, self.down, strict=True)
         ]
 
-    def _unit_rows(self) -> list[Tensor]:
+    def _unit_rows(self) -> list[NDArray[np.int64]]:
         """Return the rows of `gate_up` that are the gate's, if there is one, and those that are up's."""
-        return gate_and_up_rows(self.width) if self.is_gated else [torch.arange(self.width)]
+        return gate_and_up_rows(self.width) if self.is_gated else [np.arange(self.width)]
 
     @property
     def num_experts(self) -> int:
@@ -383,32 +437,37 @@ class PackedExperts:
         """Bytes of memory, filling included."""
         return sum(row.nbytes for row in self.storage)
 
-    def unpack(self) -> tuple[Tensor, Tensor]:
+    def unpack(self) -> tuple[Array, Array]:
         """Return the exact values: gate_up [E, 2I, H] (gate rows first) or [E, I, H], and down [E, H, I], float32."""
         parts = self.parts()
-        gate_up = torch.stack([torch.cat([part.unpack() for part in ups]) for *ups, _ in parts])
-        return gate_up, torch.stack([down.unpack() for *_, down in parts])
+        gate_up = stack([stack([part.unpack() for part in ups]).reshape(-1, self.hidden) for *ups, _ in parts])
+        return gate_up, stack([down.unpack() for *_, down in parts])
 
     def __repr__(self) -> str:
         return f"PackedExperts({self.format}, {self.num_experts} of {self.hidden} x {self.width})"
 
 
-def unpack_rows(weight: PackedWeight, numbers: Tensor) -> Tensor:
+def unpack_rows(weight: PackedWeight, numbers: Array) -> Array:
     """Return some rows of a packed matrix exactly: an embedding.
 
     Shapes: numbers [n] int64, each of which must exist -> [n, cols] float32.
     Raises: IndexError.
     """
-    if numbers.dtype != torch.int64 or numbers.dim() != 1 or not numbers.is_contiguous():
-        raise ValueError(f"rows are numbered by contiguous int64, not {describe(numbers)}")
-    out = torch.empty(numbers.shape[0], weight.cols)
-    _cpu.unpack_rows(weight=weight.handle, rows=numbers.data_ptr(), num_rows=numbers.shape[0], out=out.data_ptr())
+    out = floats_like(numbers, numbers.shape[0], weight.cols)
+    _unpack(weight, numbers, out)
     return out
 
 
-def gate_and_up_rows(width: int) -> list[Tensor]:
+def _unpack(weight: PackedWeight, numbers: Any, out: Array) -> None:
+    """Write some rows to `out`, of whichever kind of array either is."""
+    if dtype_name(numbers.dtype) != "int64" or numbers.ndim != 1 or not is_contiguous(numbers):
+        raise ValueError(f"rows are numbered by contiguous int64, not {describe(numbers)}")
+    _cpu.unpack_rows(weight=weight.handle, rows=address(numbers), num_rows=numbers.shape[0], out=address(out))
+
+
+def gate_and_up_rows(width: int) -> list[NDArray[np.int64]]:
     """Return where the gate's and up's rows of so many units lie: bands in turn, gate 0..15, up 0..15, gate 16..31."""
-    units = torch.arange(width)
+    units = np.arange(width)
     gate = units + units // BAND * BAND
     return [gate, gate + BAND]
 
@@ -437,5 +496,5 @@ def whole_bands(rows: int) -> int:
     return -(-rows // BAND) * BAND
 
 
-def _holds(row: Tensor, num_bytes: int) -> bool:
-    return row.dtype == torch.uint8 and row.dim() == 1 and row.numel() >= num_bytes and row.is_contiguous()
+def _holds(row: Array, num_bytes: int) -> bool:
+    return dtype_name(row.dtype) == "uint8" and row.ndim == 1 and row.nbytes >= num_bytes and is_contiguous(row)

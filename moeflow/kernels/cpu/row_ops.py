@@ -6,15 +6,14 @@ Few rows are computed by the calling thread alone, because waking another takes 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
-import torch
-from torch import Tensor
-
+from moeflow.kernels.arrays import Array, address, floats_like, ids_like, is_contiguous, is_float32, is_in_main_memory
 from moeflow.kernels.attention.heads import Heads
 from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.arguments import address
 
 if extension.is_available():
     import moeflow.kernels._cpu as _cpu
@@ -22,32 +21,32 @@ if extension.is_available():
 _AVAILABLE = extension.is_available()
 
 
-def accepts(x: Tensor) -> bool:
+def accepts(x: Any) -> bool:
     """Return whether these operations can be used for a tensor."""
-    return _AVAILABLE and x.is_cpu and x.dtype is torch.float32 and x.is_contiguous()
+    return _AVAILABLE and is_in_main_memory(x) and is_float32(x) and is_contiguous(x)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """Return `x / sqrt(mean(x^2) + eps) * weight` over the last dimension.
 
     Shapes: x [..., H], weight [H] -> [..., H].
     """
     size = x.shape[-1]
-    if weight.dtype is not torch.float32 or weight.shape != (size,):
+    if not is_float32(weight) or weight.shape != (size,):
         raise ValueError(f"rows of {size} float32 values cannot be scaled by {weight.dtype} {list(weight.shape)}")
-    out = torch.empty_like(x)
+    out = floats_like(x, *x.shape)
     _cpu.rms_norm(
-        x=x.data_ptr(),
-        weight=weight.data_ptr(),
+        x=address(x),
+        weight=address(weight),
         eps=eps,
-        num_rows=x.numel() // size,
+        num_rows=math.prod(x.shape[:-1]),
         size=size,
-        out=out.data_ptr(),
+        out=address(out),
     )
     return out
 
 
-def softmax_topk(router_logits: Tensor, top_k: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
+def softmax_topk(router_logits: Array, top_k: int, *, renormalize: bool) -> tuple[Array, Array]:
     """Return the `top_k` likeliest experts of each token and their weights; of equals, the lower number first.
 
     Shapes: router_logits [T, E] -> topk_ids [T, K] int64, topk_weights [T, K] float32.
@@ -55,21 +54,21 @@ def softmax_topk(router_logits: Tensor, top_k: int, *, renormalize: bool) -> tup
     num_tokens, num_experts = router_logits.shape
     if not 1 <= top_k <= num_experts:
         raise ValueError(f"{top_k} of {num_experts} experts cannot be chosen")
-    topk_ids = torch.empty(num_tokens, top_k, dtype=torch.int64)
-    topk_weights = torch.empty(num_tokens, top_k)
+    topk_ids = ids_like(router_logits, num_tokens, top_k)
+    topk_weights = floats_like(router_logits, num_tokens, top_k)
     _cpu.softmax_topk(
-        logits=router_logits.data_ptr(),
+        logits=address(router_logits),
         num_rows=num_tokens,
         num_experts=num_experts,
         top_k=top_k,
         renormalize=renormalize,
-        topk_ids=topk_ids.data_ptr(),
-        topk_weights=topk_weights.data_ptr(),
+        topk_ids=address(topk_ids),
+        topk_weights=address(topk_weights),
     )
     return topk_ids, topk_weights
 
 
-def argmax(x: Tensor) -> tuple[Tensor, Tensor]:
+def argmax(x: Any) -> tuple[Any, Any]:
     """Return the maximum of each row, NaN if it has one, and the first place where it stands.
 
     Shapes: x [R, V] -> values [R] float32, indices [R] int64.
@@ -77,22 +76,22 @@ def argmax(x: Tensor) -> tuple[Tensor, Tensor]:
     num_rows, size = x.shape
     if not size:
         raise ValueError("an empty row has no maximum")
-    values, indices = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
-    _cpu.argmax(x=x.data_ptr(), num_rows=num_rows, size=size, values=values.data_ptr(), indices=indices.data_ptr())
+    values, indices = floats_like(x, num_rows), ids_like(x, num_rows)
+    _cpu.argmax(x=address(x), num_rows=num_rows, size=size, values=address(values), indices=address(indices))
     return values, indices
 
 
-def sample(logits: Tensor, samplings: Sequence[tuple[int, float, float, int, float, float, float]]) -> list[int]:
+def sample(logits: Any, samplings: Sequence[tuple[int, float, float, int, float, float, float]]) -> list[int]:
     """Sample tokens as `kernels.sample` says, whose `RowSampling` lists the fields.
 
     Shapes: logits [R, V].
     """
     num_rows, size = logits.shape
-    tokens: list[int] = _cpu.sample(x=logits.data_ptr(), num_rows=num_rows, size=size, samplings=samplings)
+    tokens: list[int] = _cpu.sample(x=address(logits), num_rows=num_rows, size=size, samplings=samplings)
     return tokens
 
 
-def attention_input(qkv: Tensor, heads: Heads, cos: Tensor, sin: Tensor, blocks: KVBlocks, slots: Tensor) -> Tensor:
+def attention_input(qkv: Array, heads: Heads, cos: Array, sin: Array, blocks: KVBlocks, slots: Array) -> Array:
     """Prepare queries, keys and values, store K and V, and return the queries, which stay where they are.
 
     Shapes: qkv [T, (Q + 2 KV) * D], overwritten; cos and sin [T, 1, D]; slots [T] int64 -> [T, Q, D].
@@ -101,11 +100,11 @@ def attention_input(qkv: Tensor, heads: Heads, cos: Tensor, sin: Tensor, blocks:
     num_tokens, row = qkv.shape
     if row != (num_heads + 2 * heads.num_kv_heads) * head_dim or head_dim != blocks.head_dim:
         raise ValueError(f"rows of {row} values and blocks for heads of {blocks.head_dim} do not fit {heads}")
-    if cos.dtype is not torch.float32 or cos.numel() != num_tokens * head_dim or slots.shape[0] != num_tokens:
+    if not is_float32(cos) or math.prod(cos.shape) != num_tokens * head_dim or slots.shape[0] != num_tokens:
         raise ValueError(f"{list(cos.shape)} {cos.dtype} and {slots.shape[0]} slots are not for {num_tokens} tokens")
     _cpu.attention_input(
         cache=blocks.handle,
-        qkv=qkv.data_ptr(),
+        qkv=address(qkv),
         num_tokens=num_tokens,
         num_heads=num_heads,
         q_norm=address(heads.q_norm),
@@ -113,8 +112,9 @@ def attention_input(qkv: Tensor, heads: Heads, cos: Tensor, sin: Tensor, blocks:
         norm_all_heads=heads.norms_all_heads,
         eps=heads.eps,
         clip=heads.clip or 0.0,
-        cos=cos.data_ptr(),
-        sin=sin.data_ptr(),
-        slots=slots.data_ptr(),
+        cos=address(cos),
+        sin=address(sin),
+        slots=address(slots),
     )
-    return qkv.as_strided((num_tokens, num_heads, head_dim), (row, head_dim, 1))
+    queries = qkv[:, : num_heads * head_dim]
+    return queries.reshape(num_tokens, num_heads, head_dim)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
+from moeflow.kernels.arrays import Array, address, row_stride
 from moeflow.kernels.cpu import extension
 
 if extension.is_available():
@@ -46,7 +46,7 @@ class ReadSpan:
 class SlabReads:
     """Reads under way: what somebody waits for before what may be needed, that in the order of layers."""
 
-    def __init__(self, places: SlabPlaces, slots: Tensor, *, num_threads: int, keeps_spans: bool = False) -> None:
+    def __init__(self, places: SlabPlaces, slots: Array, *, num_threads: int, keeps_spans: bool = False) -> None:
         """Take the memory of slots, [slots, bytes of whole pages] uint8. Without threads, only those who wait read.
 
         Raises: RuntimeError if the system does not give that many threads.
@@ -62,8 +62,8 @@ class SlabReads:
             num_slabs=places.num_slabs,
             slabs_per_layer=places.slabs_per_layer,
             checksums=self._checksums.buffer_info()[0] if self._checksums else 0,
-            memory=slots.data_ptr(),
-            slot_bytes=slots.stride(0),
+            memory=address(slots),
+            slot_bytes=row_stride(slots),
             num_threads=num_threads,
             keeps_spans=keeps_spans,
         )

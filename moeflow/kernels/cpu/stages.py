@@ -7,11 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from moeflow.kernels.arrays import Array, address, dtype_name, floats_like
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.cpu.arguments import address, check_floats
+from moeflow.kernels.cpu.arguments import check_floats
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
 from moeflow.kernels.routing import SoftmaxTopK
 
@@ -19,23 +17,23 @@ if extension.is_available():
     import moeflow.kernels._cpu as _cpu
 
 
-def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
+def norm_linear(x: Array, norm: Array, eps: float, weight: PackedWeight, bias: Array | None = None) -> Array:
     """Return `rms_norm(x) @ weight.T + bias`. Shapes: x [T, H], norm [H], bias [N] -> [T, N], all float32."""
     num_tokens = x.shape[0]
     check_floats(x, (num_tokens, weight.cols))
     check_floats(norm, (weight.cols,))
     if bias is not None:
         check_floats(bias, (weight.rows,))
-    out = torch.empty(num_tokens, weight.rows)
+    out = floats_like(x, num_tokens, weight.rows)
     _cpu.linear(
         weight=weight.handle,
-        x=x.data_ptr(),
+        x=address(x),
         num_rows=num_tokens,
         x_stride=weight.cols,
         bias=address(bias),
         residual=0,
-        out=out.data_ptr(),
-        norm=norm.data_ptr(),
+        out=address(out),
+        norm=address(norm),
         eps=eps,
     )
     return out
@@ -49,15 +47,15 @@ class MoEStage:
     """
 
     o_proj: PackedWeight
-    o_bias: Tensor | None  # [H]
-    norm: Tensor  # [H]
+    o_bias: Array | None  # [H]
+    norm: Array  # [H]
     eps: float
     router: PackedWeight | None  # None: every token goes to the one expert there is
     choose: SoftmaxTopK
     experts: PackedExperts
     # [E] int32, where each expert is among `experts`, or that it is not there: `PackedDecoder` can do without some.
     # None: all are there, in order.
-    slots: Tensor | None = None
+    slots: Array | None = None
     handle: Any = field(init=False, repr=False, compare=False)  # looks at the memory of all of these
 
     def __post_init__(self) -> None:
@@ -69,7 +67,9 @@ class MoEStage:
         if self.slots is None:
             fits &= self.experts.num_experts == num_experts
         else:
-            fits &= self.slots.dtype == torch.int32 and self.slots.shape == (num_experts,) and router is not None
+            fits &= (
+                dtype_name(self.slots.dtype) == "int32" and self.slots.shape == (num_experts,) and router is not None
+            )
         fits &= router is None or router.cols == size
         if not fits or not 1 <= self.choose.top_k <= num_experts:
             raise ValueError(f"{self.o_proj}, {router}, {self.experts} and {self.choose} do not fit together")
@@ -80,20 +80,20 @@ class MoEStage:
         """How many the router chooses among."""
         return 1 if self.router is None else self.router.rows
 
-    def __call__(self, hidden: Tensor, attended: Tensor) -> Tensor:
+    def __call__(self, hidden: Array, attended: Array) -> Array:
         """Shapes: hidden [T, H], attended [T, o_proj.cols], both float32 -> [T, H]. All experts must be there."""
         assert self.slots is None
         o_proj = self.o_proj
         num_tokens = hidden.shape[0]
         check_floats(hidden, (num_tokens, o_proj.rows))
         check_floats(attended, (num_tokens, o_proj.cols))
-        out = torch.empty(num_tokens, o_proj.rows)
+        out = floats_like(hidden, num_tokens, o_proj.rows)
         _cpu.moe_stage(
             stage=self.handle,
-            attended=attended.data_ptr(),
-            hidden=hidden.data_ptr(),
+            attended=address(attended),
+            hidden=address(hidden),
             num_tokens=num_tokens,
-            out=out.data_ptr(),
+            out=address(out),
         )
         return out
 
@@ -102,10 +102,10 @@ class MoEStage:
         return _cpu.MoEStage(
             o_proj=self.o_proj.handle,
             router=None if self.router is None else self.router.handle,
-            layer=experts if self.slots is None else experts.in_slots(self.slots.data_ptr(), self.num_experts),
+            layer=experts if self.slots is None else experts.in_slots(address(self.slots), self.num_experts),
             top_k=self.choose.top_k,
             renormalize=self.choose.renormalize,
             o_bias=address(self.o_bias),
-            norm=self.norm.data_ptr(),
+            norm=address(self.norm),
             eps=self.eps,
         )

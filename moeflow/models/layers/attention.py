@@ -8,10 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator
-from typing import Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.attention.attention import attend
@@ -19,13 +16,20 @@ from moeflow.kernels.attention.attention_input import attention_input
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.heads import Heads
 from moeflow.kernels.attention.kv_blocks import KVBlocks
+from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.linear import Linear, output_linear
-from moeflow.models.layers.ranks.rank_heads import RankHeads
 from moeflow.models.layers.rotary import RotaryTable
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.parallel.blocks import head_blocks, scaled
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moeflow.models.layers.ranks import rank_heads
+else:
+    rank_heads = on_demand("moeflow.models.layers.ranks.rank_heads")
 
 QKNorm = Literal["per_head", "all_heads"]
 
@@ -103,15 +107,15 @@ class Attention:
             yield f"{prefix}.k_norm.weight", self.k_norm
 
 
-def _rank_heads(config: ModelConfig, allocator: WeightAllocator) -> RankHeads | None:
+def _rank_heads(config: ModelConfig, allocator: WeightAllocator) -> rank_heads.RankHeads | None:
     """Return which heads this rank has; None: all."""
     group = allocator.tensor_group
     if group is None:
         return None
-    return RankHeads(group, head_blocks(config.num_heads, config.num_kv_heads, group.size), config.head_dim)
+    return rank_heads.RankHeads(group, head_blocks(config.num_heads, config.num_kv_heads, group.size), config.head_dim)
 
 
-def _own_rows(ranks: RankHeads, head_dim: int) -> dict[str, range]:
+def _own_rows(ranks: rank_heads.RankHeads, head_dim: int) -> dict[str, range]:
     """Return the rows of the projections that a rank's heads need."""
     queries, keys = scaled(ranks.queries, head_dim), scaled(ranks.keys, head_dim)
     return {"q_proj": queries, "k_proj": keys, "v_proj": keys}

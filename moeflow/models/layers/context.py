@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
+from moeflow.kernels.arrays import Array
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kv.storage import KVStorage
+
+if TYPE_CHECKING:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
     """The tokens of one pass, concatenated without padding."""
 
-    positions: Tensor  # [T] int64, each token's place in its sequence
+    positions: Array  # [T] int64, each token's place in its sequence
     attention: AttentionMetadata
     kv: KVStorage
     num_encoder_tokens: Sequence[int] = ()  # of each sequence of an encoder-decoder: how many of its tokens are input
     # Receives what each layer's experts or dense network got, [layers, T, H], and what came out of the last, [T, H].
-    on_inputs: Callable[[Tensor, Tensor], None] | None = None
+    on_inputs: Callable[[Array, Array], None] | None = None

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Final
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Final
 
 from moeflow.core.model_config import ModelConfig
+from moeflow.kernels.arrays import Array, floats, is_numpy
 from moeflow.kernels.cpu.packed_weights import PackedWeight
 from moeflow.kernels.embedding import embedding
 from moeflow.kernels.linear import linear
+from moeflow.kernels.on_demand import without_gradients
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.expert_weights import Destination
@@ -22,6 +21,9 @@ from moeflow.models.layers.norm import RMSNorm
 from moeflow.models.layers.packed_layers import PackedLayers
 from moeflow.models.layers.rotary import RotaryEmbedding
 from moeflow.models.layers.weight_allocator import Weight, WeightAllocator, rows_of, whole
+
+if TYPE_CHECKING:
+    pass
 
 MakeLayer = Callable[[ModelConfig, WeightAllocator, int], DecoderLayer]  # the last is the layer's number
 
@@ -54,21 +56,21 @@ class CausalLM:
         self._packed = PackedLayers.of(self.layers, allocator)
         self.rotary = RotaryEmbedding(config.rotary, config.head_dim, allocator.device)
 
-    @torch.inference_mode()
-    def __call__(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
+    @without_gradients
+    def __call__(self, token_ids: Array, context: ForwardContext) -> Array:
         """Return the hidden states after the final norm; writes K and V of every token to `context.kv`.
 
         Shapes: token_ids [T] int64 -> [T, H].
         """
         return self.norm(self.run_layers(self.embed(token_ids), context))
 
-    @torch.inference_mode()
-    def embed(self, token_ids: Tensor) -> Tensor:
+    @without_gradients
+    def embed(self, token_ids: Array) -> Array:
         """Return what goes into the first layer. Shapes: token_ids [T] int64 -> [T, H]."""
         return embedding(token_ids, self.embed_tokens)
 
-    @torch.inference_mode()
-    def run_layers(self, hidden: Tensor, context: ForwardContext) -> Tensor:
+    @without_gradients
+    def run_layers(self, hidden: Array, context: ForwardContext) -> Array:
         """Return what comes out of the last layer that is here; writes K and V of every token to `context.kv`.
 
         Shapes: hidden [T, H], which is used up -> [T, H].
@@ -76,18 +78,22 @@ class CausalLM:
         rotary = self.rotary(context.positions, hidden.dtype)
         if self._packed is not None and context.kv.is_for_kernels:
             return self._packed(hidden, rotary, context)
+        assert not is_numpy(hidden), "layers that no kernel computes whole need torch's tensors"
         for layer in self.layers:
             hidden = layer(hidden, rotary, context)
         return hidden
 
-    @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
+    @without_gradients
+    def logits(self, hidden: Array) -> Array:
         """Shapes: hidden [S, H] from a pass -> [S, V] float32.
 
         Where ranks share the head, all call this with the same rows. Raises: GroupError.
         """
-        own = linear(hidden, self.lm_head).float()
+        own = floats(linear(hidden, self.lm_head))
         return own if self._vocab is None else self._vocab.gather(own)
+
+    def close(self) -> None:
+        """End what the model has running: nothing."""
 
     def first(self, num_layers: int) -> CausalLM:
         """Return a model of the first layers alone, followed by norm and output projection; it shares all weights."""

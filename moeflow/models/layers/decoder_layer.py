@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.cpu.decoder import PackedLayer
@@ -20,6 +19,9 @@ from moeflow.models.layers.norm import RMSNorm
 from moeflow.models.layers.rotary import RotaryTable
 from moeflow.models.layers.shared_experts import Routed
 from moeflow.models.layers.weight_allocator import WeightAllocator
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class DecoderLayer:

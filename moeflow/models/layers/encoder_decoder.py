@@ -78,6 +78,11 @@ class EncoderDecoderLM:
         """The encoder's, in order."""
         return self._encoder.layers
 
+    @property
+    def decoder_layers(self) -> tuple[_Layer, ...]:
+        """The decoder's, in order; none if there is no decoder."""
+        return () if self._decoder is None else self._decoder.layers
+
     @torch.inference_mode()
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return what goes into the first layer. Shapes: token_ids [T] int64 -> [T, H]."""
@@ -112,6 +117,9 @@ class EncoderDecoderLM:
     def logits(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [S, H] of the decoder from a pass -> [S, V] float32."""
         return linear(hidden * self.config.logit_scale, self.lm_head).float()
+
+    def close(self) -> None:
+        """End what the model has running: nothing."""
 
     def moe_blocks(self) -> Iterator[tuple[str, MoE]]:
         """Yield (prefix of its checkpoint names, block) of the layers with experts, in the order of a pass."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
+from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.routing import SoftmaxTopK
 from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.norm import RMSNorm
+
+if TYPE_CHECKING:
+    pass
 
 
 def expert_stage(
@@ -17,7 +21,7 @@ def expert_stage(
     router: PackedWeight | None,
     choose: SoftmaxTopK,
     experts: PackedExperts,
-    slots: Tensor | None = None,
+    slots: Array | None = None,
 ) -> MoEStage | None:
     """Return the call; None if the output projection is not packed. Without a router the network is dense."""
     if not isinstance(o_proj.weight, PackedWeight):

@@ -7,21 +7,23 @@ Two more kinds are written elsewhere: `PackedExperts` in the order in which the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-import torch
-from torch import Tensor
-
+from moeflow.kernels.arrays import Array, split
 from moeflow.kernels.cpu.packed_weights import SWIGLU, ExpertKind, PackedExperts, PackedRows
 from moeflow.kernels.experts import fused_experts
+from moeflow.kernels.on_demand import torch
 
-Destination = Tensor | PackedRows  # a part of the weights that a checkpoint knows by name
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Destination: TypeAlias = "Array | PackedRows"  # a part of the weights that a checkpoint knows by name
 
 
 class ExpertWeights(Protocol):
     """The experts of a layer. A new kind has `compute`, and of the others what it can do."""
 
-    def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
+    def compute(self, hidden: Array, topk_ids: Array, topk_weights: Array, residual: Array | None = None) -> Array:
         """Return the weighted sum of each token's experts plus the residual.
 
         Shapes: hidden and residual [T, H], topk_ids [T, K] int64, topk_weights [T, K] float32 -> [T, H].
@@ -35,7 +37,7 @@ class ExpertWeights(Protocol):
         """
         return ()
 
-    def for_kernels(self) -> tuple[PackedExperts, Tensor | None] | None:
+    def for_kernels(self) -> tuple[PackedExperts, Array | None] | None:
         """Return the memory that the CPU kernels read, and where in it each expert is, [E] int32; None: in order.
 
         None if the kernels cannot compute with these experts.
@@ -62,7 +64,8 @@ class ExpertTensors(ExpertWeights):
 
     def parts(self) -> Sequence[tuple[Tensor, ...]]:
         """Return views of the tensors."""
-        return list(zip(*self.gate_up.chunk(self.kind.num_matrices - 1, dim=1), self.down, strict=True))
+        ups = split(self.gate_up, [self.down.shape[2]] * self.kind.num_ups, dim=1)
+        return list(zip(*ups, self.down, strict=True))
 
 
 class ExpertSlabs(ExpertWeights):

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from moeflow.kernels.arrays import Array, split
 from moeflow.kernels.linear import linear, norm_linear
+from moeflow.kernels.on_demand import torch
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.norm import RMSNorm
 from moeflow.models.layers.weight_allocator import WeightAllocator, rows_of
 from moeflow.parallel.blocks import shifted
 from moeflow.parallel.columns import Columns
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Linear:
@@ -40,7 +43,7 @@ class Linear:
         self._bias = allocator.empty(out_features) if bias else None  # small: ranks have all of it
 
     @property
-    def bias(self) -> Tensor | None:
+    def bias(self) -> Array | None:
         """What is added to the output features that this rank has."""
         rows = None if self._bias is None else self._own_rows()
         if self._bias is None or rows is None:
@@ -62,7 +65,7 @@ class Linear:
         for name, rows in zip(self.parts, rows_of(self.weight, own), strict=True):
             yield f"{prefix}.{name}.weight", rows
         if self._bias is not None:
-            for name, values in zip(self.parts, torch.split(self._bias, sizes), strict=True):
+            for name, values in zip(self.parts, split(self._bias, sizes), strict=True):
                 yield f"{prefix}.{name}.bias", values
 
     def _own_rows(self) -> list[range] | None:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Final
 
 from moeflow.kernels.activation import apply, apply_and_mul
 from moeflow.kernels.cpu.packed_weights import SWIGLU, ExpertKind
 from moeflow.kernels.cpu.stages import MoEStage
+from moeflow.kernels.on_demand import torch
 from moeflow.kernels.routing import SoftmaxTopK
 from moeflow.models.layers.expert_stage import expert_stage
 from moeflow.models.layers.expert_weights import Destination, ExpertWeights, MovableExperts
 from moeflow.models.layers.linear import Linear, output_linear
 from moeflow.models.layers.norm import RMSNorm
 from moeflow.models.layers.weight_allocator import WeightAllocator
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +62,16 @@ class MLP:
 
     def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the network's result plus the residual. Shapes: hidden and residual [T, H] -> [T, H]."""
+        return self.down_proj(self.units(hidden), residual)
+
+    def units(self, hidden: Tensor) -> Tensor:
+        """Return what meets the last matrix. Shapes: hidden [T, H] -> [T, I]."""
         gate_up = self.gate_up_proj(hidden)
         if self._units is not None:  # before SiLU, which torch may round otherwise in narrower rows
             halves = gate_up.chunk(self._kind.num_matrices - 1, dim=1)
             gate_up = torch.cat([self._units.gather(half) for half in halves], dim=1)
         activate = apply_and_mul if self._kind.is_gated else apply
-        return self.down_proj(activate(self._kind.function, gate_up), residual)
+        return activate(self._kind.function, gate_up)
 
     def movable_experts(self) -> None:
         """Return nothing: these are matrices."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from moeflow.core.model_config import ModelConfig
+from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu.packed_weights import ExpertKind, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.linear import linear
@@ -23,12 +23,15 @@ from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.norm import RMSNorm
 from moeflow.models.layers.weight_allocator import WeightAllocator, whole
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 # router logits [T, E] -> (topk_ids [T, K] int64, topk_weights [T, K] float32)
-Choose = Callable[[Tensor], tuple[Tensor, Tensor]]
+Choose = Callable[[Array], tuple[Array, Array]]
 # () -> the same, of the tokens that are computed now
-Given = Callable[[], tuple[Tensor, Tensor]]
+Given = Callable[[], tuple[Array, Array]]
 # topk_ids [T, K], topk_weights [T, K] -> topk_weights [T, K]
-Limit = Callable[[Tensor, Tensor], Tensor]
+Limit = Callable[[Array, Array], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class MoE:
         if limit is not None:
             topk_weights = limit(topk_ids, topk_weights)
         if self.on_route is not None:
-            self.on_route(topk_ids)
+            self.on_route(topk_ids, hidden)
         return self.weights.compute(hidden, topk_ids, topk_weights, residual)
 
     def route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,7 +83,7 @@ class MoE:
 
     def router_logits(self, hidden: Tensor) -> Tensor:
         """Return what the router says of each expert. Shapes: hidden [T, H] -> [T, E]."""
-        if isinstance(self.router, Tensor):
+        if not isinstance(self.router, PackedWeight):
             hidden = hidden.to(self.router.dtype)  # a router may be kept more precisely than all else
         return linear(hidden, self.router)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
+from moeflow.kernels.arrays import Array
 from moeflow.kernels.norm import rms_norm
 from moeflow.models.layers.weight_allocator import WeightAllocator
+
+if TYPE_CHECKING:
+    pass
 
 
 class RMSNorm:
@@ -15,6 +19,6 @@ class RMSNorm:
         self.weight = allocator.empty(size)
         self.eps = eps
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Array) -> Array:
         """Shapes: x [..., size] -> the same."""
         return rms_norm(x, self.weight, self.eps)

@@ -9,26 +9,27 @@ afterwards.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
-from torch import Tensor
-
-from moeflow.experts.cached_experts import CachedExperts
+from moeflow.experts.predict.predictor import MAX_TOKENS
+from moeflow.kernels.arrays import Array, on_host
 from moeflow.kernels.cpu.decoder import NOTHING, PackedDecoder, PackedPass
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.rotary import RotaryTable
-from moeflow.models.layers.weight_allocator import WeightAllocator
+from moeflow.models.layers.weight_allocator import OnRoute, WeightAllocator
 
-OnRoute = Callable[[Tensor], None]
+if TYPE_CHECKING:
+    from moeflow.experts.cached_experts import CachedExperts
 
 
 class PackedLayers:
     """The layers of one model; its experts are in memory, or in slots."""
 
     def __init__(self, decoder: PackedDecoder, cached: _CachedLayers | None, on_route: OnRoute | None) -> None:
-        """`on_route` is told of each router's choice, in order, once a pass is through."""
+        """`on_route` is told of each router's choice, in order, once a pass is through; of small passes with inputs."""
         self._decoder = decoder
         self._cached = cached
         self._on_route = on_route
@@ -40,22 +41,24 @@ class PackedLayers:
         if None in packed:
             return None
         decoder = PackedDecoder([layer for layer in packed if layer is not None])
-        experts = [layer.mlp.weights for layer in layers if isinstance(layer.mlp, MoE)]
-        cached = [weights for weights in experts if isinstance(weights, CachedExperts)]
-        return cls(decoder, _CachedLayers(decoder, cached) if cached else None, allocator.on_route)
+        if allocator.pool is None:
+            return cls(decoder, None, allocator.on_route)
+        cached = cast("list[CachedExperts]", [layer.mlp.weights for layer in layers if isinstance(layer.mlp, MoE)])
+        return cls(decoder, _CachedLayers(decoder, cached), allocator.on_route)
 
     def first(self, num_layers: int) -> PackedLayers:
         """Return the first layers alone, over the same experts; nobody is told of what their routers choose."""
         decoder = PackedDecoder(self._decoder.layers[:num_layers])
         return PackedLayers(decoder, None if self._cached is None else self._cached.first(decoder), None)
 
-    def __call__(self, hidden: Tensor, rotary: RotaryTable, context: ForwardContext) -> Tensor:
+    def __call__(self, hidden: Array, rotary: RotaryTable, context: ForwardContext) -> Array:
         """Return what comes out of the last layer; writes K and V of every token.
 
         Shapes: hidden [T, H] float32, which is used up -> [T, H].
         Blocks: until experts are there. Raises: StorageError if one cannot be read.
         """
         blocks, keeps = context.kv.layers, self._on_route is not None
+        keeps_inputs = context.on_inputs is not None or (keeps and len(hidden) <= MAX_TOKENS)
         work = self._decoder.begin(
             hidden,
             rotary.cos,
@@ -63,15 +66,16 @@ class PackedLayers:
             blocks,
             context.attention,
             keeps_choices=keeps,
-            keeps_inputs=context.on_inputs is not None,
+            keeps_inputs=keeps_inputs,
         )
         if self._cached is None:
             work.run()
         else:
             self._cached.run(work)
         if self._on_route is not None and work.topk_ids is not None:
-            for topk_ids in work.topk_ids:
-                self._on_route(topk_ids)
+            inputs = None if work.normed is None or not keeps_inputs else work.normed[self._decoder.routed]
+            for number, topk_ids in enumerate(work.topk_ids):
+                self._on_route(topk_ids, None if inputs is None else inputs[number])
         if context.on_inputs is not None and work.normed is not None:
             context.on_inputs(work.normed, work.hidden)
         return work.hidden
@@ -116,7 +120,7 @@ class _CachedLayers:
             stopped = self._pool.spanned("layers", num_routed, work.run, layer, expected, self._pool.fetcher_handle)
             end = self._num_routed_before(stopped)
         finally:
-            cache.end_read(num_routed, work.choices(num_routed, end).numpy())
+            cache.end_read(num_routed, on_host(work.choices(num_routed, end)))
         return stopped
 
     def _num_routed_before(self, layer: int) -> int:

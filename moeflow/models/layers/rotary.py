@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from moeflow.core.model_config import RopeConfig
+from moeflow.kernels.arrays import Array, array_on
 from moeflow.kernels.rotary import (
+    Frequencies,
     inverse_frequencies,
     rotary_table,
     stretch_llama3,
@@ -16,28 +16,31 @@ from moeflow.kernels.rotary import (
     yarn_attention_factor,
 )
 
+if TYPE_CHECKING:
+    from moeflow.kernels.arrays import Device, DType
+
 
 @dataclass(frozen=True, slots=True)
 class RotaryTable:
     """cos and sin of the tokens of one pass, each [T, 1, D], as `kernels.rotary.apply_rotary` wants them."""
 
-    cos: Tensor
-    sin: Tensor
+    cos: Array
+    sin: Array
 
 
 class RotaryEmbedding:
     """Computes the table of a pass; holds no weights."""
 
-    def __init__(self, rope: RopeConfig, head_dim: int, device: torch.device) -> None:
-        self.frequencies = _frequencies(rope, head_dim).to(device)
+    def __init__(self, rope: RopeConfig, head_dim: int, device: Device) -> None:
+        self.frequencies = array_on(_frequencies(rope, head_dim), device)
         self.scale = _scale(rope)
 
-    def __call__(self, positions: Tensor, dtype: torch.dtype) -> RotaryTable:
+    def __call__(self, positions: Array, dtype: DType) -> RotaryTable:
         """Shapes: positions [T] int64."""
         return RotaryTable(*rotary_table(positions, self.frequencies, self.scale, dtype))
 
 
-def _frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
+def _frequencies(rope: RopeConfig, head_dim: int) -> Frequencies:
     frequencies = inverse_frequencies(head_dim, rope.theta)
     if rope.kind == "linear":
         return frequencies / rope.factor

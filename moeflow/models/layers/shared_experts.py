@@ -6,14 +6,15 @@ results are those of one processor to the bit, wherever the border is.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
 from moeflow.kernels.experts import expert_pairs
+from moeflow.kernels.on_demand import torch
 from moeflow.models.layers.expert_weights import ExpertSlabs, MovableExperts
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Routed(NamedTuple):

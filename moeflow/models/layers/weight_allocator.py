@@ -11,14 +11,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, groupby
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, TypeAlias
 
 from moeflow.checkpoint.packed.weight_memory import FreshMemory, WeightMemory
 from moeflow.core.parallel_config import AttentionLayout, ExpertLayout
-from moeflow.experts.cached_experts import ExpertPool
-from moeflow.kernels.cpu.expert_slices import PackedExpertSlices, SliceShape
+from moeflow.kernels.arrays import FLOAT32, Array, is_numpy, shape_alone, split
 from moeflow.kernels.cpu.packed_weights import (
     SWIGLU,
     ExpertKind,
@@ -29,8 +26,8 @@ from moeflow.kernels.cpu.packed_weights import (
     matrix_bytes,
 )
 from moeflow.kernels.lazy_memory import LazyMemory
+from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.kernels.weight_format import BITS_PER_VALUE, LayerFormats, WeightFormat
-from moeflow.models.layers.expert_shares import ExpertShares
 from moeflow.models.layers.expert_weights import (
     Destination,
     ExpertSlabs,
@@ -39,15 +36,28 @@ from moeflow.models.layers.expert_weights import (
     OffloadedExperts,
     slab_bytes,
 )
-from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
-from moeflow.models.layers.ranks.sliced_experts import SlicedExperts
 from moeflow.parallel.blocks import band_blocks, shifted
 from moeflow.parallel.columns import Columns
 from moeflow.parallel.group import Group
 
-Weight = Tensor | PackedWeight
-StackedWeight = Weight | PackedStack
-Take = Callable[[int], Tensor | None]  # bytes of an expert -> memory, a row for each
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moeflow.experts.cached_experts import ExpertPool
+    from moeflow.kernels.arrays import Device, DType
+    from moeflow.kernels.cpu import expert_slices
+    from moeflow.models.layers.expert_shares import ExpertShares
+    from moeflow.models.layers.ranks import sliced_experts
+    from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
+else:
+    sliced_experts = on_demand("moeflow.models.layers.ranks.sliced_experts")
+    expert_slices = on_demand("moeflow.kernels.cpu.expert_slices")
+
+Weight: TypeAlias = "Tensor | PackedWeight"
+StackedWeight: TypeAlias = "Weight | PackedStack"
+# topk_ids [T, K] of a layer, and what its router was asked about, [T, H]; None where that was not kept
+OnRoute = Callable[[Array, Array | None], None]
+Take = Callable[[int], Array | None]  # bytes of an expert -> memory, a row for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +78,14 @@ class WeightFormats:
 
 @dataclass(frozen=True, slots=True)
 class WeightAllocator:
-    """Handed to each layer at construction. On the device "meta" nothing is allocated: shapes only."""
+    """Handed to each layer at construction. With `has_shapes_alone` nothing is allocated."""
 
-    dtype: torch.dtype  # of activations and of what is not packed
-    device: torch.device
+    dtype: DType  # of activations and of what is not packed
+    device: Device  # None: weights are NumPy's arrays, or packed in memory of such
     packed: WeightFormats | None = None  # None: nothing is
     memory: WeightMemory = field(default_factory=FreshMemory)  # where what is packed lies, and what stays beside it
     pool: ExpertPool | None = None  # experts come from there; None: all are resident
-    router_dtype: torch.dtype | None = None  # of routers that are not packed; None: as all else
+    router_dtype: DType | None = None  # of routers that are not packed; None: as all else
     has_slabs: bool = False  # experts that are not packed lie in `memory` as slabs, wherever the device is
     group: Group | None = None  # of the ranks that share the model; None: this process has all of it
     expert_ranks: ExpertRanks | None = None  # which of them has which experts, where each has whole ones
@@ -84,26 +94,29 @@ class WeightAllocator:
     attention_layout: AttentionLayout = "replicated"  # and attention, dense layers and the output projection
     expert_capacity: int = 0  # tokens of an encoder's input that an expert takes; 0: all that choose it
     own_layers: range | None = None  # of the stage that this process has; None: it has all layers
-    on_route: Callable[[Tensor], None] | None = None  # told of each layer's choice, topk_ids [T, K], in order
+    on_route: OnRoute | None = None  # told of each layer's choice, in order
     layer: LayerFormats | None = None  # of the layer that is made; None: of all alike
+    has_shapes_alone: bool = False  # of what is not packed; nothing can be filled
 
     @property
     def bits_per_value(self) -> float:
         """Of nearly all weights."""
         return BITS_PER_VALUE[self.packed.matrices] if self.packed else self.dtype.itemsize * 8
 
-    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
+    def empty(self, *shape: int, dtype: DType | None = None) -> Array:
         """Return a weight that stays a tensor, to be filled. Raises: as `matrix` does."""
+        if self.has_shapes_alone:
+            return shape_alone(shape)
         if self.packed is None:
             weight = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
         else:
-            weight = self.memory.block(math.prod(shape) * self.dtype.itemsize).view(self.dtype).view(shape)
-        return nn.Parameter(weight, requires_grad=False)
+            weight = self.memory.block(math.prod(shape) * self.dtype.itemsize).view(self.dtype).reshape(shape)
+        return weight if is_numpy(weight) else torch.nn.Parameter(weight, requires_grad=False)
 
     def elsewhere(self) -> WeightAllocator:
         """Return an allocator for layers that other stages have: of memory that has them all, too, it skips theirs."""
         if not self.memory.is_filled:
-            return WeightAllocator(self.dtype, torch.device("meta"))
+            return shapes_only()
         return replace(self, group=None, expert_ranks=None)
 
     def in_layer(self, layer_idx: int) -> WeightAllocator:
@@ -193,7 +206,7 @@ class WeightAllocator:
         own = None  # memory that a rank fills some of
         if self.expert_ranks is not None and not self.memory.is_filled:
             own = LazyMemory(num_experts * num_bytes)
-            storage: Tensor | None = own.tensor.view(num_experts, num_bytes)
+            storage: Array | None = own.tensor.view(num_experts, num_bytes)
         else:
             storage = self.memory.experts(num_experts, num_bytes)
         if storage is None:
@@ -214,18 +227,20 @@ class WeightAllocator:
 
     def _slices(
         self, group: Group, hidden_size: int, intermediate_size: int, formats: WeightFormats, take: Take
-    ) -> SlicedExperts:
+    ) -> sliced_experts.SlicedExperts:
         """Return this rank's slices of as many experts as `take` returns rows of memory for."""
         units, outputs = (band_blocks(count, group.size) for count in (intermediate_size, hidden_size))
-        shape = SliceShape(
+        shape = expert_slices.SliceShape(
             hidden=hidden_size, width=intermediate_size, units=units[group.rank], outputs=outputs[group.rank]
         )
         is_whole = self.memory.is_filled  # with whole experts, of which a rank touches its slices
         num_bytes = shape.whole_bytes(formats.matrices) if is_whole else shape.num_bytes(formats.matrices)
         storage = take(num_bytes)
         assert storage is not None  # ranks keep their experts in memory
-        own = PackedExpertSlices(shape, formats.matrices, storage, is_wide=formats.is_wide, is_whole=is_whole)
-        return SlicedExperts(own, Columns(group, "units", units), Columns(group, "outputs", outputs))
+        own = expert_slices.PackedExpertSlices(
+            shape, formats.matrices, storage, is_wide=formats.is_wide, is_whole=is_whole
+        )
+        return sliced_experts.SlicedExperts(own, Columns(group, "units", units), Columns(group, "outputs", outputs))
 
     def network(self, hidden_size: int, intermediate_size: int, kind: ExpertKind = SWIGLU) -> ExpertWeights | None:
         """Return a dense network as the one expert of a layer, to be filled likewise; None: it is one of tensors."""
@@ -237,9 +252,9 @@ class WeightAllocator:
         storage = self._one_row(expert_bytes(*size, up, down_format=down, is_gated=kind.is_gated))
         return PackedExperts(1, *size, up, down_format=down, kind=kind, is_wide=self.packed.is_wide, storage=storage)
 
-    def _one_row(self, num_bytes: int) -> Tensor:
+    def _one_row(self, num_bytes: int) -> Array:
         """Return the memory of a dense network as that of a layer's one expert: [1, num_bytes] uint8."""
-        return self.memory.block(num_bytes).view(1, num_bytes)
+        return self.memory.block(num_bytes).reshape(1, num_bytes)
 
     def _slabs(self, num_experts: int, hidden_size: int, intermediate_size: int, kind: ExpertKind) -> ExpertSlabs:
         num_bytes = num_experts * slab_bytes(hidden_size, intermediate_size, self.dtype, kind)
@@ -259,14 +274,19 @@ class WeightAllocator:
         return matrix if own is None or not has_whole else matrix.take(own)
 
 
+def shapes_only() -> WeightAllocator:
+    """Return an allocator for models of which only names and shapes are asked."""
+    return WeightAllocator(FLOAT32, None, has_shapes_alone=True)
+
+
 def rows_of(weight: StackedWeight, parts: Collection[range]) -> Sequence[Destination]:
     """Return parts one below the other, each of some rows of a checkpoint's tensor: of all, unless others have some."""
     sizes = [len(rows) for rows in parts]
-    if isinstance(weight, Tensor):
-        return torch.split(weight, sizes)
+    if not isinstance(weight, PackedWeight | PackedStack):
+        return split(weight, sizes)
     return [replace(part, first=rows.start) for part, rows in zip(weight.split(sizes), parts, strict=True)]
 
 
 def whole(weight: Weight) -> Destination:
     """Return all of it as one destination."""
-    return weight if isinstance(weight, Tensor) else weight.split([weight.rows])[0]
+    return weight.split([weight.rows])[0] if isinstance(weight, PackedWeight) else weight

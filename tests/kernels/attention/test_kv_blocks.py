@@ -7,7 +7,7 @@ from torch.autograd.profiler import profile
 from moeflow.kernels.attention.kv_blocks import KV_DTYPES, kv_block_bytes
 from tests.kernels.passes import make_blocks
 
-ERROR = {torch.float32: 0.0, torch.bfloat16: 2.0**-8, torch.int8: 0.5 / 127}  # of the largest value of a row
+ERROR = {"float32": 0.0, "bfloat16": 2.0**-8, "int8": 0.5 / 127}  # of the largest value of a row
 
 
 @pytest.mark.parametrize("dtype", KV_DTYPES)
@@ -31,12 +31,12 @@ def test_what_is_written_comes_back(dtype, block_size, head_dim):
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 def test_blocks_take_the_bytes_that_are_planned_for_them(dtype):
     assert kv_block_bytes(dtype, num_kv_heads=2, block_size=16, head_dim=8) == 2 * 16 * (
-        2 * 8 * dtype.itemsize + (8 if dtype == torch.int8 else 0)
+        2 * 8 * getattr(torch, dtype).itemsize + (8 if dtype == "int8" else 0)
     )
 
 
 def test_int8_of_nothing_is_nothing():
-    blocks = make_blocks(1, dtype=torch.int8)
+    blocks = make_blocks(1, dtype="int8")
     blocks.write(torch.tensor([1]), torch.zeros(1, 2, 8), torch.full((1, 2, 8), 1e-38))
     assert all((half == 0).all() for half in blocks.read(torch.tensor([0]), torch.float32))
 

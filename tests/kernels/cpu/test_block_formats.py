@@ -1,4 +1,4 @@
-"""Weights in the blocks that GGUF files have: gguf's own reader says what they are, float64 what products are."""
+"""Weights in the blocks that files have: gguf's own reader or numpy says what they are, float64 what products are."""
 
 import pytest
 import torch
@@ -14,7 +14,9 @@ from tests.kernels.blocks import (
     BLOCK_FORMATS,
     block_experts,
     block_weight,
+    bytes_in_file,
     columns_of,
+    filled_blocks,
     kind_of,
     random_blocks,
     values_of,
@@ -24,9 +26,10 @@ from tests.kernels.cpu_reference import assert_within
 pytestmark = pytest.mark.parametrize("weight_format", BLOCK_FORMATS)
 
 
-def make(rows, outputs, inputs, weight_format, seed=0):
+def make(rows, outputs, inputs, weight_format, seed=0, *, is_wide=False):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, inputs, generator=generator), block_weight(weight_format, outputs, inputs, seed)
+    x = torch.randn(rows, inputs, generator=generator)
+    return x, block_weight(weight_format, outputs, inputs, seed, is_wide=is_wide)
 
 
 def check(x, weight, isa):
@@ -35,7 +38,7 @@ def check(x, weight, isa):
 
 class TestValues:
     @pytest.mark.parametrize("is_extreme", [False, True])
-    def test_what_is_packed_is_what_gguf_reads(self, needs_kernels, weight_format, is_extreme):
+    def test_what_is_packed_is_what_is_read(self, needs_kernels, weight_format, is_extreme):
         kind = kind_of(weight_format)
         for rows, num_blocks in ((1, 1), (37, 3), (64, 4)):
             cols = columns_of(kind) * num_blocks
@@ -65,15 +68,21 @@ class TestValues:
         packed.fill(blocks, torch.arange(20), kind)
         assert torch.equal(packed.unpack(), PackedWeight.pack(values_of(kind, blocks), "int8").unpack())
 
-    def test_nothing_else_is_made_one(self, needs_kernels, weight_format):
+    def test_all_else_is_searched_for_or_refused(self, needs_kernels, weight_format):
         weight = PackedWeight.allocate(2, 256, weight_format)
-        with pytest.raises(
-            ValueError, match=f"{weight_format} weights are kept as files have them, not made of float32"
-        ):
-            weight.fill(torch.ones(2, 256), torch.arange(2))
         other = next(it for it in BLOCK_FORMATS if it != weight_format)
-        with pytest.raises(ValueError, match=f"not made of {kind_of(other)}"):
-            weight.fill(random_blocks(kind_of(other), 2, 256), torch.arange(2), kind_of(other))
+        blocks = random_blocks(kind_of(other), 2, 256)
+        for kind, source, values in (
+            (None, torch.ones(2, 256), torch.ones(2, 256)),
+            (kind_of(other), blocks, values_of(kind_of(other), blocks)),
+        ):
+            if FORMATS[weight_format].is_searched:
+                weight.fill(source, torch.arange(2), kind)
+                assert (weight.unpack() - values).norm() < 0.2 * values.norm()
+                continue
+            made_of = f"{weight_format} weights are kept as files have them, not made of {kind or 'float32'}"
+            with pytest.raises(ValueError, match=made_of):
+                weight.fill(source, torch.arange(2), kind)
 
     def test_columns_are_whole_blocks(self, needs_kernels, weight_format):
         multiple = columns_of(kind_of(weight_format))
@@ -84,21 +93,22 @@ class TestValues:
                 matrix_bytes(weight_format, 16, cols)
 
     def test_memory_is_at_most_a_twentieth_more_than_the_file(self, needs_kernels, weight_format):
-        in_file = random_blocks(kind_of(weight_format), 16, 2048).numel()
+        in_file = bytes_in_file(kind_of(weight_format), 16, 2048)
         assert in_file <= matrix_bytes(weight_format, 16, 2048) <= 1.05 * in_file
         assert matrix_bytes(weight_format, 16, 2048) * 8 == FORMATS[weight_format].bits_per_value * 16 * 2048
 
 
+@pytest.mark.parametrize("is_wide", [False, True])
 class TestProducts:
     @pytest.mark.parametrize("outputs", [1, 16, 17, 48, 65, 130])
-    def test_any_number_of_rows(self, isa, weight_format, outputs):
-        for rows in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13):
-            check(*make(rows, outputs, 512, weight_format), isa)
+    def test_any_number_of_rows(self, isa, weight_format, is_wide, outputs):
+        for rows in (0, 1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 24, 25):
+            check(*make(rows, outputs, 512, weight_format, is_wide=is_wide), isa)
 
-    def test_inputs_down_to_one_block(self, isa, weight_format):
+    def test_inputs_down_to_one_block(self, isa, weight_format, is_wide):
         block = columns_of(kind_of(weight_format))
         for num_blocks in (1, 2, 3, 5):
-            check(*make(7, 40, block * num_blocks, weight_format), isa)
+            check(*make(7, 40, block * num_blocks, weight_format, is_wide=is_wide), isa)
 
     @pytest.mark.usefixtures("some_threads")
     @settings(max_examples=15)
@@ -109,14 +119,16 @@ class TestProducts:
         num_threads=st.integers(1, 3),
         seed=st.integers(0, 99),
     )
-    def test_shapes_that_hypothesis_makes_up(self, isa, weight_format, rows, outputs, num_blocks, num_threads, seed):
+    def test_shapes_that_hypothesis_makes_up(
+        self, isa, weight_format, is_wide, rows, outputs, num_blocks, num_threads, seed
+    ):
         extension.set_num_threads(num_threads)
         inputs = columns_of(kind_of(weight_format)) * num_blocks
-        check(*make(rows, outputs, inputs, weight_format, seed), isa)
+        check(*make(rows, outputs, inputs, weight_format, seed, is_wide=is_wide), isa)
 
     @pytest.mark.usefixtures("some_threads")
-    def test_same_bits_in_any_batch_and_at_any_number_of_threads(self, isa, weight_format):
-        x, weight = make(97, 200, 512, weight_format)
+    def test_same_bits_in_any_batch_and_at_any_number_of_threads(self, isa, weight_format, is_wide):
+        x, weight = make(97, 200, 512, weight_format, is_wide=is_wide)
         alone = torch.cat([extension.linear(row.unsqueeze(0), weight) for row in x])
         for num_threads in (1, 2, 3):
             extension.set_num_threads(num_threads)
@@ -124,24 +136,22 @@ class TestProducts:
         for first, last in ((0, 7), (5, 6), (3, 20), (19, 31)):
             assert torch.equal(extension.linear(x[first:last], weight), alone[first:last])
 
-    def test_outputs_do_not_depend_on_those_beside_them(self, isa, weight_format):
-        x, weight = make(7, 150, 512, weight_format)
+    def test_outputs_do_not_depend_on_those_beside_them(self, isa, weight_format, is_wide):
+        x, weight = make(7, 150, 512, weight_format, is_wide=is_wide)
         some = weight.take([range(5, 70), range(100, 101)])
         want = extension.linear(x, weight)
         assert torch.equal(extension.linear(x, some), torch.cat([want[:, 5:70], want[:, 100:101]], dim=1))
 
     @pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0xFF])
-    def test_sums_of_the_largest_integers_do_not_overflow(self, isa, weight_format, byte):
+    def test_sums_of_the_largest_integers_do_not_overflow(self, isa, weight_format, is_wide, byte):
         """All codes and small scales at once; where fp16 scales are, random blocks have theirs."""
         kind = kind_of(weight_format)
-        one, other = (random_blocks(kind, 3, 512, is_extreme=is_extreme) for is_extreme in (False, True))
-        blocks = torch.where(one == other, torch.full_like(one, byte), one)
-        weight = PackedWeight.allocate(3, 512, weight_format)
-        weight.fill(blocks, torch.arange(3), kind)
+        weight = PackedWeight.allocate(3, 512, weight_format, is_wide=is_wide)
+        weight.fill(filled_blocks(kind, 3, 512, byte), torch.arange(3), kind)
         check(torch.tensor([[1.0], [-1.0]]).repeat(1, 512), weight, isa)
 
-    def test_a_row_that_is_not_finite_shows_and_others_do_not(self, isa, weight_format):
-        x, weight = make(9, 50, 512, weight_format)
+    def test_a_row_that_is_not_finite_shows_and_others_do_not(self, isa, weight_format, is_wide):
+        x, weight = make(9, 50, 512, weight_format, is_wide=is_wide)
         finite = extension.linear(x, weight)
         x[4, 300] = float("nan")
         got = extension.linear(x, weight)
@@ -150,10 +160,11 @@ class TestProducts:
         assert torch.equal(got[others], finite[others])
 
 
+@pytest.mark.parametrize("is_wide", [False, True])
 @pytest.mark.parametrize("num_tokens", [1, 2, 7, 13])
-def test_experts(isa, weight_format, num_tokens):
+def test_experts(isa, weight_format, num_tokens, is_wide):
     hidden, width = 512, 256
-    packed = block_experts(weight_format, 5, hidden, width)
+    packed = block_experts(weight_format, 5, hidden, width, is_wide=is_wide)
     generator = torch.Generator().manual_seed(num_tokens)
     x = torch.randn(num_tokens, hidden, generator=generator) / 16
     topk_ids = torch.rand(num_tokens, 5, generator=generator).argsort(dim=1)[:, :3].contiguous()
@@ -161,4 +172,5 @@ def test_experts(isa, weight_format, num_tokens):
     got = packed.compute(x, topk_ids, topk_weights)
     assert_within(got, *reference.experts(x, packed, topk_ids, topk_weights, isa))
     want = fused_experts(x, *packed.unpack(), topk_ids, topk_weights)
-    assert (got - want).norm() <= 2e-4 * want.norm()
+    tolerance = 4e-3 if weight_format == "fp8" else 2e-4 if is_wide else 3e-2  # bfloat16, 16 bits, 8 bits
+    assert (got - want).norm() <= tolerance * want.norm()

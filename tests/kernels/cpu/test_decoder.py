@@ -191,7 +191,7 @@ def test_the_next_router_is_asked_about_what_this_layer_gets(needs_kernels, toke
         _, chosen = model.run(tokens)
         for expert in range(EXPERTS):
             model.table[number + 1, expert] = ABSENT
-            stopped = model.begin(model.cached, tokens).run(0, Expected(by_next_router=True))
+            stopped = model.begin(model.cached, tokens).run(0, Expected(routers_ahead=1))
             next_layer = [2, 3][number]
             if expert in ids:
                 assert stopped == layer
@@ -199,6 +199,29 @@ def test_the_next_router_is_asked_about_what_this_layer_gets(needs_kernels, toke
                 assert stopped == next_layer
             else:
                 assert stopped == LAYERS
+            model.table.copy_(places)
+
+
+def test_routers_further_ahead_are_asked_at_the_first_layer_about_all_up_to_there(needs_kernels):
+    model = Model("float32")
+    places = model.table.clone()
+    work = model.begin(model.cached, 2)
+    model.table[0] = ABSENT
+    assert work.run() == 0
+    model.table.copy_(places)
+    _, chosen = model.run(2)
+    for number, layer in ((1, 2), (2, 3)):
+        router = model.cached.layers[layer].stage.router
+        ids, _ = row_ops.softmax_topk(extension.linear(work.normed[0], router), model.top_k, renormalize=True)
+        for expert in range(EXPERTS):
+            model.table[number, expert] = ABSENT
+            stops = {ahead: model.begin(model.cached, 2).run(0, Expected(routers_ahead=ahead)) for ahead in (1, 2, 4)}
+            own = layer if expert in chosen[number] else LAYERS
+            if expert in ids:
+                assert stops[2] == stops[4] == 0
+                assert stops[1] == 0 if number == 1 else stops[1] >= 2
+            else:
+                assert stops[2] == stops[4] == own
             model.table.copy_(places)
 
 

@@ -29,7 +29,8 @@ SIZES = (  # hidden, width: on, just below and just above bands of 16, groups of
     (130, 65),
 )
 RELATIVE_ERROR = {"float32": 1e-6, "bfloat16": 1e-2, "int8": 2e-2, "int4": 2e-2}  # of activations in that form
-RELATIVE_ERROR |= dict.fromkeys(("int8 wide", "int4 wide", "int4-min"), 1e-4)
+RELATIVE_ERROR["int4-min"] = RELATIVE_ERROR["int4"]
+RELATIVE_ERROR |= dict.fromkeys(("int8 wide", "int4 wide", "int4-min wide"), 1e-4)
 
 
 def pack(hidden, width, weight_format, num_experts=5, *, function="silu", is_gated=True, has_bias=False):

@@ -11,7 +11,7 @@ from moeflow.kernels.cpu.packed_weights import PackedWeight, unpack_rows
 from tests.kernels import cpu_reference as reference
 from tests.kernels.cpu_reference import FORMATS, assert_within, pack_weight
 
-ROWS = (0, 1, 2, 3, 5, 6, 7, 8, 9, 12, 13)  # tiles hold 2 or 6 rows
+ROWS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 24, 25)  # tiles hold up to 24 rows
 SIZES = (  # outputs, inputs: on, just below and just above bands of 16, groups of 32, tiles of 64
     (1, 1),
     (16, 32),
@@ -188,7 +188,7 @@ def test_blocks_with_a_minimum(isa, is_wide):
     check(torch.randn(9, 96, generator=generator), weight, isa)
 
 
-@pytest.mark.parametrize("weight_format", ["int8", "int4"])
+@pytest.mark.parametrize("weight_format", ["int8", "int4", "int4-min"])
 def test_wide_activations_are_next_to_exact(isa, weight_format):
     x, weight = make(7, 40, 320, f"{weight_format} wide")
     want = x.double() @ weight.unpack().double().T

@@ -16,7 +16,7 @@ from moeflow.core.errors import StorageError
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.policies import POLICIES
 from moeflow.experts.cached_experts import ExpertPool
-from moeflow.experts.predict.predictor import RoutedModel
+from moeflow.experts.predict.predictor import MAX_TOKENS, RoutedModel
 from moeflow.experts.predict.registry import NO_PREDICTOR, PREDICTORS
 from moeflow.experts.prefetcher import Prefetcher
 from moeflow.experts.slot_arena import SlotArena
@@ -270,14 +270,17 @@ def test_a_pass_that_finds_all_it_needs_is_one_call(predictor):
 @pytest.mark.parametrize("num_slots", [5, NUM_LAYERS * NUM_EXPERTS])
 def test_who_records_routing_hears_every_layer_once_in_order(num_slots):
     heard, expected = [], []
-    cached = Cached("float32", num_slots, on_route=lambda ids: heard.append(ids.tolist()))
-    oracle = Cached("float32", num_slots, on_route=lambda ids: expected.append(ids.tolist()))
+    cached = Cached("float32", num_slots, on_route=lambda *of_layer: heard.append(of_layer))
+    oracle = Cached("float32", num_slots, on_route=lambda *of_layer: expected.append(of_layer))
     oracle.model._packed = None
-    for batch in ([[1, 2, 3]], [[4], [5]], [[1]]):
+    for batch in ([[1, 2, 3]], [[4], [5]], [list(range(MAX_TOKENS + 1))], [[1]]):
         cached.run(batch)
         oracle.run(batch)
-    assert heard == expected
-    assert len(heard) == 3 * NUM_LAYERS
+    assert len(heard) == len(expected) == 4 * NUM_LAYERS
+    for (ids, inputs), (expected_ids, expected_inputs) in zip(heard, expected, strict=True):
+        assert torch.equal(ids, expected_ids)
+        assert (inputs is None) == (len(ids) > MAX_TOKENS)
+        assert inputs is None or torch.equal(inputs, expected_inputs)
 
 
 def test_a_damaged_expert_fails_the_pass_and_the_next_one_is_right():

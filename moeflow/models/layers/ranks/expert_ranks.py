@@ -36,7 +36,7 @@ class ExpertRanks:
         if not shape.num_experts or parallel.expert_layout != "expert":
             return None
         num_redundant = parallel.num_redundant_experts if parallel.moves_experts else None
-        num_layers = len(set(layers).difference(shape.dense_layers))
+        num_layers = len(set(layers).intersection(shape.moe_layers))
         return cls(group, ExpertBalancer(num_layers, shape.num_experts, group.size, num_redundant))
 
     def add_layer(self, experts: PackedExperts, memory: LazyMemory | None) -> RankExperts:

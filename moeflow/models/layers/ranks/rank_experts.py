@@ -49,7 +49,8 @@ class RankExperts(ExpertWeights):
 
     def weights_of(self, expert: int) -> Tensor:
         """Return an expert's memory, [bytes] uint8, whether or not it is this rank's."""
-        return self._all.storage[expert][: self.expert_bytes]
+        row: Tensor = self._all.storage[expert][: self.expert_bytes]
+        return row
 
     def parts(self) -> Sequence[tuple[Destination, ...] | None]:
         """Return the parts of this rank's experts; None for those of others."""

@@ -1,0 +1,137 @@
+// What all tiles of weights that are integers with scales are made of, in all formats: exact integer sums of as many
+// values as share a scale, then one multiply-add in floats (two, where there is a minimum).
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "integer_sums.h"
+#include "isa_unit.h"
+#include "matrix.h"
+#include "number_lanes.h"
+#include "simd.h"
+#include "tile_parts.h"
+
+namespace moeflow {
+namespace ISA_NAMESPACE {
+namespace {
+
+// What rows bring to a step, whatever the outputs.
+struct RowStep {
+  const Int32InMemory* x;  // quads of bytes, or pairs of 16 bits
+  float scale;
+  int32_t from;  // what sums of products begin with, as weights are raised; where outputs differ in that, the row's sum
+  float sum;     // of the row's values, times `scale`: what minima are multiplied by
+};
+
+// Whether outputs differ in what their weights have been raised by.
+template <typename F>
+constexpr bool has_zero_points() {
+  if constexpr (F::kTile == TileKind::kBlocks) {
+    return !std::is_same_v<decltype(F::offset(NumbersOfLanes{nullptr}, 0)), int32_t>;
+  }
+  return false;
+}
+
+// How a format's weights are multiplied. A step is what shares a scale, `kSub` values: a stretch of 32, or half of one.
+//
+//   a band in memory     numbers of all groups, 16 x 16 bits each | group 0 | group 1 | ..
+//   a group              stretches of 32 k
+//   a stretch            kStretchWords lines of 64 bytes, each with a word a lane
+//   row r                x[r], four k at a time (of 16 bits: two), the same in all lanes
+//
+//   in a step            sum = over its k, w * x                                       integers, a lane an output
+//   after a step         total[r] += sum * (weight's scale * row's scale)              in floats, step after step
+//                        total[r] += minimum * (row's scale * row's sum)               where there is a minimum
+template <typename F, bool kIsWide>
+struct Steps {
+  static constexpr int kSteps = kGroup / F::kSub, kQuads = F::kSub / 4;  // of a stretch, of a step
+  static constexpr int kFactors = kIsWide ? 2 : 1;                       // of a quad
+  static constexpr int64_t kNumberBytes = F::kNumbers * kBand * 2;       // of a group
+  // What is added to weights beyond what the format says, by how they are multiplied; and whether all have one offset.
+  static constexpr int32_t kRaisedBy = kIsWide ? 0 : offset_of_bytes(F::kMost, 0);
+  static constexpr bool kHasOneOffset = !has_zero_points<F>();
+  static_assert(kGroup == 32 && F::kGroup % kGroup == 0, "rows have a scale and sums for each stretch of weights");
+
+  // What adds up products.
+  using Sums = std::conditional_t<kIsWide, PairSums, ByteSums<quads_in_pairs(F::kMost), kQuads>>;
+
+  const Tile& tile;
+  const int64_t k = padded_cols(tile.cols), stretches = k / kGroup;
+  const int64_t head = scale_bytes<F>(num_groups<F>(tile.cols));
+  const Ahead<1> ahead{tile, head, num_groups<F>(tile.cols) * F::kStretches * F::kStretchWords};
+
+  RowStep row_step(int r, int64_t s, int step) const {
+    const IntegerRow row(tile.rows[r], k, kFactors);
+    const int32_t sum = row.sum_of<kSteps>(s, step);
+    int32_t from = sum;
+    if constexpr (kHasOneOffset) from *= -(F::kOffset + kRaisedBy);
+    return {row.quads + (s * kSteps + step) * kQuads * kFactors, row.scales[s], from,
+            row.scales[s] * static_cast<float>(sum)};
+  }
+
+  // A stretch of some outputs: as many as a vector has lanes, from part `part` of a band on.
+  struct Weights {
+    const uint8_t *words, *numbers;
+    int stretch;
+
+    // Of quad `quad` of the stretch what is multiplied at once: all of its bytes, raised; wide: 0 the first and the
+    // third, 1 the second and the fourth.
+    FORCE_INLINE_MEMBER BitLanes factor(int quad, [[maybe_unused]] int f) const {
+      const auto word = [&](int i) __attribute__((always_inline)) { return load_bits(words + i * 64); };
+      BitLanes bytes = F::quad(word, quad);
+      if constexpr (F::kTable != nullptr) bytes = look_up(F::kTable, bytes);
+      if constexpr (kIsWide) return f == 0 ? bytes & 0x00ff00ffu : (BitLanes)((HalfBitLanes)bytes >> 8);
+      return bytes;
+    }
+    // What is taken off its products with a row that sums up to 1; unused where all outputs have one offset.
+    FORCE_INLINE_MEMBER IntLanes offset() const {
+      if constexpr (!kHasOneOffset) return F::offset(NumbersOfLanes{numbers}, stretch) + kRaisedBy;
+      return IntLanes{};
+    }
+    FORCE_INLINE_MEMBER FloatLanes scale(int step) const { return F::scale(NumbersOfLanes{numbers}, stretch, step); }
+    FORCE_INLINE_MEMBER FloatLanes least(int step) const {
+      if constexpr (F::kHasMin) return F::least(NumbersOfLanes{numbers}, stretch, step);
+      return FloatLanes{};
+    }
+  };
+
+  // The last band stands for one that would follow it, too.
+  FORCE_INLINE_MEMBER Weights weights(int64_t s, int band, int part) const {
+    const int64_t last = tile.num_bands - 1;
+    const uint8_t* const from = tile.bands + (band < last ? band : last) * tile.band_stride;
+    return {from + head + s * F::kStretchWords * 64 + part * kLanes * 4,
+            from + s / F::kStretches * kNumberBytes + part * kLanes * 2, static_cast<int>(s % F::kStretches)};
+  }
+
+  // Has what is multiplied later than this stretch of two bands fetched.
+  FORCE_INLINE_MEMBER void fetch(int64_t s, int band) const {
+    ahead.template fetch_of_two<F::kStretchWords>(band, s * F::kStretchWords);
+    if (s % F::kStretches == 0) ahead.fetch_head_of_two(band, s / F::kStretches * kNumberBytes, kNumberBytes);
+  }
+
+  FORCE_INLINE_MEMBER static IntLanes begin(const RowStep& row, [[maybe_unused]] IntLanes offset) {
+    if constexpr (!kHasOneOffset) return IntLanes{} - offset * row.from;
+    return IntLanes{} + row.from;
+  }
+
+  FORCE_INLINE_MEMBER static void add_sum(float* out, IntLanes sum, FloatLanes scale, FloatLanes least,
+                                          const RowStep& row) {
+    FloatLanes total = load_lanes(out);
+    total += __builtin_convertvector(sum, FloatLanes) * (scale * splat_lanes(row.scale));
+    if constexpr (F::kHasMin) total += least * splat_lanes(row.sum);
+    store_lanes(out, total);
+  }
+};
+
+// Outputs of a tile are added up where they go. A band that the last one stands for has its place, too.
+FORCE_INLINE void clear_out(const Tile& t, int num_rows) {
+  const int width = static_cast<int>(round_up(t.num_bands, 2)) * kBand;
+  for (int r = 0; r < num_rows; ++r) {
+    for (int i = 0; i < width; i += kLanes) store_lanes(t.out + r * kTileStride + i, FloatLanes{});
+  }
+}
+
+}  // namespace
+}  // namespace ISA_NAMESPACE
+}  // namespace moeflow

@@ -1,0 +1,81 @@
+// Sums of many products of small integers (int_dot.h), as tiles make them.
+#pragma once
+
+#include <cstdint>
+
+#include "int_dot.h"
+#include "isa_unit.h"
+#include "simd.h"
+
+namespace moeflow {
+namespace ISA_NAMESPACE {
+namespace {
+
+// Keeps compilers from adding up all products of a sum in the end, for which these would have to wait in memory.
+template <typename V>
+FORCE_INLINE void pin([[maybe_unused]] V& sum) {
+#if defined(__x86_64__)
+  asm("" : "+v"(sum));
+#elif defined(__aarch64__)
+  asm("" : "+w"(sum));
+#endif
+}
+
+// Where products of bytes come as sums of two in 16 bits, how many of these fit into as many bits: they are widened but
+// once. 0: not even one does, or bytes are taken for signed ones whatever they are, so that they are made such.
+//
+//   lane                 |       0       |       1       | ..
+//   a product of quads   | p0+p1 | p2+p3 |  likewise             16 bits each, at most 2 * 127 * `most`
+//   pairs                sum of up to `quads_in_pairs` such products
+//   total                += both halves of a lane's pairs        32 bits
+constexpr int quads_in_pairs([[maybe_unused]] int most) {
+#if HAS_PAIRED_PRODUCTS
+  const int fit = 32767 / (2 * 127 * most);
+  return fit >= 8 ? 8 : fit >= 4 ? 4 : fit >= 2 ? 2 : fit;
+#elif IS_NEON
+  return most < 128 ? 8 : 0;  // sums of four, of signed bytes
+#else
+  return 8;  // sums of four: nothing to choose
+#endif
+}
+
+// What such sums take off each byte when they are multiplied as signed ones; the caller adds it again.
+constexpr int32_t offset_of_bytes(int most, int32_t offset) {
+  return quads_in_pairs(most) == 0 ? offset - 128 + kInt8Offset : offset;
+}
+
+// Sums of kQuads products of four bytes that are at most `most` with four signed ones, quads_in_pairs(most) being
+// kInPairs.
+template <int kInPairs, int kQuads>
+struct ByteSums {
+  static constexpr int kWidenEvery = kInPairs < kQuads ? kInPairs : kQuads;
+
+  // Adds the products of quad `quad`, which counts up from 0 to kQuads - 1. `pairs` is for sums on their way: a variable
+  // of its own, as GCC keeps structs of vectors in memory.
+  FORCE_INLINE_MEMBER static void add(IntLanes& total, [[maybe_unused]] BitLanes& pairs, BitLanes w, int32_t x4,
+                                      [[maybe_unused]] int quad) {
+    if constexpr (kInPairs == 0) {
+      total = dot_int8(total, w ^ 0x80808080u, x4);
+    } else {
+#if HAS_PAIRED_PRODUCTS
+      const BitLanes products = paired_products(w, x4);
+      pairs = quad % kWidenEvery == 0 ? products : add_halves(pairs, products);
+      pin(pairs);
+      if (quad % kWidenEvery == kWidenEvery - 1) total += sum_of_halves(pairs);
+#else
+      total = dot_unsigned(total, w, x4);
+#endif
+    }
+  }
+};
+
+// Sums of products of pairs of 16 bits.
+struct PairSums {
+  FORCE_INLINE_MEMBER static void add(IntLanes& total, BitLanes&, BitLanes w, int32_t x2, int) {
+    total = dot_pairs(total, w, x2);
+  }
+};
+
+}  // namespace
+}  // namespace ISA_NAMESPACE
+}  // namespace moeflow

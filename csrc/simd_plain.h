@@ -1,0 +1,108 @@
+// What vectors can do where nothing but the compiler knows the processor: the words that each architecture has of its
+// own (simd_x86.h, simd_neon.h), which fall back on these where they have no better instruction.
+#pragma once
+
+#include <cstdint>
+
+#include "convert.h"
+#include "isa_unit.h"
+#include "matrix.h"
+#include "simd_types.h"
+
+namespace moeflow {
+namespace ISA_NAMESPACE {
+namespace {
+namespace plain {
+
+// ---- to and from other types ----
+
+// As many neighbouring numbers as a V has lanes, as floats: from bfloat16 or int8.
+template <typename V>
+FORCE_INLINE V load_as(const uint16_t* p) {
+  using Types = Narrow<sizeof(V) / 4>;
+  const typename Types::Halves halves = *reinterpret_cast<const typename Types::Halves*>(p);
+  return (V)(__builtin_convertvector(halves, typename Types::Bits) << 16);
+}
+template <typename V>
+FORCE_INLINE V load_as(const int8_t* p) {
+  using Types = Narrow<sizeof(V) / 4>;
+  const typename Types::Bytes bytes = *reinterpret_cast<const typename Types::Bytes*>(p);
+  return __builtin_convertvector(__builtin_convertvector(bytes, typename Types::Ints), V);
+}
+
+// Numbers in half precision as floats.
+FORCE_INLINE FloatLanes load_halves(const uint16_t* p) {
+  const auto halves = *reinterpret_cast<const Narrow<kLanes>::Halves*>(p);
+  return halves_to_floats<FloatLanes>(__builtin_convertvector(halves, IntLanes));
+}
+
+// Numbers of 16 bits as integers.
+FORCE_INLINE IntLanes load_shorts(const uint16_t* p) {
+  return __builtin_convertvector(*reinterpret_cast<const Narrow<kLanes>::Halves*>(p), IntLanes);
+}
+
+// To the nearest integer, halves to even. Asked for as one operation, because an addition in floats could be fused
+// with the multiplication before it and so round differently in one instruction set than in another.
+FORCE_INLINE IVec to_nearest(Vec x) {
+  int32_t rounded[kBand];
+  for (int i = 0; i < kBand; ++i) rounded[i] = moeflow::to_nearest(x[i]);
+  IVec result;
+  __builtin_memcpy(&result, rounded, sizeof(result));
+  return result;
+}
+
+// The lower and the upper half of the lanes.
+FORCE_INLINE void to_doubles(FloatLanes v, DoubleLanes (&halves)[2]) {
+  for (int i = 0; i < kLanes; ++i) halves[i / (kLanes / 2)][i % (kLanes / 2)] = v[i];
+}
+
+// ---- across lanes ----
+
+FORCE_INLINE int32_t max_lane(IVec v) {
+  int32_t largest = v[0];
+  for (int i = 1; i < kBand; ++i) largest = v[i] > largest ? v[i] : largest;
+  return largest;
+}
+
+FORCE_INLINE int32_t sum_lanes(IVec v) {
+  int32_t sum = 0;
+  for (int i = 0; i < kBand; ++i) sum += v[i];
+  return sum;
+}
+
+// A bit for each lane that is at least `bound`; none for NaN.
+FORCE_INLINE uint32_t bits_at_least(FloatLanes v, FloatLanes bound) {
+  uint32_t bits = 0;
+  for (int i = 0; i < kLanes; ++i) bits |= static_cast<uint32_t>(v[i] >= bound[i]) << i;
+  return bits;
+}
+
+// ---- lane by lane ----
+
+// Of each byte, a place in a table of 16, what is there.
+FORCE_INLINE BitLanes look_up(const uint8_t* table, BitLanes places) {
+  uint8_t bytes[sizeof(places)];
+  __builtin_memcpy(bytes, &places, sizeof(places));
+  for (uint8_t& byte : bytes) byte = table[byte];
+  __builtin_memcpy(&places, bytes, sizeof(places));
+  return places;
+}
+
+// Places in a table of eight halves, one a half, as those of its bytes.
+FORCE_INLINE BitLanes places_of_bytes(BitLanes places) { return (places | places << 8 | 0x08000800u) & 0x0f0f0f0fu; }
+
+// Of each half, a place in a table of eight, what is there; anything where it is none.
+FORCE_INLINE BitLanes look_up_halves(const EightHalves& table, BitLanes places) {
+  return look_up(table.bytes, places_of_bytes(places));
+}
+
+// Keeps compilers from fusing the product with an addition, so that all instruction sets round alike.
+FORCE_INLINE FloatLanes rounded(FloatLanes product) {
+  asm("" : "+m"(product));
+  return product;
+}
+
+}  // namespace plain
+}  // namespace
+}  // namespace ISA_NAMESPACE
+}  // namespace moeflow

@@ -1,0 +1,184 @@
+// What vectors can do on x86: SSE2, AVX2 and AVX-512. simd_plain.h says what each of these is for.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "isa_unit.h"
+#include "matrix.h"
+#include "simd_plain.h"
+#include "simd_types.h"
+
+namespace moeflow {
+namespace ISA_NAMESPACE {
+namespace {
+
+// ---- to and from other types ----
+
+template <typename V>
+FORCE_INLINE V load_as(const uint16_t* p) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64) {
+    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return (V)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(V) == 32) {
+    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return (V)_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16);
+  }
+#endif
+  return plain::load_as<V>(p);
+}
+template <typename V>
+FORCE_INLINE V load_as(const int8_t* p) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return (V)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(V) == 32) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return (V)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+  }
+#endif
+  return plain::load_as<V>(p);
+}
+
+FORCE_INLINE FloatLanes load_halves(const uint16_t* p) {
+#if defined(__AVX512F__)
+  return (FloatLanes)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__F16C__)
+  return (FloatLanes)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  return plain::load_halves(p);
+#endif
+}
+
+FORCE_INLINE IntLanes load_shorts(const uint16_t* p) {
+#if defined(__AVX512F__)
+  return (IntLanes)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__AVX2__)
+  return (IntLanes)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  return plain::load_shorts(p);
+#endif
+}
+
+FORCE_INLINE IVec to_nearest(Vec x) {
+#if defined(__AVX512F__)
+  return (IVec)_mm512_cvtps_epi32((__m512)x);
+#else
+#if defined(__AVX2__)
+  __m256 parts[2];
+  __m256i rounded[2];
+  __builtin_memcpy(parts, &x, 64);
+  for (int i = 0; i < 2; ++i) rounded[i] = _mm256_cvtps_epi32(parts[i]);
+#else
+  __m128 parts[4];
+  __m128i rounded[4];
+  __builtin_memcpy(parts, &x, 64);
+  for (int i = 0; i < 4; ++i) rounded[i] = _mm_cvtps_epi32(parts[i]);
+#endif
+  IVec result;
+  __builtin_memcpy(&result, rounded, 64);
+  return result;
+#endif
+}
+
+FORCE_INLINE void to_doubles(FloatLanes v, DoubleLanes (&halves)[2]) {
+#if defined(__AVX512F__)
+  halves[0] = (DoubleLanes)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)v));
+  halves[1] = (DoubleLanes)_mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)v, 1));
+#elif defined(__AVX2__)
+  halves[0] = (DoubleLanes)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)v));
+  halves[1] = (DoubleLanes)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)v, 1));
+#else
+  halves[0] = (DoubleLanes)_mm_cvtps_pd((__m128)v);
+  halves[1] = (DoubleLanes)_mm_cvtps_pd(_mm_movehl_ps((__m128)v, (__m128)v));
+#endif
+}
+
+// ---- across lanes ----
+
+FORCE_INLINE int32_t max_lane(IVec v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_epi32((__m512i)v);
+#elif defined(__AVX2__)
+  __m256i halves[2];
+  __builtin_memcpy(halves, &v, 64);
+  const __m256i eight = _mm256_max_epi32(halves[0], halves[1]);
+  const __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  const __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+#else
+  return plain::max_lane(v);
+#endif
+}
+
+FORCE_INLINE int32_t sum_lanes(IVec v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32((__m512i)v);
+#elif defined(__AVX2__)
+  __m256i halves[2];
+  __builtin_memcpy(halves, &v, 64);
+  const __m256i eight = _mm256_add_epi32(halves[0], halves[1]);
+  const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+#else
+  return plain::sum_lanes(v);
+#endif
+}
+
+FORCE_INLINE uint32_t bits_at_least(FloatLanes v, FloatLanes bound) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)v, (__m512)bound, _CMP_GE_OQ);
+#elif defined(__AVX2__)
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps((__m256)v, (__m256)bound, _CMP_GE_OQ)));
+#else
+  return static_cast<uint32_t>(_mm_movemask_ps(_mm_cmpge_ps((__m128)v, (__m128)bound)));
+#endif
+}
+
+// ---- lane by lane ----
+
+FORCE_INLINE BitLanes look_up(const uint8_t* table, BitLanes places) {
+#if defined(__AVX512BW__)
+  const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return (BitLanes)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), (__m512i)places);
+#elif defined(__AVX2__)
+  const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return (BitLanes)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), (__m256i)places);
+#else
+  return plain::look_up(table, places);
+#endif
+}
+
+FORCE_INLINE BitLanes look_up_halves(const EightHalves& table, BitLanes places) {
+#if defined(__AVX512BW__)
+  return (BitLanes)_mm512_permutexvar_epi16((__m512i)places, _mm512_load_si512(table.halves));
+#else
+  return look_up(table.bytes, plain::places_of_bytes(places));
+#endif
+}
+
+FORCE_INLINE FloatLanes rounded(FloatLanes product) {
+  asm("" : "+v"(product));
+  return product;
+}
+
+#if HAS_BF16_DOT
+// acc += w * x over the two bfloat16 halves of each lane; x the same in every lane.
+FORCE_INLINE FloatLanes dot_bf16(FloatLanes acc, BitLanes w, int32_t x2) {
+  return (FloatLanes)_mm512_dpbf16_ps((__m512)acc, (__m512bh)w, (__m512bh)_mm512_set1_epi32(x2));
+}
+#endif
+
+}  // namespace
+}  // namespace ISA_NAMESPACE
+}  // namespace moeflow

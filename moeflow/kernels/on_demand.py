@@ -1,0 +1,65 @@
+"""Modules that are imported when something of them is first used: what takes long to import, and few starts need.
+
+`torch` is the first of them: where all weights are packed, the CPU kernels compute on NumPy's arrays, and importing
+torch would take most of the time to a first token. A module that may be needed for that token takes it from here, and
+names nothing of it at import. For others write
+
+    if TYPE_CHECKING:
+        from moeflow.engine import lossy_routing
+    else:
+        lossy_routing = on_demand("moeflow.engine.lossy_routing")
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    import torch as torch
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _OnDemand(ModuleType):
+    """Stands for a module; keeps nothing of it, so that what is changed there is seen here."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def on_demand(name: str) -> Any:
+    """Return what stands for a module until it is needed."""
+    return _OnDemand(name)
+
+
+if not TYPE_CHECKING:
+    torch = on_demand("torch")
+
+
+def import_torch() -> None:
+    """Import torch now, since it will be needed: what it takes is to be measured."""
+    importlib.import_module("torch")
+
+
+def has_torch() -> bool:
+    """Return whether torch is imported: before that, nothing is a tensor."""
+    return sys.modules.get("torch") is not None
+
+
+def without_gradients(function: Callable[P, T]) -> Callable[P, T]:
+    """Run a function in torch's inference mode, if torch is there."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        if not has_torch():
+            return function(*args, **kwargs)
+        with torch.inference_mode():
+            return function(*args, **kwargs)
+
+    return run

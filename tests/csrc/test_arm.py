@@ -1,0 +1,27 @@
+"""The kernels for ARM are right: compiled by a cross compiler and run in an emulator, as each kind of processor."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CHECK_ARM = Path(__file__).parents[2] / "scripts" / "check-arm"
+TOOLS = ("aarch64-linux-gnu-g++", "qemu-aarch64", "cmake", "ninja")
+UNITS = ("neon", "neon_dotprod", "neon_i8mm")
+MISSING = [tool for tool in TOOLS if shutil.which(tool) is None]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)} (scripts/check-arm says from where)")
+def test_kernels_for_arm_are_right_in_an_emulator():
+    done = subprocess.run([CHECK_ARM], capture_output=True, text=True, check=False, env=os.environ | {"JOBS": "2"})
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    said = done.stdout.splitlines()
+    assert [unit for unit in UNITS if f"{unit}: right" in said] == list(UNITS)
+    assert {"shared group: right", "slab reader: right"} <= set(said)
+
+
+def test_what_it_takes_is_explained():
+    assert "Cortex-A57" in subprocess.run([CHECK_ARM, "--help"], capture_output=True, text=True, check=True).stdout
