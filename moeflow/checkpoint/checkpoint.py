@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from moeflow.kernels.weight_format import BlockKind
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class StoredRows:
     """Some rows of a matrix, as they lie in the file."""
 
     values: torch.Tensor  # [n, cols] floats, or [n, bytes of a row] uint8: GGUF blocks
-    numbers: torch.Tensor  # [n] int64: which rows of the matrix they are
+    numbers: NDArray[np.int64]  # [n]: which rows of the matrix they are
     block_kind: BlockKind | None = None  # of blocks
 
 
@@ -63,8 +67,8 @@ class Checkpoint(Protocol):
         ...
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The floating-point type to compute in if the user does not choose: what the weights were stored in."""
+    def dtype(self) -> str:
+        """The floating-point type that most weights are stored in, float32 for quantized ones: "bfloat16"."""
         ...
 
     def read(self, name: str) -> torch.Tensor:

@@ -7,10 +7,9 @@ import json
 from pathlib import Path
 from typing import Final
 
-import torch
-
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.file_errors import blame_file
+from moeflow.kernels.on_demand import torch
 
 _NUM_SAMPLED: Final = 256  # matrices of which a row is read: a megabyte or so
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.file_errors import blame_file
 from moeflow.checkpoint.gguf.file import GGUFFile
+from moeflow.checkpoint.quantized.folder import QuantizedFolder
+from moeflow.checkpoint.quantized.settings import QuantizationSettings
 from moeflow.checkpoint.regular_file import open_stream, stat_file
 from moeflow.checkpoint.safetensors.folder import CONVERT_PICKLE, PICKLE_SUFFIXES, SafetensorsFolder
 from moeflow.core.errors import CheckpointError
@@ -26,7 +28,9 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         raise CheckpointError("does not exist", file=path, remedy=_WHAT_TO_NAME + "; models are not downloaded")
     mode = stat_file(path).st_mode
     if stat.S_ISDIR(mode):
-        return SafetensorsFolder(path)
+        folder = SafetensorsFolder(path)
+        settings = QuantizationSettings.of(folder.config, folder.config_file)
+        return folder if settings is None else QuantizedFolder(folder, settings)
     if not stat.S_ISREG(mode):
         raise CheckpointError("is no regular file", file=path, remedy=_WHAT_TO_NAME + "; models are not downloaded")
     if path.suffix == ".gguf" or _has_gguf_magic(path):

@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import torch
-
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file
 from moeflow.checkpoint.regular_file import open_regular
 from moeflow.core.errors import CheckpointError
+from moeflow.kernels.on_demand import torch
 
 _MAX_READ_BYTES = 1 << 30  # Linux moves at most 2 GiB in one call
 

@@ -11,19 +11,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import MIB, format_bytes
-from moeflow.models.language_model import LanguageModel
+from moeflow.kernels.arrays import copy_into
+from moeflow.kernels.cpu.packed_weights import PackedRows
+from moeflow.models.importance import NO_IMPORTANCE, Importance
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.expert_weights import Destination
-from moeflow.models.layers.weight_allocator import WeightAllocator
+from moeflow.models.layers.weight_allocator import WeightAllocator, shapes_only
 from moeflow.models.registry import Family, find_family, read_model_config
+
+if TYPE_CHECKING:
+    from moeflow.models.language_model import LanguageModel
 
 _LISTED = 3
 _CHECK_CONFIG = "Check that config.json belongs to these weights, or download the model again"
@@ -37,10 +40,12 @@ def load_model(
     *,
     num_threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
+    importance: Importance = NO_IMPORTANCE,
 ) -> LanguageModel:
     """Return the model with its weights as `allocator` has them; memory that is filled already is taken as it is.
 
     `progress(bytes_done, bytes_total)` is called from this thread after each piece; bytes are those of the file.
+    `importance` is for formats whose blocks are searched for.
 
     Raises: CheckpointError, before anything is allocated, if tensors are missing, surplus or of another shape than
     the config says; CapacityError if the weights do not fit into the device's memory.
@@ -49,7 +54,7 @@ def load_model(
     if allocator.memory.is_filled:
         return _allocate(family, read_model_config(checkpoint), allocator)
     model = _allocate(family, outline(checkpoint).config, allocator)
-    fill_in_threads(checkpoint, model.named_weights(), num_threads, progress)
+    fill_in_threads(checkpoint, model.named_weights(), num_threads, progress, importance)
     return model
 
 
@@ -59,11 +64,12 @@ def load_causal_lm(
     *,
     num_threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
+    importance: Importance = NO_IMPORTANCE,
 ) -> CausalLM:
     """Do as `load_model` for who needs a decoder-only model. Raises: ConfigError if it is none; else likewise."""
     if read_model_config(checkpoint).encoder is not None:
         raise not_decoder_only(checkpoint)
-    model = load_model(checkpoint, allocator, num_threads=num_threads, progress=progress)
+    model = load_model(checkpoint, allocator, num_threads=num_threads, progress=progress, importance=importance)
     assert isinstance(model, CausalLM)
     return model
 
@@ -78,9 +84,7 @@ def outline(checkpoint: Checkpoint) -> LanguageModel:
 
     Raises: CheckpointError if tensors are missing, surplus or of another shape than the config says.
     """
-    model = find_family(checkpoint).build(
-        read_model_config(checkpoint), WeightAllocator(checkpoint.dtype, torch.device("meta"))
-    )
+    model = find_family(checkpoint).build(read_model_config(checkpoint), shapes_only())
     _check_tensors(checkpoint, model)
     return model
 
@@ -96,8 +100,7 @@ class NamesApart:
 
 def names_apart(checkpoint: Checkpoint) -> NamesApart:
     """Return which tensors are routers, and which embeddings. Raises: CheckpointError if a router is missing."""
-    allocator = WeightAllocator(checkpoint.dtype, torch.device("meta"))
-    model = find_family(checkpoint).build(read_model_config(checkpoint), allocator)
+    model = find_family(checkpoint).build(read_model_config(checkpoint), shapes_only())
     routers = frozenset(block.router_name(prefix) for prefix, block in model.moe_blocks())
     missing = sorted(routers - checkpoint.tensors.keys())
     if missing:
@@ -144,7 +147,7 @@ def _allocate(family: Family, config: ModelConfig, allocator: WeightAllocator) -
     except (RuntimeError, MemoryError) as error:  # torch's, and that of packed weights
         need = format_bytes(int(config.num_parameters * allocator.bits_per_value / 8))
         raise CapacityError(
-            f"The weights need {need} on {allocator.device}, which cannot be allocated; "
+            f"The weights need {need} on {allocator.device or 'cpu'}, which cannot be allocated; "
             "take a smaller model or a smaller format of weights"
         ) from error
 
@@ -160,16 +163,18 @@ class _Piece:
     num_bytes: int  # in the file
 
 
-def fill(checkpoint: Checkpoint, named_weights: Iterable[tuple[str, Destination]]) -> None:
+def fill(
+    checkpoint: Checkpoint, named_weights: Iterable[tuple[str, Destination]], importance: Importance = NO_IMPORTANCE
+) -> None:
     """Fill some destinations with the tensors of these names, in the calling thread. Raises: CheckpointError."""
     for piece in _pieces(checkpoint, named_weights):
-        _take_over(checkpoint, piece)
+        _take_over(checkpoint, piece, importance)
 
 
 def _pieces(checkpoint: Checkpoint, named_weights: Iterable[tuple[str, Destination]]) -> Iterator[_Piece]:
     for name, destination in named_weights:
         info = checkpoint.tensors[name]
-        if isinstance(destination, Tensor):
+        if not isinstance(destination, PackedRows):
             yield _Piece(name, destination, 0, destination.shape[0], info.num_bytes)
             continue
         row_bytes = info.num_bytes // max(info.shape[0], 1)
@@ -185,6 +190,7 @@ def fill_in_threads(
     named_weights: Iterable[tuple[str, Destination]],
     num_threads: int,
     progress: Callable[[int, int], None] | None = None,
+    importance: Importance = NO_IMPORTANCE,
 ) -> None:
     """Do the same in so many threads; `progress` as in `load_model`. Raises: CheckpointError."""
     progress = progress or _ignore
@@ -197,7 +203,7 @@ def fill_in_threads(
         if has_failed.is_set():  # in another thread; what comes after the piece that failed is not looked at
             return 0
         try:
-            return _take_over(checkpoint, piece)
+            return _take_over(checkpoint, piece, importance)
         except BaseException:
             has_failed.set()
             raise
@@ -212,12 +218,12 @@ def fill_in_threads(
             raise
 
 
-def _take_over(checkpoint: Checkpoint, piece: _Piece) -> int:
-    if isinstance(piece.destination, Tensor):
-        piece.destination.copy_(checkpoint.read(piece.name))
+def _take_over(checkpoint: Checkpoint, piece: _Piece, importance: Importance) -> int:
+    if not isinstance(piece.destination, PackedRows):
+        copy_into(piece.destination, checkpoint.read(piece.name))
     else:
         stored = checkpoint.read_rows(piece.name, piece.start, piece.stop)
-        piece.destination.fill(stored.values, stored.numbers, stored.block_kind)
+        piece.destination.fill(stored.values, stored.numbers, stored.block_kind, importance.get(piece.name))
     return piece.num_bytes
 
 

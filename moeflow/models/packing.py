@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.identity import checkpoint_identity
@@ -22,15 +24,19 @@ from moeflow.checkpoint.packed.layout import SlabSpec
 from moeflow.checkpoint.packed.weight_memory import LaidOutMemory, NotedMemory, WeightMemory
 from moeflow.checkpoint.packed.writer import OnBytes, SlabWriter, build_packed_weights_file
 from moeflow.core.model_config import ModelConfig
-from moeflow.kernels.cpu.packed_weights import PackedExperts, expert_bytes
-from moeflow.kernels.lazy_memory import allocate_lazily
+from moeflow.kernels.arrays import FLOAT32, address, dtype_name
+from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedRows, expert_bytes
+from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.kernels.weight_format import WeightFormat
-from moeflow.models.language_model import LanguageModel
+from moeflow.models.importance import NO_IMPORTANCE, Importance
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.moe import expert_kind
 from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.models.loading import fill, fill_in_threads, outline
 from moeflow.models.registry import find_family, read_model_config
+
+if TYPE_CHECKING:
+    from moeflow.models.language_model import LanguageModel
 
 
 def slab_spec(checkpoint: Checkpoint, formats: WeightFormats) -> SlabSpec:
@@ -63,9 +69,8 @@ def largest_expert_bytes(shape: ModelConfig, formats: WeightFormats) -> int:
 
 def _expert_formats(shape: ModelConfig, formats: WeightFormats) -> list[tuple[WeightFormat, WeightFormat]]:
     """Return the formats of ups and downs in each layer with experts; if all have the same ones, once."""
-    moe_layers = (number for number in range(shape.num_layers) if number not in shape.dense_layers)
     return (
-        [formats.of_experts(formats.layers[number]) for number in moe_layers]
+        [formats.of_experts(formats.layers[number]) for number in shape.moe_layers]
         if formats.layers
         else [formats.of_experts(None)]
     )
@@ -78,6 +83,7 @@ def pack_model(
     *,
     num_threads: int = 1,
     on_bytes: OnBytes | None = None,
+    importance: Importance = NO_IMPORTANCE,
 ) -> SlabSpec:
     """Write the packed weights of a model, or what an interrupted run left of it to be written.
 
@@ -87,12 +93,14 @@ def pack_model(
     `build_packed_weights_file`.
     """
     model = outline(checkpoint)
-    spec = slab_spec(checkpoint, formats)
+    spec = msgspec.structs.replace(slab_spec(checkpoint, formats), is_weighted=bool(importance))
     with build_packed_weights_file(target, spec, on_bytes) as writer:
         if writer.lacks_resident:
             packed = on_bytes if model.config.num_experts == 0 else None  # otherwise most of the work is experts
-            writer.write_resident(_resident_content(checkpoint, model.config, formats, spec, num_threads, packed))
-        _write_experts(checkpoint, model, formats, spec, writer, num_threads)
+            writer.write_resident(
+                _resident_content(checkpoint, model.config, formats, spec, num_threads, packed, importance)
+            )
+        _write_experts(checkpoint, model, formats, spec, writer, num_threads, importance)
     return spec
 
 
@@ -103,12 +111,12 @@ def _resident_content(
     spec: SlabSpec,
     num_threads: int,
     on_bytes: OnBytes | None,
+    importance: Importance,
 ) -> memoryview:
-    resident = allocate_lazily(spec.resident_bytes)
+    resident = LazyMemory(spec.resident_bytes).bytes
     model = _build_resident(checkpoint, shape, formats, LaidOutMemory(resident, is_filled=False))
-    fill_in_threads(checkpoint, model.named_weights(), num_threads, on_bytes)
-    content: memoryview = resident.numpy().data
-    return content
+    fill_in_threads(checkpoint, model.named_weights(), num_threads, on_bytes, importance)
+    return resident.data
 
 
 def _write_experts(
@@ -118,29 +126,30 @@ def _write_experts(
     spec: SlabSpec,
     writer: SlabWriter,
     num_threads: int,
+    importance: Importance,
 ) -> None:
     shape = model.config
     blocks = list(model.moe_blocks())
     size, kind = (shape.hidden_size, shape.intermediate_size), expert_kind(shape)
     formats_of_layers = _expert_formats(shape, formats)
     are_alike = len(formats_of_layers) == 1
-    free: SimpleQueue[Tensor] = SimpleQueue()
+    free: SimpleQueue[NDArray[np.uint8]] = SimpleQueue()
     for _ in range(num_threads + 1 if blocks else 0):
-        free.put(allocate_lazily(spec.slab_bytes))
+        free.put(LazyMemory(spec.slab_bytes).bytes)
 
-    def pack(layer: int, expert: int) -> tuple[int, int, Tensor]:
+    def pack(layer: int, expert: int) -> tuple[int, int, NDArray[np.uint8]]:
         prefix, block = blocks[layer]
         slab = free.get()
         up, down = formats_of_layers[0 if are_alike else layer]
         if not are_alike:
-            slab.zero_()  # of what fills up another layer's bands
-        packed = PackedExperts(1, *size, up, down_format=down, kind=kind, storage=slab.view(1, -1))
+            slab.fill(0)  # of what fills up another layer's bands
+        packed = PackedExperts(1, *size, up, down_format=down, kind=kind, storage=slab.reshape(1, -1))
         (parts,) = packed.parts()
-        fill(checkpoint, zip(block.expert_names(prefix, expert), parts, strict=True))
+        fill(checkpoint, zip(block.expert_names(prefix, expert), parts, strict=True), importance)
         return layer, expert, slab
 
     with _threads(num_threads) as threads:
-        ahead: deque[Future[tuple[int, int, Tensor]]] = deque()
+        ahead: deque[Future[tuple[int, int, NDArray[np.uint8]]]] = deque()
         missing = iter(writer.missing())
         while True:
             room = range(num_threads + 1 - len(ahead))
@@ -148,7 +157,7 @@ def _write_experts(
             if not ahead:
                 break
             layer, expert, slab = ahead.popleft().result()
-            writer.write(layer, expert, slab.numpy().data)
+            writer.write(layer, expert, slab.data)
             free.put(slab)
 
 
@@ -156,7 +165,7 @@ def _build_resident(
     checkpoint: Checkpoint, shape: ModelConfig, formats: WeightFormats, memory: WeightMemory
 ) -> LanguageModel:
     """Return the model without its experts."""
-    allocator = WeightAllocator(torch.float32, torch.device("cpu"), formats, memory)
+    allocator = WeightAllocator(FLOAT32, None, formats, memory)
     return find_family(checkpoint).build(shape, allocator)
 
 
@@ -182,22 +191,24 @@ def _layout(model: LanguageModel, memory: NotedMemory) -> str:
 
 def _places(model: LanguageModel, memory: NotedMemory) -> list[tuple[str, int, int, int, str]]:
     """Return for each weight its block, where in it, the first row's number, and in which format."""
-    numbers = sorted(range(len(memory.blocks)), key=lambda number: memory.blocks[number].data_ptr())
-    starts = [memory.blocks[number].data_ptr() for number in numbers]
+    numbers = sorted(range(len(memory.blocks)), key=lambda number: address(memory.blocks[number]))
+    starts = [address(memory.blocks[number]) for number in numbers]
 
     def place(destination: Destination) -> tuple[int, int, int]:
-        if isinstance(destination, Tensor):
-            address, first_row = destination.data_ptr(), 0
+        if isinstance(destination, PackedRows):
+            begin, first_row = address(destination.weight.storage), int(destination.numbers[0])
         else:
-            address, first_row = destination.weight.storage.data_ptr(), int(destination.numbers[0])
-        at = bisect_right(starts, address) - 1
-        return numbers[at], address - starts[at], first_row
+            begin, first_row = address(destination), 0
+        at = bisect_right(starts, begin) - 1
+        return numbers[at], begin - starts[at], first_row
 
     return [(name, *place(destination), _form(destination)) for name, destination in model.named_weights()]
 
 
 def _form(destination: Destination) -> str:
-    return str(destination.dtype) if isinstance(destination, Tensor) else destination.weight.format
+    if isinstance(destination, PackedRows):
+        return destination.weight.format
+    return f"torch.{dtype_name(destination.dtype)}"  # as all files have it
 
 
 @contextmanager

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
-import torch
-from torch import Tensor
 
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.token_tree import branch_masks, depths
+from moeflow.kernels.arrays import Array, ids_on
 from moeflow.kernels.attention.attention_metadata import TREE_POSITIONS, AttentionMetadata
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.context import ForwardContext
+
+if TYPE_CHECKING:
+    from moeflow.kernels.arrays import Device
 
 PROMPT_CHUNK: Final = 64  # rows of prompt log-probabilities at a time: bounds the copy of [P, V]
 
@@ -127,7 +129,7 @@ class PassInput(msgspec.Struct, frozen=True):
         rows = [row - start for row in results if start <= row < stop]
         return PassInput(self.token_ids[start:stop], starts, num_tokens, block_ids, [rows])
 
-    def tensors(self, kv: KVStorage, device: torch.device) -> tuple[Tensor, ForwardContext]:
+    def tensors(self, kv: KVStorage, device: Device) -> tuple[Array, ForwardContext]:
         """Return what a model is called with: token ids [T] int64, and what goes to every layer."""
         metadata = AttentionMetadata.build(
             starts=self.starts,
@@ -135,12 +137,12 @@ class PassInput(msgspec.Struct, frozen=True):
             block_ids=self.block_ids,
             block_size=kv.block_size,
             device=device,
-            tree_masks=torch.tensor(self._tree_masks(), device=device) if self.trees else None,
+            tree_masks=ids_on(self._tree_masks(), device) if self.trees else None,
         )
         context = ForwardContext(
-            torch.tensor(self._positions(), device=device), metadata, kv, num_encoder_tokens=self.num_encoder_tokens
+            ids_on(self._positions(), device), metadata, kv, num_encoder_tokens=self.num_encoder_tokens
         )
-        return torch.tensor(self.token_ids, device=device), context
+        return ids_on(self.token_ids, device), context
 
     def _positions(self) -> list[int]:
         """Return each token's place in its sequence; of a tree's nodes, on their branch."""
@@ -163,13 +165,6 @@ class PassInput(msgspec.Struct, frozen=True):
 
     def _parents(self) -> list[tuple[int, ...]]:
         return self.trees or [()] * len(self.starts)
-
-
-def rows_of(hidden: Tensor, rows: list[int]) -> Tensor:
-    """Return some tokens' hidden states, in ascending order. Shapes: hidden [T, H] -> [n, H]."""
-    return (
-        hidden if len(rows) == hidden.shape[0] else hidden[torch.tensor(rows, dtype=torch.int64, device=hidden.device)]
-    )
 
 
 def _token_ids(entry: BatchEntry) -> list[int]:

@@ -9,16 +9,18 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.json_file import read_json_object
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import ConfigReader, ModelConfig
-from moeflow.models.language_model import LanguageModel
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.plausibility import check_sizes, read_eos_token_ids
+
+if TYPE_CHECKING:
+    from moeflow.models.language_model import LanguageModel
 
 
 class Family(Protocol):

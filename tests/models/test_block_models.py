@@ -8,7 +8,7 @@ import torch
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.cpu import extension
-from moeflow.kernels.weight_format import BLOCK_KINDS, FORMATS
+from moeflow.kernels.weight_format import FORMATS, GGUF_BLOCK_KINDS
 from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
 from moeflow.models.loading import load_model
 from moeflow.models.packing import slab_spec
@@ -45,7 +45,7 @@ def assert_near(got, want):
 
 
 def test_every_kind_stays_as_it_is(tmp_path):
-    for kind in BLOCK_KINDS:
+    for kind in GGUF_BLOCK_KINDS:
         for family in FAMILIES:
             path = write_block_model(tmp_path / f"{kind}-{family}.gguf", family, uniform(kind))
             choice = choice_of(path)

@@ -192,7 +192,7 @@ def test_a_model_larger_than_memory_says_what_it_needs(checkpoint):
         (GGMLQuantizationType.F32, WeightFormats("float32", "float32")),
         (GGMLQuantizationType.Q8_0, WeightFormats("int8", "int8", is_wide=True)),
         (GGMLQuantizationType.Q4_0, WeightFormats("int4", "int4", is_wide=True)),
-        (GGMLQuantizationType.Q4_1, WeightFormats("int4-min", "int4-min")),
+        (GGMLQuantizationType.Q4_1, WeightFormats("int4-min", "int4-min", is_wide=True)),
     ],
 )
 def test_ranks_take_over_their_rows_of_a_file_as_they_lie_there(tmp_path, kind, formats):

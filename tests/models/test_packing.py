@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from moeflow.checkpoint.packed.layout import read_slab_index
 from moeflow.checkpoint.packed.weight_memory import LaidOutMemory
 from moeflow.checkpoint.packed.writer import partial_file
 from moeflow.kernels.cpu import extension
+from moeflow.kernels.cpu.packed_weights import PackedRows
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
 from moeflow.models import packing
 from moeflow.models.layers.weight_allocator import WeightAllocator, WeightFormats
@@ -71,11 +73,11 @@ def test_an_interrupted_packing_goes_on(checkpoint, tmp_path, monkeypatch):
     taken = []
     real_fill = packing.fill
 
-    def fail_at_the_sixth(checkpoint, named):
+    def fail_at_the_sixth(checkpoint, named, importance):
         taken.append(1)
         if len(taken) == 6:
             raise KeyboardInterrupt
-        real_fill(checkpoint, named)
+        real_fill(checkpoint, named, importance)
 
     monkeypatch.setattr(packing, "fill", fail_at_the_sixth)
     with pytest.raises(KeyboardInterrupt):
@@ -126,7 +128,7 @@ def test_a_part_names_the_tensors_that_have_weights_in_it(checkpoint, monkeypatc
     formats = WeightFormats(weight_format, weight_format)
     spec = slab_spec(checkpoint, formats)
     content = torch.zeros(spec.resident_bytes, dtype=torch.uint8)
-    memory = LaidOutMemory(content, is_filled=False)
+    memory = LaidOutMemory(content.numpy(), is_filled=False)
     model = packing._build_resident(checkpoint, read_model_config(checkpoint), formats, memory)
     named = dict(model.named_weights())
     found = [set(names_in_part(checkpoint, formats, spec, part)) for part in range(spec.num_slabs, spec.num_parts)]
@@ -134,10 +136,10 @@ def test_a_part_names_the_tensors_that_have_weights_in_it(checkpoint, monkeypatc
     for name, destination in named.items():
         before = content.clone()
         weight = torch.randn(tuple(destination.shape))
-        if isinstance(destination, torch.Tensor):
-            destination.copy_(weight)
+        if isinstance(destination, PackedRows):
+            destination.fill(weight, np.arange(len(weight)))
         else:
-            destination.fill(weight, torch.arange(len(weight)))
+            destination[:] = weight
         pages = (content != before).view(-1, PAGE_BYTES).any(dim=1).nonzero().flatten().tolist()
         assert pages
         assert all(name in found[page] for page in pages)

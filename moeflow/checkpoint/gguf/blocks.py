@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
-from torch import Tensor
 
 from moeflow.checkpoint.gguf.tensor_types import BLOCK_SIZES, TensorType
+from moeflow.kernels.on_demand import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def widen_blocks(data: Tensor, kind: TensorType) -> Tensor:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, check_num_tensors
@@ -30,14 +31,15 @@ from moeflow.checkpoint.gguf.names import heads_in_pairs, huggingface_name
 from moeflow.checkpoint.gguf.tensor_types import TensorType
 from moeflow.checkpoint.raw_file import RawFile
 from moeflow.core.errors import CheckpointError
-from moeflow.kernels.weight_format import BLOCK_KINDS, BlockKind
+from moeflow.kernels.on_demand import torch
+from moeflow.kernels.weight_format import GGUF_BLOCK_KINDS, BlockKind
 
 _UNQUANTIZED = {
-    TensorType.F32: torch.float32,
-    TensorType.F16: torch.float16,
-    TensorType.BF16: torch.bfloat16,
+    TensorType.F32: "float32",
+    TensorType.F16: "float16",
+    TensorType.BF16: "bfloat16",
 }
-_BLOCKS: dict[TensorType, BlockKind] = {TensorType[kind]: kind for kind in BLOCK_KINDS}
+_BLOCKS: dict[TensorType, BlockKind] = {TensorType[kind]: kind for kind in GGUF_BLOCK_KINDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class GGUFFile:
             name: TensorInfo(part.shape, part.num_bytes, _stored_as(part.quantization), path)
             for name, part in self._parts.items()
         }
-        self.dtype: torch.dtype = _commonest_dtype(self._parts)
+        self.dtype: str = _commonest_dtype(self._parts)
 
     def read(self, name: str) -> torch.Tensor:
         """Return a tensor on the CPU, quantized ones as float32; raises as `Checkpoint.read` does."""
@@ -159,31 +161,32 @@ def _widen(data: torch.Tensor, quantization: TensorType, shape: tuple[int, ...])
     """Return what some bytes mean: in their own dtype, quantized ones as float32."""
     dtype = _UNQUANTIZED.get(quantization)
     if dtype is not None:
-        return data.view(dtype).reshape(shape)
+        return data.view(getattr(torch, dtype)).reshape(shape)
     return widen_blocks(data, quantization).reshape(shape)
 
 
-def _pairs_to_halves(weights: torch.Tensor, num_heads: int) -> torch.Tensor:
+def _pairs_to_halves(weights: Any, num_heads: int) -> Any:
     """Reorder the rows of q or k from pairs (2i, 2i+1) to halves (i, i + D/2), head by head."""
     pairs = weights.reshape(num_heads, -1, 2, *weights.shape[1:])
-    return pairs.transpose(1, 2).reshape(weights.shape)
+    return pairs.swapaxes(1, 2).reshape(weights.shape)
 
 
 def _stored_as(quantization: TensorType) -> str:
     dtype = _UNQUANTIZED.get(quantization)
-    return quantization.name if dtype is None else str(dtype).removeprefix("torch.")
+    return dtype or quantization.name
 
 
-def _numbers_of_rows(part: _Part, start: int, stop: int) -> torch.Tensor:
+def _numbers_of_rows(part: _Part, start: int, stop: int) -> NDArray[np.int64]:
     """Return which rows of Hugging Face's matrix the rows [start, stop) of the file are."""
     if not part.pair_heads:
-        return torch.arange(start, stop)
-    return _pairs_to_halves(torch.arange(part.shape[0]), part.pair_heads).argsort()[start:stop]
+        return np.arange(start, stop)
+    numbers: NDArray[np.int64] = _pairs_to_halves(np.arange(part.shape[0]), part.pair_heads).argsort()[start:stop]
+    return numbers
 
 
-def _commonest_dtype(parts: Mapping[str, _Part]) -> torch.dtype:
+def _commonest_dtype(parts: Mapping[str, _Part]) -> str:
     """Return the dtype most bytes are stored in; float32 for quantized ones."""
-    num_bytes: Counter[torch.dtype] = Counter()
+    num_bytes: Counter[str] = Counter()
     for part in parts.values():
-        num_bytes[_UNQUANTIZED.get(part.quantization, torch.float32)] += part.num_bytes
+        num_bytes[_UNQUANTIZED.get(part.quantization, "float32")] += part.num_bytes
     return num_bytes.most_common(1)[0][0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
-from moeflow.kernels.weight_format import BLOCK_KINDS
+from moeflow.kernels.weight_format import GGUF_BLOCK_KINDS
 
 
 class TensorType(IntEnum):
@@ -63,7 +63,7 @@ WIDENED: Final = (
     TensorType.TQ1_0,
     TensorType.TQ2_0,
 )
-BLOCKS: Final = (*(TensorType[kind] for kind in BLOCK_KINDS), *WIDENED)
+BLOCKS: Final = (*(TensorType[kind] for kind in GGUF_BLOCK_KINDS), *WIDENED)
 SUPPORTED: Final = (TensorType.F32, TensorType.F16, TensorType.BF16, *BLOCKS)
 
 BLOCK_SIZES: Final = {  # values and bytes of one block

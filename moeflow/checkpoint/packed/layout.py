@@ -36,7 +36,7 @@ _CHECKSUM: Final = struct.Struct("<I")
 
 
 class SlabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What packed weights holds; two files with equal specs are interchangeable."""
+    """What packed weights holds; two files with equal specs are interchangeable, see also `fits`."""
 
     identity: str  # of the checkpoint it was made from
     weight_format: str
@@ -47,7 +47,12 @@ class SlabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     resident_bytes: int  # of all other weights: whole pages
     layout: str  # a hash over which of these is where
     expert_formats: tuple[tuple[str, str], ...] = ()  # of each such layer's ups and downs; empty: all `weight_format`
+    is_weighted: bool = False  # whether weights were rounded by the importance of the inputs that they meet
     format_version: int = FORMAT_VERSION
+
+    def fits(self, wanted: SlabSpec) -> bool:
+        """Return whether a file with this spec will do where `wanted` is asked for: however well it was rounded."""
+        return msgspec.structs.replace(self, is_weighted=wanted.is_weighted) == wanted
 
     @property
     def num_slabs(self) -> int:

@@ -13,12 +13,13 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-import torch
+import numpy as np
 
 from moeflow.checkpoint.packed.layout import PACK_AGAIN, SlabIndex, SlabSpec
 from moeflow.checkpoint.packed.weight_memory import LaidOutMemory
 from moeflow.core.errors import CapacityError, CheckpointError
 from moeflow.core.units import MIB, format_bytes
+from moeflow.kernels.arrays import array_on
 from moeflow.kernels.lazy_memory import advise_huge_pages
 
 _POPULATE_READ: Final = 22  # MADV_POPULATE_READ, which Python does not name: Linux 5.14 and later
@@ -27,8 +28,10 @@ _STEP_BYTES: Final = 128 * MIB  # between two reports, and two chances for Ctrl-
 OnBytes = Callable[[int, int], None]  # bytes done, bytes total
 
 
-def map_weights(index: SlabIndex, on_bytes: OnBytes | None = None, *, left_out: Collection[int] = ()) -> LaidOutMemory:
-    """Return a model's weights as they lie in its file.
+def map_weights(
+    index: SlabIndex, on_bytes: OnBytes | None = None, *, left_out: Collection[int] = (), as_tensors: bool = True
+) -> LaidOutMemory:
+    """Return a model's weights as they lie in its file, as torch's tensors or NumPy's arrays.
 
     Experts in `left_out`, of any layer, are not brought in: their pages come when somebody computes with them.
 
@@ -38,9 +41,9 @@ def map_weights(index: SlabIndex, on_bytes: OnBytes | None = None, *, left_out: 
     spec = index.spec
     content = _map(index)
     _bring_in(content, index, _ranges_without(index.spec, left_out), on_bytes or _ignore)
-    whole = torch.frombuffer(content, dtype=torch.uint8)
+    whole = array_on(np.frombuffer(content, np.uint8), "cpu" if as_tensors else None)
     first = spec.offset(0)
-    slabs = whole[first : spec.resident_start].view(spec.num_layers, spec.num_experts, spec.stride_bytes)
+    slabs = whole[first : spec.resident_start].reshape(spec.num_layers, spec.num_experts, spec.stride_bytes)
     return LaidOutMemory(whole[spec.resident_start :], slabs if spec.num_slabs else None, is_filled=True)
 
 

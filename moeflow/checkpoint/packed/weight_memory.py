@@ -5,12 +5,13 @@ A model that is built in the same way asks for the same blocks in the same order
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol, cast
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from moeflow.checkpoint.packed.file_io import whole_pages
+from moeflow.kernels.arrays import Array, address, is_numpy
 from moeflow.kernels.lazy_memory import ALIGNMENT, allocate_lazily
 
 
@@ -22,11 +23,16 @@ class WeightMemory(Protocol):
         """Whether the weights are in it."""
         ...
 
-    def block(self, num_bytes: int) -> Tensor:
+    @property
+    def is_numpy(self) -> bool:
+        """Whether it is handed out as NumPy's arrays, not as torch's tensors."""
+        ...
+
+    def block(self, num_bytes: int) -> Array:
         """Return the memory of a weight: [num_bytes] uint8, aligned as kernels want it. Raises: MemoryError."""
         ...
 
-    def experts(self, num_experts: int, expert_bytes: int) -> Tensor | None:
+    def experts(self, num_experts: int, expert_bytes: int) -> Array | None:
         """Return that of a layer's experts, a row for each: [E, expert_bytes or more] uint8; None: kept elsewhere."""
         ...
 
@@ -35,12 +41,13 @@ class FreshMemory:
     """Zeros, to be filled by a loader."""
 
     is_filled = False
+    is_numpy = False
 
-    def block(self, num_bytes: int) -> Tensor:
+    def block(self, num_bytes: int) -> Array:
         """See `WeightMemory.block`."""
         return allocate_lazily(num_bytes)
 
-    def experts(self, num_experts: int, expert_bytes: int) -> Tensor | None:
+    def experts(self, num_experts: int, expert_bytes: int) -> Array | None:
         """See `WeightMemory.experts`."""
         return allocate_lazily(num_experts * expert_bytes).view(num_experts, expert_bytes)
 
@@ -49,23 +56,24 @@ class NotedMemory:
     """Notes which blocks are asked for, and touches none of them; experts are kept elsewhere."""
 
     is_filled = False
+    is_numpy = True
 
     def __init__(self) -> None:
-        self.blocks: list[Tensor] = []
+        self.blocks: list[NDArray[np.uint8]] = []
 
     @property
     def num_bytes(self) -> int:
         """What `LaidOutMemory` needs for the same blocks."""
         return sum(whole_pages(block.nbytes) for block in self.blocks)
 
-    def block(self, num_bytes: int) -> Tensor:
+    def block(self, num_bytes: int) -> Array:
         """See `WeightMemory.block`."""
-        buffer = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
-        start = -buffer.data_ptr() % ALIGNMENT
+        buffer = np.empty(num_bytes + ALIGNMENT, np.uint8)
+        start = -address(buffer) % ALIGNMENT
         self.blocks.append(buffer[start : start + num_bytes])
-        return self.blocks[-1]
+        return cast("Array", self.blocks[-1])
 
-    def experts(self, num_experts: int, expert_bytes: int) -> Tensor | None:
+    def experts(self, num_experts: int, expert_bytes: int) -> Array | None:
         """See `WeightMemory.experts`."""
         return None
 
@@ -73,23 +81,25 @@ class NotedMemory:
 class LaidOutMemory:
     """Memory laid out as in packed weights: each block from the start of a page, a layer's experts slab by slab."""
 
-    def __init__(self, resident: Tensor, slabs: Tensor | None = None, *, is_filled: bool) -> None:
+    def __init__(self, resident: Any, slabs: Any = None, *, is_filled: bool) -> None:
         """Take resident [bytes] uint8 for the blocks, slabs [L, E, stride] uint8; None: experts are kept elsewhere."""
         self.is_filled = is_filled
         self._resident = resident
         self._slabs = slabs
+        self.is_numpy = is_numpy(resident)
         self._position = 0
         self._layer = 0
 
-    def block(self, num_bytes: int) -> Tensor:
+    def block(self, num_bytes: int) -> Array:
         """See `WeightMemory.block`. Raises: ValueError if more is asked for than there is."""
         start = self._position
         self._position += whole_pages(num_bytes)
         if self._position > self._resident.nbytes:
             raise ValueError(f"a model asks for more than the {self._resident.nbytes} bytes that are laid out for it")
-        return self._resident[start : start + num_bytes]
+        block: Array = self._resident[start : start + num_bytes]
+        return block
 
-    def experts(self, num_experts: int, expert_bytes: int) -> Tensor | None:
+    def experts(self, num_experts: int, expert_bytes: int) -> Array | None:
         """See `WeightMemory.experts`. Raises: ValueError if they are not what is there."""
         if self._slabs is None:
             return None
@@ -97,4 +107,5 @@ class LaidOutMemory:
         if self._layer == num_layers or num_experts != have_experts or expert_bytes > stride_bytes:
             raise ValueError(f"{num_experts} experts of {expert_bytes} bytes are not layer {self._layer} of the slabs")
         self._layer += 1
-        return self._slabs[self._layer - 1]
+        rows: Array = self._slabs[self._layer - 1]
+        return rows

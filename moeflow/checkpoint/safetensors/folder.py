@@ -11,10 +11,11 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file, check_num_tensors
@@ -23,17 +24,27 @@ from moeflow.checkpoint.raw_file import RawFile
 from moeflow.checkpoint.safetensors.header import SafetensorsEntry, check_num_bytes, read_safetensors_header
 from moeflow.core.brief import brief, cut
 from moeflow.core.errors import CheckpointError
-from moeflow.kernels.weight_format import BLOCK_KINDS
+from moeflow.kernels.on_demand import torch
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+QUANTIZATION_KEYS = ("quantization_config", "compression_config")  # of a config; the second in old folders
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 CONVERT_PICKLE = (
     "Pickle can run code, so it is not read. Convert it where you trust it: transformers' "
     "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) writes safetensors"
 )
 
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # as torch calls them
+_DTYPES = _FLOATS | {  # what parts of quantized matrices are stored in, too
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
+    "I64": "int64",
+    "I32": "int32",
+    "I8": "int8",
+    "U8": "uint8",
+}
+_NUM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E8M0": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
 # Tables that old checkpoints carry and every implementation computes itself; in whatever dtype.
 _COMPUTED_TABLE = re.compile(r"(^|\.)(rotary_emb\.inv_freq|position_ids)$")
 _NAMES_SHOWN = 5
@@ -42,13 +53,16 @@ _Shards = dict[Path, dict[str, SafetensorsEntry]]
 
 
 class SafetensorsFolder:
-    """A `Checkpoint` in a Hugging Face folder."""
+    """A `Checkpoint` in a Hugging Face folder.
+
+    If its config names a quantization, tensors are as they lie in the files, for `QuantizedFolder` to put together.
+    """
 
     def __init__(self, path: Path) -> None:
         """Read config and headers.
 
         Raises: CheckpointError, naming file, tensor and remedy, for anything missing, damaged,
-        contradictory, quantized or of an unsupported dtype.
+        contradictory or of an unsupported dtype.
         """
         self.path = path
         self.config_file = path / "config.json"
@@ -68,32 +82,39 @@ class SafetensorsFolder:
             for name, entry in entries.items()
             if not _COMPUTED_TABLE.search(name)
         }
+        is_quantized = any(self.config.get(key) is not None for key in QUANTIZATION_KEYS)
         for name, (file, entry) in self._entries.items():
-            check_num_bytes(name, entry, _torch_dtype(name, entry, file).itemsize, file)
+            check_num_bytes(name, entry, _value_bytes(name, entry, file, _DTYPES if is_quantized else _FLOATS), file)
         if not self._entries:
             raise CheckpointError("holds no weights", file=next(iter(shards)), remedy=DOWNLOAD_AGAIN)
         check_num_tensors(len(self._entries), path)
         self.tensors: Mapping[str, TensorInfo] = {
-            name: TensorInfo(entry.shape, entry.num_bytes, str(_DTYPES[entry.dtype]).removeprefix("torch."), file)
+            name: TensorInfo(entry.shape, entry.num_bytes, _DTYPES[entry.dtype], file)
             for name, (file, entry) in self._entries.items()
         }
-        self.dtype: torch.dtype = _commonest_dtype(entry for _, entry in self._entries.values())
+        self.dtype: str = _commonest_dtype(entry for _, entry in self._entries.values())
         self._files = {file: RawFile(file) for file in shards}
 
     def read(self, name: str) -> torch.Tensor:
         """Return a tensor on the CPU in the dtype it is stored in; raises as `Checkpoint.read` does."""
         file, entry = self._entry(name)
         data = self._files[file].read(entry.start, entry.num_bytes, name)
-        return data.view(_DTYPES[entry.dtype]).reshape(entry.shape)
+        return data.view(_torch_dtype(entry)).reshape(entry.shape)
 
     def read_rows(self, name: str, start: int, stop: int) -> StoredRows:
         """Return rows of a matrix in the dtype it is stored in; raises as `Checkpoint.read` does."""
+        return StoredRows(self.read_slices(name, start, stop, 1), np.arange(start, stop))
+
+    def read_slices(self, name: str, start: int, stop: int, num_dims: int) -> torch.Tensor:
+        """Return slices [start, stop), each of a tensor's last `num_dims` dimensions, counted over those before them.
+
+        Shapes: [stop - start, those dimensions]. Raises: as `Checkpoint.read` does.
+        """
         file, entry = self._entry(name)
-        num_rows, num_cols = entry.shape
-        row_bytes = entry.num_bytes // max(num_rows, 1)
-        data = self._files[file].read(entry.start + start * row_bytes, (stop - start) * row_bytes, name)
-        values = data.view(_DTYPES[entry.dtype]).reshape(stop - start, num_cols)
-        return StoredRows(values, torch.arange(start, stop))
+        dtype, shape = _torch_dtype(entry), entry.shape[len(entry.shape) - num_dims :]
+        num_bytes = prod(shape) * dtype.itemsize
+        data = self._files[file].read(entry.start + start * num_bytes, (stop - start) * num_bytes, name)
+        return data.view(dtype).reshape(stop - start, *shape)
 
     def _entry(self, name: str) -> tuple[Path, SafetensorsEntry]:
         if name not in self._entries:
@@ -178,16 +199,7 @@ def _read_config(file: Path) -> dict[str, Any]:
         raise CheckpointError(
             "is missing", file=file, remedy="Download it from where the weights came: it holds the model's shape"
         )
-    config = read_json_object(file)
-    for key in ("quantization_config", "compression_config"):
-        if config.get(key) is not None:
-            method = config[key].get("quant_method") if isinstance(config[key], dict) else None
-            raise CheckpointError(
-                f"{key} says that the weights are quantized ({method or 'method not named'}), which is not supported",
-                file=file,
-                remedy=f"Use the unquantized model, or a GGUF file in {' or '.join(BLOCK_KINDS)}",
-            )
-    return config
+    return read_json_object(file)
 
 
 def _check_twins(shards: _Shards) -> None:
@@ -216,18 +228,23 @@ def _check_index(weight_map: Mapping[str, str], shards: _Shards, folder: Path) -
             )
 
 
-def _torch_dtype(name: str, entry: SafetensorsEntry, file: Path) -> torch.dtype:
-    if entry.dtype not in _DTYPES:
+def _torch_dtype(entry: SafetensorsEntry) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, _DTYPES[entry.dtype])
+    return dtype
+
+
+def _value_bytes(name: str, entry: SafetensorsEntry, file: Path, supported: Mapping[str, str]) -> int:
+    if entry.dtype not in supported:
         raise CheckpointError(
-            f"is stored in {cut(entry.dtype)}; supported are {', '.join(_DTYPES)}",
+            f"is stored in {cut(entry.dtype)}; supported are {', '.join(supported)}",
             file=file,
             tensor=name,
             remedy="Use a version of the model with unquantized weights",
         )
-    return _DTYPES[entry.dtype]
+    return _NUM_BYTES[entry.dtype]
 
 
-def _commonest_dtype(entries: Iterable[SafetensorsEntry]) -> torch.dtype:
+def _commonest_dtype(entries: Iterable[SafetensorsEntry]) -> str:
     """Return the dtype most bytes are stored in."""
     num_bytes: Counter[str] = Counter()
     for entry in entries:

@@ -10,9 +10,14 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from safetensors.torch import save_file
+from moeflow.kernels.on_demand import on_demand, torch
+
+if TYPE_CHECKING:
+    import safetensors.torch as tensor_files
+else:
+    tensor_files = on_demand("safetensors.torch")
 
 MAX_SHARD_BYTES = 10**9
 _BYTES_PER_VALUE = 2
@@ -42,7 +47,7 @@ def write_safetensors(
             file_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         weight_map |= dict.fromkeys(names, file_name)
         shard_shapes = {name: shapes[name] for name in names}
-        save_file(_take(shard_shapes, stream), folder / file_name, metadata={"format": "pt"})
+        tensor_files.save_file(_take(shard_shapes, stream), folder / file_name, metadata={"format": "pt"})
     if len(shards) > 1:
         metadata = {"total_parameters": total_bytes // _BYTES_PER_VALUE, "total_size": total_bytes}
         index = {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}

@@ -89,7 +89,7 @@ class TestReading:
     def test_dtype_is_what_most_bytes_are_stored_in(self, tmp_path):
         norms = {f"norm{i}": torch.ones(2) for i in range(10)}
         write_folder(tmp_path, norms | {"matrix": torch.ones(20, 20).bfloat16()})
-        assert open_checkpoint(tmp_path).dtype is torch.bfloat16
+        assert open_checkpoint(tmp_path).dtype == "bfloat16"
 
     def test_computed_tables_are_left_out(self, tmp_path, weights):
         tables = {
@@ -204,7 +204,7 @@ class TestConfig:
         write_folder(tmp_path, weights, {"quantization_config": {"quant_method": "gptq", "bits": 4}})
         error = refused(tmp_path)
         assert "gptq" in error.problem
-        assert "Q8_0" in error.remedy
+        assert "GGUF" in error.remedy
         write_folder(tmp_path, weights, {"quantization_config": None})
         open_checkpoint(tmp_path).close()
 

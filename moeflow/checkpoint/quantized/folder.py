@@ -1,0 +1,117 @@
+"""A Hugging Face folder with quantized weights, seen as the checkpoint of the model that it stands for.
+
+Names, shapes and config are those of the unquantized model. What a matrix was cut into is put together again row by
+row: in the blocks that kernels read, to the bit, or as floats where none hold it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo
+from moeflow.checkpoint.quantized import awq, compressed_tensors, float8, gptq, mxfp4
+from moeflow.checkpoint.quantized.matrix import Found, QuantizedMatrix
+from moeflow.checkpoint.quantized.parts import SCALES, Parts
+from moeflow.checkpoint.quantized.settings import REMEDY, QuantizationSettings
+from moeflow.checkpoint.safetensors.folder import QUANTIZATION_KEYS, SafetensorsFolder
+from moeflow.core.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+# Of activations and KV caches that were to be rounded, which they are not here.
+_NOT_OF_WEIGHTS = re.compile(r"\.(input|output|k|v|q|kv)_(scale|zero_point)$")
+
+
+class QuantizedFolder:
+    """A `Checkpoint` in a folder whose config names a quantization."""
+
+    def __init__(self, folder: SafetensorsFolder, settings: QuantizationSettings) -> None:
+        """Take the folder, which is closed with this, and how its weights are quantized.
+
+        Raises: CheckpointError if the quantization is not supported, or tensors are not as it has them.
+        """
+        self._folder = folder
+        self.path: Path = folder.path
+        self.config_file: Path = folder.config_file
+        self.config: Mapping[str, Any] = {key: it for key, it in folder.config.items() if key not in QUANTIZATION_KEYS}
+        self.generation_config: Mapping[str, Any] = folder.generation_config
+        found = _find(Parts(folder), settings, self.config)
+        self._matrices: dict[str, QuantizedMatrix] = found.matrices
+        self.tensors: Mapping[str, TensorInfo] = _described(found) | _others(folder, found)
+        self.dtype: str = _commonest_dtype(self.tensors)
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a tensor on the CPU, quantized ones as float32; raises as `Checkpoint.read` does."""
+        matrix = self._matrices.get(name)
+        return self._folder.read(name) if matrix is None else matrix.read_values(0, matrix.shape[0])
+
+    def read_rows(self, name: str, start: int, stop: int) -> StoredRows:
+        """Return rows of a matrix: as blocks those that become some; raises as `Checkpoint.read` does."""
+        matrix = self._matrices.get(name)
+        if matrix is None:
+            return self._folder.read_rows(name, start, stop)
+        read = matrix.read_values if matrix.kind is None else matrix.read_blocks
+        return StoredRows(read(start, stop), np.arange(start, stop), matrix.kind)
+
+    def close(self) -> None:
+        """Release the files."""
+        self._folder.close()
+
+
+def _find(parts: Parts, settings: QuantizationSettings, config: Mapping[str, Any]) -> Found:
+    method = settings.method
+    if method == "mxfp4":
+        found = mxfp4.find_matrices(parts, config)
+    elif method in ("fp8", "fbgemm_fp8"):
+        found = float8.find_fp8(parts, settings)
+    elif method == "compressed-tensors":
+        found = compressed_tensors.find_matrices(parts, settings)
+    elif method == "awq":
+        found = awq.find_matrices(parts, settings)
+    elif method == "gptq":
+        found = gptq.find_matrices(parts, settings)
+    else:
+        raise settings.refuse("which is not supported")
+    if not found.matrices:
+        raise settings.refuse("but no tensor is stored so")
+    return found
+
+
+def _described(found: Found) -> dict[str, TensorInfo]:
+    return {
+        name: TensorInfo(matrix.shape, matrix.num_bytes, matrix.kind or matrix.described, matrix.file)
+        for name, matrix in found.matrices.items()
+    }
+
+
+def _others(folder: SafetensorsFolder, found: Found) -> dict[str, TensorInfo]:
+    """Return the tensors that are no parts of quantized matrices, which have to be floats."""
+    others = {
+        name: info
+        for name, info in folder.tensors.items()
+        if name not in found.used and not _NOT_OF_WEIGHTS.search(name)
+    }
+    for name, info in others.items():
+        if info.stored_as not in SCALES:
+            raise CheckpointError(
+                f"is stored in {info.stored_as}, and is no part of a matrix that is quantized as config.json says",
+                file=info.file,
+                tensor=name,
+                remedy=REMEDY,
+            )
+    return others
+
+
+def _commonest_dtype(tensors: Mapping[str, TensorInfo]) -> str:
+    """Return the dtype most bytes are stored in; float32 for quantized ones."""
+    num_bytes: Counter[str] = Counter()
+    for info in tensors.values():
+        num_bytes[info.stored_as if info.stored_as in SCALES else "float32"] += info.num_bytes
+    return num_bytes.most_common(1)[0][0]

@@ -1,0 +1,58 @@
+"""How much each input of a model's matrices matters, for rounding weights: an importance matrix.
+
+An error in a weight costs, on average over text, its square times the mean square of the activation that it meets. So
+what is kept is that mean, a vector for each matrix.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeflow.kernels.on_demand import on_demand
+
+if TYPE_CHECKING:
+    import safetensors
+    import safetensors.numpy as array_files
+else:
+    safetensors = on_demand("safetensors")
+    array_files = on_demand("safetensors.numpy")
+
+Importance = Mapping[str, NDArray[np.float32]]  # by the name of a checkpoint's matrix [N, H]: [H], all above zero
+
+NO_IMPORTANCE: Final[Importance] = {}  # all inputs alike
+
+
+def importance_file(cache_dir: Path, identity: str) -> Path:
+    """Return where what was learnt of a checkpoint is kept."""
+    return cache_dir / "importance" / f"{identity}.safetensors"
+
+
+def load_importance(file: Path) -> Importance | None:
+    """Return what is kept; None if there is nothing, or nothing that can be read."""
+    try:
+        found: dict[str, NDArray[np.float32]] = array_files.load_file(file)
+    except (OSError, safetensors.SafetensorError):
+        return None
+    return found
+
+
+def save_importance(importance: Importance, file: Path) -> None:
+    """Keep it. Raises: OSError."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        array_files.save_file(dict(importance), new)
+        new.replace(file)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def known_importance(file: str) -> Importance:
+    """Return what the file of an `EngineConfig` says; where there is none, nothing."""
+    return (load_importance(Path(file)) if file else None) or NO_IMPORTANCE
