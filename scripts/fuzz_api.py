@@ -3,7 +3,8 @@
     scripts/fuzz-api [--max-examples N] [--max-time S] [--seed N]
 
 Starts `moeflow serve` with a tiny random model on a free loopback port and a temporary folder, and runs all checks of
-schemathesis in all phases (examples, coverage, fuzzing, stateful), with valid and with invalid data, and no filter.
+schemathesis in all phases (examples, coverage, fuzzing, stateful), with valid and with invalid data, and no filter;
+`fuzz_hooks.py` sees to what the document cannot say.
 Whatever happens, the server is stopped and the folder removed; what it logged beside requests is shown, and an error
 of its own counts as a finding.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -66,7 +68,8 @@ def fuzz(url: str, folder: Path, arguments: argparse.Namespace) -> int:
         command += ["--seed", str(arguments.seed)]
     if arguments.max_time is not None:
         command += ["--max-time", str(arguments.max_time)]
-    return subprocess.run(command, cwd=folder, check=False, timeout=LAST_S).returncode
+    hooks = {"SCHEMATHESIS_HOOKS": "fuzz_hooks", "PYTHONPATH": str(ROOT / "scripts")}
+    return subprocess.run(command, cwd=folder, check=False, timeout=LAST_S, env={**os.environ, **hooks}).returncode
 
 
 def main() -> int:

@@ -111,8 +111,11 @@ class EngineConfig:
     embedding_format: str  # of token embeddings and the output projection: likewise
     head_format: str = ""  # of the output projection, where it has another than token embeddings
     layer_formats: tuple[LayerFormats, ...] = ()  # of each layer's matrices, where they are not all of one format
+    mix: str = ""  # that all of these are: a `Mix`; empty: none
+    importance_file: str = ""  # says which inputs matter, for rounding to a mix; empty: that is not known
     cpu_isa: str  # instruction set of the CPU kernels; empty: torch computes, in `dtype`
     router_format: str = "float32"  # of what chooses experts: "float32" or "bfloat16"
+    is_own_precision: bool = False  # weights are in the checkpoint's own formats
     is_wide: bool = False  # integer weights meet activations of 16 bits, so that nothing is lost; else of 8
     kv_dtype: str  # of keys and values: "float32", "bfloat16" or "int8"
     device: str  # a torch device: "cpu", "cuda:0"

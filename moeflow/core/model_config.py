@@ -110,12 +110,15 @@ class ModelConfig:
         return 0 if self.encoder is None else self.encoder.num_layers
 
     @property
+    def moe_layers(self) -> tuple[int, ...]:
+        """The decoder's layers with experts, ascending."""
+        dense = frozenset(self.dense_layers)
+        return tuple(layer for layer in range(self.num_layers) if layer not in dense) if self.num_experts else ()
+
+    @property
     def num_moe_layers(self) -> int:
         """Layers with experts, those of the encoder included."""
-        if not self.num_experts:
-            return 0
-        num_dense = len(self.dense_layers) + (0 if self.encoder is None else len(self.encoder.dense_layers))
-        return self.num_layers + self.num_encoder_layers - num_dense
+        return len(self.moe_layers) + self.num_encoder_moe_layers
 
     @property
     def num_encoder_moe_layers(self) -> int:

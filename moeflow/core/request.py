@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.token_mask import TokenConstraint
 
 
 class RequestStatus(StrEnum):
@@ -44,6 +45,7 @@ class Request:
     pooling: PoolingParams | None = None  # it generates nothing: its prompt becomes a vector
     isolated_until: int = 0  # output tokens: up to there it has passes of its own
     num_encoder_tokens: int = 0  # the first of the prompt, which an encoder sees; 0: there is none
+    constraint: TokenConstraint | None = None  # the form that its answer must have
     num_together: int = 0  # tokens that have to be computed in one pass, the first ones; 0: any may begin it
 
     status: RequestStatus = RequestStatus.WAITING  # scheduler

@@ -17,6 +17,7 @@ MAX_N = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024  # of one stop string: bounds what looking for it costs each token
 MAX_SEED = 2**63 - 1
+MAX_GRAMMAR_CHARACTERS = 2**21
 MAX_TEMPERATURE = 2.0  # OpenAI's limit
 MIN_REPETITION_PENALTY = 0.01  # logits are divided by it: nearer to 0 they would overflow
 MAX_REPETITION_PENALTY = 100.0
@@ -49,6 +50,7 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    grammar: str = ""  # the form of the answer, as llguidance takes it: Lark, or JSON with several grammars; "": any
     token_trees: bool = False  # report what was guessed in each pass, and what of it was right
 
     def __post_init__(self) -> None:
@@ -79,6 +81,11 @@ class SamplingParams:
             _check_int("logit_bias", token_id, 0, 2**31)
             _check_float("logit_bias", bias, -100.0, 100.0)
         _check_stop(self.stop)
+        if len(self.grammar) > MAX_GRAMMAR_CHARACTERS:
+            raise RequestError(
+                f"the form of the answer takes {len(self.grammar)} characters; at most {MAX_GRAMMAR_CHARACTERS}",
+                param="grammar",
+            )
         for token_id in self.stop_token_ids:
             _check_int("stop_token_ids", token_id, 0, 2**31)
 
@@ -86,6 +93,11 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
         return self.temperature == 0.0
+
+    @property
+    def ends_by_eos(self) -> bool:
+        """Whether the model's end-of-sequence token ends it. An answer with a form has no other end."""
+        return not self.ignore_eos or bool(self.grammar)
 
 
 def _check_int(name: str, value: int, low: int, high: int) -> None:

@@ -35,6 +35,14 @@ class TokenTree:
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def paths(self) -> list[tuple[int, ...]]:
+        """What follows the request's tokens, up to each node and including it; nothing first."""
+        found: list[tuple[int, ...]] = [()]
+        for token_id, parent in zip(self.token_ids, self.parents, strict=True):
+            found.append((*found[parent + 1], token_id))
+        return found
+
     def branch(self, node: int) -> list[int]:
         """Return the nodes from the first token to this one; `ROOT`: none."""
         branch: list[int] = []

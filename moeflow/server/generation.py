@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import NamedTuple
 
 from moeflow.core.errors import EngineError
 from moeflow.core.pooling_params import PoolingParams
@@ -23,17 +24,24 @@ from moeflow.server.guard.admission import Ticket
 from moeflow.server.service import Service
 
 
+class Prepared(NamedTuple):
+    """What a request comes to once it has been admitted."""
+
+    prompts: list[list[int]]
+    sampling: SamplingParams
+    shown: frozenset[int] = frozenset()  # special tokens that are text here
+
+
 async def start_generation(
     service: Service,
     request_id: str,
-    encode: Callable[[Generator], Awaitable[list[list[int]]]],
-    num_prompts: int,
-    sampling: SamplingParams,
+    prepare: Callable[[Generator], Awaitable[Prepared]],
+    num_sequences: int,
     *,
     is_batch: bool = False,
     pooling: PoolingParams | None = None,
 ) -> Generation:
-    """Admit, tokenize and check one request; the work begins when the result is iterated.
+    """Admit, prepare and check one request of so many sequences; the work begins when the result is iterated.
 
     One of a batch job takes no place in the queue and no part in the latencies that are reported.
 
@@ -41,11 +49,9 @@ async def start_generation(
     Raises: ApiError, RequestError, ChatTemplateError.
     """
     generator = service.require_generator(is_batch=is_batch)
-    ticket = service.admission.admit(
-        num_prompts * sampling.n, max_num_seqs=generator.client.model.max_num_seqs, is_batch=is_batch
-    )
+    ticket = service.admission.admit(num_sequences, max_num_seqs=generator.client.model.max_num_seqs, is_batch=is_batch)
     try:
-        prompts = await encode(generator)
+        prompts, sampling, shown = await prepare(generator)
         model = generator.client.model
         check_lengths(prompts, model.max_model_len)
         streams = [
@@ -55,6 +61,7 @@ async def start_generation(
                 within(sampling, model.max_model_len - len(prompt_of(model, prompt).token_ids)),
                 is_batch=is_batch,
                 pooling=pooling,
+                shown=shown,
             )
             for number, prompt in enumerate(prompts)
         ]

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import gc
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import uvicorn
-from fastapi import FastAPI
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
@@ -28,19 +24,24 @@ from moeflow.core.plan import Plan
 from moeflow.engine.generator import Generator
 from moeflow.engine.process.supervisor import Supervisor
 from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.plan_text import what_to_expect
-from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
-from moeflow.server.connection import PATIENCE, Connection, Patience
-from moeflow.server.jobs.data_folder import Jobs
 from moeflow.server.listener import listen, url
 from moeflow.server.logs import configure_logs
-from moeflow.server.service import Service
+
+if TYPE_CHECKING:
+    from moeflow.server import app as web_app
+    from moeflow.server import http_server
+    from moeflow.server.jobs import data_folder
+    from moeflow.server.service import Service
+else:
+    web_app = on_demand("moeflow.server.app")
+    http_server = on_demand("moeflow.server.http_server")
+    data_folder = on_demand("moeflow.server.jobs.data_folder")
 
 Result = TypeVar("Result")
 
-_LOOK_TICKS = 3  # of uvicorn, each a tenth of a second
-_FLUSH_S = 5  # how long slow clients may take to read what is already written
 _BROKEN = 0  # among signals: the engine or HTTP has failed
 _FORCED = 128  # shells' way to say "ended by signal": 128 + its number
 
@@ -66,34 +67,51 @@ def serve(plan: Callable[[], Plan], config: ServerConfig) -> int:
 
 
 async def _serve(listener: socket.socket, plan: Plan, config: ServerConfig) -> int:
-    app = create_app(None, config)
-    service: Service = app.state.service
-    jobs = app.state.jobs = _open_jobs(config, service)
-    http = HttpServer(app)
+    with _received_signals() as signals:
+        loading = asyncio.create_task(_load(plan, config, on_failure=lambda: signals.put_nowait(_BROKEN)))
+        try:
+            await asyncio.to_thread(_import_http)  # takes as long as the engine's process needs to load
+            app = web_app.create_app(None, config)
+            jobs = app.state.jobs = _open_jobs(config, app.state.service)
+            http = http_server.HttpServer(app)
+        except BaseException:
+            await _give_up(loading)
+            raise
+        return await _answer(http, jobs, listener, signals, loading, config)
+
+
+async def _answer(
+    http: http_server.HttpServer,
+    jobs: data_folder.Jobs | None,
+    listener: socket.socket,
+    signals: asyncio.Queue[int],
+    loading: asyncio.Task[Generator],
+    config: ServerConfig,
+) -> int:
+    """Answer until a signal or the engine's death ends it; return the exit code."""
+    service: Service = http.service
     answering = asyncio.create_task(http.serve(sockets=[listener]))
+    answering.add_done_callback(lambda _: signals.put_nowait(_BROKEN))  # raises below what HTTP failed of
     try:
-        with _received_signals() as signals:
-            answering.add_done_callback(lambda _: signals.put_nowait(_BROKEN))  # raises below what HTTP failed of
-            loading = _load(plan, config, on_failure=lambda: signals.put_nowait(_BROKEN))
-            generator = await _unless(signals, loading)
-            if isinstance(generator, int):
-                return 1 if generator == _BROKEN else 0  # told to end before there was anything to finish
-            gc.freeze()  # what is loaded stays: going through it for garbage would stop everybody for 100 ms
-            service.attach(generator)
+        generator = await _unless(signals, loading)
+        if isinstance(generator, int):
+            return 1 if generator == _BROKEN else 0  # told to end before there was anything to finish
+        gc.freeze()  # what is loaded stays: going through it for garbage would stop everybody for 100 ms
+        service.attach(generator)
+        if jobs is not None:
+            jobs.worker.wake()  # goes on with what an earlier server left
+        print(f"moeflow serves {generator.client.model.name} at {url(listener)}", flush=True)
+        ended_by: int | None = await signals.get()
+        if ended_by != _BROKEN:
+            service.drain()
             if jobs is not None:
-                jobs.worker.wake()  # goes on with what an earlier server left
-            print(f"moeflow serves {generator.client.model.name} at {url(listener)}", flush=True)
-            ended_by: int | None = await signals.get()
-            if ended_by != _BROKEN:
-                service.drain()
-                if jobs is not None:
-                    await jobs.close()
-                ended_by = await _unless(signals, generator.client.shutdown(config.shutdown_deadline_s))
-                if ended_by is None:
-                    return 0
-            http.force_exit = ended_by != _BROKEN  # else requests still get to know what happened
-            await generator.client.shutdown(0)
-            return _FORCED + ended_by if ended_by != _BROKEN else 1
+                await jobs.close()
+            ended_by = await _unless(signals, generator.client.shutdown(config.shutdown_deadline_s))
+            if ended_by is None:
+                return 0
+        http.force_exit = ended_by != _BROKEN  # else requests still get to know what happened
+        await generator.client.shutdown(0)
+        return _FORCED + ended_by if ended_by != _BROKEN else 1
     finally:
         http.should_exit = True
         await answering
@@ -101,12 +119,24 @@ async def _serve(listener: socket.socket, plan: Plan, config: ServerConfig) -> i
             await jobs.close()
 
 
-def _open_jobs(config: ServerConfig, service: Service) -> Jobs | None:
+def _import_http() -> tuple[object, ...]:
+    """Import what HTTP needs, by naming something of each."""
+    return web_app.create_app, http_server.HttpServer, data_folder.Jobs
+
+
+async def _give_up(loading: asyncio.Task[Generator]) -> None:
+    """End what is being loaded; nothing is left of it."""
+    loading.cancel()  # cleans up by itself, unless it had just succeeded
+    with contextlib.suppress(asyncio.CancelledError, MoeflowError):
+        await (await loading).client.shutdown(0)
+
+
+def _open_jobs(config: ServerConfig, service: Service) -> data_folder.Jobs | None:
     """Open the data folder; without one the server does all but batch jobs."""
     if config.data_dir is None:
         return None
     try:
-        return Jobs(config.data_dir, service)
+        return data_folder.Jobs(config.data_dir, service)
     except ConfigError as error:
         print(f"warning: no /v1/files and /v1/batches: {error}", file=sys.stderr)
         return None
@@ -144,9 +174,11 @@ def _load_tokenizer(model: str) -> Tokenizer:
     return tokenizer
 
 
-async def _unless(signals: asyncio.Queue[int], work: Coroutine[Any, Any, Result]) -> Result | int:
+async def _unless(
+    signals: asyncio.Queue[int], work: Coroutine[Any, Any, Result] | asyncio.Task[Result]
+) -> Result | int:
     """Await work, or cancel it when a signal comes and return that signal."""
-    working = asyncio.create_task(work)
+    working = asyncio.ensure_future(work)
     waiting = asyncio.create_task(signals.get())
     try:
         await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -169,40 +201,3 @@ def _received_signals() -> Iterator[asyncio.Queue[int]]:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
-
-
-class HttpServer(uvicorn.Server):
-    """uvicorn without its own signal handling, and with nothing that depends on what else is installed."""
-
-    def __init__(self, app: FastAPI, patience: Patience = PATIENCE) -> None:
-        connection = functools.partial(
-            Connection, patience=patience, on_refusal=app.state.service.metrics.count_refusal
-        )
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=connection,  # type: ignore[arg-type]  # it is called, and nothing else is done with it
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="error",  # what it warns of are clients' mistakes, which have their own lines
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                timeout_graceful_shutdown=_FLUSH_S,
-            )
-        )
-
-    async def on_tick(self, counter: int) -> bool:
-        """End slow connections; uvicorn calls this ten times a second."""
-        if counter % _LOOK_TICKS == 0:
-            now_s = time.monotonic()
-            for connection in tuple(self.server_state.connections):
-                if isinstance(connection, Connection):
-                    connection.end_if_slow(now_s)
-        return await super().on_tick(counter)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to `serve`."""
-        yield

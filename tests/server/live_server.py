@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from moeflow.server.config import ServerConfig
 from moeflow.server.connection import PATIENCE, Patience
-from moeflow.server.launch import HttpServer
+from moeflow.server.http_server import HttpServer
 from moeflow.server.listener import listen, url
 
 

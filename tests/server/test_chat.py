@@ -8,6 +8,7 @@ from tests.server.fake_client import NAME, REPLY
 pytestmark = pytest.mark.anyio
 
 HELLO = [{"role": "user", "content": "Hello"}]
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
 async def chat(http, **body):
@@ -130,13 +131,9 @@ async def test_fields_that_change_nothing_are_taken(http):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "required"),
         ("functions", [{"name": "f"}]),
-        ("response_format", {"type": "json_object"}),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "alloy"}),
-        ("reasoning_effort", "high"),
         ("web_search_options", {}),
     ],
 )
@@ -152,12 +149,19 @@ async def test_what_would_change_the_answer_is_refused(http, engine, field, valu
 @pytest.mark.parametrize(
     ("message", "param", "reason"),
     [
-        ({"role": "tool", "content": "x"}, "messages[0].role", "'system', 'developer', 'user' or 'assistant'"),
+        (
+            {"role": "wizard", "content": "x"},
+            "messages[0].role",
+            "'system', 'developer', 'user', 'assistant' or 'tool'",
+        ),
+        ({"role": "tool", "content": "x"}, "messages[0].tool_call_id", "needs tool_call_id"),
+        ({"role": "user", "content": "x", "tool_call_id": "1"}, "messages[0].tool_call_id", "no other has one"),
+        ({"role": "user", "content": "x", "tool_calls": [CALL]}, "messages[0].tool_calls", "only an assistant's"),
         ({"role": "user"}, "messages[0].content", "Field required"),
         ({"role": "user", "content": 3}, "messages[0].content", "must be a string or a list of text parts"),
-        ({"role": "user", "content": None}, "messages[0].content", "must be a string"),
+        ({"role": "user", "content": None}, "messages[0].content", "Field required"),
         ({"role": "user", "content": "x", "nam": "y"}, "messages[0].nam", "did you mean 'name'?"),
-        ({"role": "assistant", "content": "", "tool_calls": [{}]}, "messages[0].tool_calls", "no tools"),
+        ({"role": "assistant", "content": "", "tool_calls": [{}]}, "messages[0].tool_calls[0].id", "Field required"),
         ("Hello", "messages[0]", "valid dictionary"),
     ],
 )

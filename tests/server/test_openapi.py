@@ -19,6 +19,7 @@ from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
 from tests.server.conftest import connect
 from tests.server.events import read_events
+from tests.shapes import INFO
 
 
 def references(document: object) -> set[str]:
@@ -135,6 +136,8 @@ async def test_a_loaded_models_limits_are_in_the_document(make_app):
             7,
         )
         assert body["n"]["anyOf"][0]["maximum"] == 7
+        dimensions, _ = schemas["EmbeddingRequest"]["properties"]["dimensions"]["anyOf"]
+        assert (dimensions["minimum"], dimensions["maximum"]) == (1, INFO.hidden_size)
         assert list(body["logit_bias"]["anyOf"][0]["patternProperties"]) == [pattern_below(258)]
         for name, value, status in (
             ("n", 7, 200),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
@@ -18,6 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+_NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field; templates read the first
 
 
@@ -35,12 +37,25 @@ class JinjaTemplate:
         self._template = environment.from_string(source)
         self._variables = dict(variables)
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Return the prompt that asks for the next message. Raises: anything, as a template is a program."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = _NO_VARIABLES,
+    ) -> str:
+        """Return the prompt that asks for the next message. Raises: anything, as a template is a program.
+
+        `variables` go before the template's own; arguments of calls in messages are objects.
+        """
         conversation = [_as_templates_expect(message) for message in messages]
-        return self._template.render(
-            messages=conversation, tools=None, documents=None, add_generation_prompt=True, **self._variables
-        )
+        names = {**self._variables, **variables, "tools": [*tools] or None, "documents": None}
+        try:
+            return self._template.render(messages=conversation, add_generation_prompt=True, **names)
+        except TypeError:  # some templates, such as DeepSeek's, put arguments together as text
+            plain = [_with_text_arguments(message) for message in conversation]
+            if plain == conversation:
+                raise
+            return self._template.render(messages=plain, add_generation_prompt=True, **names)
 
 
 class _GenerationBlocks(Extension):
@@ -91,6 +106,16 @@ def _as_templates_expect(message: Mapping[str, Any]) -> dict[str, Any]:
     plain = {key: value for key, value in message.items() if value is not None}
     reasoning = next((plain[name] for name in _REASONING if name in plain), None)
     return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+
+
+def _with_text_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message with the arguments of its calls as JSON text."""
+    calls = [dict(call) for call in message.get("tool_calls") or ()]
+    for call in calls:
+        function = call.get("function")
+        if isinstance(function, Mapping) and not isinstance(function.get("arguments"), str):
+            call["function"] = {**function, "arguments": _to_json(function.get("arguments"))}
+    return {**message, **({"tool_calls": calls} if calls else {})}
 
 
 def _raise_exception(message: str) -> NoReturn:

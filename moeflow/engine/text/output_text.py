@@ -66,10 +66,13 @@ class TextDelta:
 class SequenceText:
     """The text of one sequence, fed with the engine's outputs as they arrive."""
 
-    def __init__(self, index: int, tokenizer: Tokenizer, params: SamplingParams) -> None:
+    def __init__(
+        self, index: int, tokenizer: Tokenizer, params: SamplingParams, shown: frozenset[int] = frozenset()
+    ) -> None:
+        """Special tokens are left out as `params` say, but for those that are `shown`."""
         self._index = index
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens, shown=shown)
         self._watch = StopWatch(params.stop, include_match=params.include_stop_str_in_output)
         self._shows_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
@@ -136,9 +139,9 @@ class Detokenizer:
     if it is the first, since it follows the prompt.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool, shown: frozenset[int] = frozenset()) -> None:
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._skipped = tokenizer.special_token_ids - shown if skip_special_tokens else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:

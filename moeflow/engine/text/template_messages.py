@@ -22,7 +22,9 @@ class Opening(msgspec.Struct, frozen=True):
 class RenderRequest(msgspec.Struct, frozen=True):
     """A conversation to render, into so many bytes of UTF-8 at most."""
 
-    messages: Any  # a list of dicts; the sender has encoded it before, to know its size
+    messages: Any  # a list of dicts; the sender has encoded these before, to know their size
+    tools: str  # a list, as JSON: schemas may hold numbers of any size
+    variables: str  # an object, as JSON: names that the template may use, for this conversation
     max_bytes: int
 
 

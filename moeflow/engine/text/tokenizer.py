@@ -10,16 +10,22 @@ other threads go on while a long text is encoded, which takes about a second for
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from moeflow.core.errors import CheckpointError, ContextLengthError, RequestError
+from moeflow.engine.text.chat_format import ChatFormat
 from moeflow.engine.text.chat_template import ChatTemplate
 from moeflow.engine.text.chat_template_files import choose_template
 from moeflow.engine.text.token_bytes import byte_rule
 from moeflow.engine.text.token_length import TokenLength, token_length
 from moeflow.engine.text.tokenizer_files import TokenizerParts, read_folder, read_gguf, write_folder
+from moeflow.engine.text.tool_syntax.tool import Tool
+
+_NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
 
 class Tokenizer:
@@ -122,9 +128,21 @@ class Tokenizer:
             self._chat_template.warm_up()
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int | None = None) -> list[int]:
+        """Return the tokens of `chat_prompt` without tools."""
+        return self.chat_prompt(messages, max_tokens=max_tokens).token_ids
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, Any] = _NO_VARIABLES,
+        *,
+        max_tokens: int | None = None,
+    ) -> ChatPrompt:
         """Return the prompt that asks the model for the next message of a conversation.
 
         A message's content is a string, or a list of {"type": "text", "text": ...} parts, which are joined.
+        `variables` are for the template to use.
 
         Raises: RequestError if the model has no template, or it refuses the messages; ContextLengthError if the
         prompt must have more than `max_tokens` tokens; ChatTemplateError if the template is broken, or takes more
@@ -138,12 +156,46 @@ class Tokenizer:
         conversation = [_plain_message(message, i) for i, message in enumerate(messages)]
         if not conversation:
             raise RequestError("messages is empty", param="messages")
-        text = self._chat_template.render(conversation)
-        return self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
+        chat_format = self.chat_format
+        known, described = chat_format.conversation(conversation, [tool.as_json() for tool in tools])
+        text = self._chat_template.render(known, described, variables)
+        token_ids = self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
+        return ChatPrompt(token_ids, chat_format.ends_in_reasoning(text))
+
+    @functools.cached_property
+    def chat_format(self) -> ChatFormat:
+        """How the model is told of tools, calls them, and reasons."""
+        return ChatFormat(choose_template(self._parts.chat_templates) if self.has_chat_template else "")
+
+    def added_id(self, text: str) -> int | None:
+        """Return the token that was added to the vocabulary for a text, if there is one."""
+        return self._added_ids.get(text)
+
+    @functools.cached_property
+    def _added_ids(self) -> dict[str, int]:
+        return {token.content: token_id for token_id, token in self._core.get_added_tokens_decoder().items()}
+
+    @property
+    def marker_ids(self) -> frozenset[int]:
+        """Tokens that set calls of tools and reasoning apart."""
+        found = map(self.added_id, self.chat_format.all_markers)
+        return frozenset(token_id for token_id in found if token_id is not None)
+
+    def special_ids_of(self, texts: Iterable[str]) -> frozenset[int]:
+        """Return those special tokens that are one of these texts."""
+        found = map(self.added_id, texts)
+        return self.special_token_ids.intersection(token_id for token_id in found if token_id is not None)
 
     @functools.cached_property
     def _chat_template(self) -> ChatTemplate:
         return ChatTemplate(choose_template(self._parts.chat_templates), self._parts.special.texts)
+
+
+class ChatPrompt(NamedTuple):
+    """What asks the model for the next message of a conversation."""
+
+    token_ids: list[int]
+    is_reasoning: bool  # its end has begun the model's reasoning
 
 
 def _plain_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
@@ -157,7 +209,21 @@ def _plain_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
         content = "".join(_part_text(part, where) for part in content)
     if not isinstance(content, str):
         raise RequestError(f"{where}.content must be a string or a list of text parts", param="messages")
-    return {**message, "content": content}
+    return {**message, "content": content, **_plain_calls(message)}
+
+
+def _plain_calls(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message's calls with their arguments as objects, as templates expect them."""
+    calls = [dict(call) for call in message.get("tool_calls") or ()]
+    for call in calls:
+        function = call["function"]
+        try:
+            arguments = json.loads(function["arguments"]) if isinstance(function["arguments"], str) else None
+        except ValueError:
+            continue
+        if isinstance(arguments, dict):
+            call["function"] = {**function, "arguments": arguments}
+    return {"tool_calls": calls} if calls else {}
 
 
 def _part_text(part: Any, where: str) -> str:

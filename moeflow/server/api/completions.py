@@ -5,18 +5,21 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 
 from moeflow.engine.generator import Generator
+from moeflow.engine.text.answer_form.answer_grammar import plain_grammar
+from moeflow.engine.text.answer_form.form import UserGrammar
 from moeflow.engine.text.output_text import TextDelta, TokenText
 from moeflow.server.api.answer import Answer, Choice, Envelope, respond, token_trees
 from moeflow.server.api.logprobs import CompletionLogprobsWriter
 from moeflow.server.api.models import served_model
 from moeflow.server.api.openapi import stream_of
 from moeflow.server.api.schema.completion import CompletionChunk, CompletionRequest, CompletionResponse
-from moeflow.server.generation import Generation, start_generation
+from moeflow.server.generation import Generation, Prepared, start_generation
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.request_log import record_of
 from moeflow.server.service import Service, get_service
@@ -43,13 +46,16 @@ async def start_completion(service: Service, body: CompletionRequest, *, is_batc
     model = served_model(service, body.model)
     prompts = body.prompts()
 
-    async def encode(generator: Generator) -> list[list[int]]:
-        return await generator.encode(prompts)
+    sampling, form = body.to_sampling_params(), body.answer_form()
+
+    async def prepare(generator: Generator) -> Prepared:
+        encoded, grammar = await generator.encode(prompts), ""
+        if form is not None:
+            grammar = await generator.checked(plain_grammar(form), form if isinstance(form, UserGrammar) else None)
+        return Prepared(encoded, replace(sampling, grammar=grammar))
 
     envelope = Envelope(f"cmpl-{uuid.uuid4().hex}", int(time.time()), model.name, "text_completion", "text_completion")
-    generation = await start_generation(
-        service, envelope.id, encode, len(prompts), body.to_sampling_params(), is_batch=is_batch
-    )
+    generation = await start_generation(service, envelope.id, prepare, len(prompts) * sampling.n, is_batch=is_batch)
     return Answer(generation, _Writer(body, prompts, generation), envelope)
 
 

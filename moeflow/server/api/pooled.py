@@ -11,7 +11,7 @@ from moeflow.core.pooling_params import PoolingParams
 from moeflow.engine.generator import Generator
 from moeflow.engine.messages import NO_TOKENS
 from moeflow.server.disconnect import while_connected
-from moeflow.server.generation import Generation, start_generation
+from moeflow.server.generation import Generation, Prepared, start_generation
 from moeflow.server.request_log import record_of
 from moeflow.server.service import Service
 
@@ -24,11 +24,11 @@ async def pool(
     Raises: ApiError, EngineError, RequestError.
     """
 
-    async def encode(generator: Generator) -> list[list[int]]:
-        return await generator.encode(inputs)
+    async def prepare(generator: Generator) -> Prepared:
+        return Prepared(await generator.encode(inputs), NO_TOKENS)
 
     request_id = f"{kind}-{uuid.uuid4().hex}"
-    generation = await start_generation(service, request_id, encode, len(inputs), NO_TOKENS, pooling=pooling)
+    generation = await start_generation(service, request_id, prepare, len(inputs), pooling=pooling)
     record_of(request.scope).work = generation
     vectors = await while_connected(request.receive, _vectors(generation))
     return vectors, generation.num_prompt_tokens

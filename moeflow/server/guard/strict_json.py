@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 MAX_DEPTH = 32  # the deepest sensible request nests five levels
 MAX_VALUES = 200_000  # as many token ids may be in a request
-MAX_CONTAINERS = 4096  # lists and objects: messages, parts of messages, prompts
+MAX_CONTAINERS = 16_384  # lists and objects: messages, parts of messages, prompts, schemas of tools
 
 
 class JsonError(ValueError):

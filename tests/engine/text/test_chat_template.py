@@ -35,7 +35,7 @@ def make():
 
 
 def process_of(template):
-    (process,) = template._idle
+    (process,) = template._processes._idle
     return psutil.Process(process._process.pid)
 
 
@@ -157,7 +157,7 @@ import sys, threading
 from moeflow.engine.text.chat_template import ChatTemplate
 template = ChatTemplate(sys.argv[1], {})
 template.warm_up()
-print(template._idle[0]._process.pid, flush=True)
+print(template._processes._idle[0]._process.pid, flush=True)
 template.render([{"role": "user", "content": sys.argv[2]}])
 threading.Event().wait()
 """

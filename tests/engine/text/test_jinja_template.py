@@ -122,3 +122,59 @@ def test_the_templates_are_a_test():
     ]
     assert len(set(outcomes)) > 15
     assert {"TemplateSyntaxError", "SecurityError", "OverflowError"} <= set(outcomes)
+
+
+TOOLS = [
+    {"type": "function", "function": {"name": "look", "description": "ü", "parameters": {"type": "object"}}},
+    {"type": "function", "function": {"name": "go", "description": "", "parameters": {"a": [1, None, True]}}},
+]
+CALLED = [
+    USER,
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "look", "arguments": {"q": ["x", 1]}}}],
+    },
+    {"role": "tool", "content": "brown", "tool_call_id": "1", "name": "look"},
+]
+WITH_TOOLS = {
+    "hermes": """{%- if tools %}{%- for tool in tools %}{{- "\\n" }}{{- tool | tojson }}{%- endfor %}{%- endif %}
+{%- for message in messages %}{{- message.role + message.content }}
+    {%- for tool_call in message.tool_calls %}
+        {%- if tool_call.function %}{%- set tool_call = tool_call.function %}{%- endif %}
+        {{- '<tool_call>{"name": "' + tool_call.name + '", "arguments": ' }}
+        {%- if tool_call.arguments is string %}{{ tool_call.arguments }}
+        {%- else %}{{- tool_call.arguments | tojson }}{%- endif %}
+        {{- '}</tool_call>' }}
+    {%- endfor %}
+{%- endfor %}
+{%- if enable_thinking is defined and enable_thinking is false %}<think></think>{%- endif %}{{ reasoning_effort }}""",
+    "mapping": "{% for m in messages %}{% for c in m.tool_calls %}{% for k, v in c.function.arguments.items() %}"
+    "{{ k }}={{ v | tojson }}{% endfor %}{% endfor %}{{ m.tool_call_id }}{% endfor %}{{ bos_token }}",
+    "indented": "{% for t in tools or [] %}{{ t | tojson(indent=4) }}{% endfor %}{{ tools is none }}",
+    "no tools": "{{ tools is not none and tools | length }}{{ messages | tojson }}",
+}
+
+
+@pytest.mark.parametrize("name", WITH_TOOLS)
+@pytest.mark.parametrize("variables", [{}, {"enable_thinking": False, "reasoning_effort": "low", "bos_token": "b"}])
+@pytest.mark.parametrize("tools", [[], TOOLS])
+def test_tools_and_variables_are_rendered_as_transformers_does(name, variables, tools):
+    theirs = render_jinja_template(
+        conversations=[CALLED],
+        tools=tools or None,
+        chat_template=WITH_TOOLS[name],
+        add_generation_prompt=True,
+        **{**VARIABLES, **variables},
+    )[0][0]
+    assert JinjaTemplate(WITH_TOOLS[name], VARIABLES).render(CALLED, tools, variables) == theirs
+
+
+def test_arguments_are_text_where_a_template_puts_text_together():
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ '(' + c.function.arguments + ')' }}{% endfor %}"
+    )
+    source += "{% endfor %}"
+    assert JinjaTemplate(source, {}).render(CALLED) == '({"q": ["x", 1]})'
+    with pytest.raises(TypeError):
+        JinjaTemplate("{{ 'a' + 1 }}", {}).render(CALLED)

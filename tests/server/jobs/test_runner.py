@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from moeflow.core.errors import EngineError
@@ -14,6 +15,7 @@ from moeflow.server.jobs.runner import WINDOW, run_job
 from moeflow.server.service import Service
 from tests.server.fake_client import NAME, REPLY
 from tests.server.jobs.requests import chat_line, completion_line, read_lines, write_lines
+from tests.tiny_mixtral import EOS
 
 pytestmark = pytest.mark.anyio
 LIMIT = 100_000
@@ -119,3 +121,15 @@ async def test_a_dead_engine_is_nobodys_result(service, engine, tmp_path):
     with pytest.raises(EngineError, match="died"):
         await job
     assert read_lines(tmp_path / "out.jsonl") == read_lines(tmp_path / "err.jsonl") == []
+
+
+async def test_tools_are_called_in_batches_too(service, engine, tokenizer, tmp_path):
+    text = '<tool_call>{"name": "look", "arguments": {"q": "x"}}</tool_call>'
+    engine.reply = [*tokenizer.encode(text, add_special_tokens=False), EOS]
+    engine.model = msgspec.structs.replace(engine.model, max_model_len=4096)
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    await run(service, tmp_path, chat_line("a", tools=tools))
+    (line,) = read_lines(tmp_path / "out.jsonl")
+    (choice,) = line["response"]["body"]["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"q": "x"}'}

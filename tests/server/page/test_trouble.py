@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 from moeflow.engine.generator import Generator
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
-from moeflow.server.launch import HttpServer
+from moeflow.server.http_server import HttpServer
 from moeflow.server.listener import listen, url
 from tests.server.fake_client import FakeClient
 from tests.server.live_server import eventually

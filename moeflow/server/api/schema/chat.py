@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from moeflow.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from moeflow.server.api.logprobs import ChatLogprobs
@@ -12,10 +12,71 @@ from moeflow.server.api.schema.field_rules import Rule, needs_true, not_all
 from moeflow.server.api.schema.sampling_fields import MaxTokens, SamplingFields
 from moeflow.server.api.schema.strict_model import StrictModel, Unsupported, one_of, refusal
 from moeflow.server.api.schema.token_trees import TokenTrees
+from moeflow.server.api.schema.tools import (
+    MAX_TOOLS,
+    AnsweredCall,
+    CallDelta,
+    ToolCall,
+    ToolChoice,
+    ToolDefinition,
+    ToolWish,
+)
 from moeflow.server.api.usage import Usage
 
-_NO_TOOLS = "this server calls no tools"
+_OLD = "it is the older form of tools"
+_TEMPLATE_NAMES = ("messages", "tools", "documents", "add_generation_prompt")  # that are not a request's to set
+_CALLS = "tool_calls"
+_NO_CONTENT = Rule(
+    "content",
+    "Field required: only an assistant's message with tool_calls may be without content",
+    lambda fields: fields["content"] is not None or (fields["role"] == "assistant" and bool(fields[_CALLS])),
+    {
+        "anyOf": [
+            {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
+            {
+                "required": [_CALLS],
+                "properties": {"role": {"const": "assistant"}, _CALLS: {"type": "array", "minItems": 1}},
+            },
+        ]
+    },
+)
+_CALLS_OF_ASSISTANTS = Rule(
+    _CALLS,
+    "only an assistant's message has tool_calls",
+    lambda fields: fields["role"] == "assistant" or not fields[_CALLS],
+    {
+        "anyOf": [
+            {"properties": {"role": {"const": "assistant"}}},
+            {"properties": {_CALLS: {"type": ["array", "null"], "maxItems": 0}}},
+        ]
+    },
+)
+_RESULTS_OF_CALLS = Rule(
+    "tool_call_id",
+    "a message of role tool needs tool_call_id, and no other has one",
+    lambda fields: (fields["role"] == "tool") == (fields["tool_call_id"] is not None),
+    {
+        "anyOf": [
+            {
+                "required": ["tool_call_id"],
+                "properties": {"role": {"const": "tool"}, "tool_call_id": {"type": "string"}},
+            },
+            {"properties": {"role": {"not": {"const": "tool"}}, "tool_call_id": {"type": "null"}}},
+        ]
+    },
+)
 _IGNORED = "Accepted; changes nothing."
+
+
+def _is_none(value: Any) -> bool:
+    return value is None
+
+
+def _check_variables(variables: dict[str, Any]) -> dict[str, Any]:
+    for name in _TEMPLATE_NAMES:
+        if name in variables:
+            raise refusal("", f"chat_template_kwargs may not set {name!r}")
+    return variables
 
 
 class TextPart(StrictModel):
@@ -33,46 +94,70 @@ class TextPart(StrictModel):
         return data
 
 
+_CHOICE_OF_TOOLS = Rule(
+    "tool_choice",
+    "tool_choice asks for a call, but there are no tools",
+    lambda fields: fields["tool_choice"] in (None, "none", "auto") or bool(fields["tools"]),
+    {
+        "anyOf": [
+            {"properties": {"tool_choice": {"enum": [None, "none", "auto"]}}},
+            {"required": ["tools"], "properties": {"tools": {"type": "array", "minItems": 1}}},
+        ]
+    },
+)
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+TemplateVariables = Annotated[
+    dict[str, Any],
+    Field(json_schema_extra={"propertyNames": {"not": {"enum": [*_TEMPLATE_NAMES]}}}),
+    AfterValidator(_check_variables),
+]
+
+
 class ChatMessage(StrictModel):
     """One turn of the conversation."""
 
     unsupported: ClassVar[dict[str, Unsupported]] = {
-        "tool_calls": Unsupported(_NO_TOOLS, ([],)),
-        "tool_call_id": Unsupported(_NO_TOOLS),
-        "function_call": Unsupported(_NO_TOOLS),
+        "function_call": Unsupported(_OLD),
         "audio": Unsupported("the model takes and returns text only"),
         "refusal": Unsupported("put the text into content", ("",)),
         "annotations": Unsupported("the model reads text only", ([],)),
     }
 
-    role: Literal["system", "developer", "user", "assistant"] = Field(
+    rules: ClassVar[tuple[Rule, ...]] = (_NO_CONTENT, _CALLS_OF_ASSISTANTS, _RESULTS_OF_CALLS)
+
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
         description="developer is another word for system."
     )
     content: Annotated[
-        str | Annotated[list[TextPart], Field(fail_fast=True)], one_of("a string or a list of text parts")
-    ]
+        str | Annotated[list[TextPart], Field(fail_fast=True)] | None, one_of("a string or a list of text parts")
+    ] = None
     name: str | None = Field(None, description="For chat templates that show it.")
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_call_id: str | None = Field(None, description="Of the call that this is the result of.")
+    reasoning_content: str | None = Field(None, description="What the model said to itself before this answer.")
 
     def plain(self) -> dict[str, Any]:
         """Return the message as chat templates take it."""
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
         message = {"role": "system" if self.role == "developer" else self.role, "content": content}
-        return message if self.name is None else message | {"name": self.name}
+        others = {
+            "name": self.name,
+            "tool_call_id": self.tool_call_id,
+            "reasoning_content": self.reasoning_content,
+            "tool_calls": [call.plain() for call in self.tool_calls or ()] or None,
+        }
+        return message | {key: value for key, value in others.items() if value is not None}
 
 
 class ChatRequest(SamplingFields):
     """Answer in a conversation."""
 
     unsupported: ClassVar[dict[str, Unsupported]] = {
-        "tools": Unsupported(_NO_TOOLS, ([],)),
-        "tool_choice": Unsupported(_NO_TOOLS, ("none", "auto")),
-        "functions": Unsupported(_NO_TOOLS, ([],)),
-        "function_call": Unsupported(_NO_TOOLS, ("none", "auto")),
-        "response_format": Unsupported("the form of answers cannot be enforced", ({"type": "text"},)),
+        "functions": Unsupported(_OLD, ([],)),
+        "function_call": Unsupported(_OLD, ("none", "auto")),
         "modalities": Unsupported("answers are text", (["text"], [])),
         "audio": Unsupported("answers are text"),
         "moderation": Unsupported("nothing is moderated here"),
-        "reasoning_effort": Unsupported("the model does not reason apart from its answer", ("none",)),
         "verbosity": Unsupported("state in a message how long the answer should be", ("medium",)),
         "web_search_options": Unsupported("this server does not search the web"),
     }
@@ -84,6 +169,7 @@ class ChatRequest(SamplingFields):
             "give max_tokens or max_completion_tokens, not both",
             {"max_tokens": (None,), "max_completion_tokens": (None,)},
         ),
+        _CHOICE_OF_TOOLS,
     )
 
     messages: list[ChatMessage] = Field(min_length=1)
@@ -91,18 +177,51 @@ class ChatRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
+    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = Field(None, description="auto, if there are tools, unless set.")
+    parallel_tool_calls: bool | None = Field(None, description="Several calls in one answer; true unless set.")
+    reasoning_effort: ReasoningEffort | None = Field(
+        None, description="For chat templates that know it; none also switches off reasoning that can be."
+    )
+    thinking_token_budget: Annotated[int, Field(ge=0, le=2**31)] | None = Field(
+        None, description="Tokens of reasoning at most, for models that reason; then the answer begins."
+    )
+    chat_template_kwargs: TemplateVariables | None = Field(
+        None, description='What the chat template may use beside messages, such as {"enable_thinking": false}.'
+    )
+
     store: bool | None = Field(None, description=_IGNORED)
     service_tier: str | None = Field(None, description=_IGNORED)
     safety_identifier: str | None = Field(None, description=_IGNORED)
     prompt_cache_key: str | None = Field(None, description=_IGNORED)
     prompt_cache_retention: str | None = Field(None, description=_IGNORED)
     prompt_cache_options: dict[str, Any] | None = Field(None, description=_IGNORED)
-    parallel_tool_calls: bool | None = Field(None, description=_IGNORED)
     prediction: dict[str, Any] | None = Field(None, description=_IGNORED)
 
     def plain_messages(self) -> list[dict[str, Any]]:
-        """Return the conversation as chat templates take it."""
-        return [message.plain() for message in self.messages]
+        """Return the conversation as chat templates take it; results have the names of what was called."""
+        messages = [message.plain() for message in self.messages]
+        names = {
+            call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()
+        }
+        for message in messages:
+            if message["role"] == "tool" and message["tool_call_id"] in names:
+                message.setdefault("name", names[message["tool_call_id"]])
+        return messages
+
+    def tool_wish(self) -> ToolWish:
+        """Return which tools there are and are to be called. Raises: RequestError."""
+        return ToolWish(self.tools or (), self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
+
+    def template_variables(self) -> dict[str, Any]:
+        """Return what the chat template may use beside messages and tools."""
+        effort = self.reasoning_effort
+        switched = {"enable_thinking": False, "thinking": False} if effort == "none" else {}
+        return {
+            **({} if effort is None else {"reasoning_effort": effort}),
+            **switched,
+            **(self.chat_template_kwargs or {}),
+        }
 
     def to_sampling_params(self) -> SamplingParams:
         """Return what the engine should do. Raises: RequestError, naming the field."""
@@ -116,8 +235,12 @@ class AnswerMessage(BaseModel):
     """The answer of the model."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: list[AnsweredCall] | None = Field(None, exclude_if=_is_none)
+    reasoning_content: str | None = Field(
+        None, exclude_if=_is_none, description="What the model said to itself before, if it does so."
+    )
 
 
 class ChatChoice(BaseModel):
@@ -126,7 +249,7 @@ class ChatChoice(BaseModel):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     token_trees: TokenTrees = None
 
 
@@ -142,11 +265,13 @@ class ChatResponse(BaseModel):
 
 
 class ChatDelta(BaseModel):
-    """What is new in an answer: its role first, then text, then nothing more."""
+    """What is new in an answer: its role first, then reasoning, text and calls, then nothing more."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
     refusal: None = None
+    tool_calls: list[CallDelta] | None = None
+    reasoning_content: str | None = None
 
 
 class ChatChunkChoice(BaseModel):
@@ -155,7 +280,7 @@ class ChatChunkChoice(BaseModel):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
     token_trees: TokenTrees = None
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import BaseModel, Field
 
 from moeflow.core.pooling_params import PoolingKind, PoolingParams
 from moeflow.engine.messages import ModelInfo
 from moeflow.server.api.schema.completion import Prompt, prompts_of
+from moeflow.server.api.schema.model_limits import NumDimensions
 from moeflow.server.api.schema.strict_model import StrictModel
 
 
@@ -20,7 +21,7 @@ class EmbeddingRequest(StrictModel):
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="base64: float32, little-endian. float unless set."
     )
-    dimensions: Annotated[int, Field(ge=1)] | None = Field(
+    dimensions: NumDimensions | None = Field(
         None, description="Keep that many of a vector's first numbers, brought to length 1 again."
     )
     pooling: PoolingKind | None = Field(

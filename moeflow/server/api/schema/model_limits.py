@@ -21,6 +21,7 @@ LogitBias = Annotated[
     Field(json_schema_extra={"additionalProperties": False, _MARK: "token ids as keys"}),
 ]
 NumSequences = Annotated[int, Field(ge=1, le=MAX_N, json_schema_extra={_MARK: "sequences"})]
+NumDimensions = Annotated[int, Field(ge=1, json_schema_extra={_MARK: "numbers of a vector"})]
 TokenTreesWish = Annotated[bool, Field(json_schema_extra={_MARK: "token trees"})]
 PROMPTS: dict[str, Any] = {_MARK: "prompts"}  # for the `json_schema_extra` of a list of prompts
 
@@ -46,6 +47,8 @@ def _limit(mark: str, schema: dict[str, Any], model: ModelInfo, max_sequences: i
             return {"patternProperties": {pattern_below(model.vocab_size): bias}}
         case "sequences":
             return {"maximum": min(MAX_N, max_sequences)}
+        case "numbers of a vector":
+            return {"maximum": model.hidden_size}
         case "token trees":
             return {} if model.speculators else {"const": False}
         case _:

@@ -18,6 +18,7 @@ from moeflow.core.sampling_params import (
     MIN_REPETITION_PENALTY,
     SamplingParams,
 )
+from moeflow.server.api.schema.answer_form import AnswerFormFields
 from moeflow.server.api.schema.field_rules import Rule, needs_true
 from moeflow.server.api.schema.model_limits import LogitBias, NumSequences, TokenId, TokenTreesWish
 from moeflow.server.api.schema.strict_model import StrictModel, one_of
@@ -42,10 +43,10 @@ class StreamOptions(StrictModel):
     include_obfuscation: bool | None = Field(None, description=_IGNORED)
 
 
-class SamplingFields(StrictModel):
-    """Sampling, stopping and delivery: OpenAI's fields and those that vLLM added."""
+class SamplingFields(AnswerFormFields):
+    """Sampling, stopping, the answer's form and delivery: OpenAI's fields and those that vLLM added."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (needs_true("stream_options", "stream"),)
+    rules: ClassVar[tuple[Rule, ...]] = (*AnswerFormFields.rules, needs_true("stream_options", "stream"))
 
     model: str | None = Field(None, description="The served model's name; may be left out.")
     stream: bool | None = None

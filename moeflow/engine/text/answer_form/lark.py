@@ -1,0 +1,83 @@
+"""Writes grammars as llguidance reads them: Lark, in which `%json` stands for what a schema describes.
+
+Its expressions may name tokens by their ids, which no text can stand for: those that set parts of an answer apart.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from moeflow.engine.text.answer_form.form import ChoiceForm, Form, JsonForm
+
+USER: Final = "user"  # the name of a user's own grammar
+WHITESPACE: Final = r"[ \t\n]{1,64}"  # between the parts of JSON: an answer of whitespace without end has no use
+ANY_TEXT: Final = "ANY_TEXT"
+
+
+class LarkWriter:
+    """Puts a grammar together."""
+
+    def __init__(self, markers: Iterable[str], added_id: Callable[[str], int | None]) -> None:
+        """`markers` are texts that may be tokens of their own, which `added_id` tells."""
+        ids = {marker: token_id for marker in markers if (token_id := added_id(marker)) is not None}
+        self._ids = ids
+        longest_first = sorted(ids, key=len, reverse=True)
+        self._markers = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._rules: dict[str, str] = {ANY_TEXT: "/(?s:.+)/"}
+
+    def text(self, text: str) -> str:
+        """Return the expression for a text."""
+        parts: list[str] = []
+        place = 0
+        for found in self._markers.finditer(text):
+            parts += [_quoted(text[place : found.start()]), f"<[{self._ids[found[0]]}]>"]
+            place = found.end()
+        return " ".join(filter(None, (*parts, _quoted(text[place:]))))
+
+    def json(self, schema: dict[str, Any]) -> str:
+        """Return the expression for JSON that a schema describes."""
+        return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}})
+
+    def text_until(self, end: str, max_tokens: int | None = None) -> str:
+        """Return the expression for any text up to and including an end, of so many tokens at most.
+
+        Raises: ValueError if the number of tokens is to be limited, and the end is no token of its own.
+        """
+        limit = "" if max_tokens is None else f"max_tokens={max_tokens}"
+        if end in self._ids:
+            name = self.rule(ANY_TEXT, limit)
+            return f"{name}? <[{self._ids[end]}]>"
+        if max_tokens is not None:
+            raise ValueError(f"{end!r} is no token of this model")
+        return self.rule("/(?s:.*)/", f"suffix={json.dumps(end, ensure_ascii=False)}")
+
+    def anything(self) -> str:
+        """Return the expression for any text, and any tokens that stand for none."""
+        return f"({ANY_TEXT} | <[*]>)*"
+
+    def form(self, form: Form) -> str:
+        """Return the expression for what an answer has to be."""
+        match form:
+            case JsonForm():
+                return self.json(form.schema)
+            case ChoiceForm():
+                return "(" + " | ".join(_quoted(choice) or '""' for choice in form.choices) + ")"
+            case _:
+                return f"@{USER}"
+
+    def rule(self, body: str, attributes: str = "") -> str:
+        """Add a rule and return its name."""
+        name = f"part_{len(self._rules)}"
+        self._rules[f"{name}[{attributes}]" if attributes else name] = body
+        return name
+
+    def grammar(self, start: str) -> str:
+        """Return the whole grammar."""
+        return "\n".join(f"{name}: {body}" for name, body in {"start": start, **self._rules}.items())
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False) if text else ""

@@ -1,0 +1,41 @@
+"""From an answer's text to what it is: reasoning, text for the user, calls of tools. As it comes, piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from moeflow.engine.text.tool_syntax.events import Event
+from moeflow.engine.text.tool_syntax.reader import Reader, Steps
+
+
+class AnswerReader:
+    """Feeds one answer to who understands it."""
+
+    def __init__(self, read: Callable[[Reader], Steps[None]]) -> None:
+        self._reader = Reader()
+        self._steps = read(self._reader)
+        self._has_ended = False
+
+    def push(self, text: str) -> list[Event]:
+        """Take a piece of text, and return what became certain."""
+        if text:
+            self._reader.feed(text)
+        return self._run() if text else []
+
+    def finish(self) -> list[Event]:
+        """Return what is left: the answer ends here."""
+        self._reader.close()
+        return self._run()
+
+    def _run(self) -> list[Event]:
+        found: list[Event] = []
+        while not self._has_ended:
+            try:
+                event = next(self._steps)
+            except StopIteration:
+                self._has_ended = True
+                break
+            if event is None:
+                break
+            found.append(event)
+        return found

@@ -1,0 +1,30 @@
+"""A call as a model has to write it, where it must: text around what the arguments may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from moeflow.engine.text.answer_form.lark import LarkWriter
+from moeflow.engine.text.tool_syntax.tool import Tool
+
+NO_ARGUMENTS: Final[dict[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenCall:
+    """One call."""
+
+    head: str
+    arguments: str  # a Lark expression
+    tail: str = ""
+
+
+def argument_schema(tool: Tool) -> dict[str, Any]:
+    """Return what arguments have to be; none, where they are not described."""
+    return NO_ARGUMENTS if tool.parameters is None else {"type": "object", **tool.parameters}
+
+
+def json_arguments(lark: LarkWriter, tool: Tool) -> str:
+    """Return the expression for arguments that are written as JSON."""
+    return lark.json(argument_schema(tool))

@@ -1,0 +1,47 @@
+"""Arguments that a model has to write one by one, in syntaxes that have them plainly.
+
+They come in the order of the schema, those that need not be there or not, none that it does not name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from moeflow.core.errors import RequestError
+from moeflow.engine.text.answer_form.form import ChoiceForm
+from moeflow.engine.text.answer_form.lark import LarkWriter
+from moeflow.engine.text.tool_syntax.tool import Tool
+from moeflow.engine.text.tool_syntax.written_call import argument_schema
+
+_OF_TEXT: Final = ("pattern", "format", "minLength", "maxLength")
+_DEFINITIONS: Final = ("$defs", "definitions")
+
+
+def arguments_of(tool: Tool) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Yield the arguments of a tool: key, schema, and whether it has to be there."""
+    schema = argument_schema(tool)
+    shared: dict[str, Any] = {name: schema[name] for name in _DEFINITIONS if name in schema}
+    required = schema.get("required") or ()
+    for key, described in (schema.get("properties") or {}).items():
+        yield key, {**shared, **(described if isinstance(described, dict) else {})}, key in required
+
+
+def written_value(lark: LarkWriter, tool: Tool, key: str, schema: dict[str, Any], end: str) -> str:
+    """Return the expression for a value and the end behind it: text plainly, all else as JSON.
+
+    Raises: RequestError if it is text that has to have a form.
+    """
+    if tool.types(key) != {"string"}:
+        return f"{lark.json(schema)} {lark.text(end)}"
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(choices, list):
+        return f"{lark.form(ChoiceForm([str(choice) for choice in choices]))} {lark.text(end)}"
+    unheld = next((name for name in _OF_TEXT if name in schema), None)
+    if unheld is not None:
+        raise RequestError(
+            f"{unheld} of the argument {key!r} of {tool.name!r} cannot be enforced in the form in which this model "
+            "calls tools; leave it out, or strict",
+            param="tools",
+        )
+    return lark.text_until(end)

@@ -1,0 +1,160 @@
+"""Tools that a request offers, which of them are to be called, and calls in messages. In OpenAI's words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from moeflow.core.errors import RequestError
+from moeflow.engine.text.tool_syntax.tool import Tool
+from moeflow.server.api.schema.strict_model import StrictModel, one_of, refusal
+
+MAX_TOOLS = 512
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+
+
+class FunctionDefinition(StrictModel):
+    """A function of the client's."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(None, description="JSON Schema of an object; left out: no arguments.")
+    strict: bool | None = Field(None, description="Arguments have to be as parameters describe them.")
+
+
+class ToolDefinition(StrictModel):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_type(cls, data: Any) -> Any:
+        kind = data.get("type") if isinstance(data, dict) else None
+        if isinstance(kind, str) and kind != "function":
+            raise refusal("type", f"tools of type {kind[:80]!r} are not supported: the model calls functions only")
+        return data
+
+    def plain(self) -> Tool:
+        """Return it as the engine knows it."""
+        function = self.function
+        return Tool(function.name, function.description, function.parameters, bool(function.strict))
+
+
+class FunctionChoice(StrictModel):
+    """A function by name."""
+
+    name: FunctionName
+
+
+class ToolName(StrictModel):
+    """A tool by name."""
+
+    type: Literal["function"]
+    function: FunctionChoice
+
+
+class AllowedTools(StrictModel):
+    """Some of the tools."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ToolName], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class AllowedToolsChoice(StrictModel):
+    """Only some of the tools may be called."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | ToolName | AllowedToolsChoice,
+    one_of("none, auto, required, a tool by name, or allowed_tools"),
+]
+
+
+class CalledFunction(StrictModel):
+    """A function and what it was called with."""
+
+    name: str
+    arguments: str = Field(description="JSON.")
+
+
+class ToolCall(StrictModel):
+    """A call in an earlier message."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as chat templates take it."""
+        function = {"name": self.function.name, "arguments": self.function.arguments}
+        return {"id": self.id, "type": self.type, "function": function}
+
+
+class ToolWish:
+    """What a request says about tools, taken together."""
+
+    def __init__(self, tools: Sequence[ToolDefinition], choice: Any, *, is_parallel: bool) -> None:
+        """Raises: RequestError if the choice names a tool that is not offered, or two tools have the same name."""
+        self.is_parallel = is_parallel
+        by_name = {tool.function.name: tool.plain() for tool in tools}
+        if len(by_name) < len(tools):
+            raise RequestError("two tools have the same name", param="tools")
+        names, self.is_required = _wanted(choice)
+        unknown = [name for name in names or () if name not in by_name]
+        if unknown:
+            raise RequestError(f"tool_choice names {unknown[0]!r}, which is none of the tools", param="tool_choice")
+        self.tools: tuple[Tool, ...] = () if choice == "none" else tuple(by_name.values())
+        self.allowed = tuple(tool for tool in self.tools if names is None or tool.name in names)
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether not every call that the model could write is wanted."""
+        return self.is_required or len(self.allowed) < len(self.tools) or any(tool.is_strict for tool in self.allowed)
+
+
+def _wanted(choice: Any) -> tuple[set[str] | None, bool]:
+    """Return the names of tools that may be called, None for all, and whether one has to be."""
+    if isinstance(choice, ToolName):
+        return {choice.function.name}, True
+    if isinstance(choice, AllowedToolsChoice):
+        allowed = choice.allowed_tools
+        return {tool.function.name for tool in allowed.tools}, allowed.mode == "required"
+    return None, choice == "required"
+
+
+class AnsweredFunction(BaseModel):
+    """A function that the model calls."""
+
+    name: str
+    arguments: str
+
+
+class AnsweredCall(BaseModel):
+    """A call in an answer."""
+
+    id: str
+    type: Literal["function"]
+    function: AnsweredFunction
+
+
+class FunctionDelta(BaseModel):
+    """A call's name first, then pieces of its arguments."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallDelta(BaseModel):
+    """What is new in a call."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta

@@ -1,0 +1,53 @@
+"""The HTTP side of a server: uvicorn with our connections, its own signal handling left out."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Iterator
+
+import uvicorn
+from fastapi import FastAPI
+
+from moeflow.server.connection import PATIENCE, Connection, Patience
+from moeflow.server.service import Service
+
+_LOOK_TICKS = 3  # of uvicorn, each a tenth of a second
+_FLUSH_S = 5  # how long slow clients may take to read what is already written
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its own signal handling, and with nothing that depends on what else is installed."""
+
+    def __init__(self, app: FastAPI, patience: Patience = PATIENCE) -> None:
+        self.service: Service = app.state.service
+        connection = functools.partial(Connection, patience=patience, on_refusal=self.service.metrics.count_refusal)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=connection,  # type: ignore[arg-type]  # it is called, and nothing else is done with it
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="error",  # what it warns of are clients' mistakes, which have their own lines
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_graceful_shutdown=_FLUSH_S,
+            )
+        )
+
+    async def on_tick(self, counter: int) -> bool:
+        """End slow connections; uvicorn calls this ten times a second."""
+        if counter % _LOOK_TICKS == 0:
+            now_s = time.monotonic()
+            for connection in tuple(self.server_state.connections):
+                if isinstance(connection, Connection):
+                    connection.end_if_slow(now_s)
+        return await super().on_tick(counter)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to `serve`."""
+        yield

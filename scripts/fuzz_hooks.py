@@ -1,0 +1,79 @@
+"""What the OpenAPI document cannot say of requests, made true in those that schemathesis draws: that schemas, regular
+expressions and grammars are some that can be held to, that an answer has one form only, that a tool which is named is
+one of those offered, that their names differ, and that only models which reason have a budget for it.
+
+Only values of the right type are changed: what was drawn to be refused still is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import schemathesis
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "additionalProperties": False}
+TEXTS = {"regex": "[ab]{1,3}", "grammar": 'start: "a"', "json": '{"type": "boolean"}'}
+
+
+@schemathesis.hook
+def map_body(context: Any, body: Any) -> Any:
+    """Return a body that is drawn, or one in its place."""
+    if isinstance(body, dict):
+        _mend_forms(body)
+        _mend_tools(body)
+        if isinstance(body.get("thinking_token_budget"), int):
+            del body["thinking_token_budget"]
+    return body
+
+
+def _mend_forms(body: dict[str, Any]) -> None:
+    for place, prefix in ((body, "guided_"), (body.get("structured_outputs"), "")):
+        for name, text in TEXTS.items() if isinstance(place, dict) else ():
+            if isinstance(place.get(prefix + name), str) and place[prefix + name]:
+                place[prefix + name] = text
+            elif isinstance(place.get(prefix + name), dict):
+                place[prefix + name] = SCHEMA
+    _keep_one(body, ("response_format", "structured_outputs", *(f"guided_{name}" for name in (*TEXTS, "choice"))))
+    if isinstance(wish := body.get("structured_outputs"), dict):
+        _keep_one(wish, ("json_object", "choice", *TEXTS))
+    described = body.get("response_format")
+    described = described.get("json_schema") if isinstance(described, dict) else None
+    if isinstance(described, dict) and isinstance(described.get("schema"), dict):
+        described["schema"] = SCHEMA
+
+
+def _keep_one(body: dict[str, Any], names: tuple[str, ...]) -> None:
+    """Leave out, of fields that are given, those behind the first that are certainly right."""
+    given = [name for name in names if body.get(name) is not None]
+    for name in given[1:]:
+        value = body[name]
+        is_right = (isinstance(value, str) and bool(value)) or value == SCHEMA
+        is_right |= isinstance(value, list) and bool(value) and all(isinstance(one, str) and one for one in value)
+        if is_right:
+            del body[name]
+    if "structured_outputs" in given[1:] and body.get("response_format") in (
+        {"type": "text"},
+        {"type": "json_object"},
+    ):
+        del body["response_format"]
+
+
+def _mend_tools(body: dict[str, Any]) -> None:
+    tools = body.get("tools")
+    functions = [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    functions = [one for one in functions if isinstance(one, dict) and isinstance(one.get("name"), str)]
+    for number, function in enumerate(functions):
+        if isinstance(function.get("parameters"), dict):
+            function["parameters"] = SCHEMA
+        if function["name"] in [other["name"] for other in functions[:number]]:
+            function["name"] = f"f{number}"
+    choice = body.get("tool_choice")
+    allowed = choice.get("allowed_tools") if isinstance(choice, dict) else None
+    named = [
+        choice,
+        *(allowed["tools"] if isinstance(allowed, dict) and isinstance(allowed.get("tools"), list) else []),
+    ]
+    for one in named:
+        function = one.get("function") if isinstance(one, dict) else None
+        if functions and isinstance(function, dict) and isinstance(function.get("name"), str) and function["name"]:
+            function["name"] = functions[0]["name"]
