@@ -1,8 +1,9 @@
 """What a smaller weight format costs: perplexity, and how often the likeliest token stays the same.
 
-Both formats run through the real engine, as they do when they serve. Text is predicted token by token with the
-true text before it (perplexity, agreement); then a few prompts are continued greedily, where the first different
-token ends the comparison, since what follows is another text.
+The reference is the model in its own precision, or another file that it was made of. Both run through the real engine,
+as they do when they serve. Text is predicted token by token with the true text before it (perplexity, agreement); then
+a few prompts are continued greedily, where the first different token ends the comparison, since what follows is another
+text.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError, EngineError
@@ -26,6 +25,8 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission, TokenLogprobs, TokenOutput
 from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.models.registry import read_model_config
+from moeflow.planner.choices.offload_plan import costs_of
 from moeflow.planner.settings import Settings
 from moeflow.train.calibration_text import calibration_text
 from moeflow.train.perplexity import WINDOW, windows
@@ -60,7 +61,7 @@ def in_own_precision(settings: Settings) -> Settings:
     """Return settings under which nothing of the checkpoint's weights is lost. `settings.model` must name a path."""
     assert settings.model is not None
     with closing(open_checkpoint(settings.model)) as checkpoint:
-        dtype = "bfloat16" if checkpoint.dtype == torch.bfloat16 else "float32"
+        dtype = "bfloat16" if checkpoint.dtype == "bfloat16" else "float32"
     return dataclasses.replace(settings, dtype=dtype, quantize=None, kv_dtype="auto")
 
 
@@ -151,12 +152,17 @@ def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def describe_comparison(reference: EngineConfig, tested: EngineConfig) -> dict[str, Any]:
-    """Return which formats were compared."""
+    """Return which models and formats were compared. Raises: CheckpointError."""
+    with closing(open_checkpoint(tested.model_path)) as checkpoint:
+        weight_bytes = int(costs_of(read_model_config(checkpoint), tested).model_bytes)
     return {
         "model": tested.model_name,
+        "reference_model": reference.model_name,
         "reference_format": reference.weight_format,
         "reference_kv_dtype": reference.kv_dtype,
-        "weight_format": tested.weight_format,
+        "weight_format": tested.mix or tested.weight_format,
+        "has_importance": bool(tested.importance_file),
+        "weight_bytes": weight_bytes,
         "kv_dtype": tested.kv_dtype,
         "device": tested.device,
     }

@@ -73,10 +73,11 @@ def quality_table(records: Sequence[Record]) -> Table:
             f"{record['same_likeliest_share']:.1%}",
             f"{record['same_greedy_share']:.1%}",
             f"{record['num_tokens']:,}",
+            format_bytes(record["weight_bytes"]) if "weight_bytes" in record else "",
         )
         for record in records
     ]
-    columns = ("", "own perplexity", "perplexity", "change", "same likeliest", "same greedy", "tokens")
+    columns = ("", "own perplexity", "perplexity", "change", "same likeliest", "same greedy", "tokens", "weights")
     return Table("Quality, against the model's own precision", columns, tuple(rows))
 
 
@@ -84,7 +85,8 @@ def _formats_text(record: Record) -> str:
     """Write what was tested: the weights' format, and that of K and V where it differs from the reference's."""
     kv = record["kv_dtype"]
     with_kv = f", K and V in {kv}" if kv != record["reference_kv_dtype"] else ""
-    return f"{record['model']}, {record['weight_format']}{with_kv}"
+    with_importance = ", by importance" if record.get("has_importance") else ""
+    return f"{record['model']}, {record['weight_format']}{with_importance}{with_kv}"
 
 
 def serve_tables(records: Sequence[Record]) -> list[Table]:

@@ -7,10 +7,7 @@ of expert, as the kernels do where all are resident. So neither what was in memo
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Final, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.lease import Lease
@@ -21,6 +18,10 @@ from moeflow.experts.streamed_experts import ExpertStream
 from moeflow.kernels.cpu.decoder import Expected
 from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
 from moeflow.kernels.cpu.packed_weights import PackedExperts
+from moeflow.kernels.on_demand import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _FEW_CHOICES: Final = 2  # of a layer in a pass, as a multiple of its experts
 

@@ -5,17 +5,17 @@ Guesses order reads and nothing else; the governor asks after every pass whether
 
 from __future__ import annotations
 
-from typing import Final
-
-import torch
-from torch import Tensor
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.predict.governor import Governor
-from moeflow.experts.predict.predictor import Predictor
+from moeflow.experts.predict.predictor import MAX_TOKENS, Predictor
 from moeflow.kernels.cpu.decoder import NOTHING, Expected
+from moeflow.kernels.on_demand import torch
 
-MAX_TOKENS: Final = 8  # of a pass; more need so many experts that reads on demand keep the disk busy
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Prefetcher:
@@ -38,8 +38,19 @@ class Prefetcher:
         """Begin a pass, which has found everything so far."""
         self._num_tokens = None
 
+    def expect(self, num_tokens: int, named: Sequence[Sequence[int]]) -> None:
+        """Receive what a network says that each layer of a pass will need, and prefetch for all of them.
+
+        It is to be asked only while guesses are followed.
+        """
+        self._predictor.expect(named)
+        first = range(0, self._num_layers * self._cache.num_experts, self._cache.num_experts)
+        wanted = [at + expert for layer, at in enumerate(first) for expert in self._predictor.predict(layer)]
+        if self._cache.prefetch_pass(wanted):
+            self._num_tokens = num_tokens
+
     def see(self, layer: int, hidden: Tensor, topk_ids: Tensor) -> None:
-        """Receive what a layer's router chose, once its own loads are queued, and prefetch for the next layer.
+        """Receive what a layer's router chose, once its own loads are queued, and prefetch for those to come.
 
         Shapes: hidden [T, H], topk_ids [T, K].
         """
@@ -48,12 +59,12 @@ class Prefetcher:
         if not self._may_guess:
             return
         self._predictor.observe_input(layer, hidden)
-        following = (layer + 1) % self._num_layers
-        self._cache.prefetch(following, self._predictor.predict(following))
+        for later in self._predictor.due(layer):
+            self._cache.prefetch(later, self._predictor.predict(later))
 
     def see_hits(self, first_layer: int, topk_ids: Tensor) -> None:
         """Receive what the routers of layers chose that kernels have run alone. Shapes: topk_ids [layers, T, K]."""
-        if self._predictor.by_next_router:
+        if self._predictor.routers_ahead:
             return
         for layer, ids in enumerate(topk_ids.flatten(1).tolist(), first_layer):
             self._predictor.observe(layer, ids)
@@ -66,8 +77,8 @@ class Prefetcher:
         self._num_tokens = num_tokens
         if not self._may_guess:
             return NOTHING
-        if self._predictor.by_next_router:
-            return Expected(by_next_router=True)
+        if self._predictor.routers_ahead:
+            return Expected(routers_ahead=self._predictor.routers_ahead)
         guesses = torch.zeros(self._num_layers, self._cache.num_experts, dtype=torch.uint8)
         for layer in range(self._num_layers):
             guesses[layer, self._predictor.predict(layer)] = 1

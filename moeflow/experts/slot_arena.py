@@ -5,12 +5,15 @@ Which expert is in which slot is not known here, nor how many of them may be use
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from moeflow.checkpoint.packed.file_io import PAGE_BYTES, whole_pages
 from moeflow.core.errors import CapacityError
 from moeflow.core.units import format_bytes
 from moeflow.kernels.lazy_memory import LazyMemory
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _HUGE_PAGE_BYTES = 2 * 1024**2  # what the system may take at a time
 

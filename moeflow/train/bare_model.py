@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Protocol, cast
 
 import torch
@@ -19,6 +20,7 @@ from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.encoder_decoder import EncoderDecoderLM
 from moeflow.models.layers.mlp import MLP, FusedMLP
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.weight_allocator import WeightAllocator
@@ -51,13 +53,52 @@ def run_sequence(
     on_inputs: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
     """Return the final hidden states [T, H] of a sequence of at least one token; `on_inputs` as `ForwardContext`'s."""
-    num_blocks = -(-len(token_ids) // BLOCK_SIZE)
+    context = sequences_context(model, [len(token_ids)], on_inputs)
+    hidden_states: torch.Tensor = model(torch.tensor(token_ids, device=model.device), context)
+    return hidden_states
+
+
+def sequences_context(
+    model: CausalLM,
+    lengths: Sequence[int],
+    on_inputs: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
+) -> ForwardContext:
+    """Return what a pass over whole sequences needs, one after the other, for the layers that `model` has."""
+    counts = [-(-length // BLOCK_SIZE) for length in lengths]
+    ends = list(accumulate(counts))
     kv = KVStorage(
-        layers=range(model.config.num_layers),
-        num_blocks=num_blocks,
+        layers=range(model.first_layer, model.first_layer + len(model.layers)),
+        num_blocks=ends[-1],
         block_size=BLOCK_SIZE,
         num_kv_heads=model.config.num_kv_heads,
         head_dim=model.config.head_dim,
+        dtype=model.dtype,
+        device=model.device,
+    )
+    attention = AttentionMetadata.build(
+        starts=[0] * len(lengths),
+        num_tokens=list(lengths),
+        block_ids=[range(end - count, end) for count, end in zip(counts, ends, strict=True)],
+        block_size=BLOCK_SIZE,
+        device=model.device,
+    )
+    positions = torch.cat([torch.arange(length, device=model.device) for length in lengths])
+    return ForwardContext(positions, attention, kv, on_inputs=on_inputs)
+
+
+@torch.inference_mode()
+def run_input(model: EncoderDecoderLM, given: Sequence[int], own: Sequence[int]) -> None:
+    """Have an encoder-decoder encode an input, and its decoder go over tokens behind it: one or more of each."""
+    num_blocks = -(-len(given) // BLOCK_SIZE) - (-len(own) // BLOCK_SIZE)
+    begin = -(-len(given) // BLOCK_SIZE) * BLOCK_SIZE
+    token_ids = [*given, *[0] * (begin - len(given)), *own]
+    config = model.config
+    kv = KVStorage(
+        layers=range(config.num_layers),
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
         dtype=model.dtype,
         device=model.device,
     )
@@ -68,9 +109,11 @@ def run_sequence(
         block_size=BLOCK_SIZE,
         device=model.device,
     )
-    context = ForwardContext(torch.arange(len(token_ids), device=model.device), attention, kv, on_inputs=on_inputs)
-    hidden_states: torch.Tensor = model(torch.tensor(token_ids, device=model.device), context)
-    return hidden_states
+    positions = torch.arange(len(token_ids), device=model.device)
+    model(
+        torch.tensor(token_ids, device=model.device),
+        ForwardContext(positions, attention, kv, num_encoder_tokens=[len(given)]),
+    )
 
 
 class HasNetwork(Protocol):
@@ -105,5 +148,5 @@ class _Listener:
         self.collected.append(hidden.to(self._dtype))
         return self.block(hidden, residual)
 
-    def _ignore(self, topk_ids: torch.Tensor) -> None:
+    def _ignore(self, topk_ids: torch.Tensor, hidden: torch.Tensor | None) -> None:
         """Leave to the block itself who is told of its routing."""

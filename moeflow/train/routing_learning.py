@@ -70,9 +70,9 @@ def _learn(settings: Settings, on_done: OnDone) -> RoutingProfile:
     tokens = learning_text(Tokenizer.load(str(settings.model)))[:NUM_TOKENS]
     with tempfile.TemporaryDirectory(prefix="moeflow-") as folder:
         file = Path(folder) / "routing.moe"
-        _record(_to_learn(settings, file), tokens, on_done)
+        _record(_to_learn(settings, file), tokens, lambda done, total: on_done(done, 2 * total))
         trace = read_routing_trace(file)
-    return study_routing(_in_order(trace), trace.header, on_done)
+    return study_routing(_in_order(trace), trace.header, lambda done, total: on_done(total + done, 2 * total))
 
 
 def _to_learn(settings: Settings, file: Path) -> Settings:

@@ -27,7 +27,8 @@ from moeflow.train.bare_model import ffn_inputs, load_bare_model, run_sequence
 from moeflow.train.calibration_text import calibration_text
 from moeflow.train.perplexity import WINDOW, windows
 from moeflow.train.router_fitting import fit_router
-from moeflow.train.upcycled_checkpoint import UpcycleRecipe, check_source, mixtral_shapes, write_mixtral
+from moeflow.train.upcycle_recipe import UpcycleRecipe
+from moeflow.train.upcycled_checkpoint import check_source, mixtral_shapes, write_mixtral
 
 _OTHER_FILES_BYTES = 16 * MIB  # tokenizer and configs
 

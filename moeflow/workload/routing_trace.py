@@ -2,22 +2,23 @@
 
     8 bytes magic | length and CRC-32 of the description (4 bytes each) | description (JSON)
     then a record for each pass:
-    tokens (u32) | tokens generated (u32) | seconds of computing (f32) | expert ids [layers, tokens, K] | CRC-32 (u32)
+    tokens (u32) | texts (u32) | tokens generated (u32) | routers ahead A (u32) | seconds of computing (f32)
+    | of each text: number, known from, start, stop, rows (u32 each) | each text's tokens from there to `stop` (u32)
+    | expert ids [layers, tokens, K] | ids by routers ahead [layers, A, tokens, K] | CRC-32 (u32)
 
-Ids take a byte each for up to 256 experts, two for more; in the order of the router's choice. A record is written in
-one piece, and one that was cut by a crash, or anything after a damaged one, is left out when reading and cut off
-when the next run appends. Recording is never a reason for a pass to fail: if the disk is full, it ends.
+Ids take a byte each for up to 256 experts, two for more; in the order of the router's choice. A text's tokens tell what
+it says up to the end of the pass, so that predictors that go by text can be asked again. Routers ahead are those of the
+A layers that follow, asked about what this layer's experts got; behind the last layer they are 0.
+A record that was cut by a crash, or anything after a damaged one, is left out. `routing_recorder.py` writes.
 """
 
 from __future__ import annotations
 
-import fcntl
-import logging
-import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -27,13 +28,14 @@ from numpy.typing import NDArray
 
 from moeflow.core.errors import ConfigError
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 
 _MAGIC: Final = b"MOEROUTE"
 _PREFIX: Final = struct.Struct("<8sII")
-_RECORD: Final = struct.Struct("<IIf")
+_RECORD: Final = struct.Struct("<IIIIf")
+_TEXT_FIELDS: Final = 5
+_WORD: Final = np.dtype("<u4")
 _CHECKSUM: Final = struct.Struct("<I")
-log = logging.getLogger(__name__)
 
 ExpertIds = NDArray[np.integer]
 
@@ -58,6 +60,18 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.num_layers * num_tokens * self.top_k * self.dtype.itemsize
 
 
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A text's share of a pass: its tokens from position `start` to `stop`, and behind them drafted ones."""
+
+    number: int  # of the text, within a run
+    known_from: int  # position of the first of `token_ids`; 0: the text is new, or begins again
+    start: int
+    stop: int
+    num_rows: int  # tokens that were computed, drafted ones included
+    token_ids: Sequence[int]  # up to `stop`; what came before stands in earlier passes
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RoutedPass:
     """What the routers chose in one pass."""
@@ -65,6 +79,8 @@ class RoutedPass:
     ids: ExpertIds  # [layers, tokens, K]
     num_generated: int  # tokens that came out of it
     compute_s: float  # it took, waiting for experts left out; 0: not known
+    texts: Sequence[TextPart] = ()  # in the order of their rows; none: not known
+    ahead: ExpertIds | None = None  # [layers, A, tokens, K]; None: no router was asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,100 +92,53 @@ class RoutingTrace:
     dropped_bytes: int  # at the end, which were cut or damaged
 
 
-class RoutingRecorder:
-    """Appends a run's passes to a file. One thread uses it."""
-
-    def __init__(self, path: Path, header: TraceHeader) -> None:
-        """Open the file or begin it.
-
-        Raises: ConfigError if it cannot be written to, is another process's, or belongs to another model.
-        """
-        self._path = path
-        self._header = header
-        self._layers: list[ExpertIds] = []
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            remedy = "Choose another file for --record-routing"
-            raise ConfigError(f"cannot write {path}: {error.strerror}. {remedy}") from error
-        try:
-            self._begin()
-        except BaseException:
-            self.close()
-            raise
-
-    def add_layer(self, topk_ids: ExpertIds) -> None:
-        """Record what the next layer's router chose: [tokens, K]."""
-        self._layers.append(topk_ids.astype(self._header.dtype))
-
-    def end_pass(self, *, num_generated: int, compute_s: float) -> None:
-        """Write the pass down, if all of its layers have been recorded."""
-        layers, self._layers = self._layers, []
-        if self._descriptor < 0 or len(layers) != self._header.num_layers:
-            return
-        head = _RECORD.pack(len(layers[0]), num_generated, compute_s)
-        body = head + b"".join(ids.tobytes() for ids in layers)
-        record = body + _CHECKSUM.pack(zlib.crc32(body))
-        try:
-            if os.write(self._descriptor, record) < len(record):
-                raise OSError("the disk took a part only")
-        except OSError as error:
-            log.warning("routing is recorded no longer: %s: %s", self._path, error)
-            self.close()
-
-    def drop_pass(self) -> None:
-        """Forget a pass that did not come to its end."""
-        self._layers = []
-
-    def close(self) -> None:
-        """Release the file."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-    def _begin(self) -> None:
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(f"another process is recording into {self._path}. Choose another file") from error
-        content = self._path.read_bytes()
-        own = _encode_header(self._header)
-        if own.startswith(content):  # nothing, or as far as a run came that was killed at once
-            os.pwrite(self._descriptor, own, 0)
-            content = own
-        header, start = _decode_header(content, self._path)
-        if header != self._header:
-            raise ConfigError(f"{self._path} has the routing of another model or format. Choose another file")
-        end = max((end for _, end in _records(content, start, header)), default=start)
-        os.ftruncate(self._descriptor, end)
-        os.lseek(self._descriptor, end, os.SEEK_SET)
-
-
 def read_routing_trace(path: Path) -> RoutingTrace:
     """Read all whole records of a file. Raises: ConfigError if it cannot be read or is no trace of routing."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    header, start = _decode_header(content, path)
+    header, start = decode_header(content, path)
     passes = []
     whole_bytes = start
-    for routed, end in _records(content, start, header):
-        if routed.ids.size and routed.ids.max() >= header.num_experts:
-            raise ConfigError(f"{path} names expert {routed.ids.max()}, where there are {header.num_experts}")
+    for routed, end in whole_records(content, start, header):
+        highest = max((int(ids.max()) for ids in (routed.ids, routed.ahead) if ids is not None and ids.size), default=0)
+        if highest >= header.num_experts:
+            raise ConfigError(f"{path} names expert {highest}, where there are {header.num_experts}")
         passes.append(routed)
         whole_bytes = end
     return RoutingTrace(header, passes, len(content) - whole_bytes)
 
 
-def _encode_header(header: TraceHeader) -> bytes:
+def encode_pass(
+    layers: Sequence[tuple[ExpertIds, ExpertIds]],
+    texts: Sequence[TextPart],
+    *,
+    num_generated: int,
+    compute_s: float,
+) -> bytes:
+    """Return a record. Shapes: of each layer what its router chose, [tokens, K], and routers ahead, [A, tokens, K]."""
+    num_tokens, num_ahead = len(layers[0][0]), len(layers[0][1])
+    fields = [(text.number, text.known_from, text.start, text.stop, text.num_rows) for text in texts]
+    body = b"".join(
+        [
+            _RECORD.pack(num_tokens, len(texts), num_generated, num_ahead, compute_s),
+            *(np.array(words, _WORD).tobytes() for words in (*fields, *(text.token_ids for text in texts))),
+            *(ids.tobytes() for ids, _ in layers),
+            *(ahead.tobytes() for _, ahead in layers),
+        ]
+    )
+    return body + _CHECKSUM.pack(zlib.crc32(body))
+
+
+def encode_header(header: TraceHeader) -> bytes:
+    """Return how a file begins."""
     text = msgspec.json.encode(header)
     return _PREFIX.pack(_MAGIC, len(text), zlib.crc32(text)) + text
 
 
-def _decode_header(content: bytes, path: Path) -> tuple[TraceHeader, int]:
-    """Return the description and where the records start."""
+def decode_header(content: bytes, path: Path) -> tuple[TraceHeader, int]:
+    """Return the description and where the records start. Raises: ConfigError if it is no trace of routing."""
     if len(content) < _PREFIX.size or not content.startswith(_MAGIC):
         raise ConfigError(f"{path} is no trace of routing. Record one with --record-routing")
     _, length, expected = _PREFIX.unpack_from(content)
@@ -188,15 +157,42 @@ def _decode_header(content: bytes, path: Path) -> tuple[TraceHeader, int]:
     return header, end
 
 
-def _records(content: bytes, start: int, header: TraceHeader) -> Iterator[tuple[RoutedPass, int]]:
+def whole_records(content: bytes, start: int, header: TraceHeader) -> Iterator[tuple[RoutedPass, int]]:
     """Yield each whole record and where it ends."""
     while start + _RECORD.size <= len(content):
-        num_tokens, num_generated, compute_s = _RECORD.unpack_from(content, start)
-        ids_end = start + _RECORD.size + header.ids_bytes(num_tokens)
-        end = ids_end + _CHECKSUM.size
-        if end > len(content) or _CHECKSUM.pack(zlib.crc32(content[start:ids_end])) != content[ids_end:end]:
+        num_tokens, num_texts, num_generated, num_ahead, compute_s = _RECORD.unpack_from(content, start)
+        fields_at = start + _RECORD.size
+        tokens_at = fields_at + num_texts * _TEXT_FIELDS * _WORD.itemsize
+        if tokens_at > len(content):
             return
-        ids = np.frombuffer(content[start + _RECORD.size : ids_end], header.dtype)
-        shape = (header.num_layers, num_tokens, header.top_k)
-        yield RoutedPass(ids.reshape(shape), num_generated, compute_s), end
+        fields = np.frombuffer(content[fields_at:tokens_at], _WORD).reshape(num_texts, _TEXT_FIELDS).tolist()
+        num_known = [stop - known_from for _, known_from, _, stop, _ in fields]
+        ids_at = tokens_at + sum(num_known) * _WORD.itemsize
+        ahead_at = ids_at + header.ids_bytes(num_tokens)
+        checksum_at = ahead_at + num_ahead * header.ids_bytes(num_tokens)
+        end = checksum_at + _CHECKSUM.size
+        if min(num_known, default=0) < 0 or end > len(content):
+            return
+        if _CHECKSUM.pack(zlib.crc32(content[start:checksum_at])) != content[checksum_at:end]:
+            return
+        words = iter(np.frombuffer(content[tokens_at:ids_at], _WORD).tolist())
+        yield (
+            RoutedPass(
+                ids=_ids(content[ids_at:ahead_at], header, num_tokens),
+                num_generated=num_generated,
+                compute_s=compute_s,
+                texts=[_text(of_text, words) for of_text in fields],
+                ahead=_ids(content[ahead_at:checksum_at], header, num_ahead, num_tokens) if num_ahead else None,
+            ),
+            end,
+        )
         start = end
+
+
+def _text(fields: Sequence[int], words: Iterator[int]) -> TextPart:
+    number, known_from, start, stop, num_rows = fields
+    return TextPart(number, known_from, start, stop, num_rows, list(islice(words, stop - known_from)))
+
+
+def _ids(content: bytes, header: TraceHeader, *shape: int) -> ExpertIds:
+    return np.frombuffer(content, header.dtype).reshape(header.num_layers, *shape, header.top_k)

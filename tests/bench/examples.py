@@ -85,6 +85,7 @@ def quality_record() -> dict[str, Any]:
         "change_error_percent": 0.2,
         "same_likeliest_share": 0.975,
         "same_greedy_share": 0.8,
+        "weight_bytes": 3 << 20,
     }
 
 

@@ -12,7 +12,7 @@ from moeflow.bench.plan_validation import CheckRow, PlanValidation
 from moeflow.cli.main import main
 from moeflow.cli.plan.output import check_table
 from moeflow.kernels.cpu import extension
-from moeflow.planner.hardware import this_machine
+from moeflow.planner.hardware import calibrate
 from moeflow.planner.hardware.hardware_json import machine_to_json
 from moeflow.planner.hardware.this_machine import machine_file
 from tests.planner.examples import machine
@@ -36,7 +36,7 @@ def test_what_is_read_from_disk_is_told_apart_from_how_long_that_takes():
 
 @pytest.fixture(autouse=True)
 def _is_as_measured(monkeypatch):
-    monkeypatch.setattr(this_machine, "is_as_measured", lambda *_: True)
+    monkeypatch.setattr(calibrate, "is_as_measured", lambda *_: True)
 
 
 def checked(tmp_path, *options):

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from transformers.models.switch_transformers.modeling_switch_transformers import SwitchTransformersTop1Router
 
 from moeflow.bench.sida import run as study_run
-from moeflow.bench.sida.arms import RESIDENT, WAYS, WholeLayers
+from moeflow.bench.sida.arms import RESIDENT, TURN, WAYS, WholeLayers
 from moeflow.bench.sida.labels import read_texts
 from moeflow.bench.sida.run import SidaStudy
 from moeflow.bench.sida.tables import baseline_ratio, idle_shares, rows_by_share, sida_tables, total_bytes
@@ -22,6 +22,7 @@ from moeflow.core.errors import ConfigError, EngineError
 from moeflow.engine import expert_store
 from moeflow.kernels.cpu import extension
 from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
+from moeflow.models.expert_predictor.packed_network import for_serving
 from moeflow.models.expert_predictor.saved import load_predictor, predictor_folder, save_predictor
 from tests.tiny_mixtral import write_tiny_mixtral
 from tests.tiny_switch import LABELS, write_tiny_classifier
@@ -77,7 +78,7 @@ def test_what_texts_use_and_what_is_guessed(study, classifier):
     model, _, (encoder, _) = classifier
     found = study.usage_fields(lambda: None)
     with closing(open_checkpoint(model)) as checkpoint:
-        predictor = load_predictor(predictor_folder(model), checkpoint)
+        predictor = for_serving(load_predictor(predictor_folder(model), checkpoint))
     used, hits, total = [], {1: 0, 3: 0}, 0
     for text in study.texts:
         chosen = choices_of_transformers(encoder, text)
@@ -120,13 +121,14 @@ def test_a_way_that_changes_a_bit_is_an_error(study, monkeypatch):
         study.rows(50, lossy_top_k=1, on_text=lambda: None)
 
 
-def test_steps_are_counted_as_they_are_announced(study):
+def test_without_time_as_little_is_measured_as_can_be_and_of_all_the_same(study):
     done = []
-    study.usage_fields(lambda: done.append(1))
-    study.fidelity_fields(lambda: done.append(1))
-    for share in (30, 50):
-        study.rows(share, lossy_top_k=3, on_text=lambda: done.append(1))
-    assert len(done) == study.num_steps((30, 50))
+    assert len(study.usage_fields(lambda: done.append(1), budget_s=0)["num_tokens"]) == 1
+    assert study.fidelity_fields(lambda: done.append(1), budget_s=0)["own"]["num_texts"] == 1
+    assert len(done) == 1 + 3
+    rows = study.rows(50, lossy_top_k=3, on_text=lambda: done.append(1), budget_s=0)
+    assert [len(row["text_s"]) for row in rows] == [TURN] * (1 + len(WAYS))
+    assert len(done) == 1 + 3 + 2 * TURN * len(rows)
 
 
 def test_labels_are_the_models_or_as_many(classifier, tmp_path):

@@ -93,8 +93,9 @@ def test_a_run_in_which_all_failed_is_told_too():
 
 def test_the_other_tables():
     assert quality_table([quality_record()]).rows == (
-        ("mine, int8", "10.000 (float32)", "10.100", "+1.00% ± 0.20", "97.5%", "80.0%", "1,000"),
+        ("mine, int8", "10.000 (float32)", "10.100", "+1.00% ± 0.20", "97.5%", "80.0%", "1,000", "3.0 MiB"),
     )
+    assert quality_table([quality_record() | {"has_importance": True}]).rows[0][0] == "mine, int8, by importance"
     assert quality_table([quality_record() | {"kv_dtype": "int8"}]).rows[0][0] == "mine, int8, K and V in int8"
     assert versus_table(versus_record()).rows == (
         ("decode, batch 1", "20.0 (10.0-30.0)", "10.0 (10.0-10.0)", "2.00 (1.00-3.00)", "3/3"),

@@ -14,8 +14,10 @@ from transformers import AutoTokenizer, MixtralForCausalLM
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import ConfigError
 from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.kernels.cpu import extension
+from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
-from moeflow.train import builtin, upcycling, upcycling_quality
+from moeflow.train import builtin, builtin_routers, upcycling, upcycling_quality
 from moeflow.train.bare_model import load_bare_model, run_sequence
 from moeflow.train.builtin import (
     BUILTIN_NAME,
@@ -30,7 +32,7 @@ from moeflow.train.builtin_routers import ROUTERS_FILE, read_routers, write_rout
 from moeflow.train.calibration_text import calibration_text
 from moeflow.train.perplexity import WINDOW, perplexity
 from moeflow.train.router_fitting import fit_router
-from moeflow.train.upcycled_checkpoint import UpcycleRecipe
+from moeflow.train.upcycle_recipe import UpcycleRecipe
 from moeflow.train.upcycling import fit_routers
 from moeflow.train.upcycling_quality import measure_quality
 from tests.tiny_llama import write_tiny_llama
@@ -82,8 +84,19 @@ def test_built_once_then_found(tmp_path, tiny_source, monkeypatch):
     assert seen == sorted(seen)
     assert seen[-1][0] == seen[-1][1]
     assert open_checkpoint(folder).config["num_local_experts"] == BUILTIN_RECIPE.num_experts
-    monkeypatch.setattr(builtin, "upcycle", None)  # may not be called again
+    if extension.is_available():  # it starts from weights that are packed
+        settings = Settings(model=str(folder), cache_dir=tmp_path / "deep" / "cache", kv_cache_bytes=2**20)
+        assert Path(resolve(settings).config.packed_file).is_file()
+    monkeypatch.setattr(upcycling, "upcycle", None)  # may not be called again
     assert ensure_builtin_model(tmp_path / "deep" / "cache") == folder
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+def test_it_is_there_even_if_it_cannot_be_packed(tmp_path, tiny_source, caplog):
+    (tmp_path / "experts").write_text("no folder")
+    assert ensure_builtin_model(tmp_path).is_dir()
+    assert "starts more slowly" in caplog.text
 
 
 def test_another_recipe_or_version_is_another_folder(tmp_path, monkeypatch):
@@ -109,7 +122,7 @@ def test_a_failed_build_leaves_nothing_and_the_lock_free(tmp_path, tiny_source, 
     def fail(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(builtin, "upcycle", fail)
+    monkeypatch.setattr(upcycling, "upcycle", fail)
     for _ in range(2):  # the second would hang if the first kept the lock
         with pytest.raises(KeyboardInterrupt):
             ensure_builtin_model(tmp_path)
@@ -146,7 +159,7 @@ def test_known_routers_are_not_fitted_again_and_give_the_same_model(tmp_path, ti
     fitted = ensure_builtin_model(tmp_path / "fitted")
     texts = calibration_text(Tokenizer.load(tiny_source).encode).fitting
     routers = fit_routers(open_checkpoint(tiny_source), texts, BUILTIN_RECIPE, lambda *_: None)
-    monkeypatch.setattr(builtin, "ROUTERS_FILE", tmp_path / "routers")
+    monkeypatch.setattr(builtin_routers, "ROUTERS_FILE", tmp_path / "routers")
     write_routers(tmp_path / "routers", fingerprint(tiny_source), routers)
     monkeypatch.setattr(upcycling, "load_bare_model", None)  # may not be called
     seen = []

@@ -7,7 +7,8 @@ from transformers import LlamaForCausalLM, MixtralForCausalLM
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.models.registry import read_model_config
-from moeflow.train.upcycled_checkpoint import UpcycleRecipe, check_source, mixtral_shapes, write_mixtral
+from moeflow.train.upcycle_recipe import UpcycleRecipe
+from moeflow.train.upcycled_checkpoint import check_source, mixtral_shapes, write_mixtral
 from tests.tiny_llama import HIDDEN, LAYERS, write_tiny_llama
 
 

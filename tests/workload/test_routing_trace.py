@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moeflow.core.errors import ConfigError
-from moeflow.workload.routing_trace import RoutingRecorder, TraceHeader, _encode_header, read_routing_trace
+from moeflow.workload.routing_recorder import RoutingRecorder
+from moeflow.workload.routing_trace import TextPart, TraceHeader, encode_header, read_routing_trace
 
 
 def make_header(**changes):
@@ -26,23 +27,45 @@ def make_header(**changes):
 
 def make_passes(header, count, seed=0):
     chance = np.random.default_rng(seed)
-    shapes = [(header.num_layers, int(chance.integers(0, 6)), header.top_k) for _ in range(count)]
-    return [(chance.integers(0, header.num_experts, shape), number) for number, shape in enumerate(shapes)]
+    return [make_pass(header, chance, number) for number in range(count)]
+
+
+def make_pass(header, chance, number):
+    """Return experts [layers, tokens, K], those by routers ahead or None, texts, and a number."""
+    shape = (header.num_layers, int(chance.integers(0, 6)), header.top_k)
+    num_ahead = int(chance.integers(0, 4))
+    ids = chance.integers(0, header.num_experts, shape)
+    ahead = chance.integers(0, header.num_experts, (shape[0], num_ahead, *shape[1:])) if num_ahead else None
+    texts = []
+    for text in range(int(chance.integers(0, 3))):
+        known_from, start, stop = sorted(map(int, chance.integers(0, 40, 3)))
+        token_ids = chance.integers(0, 2**31, stop - known_from).tolist()
+        texts.append(TextPart(text, known_from, start, stop, stop - start + number, token_ids))
+    return ids, ahead, texts, number
+
+
+def write_pass(recorder, one):
+    ids, ahead, texts, number = one
+    recorder.begin_pass(texts)
+    for layer, of_layer in enumerate(ids):
+        recorder.add_layer(of_layer, None if ahead is None else ahead[layer])
+    recorder.end_pass(num_generated=number, compute_s=number / 4)
 
 
 def record(path, header, passes):
     recorder = RoutingRecorder(path, header)
-    for ids, number in passes:
-        for layer in ids:
-            recorder.add_layer(layer)
-        recorder.end_pass(num_generated=number, compute_s=number / 4)
+    for one in passes:
+        write_pass(recorder, one)
     recorder.close()
 
 
 def check(trace, passes):
     assert len(trace.passes) == len(passes)
-    for routed, (ids, number) in zip(trace.passes, passes, strict=True):
+    for routed, (ids, ahead, texts, number) in zip(trace.passes, passes, strict=True):
         assert np.array_equal(routed.ids, ids)
+        assert (routed.ahead is None) == (ahead is None)
+        assert ahead is None or np.array_equal(routed.ahead, ahead)
+        assert list(routed.texts) == texts
         assert (routed.num_generated, routed.compute_s) == (number, number / 4)
 
 
@@ -65,7 +88,7 @@ def test_another_run_appends(tmp_path):
     check(read_routing_trace(file), first + second)
 
 
-@given(cut=st.integers(1, 300))
+@given(cut=st.integers(1, 900))
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_torn_end_is_left_out_and_cut_off_by_the_next_run(tmp_path, cut):
     header, file = make_header(), tmp_path / "routing"
@@ -163,11 +186,11 @@ def test_files_of_others_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"), [({"format_version": 2}, "is of version 2"), ({"top_k": 0}, "without experts")]
+    ("change", "complaint"), [({"format_version": 1}, "is of version 1"), ({"top_k": 0}, "without experts")]
 )
 def test_headers_that_make_no_sense_are_refused(tmp_path, change, complaint):
     file = tmp_path / "routing"
-    file.write_bytes(_encode_header(make_header(**change)))
+    file.write_bytes(encode_header(make_header(**change)))
     with pytest.raises(ConfigError, match=complaint):
         read_routing_trace(file)
 
@@ -177,13 +200,11 @@ def test_a_killed_run_keeps_all_passes_that_had_ended(tmp_path):
     code = """
         import os, signal, sys
         from pathlib import Path
-        from moeflow.workload.routing_trace import RoutingRecorder
-        from tests.workload.test_routing_trace import make_header, make_passes
+        from moeflow.workload.routing_recorder import RoutingRecorder
+        from tests.workload.test_routing_trace import make_header, make_passes, write_pass
         recorder = RoutingRecorder(Path(sys.argv[1]), make_header())
-        for ids, number in make_passes(make_header(), 7):
-            for layer in ids:
-                recorder.add_layer(layer)
-            recorder.end_pass(num_generated=number, compute_s=number / 4)
+        for one in make_passes(make_header(), 7):
+            write_pass(recorder, one)
         os.kill(os.getpid(), signal.SIGKILL)
     """
     file = tmp_path / "routing"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
@@ -20,6 +22,7 @@ from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
 from moeflow.core.errors import ConfigError, EngineError
 from moeflow.engine.messages import ModelInfo
 from moeflow.models.expert_predictor.network import ExpertPredictor
+from moeflow.models.expert_predictor.packed_network import for_serving
 from moeflow.models.expert_predictor.saved import is_saved, load_predictor, predictor_folder
 from moeflow.models.layers.encoder_decoder import EncoderDecoderLM
 from moeflow.models.registry import read_model_config
@@ -102,42 +105,53 @@ class SidaStudy:
             "num_texts": len(self.texts),
         }
 
-    def usage_fields(self, on_text: Callable[[], None]) -> dict[str, Any]:
-        """Return what each text uses of experts, and how much of that the predictor names. Blocks."""
+    def usage_fields(self, on_text: Callable[[], None], budget_s: float = math.inf) -> dict[str, Any]:
+        """Return what each text uses of experts, and how much of that the predictor names.
+
+        Blocks: for no longer than `budget_s`; what texts are left then is left out.
+        """
         model = self._resident.runner.model
         assert isinstance(model, EncoderDecoderLM)
-        found = usage_of(model, self._predictor, self.texts, on_text)
+        found = usage_of(model, self._predictor, self.texts, on_text, budget_s)
         fields = asdict(found)
         del fields["hits"], fields["num_choices"]
         return fields | {"hit_rates": found.hit_rates() if found.num_choices else None}
 
-    def fidelity_fields(self, on_text: Callable[[], None]) -> dict[str, Any]:
-        """Return how many texts get the right class, by the model's routers and by the predictor. Blocks."""
-        own = self._classes_of(self._resident, on_text)
-        fields: dict[str, Any] = {"own": {"right": float((own == self._classes).mean())}}
-        for name, top_k in LOSSY_ROUTING.items() if self._predictor is not None else ():
+    def fidelity_fields(self, on_text: Callable[[], None], budget_s: float = math.inf) -> dict[str, Any]:
+        """Return how many texts get the right class, by the model's routers and by the predictor.
+
+        Blocks: for about `budget_s`; what texts are left then is left out.
+        """
+        lossy = LOSSY_ROUTING if self._predictor is not None else {}
+        own = self._classes_of(self._resident, self.texts, on_text, budget_s / (1 + len(lossy)))
+        right, texts = self._classes[: len(own)], self.texts[: len(own)]
+        fields: dict[str, Any] = {"own": {"right": float((own == right).mean()), "num_texts": len(own)}}
+        for name, top_k in lossy.items():
             with closing(Arm(name, replace(self._config, lossy_top_k=top_k))) as arm:
-                found = self._classes_of(arm, on_text)
-            fields[name] = {"right": float((found == self._classes).mean()), "same": float((found == own).mean())}
+                found = self._classes_of(arm, texts, on_text, math.inf)
+            fields[name] = {"right": float((found == right).mean()), "same": float((found == own).mean())}
         return fields
 
-    def num_steps(self, shares: Sequence[int]) -> int:
-        """Return how often all measurements count a text."""
-        num_answers = 1 + (len(LOSSY_ROUTING) if self._predictor is not None else 0)
-        return len(self.texts) * (1 + num_answers) + len(shares) * len(self._timed) * (1 + len(self.ways))
-
-    def _classes_of(self, arm: Arm, on_text: Callable[[], None]) -> np.ndarray[Any, Any]:
-        start = len(arm.answers)
-        for text in self.texts:
+    def _classes_of(
+        self, arm: Arm, texts: Sequence[list[int]], on_text: Callable[[], None], budget_s: float
+    ) -> np.ndarray[Any, Any]:
+        start, began_s = len(arm.answers), time.perf_counter()
+        for text in texts:
             arm.classify([text])
             on_text()
+            if time.perf_counter() - began_s > budget_s:
+                break
         return np.array([np.frombuffer(it, dtype=np.float32).argmax() for it in arm.answers[start:]])
 
-    def rows(self, share: int, *, lossy_top_k: int, on_text: Callable[[], None]) -> list[dict[str, Any]]:
+    def rows(
+        self, share: int, *, lossy_top_k: int, on_text: Callable[[], None], budget_s: float = math.inf
+    ) -> list[dict[str, Any]]:
         """Return how fast texts are classified with a share (in percent) of the experts in memory, in each way.
 
-        All but the lossy way must answer with the same bits. Blocks. Raises: EngineError if they do not.
+        All but the lossy way must answer with the same bits. Blocks: for about `budget_s`, a third of which is to warm
+        up. Raises: EngineError if they do not.
         """
+        began_s = time.perf_counter()
         num_slots = max(self.index.spec.num_slabs * share // 100, MIN_SLOTS)
         slots = ExpertSlotsConfig(
             packed_weights_file=str(self.index.path), num_slots=num_slots, slab_bytes=self.index.spec.slab_bytes
@@ -148,7 +162,7 @@ class SidaStudy:
             for way in self.ways:
                 config = config_of(way, self._config, slots, lossy_top_k=lossy_top_k)
                 arms.append(stack.enter_context(closing(Arm(way.name, config, way.experts))))
-            before = self._run_all(arms, on_text)
+            before = self._run_all(arms, on_text, began_s, budget_s)
             for way, arm in zip(self.ways, arms[1:], strict=True):
                 if not way.is_lossy and arm.answers != self._resident.answers:
                     raise EngineError(f"experts that come {way.name} changed the probabilities of a text")
@@ -157,17 +171,31 @@ class SidaStudy:
                 for arm, stats in zip(arms, before, strict=True)
             ]
 
-    def _run_all(self, arms: Sequence[Arm], on_text: Callable[[], None]) -> list[Any]:
+    def _run_all(self, arms: Sequence[Arm], on_text: Callable[[], None], began_s: float, budget_s: float) -> list[Any]:
         """Have all classify the texts in turns; return their statistics as they were when warm."""
+        turns = [self._timed[start : start + TURN] for start in range(0, len(self._timed), TURN)]
+        num_warm = self._run_turns(arms, turns[: WARM_UP // TURN], on_text, began_s + budget_s / 3)
         for arm in arms:
-            self._turn(arm, self._timed[:WARM_UP], on_text)
             arm.seconds.clear()
         before = [arm.engine.stats() for arm in arms]
-        for turn, start in enumerate(range(WARM_UP, len(self._timed), TURN)):
-            first = turn % len(arms)
-            for arm in (*arms[first:], *arms[:first]):
-                self._turn(arm, self._timed[start : start + TURN], on_text)
+        self._run_turns(arms, turns[num_warm:], on_text, began_s + budget_s)
         return before
+
+    def _run_turns(
+        self,
+        arms: Sequence[Arm],
+        turns: Sequence[Sequence[list[int]]],
+        on_text: Callable[[], None],
+        until_s: float,
+    ) -> int:
+        """Have all classify texts turn by turn, another first in each; return how many turns there were in time."""
+        for number, texts in enumerate(turns):
+            first = number % len(arms)
+            for arm in (*arms[first:], *arms[:first]):
+                self._turn(arm, texts, on_text)
+            if time.perf_counter() > until_s:
+                return number + 1
+        return len(turns)
 
     def _turn(self, arm: Arm, texts: Sequence[list[int]], on_text: Callable[[], None]) -> None:
         arm.classify(texts)
@@ -187,7 +215,7 @@ def _predictor_of(model: Path) -> ExpertPredictor | None:
     if not is_saved(folder):
         return None
     with closing(open_checkpoint(model)) as checkpoint:
-        return load_predictor(folder, checkpoint)
+        return for_serving(load_predictor(folder, checkpoint))
 
 
 def _figures(arm: Arm, before: Any) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def _models(records: Sequence[Record]) -> Table:
         expert_bytes = total - record["dense_bytes"]
         idle = idle_shares(record)
         texts_per_s = next(row["texts_per_s"] for row in record["rows"] if row["way"] == RESIDENT)
-        all_texts_s = record["num_texts"] / texts_per_s
+        all_texts_s = len(usage["num_tokens"]) / texts_per_s
         rows.append(
             (
                 f"{record['model']}, {record['data']}",

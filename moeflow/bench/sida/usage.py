@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from moeflow.kernels.cpu import extension
 from moeflow.models.expert_predictor.network import ExpertPredictor
 from moeflow.models.layers.encoder_decoder import EncoderDecoderLM
+from moeflow.train.predictors.hit_rates import are_guessed
 from moeflow.train.predictors.routed_text import router_inputs
 
 _GUESSES = (1, 3)  # of which one has to be right
@@ -40,17 +43,28 @@ def usage_of(
     predictor: ExpertPredictor | None,
     texts: Sequence[list[int]],
     on_text: Callable[[], None],
+    budget_s: float,
 ) -> Usage:
-    """Encode texts one by one, with the model's own routers. Blocks."""
-    found = Usage()
-    for text in texts:
-        chosen = _chosen(model, text, found)
-        found.num_tokens.append(len(text))
-        found.used_experts.append(sum(len(torch.unique(of_layer)) for of_layer in chosen.unbind(1)))
-        if predictor is not None:
-            _count_hits(predictor, model.embed(torch.tensor(text)).float(), chosen, found)
-        on_text()
+    """Encode texts one by one, with the model's own routers, as many as the time allows. Blocks."""
+    found, began_s = Usage(), time.perf_counter()
+    with ThreadPoolExecutor(1, initializer=_compute_alone) as lane:
+        for text in texts:
+            chosen = _chosen(model, text, found)
+            found.num_tokens.append(len(text))
+            found.used_experts.append(sum(len(torch.unique(of_layer)) for of_layer in chosen.unbind(1)))
+            if predictor is not None:
+                embeddings = model.embed(torch.tensor(text)).float()
+                lane.submit(_count_hits, predictor, embeddings, chosen, found).result()
+            on_text()
+            if time.perf_counter() - began_s > budget_s:
+                break
     return found
+
+
+def _compute_alone() -> None:
+    """Have the network's thread be as in a server, where it computes beside passes."""
+    if extension.is_available():
+        extension.use_own_threads(1)
 
 
 @torch.inference_mode()
@@ -73,4 +87,4 @@ def _count_hits(predictor: ExpertPredictor, embeddings: Tensor, chosen: Tensor, 
     found.predicting_s += time.perf_counter() - began_s
     found.num_choices += chosen.numel()
     for number in _GUESSES:
-        found.hits[number] += int((guesses[..., :number] == chosen[..., None]).any(-1).sum())
+        found.hits[number] += int(are_guessed(chosen[..., None], guesses[..., :number]).sum())

@@ -17,6 +17,7 @@ class FrequencyPredictor(Predictor):
     """Ranks by decayed count, and names the experts that are used often enough."""
 
     def __init__(self, model: RoutedModel, half_life: float = HALF_LIFE_PASSES, min_rate: float = MIN_RATE) -> None:
+        super().__init__(model)
         self._decay = 0.5 ** (1 / half_life)
         self._min_rate = min_rate
         self._counts = np.zeros((model.num_layers, model.num_experts))  # passes that used it, decayed

@@ -5,17 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import Any, Final, Protocol
 
-if TYPE_CHECKING:
-    from torch import Tensor
+MAX_TOKENS: Final = 8  # of a pass; more need so many experts that reads on demand keep the disk busy
+MAX_LOOK_AHEAD: Final = 4  # layers of which routers can be asked at once
 
 
 class Routes(Protocol):
-    """A layer's router."""
+    """A layer's router, or what was recorded of it."""
 
-    def route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return topk_ids and topk_weights [T, K] of hidden [T, H]."""
+    def route(self, hidden: Any) -> tuple[Any, Any]:
+        """Return topk_ids and topk_weights, arrays or tensors [T, K], of hidden [T, H]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +24,32 @@ class RoutedModel:
 
     num_layers: int  # with experts
     num_experts: int  # of a layer
-    routers: Sequence[Routes] = ()  # of these layers; none where a trace is replayed
+    routers: Sequence[Routes] = ()  # of these layers; none where nobody can ask them
+    has_network: bool = False  # one says before each pass what all layers will need
 
 
 class Predictor(ABC):
     """Guesses a layer's experts. A new one is a file in this folder and a row in `registry.py`."""
 
-    # Whether it asks the next layer's router. Kernels do so by themselves, and a trace cannot be replayed with it.
-    by_next_router: ClassVar[bool] = False
+    # How many layers ahead it asks routers, and nothing else; 0: it does not. Kernels do so by themselves.
+    routers_ahead: int = 0
 
-    def __init__(self, model: RoutedModel) -> None:  # noqa: B027
+    def __init__(self, model: RoutedModel) -> None:
         """Start without a past."""
+        self.num_layers = model.num_layers
+
+    def due(self, layer: int) -> Sequence[int]:
+        """Return the layers that are to be predicted once this one was observed."""
+        return ((layer + 1) % self.num_layers,)
+
+    def expect(self, named: Sequence[Sequence[int]]) -> None:  # noqa: B027
+        """Receive what a network says that each layer will need in the pass that begins, likeliest first."""
 
     def observe(self, layer: int, expert_ids: Sequence[int]) -> None:  # noqa: B027
         """Receive what a layer's router chose in a pass: each token's experts, repeated if several tokens chose one."""
 
-    def observe_input(self, layer: int, hidden: Tensor) -> None:  # noqa: B027
-        """Receive a layer's input [T, H], before the next layer is predicted."""
+    def observe_input(self, layer: int, hidden: Any) -> None:  # noqa: B027
+        """Receive a layer's input, [T, H] as routers take it, before those that are due are predicted."""
 
     @abstractmethod
     def predict(self, layer: int) -> list[int]:

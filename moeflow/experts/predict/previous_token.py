@@ -15,6 +15,7 @@ class PreviousTokenPredictor(Predictor):
     """Remembers one pass."""
 
     def __init__(self, model: RoutedModel) -> None:
+        super().__init__(model)
         self._last: list[list[int]] = [[] for _ in range(model.num_layers)]
 
     def observe(self, layer: int, expert_ids: Sequence[int]) -> None:

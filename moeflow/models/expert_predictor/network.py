@@ -19,7 +19,6 @@ from torch.nn import functional as F
 from moeflow.models.expert_predictor.sparsemax import sparsemax
 
 LSTM_LAYERS = 2
-_LSTM_WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,15 +63,16 @@ class ExpertPredictor(nn.Module):
         if self.shape.is_causal:
             return self.go_on(embeddings, [self.begin() for _ in embeddings])[0]
         num_texts, num_tokens, _ = embeddings.shape
-        outputs, _ = self.lstm(self._compressed(embeddings))
+        zeros = embeddings.new_zeros(LSTM_LAYERS, num_texts, self.shape.hidden_size)
+        outputs, _ = self._recurrent(self._compressed(embeddings), (zeros, zeros))
         is_seen = torch.ones(num_texts, 1, num_tokens, dtype=torch.bool)
         if lengths is not None:
             is_seen = torch.arange(num_tokens) < lengths[:, None, None]
-        return self._logits(outputs, self.key(outputs), self.value(outputs), is_seen)
+        return self._logits(outputs, self._product("key", outputs), self._product("value", outputs), is_seen)
 
     def begin(self) -> PredictorState:
         """Return the state before the first token."""
-        zeros = self.heads.weight.new_zeros(LSTM_LAYERS, self.shape.hidden_size)
+        zeros = torch.zeros(LSTM_LAYERS, self.shape.hidden_size)
         return PredictorState(zeros, zeros, zeros[:0], zeros[:0])
 
     def go_on(self, embeddings: Tensor, states: Sequence[PredictorState]) -> tuple[Tensor, list[PredictorState]]:
@@ -83,10 +83,9 @@ class ExpertPredictor(nn.Module):
         num_tokens = embeddings.shape[1]
         compressed = self._compressed(embeddings)
         before = tuple(torch.stack([getattr(state, name) for state in states], dim=1) for name in ("hidden", "cell"))
-        run_lstm = self.lstm if num_tokens > 1 else self._one_token
-        outputs, (hidden, cell) = run_lstm(compressed, before)
-        keys, num_past = _with_past([state.keys for state in states], self.key(outputs))
-        values, _ = _with_past([state.values for state in states], self.value(outputs))
+        outputs, (hidden, cell) = self._recurrent(compressed, before)
+        keys, num_past = _with_past([state.keys for state in states], self._product("key", outputs))
+        values, _ = _with_past([state.values for state in states], self._product("value", outputs))
         logits = self._logits(outputs, keys, values, self._is_seen(num_past, num_tokens))
         after = [
             PredictorState(hidden[:, text], cell[:, text], *self._kept(keys[text], values[text], num, num_tokens))
@@ -96,28 +95,31 @@ class ExpertPredictor(nn.Module):
 
     def _compressed(self, embeddings: Tensor) -> Tensor:
         """Return what the LSTM gets: embeddings of models differ in size by orders of magnitude."""
-        compressed: Tensor = self.compress(F.rms_norm(embeddings, embeddings.shape[-1:]))
-        return compressed
+        return self._product("compress", F.rms_norm(embeddings, embeddings.shape[-1:]))
+
+    def _product(self, name: str, inputs: Tensor) -> Tensor:
+        """Return what a linear layer makes of its inputs. Shapes: inputs [B, T, its inputs] -> [B, T, its outputs]."""
+        outputs: Tensor = getattr(self, name)(inputs)
+        return outputs
+
+    def _recurrent(self, inputs: Tensor, before: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return what the LSTM makes of its inputs, and its states (hidden, cell) behind them.
+
+        Shapes: inputs [B, T, D], states [2, B, D] each -> [B, T, D].
+        """
+        outputs, after = self.lstm(inputs, before)
+        return outputs, after
 
     def _logits(self, outputs: Tensor, keys: Tensor, values: Tensor, is_seen: Tensor) -> Tensor:
         """Attend, and ask the heads. Shapes: outputs [B, T, D], keys and values [B, S, D], is_seen [B or 1, T or 1, S].
 
         -> [B, T, layers, E]
         """
-        scores = self.query(outputs) @ keys.transpose(1, 2) / math.sqrt(self.shape.hidden_size)
+        scores = self._product("query", outputs) @ keys.transpose(1, 2) / math.sqrt(self.shape.hidden_size)
         attended = sparsemax(scores.masked_fill(~is_seen, -math.inf)) @ values
-        logits: Tensor = self.heads(outputs + attended)
-        return logits.view(*outputs.shape[:2], self.shape.num_layers, self.shape.num_experts)
-
-    def _one_token(self, inputs: Tensor, before: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Do what `lstm` does for one token: oneDNN prepares the weights in each call, which takes 20 times as long."""
-        output, after = inputs[:, 0], []
-        for layer in range(LSTM_LAYERS):
-            weights = [getattr(self.lstm, f"{name}_l{layer}") for name in _LSTM_WEIGHTS]
-            after.append(torch.lstm_cell(output, [state[layer] for state in before], *weights))
-            output = after[-1][0]
-        hidden, cell = (torch.stack(states) for states in zip(*after, strict=True))
-        return output[:, None], (hidden, cell)
+        return self._product("heads", outputs + attended).view(
+            *outputs.shape[:2], self.shape.num_layers, self.shape.num_experts
+        )
 
     def _is_seen(self, num_past: Sequence[int], num_tokens: int) -> Tensor:
         """Return which keys a token sees: its own, and those before it in the window. Shapes: -> [B, T, past + T]."""

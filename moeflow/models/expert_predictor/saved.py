@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
-
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from typing import TYPE_CHECKING, Any, Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.identity import content_fingerprint
 from moeflow.checkpoint.json_file import read_json_object
 from moeflow.core.errors import CheckpointError, ConfigError
-from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
+from moeflow.kernels.on_demand import on_demand
+
+if TYPE_CHECKING:
+    import safetensors
+    import safetensors.torch as tensor_files
+
+    from moeflow.models.expert_predictor import network
+    from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
+else:
+    safetensors = on_demand("safetensors")
+    tensor_files = on_demand("safetensors.torch")
+    network = on_demand("moeflow.models.expert_predictor.network")
 
 FORMAT_VERSION: Final = 1
 REMEDY: Final = "Train it with `moeflow train predictor`"
@@ -34,20 +43,54 @@ def predictor_folder(model: Path) -> Path:
     return model.with_name(f"{model.name}.predictor") if model.is_file() else model / "predictor"
 
 
+def decoder_folder(folder: Path) -> Path:
+    """Return where what predicts the decoder's layers lies, beside what predicts the encoder's."""
+    return folder / "decoder"
+
+
 def is_saved(folder: Path) -> bool:
     """Whether there is a whole predictor: the description is written last."""
     return (folder / _DESCRIPTION).is_file()
 
 
-def check_is_saved(folder: Path, otherwise: str) -> None:
-    """Raise ConfigError if there is no predictor; `otherwise` is what to do then instead of training one."""
-    if not is_saved(folder):
-        raise ConfigError(f"there is no predictor of this model's experts in {folder}. {REMEDY}, or {otherwise}")
+def check_is_saved(folders: Sequence[Path], otherwise: str) -> None:
+    """Raise ConfigError if none of these is a predictor; `otherwise` is what to do then instead of training one."""
+    if not any(map(is_saved, folders)):
+        raise ConfigError(f"there is no predictor of this model's experts in {folders[0]}. {REMEDY}, or {otherwise}")
 
 
-def predictor_bytes(folder: Path) -> int:
-    """Return what a predictor's weights take, in a file and in memory alike: float32. 0: there is none."""
-    return (folder / _WEIGHTS).stat().st_size if is_saved(folder) else 0
+def carried_folder(packed_file: Path) -> Path:
+    """Return where `moeflow pack` leaves the predictor of a model beside its packed weights."""
+    return packed_file.with_name(f"{packed_file.name}.predictor")
+
+
+def folders_of(model: Path, packed_file: Path | None = None) -> tuple[Path, Path]:
+    """Return where the predictor of a model lies, of an encoder-decoder that of its encoder; and of its decoder.
+
+    That is beside the model, or else beside its packed weights.
+    """
+    places = [predictor_folder(model), *([] if packed_file is None else [carried_folder(packed_file)])]
+    pairs = [(folder, decoder_folder(folder)) for folder in places]
+    return next((pair for pair in pairs if any(map(is_saved, pair))), pairs[0])
+
+
+def predictor_bytes(model: Path, packed_file: Path | None) -> int:
+    """Return what the weights of a model's predictors take, in files and in memory alike: float32. 0: there is none."""
+    return sum((folder / _WEIGHTS).stat().st_size for folder in folders_of(model, packed_file) if is_saved(folder))
+
+
+def carry_predictor(target: Checkpoint, packed_file: Path) -> Path | None:
+    """Copy the predictors of a model to beside its packed weights; return where they lie. None: there is none.
+
+    Raises: CheckpointError if one is damaged or another model's; ConfigError if the folder cannot be written to.
+    """
+    carried = carried_folder(packed_file)
+    own = folders_of(target.path)
+    for folder, copy in zip(own, (carried, decoder_folder(carried)), strict=True):
+        if is_saved(folder):
+            predictor = load_predictor(folder, target)
+            save_predictor(predictor, target, copy, read_json_object(folder / _DESCRIPTION)["measured"])
+    return carried if any(map(is_saved, own)) else None
 
 
 def save_predictor(predictor: ExpertPredictor, target: Checkpoint, folder: Path, measured: dict[str, Any]) -> None:
@@ -65,11 +108,13 @@ def save_predictor(predictor: ExpertPredictor, target: Checkpoint, folder: Path,
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _DESCRIPTION).unlink(missing_ok=True)
         unfinished = folder / "predictor.unfinished"
-        save_file({name: tensor.contiguous() for name, tensor in predictor.state_dict().items()}, unfinished)
+        tensor_files.save_file(
+            {name: tensor.contiguous() for name, tensor in predictor.state_dict().items()}, unfinished
+        )
         unfinished.rename(folder / _WEIGHTS)
         unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         unfinished.rename(folder / _DESCRIPTION)
-    except (OSError, SafetensorError) as error:
+    except (OSError, safetensors.SafetensorError) as error:
         raise ConfigError(f"cannot write to {folder}: {error}. Choose another place (--out)") from error
 
 
@@ -84,8 +129,8 @@ def load_predictor(folder: Path, target: Checkpoint) -> ExpertPredictor:
     if content.get("fingerprint") != content_fingerprint(target):
         raise CheckpointError(f"belongs to another model than {target.path}", file=file, remedy=REMEDY)
     try:
-        predictor = ExpertPredictor(PredictorShape(**content["shape"]))
-        predictor.load_state_dict(load_file(folder / _WEIGHTS))
-    except (KeyError, TypeError, ValueError, RuntimeError, OSError, SafetensorError) as error:
+        predictor = network.ExpertPredictor(network.PredictorShape(**content["shape"]))
+        predictor.load_state_dict(tensor_files.load_file(folder / _WEIGHTS))
+    except (KeyError, TypeError, ValueError, RuntimeError, OSError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"cannot be read ({error})", file=folder / _WEIGHTS, remedy=REMEDY) from error
     return predictor.eval().requires_grad_(False)

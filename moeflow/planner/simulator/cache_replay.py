@@ -7,11 +7,9 @@ layer's time is cut evenly over the experts it needs: it computes on those that 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
-
-import numpy as np
 
 from moeflow.core.errors import ConfigError
 from moeflow.experts.cache.cache_stats import CacheStats
@@ -19,30 +17,16 @@ from moeflow.experts.cache.eviction import Belady, EvictionPolicy
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.cache.lease import Lease
 from moeflow.experts.cache.policies import POLICIES
-from moeflow.experts.predict.governor import Governor
-from moeflow.experts.predict.predictor import Predictor, RoutedModel
-from moeflow.experts.predict.registry import NO_PREDICTOR, PREDICTORS
 from moeflow.experts.spans import untraced
 from moeflow.experts.streamed_experts import ExpertStream
+from moeflow.planner.simulator.replayed_passes import ReplayedPass
+from moeflow.planner.simulator.replayed_predictors import ReplayedPrefetcher
 from moeflow.planner.simulator.virtual_disk import VirtualDisk
-from moeflow.workload.routing_trace import RoutingTrace, TraceHeader
+from moeflow.workload.routing_trace import TraceHeader
 
 BELADY: Final = "belady"
-PERFECT: Final = "perfect"
 POLICY_NAMES: Final = (*POLICIES, BELADY)
-_REPLAYABLE: Final = {name: make for name, make in PREDICTORS.items() if not make.by_next_router}
-PREDICTOR_NAMES: Final = (NO_PREDICTOR, *_REPLAYABLE, PERFECT)
 MIN_SLOTS: Final = 2  # one to compute on while the other is filled
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayedPass:
-    """A pass of a trace as a replay needs it."""
-
-    chosen: list[list[int]]  # of each layer: the experts of all tokens, repeated
-    needed: list[list[int]]  # of each layer: the distinct ones, ascending
-    num_generated: int
-    compute_s: float  # if nothing had to be waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,26 +63,6 @@ class ReplayResult:
         return self.num_generated / self.seconds if self.seconds else 0.0
 
 
-def prepare_passes(trace: RoutingTrace, compute_s: float | None) -> list[ReplayedPass]:
-    """Return a trace's passes; each computes for `compute_s`, None: as long as it was recorded.
-
-    Raises: ConfigError if there is no pass, or its time is needed and not known.
-    """
-    if not trace.passes:
-        raise ConfigError("the trace has no pass in it. Record one with --record-routing and generate something")
-    if compute_s is None and not any(routed.compute_s for routed in trace.passes):
-        raise ConfigError("the trace does not report how long its passes computed. Give it with --compute-time")
-    return [
-        ReplayedPass(
-            chosen=[layer.ravel().tolist() for layer in routed.ids],
-            needed=[np.unique(layer).tolist() for layer in routed.ids],
-            num_generated=routed.num_generated,
-            compute_s=routed.compute_s if compute_s is None else compute_s,
-        )
-        for routed in trace.passes
-    ]
-
-
 def replay(passes: Sequence[ReplayedPass], header: TraceHeader, machine: Machine, case: Case) -> ReplayResult:
     """Run the passes through a cache that starts empty."""
     if case.num_slots < MIN_SLOTS:
@@ -114,24 +78,25 @@ def replay(passes: Sequence[ReplayedPass], header: TraceHeader, machine: Machine
         wait=lambda _: disk.wait(),
     )
     stream = ExpertStream(cache)
-    prefetcher = _Prefetcher(cache, _make_predictor(case.predictor, passes, header), header.num_layers, case.predictor)
+    prefetcher = ReplayedPrefetcher(cache, case.predictor, passes, header)
     num_read: list[int] = []
     for one in passes:
         began_s = disk.now_s
         cache.begin_pass()
+        prefetcher.begin_pass(one)
         for layer, needed in enumerate(one.needed):
             layer_s = one.compute_s / header.num_layers
             if case.policy != BELADY and stream.takes(len(needed)):
                 stream.run(layer, _Streamed(needed, disk, layer_s / len(needed)), untraced)
-                prefetcher.see_streamed(layer, one.chosen[layer])
+                prefetcher.see_streamed(layer)
                 continue
             for number, lease in enumerate(_leases(cache, layer, needed)):
                 if number == 0:  # behind what is needed for certain
-                    prefetcher.see(layer, one.chosen[layer])
+                    prefetcher.see(layer)
                 _compute(lease, disk, layer_s / len(needed))
             if not needed:
                 disk.pass_time(layer_s)
-        prefetcher.end_pass(len(one.chosen[0]), disk.now_s - began_s)
+        prefetcher.end_pass(disk.now_s - began_s)
         num_read.append(disk.num_asked - sum(num_read))
     return ReplayResult(
         case=case,
@@ -176,61 +141,6 @@ class _Streamed:
         self._disk.pass_time(self._expert_s * len(experts))
 
 
-class _Prefetcher:
-    """Calls predictor, governor and cache as the engine does."""
-
-    def __init__(self, cache: ExpertCache, predictor: Predictor | None, num_layers: int, name: str) -> None:
-        self.num_passes_on = 0
-        self._cache = cache
-        self._predictor = predictor
-        self._governor = None if name == PERFECT else Governor(name)  # a bound is not doubted
-        self._num_layers = num_layers
-        self._is_streamed_pass = False
-
-    def see(self, layer: int, chosen: Sequence[int]) -> None:
-        """Receive a layer's experts and prefetch for the next one."""
-        if self._predictor is not None:
-            self._predictor.observe(layer, chosen)
-            if self._is_on:
-                following = (layer + 1) % self._num_layers
-                self._cache.prefetch(following, self._predictor.predict(following))
-
-    def see_streamed(self, layer: int, chosen: Sequence[int]) -> None:
-        """Receive the experts of a layer whose followers are read ahead anyway."""
-        self._is_streamed_pass = True
-        if self._predictor is not None:
-            self._predictor.observe(layer, chosen)
-
-    def end_pass(self, num_chosen: int, seconds: float) -> None:
-        """Report to the governor how long a pass took."""
-        if self._predictor is None:
-            return
-        self.num_passes_on += self._is_on
-        is_streamed, self._is_streamed_pass = self._is_streamed_pass, False
-        if self._governor is not None and not is_streamed:
-            self._governor.end_pass(num_chosen, seconds)
-
-    @property
-    def _is_on(self) -> bool:
-        return self._governor is None or self._governor.is_on
-
-
-class PerfectPredictor(Predictor):
-    """Knows the trace: what the best predictor could bring."""
-
-    def __init__(self, passes: Iterable[ReplayedPass]) -> None:
-        self._needed = [needed for one in passes for needed in one.needed]
-        self._position = 0
-
-    def observe(self, layer: int, expert_ids: Sequence[int]) -> None:
-        """Advance by a layer."""
-        self._position += 1
-
-    def predict(self, layer: int) -> list[int]:
-        """Return what the next layer will need."""
-        return self._needed[self._position] if self._position < len(self._needed) else []
-
-
 def _make_policy(name: str, passes: Sequence[ReplayedPass], header: TraceHeader) -> EvictionPolicy:
     if name != BELADY:
         return POLICIES[name](header.num_layers, header.num_experts)
@@ -241,11 +151,3 @@ def _make_policy(name: str, passes: Sequence[ReplayedPass], header: TraceHeader)
         for expert in needed
     ]
     return Belady(header.num_layers * header.num_experts, uses)
-
-
-def _make_predictor(name: str, passes: Sequence[ReplayedPass], header: TraceHeader) -> Predictor | None:
-    if name == PERFECT:
-        return PerfectPredictor(passes)
-    if name == NO_PREDICTOR:
-        return None
-    return _REPLAYABLE[name](RoutedModel(header.num_layers, header.num_experts))

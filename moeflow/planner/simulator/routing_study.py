@@ -21,10 +21,9 @@ from moeflow.planner.simulator.cache_replay import (
     MIN_SLOTS,
     Case,
     Machine,
-    ReplayedPass,
-    prepare_passes,
     replay,
 )
+from moeflow.planner.simulator.replayed_passes import ReplayedPass, prepare_passes
 from moeflow.workload.routing_trace import ExpertIds, RoutingTrace, TraceHeader
 
 BATCH_SIZES: Final = (1, 4, 16, 64)
@@ -97,6 +96,7 @@ def _pass(ids: ExpertIds) -> ReplayedPass:
     return ReplayedPass(
         chosen=[layer.ravel().tolist() for layer in ids],
         needed=[np.unique(layer).tolist() for layer in ids],
+        num_tokens=ids.shape[1],
         num_generated=0,
         compute_s=1.0,
     )

@@ -50,7 +50,11 @@ def count_uses(experts: Tensor, num_experts: int, top_k: int) -> Tensor:
     return torch.stack([torch.bincount(of_layer, minlength=num_experts) for of_layer in used])
 
 
+def are_guessed(wanted: Tensor, guesses: Tensor) -> Tensor:
+    """Return what of the wanted is guessed. Shapes: wanted [..., W], guesses [..., G] -> [..., W] bool."""
+    return (wanted[..., :, None] == guesses[..., None, :]).any(-1)
+
+
 def _share(wanted: Tensor, guesses: Tensor) -> list[float]:
     """Return which share of what is wanted is guessed, by layer. Shapes: [N, layers, any] each."""
-    is_hit = (wanted[..., :, None] == guesses[..., None, :]).any(-1)
-    return is_hit.float().mean(dim=(0, 2)).tolist()
+    return are_guessed(wanted, guesses).float().mean(dim=(0, 2)).tolist()

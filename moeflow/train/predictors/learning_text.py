@@ -6,20 +6,23 @@ A round depends on its number and the seed alone, so that work that was stopped 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
+from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.train.speculators.prompts import around_a_question, prompts, read_texts
-from moeflow.train.speculators.teacher_text import QUESTION_TOKENS, say_round
+from moeflow.train.speculators.teacher_text import QUESTION_TOKENS, answers, said, say_round
 
 ROUND_SEQUENCES: Final = 64
 SEQUENCE_TOKENS: Final = 256  # of a piece, or of an answer, at most
 _PIECE_CHARACTERS: Final = 4 * SEQUENCE_TOKENS
 _PROMPT_TOKENS: Final = 192
+_REPLACED: Final = 0.2  # of the tokens of text that is made
 _TEMPERATURE: Final = 0.8
+_ANSWER_TOKENS: Final = 64  # of a decoder behind an encoder, at most
 _LEAST_CHAT: Final = 2 * QUESTION_TOKENS  # tokens of half a context, below which a model makes up no questions
 
 
@@ -53,6 +56,44 @@ def _pieces(text: str) -> list[str]:
 
 def _inputs(table: str) -> list[str]:
     return [line.partition("\t")[0] for line in table.splitlines()]
+
+
+class MadeText:
+    """Text that was found, with some tokens replaced by any others, as much as is asked for.
+
+    A router's choice is mostly that of a token wherever it stands, and most tokens are rare: so more of them are seen,
+    and between others than where they were found.
+    """
+
+    def __init__(self, sequences: Sequence[Sequence[int]], vocab_size: int, seed: int) -> None:
+        """Take sequences, of which there is at least one, and how many tokens there are."""
+        self._sequences, self._vocab_size, self._seed = sequences, vocab_size, seed
+
+    def round(self, number: int) -> list[list[int]]:
+        """See `LearningText.round`."""
+        chance = random.Random(self._seed * 1_000_003 + number)
+        chosen = chance.sample(self._sequences, min(ROUND_SEQUENCES, len(self._sequences)))
+        return [
+            [chance.randrange(self._vocab_size) if chance.random() < _REPLACED else token for token in token_ids]
+            for token_ids in chosen
+        ]
+
+
+class AnsweredText:
+    """The user's text as inputs of an encoder-decoder, each with what its decoder begins with and continues."""
+
+    def __init__(self, inputs: UsersText, engine: Engine, seed: int, on_tokens: Callable[[int], None]) -> None:
+        """on_tokens(num_tokens) is called after each pass that generates."""
+        assert engine.model.encoder is not None
+        self._inputs, self._engine, self._seed, self._on_tokens = inputs, engine, seed, on_tokens
+        self._start = engine.model.encoder.decoder_start_token_id
+
+    def round(self, number: int) -> list[tuple[list[int], list[int]]]:
+        """Return a round's inputs and the decoder's tokens; none: there are no more. Raises: EngineError."""
+        inputs = self._inputs.round(number)
+        sampling = SamplingParams(max_tokens=_ANSWER_TOKENS, temperature=_TEMPERATURE)
+        outputs = answers(self._engine, inputs, sampling, self._seed * 1_000_003 + number, self._on_tokens)
+        return [(asked, [self._start, *said(found)]) for asked, found in zip(inputs, outputs, strict=True)]
 
 
 class ModelsText:

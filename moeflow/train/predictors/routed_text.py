@@ -12,7 +12,7 @@ from moeflow.models.language_model import LanguageModel
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.encoder_decoder import EncoderDecoderLM
 from moeflow.models.layers.moe import MoE
-from moeflow.train.bare_model import HasNetwork, ffn_inputs, run_sequence
+from moeflow.train.bare_model import HasNetwork, ffn_inputs, run_input, run_sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +20,25 @@ class RoutedText:
     """Sequences one after another.
 
     Shapes: token_ids [N] int64; lengths [S] int64; experts [N, layers, T] int16, the likeliest first, and their
-    logits [N, layers, T] float16. Layers are those with experts.
+    logits [N, layers, T] float16. Layers are those with experts. is_found [S] bool: whether a sequence is text as it
+    was found, and not made of others. is_known [N] bool: whether the layers get a token; of an input in front of what a
+    decoder says they do not, and the rest is 0.
     """
 
     token_ids: Tensor
     lengths: Tensor
     experts: Tensor
     logits: Tensor
+    is_found: Tensor
+    is_known: Tensor
+
+    def known_experts(self, sequences: Sequence[slice]) -> Tensor:
+        """Return the experts of those tokens of sequences that are known: [N, layers, T] int64."""
+        return torch.cat([self.experts[where][self.is_known[where]] for where in sequences]).long()
+
+    def known_logits(self, sequences: Sequence[slice]) -> Tensor:
+        """Return their logits: [N, layers, T] float16."""
+        return torch.cat([self.logits[where][self.is_known[where]] for where in sequences])
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all of it by name, to be stored."""
@@ -34,7 +46,12 @@ class RoutedText:
 
 
 def routed(
-    model: LanguageModel, sequences: Sequence[Sequence[int]], num_kept: int, on_tokens: Callable[[int], None]
+    model: LanguageModel,
+    sequences: Sequence[Sequence[int]],
+    num_kept: int,
+    on_tokens: Callable[[int], None],
+    *,
+    are_found: bool = True,
 ) -> RoutedText:
     """Run sequences of at least one token through a model; there is at least one. `num_kept` logits of each are kept.
 
@@ -49,6 +66,39 @@ def routed(
         lengths=torch.tensor([len(token_ids) for token_ids in sequences]),
         experts=torch.cat([likeliest.indices.to(torch.int16) for likeliest in kept]),
         logits=torch.cat([likeliest.values.to(torch.float16) for likeliest in kept]),
+        is_found=torch.full((len(sequences),), are_found),
+        is_known=torch.ones(sum(map(len, sequences)), dtype=torch.bool),
+    )
+
+
+def routed_answers(
+    model: EncoderDecoderLM,
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    num_kept: int,
+    on_tokens: Callable[[int], None],
+) -> RoutedText:
+    """Run inputs and what a decoder continues them with through a model; what its decoder's routers say is kept.
+
+    As in `routed`; each input, and what it is continued with, has a token or more.
+    """
+    token_ids: list[int] = []
+    experts: list[Tensor] = []
+    logits: list[Tensor] = []
+    is_known: list[bool] = []
+    for given, own in pairs:
+        on_tokens(len(own))
+        token_ids += [*given, *own]
+        likeliest = decoder_router_logits(model, given, own).topk(num_kept, dim=-1)
+        for kept, found in ((experts, likeliest.indices.to(torch.int16)), (logits, likeliest.values.to(torch.float16))):
+            kept += [found.new_zeros(len(given), *found.shape[1:]), found]
+        is_known += [False] * len(given) + [True] * len(own)
+    return RoutedText(
+        token_ids=torch.tensor(token_ids),
+        lengths=torch.tensor([len(given) + len(own) for given, own in pairs]),
+        experts=torch.cat(experts),
+        logits=torch.cat(logits),
+        is_found=torch.ones(len(pairs), dtype=torch.bool),
+        is_known=torch.tensor(is_known),
     )
 
 
@@ -65,6 +115,22 @@ def router_logits(model: LanguageModel, token_ids: Sequence[int]) -> Tensor:
     Shapes: -> [T, layers with experts, E] float32.
     """
     logits = [block.router_logits(inputs) for block, inputs in router_inputs(model, token_ids)]
+    return torch.stack(logits, dim=1).float().cpu()
+
+
+@torch.inference_mode()
+def decoder_router_logits(model: EncoderDecoderLM, given: Sequence[int], own: Sequence[int]) -> Tensor:
+    """Return what the decoder's routers say of its tokens behind an input.
+
+    Shapes: -> [T, layers of the decoder with experts, E] float32.
+    """
+    with ffn_inputs(model.decoder_layers, model.dtype) as by_layer:
+        run_input(model, given, own)
+    logits = [
+        layer.mlp.router_logits(inputs)
+        for layer, (inputs,) in zip(model.decoder_layers, by_layer, strict=True)
+        if isinstance(layer.mlp, MoE)
+    ]
     return torch.stack(logits, dim=1).float().cpu()
 
 

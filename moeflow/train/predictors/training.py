@@ -1,4 +1,8 @@
-"""Trains one predictor on routed text: epochs, a look at held-out text after each, and a state to go on from."""
+"""Trains one predictor on routed text: epochs, a look at held-out text after each, and a state to go on from.
+
+Pieces of about the same length are computed together, so that little is filling, and the learning rate falls to nearly
+nothing by the end.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,11 @@ PATIENCE: Final = 5  # epochs without a better loss that end it
 _HELD_OUT_EVERY: Final = 10  # sequences, of which one is kept to measure with
 _MIN_SEQUENCES: Final = 2
 _LONGEST_GRADIENT: Final = 1.0
+_SORTED_BATCHES: Final = 16  # whose pieces are put together by length
+_WARM_UP_STEPS: Final = 50  # in which the learning rate rises, or if it is less
+_WARM_UP_SHARE: Final = 0.05  # of a training
+_LAST_RATE: Final = 0.02  # of the learning rate, at the end
+_LOOK_TOKENS: Final = 4096  # of held-out text that are computed together, about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +46,7 @@ class Progress:
 
     epoch: int = 0
     step: int = 0  # within the epoch
+    num_steps: int = 0  # in all
     best_loss: float = math.inf  # on held-out text, in nats
     best_epoch: int = 0
     looks_since: int = 0  # the best one
@@ -46,6 +56,13 @@ class Progress:
         """Whether nothing is left to do."""
         has_all = limits.epochs is not None and self.epoch >= limits.epochs
         return has_all or self.spent_s >= limits.seconds or self.looks_since >= PATIENCE
+
+    def share_done(self, limits: Limits, steps_of_epoch: int) -> float:
+        """Return how far it is to the limit that comes first: 0 to 1."""
+        of_epochs = 0.0
+        if limits.epochs is not None:
+            of_epochs = (self.epoch + self.step / steps_of_epoch) / limits.epochs
+        return min(max(of_epochs, self.spent_s / limits.seconds), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +97,9 @@ class Training:
         self.embeddings = embeddings
         self._text, self._seed, self._batch = text, seed, batch_sequences
         learn, self._held_out = split(text)
-        self._learn = [piece for where in learn for piece in pieces(where, predictor.shape.window)]
+        parts = (piece for where in learn for piece in pieces(where, predictor.shape.window))
+        self._learn = [piece for piece in parts if text.is_known[piece].any()]
+        self._learning_rate = learning_rate
         self._optimizer = torch.optim.AdamW(predictor.parameters(), lr=learning_rate)
 
     def run(self, limits: Limits, on_step: Callable[[Progress], None]) -> None:
@@ -89,8 +108,10 @@ class Training:
             start_s = time.perf_counter()
             batches = self._batches()
             if self.progress.step < len(batches):
+                self._set_rate(self.progress.share_done(limits, len(batches)))
                 self._step(batches[self.progress.step])
-                self.progress = replace(self.progress, step=self.progress.step + 1)
+                now = self.progress
+                self.progress = replace(now, step=now.step + 1, num_steps=now.num_steps + 1)
             if self.progress.step >= len(batches):
                 self._look()
             spent_s = self.progress.spent_s + time.perf_counter() - start_s
@@ -125,8 +146,19 @@ class Training:
     def _batches(self) -> list[list[slice]]:
         """Return the pieces of an epoch, some together, in an order that epoch and seed alone decide."""
         chance = torch.Generator().manual_seed(self._seed * 1_000_003 + self.progress.epoch)
-        order = torch.randperm(len(self._learn), generator=chance).tolist()
-        return [[self._learn[at] for at in order[i : i + self._batch]] for i in range(0, len(order), self._batch)]
+        order = [self._learn[at] for at in torch.randperm(len(self._learn), generator=chance).tolist()]
+        batches: list[list[slice]] = []
+        for start in range(0, len(order), _SORTED_BATCHES * self._batch):
+            alike = sorted(order[start : start + _SORTED_BATCHES * self._batch], key=_length)
+            batches += [alike[at : at + self._batch] for at in range(0, len(alike), self._batch)]
+        return [batches[at] for at in torch.randperm(len(batches), generator=chance).tolist()]
+
+    def _set_rate(self, share_done: float) -> None:
+        """Set the learning rate: it rises for some steps, then falls as a cosine does."""
+        falling = _LAST_RATE + (1 - _LAST_RATE) * (1 + math.cos(math.pi * share_done)) / 2
+        rising = max((self.progress.num_steps + 1) / _WARM_UP_STEPS, share_done / _WARM_UP_SHARE)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._learning_rate * falling * min(rising, 1.0)
 
     def _step(self, batch: Sequence[slice]) -> None:
         torch.autograd.backward(self._loss(batch))
@@ -137,14 +169,16 @@ class Training:
     def _loss(self, batch: Sequence[slice]) -> Tensor:
         text = self._text
         logits = guesses(self.predictor, text, self.embeddings, batch)
-        experts, teacher = (torch.cat([of[where] for where in batch]) for of in (text.experts, text.logits))
-        return routing_loss(logits, experts.long(), teacher)
+        return routing_loss(logits, text.known_experts(batch), text.known_logits(batch))
+
+    def _num_known(self, where: slice) -> int:
+        return int(self._text.is_known[where].sum())
 
     @torch.no_grad()
     def _look(self) -> None:
         """Measure on held-out text, keep the predictor if it is the best so far, and begin another epoch."""
-        total = sum(float(self._loss([where])) * (where.stop - where.start) for where in self._held_out)
-        loss = total / sum(where.stop - where.start for where in self._held_out)
+        total = sum(float(self._loss(group)) * sum(map(self._num_known, group)) for group in in_groups(self._held_out))
+        loss = total / sum(map(self._num_known, self._held_out))
         now = replace(self.progress, epoch=self.progress.epoch + 1, step=0)
         if loss < now.best_loss:
             self.best = _copied(self.predictor)
@@ -154,14 +188,37 @@ class Training:
 
 
 def split(text: RoutedText) -> tuple[list[slice], list[slice]]:
-    """Return the sequences to learn from and a tenth that is held out. Raises: ConfigError if there are too few."""
+    """Return the sequences to learn from, and a tenth of those that were found, which is held out.
+
+    Raises: ConfigError if there are too few.
+    """
     ends = text.lengths.cumsum(0).tolist()
     sequences = [slice(end - length, end) for end, length in zip(ends, text.lengths.tolist(), strict=True)]
-    if len(sequences) < _MIN_SEQUENCES:
+    is_found = text.is_found.tolist()
+    found = [where for where, is_one in zip(sequences, is_found, strict=True) if is_one]
+    if len(found) < _MIN_SEQUENCES:
         raise ConfigError("there is too little text to learn from: give more (--data), or more time (--minutes)")
-    every = min(_HELD_OUT_EVERY, len(sequences))
-    held_out = sequences[every - 1 :: every]
-    return [where for place, where in enumerate(sequences) if (place + 1) % every], held_out
+    every = min(_HELD_OUT_EVERY, len(found))
+    learn = [where for place, where in enumerate(found) if (place + 1) % every]
+    made = [where for where, is_one in zip(sequences, is_found, strict=True) if not is_one]
+    return learn + made, found[every - 1 :: every]
+
+
+def sequences_to_learn(text: RoutedText) -> list[list[int]]:
+    """Return the tokens of the sequences that are not held out. Raises: ConfigError likewise."""
+    return [text.token_ids[where].tolist() for where in split(text)[0]]
+
+
+def in_groups(sequences: Sequence[slice]) -> Iterator[list[slice]]:
+    """Yield sequences that are computed together, those of about the same length; longest last."""
+    group: list[slice] = []
+    for where in sorted(sequences, key=_length):
+        if group and (len(group) + 1) * _length(where) > _LOOK_TOKENS:
+            yield group
+            group = []
+        group.append(where)
+    if group:
+        yield group
 
 
 def pieces(where: slice, num_tokens: int) -> Iterator[slice]:
@@ -171,13 +228,20 @@ def pieces(where: slice, num_tokens: int) -> Iterator[slice]:
 
 
 def guesses(predictor: ExpertPredictor, text: RoutedText, embeddings: Embeddings, batch: Sequence[slice]) -> Tensor:
-    """Return logits for all tokens of some sequences, which see nothing of each other. Shapes: -> [N, layers, E]."""
+    """Return logits for the known tokens of some sequences, which see nothing of each other.
+
+    Shapes: -> [N, layers, E].
+    """
     token_ids = pad_sequence([text.token_ids[where] for where in batch], batch_first=True)
     is_there = pad_sequence(
         [torch.ones(where.stop - where.start, dtype=torch.bool) for where in batch], batch_first=True
     )
     logits: Tensor = predictor(embeddings.of(token_ids), is_there.sum(1))
-    return logits[is_there]
+    return logits[is_there][torch.cat([text.is_known[where] for where in batch])]
+
+
+def _length(where: slice) -> int:
+    return int(where.stop - where.start)
 
 
 def _copied(predictor: ExpertPredictor) -> dict[str, Tensor]:

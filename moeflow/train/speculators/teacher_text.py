@@ -87,23 +87,26 @@ def say_round(
     asked = list(islice(prompts, ROUND_SEQUENCES - num_questions))
     if chat is not None:
         sampling = SamplingParams(max_tokens=QUESTION_TOKENS, temperature=1.0)
-        begun = _answers(engine, [chat[0]] * num_questions, sampling, 2 * number, on_tokens)
-        asked += [[*chat[0], *_without_end(_said(outputs), chat[1]), *chat[1]] for outputs in begun]
+        begun = answers(engine, [chat[0]] * num_questions, sampling, 2 * number, on_tokens)
+        asked += [[*chat[0], *_without_end(said(outputs), chat[1]), *chat[1]] for outputs in begun]
     sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, logprobs=TOP_K)
-    answers = _answers(engine, asked, sampling, 2 * number + 1, on_tokens)
-    return joined([_sequence(prompt, outputs) for prompt, outputs in zip(asked, answers, strict=True)])
+    said_of_each = answers(engine, asked, sampling, 2 * number + 1, on_tokens)
+    return joined([_sequence(prompt, outputs) for prompt, outputs in zip(asked, said_of_each, strict=True)])
 
 
-def _answers(
+def answers(
     engine: Engine,
     prompts: Sequence[list[int]],
     sampling: SamplingParams,
     number: int,
     on_tokens: Callable[[int], None],
 ) -> list[list[TokenOutput]]:
-    """Return what follows each prompt. The number is one of a kind, and decides what is drawn."""
+    """Return what follows each prompt. The number is one of a kind, and decides what is drawn.
+
+    Raises: EngineError if a pass fails.
+    """
     given = {f"round-{number}-{place}": prompt for place, prompt in enumerate(prompts)}
-    answers: dict[str, list[TokenOutput]] = {name: [] for name in given}
+    found: dict[str, list[TokenOutput]] = {name: [] for name in given}
     try:
         with hold_interrupts():
             for place, (name, prompt) in enumerate(given.items()):
@@ -114,15 +117,16 @@ def _answers(
             for output in outputs:
                 if output.error is not None:
                     raise EngineError(output.error)
-                answers[output.request_id].append(output)
+                found[output.request_id].append(output)
             on_tokens(sum(len(output.token_ids) for output in outputs))
     finally:
         with hold_interrupts():
             engine.cancel(given)
-    return list(answers.values())
+    return list(found.values())
 
 
-def _said(outputs: Sequence[TokenOutput]) -> list[int]:
+def said(outputs: Sequence[TokenOutput]) -> list[int]:
+    """Return the tokens of an answer."""
     return [token_id for output in outputs for token_id in output.token_ids]
 
 
@@ -132,14 +136,14 @@ def _without_end(question: list[int], behind: Sequence[int]) -> list[int]:
 
 
 def _sequence(prompt: list[int], outputs: Sequence[TokenOutput]) -> TeacherText:
-    said = _said(outputs)
+    own = said(outputs)
     tops = [place.top for output in outputs for place in output.logprobs or ()]
     unknown = torch.full((len(prompt), TOP_K), UNKNOWN)
     likeliest = torch.tensor([[token_id for token_id, _ in top] for top in tops], dtype=torch.int64).view(-1, TOP_K)
     logprobs = torch.tensor([[logprob for _, logprob in top] for top in tops], dtype=torch.float32).view(-1, TOP_K)
     return TeacherText(
-        torch.tensor(prompt + said, dtype=torch.int64),
-        torch.tensor([len(prompt) + len(said)]),
+        torch.tensor(prompt + own, dtype=torch.int64),
+        torch.tensor([len(prompt) + len(own)]),
         torch.cat([unknown, likeliest]),
         torch.cat([torch.zeros(len(prompt), TOP_K), logprobs]),
     )

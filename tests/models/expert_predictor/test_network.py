@@ -8,17 +8,25 @@ import torch
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CheckpointError
+from moeflow.kernels.cpu import extension
 from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
+from moeflow.models.expert_predictor.packed_network import for_serving
 from moeflow.models.expert_predictor.saved import load_predictor, save_predictor
+from tests.kernels.cpu_reference import ROUNDING_ISAS
 from tests.tiny_mixtral import write_tiny_mixtral
 
 SHAPE = PredictorShape(embedding_size=12, num_layers=3, num_experts=5, top_k=2, hidden_size=16, window=4)
 
 
-@pytest.fixture
-def predictor():
+@pytest.fixture(params=["as trained", "packed"])
+def predictor(request):
     torch.manual_seed(2)
-    return ExpertPredictor(SHAPE).requires_grad_(False)
+    made = ExpertPredictor(SHAPE).requires_grad_(False)
+    if request.param == "as trained":
+        return made
+    if not extension.is_available():
+        pytest.skip(extension.why_not())
+    return for_serving(made)
 
 
 def test_pieces_of_texts_of_any_length_are_predicted_as_wholes(predictor):
@@ -46,6 +54,27 @@ def test_a_token_is_predicted_from_those_before_it_and_itself(predictor):
     assert not torch.allclose(before[0, 4], after[0, 4])
 
 
+@pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+def test_packed_it_says_the_same_but_for_bfloat16():
+    torch.manual_seed(2)
+    for is_causal in (True, False):
+        shape = dataclasses.replace(SHAPE, is_causal=is_causal, hidden_size=40, embedding_size=70)
+        one = ExpertPredictor(shape).requires_grad_(False)
+        packed, texts = for_serving(one), torch.randn(3, 9, 70)
+        logits, expected = packed(texts), one(texts)
+        assert not torch.equal(logits, expected)
+        torch.testing.assert_close(logits, expected, rtol=0.02, atol=0.02)
+        rounded = ExpertPredictor(shape).requires_grad_(False)
+        rounded.load_state_dict(
+            {name: w.bfloat16().float() if w.dim() == 2 else w for name, w in one.state_dict().items()}
+        )
+        if extension.isa_name() not in ROUNDING_ISAS:
+            torch.testing.assert_close(logits, rounded(texts), rtol=1e-4, atol=1e-5)
+        if not is_causal:
+            alone = torch.cat([packed(text[None]) for text in texts])
+            assert torch.equal(alone, logits)
+
+
 def test_what_is_known_as_a_whole_is_seen_as_a_whole(predictor):
     torch.manual_seed(2)
     whole = ExpertPredictor(dataclasses.replace(SHAPE, is_causal=False)).requires_grad_(False)
@@ -58,7 +87,8 @@ def test_what_is_known_as_a_whole_is_seen_as_a_whole(predictor):
     assert not torch.allclose(whole(other)[0, 0], together[0, 0])
 
 
-def test_a_folder_belongs_to_one_model(predictor, tmp_path):
+def test_a_folder_belongs_to_one_model(tmp_path):
+    predictor = ExpertPredictor(SHAPE).requires_grad_(False)
     for name, seed in (("one", 0), ("other", 1)):
         (tmp_path / name).mkdir()
         write_tiny_mixtral(tmp_path / name, seed=seed)

@@ -9,15 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeflow.core.errors import ConfigError
-from moeflow.planner.simulator.cache_replay import POLICY_NAMES, PREDICTOR_NAMES, Case, Machine, prepare_passes, replay
+from moeflow.planner.simulator.cache_replay import POLICY_NAMES, Case, Machine, replay
+from moeflow.planner.simulator.replayed_passes import prepare_passes
+from moeflow.planner.simulator.replayed_predictors import PREDICTOR_NAMES
 from moeflow.workload.routing_trace import RoutingTrace
-from tests.planner.simulator.traces import make_trace
+from tests.planner.simulator.traces import make_trace, named_in, with_routers_ahead
 
 MACHINE = Machine(disk_bytes_per_s=1e9, slab_bytes=1_000_000)  # a read takes 1 ms
 
 
-def run(trace, num_slots, policy="lru", predictor="none", *, machine=MACHINE, compute_s=None):
-    return replay(prepare_passes(trace, compute_s), trace.header, machine, Case(num_slots, policy, predictor))
+def run(trace, num_slots, policy="lru", predictor="none", *, machine=MACHINE, compute_s=None, named=()):
+    return replay(prepare_passes(trace, compute_s, named), trace.header, machine, Case(num_slots, policy, predictor))
 
 
 def lru_misses(trace, num_slots):
@@ -50,8 +52,8 @@ def test_lru_counts_are_those_of_a_list(num_slots, num_tokens, stay, seed):
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 @pytest.mark.parametrize("num_slots", [2, 3, 9, 64])
 def test_time_is_computing_and_waiting_and_no_read_is_lost(num_slots, policy, predictor):
-    trace = make_trace(30, num_tokens=3)
-    result = run(trace, num_slots, policy, predictor)
+    trace = with_routers_ahead(make_trace(30, num_tokens=3))
+    result = run(trace, num_slots, policy, predictor, named=named_in(trace))
     stats = result.stats
     assert result.seconds == pytest.approx(30 * 0.01 + result.stats.stall_s)
     assert result.tokens_per_s == pytest.approx(90 / result.seconds)
@@ -102,7 +104,7 @@ def test_by_hand():
     trace = make_trace(0, num_layers=1, num_experts=4)
     passes = prepare_passes(make_trace(3, num_layers=1, num_experts=4), compute_s=0.004)
     by_hand = [
-        type(one)(chosen=[needed], needed=[needed], num_generated=1, compute_s=0.004)
+        type(one)(chosen=[needed], needed=[needed], num_tokens=2, num_generated=1, compute_s=0.004)
         for one, needed in zip(passes, ([0, 1], [0, 2], [2, 3]), strict=True)
     ]
     result = replay(by_hand, trace.header, MACHINE, Case(2, "lru", "none"))
@@ -129,6 +131,34 @@ def test_traces_that_say_too_little_are_refused():
 
 
 def test_the_same_trace_gives_the_same_numbers():
-    trace = make_trace(40)
+    trace = with_routers_ahead(make_trace(40))
     for policy, predictor in itertools.product(POLICY_NAMES, PREDICTOR_NAMES):
-        assert run(trace, 12, policy, predictor) == run(trace, 12, policy, predictor)
+        assert run(trace, 12, policy, predictor, named=named_in(trace)) == run(
+            trace, 12, policy, predictor, named=named_in(trace)
+        )
+
+
+def test_routers_that_are_right_hide_reads_and_more_so_from_further_ahead():
+    trace = with_routers_ahead(make_trace(300, num_layers=8, stay=0.2))
+    names = ("none", "next-router", "next-router:2", "next-router:4")
+    results = [run(trace, 32, predictor=name, compute_s=0.008) for name in names]  # a layer computes as long as a read
+    stalls = [result.stats.stall_s for result in results]
+    assert all(result.prefetching_share > 0.9 for result in results[1:])
+    assert stalls[1] < 0.5 * stalls[0]
+    assert stalls[3] <= stalls[2] < 0.9 * stalls[1]
+
+
+@pytest.mark.parametrize("name", ["sida", "combined"])
+def test_a_network_that_is_right_hides_reads_from_the_beginning_of_a_pass(name):
+    trace = make_trace(300, num_layers=8, stay=0.2)
+    routers = run(with_routers_ahead(trace), 32, predictor="next-router", compute_s=0.008)
+    helped = run(trace, 32, predictor=name, compute_s=0.008, named=named_in(trace))
+    assert helped.prefetching_share > 0.9
+    assert helped.stats.stall_s < 0.8 * routers.stats.stall_s
+
+
+def test_what_a_trace_does_not_tell_is_said():
+    with pytest.raises(ConfigError, match="--model"):
+        run(make_trace(3), 8, predictor="sida")
+    with pytest.raises(ConfigError, match="asks routers"):
+        run(make_trace(3), 8, predictor="next-router:2")

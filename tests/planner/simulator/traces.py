@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
 
+from moeflow.experts.predict.predictor import MAX_LOOK_AHEAD
 from moeflow.workload.routing_trace import RoutedPass, RoutingTrace, TraceHeader
 
 
@@ -29,3 +31,20 @@ def make_trace(num_passes=60, *, num_layers=4, num_experts=16, top_k=2, num_toke
         identity="made up", num_layers=num_layers, num_experts=num_experts, top_k=top_k, slab_bytes=1_000_000
     )
     return RoutingTrace(header, passes, 0)
+
+
+def with_routers_ahead(trace):
+    """Return a trace in which routers ahead are right."""
+    passes = []
+    for one in trace.passes:
+        ahead = np.zeros((len(one.ids), MAX_LOOK_AHEAD, *one.ids.shape[1:]), dtype=one.ids.dtype)
+        for layer, rows in enumerate(ahead):
+            later = one.ids[layer + 1 : layer + 1 + MAX_LOOK_AHEAD]
+            rows[: len(later)] = later
+        passes.append(dataclasses.replace(one, ahead=ahead))
+    return dataclasses.replace(trace, passes=passes)
+
+
+def named_in(trace):
+    """Return what a network would name that is right, and likeliest first."""
+    return [[list(dict.fromkeys(layer.ravel().tolist())) for layer in one.ids] for one in trace.passes]

@@ -9,10 +9,11 @@ from click.testing import CliRunner
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.cli.main import main
 from moeflow.core.errors import CheckpointError, ConfigError
-from moeflow.models.expert_predictor.saved import is_saved, load_predictor, predictor_folder
+from moeflow.models.expert_predictor.saved import decoder_folder, is_saved, load_predictor, predictor_folder
 from moeflow.planner.settings import Settings
-from moeflow.train.predictors import distillation
-from moeflow.train.predictors.distillation import PredictorRecipe, train_predictor
+from moeflow.train.predictors import collecting, distillation
+from moeflow.train.predictors.distillation import train_predictor
+from moeflow.train.predictors.recipe import Phase, PredictorRecipe
 from tests.tiny_llama import write_tiny_llama
 from tests.tiny_mixtral import write_tiny_mixtral
 from tests.tiny_switch import write_tiny_switch, write_tiny_t5
@@ -58,7 +59,7 @@ def test_work_that_was_stopped_goes_on(model, data, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             train(model, data, overwrite=True)
     # The text is there: no model is run for it again, whatever stops what comes after.
-    monkeypatch.setattr(distillation.Engine, "over", stop)
+    monkeypatch.setattr(collecting.Engine, "over", stop)
     with pytest.raises(ConfigError, match="another epochs"):
         train(model, data, recipe={"epochs": 2}, overwrite=True)
     with monkeypatch.context() as broken:
@@ -82,7 +83,7 @@ def test_the_model_says_what_is_learnt_from(model, monkeypatch):
         model, None, recipe={"text_tokens": 100, "epochs": 1}, on_progress=lambda *progress: told.append(progress)
     )
     assert trained.text_tokens >= 100
-    assert [phase for phase in distillation.Phase if any(one[0] is phase for one in told)] == list(distillation.Phase)
+    assert [phase for phase in Phase if any(one[0] is phase for one in told)] == list(Phase)
     assert all(0 <= done <= total for _, done, total in told)
 
 
@@ -109,24 +110,77 @@ def test_an_encoder_is_learnt_from_inputs(tmp_path, monkeypatch):
         train(folder, None)
     table = tmp_path / "train.tsv"
     table.write_text("".join(f"{number} is a number\t{number % 2}\n" for number in range(100, 200)))
-    lengths = []
-    routed = distillation.routed
+    lengths, found, made = [], [], []
+    routed = collecting.routed
 
-    def overheard(model, sequences, *rest):
+    def overheard(model, sequences, *rest, are_found):
         lengths.extend(map(len, sequences))
-        return routed(model, sequences, *rest)
+        (made if not are_found else found).extend(sequences)
+        return routed(model, sequences, *rest, are_found=are_found)
 
-    monkeypatch.setattr(distillation, "routed", overheard)
+    monkeypatch.setattr(collecting, "routed", overheard)
     trained = train(folder, table, recipe={"epochs": 12})
-    assert len(lengths) == 100
+    assert len(found) == 100
+    assert len(made) == 128  # whole rounds, until it is as much
+    replaced = [
+        a != b for text in made for a, b in zip(text, min(found, key=lambda it: _distance(it, text)), strict=True)
+    ]
+    assert 0.1 < sum(replaced) / len(replaced) < 0.3
     assert {*lengths} == {len("100 is a number")}
-    assert len(trained.hit_rates.top1) == 2  # the decoder's layers are not learnt
+    assert len(trained.hit_rates.top1) == 2  # the decoder has a predictor of its own
+    assert trained.decoder is not None
+    assert trained.decoder.folder == decoder_folder(predictor_folder(folder))
+    assert len(trained.decoder.hit_rates.top1) == 1
+    figures = json.loads((trained.folder / "predictor.json").read_text())["measured"]
+    assert "decoder" not in figures
     assert trained.hit_rates.mean()["top1"] > trained.hit_rates.mean()["most_used"]
     with closing(open_checkpoint(folder)) as checkpoint:
         assert load_predictor(trained.folder, checkpoint).shape.num_layers == 2
+        of_decoder = load_predictor(trained.decoder.folder, checkpoint)
+    assert (of_decoder.shape.num_layers, of_decoder.shape.is_causal) == (1, True)
     write_tiny_t5(folder)
     with pytest.raises(ConfigError, match="no experts"):
         train(folder, table)
+
+
+def test_what_was_stopped_at_the_decoder_goes_on_there(tmp_path, monkeypatch):
+    folder = tmp_path / "switch"
+    folder.mkdir()
+    write_tiny_switch(folder)
+    table = tmp_path / "train.tsv"
+    table.write_text("".join(f"{number} is a number\t0\n" for number in range(100, 180)))
+    train_part = distillation._train_part
+
+    def stop(checkpoint, part, *rest):
+        if part.is_behind_encoder:
+            part.work.mkdir(parents=True, exist_ok=True)
+            (part.work / "recipe.json").write_text("{}")
+            raise KeyboardInterrupt
+        return train_part(checkpoint, part, *rest)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(distillation, "_train_part", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(folder, table)
+    (decoder_folder(predictor_folder(folder)) / ".training" / "recipe.json").unlink()
+    with pytest.raises(ConfigError, match="--overwrite"):
+        train(folder, table)
+    with monkeypatch.context() as broken:
+        broken.setattr(distillation, "_train_part", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(folder, table, overwrite=True)
+    done = []
+    (decoder_folder(predictor_folder(folder)) / ".training" / "recipe.json").write_text("{}")
+    monkeypatch.setattr(distillation, "_train_part", lambda checkpoint, part, *rest: done.append(part) or FINISHED)
+    assert train(folder, table) is FINISHED
+    assert [part.is_behind_encoder for part in done] == [True]
+
+
+FINISHED = object()
+
+
+def _distance(one, other):
+    return sum(a != b for a, b in zip(one, other, strict=True))
 
 
 def test_the_command_prints_what_it_made(model, data):

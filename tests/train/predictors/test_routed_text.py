@@ -12,7 +12,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.train.bare_model import load_bare_model
-from moeflow.train.predictors.routed_text import joined, routed, router_logits
+from moeflow.train.predictors.routed_text import decoder_router_logits, joined, routed, routed_answers, router_logits
 from tests.engine.test_streamed_model import streamed_config
 from tests.tiny_mixtral import write_tiny_mixtral
 from tests.tiny_switch import write_tiny_switch
@@ -102,3 +102,40 @@ def test_the_likeliest_experts_are_kept_in_order(target):
     expected = torch.cat([oracle(target, token_ids) for token_ids in TOKENS]).sort(dim=-1, descending=True)
     assert torch.equal(text.experts.long(), expected.indices[..., :3])
     torch.testing.assert_close(text.logits.float(), expected.values[..., :3], rtol=1e-3, atol=1e-3)
+
+
+def decoder_oracle(model, given, own):
+    """Return what transformers' routers of the decoder say."""
+    heard = []
+    routers = [module for name, module in model.decoder.named_modules() if name.endswith("router.classifier")]
+    hooks = [router.register_forward_hook(lambda _, __, logits: heard.append(logits[0])) for router in routers]
+    with torch.no_grad():
+        model(input_ids=torch.tensor([given]), decoder_input_ids=torch.tensor([own]))
+    for hook in hooks:
+        hook.remove()
+    return torch.stack(heard, dim=1)
+
+
+@needs_kernels
+@pytest.mark.parametrize("num_slots", [None, 7])
+def test_routers_of_a_decoder_behind_an_encoder(switch, tmp_path, monkeypatch, num_slots):
+    monkeypatch.setattr(expert_store, "probe_read_depth", lambda *_: 2)
+    if num_slots is None:
+        config = resolve(Settings(model=str(switch[0]), num_threads=1, kv_cache_bytes=2**20, dtype="float32")).config
+    else:
+        config = streamed_config(str(switch[0]), tmp_path / "slabs", num_slots, dtype="float32")
+    pairs = [(TOKENS[0], [0, 9, 4]), (TOKENS[1], [0]), (TOKENS[2], [0, *range(40, 75)])]
+    with closing(load_runner(config)) as runner:
+        text = routed_answers(runner.model, pairs, 3, lambda _: None)
+        start = 0
+        for given, own in pairs:
+            expected = decoder_oracle(switch[1], given, own)
+            found = decoder_router_logits(runner.model, given, own)
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+            end = start + len(given) + len(own)
+            assert text.token_ids[start:end].tolist() == [*given, *own]
+            assert text.is_known[start:end].tolist() == [False] * len(given) + [True] * len(own)
+            assert torch.equal(text.known_experts([slice(start, end)]), found.topk(3).indices)
+            assert torch.equal(text.known_logits([slice(start, end)]), found.topk(3).values.half())
+            start = end
+    assert text.lengths.tolist() == [len(given) + len(own) for given, own in pairs]

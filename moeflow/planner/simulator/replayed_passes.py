@@ -1,0 +1,53 @@
+"""The passes of a trace of routing as a replay needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from moeflow.core.errors import ConfigError
+from moeflow.workload.routing_trace import ExpertIds, RoutingTrace
+
+Named = Sequence[Sequence[int]]  # of each layer the experts that a network names, likeliest first
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedPass:
+    """A pass."""
+
+    chosen: list[list[int]]  # of each layer: the experts of all tokens, repeated
+    needed: list[list[int]]  # of each layer: the distinct ones, ascending
+    num_tokens: int
+    num_generated: int
+    compute_s: float  # if nothing had to be waited for
+    ahead: ExpertIds | None = None  # [layers, A, tokens, K], what the next routers would have chosen; None: not known
+    named: Named | None = None  # by a network, before it began; None: it was not asked
+
+
+def prepare_passes(
+    trace: RoutingTrace, compute_s: float | None, named: Sequence[Named | None] = ()
+) -> list[ReplayedPass]:
+    """Return a trace's passes; each computes for `compute_s`, None: as long as it was recorded.
+
+    `named` is what a network says of each; empty: there is none.
+
+    Raises: ConfigError if there is no pass, or its time is needed and not known.
+    """
+    if not trace.passes:
+        raise ConfigError("the trace has no pass in it. Record one with --record-routing and generate something")
+    if compute_s is None and not any(routed.compute_s for routed in trace.passes):
+        raise ConfigError("the trace does not report how long its passes computed. Give it with --compute-time")
+    return [
+        ReplayedPass(
+            chosen=[layer.ravel().tolist() for layer in routed.ids],
+            needed=[np.unique(layer).tolist() for layer in routed.ids],
+            num_tokens=routed.ids.shape[1],
+            num_generated=routed.num_generated,
+            compute_s=routed.compute_s if compute_s is None else compute_s,
+            ahead=routed.ahead,
+            named=of_pass,
+        )
+        for routed, of_pass in zip(trace.passes, named or [None] * len(trace.passes), strict=True)
+    ]

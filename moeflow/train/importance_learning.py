@@ -1,0 +1,232 @@
+"""Learns what the inputs of a model's matrices are worth, from text: see `models/importance.py`.
+
+Layer by layer: all text passes through one layer, then through the next, so that memory holds one layer of a model of
+any size, and the checkpoint is read once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.open import open_checkpoint
+from moeflow.core.errors import CapacityError, ConfigError
+from moeflow.core.units import format_bytes
+from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.kernels.activation import apply, apply_and_mul
+from moeflow.kernels.linear import linear
+from moeflow.models.importance import Importance, load_importance, save_importance
+from moeflow.models.layers.context import ForwardContext
+from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.decoder_layer import DecoderLayer
+from moeflow.models.layers.expert_weights import ExpertTensors
+from moeflow.models.layers.mlp import MLP
+from moeflow.models.layers.moe import MoE, expert_kind
+from moeflow.models.layers.weight_allocator import WeightAllocator
+from moeflow.models.loading import load_causal_lm
+from moeflow.models.registry import read_model_config
+from moeflow.planner.hardware.host import host_resources
+from moeflow.planner.known_importance import importance_place
+from moeflow.train.bare_model import sequences_context
+from moeflow.train.calibration_text import calibration_text
+
+Floats = NDArray[np.float32]
+OnDone = Callable[[int, int], None]  # how much is done, and of how much
+
+SEQUENCE_TOKENS: Final = 512
+TOKENS_PER_TEXT: Final = 1024  # of each text that comes along
+_PASS_SEQUENCES: Final = 8  # that are computed together
+_PRIOR_TOKENS: Final = 16  # as if each expert had had so many more that are like all experts' together
+_LEAST_SHARE: Final = 0.01  # of the mean: no input counts for nothing, since other text has it
+
+
+def ensure_importance(
+    model: str, cache_dir: Path | None, num_threads: int | None, on_done: OnDone = lambda *_: None
+) -> Importance:
+    """Return what is known of a model's inputs, learning it first if nothing is.
+
+    Blocks: as `learn_importance`. Raises: CheckpointError, also if there is no tokenizer; as `learn_importance`.
+    """
+    with closing(open_checkpoint(model)) as checkpoint:
+        file = importance_place(checkpoint, cache_dir)
+        known = load_importance(file)
+        if known is None:
+            texts = importance_text(Tokenizer.load(model))
+            known = learn_importance(checkpoint, texts, num_threads=num_threads or 1, on_done=on_done)
+            save_importance(known, file)
+    return known
+
+
+def importance_text(tokenizer: Tokenizer) -> list[list[int]]:
+    """Return sequences of tokens from the beginnings of the texts that come with the package."""
+    texts = calibration_text(tokenizer.encode).fitting
+    starts = range(0, TOKENS_PER_TEXT, SEQUENCE_TOKENS)
+    return [piece for text in texts for start in starts if (piece := text[start : start + SEQUENCE_TOKENS])]
+
+
+def learn_importance(
+    checkpoint: Checkpoint,
+    texts: Sequence[Sequence[int]],
+    *,
+    num_threads: int = 1,
+    on_done: OnDone = lambda *_: None,
+) -> Importance:
+    """Return how much each input of every layer's matrices, and of the output projection, matters in `texts`.
+
+    `texts` are token ids, no sequence empty. Blocks: for a pass over all of them, and for reading the checkpoint.
+    Raises: CheckpointError; ConfigError if the model is no decoder-only one; CapacityError if memory does not hold a
+    layer.
+    """
+    shape = read_model_config(checkpoint)
+    if shape.encoder is not None:
+        raise ConfigError(f"{checkpoint.path} is an encoder-decoder: what its inputs are worth is not learnt")
+    _check_memory(checkpoint)
+    passes = [texts[start : start + _PASS_SEQUENCES] for start in range(0, len(texts), _PASS_SEQUENCES)]
+    num_steps, found = shape.num_layers * len(passes), dict[str, Floats]()
+    ends = _stage(checkpoint, 0, num_threads)
+    hidden = [ends.embed(torch.tensor(list(chain(*part)))) for part in passes]
+    for layer_idx in range(shape.num_layers):
+        stage = _stage(checkpoint, layer_idx, num_threads) if layer_idx else ends
+        (layer,) = stage.layers
+        sums = _LayerSums(layer, f"model.layers.{layer_idx}")
+        for number, part in enumerate(passes):
+            context = sequences_context(stage, [len(text) for text in part])
+            hidden[number] = sums.run(hidden[number], stage, context)
+            on_done(layer_idx * len(passes) + number + 1, num_steps)
+        found |= sums.importance()
+    last = _Sum()
+    for states in hidden:
+        last.add(ends.norm(states))
+    head = "model.embed_tokens.weight" if shape.tie_word_embeddings else "lm_head.weight"
+    return found | {head: _finished(last.mean())}
+
+
+def _stage(checkpoint: Checkpoint, layer_idx: int, num_threads: int) -> CausalLM:
+    allocator = WeightAllocator(torch.float32, torch.device("cpu"), own_layers=range(layer_idx, layer_idx + 1))
+    return load_causal_lm(checkpoint, allocator, num_threads=num_threads)
+
+
+def _check_memory(checkpoint: Checkpoint) -> None:
+    layers: dict[str, int] = {}
+    for name, info in checkpoint.tensors.items():
+        place = ".".join(name.split(".")[:3]) if name.startswith("model.layers.") else "ends"
+        layers[place] = layers.get(place, 0) + 4 * math.prod(info.shape)
+    need_bytes, have_bytes = layers.pop("ends", 0) + max(layers.values(), default=0), host_resources().available_bytes
+    if need_bytes > have_bytes:
+        raise CapacityError(
+            f"A layer of {checkpoint.path} needs {format_bytes(need_bytes)}, and {format_bytes(have_bytes)} are free"
+        )
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Of squares, over tokens."""
+
+    squares: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))
+    num_tokens: int = 0
+
+    def add(self, x: Tensor) -> None:
+        """Shapes: x [T, H]."""
+        self.squares = self.squares + x.double().square().sum(dim=0)
+        self.num_tokens += len(x)
+
+    def mean(self) -> Tensor:
+        """Shapes: -> [H]."""
+        return self.squares / max(self.num_tokens, 1)
+
+
+def _together(sums: Sequence[_Sum]) -> _Sum:
+    whole = _Sum()
+    for one in sums:
+        whole.squares = whole.squares + one.squares
+        whole.num_tokens += one.num_tokens
+    return whole
+
+
+def _drawn_to(one: _Sum, whole: Tensor) -> Tensor:
+    """Return an expert's mean, the closer to that of all, the fewer tokens it had."""
+    return (one.squares + _PRIOR_TOKENS * whole) / (one.num_tokens + _PRIOR_TOKENS)
+
+
+def _finished(mean: Tensor) -> Floats:
+    """Return it as it is kept: above zero, about 1."""
+    middle = mean.mean().clamp(min=torch.finfo(torch.float32).tiny)
+    finished: Floats = (mean / middle + _LEAST_SHARE).float().numpy()
+    return finished
+
+
+class _LayerSums:
+    """What comes into the matrices of one layer."""
+
+    def __init__(self, layer: DecoderLayer, prefix: str) -> None:
+        self._layer = layer
+        self._prefix = prefix
+        mlp = layer.mlp
+        num_networks = mlp.config.num_experts if isinstance(mlp, MoE) else 1
+        self._qkv, self._o = _Sum(), _Sum()
+        self._ups = [_Sum() for _ in range(num_networks)]
+        self._downs = [_Sum() for _ in range(num_networks)]
+
+    @torch.inference_mode()
+    def run(self, hidden: Tensor, stage: CausalLM, context: ForwardContext) -> Tensor:
+        """Return what comes out of the layer. Shapes: hidden [T, H] -> [T, H]."""
+        layer, rotary = self._layer, stage.rotary(context.positions, hidden.dtype)
+        self._qkv.add(layer.input_layernorm(hidden))
+        attended = layer.attention(layer.pre_attention(hidden), rotary, context)
+        self._o.add(attended)
+        hidden = layer.self_attn.o_proj(attended, residual=hidden)
+        normed, mlp = layer.post_attention_layernorm(hidden), layer.mlp
+        if isinstance(mlp, MLP):
+            units = mlp.units(normed)
+            self._ups[0].add(normed)
+            self._downs[0].add(units)
+            return mlp.down_proj(units, hidden)
+        assert isinstance(mlp, MoE)
+        return self._experts(mlp, normed, hidden)
+
+    def _experts(self, mlp: MoE, normed: Tensor, hidden: Tensor) -> Tensor:
+        weights, kind = mlp.weights, expert_kind(mlp.config)
+        assert isinstance(weights, ExpertTensors)
+        activate = apply_and_mul if kind.is_gated else apply
+        topk_ids, topk_weights = mlp.route(normed)
+        for expert in sorted(set(topk_ids.flatten().tolist())):
+            rows, choices = (topk_ids == expert).nonzero(as_tuple=True)
+            x = normed[rows]
+            units = activate(kind.function, linear(x, weights.gate_up[expert]))
+            self._ups[expert].add(x)
+            self._downs[expert].add(units)
+            hidden.index_add_(0, rows, linear(units, weights.down[expert]) * topk_weights[rows, choices].unsqueeze(1))
+        return hidden
+
+    def importance(self) -> dict[str, Floats]:
+        """Return that of each of the layer's matrices."""
+        layer, names = self._layer, self._layer.matrix_names(self._prefix)
+        found = {name: _finished(self._qkv.mean()) for part in layer.self_attn.qkv_proj.parts for name in names[part]}
+        found |= {name: _finished(self._o.mean()) for part in layer.self_attn.o_proj.parts for name in names[part]}
+        all_up, all_down = _together(self._ups).mean(), _together(self._downs).mean()
+        for (ups, down), up_sum, down_sum in zip(self._networks(), self._ups, self._downs, strict=True):
+            found |= {name: _finished(_drawn_to(up_sum, all_up)) for name in ups}
+            found[down] = _finished(_drawn_to(down_sum, all_down))
+        return found
+
+    def _networks(self) -> Iterator[tuple[list[str], str]]:
+        """Yield the names of each network's gate and up, and of its down."""
+        mlp = self._layer.mlp
+        if isinstance(mlp, MoE):
+            for expert in range(mlp.config.num_experts):
+                *ups, down = mlp.expert_names(self._prefix, expert)
+                yield ups, down
+        else:
+            ups, (down,) = mlp.matrix_names(self._prefix)
+            yield ups, down
