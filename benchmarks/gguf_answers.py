@@ -208,7 +208,9 @@ def main(
     prompts = [tokenizer.apply_chat_template([{"role": "user", "content": it}]) for it in QUESTIONS[:answers]]
     found: list[Record] = []
     for name, file in _files(source, formats or (AS_IT_IS, *KINDS)):
-        plan = resolve(Settings(model=str(file), quantize=quantize, device="cpu", num_threads=threads)).plan
+        plan = resolve(
+            Settings(model=str(file), quantize=quantize, device="cpu", num_threads=threads, exact_activations=True)
+        ).plan
         want = reference(file, texts, prompts, new_tokens)
         figures = compare(want, ours(plan, texts, prompts, new_tokens), texts)
         config = plan.config

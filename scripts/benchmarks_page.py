@@ -25,7 +25,10 @@ from benchmarks.gguf_answers_table import table as gguf_table  # noqa: E402
 from benchmarks.memory_budget import table as memory_table  # noqa: E402
 from benchmarks.offload.tables import offload_table  # noqa: E402
 from benchmarks.paper_settings import tables as paper_tables  # noqa: E402
+from benchmarks.peers.environments import NATIVE  # noqa: E402
 from benchmarks.peers.guessing_table import guessing_table  # noqa: E402
+from benchmarks.peers.scores_table import scores_table  # noqa: E402
+from benchmarks.peers.starts_table import starts_table  # noqa: E402
 from benchmarks.peers.tables import pair_table, summary_table  # noqa: E402
 from benchmarks.pipelines import table as pipelines_table  # noqa: E402
 from benchmarks.plan_accuracy import table as accuracy_table  # noqa: E402
@@ -209,7 +212,9 @@ def but_for_seed(record: Record) -> str:
 
 def write_quality(records: list[Record], _docs: Path) -> str:
     """Write one table, a row for each model, format and text."""
-    groups = group(records, lambda r: (r["model"], r["weight_format"], r["kv_dtype"], r["text"]))
+    groups = group(
+        records, lambda r: (r["model"], r["weight_format"], r["kv_dtype"], r["text"], r.get("has_importance", False))
+    )
     chosen = [newest(found) for found in groups.values()]
     return quality_table(chosen).to_markdown() + origins(chosen)
 
@@ -218,8 +223,19 @@ def write_peers(records: list[Record], _docs: Path) -> str:
     """Write ours beside the best peer, then each pair."""
     groups = group(records, lambda r: (r["format"], r["ours"], r["peer"]))
     chosen = [newest(found) for found in groups.values()]
-    tables: list[Table] = [summary_table(chosen), *map(pair_table, chosen)]
+    by_isa = group(chosen, lambda r: r.get("isa", NATIVE)).values()
+    tables: list[Table] = [*map(summary_table, by_isa), *map(pair_table, chosen)]
     return "\n".join(table.to_markdown() for table in tables) + origins(chosen)
+
+
+def write_each(table: Callable[[Sequence[Record]], Table], key: Callable[[Record], Any]) -> Callable[..., str]:
+    """Return how to write one table of the newest records that the key tells apart."""
+
+    def write(records: list[Record], _docs: Path) -> str:
+        chosen = [newest(found) for found in group(records, key).values()]
+        return table(chosen).to_markdown() + origins(chosen)
+
+    return write
 
 
 def write_speculation(records: list[Record], docs: Path) -> str:
@@ -256,12 +272,6 @@ def write_pipelines(records: list[Record], _docs: Path) -> str:
     return text
 
 
-def write_gguf(records: list[Record], _docs: Path) -> str:
-    """Write one table, a row for each format."""
-    chosen = [newest(found) for found in group(records, lambda r: (r["model"], r["format"])).values()]
-    return gguf_table(chosen).to_markdown() + origins(chosen)
-
-
 def write_newest(table: Callable[[Record], Table], key: Callable[[Record], Any]) -> Callable[[list[Record], Path], str]:
     """Return how to write a table of the newest record of each kind that the key tells apart."""
 
@@ -281,6 +291,14 @@ def write_paper(records: list[Record], _docs: Path) -> str:
 SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
     "engine": ("Engine", write_engine),
     "peers": ("Other engines", write_peers),
+    "peer_starts": (
+        "Other engines: from start to first token",
+        write_each(starts_table, lambda r: (r["model"], r["format"])),
+    ),
+    "peer_scores": (
+        "Other engines: perplexity of the same file",
+        write_each(scores_table, lambda r: (r["model"], r["format"], r["isa"])),
+    ),
     "speculation": ("Guessed tokens", write_speculation),
     "speculation_peers": (
         "Guessed tokens beside llama.cpp",
@@ -309,7 +327,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
     "batch": ("Batch jobs", write_batch),
     "parallel": ("Experts over ranks", write_parallel),
     "quality": ("Quality", write_quality),
-    "gguf_answers": ("Answers of GGUF files", write_gguf),
+    "gguf_answers": ("Answers of GGUF files", write_each(gguf_table, lambda r: (r["model"], r["format"]))),
     "plan_accuracy": ("Plans: predicted and measured", write_newest(accuracy_table, lambda r: r["model"])),
     "policy_grid": (
         "Plans against a grid",

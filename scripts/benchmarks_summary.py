@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.expert_cache_overhead import ratio as cache_ratio
 from benchmarks.memory_budget import share as memory_share
 from benchmarks.offload.contestants import OURS, PEER
+from benchmarks.peers.environments import NATIVE
 from benchmarks.peers.tables import is_disturbed, ratios
 from benchmarks.plan_accuracy import speed_errors
 from benchmarks.policy_grid import CHOSEN, share_of_best
@@ -74,7 +75,14 @@ def _peer(weights: str, peer: str, name: str, is_headline: bool = False) -> Call
     """Return how to make a claim of one row of the comparison with one engine, unless others disturbed it."""
 
     def make(records: list[Record]) -> list[Claim]:
-        pairs = [record for record in records if record["format"] == weights and record["peer"].startswith(peer)]
+        pairs = [
+            record
+            for record in records
+            if record["format"] == weights
+            and record["peer"].startswith(peer)
+            and record.get("isa", NATIVE) == NATIVE
+            and any(row["name"] == name for row in record["rows"])
+        ]
         for record in pairs[:1]:
             for row in record["rows"]:
                 if row["name"] == name and not is_disturbed(row):
@@ -243,19 +251,20 @@ def _beside_job(records: list[Record]) -> list[Claim]:
 
 
 def _quality(records: list[Record]) -> list[Claim]:
-    newest: dict[str, Record] = {}
+    newest: dict[tuple[str, str], Record] = {}
     for record in records:
-        newest.setdefault(record["weight_format"], record)
+        by_importance = ", by importance" if record.get("has_importance") else ""
+        newest.setdefault((record["weight_format"] + by_importance, record["model"]), record)
     return [
         Claim(
-            f"perplexity in {weights} beside {record['reference_format']} ({record['model']})",
+            f"perplexity in {weights} beside {record['reference_format']} ({model})",
             f"{record['perplexity']:.3f}",
             f"{record['reference_perplexity']:.3f}",
             f"{1 + record['change_percent'] / 100:.4f} (± {record['change_error_percent'] / 100:.4f})",
             "Quality",
             record,
         )
-        for weights, record in newest.items()
+        for (weights, model), record in newest.items()
     ]
 
 

@@ -23,7 +23,7 @@ from moeflow.experts.cache.eviction import POLICIES
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.hardware.host import host_resources
 from moeflow.train.builtin import builtin_source
-from moeflow.train.upcycled_checkpoint import UpcycleRecipe
+from moeflow.train.upcycle_recipe import UpcycleRecipe
 from moeflow.train.upcycling import upcycle
 
 RECIPE = UpcycleRecipe(num_experts=64, top_k=2, perturbation=0.05)

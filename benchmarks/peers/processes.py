@@ -41,7 +41,12 @@ class EngineProcess:
             self._process = subprocess.Popen(
                 [*prefix, contestant.python, "-m", f"benchmarks.peers.workers.{contestant.worker}", json.dumps(wish)],
                 cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"},
+                env={
+                    **os.environ,
+                    **contestant.variables,
+                    "OMP_NUM_THREADS": str(threads),
+                    "HF_HUB_OFFLINE": "1",
+                },
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

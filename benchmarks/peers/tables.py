@@ -6,9 +6,11 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from benchmarks.peers.environments import NATIVE
 from moeflow.bench.records import Record
 from moeflow.bench.tables import Table, spread_text
 
+MEMORY = "memory after the first token"
 DISTURBED = 0.1  # of a core taken by others, in the median: such a row is marked
 RATE = "tokens/s"
 
@@ -47,10 +49,23 @@ def pair_table(record: Record) -> Table:
     notes = [f"Sampling in the timed part: {record['sampling']['ours']} and {record['sampling']['peer']}."]
     if any(map(is_disturbed, record["rows"])):
         notes.append(f"!: other processes took more than {DISTURBED} of a core; do not trust the row.")
+    notes += _memory_note(record)
     versions = ", ".join(f"{name} {version}" for name, version in record["peer_versions"].items())
     title = f"{record['ours']} and {record['peer']} ({versions}): median (min-max)"
     columns = ("", record["ours"], record["peer"], "ours / peer", "others' CPU")
     return Table(title, columns, tuple(rows), tuple(notes))
+
+
+def _memory_note(record: Record) -> list[str]:
+    """Say what everyone holds beside the size of the file."""
+    row = next((row for row in record["rows"] if row["name"] == MEMORY), None)
+    if row is None or "file_bytes" not in record:
+        return []
+    held = []
+    for side in ("ours", "peer"):
+        file_mib = record["file_bytes"][side] / 2**20
+        held.append(f"{record[side]} {statistics.median(row[side]) / file_mib:.2f} of {file_mib:.0f} MiB")
+    return [f"{MEMORY.capitalize()}, of the model's file: {', '.join(held)}."]
 
 
 def summary_table(records: Sequence[Record]) -> Table:
@@ -80,7 +95,9 @@ def summary_table(records: Sequence[Record]) -> Table:
                 )
             )
     columns = (RATE, "ours", "best peer in the format", "ours / peer", "best peer of all", "ours / peer")
-    return Table("Ours beside the best peer", columns, tuple(rows))
+    isas = {record.get("isa", NATIVE) for record in records} - {NATIVE}
+    title = ", ".join(["Ours beside the best peer", *(f"{isa.upper()} only" for isa in sorted(isas))])
+    return Table(title, columns, tuple(rows))
 
 
 def _names(records: Iterable[Record]) -> list[str]:

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
-from benchmarks.peers import checking, contestants, model, tables
+from benchmarks.peers import checking, contestants, environments, model, quantizer, scoring, tables, turns, widened
 from benchmarks.peers.workers import protocol
+from moeflow.bench.engine_speed import Case
 from moeflow.checkpoint.open import open_checkpoint
+from moeflow.core.errors import EngineError
 from moeflow.engine.text.tokenizer import Tokenizer
+from tests.tiny_mixtral import write_tiny_mixtral
 
 TINY = model.SHAPE | {
     "vocab_size": 300,
@@ -113,13 +118,15 @@ def test_every_peer_has_a_format_that_ours_has_too(tmp_path):
         name: [weights for weights in contestants.FORMATS if contestants.peer(name, weights, tmp_path)]
         for name in contestants.PEERS
     }
+    of_files = ["bfloat16", "int8", "int4", *quantizer.FILE_TYPES]
     assert found == {
-        "llama": ["bfloat16", "int8", "int4"],
-        "ik-llama": ["bfloat16", "int8", "int4"],
+        "llama": of_files,
+        "ik-llama": of_files,
+        "openvino": ["int8"],
         "transformers": ["bfloat16", "float32"],
         "vllm": ["bfloat16", "float32"],
     }
-    for weights in ("int8", "int4"):  # the very same file
+    for weights in of_files[1:]:  # the very same file
         for name in ("llama", "ik-llama"):
             peer = contestants.peer(name, weights, tmp_path)
             assert peer is not None
@@ -138,3 +145,110 @@ def test_deviation_counts_only_what_was_found():
     truth = {0: -1.0, 1: -2.0, 2: -0.5}
     assert checking.deviation([(2, -0.5), (0, -1.2)], truth) == (pytest.approx(math.sqrt(0.04 / 2)), True)
     assert checking.deviation([(0, -1.0)], truth) == (0.0, False)
+
+
+def test_held_back_everyone_is_another_contestant_with_a_build_for_it(tmp_path):
+    for build in (environments.IK_LLAMA, environments.LLAMA_AVX2):
+        assert build.isa == "avx2"
+    found = [contestants.peer(name, "int8", tmp_path, "avx2") for name in contestants.GGUF_PEERS]
+    names = [each.name for each in (contestants.ours("int8", tmp_path, "avx2"), *found) if each is not None]
+    assert names == ["moeflow int8, AVX2", "llama.cpp q8_0, AVX2", "ik_llama.cpp q8_0, AVX2"]
+    assert contestants.ours("int8", tmp_path, "avx2").wish["settings"]["cpu_isa"] == "avx2"
+    assert "cpu_isa" not in contestants.ours("int8", tmp_path).wish["settings"]
+
+
+def test_the_native_build_is_taken_once_it_is_there(tmp_path):
+    builds = (environments.IK_LLAMA_NATIVE, environments.IK_LLAMA)
+
+    def install(build):
+        (tmp_path / build.name / "lib/python3.11/site-packages/ik_llama_cpp_python-0.1.5.dist-info").mkdir(parents=True)
+
+    assert contestants.best_build(builds, tmp_path) is builds[0]  # it is what should be installed
+    install(builds[1])
+    assert contestants.best_build(builds, tmp_path) is builds[1]
+    install(builds[0])
+    assert contestants.best_build(builds, tmp_path) is builds[0]
+
+
+class FakeProcess:
+    """An engine that is as fast as its name says; "broken" fails at its second question."""
+
+    def __init__(self, contestant, **_):
+        self.contestant, self.asked = contestant, 0
+        self.first = {"load_s": 1.0, "first_token_s": 2.0, "start_s": 3.0, "resident_mib": 50.0, "foreign_cpu": 0.0}
+        ORDER.append(contestant.name)
+
+    def ask(self, do, **values):
+        self.asked += 1
+        if self.contestant.name == "broken" and self.asked == 2:
+            raise EngineError("broken ended with 1")
+        ORDER.append(f"{self.contestant.name} {do}")
+        name = self.contestant.name
+        return {"seconds": 1.0 if name == "broken" else float(name), "foreign_cpu": 0.0, "peak_mib": 60.0}
+
+    def close(self): ...
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_): ...
+
+
+ORDER: list[str] = []
+
+
+def test_engines_take_turns_and_one_that_fails_is_left_out(monkeypatch, tmp_path):
+    monkeypatch.setattr(turns, "EngineProcess", FakeProcess)
+    monkeypatch.setattr(turns, "read_all", lambda _: None)
+    ORDER.clear()
+    ours, broken, slow = (
+        contestants.Contestant(name, Path(), "", {"model": str(tmp_path)}, "none") for name in ("2.0", "broken", "4.0")
+    )
+    run = turns.Turns(
+        [ours, broken, slow],
+        cases=[Case(1, 32, 8), Case(1, 4096, 0)],
+        threads=1,
+        seed=0,
+        logs=tmp_path,
+        say=lambda _: None,
+    )
+    run.run(starts=2, rounds=2)
+    assert list(run.failures) == ["broken"]
+    rows = {row["name"]: row for row in run.pair(ours, slow)}
+    assert rows["decode, batch 1"]["ours"] == [4.0, 4.0]  # 8 tokens in 2 seconds, in each round
+    assert rows["prefill 4096"]["peer"] == [1024.0, 1024.0]
+    assert rows[tables.MEMORY]["ours"] == [50.0, 50.0]  # at each start
+    asked = [each for each in ORDER if " " in each]
+    assert asked[-6:] == ["2.0 decode", "4.0 decode", "2.0 prefill", "4.0 prefill", "2.0 memory", "4.0 memory"]
+
+
+def test_a_long_context_has_a_row_of_its_own():
+    names = [turns.row_name(case) for case in turns.CASES.values()]
+    assert len(set(names)) == len(names)
+    assert "decode, batch 1, 8192 tokens of context" in names
+
+
+def test_memory_is_told_beside_the_files_size():
+    record = make_record() | {"file_bytes": {"ours": 100 << 20, "peer": 200 << 20}}
+    record["rows"].append({**make_row(tables.MEMORY, (105.0,), (150.0,)), "unit": "MiB"})
+    note = tables.pair_table(record).notes[-1]
+    assert note.endswith("of the model's file: moeflow int8 1.05 of 100 MiB, llama.cpp q8_0 0.75 of 200 MiB.")
+
+
+def test_the_widened_model_computes_the_same(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    model = write_tiny_mixtral(source, hidden_size=192, num_attention_heads=6, num_key_value_heads=3)
+    widened.widen(source, target)
+    wide = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    assert wide.config.hidden_size == widened.BLOCK
+    tokens = torch.randint(0, 258, (2, 17), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        torch.testing.assert_close(wide(tokens).logits, model(tokens).logits, rtol=1e-3, atol=1e-3)
+
+
+def test_a_score_is_compared_token_by_token():
+    ours, other = scoring.Score([-1.0, -2.0, -3.0], [1, 2, 3]), scoring.Score([-1.0, -2.5, -2.8], [1, 2, 4])
+    found = scoring.compare("llama.cpp", ours, other)
+    assert found["ratio"] == pytest.approx(ours.perplexity / other.perplexity)
+    assert found["std_error"] == pytest.approx(math.sqrt(0.13 / 3))
+    assert found["same_likeliest_share"] == pytest.approx(2 / 3)

@@ -11,6 +11,8 @@ import time
 from abc import ABC, abstractmethod
 from typing import Any
 
+import numpy as np
+
 from benchmarks.peers.workers.protocol import FIRST_ORDINARY_TOKEN, likeliest
 
 MAX_NUM_BATCHED_TOKENS = 2048
@@ -18,7 +20,7 @@ MAX_NEW_TOKENS = 128  # of a sequence: what its part of the cache has room for
 
 
 class GGUFWorker(ABC):
-    """A GGUF file, mapped into memory, and a context for every batch size that has been asked for."""
+    """A GGUF file, mapped into memory, and a context for every batch size and length that has been asked for."""
 
     def __init__(self, llama: Any, wish: dict[str, Any]) -> None:
         """Take the module with the functions of the C interface."""
@@ -31,15 +33,15 @@ class GGUFWorker(ABC):
             raise SystemExit(f"{wish['model']} cannot be loaded")
         self.vocab_size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self._model))
         self._batch = llama.llama_batch_init(MAX_NUM_BATCHED_TOKENS, 0, 1)
-        self._contexts: dict[int, Any] = {}
-        self._prefilled: dict[int, int] = {}  # batch size -> prompt length in its context
+        self._contexts: dict[tuple[int, int], Any] = {}  # by sequences, and by tokens of all of them
+        self._prefilled: set[tuple[int, int]] = set()  # batches, prompt lengths whose prompts are in their contexts
 
     def model_params(self) -> Any:
         """Return how a model is loaded."""
         return self._llama.llama_model_default_params()
 
-    def context_params(self) -> Any:
-        """Return what a context is made with, sizes apart."""
+    def context_params(self, num_sequences: int) -> Any:
+        """Return what a context for so many sequences is made with, sizes apart."""
         return self._llama.llama_context_default_params()
 
     @abstractmethod
@@ -58,19 +60,14 @@ class GGUFWorker(ABC):
         """See `Worker.decode`."""
         num, length = len(prompts), len(prompts[0])
         context = self._context(num, num * (length + MAX_NEW_TOKENS))
-        if self._prefilled.get(num) == length:
+        if (num, length) in self._prefilled:
             for sequence in range(num):
                 self.cut(context, sequence, length)
         else:
             self.clear(context)
-            rows = [
-                (token, position, sequence, position == length - 1)
-                for sequence, prompt in enumerate(prompts)
-                for position, token in enumerate(prompt)
-            ]
-            for at in range(0, len(rows), MAX_NUM_BATCHED_TOKENS):
-                self._run(context, rows[at : at + MAX_NUM_BATCHED_TOKENS])
-            self._prefilled[num] = length
+            for sequence, prompt in enumerate(prompts):
+                self._prompt(context, prompt, sequence)
+            self._prefilled.add((num, length))
         self.synchronize(context)
         start = time.perf_counter()
         for step in range(new_tokens):
@@ -80,10 +77,10 @@ class GGUFWorker(ABC):
 
     def prefill(self, prompt: list[int]) -> float:
         """See `Worker.prefill`."""
-        context = self._context(0, max(len(prompt), 512))
+        context = self._prefill_context(prompt)
         self.clear(context)
         start = time.perf_counter()
-        self._run(context, [(token, at, 0, at == len(prompt) - 1) for at, token in enumerate(prompt)])
+        self._prompt(context, prompt)
         self.synchronize(context)
         return time.perf_counter() - start
 
@@ -92,7 +89,7 @@ class GGUFWorker(ABC):
         context = self._context(1, MAX_NUM_BATCHED_TOKENS)
         self.clear(context)
         start = time.perf_counter()
-        self._run(context, [(token, at, 0, at == len(prompt) - 1) for at, token in enumerate(prompt)])
+        self._prompt(context, prompt)
         self.synchronize(context)
         prefilled = time.perf_counter()
         for at, token in enumerate(tokens, len(prompt)):
@@ -107,12 +104,33 @@ class GGUFWorker(ABC):
     def logprobs(self, prompt: list[int], count: int) -> list[tuple[int, float]]:
         """See `Worker.logprobs`."""
         self.prefill(prompt)
-        return likeliest(self._llama.llama_get_logits_ith(self._contexts[0], -1)[: self.vocab_size], count)
+        return likeliest(self._logits(self._prefill_context(prompt), -1).tolist(), count)
+
+    def text_logprobs(self, text: list[int]) -> tuple[list[float], list[int]]:
+        """See `Scoring.text_logprobs`."""
+        context = self._prefill_context(text)
+        self.clear(context)
+        self._run(context, [(token, at, 0, True) for at, token in enumerate(text)])
+        logprobs, tokens = [], []
+        for at, token in enumerate(text[1:]):
+            logits = self._logits(context, at)
+            tokens.append(int(logits.argmax()))
+            top = logits.max()
+            logprobs.append(float(logits[token] - top - np.log(np.exp(logits - top).sum())))
+        return logprobs, tokens
+
+    def _logits(self, context: Any, at: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+        logits = self._llama.llama_get_logits_ith(context, at)
+        return np.ctypeslib.as_array(logits, (self.vocab_size,)).astype(np.float64)
+
+    def _prefill_context(self, prompt: list[int]) -> Any:
+        return self._context(0, max(len(prompt), 512))
 
     def _context(self, num_sequences: int, num_tokens: int) -> Any:
-        """Return the context kept for that many sequences; 0: the one for prefills."""
-        if num_sequences not in self._contexts:
-            params = self.context_params()
+        """Return the context kept for that many sequences and tokens; 0: one for prefills."""
+        key = num_sequences, num_tokens
+        if key not in self._contexts:
+            params = self.context_params(num_sequences)
             params.n_ctx = num_tokens
             params.n_batch = MAX_NUM_BATCHED_TOKENS
             params.n_seq_max = max(num_sequences, 1)
@@ -120,8 +138,14 @@ class GGUFWorker(ABC):
             context = self._llama.llama_init_from_model(self._model, params)
             if not context:
                 raise SystemExit(f"there is no context for {num_sequences} sequences")
-            self._contexts[num_sequences] = context
-        return self._contexts[num_sequences]
+            self._contexts[key] = context
+        return self._contexts[key]
+
+    def _prompt(self, context: Any, prompt: list[int], sequence: int = 0) -> None:
+        """Compute a prompt, the logits of its last token alone, in batches as large as may be."""
+        rows = [(token, at, sequence, at == len(prompt) - 1) for at, token in enumerate(prompt)]
+        for start in range(0, len(rows), MAX_NUM_BATCHED_TOKENS):
+            self._run(context, rows[start : start + MAX_NUM_BATCHED_TOKENS])
 
     def _run(self, context: Any, rows: list[tuple[int, int, int, bool]]) -> None:
         """Compute rows of (token, position, sequence, whether its logits are wanted)."""

@@ -57,6 +57,14 @@ class TransformersWorker:
         """See `Worker.logprobs`."""
         return likeliest(self._run(torch.tensor([prompt]), DynamicCache()).logits[0, -1].tolist(), count)
 
+    @torch.inference_mode()
+    def text_logprobs(self, text: list[int]) -> tuple[list[float], list[int]]:
+        """See `Scoring.text_logprobs`."""
+        logits = self._model(input_ids=torch.tensor([text]), use_cache=False).logits[0, :-1]
+        targets = torch.tensor(text[1:]).unsqueeze(1)
+        logprobs = logits.double().log_softmax(-1).gather(1, targets)[:, 0]
+        return logprobs.tolist(), logits.argmax(-1).tolist()
+
     def _run(self, token_ids: torch.Tensor, cache: DynamicCache) -> Any:
         return self._model(input_ids=token_ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
 

@@ -30,10 +30,11 @@ class IkLlamaWorker(GGUFWorker):
         params.repack_tensors, params.use_mmap = True, False
         return params
 
-    def context_params(self) -> Any:
-        """See `GGUFWorker.context_params`."""
-        params = super().context_params()
+    def context_params(self, num_sequences: int) -> Any:
+        """See `GGUFWorker.context_params`. With flash attention it aborts in batches of several sequences."""
+        params = super().context_params(num_sequences)
         params.fused_moe_up_gate = True
+        params.flash_attn = num_sequences <= 1
         return params
 
     def clear(self, context: Any) -> None:

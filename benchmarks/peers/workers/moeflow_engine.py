@@ -18,7 +18,9 @@ from moeflow.engine.messages import Submission, TokenOutput
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 
-KV_TOKENS = 4096  # what the largest case needs, doubled
+KV_TOKENS = 4096  # what the largest batch needs, doubled; or a prompt's and what a pass may add
+MAX_MODEL_LEN = 1024
+MAX_NUM_BATCHED_TOKENS = 2048
 
 
 class MoeflowWorker:
@@ -28,9 +30,9 @@ class MoeflowWorker:
         settings = Settings(
             model=wish["model"],
             num_threads=wish["threads"],
-            max_model_len=1024,
+            max_model_len=wish.get("max_model_len", MAX_MODEL_LEN),
             max_num_seqs=32,
-            max_num_batched_tokens=2048,
+            max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
             prefix_caching=False,
             **{
                 name: Path(value) if name == "packed_weights_file" else value
@@ -42,7 +44,8 @@ class MoeflowWorker:
             raise SystemExit(f"the engine would keep the weights in {config.weight_format}, not in {wish['weights']}")
         if settings.memory_bytes is None:
             block_bytes = config.kv_cache_bytes // config.scheduler.num_blocks
-            kv_bytes = block_bytes * KV_TOKENS // config.scheduler.block_size
+            kv_tokens = max(KV_TOKENS, config.scheduler.max_model_len + MAX_NUM_BATCHED_TOKENS)
+            kv_bytes = block_bytes * kv_tokens // config.scheduler.block_size
             config = resolve(dataclasses.replace(settings, kv_cache_bytes=kv_bytes)).config
         self._engine = Engine.load(config)
         self.vocab_size = self._engine.model.vocab_size
@@ -51,8 +54,11 @@ class MoeflowWorker:
     def decode(self, prompts: list[list[int]], new_tokens: int) -> float:
         """See `Worker.decode`."""
         self._submit(prompts, SamplingParams(max_tokens=new_tokens + 1, temperature=1.0, ignore_eos=True))
-        if len(self._step()) != len(prompts):
-            raise SystemExit("the prompts were not computed in one pass")
+        started: list[TokenOutput] = []
+        while not started:
+            started = self._step()
+        if len(started) != len(prompts):
+            raise SystemExit("not all prompts were computed when the first was")
         start = time.perf_counter()
         while self._engine.has_work:
             self._step()
@@ -62,7 +68,8 @@ class MoeflowWorker:
         """See `Worker.prefill`."""
         start = time.perf_counter()
         self._submit([prompt], SamplingParams(max_tokens=1, temperature=1.0, ignore_eos=True))
-        self._step()
+        while self._engine.has_work:
+            self._step()
         return time.perf_counter() - start
 
     def follow(self, prompt: list[int], tokens: list[int]) -> dict[str, Any]:
@@ -88,6 +95,15 @@ class MoeflowWorker:
         found = self._step()[0].logprobs
         assert found is not None
         return found[0].top
+
+    def text_logprobs(self, text: list[int]) -> tuple[list[float], list[int]]:
+        """See `Scoring.text_logprobs`."""
+        self._submit([text], SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs=1))
+        outputs: list[TokenOutput] = []
+        while self._engine.has_work:
+            outputs += self._step()
+        tokens = [token for token in outputs[-1].prompt_logprobs or () if token is not None]
+        return [token.logprob for token in tokens], [token.top[0][0] for token in tokens]
 
     def _submit(self, prompts: list[list[int]], sampling: SamplingParams) -> None:
         for index, prompt in enumerate(prompts):

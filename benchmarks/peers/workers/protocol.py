@@ -56,6 +56,15 @@ class Worker(Protocol):
         ...
 
 
+class Scoring(Protocol):
+    """What an engine must do besides for its perplexity to be known."""
+
+    def text_logprobs(self, text: list[int]) -> tuple[list[float], list[int]]:
+        """Return the log-probability of each of a text's tokens but the first, after those before it, and the
+        likeliest token at each of these places."""
+        ...
+
+
 def serve(load: Callable[[dict[str, Any]], Worker]) -> None:
     """Load as the program's argument says, then answer commands until the input ends.
 
@@ -102,6 +111,9 @@ def serve(load: Callable[[dict[str, Any]], Worker]) -> None:
             answer(worker.follow(command["prompt"], command["tokens"]))
         elif kind == "logprobs":
             answer({"logprobs": worker.logprobs(command["prompt"], command["count"])})
+        elif kind == "text_logprobs":
+            logprobs, tokens = worker.text_logprobs(command["text"])
+            answer({"logprobs": logprobs, "likeliest": tokens})
         elif kind == "memory":
             answer({"peak_mib": memory_mib()["VmHWM"]})
         elif kind == "counters":

@@ -1,0 +1,1 @@
+"""The commands of `run.py`, a module for each kind of measurement."""
