@@ -13,10 +13,7 @@ from contextlib import closing, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from typing import TYPE_CHECKING, Any, Self
 
 from moeflow.core.cache_dir import cache_folder
 from moeflow.core.embedding_bytes import decode_embedding
@@ -32,11 +29,19 @@ from moeflow.engine.pooling_choice import check_pooling, classification
 from moeflow.engine.results import CompletionOutput, RequestOutput
 from moeflow.engine.text.output_text import SequenceText, TextDelta
 from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.planning import plan_for_start
 from moeflow.planner.setting_values import read_settings
 from moeflow.planner.settings import Settings
 from moeflow.planner.usage import OFFLINE
 from moeflow.train.builtin import ensure_builtin_model, with_dense_source
+
+if TYPE_CHECKING:
+    from rich import console
+    from rich import progress as bars
+else:
+    bars = on_demand("rich.progress")
+    console = on_demand("rich.console")
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -276,15 +281,18 @@ def _one_for_each(sampling_params: Params, count: int) -> list[SamplingParams]:
 @contextmanager
 def _progress_bar(num_completions: int, is_shown: bool) -> Iterator[Callable[[TextDelta], None]]:
     """Draw completions done and tokens a second on stderr; yield what takes each delta."""
+    if not is_shown:
+        yield lambda _: None
+        return
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[speed]:.1f} tokens/s"),
-        TimeElapsedColumn(),
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TextColumn("{task.fields[speed]:.1f} tokens/s"),
+        bars.TimeElapsedColumn(),
     )
     num_tokens = 0
-    with Progress(*columns, console=Console(stderr=True), disable=not is_shown) as bar:
+    with bars.Progress(*columns, console=console.Console(stderr=True)) as bar:
         task_id = bar.add_task("Generating", total=num_completions, speed=0.0)
 
         def advance(delta: TextDelta) -> None:

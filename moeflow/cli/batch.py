@@ -22,8 +22,9 @@ from moeflow.cli.help import Command
 from moeflow.cli.local_model import planned
 from moeflow.cli.options import explain_option, served_engine_options
 from moeflow.cli.params import NEW_FILE
+from moeflow.cli.plain_progress import PlainLines, duration_text
 from moeflow.cli.plan.inputs import batch_usage
-from moeflow.cli.progress import PlainLines, drawn, duration_text
+from moeflow.cli.progress import drawn
 from moeflow.core.errors import EngineError
 
 if TYPE_CHECKING:

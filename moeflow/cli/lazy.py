@@ -40,12 +40,13 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.checkpoint.open import open_checkpoint
     from moeflow.engine.lending import LendSettings, lend
     from moeflow.engine.ranks.join import JoinSettings, join
+    from moeflow.engine.recorded_forecast import recorded_forecast
     from moeflow.engine.text.token_tree_dot import to_dot
     from moeflow.engine.text.tokenizer import Tokenizer
     from moeflow.llm import LLM
     from moeflow.models.registry import read_bare_config, read_model_config
     from moeflow.planner.apply_plan import machine_notice, overruled, settings_from_plan
-    from moeflow.planner.choices.packed_files import find_damage, pack, used_packed_weights_file
+    from moeflow.planner.choices.packed_files import carry_predictor, find_damage, pack, used_packed_weights_file
     from moeflow.planner.figures.policy_map import num_map_points, policy_map
     from moeflow.planner.figures.roofline_figures import roofline_figures
     from moeflow.planner.hardware.calibrate_device import measure_device
@@ -62,10 +63,12 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.server.launch import serve
     from moeflow.train.builtin import builtin_folder, builtin_source, ensure_builtin_model, with_dense_source
     from moeflow.train.classifiers.classifier import ClassifierRecipe, ClassifierTexts, train_classifier
-    from moeflow.train.predictors.distillation import PredictorRecipe, train_predictor
+    from moeflow.train.importance_learning import ensure_importance
+    from moeflow.train.predictors.distillation import train_predictor
+    from moeflow.train.predictors.recipe import PredictorRecipe
     from moeflow.train.routing_learning import ensure_profile
     from moeflow.train.speculators.distillation import SpeculatorRecipe, train_speculators
-    from moeflow.train.upcycled_checkpoint import UpcycleRecipe
+    from moeflow.train.upcycle_recipe import UpcycleRecipe
     from moeflow.train.upcycling import upcycle
     from moeflow.train.upcycling_quality import measure_quality
 
@@ -93,12 +96,13 @@ _NAMES = {  # by module, as imported above
     "moeflow.checkpoint.open": "open_checkpoint",
     "moeflow.engine.lending": "LendSettings lend",
     "moeflow.engine.ranks.join": "JoinSettings join",
+    "moeflow.engine.recorded_forecast": "recorded_forecast",
     "moeflow.engine.text.token_tree_dot": "to_dot",
     "moeflow.engine.text.tokenizer": "Tokenizer",
     "moeflow.llm": "LLM",
     "moeflow.models.registry": "read_bare_config read_model_config",
     "moeflow.planner.apply_plan": "machine_notice overruled settings_from_plan",
-    "moeflow.planner.choices.packed_files": "find_damage pack used_packed_weights_file",
+    "moeflow.planner.choices.packed_files": "carry_predictor find_damage pack used_packed_weights_file",
     "moeflow.planner.plan_text": "what_to_expect",
     "moeflow.planner.hardware.calibrate_device": "measure_device",
     "moeflow.planner.hardware.host": "host_resources",
@@ -115,10 +119,12 @@ _NAMES = {  # by module, as imported above
     "moeflow.server.launch": "serve",
     "moeflow.train.builtin": "builtin_folder builtin_source ensure_builtin_model with_dense_source",
     "moeflow.train.classifiers.classifier": "ClassifierRecipe ClassifierTexts train_classifier",
-    "moeflow.train.predictors.distillation": "PredictorRecipe train_predictor",
+    "moeflow.train.importance_learning": "ensure_importance",
+    "moeflow.train.predictors.distillation": "train_predictor",
+    "moeflow.train.predictors.recipe": "PredictorRecipe",
     "moeflow.train.routing_learning": "ensure_profile",
     "moeflow.train.speculators.distillation": "SpeculatorRecipe train_speculators",
-    "moeflow.train.upcycled_checkpoint": "UpcycleRecipe",
+    "moeflow.train.upcycle_recipe": "UpcycleRecipe",
     "moeflow.train.upcycling": "upcycle",
     "moeflow.train.upcycling_quality": "measure_quality",
 }

@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moeflow.cli import lazy
-from moeflow.cli.bench.output import show
-from moeflow.cli.plan.output import plan_tables
 from moeflow.cli.plan.plan_option import settings_of
-from moeflow.cli.progress import progress_bar, steps
+from moeflow.cli.watched import watched_bar, watched_steps
+from moeflow.kernels.on_demand import on_demand
 
 if TYPE_CHECKING:
+    from moeflow.cli.bench import output as tables
+    from moeflow.cli.plan import output
     from moeflow.core.plan import Plan
     from moeflow.llm import LLM
     from moeflow.planner.settings import Settings
     from moeflow.planner.usage import Usage
+else:
+    output = on_demand("moeflow.cli.plan.output")
+    tables = on_demand("moeflow.cli.bench.output")
 
 
 def prepare(overrides: dict[str, Any], **always: Any) -> Settings:
@@ -42,11 +46,11 @@ def planned(overrides: dict[str, Any], usage: Usage, *, explains: bool = False, 
     Raises: as `prepare` and `plan_for_start`.
     """
     settings = prepare(overrides, **always)
-    with steps("Planning", are_short=True) as on_step:
+    with watched_steps("Planning") as on_step:
         plan = lazy.plan_for_start(settings, usage, on_step)
     if explains:
-        for table in plan_tables(plan):
-            show(table)
+        for table in output.plan_tables(plan):
+            tables.show(table)
         raise click.exceptions.Exit(0)
     return plan
 
@@ -56,7 +60,7 @@ def load(overrides: dict[str, Any], usage: Usage, *, explains: bool = False, sho
     plan = planned(overrides, usage, explains=explains)
     if shows_expected and (expected := lazy.what_to_expect(plan)):
         click.echo(expected, err=True)
-    with progress_bar("Loading") as on_progress:
+    with watched_bar("Loading") as on_progress:
         return lazy.LLM.from_plan(plan, on_progress)
 
 
@@ -65,6 +69,6 @@ def built_in_model(cache_dir: Path) -> Path:
     folder = lazy.builtin_folder(cache_dir)
     if not folder.is_dir():
         click.echo(f"Making the built-in model in {folder}. This happens once.", err=True)
-        with progress_bar("Making") as on_progress:
+        with watched_bar("Making") as on_progress:
             lazy.ensure_builtin_model(cache_dir, on_progress)
     return folder

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import click
 from rich.progress import BarColumn, Progress, Task, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from moeflow.cli.progress import PlainLines, TimeLeftColumn, drawn, plain_line
+from moeflow.cli.plain_progress import PlainLines
+from moeflow.cli.progress import TimeLeftColumn, drawn, plain_line
 from moeflow.core.units import format_bytes
 
 COUNTED_IN_BYTES = ("reading", "loading", "writing")

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import click
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -24,9 +23,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-PLAIN_PROGRESS_S = 10.0  # where no terminal watches: how often a line is printed
-PLAIN_FIRST_S = 2.0  # and after how long the first
-_MIN_ELAPSED_S = 2.0  # before that the rate says little of the time left
+from moeflow.cli.plain_progress import PlainLines, line_of, time_left
 
 
 class TimeLeftColumn(ProgressColumn):
@@ -35,20 +32,6 @@ class TimeLeftColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         """See `ProgressColumn`."""
         return Text("" if task.finished else time_left(task.elapsed or 0.0, task.completed, task.total or 0.0))
-
-
-class PlainLines:
-    """Prints how far work is: a line after `PLAIN_FIRST_S`, then at most one in `PLAIN_PROGRESS_S`."""
-
-    def __init__(self) -> None:
-        self._due_s = time.monotonic() + PLAIN_FIRST_S
-
-    def show(self, make_line: Callable[[], str]) -> None:
-        """Print the line that `make_line` returns if one is due."""
-        now_s = time.monotonic()
-        if now_s >= self._due_s:
-            self._due_s = now_s + PLAIN_PROGRESS_S
-            click.echo(make_line(), err=True)
 
 
 class Bar:
@@ -64,9 +47,9 @@ class Bar:
         self._progress.update(self._task, description=what)
         self._show()
 
-    def advance(self) -> None:
-        """Count one more step as done."""
-        self._progress.advance(self._task)
+    def advance(self, num_steps: int = 1) -> None:
+        """Count one more step as done, or some."""
+        self._progress.advance(self._task, num_steps)
         self._show()
 
     def _show(self) -> None:
@@ -140,20 +123,4 @@ def steps(label: str, *, are_short: bool = False) -> Iterator[Callable[[str], No
 
 def plain_line(task: Task, amount: str) -> str:
     """Write how far a task is: what it does, how much of it is done, and the time left."""
-    left = time_left(task.elapsed or 0.0, task.completed, task.total or 0.0)
-    return (f"{task.description}: " if task.description else "") + ", ".join(filter(None, (amount, left)))
-
-
-def time_left(elapsed_s: float, done: float, total: float) -> str:
-    """Write the time left if work goes on at its mean rate: "about 40 s left"; nothing as long as that is unknown."""
-    if elapsed_s < _MIN_ELAPSED_S or not 0 < done < total:
-        return ""
-    return f"about {duration_text(elapsed_s / done * (total - done))} left"
-
-
-def duration_text(seconds: float) -> str:
-    """Write a duration in whole numbers: "40 s", "12 min", "3 h 20 min"."""
-    minutes = round(seconds / 60)
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+    return line_of(task.description, amount, task.elapsed or 0.0, task.completed, task.total or 0.0)

@@ -67,7 +67,7 @@ def check_request(
             "--speculator suffix",
             param="token_trees",
         )
-    barred = {*params.stop_token_ids, *(() if params.ignore_eos else model.eos_token_ids)}
+    barred = {*params.stop_token_ids, *(model.eos_token_ids if params.ends_by_eos else ())}
     if params.min_tokens > 0 and len(barred) >= model.vocab_size:
         raise RequestError(
             "stop_token_ids names every token, and min_tokens bars them all: no token could be generated",

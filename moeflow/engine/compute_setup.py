@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-import torch
+from typing import TYPE_CHECKING, Final
 
 from moeflow.core.engine_config import EngineConfig
+from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.cpu import extension
+from moeflow.kernels.on_demand import torch
 from moeflow.planner.costs.process_memory import PROCESS_BYTES
+
+if TYPE_CHECKING:
+    from moeflow.kernels.arrays import Device
 
 COPY_THREADS: Final = 4  # that move weights between two places of main memory: about as many as keep it busy
 
@@ -32,7 +35,8 @@ def _set_up_threads(config: EngineConfig) -> None:
     num_threads = config.num_threads
     if config.offload is not None and config.offload.cuda is not None:
         num_threads = min(num_threads, COPY_THREADS)
-    torch.set_num_threads(1 if config.cpu_isa else num_threads)
+    if needs_torch(config):
+        torch.set_num_threads(1 if config.cpu_isa else num_threads)
 
 
 def _limit_device(config: EngineConfig) -> None:
@@ -42,6 +46,22 @@ def _limit_device(config: EngineConfig) -> None:
         total_bytes = torch.cuda.get_device_properties(device).total_memory
         share = max(config.device_memory_bytes - PROCESS_BYTES, 0) / total_bytes
         torch.cuda.set_per_process_memory_fraction(share, device)
+
+
+def needs_torch(config: EngineConfig) -> bool:
+    """Return whether tensors are torch's; else they are NumPy's, as all that computes is the CPU kernels.
+
+    Whatever shares a model with other processes or devices, or guesses beside it, computes in torch, too.
+    """
+    shares = config.offload or config.parallel or config.expert_parallel or config.experts
+    return not (config.cpu_isa and config.packed_file) or bool(shares or config.draft_models or config.lossy_top_k)
+
+
+def device_of_arrays(config: EngineConfig, shape: ModelConfig) -> Device:
+    """Return where a model's activations, keys and values are; None: in NumPy's arrays."""
+    if needs_torch(config) or shape.encoder is not None or shape.mlp_bias or shape.head_dim % 2:
+        return torch.device(config.device)
+    return None
 
 
 def device_of_layers(config: EngineConfig) -> torch.device:

@@ -9,13 +9,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError, GroupError, MoeflowError, RequestError, StorageError
 from moeflow.core.request import FinishReason, Request, RequestStatus
+from moeflow.core.token_mask import TokenConstraint
 from moeflow.core.token_tree import TokenTree
+from moeflow.engine.constraints.constraints import Constraints
 from moeflow.engine.counters import Counters
 from moeflow.engine.encoder_prompt import check_input, prompt_of
 from moeflow.engine.messages import DraftedTree, EngineStats, ModelInfo, Submission, TokenLogprobs, TokenOutput
@@ -24,12 +28,19 @@ from moeflow.engine.pooling import NOT_FINITE, Pooler
 from moeflow.engine.pooling_choice import check_generates, check_pooling
 from moeflow.engine.runner_loading import load_runner
 from moeflow.engine.sampler import SampledToken
-from moeflow.engine.speculators.loading import load_speculators, speculation_of
+from moeflow.kernels.on_demand import on_demand
 from moeflow.scheduler.policy import SchedulingPolicy, make_scheduler
 from moeflow.speculation.counts import SpeculationCounts
-from moeflow.speculation.speculation import Speculation
+
+if TYPE_CHECKING:
+    from moeflow.engine.speculators import loading
+    from moeflow.speculation.speculation import Speculation
+else:
+    loading = on_demand("moeflow.engine.speculators.loading")
 
 logger = logging.getLogger(__name__)
+
+_FORM_WAIT_S = 0.002  # for the form of an answer to be understood, where there is nothing else to do
 
 
 class Engine:
@@ -53,6 +64,8 @@ class Engine:
         self._prompt_logprobs: dict[Request, list[TokenLogprobs | None]] = {}
         self._pooler = Pooler(runner.classify)
         self._cancelled: list[TokenOutput] = []  # to be handed out by the next step
+        self._constraints = Constraints(config.model_path, self.model.eos_token_ids)
+        self._waiting_for_form: dict[Request, Future[TokenConstraint]] = {}  # before the scheduler gets them
         self._counters = Counters()
         self._clock = clock
         self._on_pass = on_pass
@@ -84,14 +97,15 @@ class Engine:
 
         Raises: CheckpointError or CapacityError if one of these cannot be loaded.
         """
-        speculators = load_speculators(config, runner)
-        speculation = speculation_of(speculators, runner) if speculators else None
+        if not config.speculators:
+            return cls(config, runner, on_pass=on_pass)
+        speculation = loading.speculation_of(loading.load_speculators(config, runner), runner)
         return cls(config, runner, on_pass=on_pass, speculation=speculation)
 
     @property
     def has_work(self) -> bool:
         """Whether a `step` would bring anything."""
-        return self._scheduler.has_work or bool(self._cancelled)
+        return self._scheduler.has_work or bool(self._cancelled or self._waiting_for_form)
 
     @property
     def held_s(self) -> float:
@@ -104,7 +118,7 @@ class Engine:
         sampling = submission.sampling
         prompt = prompt_of(self.model, submission.prompt_token_ids, is_pooled=submission.pooling is not None)
         room = self.config.scheduler.max_model_len - len(prompt.token_ids)
-        eos = () if sampling.ignore_eos else self.model.eos_token_ids
+        eos = self.model.eos_token_ids if sampling.ends_by_eos else ()
         request = Request(
             submission.request_id,
             list(prompt.token_ids),
@@ -122,15 +136,44 @@ class Engine:
         )
         assert len(request.output_token_ids) < max(request.max_tokens, 1), "it had ended in the engine it comes from"
         self._requests[request.request_id] = request
+        if sampling.grammar:
+            self._waiting_for_form[request] = self._constraints.make(sampling.grammar)
+        else:
+            self._queue(request)
+
+    def _queue(self, request: Request) -> None:
         self._scheduler.add(request)
         self._runner.expect(request)
+
+    def _queue_formed(self) -> list[TokenOutput]:
+        """Queue requests the form of whose answers has been understood; return how those end of which it was not."""
+        refused: list[TokenOutput] = []
+        if self._waiting_for_form and not self._scheduler.has_work:
+            wait(self._waiting_for_form.values(), _FORM_WAIT_S, FIRST_COMPLETED)
+        for request, making in [*self._waiting_for_form.items()]:
+            if not making.done():
+                continue
+            del self._waiting_for_form[request]
+            try:
+                request.constraint = making.result()
+            except Exception as error:
+                if not isinstance(error, MoeflowError):
+                    logger.error("a form of answers could not be prepared", exc_info=error)
+                self._forget(request)
+                refused.append(
+                    TokenOutput(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=str(error))
+                )
+            else:
+                self._queue(request)
+        return refused
 
     def cancel(self, request_ids: Iterable[str]) -> None:
         """End requests now: place and blocks are free for the next pass. Unknown ids are ignored."""
         for request_id in request_ids:
             request = self._requests.get(request_id)
             if request is not None:
-                self._scheduler.finish(request, FinishReason.CANCELLED)
+                if self._waiting_for_form.pop(request, None) is None:
+                    self._scheduler.finish(request, FinishReason.CANCELLED)
                 self._forget(request)
                 self._counters.cancelled += 1
                 self._cancelled.append(TokenOutput(request_id=request_id, finish_reason=FinishReason.CANCELLED))
@@ -148,6 +191,7 @@ class Engine:
         Raises: GroupError if a rank is gone that has a part of the model.
         """
         outputs, self._cancelled = self._cancelled, []
+        outputs += self._queue_formed()
         if self._scheduler.has_work and not self._scheduler.held_s:
             batch = self._scheduler.schedule(self._trees())
             if self._on_pass is not None:
@@ -174,6 +218,7 @@ class Engine:
 
     def close(self) -> None:
         """Close the model's threads and files; nothing can be computed any more."""
+        self._constraints.close()
         self._runner.close()
 
     def check_integrity(self) -> None:
@@ -181,6 +226,7 @@ class Engine:
         self._scheduler.check_integrity()
         known = {id(request) for request in self._requests.values()}
         queued = {id(request) for request in (*self._scheduler.waiting, *self._scheduler.running)}
+        queued |= set(map(id, self._waiting_for_form))
         assert known == queued
         assert all(id(request) in known for request in (*self._prompt_logprobs, *self._pooler.requests))
         assert all(request.status is not RequestStatus.FINISHED for request in self._requests.values())

@@ -6,7 +6,7 @@ Owns the threads that read and ends them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
@@ -20,7 +20,8 @@ from moeflow.core.batch import Batch
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, RemoteExpertsConfig
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.request import Request
-from moeflow.engine.expert_forecast import ExpertForecast
+from moeflow.engine.expert_forecast import ExpertForecast, new_tokens
+from moeflow.engine.followed_texts import FollowedTexts, named_by_layer
 from moeflow.engine.input_forecast import InputForecast
 from moeflow.engine.input_tables import InputTables
 from moeflow.engine.messages import ExpertStats, LenderStats
@@ -33,7 +34,7 @@ from moeflow.experts.elastic_slots import ElasticSlots
 from moeflow.experts.look_ahead import LookAhead
 from moeflow.experts.predict.governor import Governor
 from moeflow.experts.predict.predictor import RoutedModel
-from moeflow.experts.predict.registry import NO_PREDICTOR, PREDICTORS, WHOLE_PASS
+from moeflow.experts.predict.registry import COMBINED, NO_PREDICTOR, PREDICTORS, WHOLE_PASS
 from moeflow.experts.prefetcher import Prefetcher
 from moeflow.experts.remote.borrowing import borrowing_of
 from moeflow.experts.remote.lender_costs import ExpertSize
@@ -43,14 +44,15 @@ from moeflow.experts.spans import EXPERTS, WAITS, Spanned
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weights import PackedExperts
 from moeflow.kernels.weight_format import WeightFormat
-from moeflow.models.expert_predictor.saved import load_predictor, predictor_folder
+from moeflow.models.expert_predictor.packed_network import for_serving
+from moeflow.models.expert_predictor.saved import folders_of, is_saved, load_predictor
 from moeflow.models.language_model import LanguageModel
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.moe import expert_kind
 from moeflow.models.registry import read_model_config
 from moeflow.parallel.tcp.cluster_token import read_token
 from moeflow.pipeline.runtime.trace import Label, Row, Trace
-from moeflow.planner.choices.packed_files import ensure_packed_weights_file, formats_of
+from moeflow.planner.choices.packed_files import ensure_packed_weights_file
 
 T = TypeVar("T")
 COMPUTING = "experts"  # a trace's row of what the pass itself computes and waits for
@@ -78,7 +80,8 @@ class ExpertStore:
         self._memory_bytes = memory_bytes
         self._predictor_name = config.predictor
         self._prefetcher: Prefetcher | None = None
-        self._forecast: ExpertForecast | InputForecast | None = None
+        self._forecasts: tuple[ExpertForecast | InputForecast, ...] = ()  # of whole passes
+        self._texts: FollowedTexts | None = None  # of which a network says what the prefetcher's predictor weighs
         self.by_drafts: LookAhead | None = None  # reads what models that guess know of the next pass
         self._pass_began_s = 0.0
         self.index = index
@@ -137,13 +140,8 @@ class ExpertStore:
         Raises: ConfigError, CheckpointError, CapacityError.
         """
         assert config.experts is not None
-        index = ensure_packed_weights_file(
-            checkpoint,
-            Path(config.experts.packed_weights_file),
-            formats_of(config),
-            num_threads=config.num_threads,
-            on_bytes=on_bytes,
-        )
+        file = Path(config.experts.packed_weights_file)
+        index = ensure_packed_weights_file(checkpoint, file, config, on_bytes)
         if config.memory is not None:  # what packing has read lies in the page cache, which may be limited, too
             for file in {info.file for info in checkpoint.tensors.values()}:
                 drop_cached_file(file)
@@ -155,26 +153,41 @@ class ExpertStore:
 
         Raises: CheckpointError if it has to be trained, and was not for this checkpoint.
         """
-        name, num_layers = self._predictor_name, self._spec.num_layers
+        name = self._predictor_name
         if name == NO_PREDICTOR:
             return
         if name == WHOLE_PASS:
-            if isinstance(model, CausalLM):
-                trained = load_predictor(predictor_folder(checkpoint.path), checkpoint)
-                self._forecast = ExpertForecast(trained, model, self.cache, Governor(name))
-            else:
-                assert tables is not None, "inputs of encoders are predicted by tables"
-                self._forecast = InputForecast(tables, self.cache, Governor(name))
+            self._forecasts = tuple(self._whole_pass_forecasts(model, checkpoint, tables))
         else:
+            folder, _ = folders_of(checkpoint.path, self.index.path)
+            if name == COMBINED and isinstance(model, CausalLM) and is_saved(folder):
+                self._texts = network_texts(folder, model, checkpoint)
             routers = [block for _, block in model.moe_blocks()]
-            predictor = PREDICTORS[name](RoutedModel(num_layers, self._spec.num_experts, routers))
+            num_layers, num_experts = self._spec.num_layers, self._spec.num_experts
+            routed = RoutedModel(num_layers, num_experts, routers, has_network=self._texts is not None)
+            predictor = PREDICTORS[name](routed)
             self._prefetcher = self.pool.ahead = Prefetcher(self.cache, predictor, Governor(name), num_layers)
         self.by_drafts = LookAhead(self.cache, Governor("what drafts need", is_trusted=True))
 
+    def _whole_pass_forecasts(
+        self, model: LanguageModel, checkpoint: Checkpoint, tables: InputTables | None
+    ) -> Iterator[ExpertForecast | InputForecast]:
+        """Yield those of an encoder's inputs, and of what is generated."""
+        folder, of_decoder = folders_of(checkpoint.path, self.index.path)
+        if isinstance(model, CausalLM):
+            yield ExpertForecast(network_texts(folder, model, checkpoint), self.cache, Governor(WHOLE_PASS))
+            return
+        if tables is not None:
+            yield InputForecast(tables, self.cache, Governor(f"{WHOLE_PASS}, of inputs"))
+        if is_saved(of_decoder):
+            texts, first_layer = network_texts(of_decoder, model, checkpoint), model.config.num_encoder_moe_layers
+            yield ExpertForecast(texts, self.cache, Governor(WHOLE_PASS), first_layer=first_layer)
+
     def expect(self, request: Request) -> None:
         """Take note of a request that will be in some later pass."""
-        if isinstance(self._forecast, InputForecast):
-            self._forecast.expect(request)
+        for forecast in self._forecasts:
+            if isinstance(forecast, InputForecast):
+                forecast.expect(request)
 
     def begin_pass(self, batch: Batch) -> None:
         """Begin a pass. Blocks: while a network predicts what it needs."""
@@ -182,24 +195,34 @@ class ExpertStore:
         self.cache.begin_pass()
         if self._prefetcher is not None:
             self._prefetcher.begin_pass()
-        if self._forecast is not None and not self._is_guessed:
-            self._forecast.begin_pass(batch)
+            self._ask_network(self._prefetcher, batch)
+        if not self._is_guessed:
+            for forecast in self._forecasts:
+                forecast.begin_pass(batch)
         if self.pool.remote is not None:
             self.pool.remote.begin_pass()
+
+    def _ask_network(self, prefetcher: Prefetcher, batch: Batch) -> None:
+        """Tell a predictor that weighs it what a network says of the pass, while guesses are followed."""
+        if self._texts is None or not prefetcher.is_on:
+            return
+        if tokens := new_tokens(batch):
+            self._texts.forget_finished()
+            prefetcher.expect(batch.num_tokens, named_by_layer(self._texts.wanted(tokens)))
 
     def end_pass(self, num_tokens: int) -> None:
         """End a pass that went well."""
         seconds = perf_counter() - self._pass_began_s
         if self.pool.remote is not None:
             self.pool.remote.end_pass(seconds)
-        message = None
+        messages = []
         if self.by_drafts is not None and self._is_guessed:
-            message = self.by_drafts.end_pass(num_tokens)
-        elif self._forecast is not None:
-            message = self._forecast.end_pass(num_tokens, seconds)
+            messages = [self.by_drafts.end_pass(num_tokens)]
+        elif self._forecasts:
+            messages = [forecast.end_pass(num_tokens, seconds) for forecast in self._forecasts]
         elif self._prefetcher is not None:
-            message = self._prefetcher.end_pass(seconds)
-        if message is not None:
+            messages = [self._prefetcher.end_pass(seconds)]
+        for message in filter(None, messages):
             logger.info("%s", message)
 
     @property
@@ -211,8 +234,8 @@ class ExpertStore:
         """End a pass that failed."""
         if self.by_drafts is not None:
             self.by_drafts.drop_pass()
-        if self._forecast is not None:
-            self._forecast.drop_pass()
+        for forecast in self._forecasts:
+            forecast.drop_pass()
 
     @property
     def stall_s(self) -> float:
@@ -222,7 +245,7 @@ class ExpertStore:
     def stats(self) -> ExpertStats:
         """Return the counters as they are now."""
         now, remote = self.cache.stats(), self.pool.remote
-        ahead = [one for one in (self._prefetcher, self._forecast, self.by_drafts) if one is not None]
+        ahead = [one for one in (self._prefetcher, *self._forecasts, self.by_drafts) if one is not None]
         return ExpertStats(
             memory_limit_bytes=self._memory_bytes,
             expert_slots=self.cache.num_slots,
@@ -245,11 +268,16 @@ class ExpertStore:
         """End the reading threads. Blocks: until the reads that have begun are done."""
         if self.pool.remote is not None:
             self.pool.remote.close()
-        if isinstance(self._forecast, InputForecast):
-            self._forecast.close()
+        for forecast in self._forecasts:
+            forecast.close()
         self.cache.drain()
         self._disk.close()
         self._reader.close()
+
+
+def network_texts(folder: Path, model: LanguageModel, checkpoint: Checkpoint) -> FollowedTexts:
+    """Return whom to ask about a model's passes. Raises: CheckpointError if the network is not there, or another's."""
+    return FollowedTexts(for_serving(load_predictor(folder, checkpoint)), model.embed)
 
 
 def remote_stats(remote: RemoteExperts) -> dict[str, Any]:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.model_config import ModelConfig
-from moeflow.engine.in_flight_forward import InFlightForward
-from moeflow.engine.offload.offloaded_model import OffloadedModel
-from moeflow.engine.ranks.rank_upkeep import RankUpkeep
-from moeflow.engine.ranks.stage_forward import StageForward
+from moeflow.engine.compute_setup import device_of_arrays
+from moeflow.kernels.arrays import Array, rows_of
+from moeflow.kernels.on_demand import on_demand, without_gradients
 from moeflow.kv.storage import KVStorage
-from moeflow.models.language_model import LanguageModel
 from moeflow.models.layers.decoder import CausalLM
-from moeflow.models.layers.expert_shares import ExpertShares
-from moeflow.models.pass_input import PassInput, rows_of
+from moeflow.models.pass_input import PassInput
 from moeflow.parallel.blocks import num_kv_heads
 from moeflow.parallel.stages import layers_of
+
+if TYPE_CHECKING:
+    from moeflow.engine import in_flight_forward
+    from moeflow.engine.offload.offloaded_model import OffloadedModel
+    from moeflow.engine.ranks import stage_forward
+    from moeflow.engine.ranks.rank_upkeep import RankUpkeep
+    from moeflow.kernels.arrays import Device
+    from moeflow.models.language_model import LanguageModel
+    from moeflow.models.layers.expert_shares import ExpertShares
+else:
+    in_flight_forward = on_demand("moeflow.engine.in_flight_forward")
+    stage_forward = on_demand("moeflow.engine.ranks.stage_forward")
 
 
 def make_kv_storage(config: EngineConfig, shape: ModelConfig, rank: int = 0) -> KVStorage:
@@ -31,8 +37,8 @@ def make_kv_storage(config: EngineConfig, shape: ModelConfig, rank: int = 0) -> 
         block_size=config.scheduler.block_size,
         num_kv_heads=num_kv_heads(shape, config.parallel, rank),
         head_dim=shape.head_dim,
-        dtype=getattr(torch, config.kv_dtype),
-        device=torch.device(config.device),
+        dtype=config.kv_dtype,
+        device=device_of_arrays(config, shape),
         gives_back=config.experts is not None,
     )
 
@@ -43,7 +49,7 @@ class Forward(Protocol):
     def num_micro_batches(self, num_tokens: int) -> int:
         """Return into how many micro-batches a pass of so many tokens is best cut."""
 
-    def run(self, given: PassInput) -> Iterator[Tensor]:
+    def run(self, given: PassInput) -> Iterator[Array]:
         """Compute a pass; return hidden states after the final norm, [n, H] for each of `given.row_groups()`.
 
         Raises: GroupError; StorageError if an expert cannot be read.
@@ -56,15 +62,15 @@ class Forward(Protocol):
 class WholeForward:
     """That of a process which runs all layers, be it only its part of each."""
 
-    def __init__(self, model: LanguageModel | OffloadedModel, kv: KVStorage, device: torch.device) -> None:
+    def __init__(self, model: LanguageModel | OffloadedModel, kv: KVStorage, device: Device) -> None:
         self._model, self._kv, self._device = model, kv, device
 
     def num_micro_batches(self, num_tokens: int) -> int:
         """See `Forward`: one, as nobody else would compute at the same time."""
         return 1
 
-    @torch.inference_mode()
-    def run(self, given: PassInput) -> Iterator[Tensor]:
+    @without_gradients
+    def run(self, given: PassInput) -> Iterator[Array]:
         """See `Forward`."""
         hidden = self._model(*given.tensors(self._kv, self._device))
         return (rows_of(hidden, rows) for rows in given.row_groups())
@@ -87,8 +93,8 @@ def make_forward(
     parallel = config.parallel
     if shares is not None:
         assert isinstance(model, CausalLM), "replicas that share experts keep their weights in memory"
-        return InFlightForward(model, kv, shares)
+        return in_flight_forward.InFlightForward(model, kv, shares)
     if upkeep is None or parallel is None or parallel.stages is None:
-        return WholeForward(model, kv, torch.device(config.device))
+        return WholeForward(model, kv, device_of_arrays(config, model.config))
     assert isinstance(model, CausalLM), "ranks keep their weights in memory"
-    return StageForward(model, kv, upkeep.group, parallel, parallel.stages)
+    return stage_forward.StageForward(model, kv, upkeep.group, parallel, parallel.stages)

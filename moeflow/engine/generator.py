@@ -6,19 +6,28 @@ stop strings. Knows nothing of HTTP, nor of where the engine lives.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.admission import check_request, encode_prompt, make_submissions
 from moeflow.engine.client import EngineClient
+from moeflow.engine.constraints.checker import GrammarChecker
 from moeflow.engine.merging import merge
 from moeflow.engine.messages import Submission
+from moeflow.engine.text.answer_form.form import UserGrammar
 from moeflow.engine.text.output_text import SequenceText, TextDelta
 from moeflow.engine.text.text_lanes import TextLanes
-from moeflow.engine.text.tokenizer import Tokenizer
+from moeflow.engine.text.tokenizer import ChatPrompt, Tokenizer
+from moeflow.engine.text.tool_syntax.tool import Tool
+
+NUM_CHECKS: Final = 2  # grammars compiled at once, to see whether they can be
+_NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
 
 class Generator:
@@ -28,6 +37,8 @@ class Generator:
         self.client = client
         self.tokenizer = tokenizer
         self.lanes = TextLanes()
+        self._checker = GrammarChecker()
+        self._checks = ThreadPoolExecutor(NUM_CHECKS, thread_name_prefix="grammar-checks")
 
     async def encode(self, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
         """Return the tokens of plain prompts, each given as text or as token ids.
@@ -41,18 +52,28 @@ class Generator:
 
         return await self.lanes.run(sum(map(len, prompts)), work)
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the prompt that asks for the next message of a conversation.
+    async def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, Any] = _NO_VARIABLES,
+    ) -> ChatPrompt:
+        """Return the prompt that asks for the next message of a conversation. See `Tokenizer.chat_prompt`.
 
         Raises: RequestError if the model has no chat template, the messages are malformed, or their prompt is so long
         that the context cannot hold it; ChatTemplateError if the template is broken or exceeds its limits.
         """
         max_tokens = self.client.model.max_model_len
 
-        def work() -> list[int]:
-            return self.tokenizer.apply_chat_template(messages, max_tokens=max_tokens)
+        def work() -> ChatPrompt:
+            return self.tokenizer.chat_prompt(messages, tools, variables, max_tokens=max_tokens)
 
         return await self.lanes.run(num_chars(messages), work)
+
+    async def checked(self, lark: str, users: UserGrammar | None = None) -> str:
+        """Return a grammar as `SamplingParams` take it. See `GrammarChecker.check`, also for what it raises."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._checks, self._checker.check, lark, users)
 
     def stream(
         self,
@@ -62,10 +83,12 @@ class Generator:
         *,
         is_batch: bool = False,
         pooling: PoolingParams | None = None,
+        shown: frozenset[int] = frozenset(),
     ) -> AsyncGenerator[TextDelta, None]:
         """Start a request when first iterated, and yield what its n completions bring, in order of arrival.
 
-        With `pooling` it is one delta with the prompt's vector; `sampling` is `NO_TOKENS` then.
+        Special tokens that are `shown` are text. With `pooling` it is one delta with the prompt's vector; `sampling` is
+        `NO_TOKENS` then.
 
         The last delta of each completion has a `finish_reason`. Closing the iterator, or cancelling the task
         that reads it, cancels what still runs in the engine. Batch requests take what others leave.
@@ -75,12 +98,14 @@ class Generator:
         """
         check_request(self.client.model, prompt_token_ids, sampling, pooling)
         submissions = make_submissions(request_id, prompt_token_ids, sampling, is_batch=is_batch, pooling=pooling)
-        children = [self._complete(index, submission) for index, submission in enumerate(submissions)]
+        children = [self._complete(index, submission, shown) for index, submission in enumerate(submissions)]
         return children[0] if len(children) == 1 else _without_numbers(merge(children))
 
-    async def _complete(self, index: int, submission: Submission) -> AsyncGenerator[TextDelta, None]:
+    async def _complete(
+        self, index: int, submission: Submission, shown: frozenset[int]
+    ) -> AsyncGenerator[TextDelta, None]:
         """Yield the deltas of one completion; leaving early closes the engine's stream, which cancels it."""
-        text = SequenceText(index, self.tokenizer, submission.sampling)
+        text = SequenceText(index, self.tokenizer, submission.sampling, shown)
         async with aclosing(self.client.stream(submission)) as outputs:
             async for output in outputs:
                 delta = text.push(output)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from moeflow.experts.cache.cache_stats import CacheStats
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.predict.governor import Governor
@@ -22,6 +19,9 @@ class GovernedForecast:
     def is_on(self) -> bool:
         """Whether predictions are made and followed now."""
         return self._governor.is_on
+
+    def close(self) -> None:
+        """End what runs beside the passes: nothing."""
 
     def drop_pass(self) -> None:
         """Forget a pass that failed: its time tells nothing."""
@@ -41,14 +41,3 @@ class GovernedForecast:
         message = self._governor.end_pass(num_tokens, seconds)
         self.note = message or self.note
         return message
-
-
-def in_order_of_need(wanted: Tensor) -> list[int]:
-    """Return numbers over all layers of experts that are wanted at all, layer by layer, the most wanted first.
-
-    Shapes: wanted [layers, E] float32, 0 for experts that no token will need.
-    """
-    order = wanted.argsort(dim=-1, descending=True)
-    numbers = order + torch.arange(wanted.shape[0])[:, None] * wanted.shape[1]
-    ranked: list[int] = numbers[wanted.gather(-1, order) > 0].tolist()
-    return ranked

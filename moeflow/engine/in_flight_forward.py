@@ -17,10 +17,11 @@ from torch import Tensor
 
 from moeflow.engine.in_flight_choice import MAX_IN_FLIGHT, InFlightChoice
 from moeflow.engine.interrupts import hold_interrupts
+from moeflow.kernels.arrays import rows_of
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.expert_shares import ExpertShares
-from moeflow.models.pass_input import PassInput, rows_of
+from moeflow.models.pass_input import PassInput
 
 _DEVICE = torch.device("cpu")  # replicas that share experts compute with the CPU kernels
 

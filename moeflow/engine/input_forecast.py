@@ -12,7 +12,8 @@ import torch
 
 from moeflow.core.batch import Batch
 from moeflow.core.request import Request
-from moeflow.engine.governed_forecast import GovernedForecast, in_order_of_need
+from moeflow.engine.followed_texts import in_order_of_need
+from moeflow.engine.governed_forecast import GovernedForecast
 from moeflow.engine.input_tables import ExpertTable, InputTables
 from moeflow.experts.cache.expert_cache import ExpertCache
 from moeflow.experts.predict.governor import Governor

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from moeflow.core.batch import Batch
 from moeflow.core.request import Request, RequestStatus
+from moeflow.kernels.cpu import extension
 from moeflow.models.expert_predictor.network import ExpertPredictor
 from moeflow.models.layers.encoder_decoder import EncoderDecoderLM
 from moeflow.pipeline.runtime.future import Future
@@ -49,6 +50,7 @@ class InputTables:
         self._batch: Batch | None = None  # of the pass that has begun,
         self._of_pass: dict[Request, Future[ExpertTable] | None] = {}  # whose inputs these are; None: not begun
         self._lane = Lane(HASH_BUILDING, trace=trace)
+        self._has_own_threads = not extension.is_available()  # the lane, to compute with
 
     def expect(self, request: Request) -> None:
         """Have the table of a request's input built, which waits for its pass."""
@@ -87,13 +89,16 @@ class InputTables:
 
     def _begun(self, request: Request) -> Future[ExpertTable]:
         token_ids = request.token_ids(0, request.num_encoder_tokens)
-        # Looked up in this thread: kernels have one team of threads, which the passes use.
+        # Looked up in this thread: kernels have one team of threads for all, which the passes use, but for the lane's.
         embeddings = self._model.embed(torch.tensor(token_ids, device=self._model.device)).float().cpu()
         return self._lane.submit(self._table, embeddings, label=Label(f"input of {len(token_ids)} tokens"))
 
     @torch.inference_mode()
     def _table(self, embeddings: Tensor) -> ExpertTable:
         """Ask the network about an input. Shapes: embeddings [T, H]."""
+        if not self._has_own_threads:
+            extension.use_own_threads(1)
+            self._has_own_threads = True
         probabilities = self._predictor(embeddings[None])[0].softmax(-1)
         alpha, experts = probabilities.topk(self.top_k, dim=-1)
         return ExpertTable(experts, alpha)

@@ -11,34 +11,40 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Final, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Final, Protocol
 
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.request import Request
-from moeflow.engine.expert_replica import ExpertReplica
-from moeflow.engine.expert_store import COMPUTING, ExpertStore
+from moeflow.engine.constraints.constraints import MaskThread
 from moeflow.engine.forward import make_forward, make_kv_storage
-from moeflow.engine.lossy_routing import LossyRouting
-from moeflow.engine.memory_limiter import MemoryLimiter
 from moeflow.engine.messages import ExpertStats, ModelInfo, TokenLogprobs
-from moeflow.engine.offload.offloaded_model import OffloadedModel
-from moeflow.engine.ranks.rank_upkeep import RankUpkeep
-from moeflow.engine.ranks.ranks import Ranks
 from moeflow.engine.sampler import prompt_logprobs
 from moeflow.engine.verification import Verified, verify
+from moeflow.kernels.arrays import Array
+from moeflow.kernels.on_demand import on_demand, without_gradients
 from moeflow.kv.block_tables import BlockTables
-from moeflow.models.language_model import LanguageModel
-from moeflow.models.layers.encoder_decoder import EncoderDecoderLM
 from moeflow.models.pass_input import PROMPT_CHUNK, PassInput
-from moeflow.pipeline.runtime.dot import write_dot
-from moeflow.pipeline.runtime.perfetto import write_perfetto
 from moeflow.pipeline.runtime.trace import Label, Trace
-from moeflow.pipeline.runtime.traced_tasks import tasks_of_last_pass
-from moeflow.workload.routing_trace import RoutingRecorder
+
+if TYPE_CHECKING:
+    from moeflow.engine import expert_store, memory_limiter
+    from moeflow.engine.expert_replica import ExpertReplica
+    from moeflow.engine.lossy_routing import LossyRouting
+    from moeflow.engine.offload import offloaded_model
+    from moeflow.engine.ranks.rank_upkeep import RankUpkeep
+    from moeflow.engine.ranks.ranks import Ranks
+    from moeflow.engine.routing_record import RoutingRecord
+    from moeflow.models.language_model import LanguageModel
+    from moeflow.models.layers import encoder_decoder
+    from moeflow.pipeline.runtime import dot, perfetto, traced_tasks
+else:
+    expert_store = on_demand("moeflow.engine.expert_store")
+    memory_limiter = on_demand("moeflow.engine.memory_limiter")
+    encoder_decoder = on_demand("moeflow.models.layers.encoder_decoder")
+    dot = on_demand("moeflow.pipeline.runtime.dot")
+    perfetto = on_demand("moeflow.pipeline.runtime.perfetto")
+    traced_tasks = on_demand("moeflow.pipeline.runtime.traced_tasks")
 
 PASSES = "passes"  # a trace's row of whole passes
 
@@ -49,7 +55,7 @@ class PassResult:
 
     sampled: dict[Request, Verified]  # of every entry that samples
     prompt_logprobs: dict[Request, list[TokenLogprobs]]  # of the prompt tokens after those of this pass
-    pooled: dict[Request, Tensor] = field(default_factory=dict)  # hidden states [n, H] that become a vector
+    pooled: dict[Request, Array] = field(default_factory=dict)  # hidden states [n, H] that become a vector
 
 
 class Runner(Protocol):
@@ -101,11 +107,11 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: LanguageModel | OffloadedModel,
+        model: LanguageModel | offloaded_model.OffloadedModel,
         config: EngineConfig,
         info: ModelInfo,
-        experts: ExpertStore | None = None,
-        recorder: RoutingRecorder | None = None,
+        experts: expert_store.ExpertStore | None = None,
+        recorder: RoutingRecord | None = None,
         trace: Trace | None = None,
         others: OtherProcesses = ALONE,
         lossy: LossyRouting | None = None,
@@ -127,11 +133,12 @@ class ModelRunner:
         # What is recorded comes from one layer after the other, so that such a pass is not cut.
         shares = None if self._replica is None or recorder is not None else self._replica.shares
         self._forward = make_forward(config, model, self._kv, self._upkeep, shares)
+        self._masks = MaskThread()
         self._num_generated = 0  # tokens, by the last pass
         self._kv_moves: list[tuple[int, int]] = []  # after the last pass, which other ranks make before the next
-        self._keeper: MemoryLimiter | None = None
+        self._keeper: memory_limiter.MemoryLimiter | None = None
         if experts is not None and config.experts is not None and config.memory is not None:
-            self._keeper = MemoryLimiter(
+            self._keeper = memory_limiter.MemoryLimiter(
                 config.memory, shape, config.scheduler, config.experts, experts.slots, self._kv
             )
 
@@ -141,12 +148,12 @@ class ModelRunner:
             self._ranks.check()
 
     @property
-    def model(self) -> LanguageModel | OffloadedModel:
+    def model(self) -> LanguageModel | offloaded_model.OffloadedModel:
         """The model that passes are computed with."""
         return self._model
 
     @property
-    def experts(self) -> ExpertStore | None:
+    def experts(self) -> expert_store.ExpertStore | None:
         """Where experts come from; None: all are in memory."""
         return self._experts
 
@@ -169,6 +176,7 @@ class ModelRunner:
         Raises: OSError from the trace or the graph.
         """
         self._forward.close()
+        self._masks.close()
         if self._experts is not None:
             self._experts.close()
         if self._lossy is not None:
@@ -177,16 +185,17 @@ class ModelRunner:
             self._ranks.close()
         if self._replica is not None:
             self._replica.close()
-        if isinstance(self._model, OffloadedModel):
-            self._model.close()
+        self._model.close()
         if self._recorder is not None:
             self._recorder.close()
         if self._trace is not None:
             trace, self._trace = self._trace, None
             if self._graph_file:
-                write_dot(tasks_of_last_pass(trace, PASSES, COMPUTING), Path(self._graph_file))
+                dot.write_dot(
+                    traced_tasks.tasks_of_last_pass(trace, PASSES, expert_store.COMPUTING), Path(self._graph_file)
+                )
             if self._trace_file:
-                write_perfetto(trace, Path(self._trace_file))
+                perfetto.write_perfetto(trace, Path(self._trace_file))
 
     def expect(self, request: Request) -> None:
         """See `Runner.expect`."""
@@ -195,7 +204,7 @@ class ModelRunner:
         if self._lossy is not None:
             self._lossy.expect(request)
 
-    @torch.inference_mode()
+    @without_gradients
     def run(self, batch: Batch) -> PassResult:
         """Compute all tokens of the batch and sample where an entry asks for it.
 
@@ -210,7 +219,7 @@ class ModelRunner:
 
     def classify(self, vector: Sequence[float]) -> list[float]:
         """See `Runner.classify`."""
-        assert isinstance(self._model, EncoderDecoderLM), "decoders have no classes"
+        assert isinstance(self._model, encoder_decoder.EncoderDecoderLM), "decoders have no classes"
         assert self._model.classifier is not None, "there are no classes"
         return self._model.classifier(vector)
 
@@ -226,6 +235,8 @@ class ModelRunner:
             self._experts.begin_pass(batch)
         if self._lossy is not None:
             self._lossy.begin_pass(batch)
+        if self._recorder is not None:
+            self._recorder.begin_pass(batch)
         start_ns, stall_s = time.perf_counter_ns(), self._stall_s()
         try:
             yield
@@ -251,12 +262,13 @@ class ModelRunner:
 
     def _run(self, batch: Batch) -> PassResult:
         given = PassInput.of(batch, self._forward.num_micro_batches(batch.num_tokens), self._kv_moves)
+        sampling = [entry for entry in batch.entries if entry.samples]
+        masks = self._masks.begin(sampling)
         with self._with_ranks(given):
             # One after another, as they are asked for: those of a whole prompt would be many times the rest.
             found = self._forward.run(given)
             logits = (self._model.logits(hidden) for hidden in islice(found, len(given.logit_rows)))
-            sampling = [entry for entry in batch.entries if entry.samples]
-            verified = verify(next(logits), sampling) if sampling else []
+            verified = verify(next(logits), sampling, masks.result() if masks else {}) if sampling else []
             self._keep(sampling, verified)
             return PassResult(
                 {entry.request: one for entry, one in zip(sampling, verified, strict=True)},
@@ -295,7 +307,7 @@ def _slot(entry: BatchEntry, position: int, block_size: int) -> int:
     return entry.block_ids[position // block_size] * block_size + position % block_size
 
 
-def _prompt_logprobs(entry: BatchEntry, logits: Iterator[Tensor]) -> list[TokenLogprobs]:
+def _prompt_logprobs(entry: BatchEntry, logits: Iterator[Array]) -> list[TokenLogprobs]:
     """Return log-probabilities of the prompt tokens that follow those of this pass, from their next logits."""
     request, stop = entry.request, entry.start + entry.num_scored
     found: list[TokenLogprobs] = []

@@ -14,13 +14,14 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from moeflow.core.batch import BatchEntry
 from moeflow.core.embedding_bytes import encode_embedding
 from moeflow.core.pooling_params import PoolingParams
 from moeflow.core.request import Request
+from moeflow.kernels.arrays import Array, on_host
 
 NOT_FINITE: Final = "the model's hidden states are not finite numbers, so there is no vector of this prompt"
 
@@ -29,7 +30,7 @@ NOT_FINITE: Final = "the model's hidden states are not finite numbers, so there 
 class _Sum:
     """Of the hidden states so far."""
 
-    total: Tensor  # [H] float64
+    total: NDArray[np.float64]  # [H]
     count: int = 0
 
 
@@ -46,14 +47,12 @@ class Pooler:
         """Those that have brought something and have not ended."""
         return self._sums.keys()
 
-    @torch.inference_mode()
-    def add(self, entry: BatchEntry, hidden_states: Tensor) -> None:
+    def add(self, entry: BatchEntry, hidden_states: Array) -> None:
         """Take what a pass has computed of `entry.pooled`, [n, H] of any float type, in order of positions."""
         if entry.start == 0 or entry.request not in self._sums:  # also when it starts over after a preemption
-            total = torch.zeros(hidden_states.shape[1], dtype=torch.float64, device=hidden_states.device)
-            self._sums[entry.request] = _Sum(total)
+            self._sums[entry.request] = _Sum(np.zeros(hidden_states.shape[1]))
         so_far = self._sums[entry.request]
-        for row in hidden_states.double():
+        for row in on_host(hidden_states).astype(np.float64):
             so_far.total += row
         so_far.count += hidden_states.shape[0]
 

@@ -7,13 +7,11 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.identity import checkpoint_identity
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.checkpoint.packed.resident_reader import read_resident
 from moeflow.checkpoint.packed.weight_memory import FreshMemory, WeightMemory
 from moeflow.checkpoint.pooling_files import read_pooling
 from moeflow.core.engine_config import EngineConfig, SchedulerConfig
@@ -21,34 +19,51 @@ from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import EncoderConfig, ModelConfig
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.core.pooling_params import PoolingParams
-from moeflow.engine.compute_setup import device_of_layers, set_up
-from moeflow.engine.expert_replica import ExpertReplica
-from moeflow.engine.expert_store import ExpertStore
-from moeflow.engine.input_tables import InputTables
-from moeflow.engine.lossy_routing import LossyRouting
+from moeflow.engine.compute_setup import device_of_arrays, device_of_layers, set_up
 from moeflow.engine.messages import EncoderInfo, ModelInfo
 from moeflow.engine.model_runner import ModelRunner, OtherProcesses
-from moeflow.engine.offload.offloaded_model import OffloadedModel
-from moeflow.engine.ranks.joined_ranks import JoinedRanks
-from moeflow.engine.ranks.rank_processes import RankProcesses
-from moeflow.engine.ranks.rank_upkeep import RankUpkeep
-from moeflow.engine.ranks.ranks import Ranks
 from moeflow.experts.predict.registry import WHOLE_PASS
-from moeflow.models.expert_predictor.saved import load_predictor, predictor_folder
-from moeflow.models.language_model import LanguageModel
+from moeflow.kernels.arrays import dtype_on
+from moeflow.kernels.on_demand import on_demand
+from moeflow.models.importance import known_importance
 from moeflow.models.layers.decoder import CausalLM
-from moeflow.models.layers.encoder_decoder import EncoderDecoderLM
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.loading import load_model
 from moeflow.models.packing import largest_expert_bytes
 from moeflow.models.plausibility import read_eos_token_ids
 from moeflow.models.registry import read_model_config
-from moeflow.parallel.group import Group
 from moeflow.pipeline.runtime.trace import Trace
-from moeflow.planner.choices.packed_files import formats_of, map_packed
+from moeflow.planner.choices.packed_files import formats_of, map_packed, used_packed_weights_file
 from moeflow.speculation.names import short_names
-from moeflow.workload.routing_trace import RoutingRecorder, TraceHeader
+
+if TYPE_CHECKING:
+    from moeflow.checkpoint.packed import resident_reader
+    from moeflow.engine import expert_replica, expert_store, input_tables, lossy_routing, routing_record
+    from moeflow.engine.offload import offloaded_model
+    from moeflow.engine.ranks import joined_ranks, rank_processes, rank_upkeep
+    from moeflow.engine.ranks.ranks import Ranks
+    from moeflow.models.expert_predictor import packed_network, saved
+    from moeflow.models.language_model import LanguageModel
+    from moeflow.models.layers import encoder_decoder
+    from moeflow.parallel.group import Group
+    from moeflow.workload import routing_recorder, routing_trace
+else:
+    expert_replica = on_demand("moeflow.engine.expert_replica")
+    expert_store = on_demand("moeflow.engine.expert_store")
+    input_tables = on_demand("moeflow.engine.input_tables")
+    lossy_routing = on_demand("moeflow.engine.lossy_routing")
+    routing_record = on_demand("moeflow.engine.routing_record")
+    offloaded_model = on_demand("moeflow.engine.offload.offloaded_model")
+    joined_ranks = on_demand("moeflow.engine.ranks.joined_ranks")
+    rank_processes = on_demand("moeflow.engine.ranks.rank_processes")
+    rank_upkeep = on_demand("moeflow.engine.ranks.rank_upkeep")
+    packed_network = on_demand("moeflow.models.expert_predictor.packed_network")
+    saved = on_demand("moeflow.models.expert_predictor.saved")
+    encoder_decoder = on_demand("moeflow.models.layers.encoder_decoder")
+    routing_recorder = on_demand("moeflow.workload.routing_recorder")
+    routing_trace = on_demand("moeflow.workload.routing_trace")
+    resident_reader = on_demand("moeflow.checkpoint.packed.resident_reader")
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +75,12 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
         experts = recorder = None
         trace = Trace() if config.trace_file or config.graph_file else None
         if config.record_routing:
-            recorder = RoutingRecorder(Path(config.record_routing), _trace_header(checkpoint, config))
+            recorder = routing_record.RoutingRecord(
+                routing_recorder.RoutingRecorder(Path(config.record_routing), _trace_header(checkpoint, config))
+            )
             on_failure.callback(recorder.close)
         if config.experts is not None:
-            experts = ExpertStore.open(checkpoint, config, on_bytes=progress, trace=trace)
+            experts = expert_store.ExpertStore.open(checkpoint, config, on_bytes=progress, trace=trace)
             on_failure.callback(experts.close)
         ranks = _start_ranks(checkpoint, config)
         if ranks is not None:
@@ -72,7 +89,12 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
         memory = weight_memory(checkpoint, config, experts, progress, replica)
         upkeep = None if ranks is None else make_upkeep(checkpoint, config, ranks.group)
         allocator = make_allocator(config, memory, experts, recorder, upkeep, replica)
-        model = load_model(checkpoint, allocator, num_threads=config.num_threads, progress=progress)
+        importance = known_importance(config.importance_file)
+        model = load_model(
+            checkpoint, allocator, num_threads=config.num_threads, progress=progress, importance=importance
+        )
+        if recorder is not None:
+            recorder.routers = [block for _, block in model.moe_blocks()]
         tables = _input_tables(model, checkpoint, config, trace)
         lossy = None
         if tables is not None:
@@ -85,10 +107,10 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
         if replica is not None:
             on_failure.callback(replica.close)
             replica.begin(config.num_threads)
-        served: LanguageModel | OffloadedModel = model
+        served: LanguageModel | offloaded_model.OffloadedModel = model
         if config.offload is not None:
             assert isinstance(model, CausalLM), "devices are for decoder-only models"
-            served = OffloadedModel(model, config, trace)
+            served = offloaded_model.OffloadedModel(model, config, trace)
             on_failure.callback(served.close)
         info = _describe(model.config, checkpoint, config)
         others = OtherProcesses(ranks, upkeep, replica)
@@ -99,73 +121,82 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
 
 def _input_tables(
     model: LanguageModel, checkpoint: Checkpoint, config: EngineConfig, trace: Trace | None = None
-) -> InputTables | None:
+) -> input_tables.InputTables | None:
     """Return who predicts what an encoder's inputs need of experts; None: nobody asks.
 
     Raises: CheckpointError if the network was not trained for this checkpoint.
     """
     is_asked = config.lossy_top_k or (config.experts is not None and config.experts.predictor == WHOLE_PASS)
-    if not is_asked or not isinstance(model, EncoderDecoderLM):
+    if not is_asked or not isinstance(model, encoder_decoder.EncoderDecoderLM):
         return None
-    trained = load_predictor(predictor_folder(checkpoint.path), checkpoint)
-    return InputTables(trained, model, top_k=max(trained.shape.top_k, config.lossy_top_k), trace=trace)
+    folder, _ = saved.folders_of(checkpoint.path, used_packed_weights_file(config))
+    if not saved.is_saved(folder):
+        return None
+    trained = packed_network.for_serving(saved.load_predictor(folder, checkpoint))
+    return input_tables.InputTables(trained, model, top_k=max(trained.shape.top_k, config.lossy_top_k), trace=trace)
 
 
-def _lossy_routing(model: LanguageModel, tables: InputTables, config: EngineConfig) -> LossyRouting | None:
+def _lossy_routing(
+    model: LanguageModel, tables: input_tables.InputTables, config: EngineConfig
+) -> lossy_routing.LossyRouting | None:
     if not config.lossy_top_k:
         return None
-    assert isinstance(model, EncoderDecoderLM), "only encoders know what is to come"
+    assert isinstance(model, encoder_decoder.EncoderDecoderLM), "only encoders know what is to come"
     blocks = [layer.mlp for layer in model.encoder_layers if isinstance(layer.mlp, MoE)]
-    return LossyRouting(tables, blocks, top_k=config.lossy_top_k)
+    return lossy_routing.LossyRouting(tables, blocks, top_k=config.lossy_top_k)
 
 
 def _start_ranks(checkpoint: Checkpoint, config: EngineConfig) -> Ranks | None:
     if config.parallel is None:
         return None
     if config.parallel.join is None:
-        return RankProcesses(config, config.parallel)
-    return JoinedRanks(checkpoint, config, config.parallel)
+        return rank_processes.RankProcesses(config, config.parallel)
+    return joined_ranks.JoinedRanks(checkpoint, config, config.parallel)
 
 
-def _expert_replica(checkpoint: Checkpoint, config: EngineConfig) -> ExpertReplica | None:
+def _expert_replica(checkpoint: Checkpoint, config: EngineConfig) -> expert_replica.ExpertReplica | None:
     if config.expert_parallel is None:
         return None
-    return ExpertReplica(config.expert_parallel, read_model_config(checkpoint))
+    return expert_replica.ExpertReplica(config.expert_parallel, read_model_config(checkpoint))
 
 
 def weight_memory(
     checkpoint: Checkpoint,
     config: EngineConfig,
-    experts: ExpertStore | None = None,
+    experts: expert_store.ExpertStore | None = None,
     progress: Callable[[int, int], None] | None = None,
-    replica: ExpertReplica | None = None,
+    replica: expert_replica.ExpertReplica | None = None,
 ) -> WeightMemory:
     """Return the memory of the weights, filled if they have been packed before."""
     if experts is not None:
-        return read_resident(experts.index)
+        return resident_reader.read_resident(experts.index)
     left_out = () if replica is None else replica.others_experts
-    return map_packed(checkpoint, config, progress, left_out=left_out) if config.packed_file else FreshMemory()
+    if not config.packed_file:
+        return FreshMemory()
+    as_tensors = device_of_arrays(config, read_model_config(checkpoint)) is not None
+    return map_packed(checkpoint, config, progress, left_out=left_out, as_tensors=as_tensors)
 
 
 def make_allocator(
     config: EngineConfig,
     memory: WeightMemory,
-    experts: ExpertStore | None = None,
-    recorder: RoutingRecorder | None = None,
-    ranks: RankUpkeep | None = None,
-    replica: ExpertReplica | None = None,
+    experts: expert_store.ExpertStore | None = None,
+    recorder: routing_record.RoutingRecord | None = None,
+    ranks: rank_upkeep.RankUpkeep | None = None,
+    replica: expert_replica.ExpertReplica | None = None,
 ) -> WeightAllocator:
     """Return where the layers' weights go, and in which form; `ranks`: those that share the model.
 
     `replica` shares the experts with others.
     """
     parallel = config.parallel or ParallelConfig(num_ranks=1)
+    device = None if memory.is_numpy else device_of_layers(config)
     return WeightAllocator(
-        getattr(torch, config.dtype),
-        device_of_layers(config),
+        dtype_on(config.dtype, device),
+        device,
         formats_of(config) if config.cpu_isa else None,
         memory,
-        router_dtype=getattr(torch, config.router_format),
+        router_dtype=None if config.cpu_isa else dtype_on(config.router_format, device),
         has_slabs=config.offload is not None and not config.cpu_isa,
         pool=None if experts is None else experts.pool,
         group=None if ranks is None else ranks.layer_group,
@@ -175,19 +206,19 @@ def make_allocator(
         expert_capacity=config.expert_capacity,
         expert_layout=parallel.expert_layout,
         attention_layout=parallel.attention_layout,
-        on_route=None if recorder is None else lambda topk_ids: recorder.add_layer(topk_ids.cpu().numpy()),
+        on_route=None if recorder is None else recorder.on_route,
     )
 
 
-def make_upkeep(checkpoint: Checkpoint, config: EngineConfig, group: Group) -> RankUpkeep:
+def make_upkeep(checkpoint: Checkpoint, config: EngineConfig, group: Group) -> rank_upkeep.RankUpkeep:
     """Return what a rank of a group has of the model, and what it has to do between passes."""
     assert config.parallel is not None
-    return RankUpkeep(group, read_model_config(checkpoint), config.parallel)
+    return rank_upkeep.RankUpkeep(group, read_model_config(checkpoint), config.parallel)
 
 
-def _trace_header(checkpoint: Checkpoint, config: EngineConfig) -> TraceHeader:
+def _trace_header(checkpoint: Checkpoint, config: EngineConfig) -> routing_trace.TraceHeader:
     shape = read_model_config(checkpoint)
-    return TraceHeader(
+    return routing_trace.TraceHeader(
         identity=checkpoint_identity(checkpoint),
         num_layers=shape.num_moe_layers,
         num_experts=shape.num_experts,
@@ -228,7 +259,7 @@ def _describe(shape: ModelConfig, checkpoint: Checkpoint, config: EngineConfig) 
         num_parameters=shape.num_parameters,
         num_active_parameters=shape.num_active_parameters,
         weight_format=config.weight_format,
-        device=str(device_of_layers(config)),
+        device=config.device if config.offload is None else str(device_of_layers(config)),
         kv_capacity_tokens=config.scheduler.num_blocks * config.scheduler.block_size,
         created=int(time.time()),
         speculators=tuple(short_names(config.speculators).values()),

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from moeflow.core.request import Request
 from moeflow.core.sampling_params import MAX_LOGPROBS
+from moeflow.core.token_mask import TokenMask
 from moeflow.engine.messages import TokenLogprobs
 from moeflow.engine.random_numbers import uniform
 from moeflow.kernels.argmax import argmax
-from moeflow.kernels.sample import RowSampling, sample_rows
+from moeflow.kernels.arrays import Array, on_host
+from moeflow.kernels.sample import Floats, RowSampling, likeliest, sample_rows
 from moeflow.models.pass_input import PROMPT_CHUNK
 
+_NOTHING_LEFT = "logit_bias, min_tokens and the form of the answer together bar every token"
 MIN_TEMPERATURE = 1e-6  # below, 1/temperature overflows float32; all mass is on the likeliest token long before
 
 
@@ -41,6 +43,7 @@ class SampledRow:
 
     request: Request
     drafted: tuple[int, ...] = ()
+    mask: TokenMask | None = None  # of the form that its answer must have
 
     @property
     def num_output(self) -> int:
@@ -53,10 +56,10 @@ class SampledRow:
         return [*self.request.output_token_ids, *self.drafted] if self.drafted else self.request.output_token_ids
 
 
-def sample(logits: Tensor, rows: Sequence[SampledRow]) -> list[SampledToken]:
+def sample(logits: Array, rows: Sequence[SampledRow]) -> list[SampledToken]:
     """Choose the token that follows each row's, without log-probabilities.
 
-    Order: logit_bias, min_tokens' ban of stop tokens, repetition, presence and frequency penalties,
+    Order: logit_bias, min_tokens' ban of stop tokens, repetition, presence and frequency penalties, the mask of a form,
     temperature, top-k, top-p, min-p, then the inverse of the cumulative distribution at one uniform number.
 
     Shapes: logits [R, V] float32, one row each; not changed.
@@ -69,13 +72,14 @@ def sample(logits: Tensor, rows: Sequence[SampledRow]) -> list[SampledToken]:
         for row, value in enumerate(maxima)
         if not math.isfinite(value)
     }
+    failed |= {place: row.mask.error for place, row in enumerate(rows) if row.mask is not None and row.mask.error}
     edited = [place for place, row in enumerate(rows) if place not in failed and _is_edited(row)]
     if edited:
         for row, token_id in zip(
-            edited, _choose_edited(logits[edited], [rows[place] for place in edited]), strict=True
+            edited, _choose_edited(on_host(logits[edited]), [rows[place] for place in edited]), strict=True
         ):
             if token_id is None:
-                failed[row] = "logit_bias and min_tokens together bar every token"
+                failed[row] = _NOTHING_LEFT
             else:
                 token_ids[row] = token_id
     done = {*failed, *edited}
@@ -93,7 +97,7 @@ def sample(logits: Tensor, rows: Sequence[SampledRow]) -> list[SampledToken]:
     ]
 
 
-def with_logprobs(logits: Tensor, sampled: Sequence[SampledToken], num_top: Sequence[int]) -> list[SampledToken]:
+def with_logprobs(logits: Array, sampled: Sequence[SampledToken], num_top: Sequence[int]) -> list[SampledToken]:
     """Return tokens with their log-probabilities, and those of as many of the likeliest as are asked for each.
 
     Shapes: logits [R, V] float32, one row a token; not changed.
@@ -102,7 +106,7 @@ def with_logprobs(logits: Tensor, sampled: Sequence[SampledToken], num_top: Sequ
     return [replace(token, logprobs=found) for token, found in zip(sampled, logprobs, strict=True)]
 
 
-def prompt_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+def prompt_logprobs(logits: Array, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
     """Return the log-probability of each prompt token given those before it.
 
     Shapes: logits [P, V] float32; row i is the prediction of token_ids[i], so both exclude the first token.
@@ -122,6 +126,7 @@ def _is_edited(row: SampledRow) -> bool:
     params = row.request.sampling
     return (
         bool(params.logit_bias)
+        or row.mask is not None
         or _bars_stop(row)
         or params.repetition_penalty != 1.0
         or params.presence_penalty != 0.0
@@ -129,26 +134,41 @@ def _is_edited(row: SampledRow) -> bool:
     )
 
 
-def _edit(logits: Tensor, row: SampledRow) -> None:
+def _edit(logits: Floats, row: SampledRow) -> None:
     """Apply bias, ban and penalties in place. Shapes: logits [V]."""
     request, output_token_ids = row.request, row.output_token_ids
-    params, device = request.sampling, logits.device
+    params = request.sampling
     if params.logit_bias:
-        logits[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()), device=device)
-    if _bars_stop(row):
-        logits[list(request.stop_token_ids)] = -torch.inf
+        logits[list(params.logit_bias)] += np.array(list(params.logit_bias.values()), np.float32)
+    if row.mask is not None:
+        _bar(logits, row.mask.allowed, request.stop_token_ids if _bars_stop(row) else ())
+    elif _bars_stop(row):
+        logits[list(request.stop_token_ids)] = -np.inf
     if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*request.prompt_token_ids, *output_token_ids}), device=device)
+        seen = sorted({*request.prompt_token_ids, *output_token_ids})
         values = logits[seen]
-        penalty = params.repetition_penalty
-        logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+        penalty = np.float32(params.repetition_penalty)
+        logits[seen] = np.where(values > 0, values / penalty, values * penalty)
     if output_token_ids and (params.presence_penalty or params.frequency_penalty):
         counts = Counter(output_token_ids)
-        occurrences = torch.tensor(list(counts.values()), dtype=logits.dtype, device=device)
-        logits[list(counts)] -= params.presence_penalty + params.frequency_penalty * occurrences
+        occurrences = np.array(list(counts.values()), np.float32)
+        logits[list(counts)] -= np.float32(params.presence_penalty) + np.float32(params.frequency_penalty) * occurrences
 
 
-def _choose_edited(logits: Tensor, rows: list[SampledRow]) -> list[int | None]:
+def _bar(logits: Floats, allowed: bytes, unwanted: Collection[int]) -> None:
+    """Bar, in place, what the form of an answer does not allow; of the rest also what is unwanted, unless that is all.
+
+    Shapes: logits [V]; see `TokenMask` for `allowed`.
+    """
+    bits = np.unpackbits(np.frombuffer(allowed, np.uint8), count=len(logits), bitorder="little").view(np.bool_)
+    if unwanted:
+        others = bits.copy()
+        others[list(unwanted)] = False
+        bits = others if others.any() else bits
+    np.copyto(logits, -np.inf, where=~bits)
+
+
+def _choose_edited(logits: Floats, rows: list[SampledRow]) -> list[int | None]:
     """Edit logits [R, V] in place and choose from them; None where no token is left."""
     for row_logits, row in zip(logits, rows, strict=True):
         _edit(row_logits, row)
@@ -182,17 +202,28 @@ def _sampling_of(row: SampledRow, place: int, maximum: float, vocab_size: int) -
     )
 
 
-def _logprobs(logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
+def _logprobs(logits: Array, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
     """Report tokens under the model's own distribution. Shapes: logits [R, V]; one token and count a row."""
-    if not token_ids:
-        return []
-    scores = logits.log_softmax(dim=-1)
-    chosen = scores.gather(-1, torch.tensor(token_ids, device=logits.device)[:, None])
-    ranks = (scores > chosen).sum(-1) + 1
-    # always the same width, so that the order of equal tokens does not depend on what other rows ask for
-    top = scores.topk(min(MAX_LOGPROBS, scores.shape[-1]))
-    columns = (chosen[:, 0].tolist(), ranks.tolist(), top.indices.tolist(), top.values.tolist())
+    # Row by row in float64, so that a row's numbers depend on nothing else.
     return [
-        TokenLogprobs(token_id, logprob, rank, list(zip(ids[:count], values[:count], strict=True)))
-        for token_id, count, logprob, rank, ids, values in zip(token_ids, num_top, *columns, strict=True)
+        _logprobs_of_row(row, token_id, count)
+        for row, token_id, count in zip(on_host(logits), token_ids, num_top, strict=True)
     ]
+
+
+def _logprobs_of_row(logits: Floats, token_id: int, num_top: int) -> TokenLogprobs:
+    """Shapes: logits [V]."""
+    scores = logits.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # logits that are not finite make no number here either
+        scores -= scores.max()
+        scores -= np.log(np.exp(scores).sum())
+    chosen = scores[token_id]
+    rank = int((scores > chosen).sum()) + 1
+    # always as many, so that the order of equal tokens does not depend on how many are asked for
+    top = likeliest(scores, MAX_LOGPROBS)[:num_top]
+    return TokenLogprobs(token_id, _narrow(chosen), rank, [(int(token), _narrow(scores[token])) for token in top])
+
+
+def _narrow(logprob: np.float64) -> float:
+    """Return a number as float32 has it, which is as much as logits tell."""
+    return float(np.float32(logprob))

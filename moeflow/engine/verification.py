@@ -9,14 +9,20 @@ accepted with the probability that the model gives to any of them, which is the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-from torch import Tensor
+from types import MappingProxyType
+from typing import Final
 
 from moeflow.core.batch import BatchEntry
+from moeflow.core.request import Request
+from moeflow.core.token_mask import TokenMask
 from moeflow.core.token_tree import ROOT
 from moeflow.engine.sampler import SampledRow, SampledToken, sample, with_logprobs
+from moeflow.kernels.arrays import Array
+
+Masks = Mapping[Request, Sequence[TokenMask | None]]
+_NO_MASKS: Final[Masks] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +33,16 @@ class Verified:
     kept: list[int]  # nodes of its tree that the first tokens are, one after another: all of these but the last
 
 
-def verify(logits: Tensor, entries: Sequence[BatchEntry]) -> list[Verified]:
-    """Return what entries that sample bring.
+def verify(logits: Array, entries: Sequence[BatchEntry], masks: Masks = _NO_MASKS) -> list[Verified]:
+    """Return what entries that sample bring. `masks` has one for each row of requests whose answers have a form.
 
     Shapes: logits [R, V] float32; of each entry that of its last token, then those of its tree's nodes. Not changed.
     """
-    rows = [SampledRow(entry.request, drafted) for entry in entries for drafted in _drafted(entry)]
+    rows = [
+        SampledRow(entry.request, path, mask)
+        for entry in entries
+        for path, mask in zip(entry.tree.paths, masks.get(entry.request, [None] * entry.num_sampled), strict=True)
+    ]
     sampled = sample(logits, rows)
     found: list[Verified] = []
     kept_rows: list[list[int]] = []
@@ -46,14 +56,6 @@ def verify(logits: Tensor, entries: Sequence[BatchEntry]) -> list[Verified]:
     return found
 
 
-def _drafted(entry: BatchEntry) -> list[tuple[int, ...]]:
-    """Return what follows the request's tokens in each of an entry's rows."""
-    drafted: list[tuple[int, ...]] = [()]
-    for token_id, parent in zip(entry.tree.token_ids, entry.tree.parents, strict=True):
-        drafted.append((*drafted[parent + 1], token_id))
-    return drafted
-
-
 def _kept(entry: BatchEntry, sampled: Sequence[SampledToken]) -> list[int]:
     """Return the nodes on the way that the sampled tokens go: those of row 0, then of the nodes that they are."""
     kept: list[int] = []
@@ -65,7 +67,7 @@ def _kept(entry: BatchEntry, sampled: Sequence[SampledToken]) -> list[int]:
 
 
 def _add_logprobs(
-    logits: Tensor, entries: Sequence[BatchEntry], found: Sequence[Verified], rows: Sequence[Sequence[int]]
+    logits: Array, entries: Sequence[BatchEntry], found: Sequence[Verified], rows: Sequence[Sequence[int]]
 ) -> None:
     """Add the log-probabilities that requests ask for, of all in one go."""
     asked = [

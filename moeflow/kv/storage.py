@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable, Sequence
-
-import torch
+from typing import TYPE_CHECKING
 
 from moeflow.core.errors import CapacityError
 from moeflow.core.units import format_bytes
+from moeflow.kernels.arrays import array_on, ids_on
 from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kernels.lazy_memory import LazyMemory
+from moeflow.kernels.on_demand import torch
+
+if TYPE_CHECKING:
+    from moeflow.kernels.arrays import Device, DType
 
 
 class KVStorage:
@@ -27,14 +31,15 @@ class KVStorage:
         block_size: int,
         num_kv_heads: int,
         head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device | str,
+        dtype: DType | str,
+        device: Device,
         gives_back: bool = False,
     ) -> None:
         """Allocate zeroed storage for layers of these numbers; in main memory, what is not written yet takes no room.
 
-        `dtype` is float32, bfloat16, or int8: that is with a scale for each token and head. With `gives_back`, in main
-        memory, blocks are taken and given back a few at a time: pages are small, which costs the kernels some speed.
+        `dtype` is float32, bfloat16, or int8: that is with a scale for each token and head. `device` None: only kernels
+        of the CPU extension read it. With `gives_back`, in main memory, blocks are taken and given back a few at a
+        time: pages are small, which costs the kernels some speed.
 
         Raises: CapacityError if the device lacks the memory.
         """
@@ -42,23 +47,24 @@ class KVStorage:
         self._cell_bytes = kv_block_bytes(dtype, **shape)  # of a block in one layer
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self._device = device
         self._first_layer = layers.start
         self.num_bytes = len(layers) * num_blocks * self._cell_bytes
         self._touched = bytearray(num_blocks)  # 1 for blocks that have been written
         self._memory: LazyMemory | None = None
         try:
-            if torch.device(device).type == "cpu":
+            if device is None or torch.device(device).type == "cpu":
                 self._memory = LazyMemory(self.num_bytes, huge_pages=not gives_back)
-                storage = self._memory.tensor
+                storage = array_on(self._memory.bytes, device)
             else:
                 storage = torch.zeros(self.num_bytes, dtype=torch.uint8, device=device)
         except (RuntimeError, MemoryError) as error:
             raise CapacityError(
-                f"The KV cache needs {format_bytes(self.num_bytes)} on {device}, which cannot be allocated; "
+                f"The KV cache needs {format_bytes(self.num_bytes)} on {device or 'cpu'}, which cannot be allocated; "
                 "make the KV cache smaller"
             ) from error
         self.layers = tuple(
-            KVBlocks(layer, dtype, **shape) for layer in storage.view(len(layers), num_blocks * self._cell_bytes)
+            KVBlocks(layer, dtype, **shape) for layer in storage.reshape(len(layers), num_blocks * self._cell_bytes)
         )
         self.is_for_kernels = all(layer.handle is not None for layer in self.layers)  # of the CPU extension
 
@@ -69,8 +75,7 @@ class KVStorage:
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copy K and V of tokens in all layers, from slots to slots, block * block_size + offset each, in order."""
         if moves:
-            slots = torch.tensor(moves, device=self.layers[0].storage.device)
-            from_slots, to_slots = slots[:, 0].contiguous(), slots[:, 1].contiguous()
+            from_slots, to_slots = (ids_on(slots, self._device) for slots in zip(*moves, strict=True))
             for layer in self.layers:
                 layer.move(from_slots, to_slots)
 

@@ -6,11 +6,13 @@ Columns are put side by side and never added up, so that the bits are those of o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from moeflow.kernels.on_demand import torch
 from moeflow.parallel.group import Group
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Columns:

@@ -18,6 +18,8 @@ HOST_TO_DEVICE = "host_to_device"
 DEVICE_TO_HOST = "device_to_host"
 HOST_TO_PINNED = "host_to_pinned"
 
+NUM_WINDOWS: Final = 2  # blocks of keys and values on their way to the device, of one micro-batch each
+
 OP_LANES: Final = {  # of all ops but those that the device computes
     "cpu_attention": HOST,
     "host_experts": HOST,

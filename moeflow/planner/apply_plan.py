@@ -97,12 +97,13 @@ def settings_of(config: EngineConfig) -> Settings:
     join = None if parallel is None else parallel.join
     remote = None if config.experts is None else config.experts.remote
     num_threads = config.num_threads * (num_ranks if join is None else 1)
-    offload, is_own = config.offload, config.is_wide  # the checkpoint's own formats, which "auto" finds again
+    offload, is_own = config.offload, config.is_own_precision  # the checkpoint's own formats, which "auto" finds again
     return Settings(
         model=config.model_path,
         device=config.device if offload is None else _device(offload),
         dtype=config.weight_format if config.weight_format in DTYPES and not is_own else "auto",
-        quantize=config.weight_format if config.weight_format in QUANTIZED and not is_own else None,
+        quantize=_quantized_to(config),
+        exact_activations=config.is_wide if is_own else _default("exact_activations"),
         kv_dtype=config.kv_dtype,
         num_threads=num_threads or None,
         num_ranks=None if parallel is None else num_ranks,
@@ -131,6 +132,12 @@ def settings_of(config: EngineConfig) -> Settings:
         expert_policy="auto" if config.experts is None else config.experts.policy,
         predictor="auto" if config.experts is None else config.experts.predictor,
     )
+
+
+def _quantized_to(config: EngineConfig) -> str | None:
+    """Return what the user asked weights to be quantized to."""
+    is_rounded = config.weight_format in QUANTIZED and not config.is_own_precision
+    return config.mix or (config.weight_format if is_rounded else None)
 
 
 def _placement(ray: RayConfig) -> str:

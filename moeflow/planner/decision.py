@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, SchedulerConfig
@@ -13,10 +14,10 @@ from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DISK, RAM, Machine
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ExpertParallelConfig, ParallelConfig
-from moeflow.experts.predict.registry import WHOLE_PASS
-from moeflow.experts.remote.borrowing import borrowing_of
+from moeflow.experts.predict.registry import COMBINED, WHOLE_PASS
 from moeflow.kernels.cpu import extension
-from moeflow.models.expert_predictor.saved import predictor_bytes, predictor_folder
+from moeflow.kernels.on_demand import on_demand
+from moeflow.models.expert_predictor.saved import predictor_bytes
 from moeflow.planner.choices import remote_choice
 from moeflow.planner.choices.batching_choice import Batching, choose_batching
 from moeflow.planner.choices.encoder_choice import check_encoder_decoder, with_whole_inputs
@@ -41,7 +42,14 @@ from moeflow.planner.choices.replica_choice import (
     what_each_has,
 )
 from moeflow.planner.choices.speculation_choice import SpeculatorChoice, choose_speculators
-from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, for_torch, own_precision, shares_layers
+from moeflow.planner.choices.weight_choice import (
+    WeightChoice,
+    activations_reason,
+    explicit_choice,
+    for_torch,
+    own_precision,
+    shares_layers,
+)
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.disk_waits import DiskRates
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
@@ -50,6 +58,7 @@ from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
 from moeflow.planner.costs.work_space import work_bytes
 from moeflow.planner.estimate import host_costs
 from moeflow.planner.hardware.host import HostResources
+from moeflow.planner.known_importance import known_importance_file
 from moeflow.planner.known_routing import known_routing
 from moeflow.planner.memory_budget import MemoryBudget
 from moeflow.planner.search.objective import Objective
@@ -61,6 +70,11 @@ from moeflow.planner.settings import (
     Settings,
 )
 from moeflow.planner.usage import Usage
+
+if TYPE_CHECKING:
+    from moeflow.experts.remote import borrowing
+else:
+    borrowing = on_demand("moeflow.experts.remote.borrowing")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +135,8 @@ class Decision:
         cpu_isa = "" if self.offloads_to_torch else choose_cpu_isa(settings.cpu_isa, device, reasons)
         speculators = self._speculators(device, cpu_isa)
         lossy_top_k = choose_lossy_routing(settings, self.checkpoint, self.shape, reasons)
-        if lossy_top_k or settings.predictor == WHOLE_PASS:
-            budget.predictor_bytes = predictor_bytes(predictor_folder(self.checkpoint.path))
+        if lossy_top_k or settings.predictor in (WHOLE_PASS, COMBINED):
+            budget.predictor_bytes = predictor_bytes(self.checkpoint.path, settings.packed_weights_file)
         batching = _default_batching(settings, self.usage)
         budget.set_beside_weights(cpu_isa, batching)
         weights = self._weights(device, can_pack=bool(cpu_isa))
@@ -160,7 +174,10 @@ class Decision:
             embedding_format=weights.embeddings,
             head_format=weights.head or "",
             layer_formats=weights.layers,
+            mix=weights.mix or "",
+            importance_file=self._importance_file(weights),
             router_format=weights.routers,
+            is_own_precision=weights.is_own,
             is_wide=weights.is_exact,
             cpu_isa=cpu_isa,
             kv_dtype=cache.dtype,
@@ -418,24 +435,44 @@ class Decision:
         remote = choose_remote(
             self.settings,
             config,
-            borrowing_of(plan.spec, self.shape, cpu_isa=cpu_isa, is_wide=is_wide, num_wanted=0),
+            borrowing.borrowing_of(plan.spec, self.shape, cpu_isa=cpu_isa, is_wide=is_wide, num_wanted=0),
             None if link is None else DiskRates(link=link, expert_bytes=config.slab_bytes),
         )
         self.reasons.append((remote_choice.NAME, remote.reason))
         return replace(config, remote=remote.config)
 
     def _weights(self, device: str, *, can_pack: bool) -> WeightChoice:
-        choice = explicit_choice(self.settings.dtype, self.settings.quantize, can_pack=can_pack)
+        can_differ = not shares_layers(self.settings)
+        choice = explicit_choice(
+            self.settings.dtype, self.settings.quantize, self.shape, can_pack=can_pack, can_differ=can_differ
+        )
         if choice is None:
             if can_pack:
                 choice = own_precision(
-                    self.checkpoint, self._keeps_precision, can_differ=not shares_layers(self.settings)
+                    self.checkpoint,
+                    self._keeps_precision,
+                    can_differ=can_differ,
+                    is_exact=self.settings.exact_activations,
                 )
+                if choice.has_integers:
+                    self.reasons.append(("activations", activations_reason(is_exact=choice.is_exact)))
             else:
                 is_cpu = device == "cpu" and not self.offloads_to_torch
                 choice = for_torch(self.checkpoint, self._fits_well, is_cpu=is_cpu)
             self.reasons.append(("weights", f"{choice.matrices}: {choice.reason}"))
         return choice.with_routers(self.checkpoint)
+
+    def _importance_file(self, weights: WeightChoice) -> str:
+        """Return what is known of the importance of inputs, for rounding to a mix; empty if nothing is.
+
+        Ranks on other machines may know something else, and all are to round alike.
+        """
+        if weights.mix is None or self.settings.listen_ranks or self.settings.ray_address:
+            return ""
+        file = known_importance_file(self.checkpoint, self.settings.cache_dir)
+        known = "known from text" if file else "not known: `moeflow pack` learns it"
+        self.reasons.append(("quantize", f"{weights.mix}: which inputs matter is {known}"))
+        return "" if file is None else str(file)
 
     def _fits_well(self, weights: WeightChoice) -> bool:
         return self.budget.left(weights) >= self.budget.free_bytes / 2

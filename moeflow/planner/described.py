@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Final
@@ -92,7 +93,7 @@ def plan_described(
         machine_identity=machine.identity,
         forecast=forecast(model, policy, objective.memory_limits),
         reasons=(
-            ("weights", f"{choice.matrices}: {choice.reason or 'as asked for'}"),
+            ("weights", f"{choice.name}: {choice.reason or 'as asked for'}"),
             *reasons,
             *_why(model, policy),
             *machine_reasons(machine),
@@ -104,18 +105,23 @@ def plan_described(
 def _look_at(settings: Settings, *, has_device: bool) -> tuple[ModelConfig, WeightChoice, RoutingProfile]:
     """Return a model's shape, the formats to use, and what was learnt of its routers."""
     assert settings.model is not None, "a model is named"
-    asked = explicit_choice(settings.dtype, settings.quantize, can_pack=True)
+    can_differ = not shares_layers(settings)
+    asked_for = partial(explicit_choice, settings.dtype, settings.quantize, can_pack=True, can_differ=can_differ)
     if (bare := bare_config(settings.model)) is not None:
-        own = WeightChoice("bfloat16", "bfloat16", "as such models are published")
-        chosen = asked or own
+        own, shape = WeightChoice("bfloat16", "bfloat16", "as such models are published"), read_bare_config(bare)
+        chosen = asked_for(shape) or own
         routers: WeightFormat = "bfloat16" if chosen.matrices == "bfloat16" else "float32"
-        return read_bare_config(bare), dataclasses.replace(chosen, routers=routers), EVEN_ROUTING
+        return shape, dataclasses.replace(chosen, routers=routers), EVEN_ROUTING
     with closing(_opened(settings.model)) as checkpoint:
-        chosen = asked or own_precision(checkpoint, lambda _: True, can_differ=not shares_layers(settings))
+        shape = read_model_config(checkpoint)
+        asked = asked_for(shape)
+        chosen = asked or own_precision(
+            checkpoint, lambda _: True, can_differ=can_differ, is_exact=settings.exact_activations
+        )
         if asked is None and has_device and chosen.matrices == "float32":
             chosen = WeightChoice("bfloat16", "bfloat16", "devices compute in 16 bits")
         routing = known_routing(checkpoint, settings.cache_dir)
-        return read_model_config(checkpoint), chosen.with_routers(checkpoint), routing
+        return shape, chosen.with_routers(checkpoint), routing
 
 
 def _opened(model: str) -> Checkpoint:
@@ -223,7 +229,9 @@ def _config(
         embedding_format=choice.embeddings,
         head_format=choice.head or "",
         layer_formats=choice.layers,
+        mix=choice.mix or "",
         router_format=choice.routers,
+        is_own_precision=choice.is_own,
         is_wide=choice.is_exact,
         cpu_isa="",
         kv_dtype=costs.formats.kv,

@@ -102,12 +102,12 @@ class MemoryBudget:
                 raise CapacityError(
                     f"{format_bytes(plan.resident_bytes)} of the weights must be in memory, and {plan.min_slots} "
                     f"experts at a time: with the process that is {format_bytes(num_bytes + self.overhead_bytes)} in "
-                    f"{weights.matrices}{self._drafts()}, but {format_bytes(self.free_bytes)} are allowed: raise the "
+                    f"{weights.name}{self._drafts()}, but {format_bytes(self.free_bytes)} are allowed: raise the "
                     "memory limit "
                     f"(--memory), or use {instead_of(weights.matrices)}"
                 )
             raise CapacityError(
-                f"the weights need {format_bytes(num_bytes)} in {weights.matrices} and the process "
+                f"the weights need {format_bytes(num_bytes)} in {weights.name} and the process "
                 f"{format_bytes(self.overhead_bytes)} more{self._drafts()}, but {format_bytes(self.free_bytes)} of "
                 f"memory are free: use {instead_of(weights.matrices)}, or free memory{self._hint()}"
             )

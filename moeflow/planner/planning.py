@@ -8,29 +8,35 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from moeflow.core.cache_dir import cache_folder
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DEVICE, DISK, Machine
 from moeflow.core.offload_config import CUDA, parse_cuda_device
 from moeflow.core.plan import Plan
+from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.decision import Wanted
-from moeflow.planner.described import Planned, plan_described
 from moeflow.planner.estimate import RENEW
-from moeflow.planner.hardware.calibrate_device import measure_device
-from moeflow.planner.hardware.disk_rates import file_link
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.hardware.kernel_bench import shapes_of
-from moeflow.planner.hardware.machine_files import load_machine
 from moeflow.planner.hardware.this_machine import how_measured, machine_for_start, this_machine, was_disturbed
 from moeflow.planner.model_files import bare_config
-from moeflow.planner.resolve import resolve
-from moeflow.planner.search.sensitivity import bottleneck, helps
+from moeflow.planner.resolve import resolve, resources_for
 from moeflow.planner.settings import Settings
 from moeflow.planner.usage import SERVING, Usage
+
+if TYPE_CHECKING:
+    from moeflow.planner import described
+    from moeflow.planner.hardware import calibrate_device, disk_rates, machine_files
+    from moeflow.planner.search import sensitivity
+else:
+    machine_files = on_demand("moeflow.planner.hardware.machine_files")
+    disk_rates = on_demand("moeflow.planner.hardware.disk_rates")
+    sensitivity = on_demand("moeflow.planner.search.sensitivity")
+    described = on_demand("moeflow.planner.described")
+    calibrate_device = on_demand("moeflow.planner.hardware.calibrate_device")
 
 OnStep = Callable[[str], None]  # told what is being done
 
@@ -52,7 +58,7 @@ def plan_for_start(settings: Settings, usage: Usage = SERVING, on_step: OnStep =
     Blocks: for a moment; up to three seconds where this machine was never measured.
     Raises: as `resolve`.
     """
-    here = host_resources()
+    here = resources_for(settings)
 
     def machine(wanted: Wanted) -> Machine:
         return machine_for_start(
@@ -68,7 +74,7 @@ def plan_for_start(settings: Settings, usage: Usage = SERVING, on_step: OnStep =
     return resolve(settings, usage, machine_of=machine, resources=here).plan
 
 
-def plan_for(request: PlanRequest, on_step: OnStep = lambda _: None) -> Planned:
+def plan_for(request: PlanRequest, on_step: OnStep = lambda _: None) -> described.Planned:
     """Return the best plan for a request, what bounds it and what would help.
 
     Blocks: for some seconds, more if this machine is measured first.
@@ -88,26 +94,28 @@ def plan_for(request: PlanRequest, on_step: OnStep = lambda _: None) -> Planned:
     assert forecast is not None, "the machine is known"
     forecast = dataclasses.replace(
         forecast,
-        bottleneck=bottleneck(found.model, forecast.policy),
-        helps=helps(found.model, found.objective),
+        bottleneck=sensitivity.bottleneck(found.model, forecast.policy),
+        helps=sensitivity.helps(found.model, found.objective),
     )
     return dataclasses.replace(found, plan=dataclasses.replace(found.plan, forecast=forecast))
 
 
-def _plan_described(request: PlanRequest, on_step: OnStep) -> Planned:
+def _plan_described(request: PlanRequest, on_step: OnStep) -> described.Planned:
     """Plan for a machine in a file; or for this one, with its GPU or a model of which there is the shape alone."""
-    described = None if request.machine is None else load_machine(request.machine)
+    named = None if request.machine is None else machine_files.load_machine(request.machine)
 
     def machine(wanted: Wanted) -> Machine:
-        found = described or _with_device(_measured_here(request, wanted, on_step), request.settings, on_step)
+        found = named or _with_device(_measured_here(request, wanted, on_step), request.settings, on_step)
         on_step("the best policy")
         return found
 
-    has_device = bool(_device_name(request.settings)) if described is None else described.has(DEVICE)
-    return plan_described(request.settings, request.usage, machine, has_device=has_device, routing=request.routing)
+    has_device = bool(_device_name(request.settings)) if named is None else named.has(DEVICE)
+    return described.plan_described(
+        request.settings, request.usage, machine, has_device=has_device, routing=request.routing
+    )
 
 
-def _plan_here(request: PlanRequest, on_step: OnStep) -> Planned:
+def _plan_here(request: PlanRequest, on_step: OnStep) -> described.Planned:
     settings, usage = request.settings, request.usage
     measured: list[Machine] = []
 
@@ -124,7 +132,7 @@ def _plan_here(request: PlanRequest, on_step: OnStep) -> Planned:
             "described machine (--machine t4, or a file)"
         )
     objective = usage.objective(resolved.estimator.memory_limits)
-    return Planned(resolved.plan, resolved.estimator.costs(usage.workload), objective)
+    return described.Planned(resolved.plan, resolved.estimator.costs(usage.workload), objective)
 
 
 @contextmanager
@@ -163,7 +171,7 @@ def _with_file_link(machine: Machine, file: Path | None, on_step: OnStep) -> Mac
     if file is None or not file.exists():
         return machine
     on_step("how fast the packed weights are read")
-    link = file_link(file)
+    link = disk_rates.file_link(file)
     if link is None:
         return machine
     return dataclasses.replace(machine, links=(*(it for it in machine.links if it.source != DISK), link))
@@ -176,7 +184,7 @@ def _with_device(machine: Machine, settings: Settings, on_step: OnStep) -> Machi
     name, memory_bytes = parse_cuda_device(settings.device)
     on_step(f"{name} and its link")
     limit = settings.device_memory_bytes or host_resources().accelerator_free_bytes
-    level, *links = measure_device(torch.device(name), memory_bytes or limit)
+    level, *links = calibrate_device.measure_device(torch.device(name), memory_bytes or limit)
     return dataclasses.replace(machine, levels=(*machine.levels, level), links=(*machine.links, *links), num_devices=1)
 
 

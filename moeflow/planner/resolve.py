@@ -13,6 +13,7 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DISK
 from moeflow.core.plan import Plan
+from moeflow.kernels.on_demand import import_torch
 from moeflow.models.registry import read_model_config
 from moeflow.planner.choices.device_offload import computes_in_torch, device_overrides, settings_of_host, with_pipeline
 from moeflow.planner.choices.processor_choice import Reasons
@@ -57,7 +58,7 @@ def resolve(
     if settings.model is None:
         raise ConfigError("no model is named")
     settings.check_counts()
-    resources = resources or host_resources()
+    resources = resources or resources_for(settings)
     try:
         return _resolve(settings, usage, resources, machine_of, routing)
     except CapacityError as error:
@@ -67,6 +68,13 @@ def resolve(
         fits = _most_replicas(settings, usage, resources)
         would = f"{fits} would" if fits else "nor would one"
         raise CapacityError(f"{number} replicas (--replicas) do not fit, {would}. For each of them: {error}") from None
+
+
+def resources_for(settings: Settings) -> HostResources:
+    """Return what this machine offers. Within a limit, torch counts, which computes with experts from disk."""
+    if settings.memory_bytes is not None and not settings.is_served:
+        import_torch()
+    return host_resources()
 
 
 def _most_replicas(settings: Settings, usage: Usage, resources: HostResources) -> int:

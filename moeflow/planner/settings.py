@@ -12,7 +12,8 @@ from typing import Any, Final, Literal
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.parallel_config import ATTENTION_LAYOUTS, EXPERT_LAYOUTS, EXPERT_PLACEMENTS, RAY_PLACEMENTS
-from moeflow.kernels.weight_format import DTYPES, QUANTIZED
+from moeflow.experts.predict.registry import NO_PREDICTOR, PREDICTORS, WHOLE_PASS
+from moeflow.kernels.weight_format import DTYPES, MIXES, QUANTIZED
 from moeflow.pipeline.catalog import OFFLOADING
 
 BLOCK_SIZE: Final = 16
@@ -72,10 +73,21 @@ class Settings:
         metadata=_option(
             "choice",
             "--quantize",
-            "Quantize weights (group size 32): smaller and faster, not quite the same answers.",
+            "Quantize weights: smaller and faster, not quite the same answers. int8, int4: rounded in groups of 32; "
+            "q4_k, q4_k_m: four bits of better quality, best after `moeflow pack` (see its --help).",
             "Weights",
-            choices=QUANTIZED,
+            choices=(*QUANTIZED, *MIXES),
             is_common=True,
+        ),
+    )
+    exact_activations: bool = field(
+        default=False,
+        metadata=_option(
+            "switch",
+            "--exact-activations/--fast-activations",
+            "What integer weights of a file meet: activations of 16 bits, so that next to nothing is lost, or of 8 in "
+            "groups of 32 (llama.cpp: of 256), which reads prompts half as fast again.",
+            "Weights",
         ),
     )
     packed_weights_file: Path | None = field(
@@ -392,11 +404,11 @@ class Settings:
         metadata=_option(
             "choice",
             "--predictor",
-            "Expert prefetch predictor, used where a trial shows that passes are faster with it. combined: "
-            "next-router, frequency and previous-token, weighed online; sida: the network of `moeflow train "
-            "predictor`.",
+            "Expert prefetch predictor, used where a trial shows that passes are faster with it. next-router:N: "
+            "routers of up to N layers ahead; sida: the network of `moeflow train predictor`; combined: next-router, "
+            "frequency, previous-token and the network, if there is one, weighed online.",
             "Expert cache",
-            choices=("auto", "next-router", "frequency", "previous-token", "combined", "sida", "none"),
+            choices=("auto", *PREDICTORS, WHOLE_PASS, NO_PREDICTOR),
         ),
     )
     record_routing: Path | None = field(

@@ -1,11 +1,17 @@
 import json
+import shutil
+from contextlib import closing
 
 import pytest
+import torch
 from click.testing import CliRunner
 
+from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.layout import read_slab_index
 from moeflow.cli.main import main
 from moeflow.kernels.cpu import extension
+from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
+from moeflow.models.expert_predictor.saved import folders_of, load_predictor, predictor_folder, save_predictor
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -24,6 +30,34 @@ def test_writes_a_file_and_says_what_is_in_it(tmp_path):
     again = CliRunner().invoke(main, [*arguments, "--out", str(tmp_path / "mine")])
     assert again.stdout.startswith(f"{tmp_path / 'mine'}: 2 layers of 4 experts, ")
     assert ", in int8, " in again.stdout
+
+
+def test_a_network_beside_the_model_is_carried_and_anothers_is_not(tmp_path):
+    for name, seed in (("model", 0), ("other", 1)):
+        write_tiny_mixtral(tmp_path / name, seed=seed)
+    shape = PredictorShape(embedding_size=32, num_layers=2, num_experts=4, top_k=2, hidden_size=16)
+    with closing(open_checkpoint(tmp_path / "model")) as checkpoint:
+        save_predictor(ExpertPredictor(shape), checkpoint, predictor_folder(tmp_path / "model"), {"epochs": 3})
+        own = load_predictor(predictor_folder(tmp_path / "model"), checkpoint).state_dict()
+    arguments = ["pack", str(tmp_path / "model"), "--cache-dir", str(tmp_path), "--out", str(tmp_path / "far" / "it")]
+    (tmp_path / "far").mkdir()
+    done = CliRunner().invoke(main, [*arguments, "--json"])
+    assert done.exit_code == 0, done.output
+    carried = tmp_path / "far" / "it.predictor"
+    assert json.loads(done.stdout)["predictor"] == str(carried)
+    shutil.rmtree(predictor_folder(tmp_path / "model"))
+    with closing(open_checkpoint(tmp_path / "model")) as checkpoint:
+        assert folders_of(checkpoint.path, tmp_path / "far" / "it")[0] == carried
+        found = load_predictor(carried, checkpoint).state_dict()
+        assert all(torch.equal(found[name], weight) for name, weight in own.items())
+    assert json.loads((carried / "predictor.json").read_text())["measured"] == {"epochs": 3}
+    assert "its experts lies" not in CliRunner().invoke(main, arguments).stdout  # there is none beside the model now
+    shutil.copytree(carried, predictor_folder(tmp_path / "other"))
+    arguments = ["pack", str(tmp_path / "other"), "--cache-dir", str(tmp_path), "--out", str(tmp_path / "other.slabs")]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0
+    assert "belongs to another model" in done.stderr
+    assert not (tmp_path / "other.slabs.predictor").exists()
 
 
 def test_a_model_without_a_tokenizer_is_packed_and_told_that_nothing_was_learnt(tmp_path):

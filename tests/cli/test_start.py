@@ -1,15 +1,21 @@
 """What is imported before the first token: no package that is slow to import and not needed, and not ever more.
 
-Only torch is allowed to be slow. A package that is added to the path of a start is a decision: write it down here.
+A packed model needs no torch; for others that alone is allowed to be slow. A package that is added to the path of a
+start is a decision: write it down here.
 """
 
 import gc
 import subprocess
 import sys
+from pathlib import Path
 
+import httpx
+import psutil
 import pytest
 
 from moeflow.cli import lazy
+from moeflow.kernels.cpu import extension
+from moeflow.planner.choices.packed_files import pack
 from tests.tiny_mixtral import write_byte_tokenizer, write_tiny_mixtral
 
 UNWANTED = {
@@ -17,18 +23,23 @@ UNWANTED = {
     *("fastapi", "pydantic", "starlette", "uvicorn", "httpx", "prometheus_client", "jinja2"),
     *("sympy", "torch._dynamo", "torch._inductor"),
 }
+needs_extension = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 OF_THE_SERVER = {"fastapi", "pydantic", "starlette", "uvicorn", "prometheus_client"}  # and torch's own needs
-MAX_MODULES = 560  # beside those of torch and numpy: moeflow's, rich's, a hundred of others
+MAX_MODULES = 480  # beside those of torch and numpy: moeflow's, and two hundred of others
 
 GENERATE = """
 import sys
-import numpy, torch
+import numpy
+if sys.argv[1] == "without": sys.modules["torch"] = None
+else: import torch
+del sys.argv[1]
 before = set(sys.modules)
 from moeflow.cli.main import main
 try: main()
 finally: print(*set(sys.modules) - before)
 """
-IMPORT = "import importlib, sys; importlib.import_module(sys.argv[1]); print(*sys.modules)"
+ASKS = ("-p", "Hi", "--max-tokens", "2")
+IMPORT = "import importlib, sys; [importlib.import_module(it) for it in sys.argv[1:]]; print(*sys.modules)"
 
 
 def modules_after(code, *arguments):
@@ -42,23 +53,72 @@ def test_a_first_token_needs_few_modules(tmp_path):
     write_tiny_mixtral(tmp_path / "model")
     write_byte_tokenizer(tmp_path / "model")
     found = modules_after(
-        GENERATE, "generate", tmp_path / "model", "--cache-dir", tmp_path, "-p", "Hi", "--max-tokens", "1"
+        GENERATE, "with", "generate", tmp_path / "model", "--cache-dir", tmp_path, "-p", "Hi", "--max-tokens", "1"
     )
     assert "moeflow.engine.engine" in found
     assert found & UNWANTED == set()
     assert len(found) <= MAX_MODULES
 
 
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("packed")
+    write_tiny_mixtral(folder / "model")
+    pack(str(folder / "model"), None, cache_dir=folder)
+    first = [sys.executable, "-m", "moeflow", "generate", folder / "model", "--cache-dir", folder, *ASKS]
+    subprocess.run(first, capture_output=True, check=True)  # measures this machine, once
+    return folder
+
+
+@needs_extension
+@pytest.mark.slow
+def test_a_packed_model_needs_no_torch_for_its_answers(packed):
+    asks = (*ASKS, "--temperature", "1", "--json", "--speculator", "suffix")
+    found = modules_after(GENERATE, "without", "generate", packed / "model", "--cache-dir", packed, *asks)
+    assert "moeflow.engine.engine" in found
+    assert found & (UNWANTED | {"torch", "rich", "safetensors"}) == set()
+    assert len(found) <= MAX_MODULES
+
+
+@needs_extension
+@pytest.mark.slow
+def test_nor_to_be_talked_to(packed):
+    code = "import sys; sys.modules['torch'] = None; from moeflow.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "chat", packed / "model", "--cache-dir", packed, "--max-tokens", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, input="Hi\nHo\n")
+    assert done.returncode == 0, done.stderr
+
+
+@needs_extension
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process has mapped is looked up where Linux tells it")
+def test_nor_to_be_served(packed):
+    options = ("--port", "0", "--cache-dir", packed, "--shutdown-deadline", "1")
+    command = [sys.executable, "-m", "moeflow", "serve", packed / "model", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            url = server.stdout.readline().split()[-1]
+            asked = {"model": "model", "prompt": "Hi", "max_tokens": 2, "logprobs": 1}
+            httpx.post(f"{url}/v1/completions", json=asked, timeout=60).raise_for_status()
+            ours = psutil.Process(server.pid)
+            processes = [ours, *ours.children(recursive=True)]
+            mapped = [Path(f"/proc/{each.pid}/maps").read_text() for each in processes]
+        finally:
+            server.terminate()
+            server.communicate()
+    assert any("_cpu" in files for files in mapped)
+    assert not any("libtorch" in files for files in mapped)
+
+
 @pytest.mark.slow
 def test_an_engines_process_needs_few_modules():
     found = modules_after(IMPORT, "moeflow.engine.process.main")
-    assert "torch" in found
-    assert found & (UNWANTED | {"rich", "click"}) == set()
+    assert found & (UNWANTED | {"torch", "rich", "click"}) == set()
 
 
 @pytest.mark.slow
 def test_a_servers_process_needs_no_torch():
-    found = modules_after(IMPORT, "moeflow.server.launch")
+    found = modules_after(IMPORT, "moeflow.server.launch", "moeflow.server.app", "moeflow.server.http_server")
     assert found & OF_THE_SERVER == OF_THE_SERVER
     assert found & ((UNWANTED | {"torch"}) - OF_THE_SERVER) == set()
 

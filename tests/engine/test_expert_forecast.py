@@ -11,16 +11,17 @@ import torch
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.errors import CheckpointError
-from moeflow.core.request import Request, RequestStatus
+from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine import expert_store
 from moeflow.engine.engine import Engine
 from moeflow.engine.expert_forecast import ExpertForecast
+from moeflow.engine.followed_texts import FollowedTexts
 from moeflow.experts.predict.governor import Governor
-from moeflow.experts.prefetcher import MAX_TOKENS
+from moeflow.experts.predict.predictor import MAX_TOKENS
 from moeflow.kernels.cpu import extension
 from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
-from moeflow.models.expert_predictor.saved import predictor_folder, save_predictor
+from moeflow.models.expert_predictor.saved import carry_predictor, predictor_folder, save_predictor
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
 from moeflow.train.bare_model import load_bare_model
@@ -69,7 +70,7 @@ def quick_probe(monkeypatch):
 def load(model, slabs, *, num_slots: int = 9, is_on: bool = True, **settings) -> Engine:
     """Return an engine that follows all predictions, or none."""
     engine = Engine.load(streamed_config(str(model), slabs, num_slots, predictor="sida", dtype="float32", **settings))
-    governor = engine._runner.experts._forecast._governor
+    governor = engine._runner.experts._forecasts[0]._governor
     governor.is_on = is_on
     governor.end_pass = lambda *_: None
     return engine
@@ -87,85 +88,14 @@ def test_tokens_are_the_same_whatever_is_predicted(target, slabs, num_slots):
         engine.close()
 
 
-class Model:
-    """Embeds tokens as itself."""
-
-    def embed(self, token_ids):
-        return torch.randn(300, SHAPE.embedding_size, generator=torch.Generator().manual_seed(2))[token_ids]
-
-
-def forecast(predictor):
-    return ExpertForecast(predictor, Model(), None, Governor("sida"))
-
-
-def entry(request, start, num_tokens):
-    return BatchEntry(request, start, num_tokens, (), samples=True)
-
-
-def expected(predictor, *entries):
-    """Return what whole texts say of the tokens of a pass."""
-    numbers = set()
-    for one in entries:
-        logits = predictor(Model().embed(torch.tensor([one.request.token_ids(0, one.stop)])))[0, one.start :]
-        chosen = logits.topk(TOP_K).indices + torch.arange(LAYERS)[:, None] * EXPERTS
-        numbers |= {*chosen.flatten().tolist()}
-    return numbers
-
-
-def test_texts_are_followed_however_they_come():
-    torch.manual_seed(4)
-    predictor = ExpertPredictor(SHAPE).requires_grad_(False)
-    one = forecast(predictor)
-    first = Request("a", list(range(2, 40)), SamplingParams(), max_tokens=100)
-    second = Request("b", [7, 7, 9], SamplingParams(), max_tokens=100)
-    passes = (
-        [entry(first, 30, 8), entry(second, 0, 3)],  # the first one's beginning was in a pass too large
-        [entry(first, 38, 1), entry(second, 3, 1)],
-        [entry(second, 4, 1)],
-        [entry(first, 39, 1), entry(second, 5, 2)],
-        [entry(first, 36, 4)],  # computed again
-        [entry(first, 40, 1), entry(second, 9, 1)],
-    )
-    for request in (first, second):
-        request.output_token_ids.extend([50, 60, 70, 80, 90, 100, 110])
-    for entries in passes:
-        found = one.experts_of(entries)
-        assert {*found} == expected(predictor, *entries)
-        assert [number // EXPERTS for number in found] == sorted(number // EXPERTS for number in found)
-        assert len(found) == len({*found})
-    first.status = RequestStatus.FINISHED
-    one.experts_of([entry(second, 9, 1)])
-    assert list(one._followed) == [second]
-
-
-def test_of_a_layer_what_is_likeliest_for_all_tokens_comes_first():
-    predictor = ExpertPredictor(SHAPE).requires_grad_(False)
-    one = forecast(predictor)
-    request = Request("a", [3, 4, 5, 6], SamplingParams(), max_tokens=9)
-    probabilities = predictor(Model().embed(torch.tensor([[3, 4, 5, 6]])))[0].softmax(-1)
-    wanted = {}
-    for of_token in probabilities:
-        for layer, row in enumerate(of_token):
-            for expert in row.topk(TOP_K).indices.tolist():
-                number = layer * EXPERTS + expert
-                wanted[number] = wanted.get(number, 0.0) + float(row[expert])
-    ordered = sorted(wanted, key=lambda number: (number // EXPERTS, -wanted[number]))
-    assert one.experts_of([entry(request, 0, 4)]) == ordered
-
-
-def test_what_was_not_followed_is_taken_up_no_further_back_than_attention_sees():
-    shape = PredictorShape(**{field: getattr(SHAPE, field) for field in SHAPE.__slots__} | {"window": 5})
-    predictor = ExpertPredictor(shape).requires_grad_(False)
-    request = Request("a", list(range(2, 60)), SamplingParams(), max_tokens=9)
-    found = forecast(predictor).experts_of([entry(request, 57, 1)])
-    last = Request("b", list(range(55, 60)), SamplingParams(), max_tokens=9)
-    assert {*found} == expected(predictor, entry(last, 4, 1))
-    rested = forecast(predictor)
-    rested.experts_of([entry(request, 0, 2)])
-    embedded: list[int] = []
-    rested._model.embed = lambda token_ids: embedded.append(len(token_ids)) or Model().embed(token_ids)
-    assert rested.experts_of([entry(request, 57, 1)]) == found
-    assert embedded == [shape.window]
+def test_a_network_that_was_packed_with_the_weights_is_found(target, bare, tmp_path):
+    slabs = tmp_path / "slabs"
+    with closing(open_checkpoint(target)) as checkpoint:
+        carry_predictor(checkpoint, slabs)
+    engine = load(bare, slabs)
+    assert answers(engine) == (run(streamed_config(str(bare), slabs, 9, dtype="float32")), {})
+    assert engine._runner.experts.cache.stats().prefetched_bytes > 0
+    engine.close()
 
 
 def awaited(store) -> None:
@@ -185,10 +115,10 @@ def test_right_predictions_leave_less_to_wait_for(target, slabs, monkeypatch):
     with closing(open_checkpoint(target)) as checkpoint:
         model = load_bare_model(checkpoint)
 
-    def oracle(self, entries):
-        return torch.cat([router_logits(model, one.request.token_ids(0, one.stop))[one.start :] for one in entries])
+    def oracle(self, tokens):
+        return torch.cat([router_logits(model, one.token_ids(0, one.stop))[one.start :] for one in tokens])
 
-    monkeypatch.setattr(ExpertForecast, "_logits", oracle)
+    monkeypatch.setattr(FollowedTexts, "_logits", oracle)
 
     def lacked_and_used(is_on: bool) -> tuple[int, int]:
         engine = load(target, slabs, num_slots=14, is_on=is_on)
@@ -208,7 +138,7 @@ def test_what_was_trained_is_taken_and_hits(bare, slabs, tmp_path):
     model = shutil.copytree(bare, tmp_path / "model")
     data = tmp_path / "text.txt"
     data.write_bytes(bytes(torch.randint(32, 127, (20000,), generator=torch.Generator().manual_seed(0)).tolist()))
-    recipe = PredictorRecipe(text_tokens=4000, epochs=8, learning_rate=1e-2, batch_size=8, hidden_size=32)
+    recipe = PredictorRecipe(text_tokens=4000, epochs=16, learning_rate=1e-2, batch_size=8, hidden_size=32)
     settings = Settings(model=str(model), num_threads=1, kv_cache_bytes=2**20, dtype="float32")
     rates = train_predictor(settings, recipe, data=data).hit_rates.mean()
     assert rates["top_k"] > 1.3 * rates["most_used"]
@@ -221,9 +151,10 @@ def test_what_was_trained_is_taken_and_hits(bare, slabs, tmp_path):
 
 def test_it_rests_where_it_does_not_pay_and_in_passes_of_many_tokens(target, slabs, monkeypatch):
     engine = load(target, slabs, is_on=False)
-    forecast = engine._runner.experts._forecast
+    (forecast,) = engine._runner.experts._forecasts
     asked, told = [], []
-    monkeypatch.setattr(forecast, "experts_of", lambda entries: asked.append(entries) or [])
+    wanted = torch.zeros(LAYERS, EXPERTS)
+    monkeypatch.setattr(forecast._texts, "wanted", lambda tokens: asked.append(tokens) or wanted)
     monkeypatch.setattr(forecast._governor, "end_pass", lambda num_tokens, seconds: told.append(num_tokens))
     answers(engine, [list(range(2, 2 + MAX_TOKENS + 1))], num_tokens=6)
     assert asked == []  # off
@@ -239,7 +170,8 @@ def test_where_drafts_say_what_is_needed_nothing_is_predicted(target, slabs, mon
     engine = load(target, slabs, speculators=("self:int8",))
     timeless(engine)
     store = engine._runner.experts
-    experts_of, begin_pass = store._forecast.experts_of, store.begin_pass
+    texts = store._forecasts[0]._texts
+    wanted, begin_pass = texts.wanted, store.begin_pass
     is_said: list[bool] = []
     has_predicted: list[bool] = []
 
@@ -248,12 +180,12 @@ def test_where_drafts_say_what_is_needed_nothing_is_predicted(target, slabs, mon
         has_predicted.append(False)
         begin_pass(batch)
 
-    def predict(entries):
+    def predict(tokens):
         has_predicted[-1] = True
-        return experts_of(entries)
+        return wanted(tokens)
 
     monkeypatch.setattr(store, "begin_pass", begin)
-    monkeypatch.setattr(store._forecast, "experts_of", predict)
+    monkeypatch.setattr(texts, "wanted", predict)
     answers(engine, [[5, 9, 200, 31, 7]], num_tokens=40)
     assert any(is_said)
     assert has_predicted == [not said for said in is_said]
@@ -263,7 +195,7 @@ def test_where_drafts_say_what_is_needed_nothing_is_predicted(target, slabs, mon
 
 def test_what_is_switched_off_is_said(target, slabs):
     engine = load(target, slabs)
-    forecast = engine._runner.experts._forecast
+    (forecast,) = engine._runner.experts._forecasts
     forecast._governor.end_pass = lambda *_: "prefetching by sida is switched off"
     answers(engine, [[5, 6, 7]], num_tokens=3)
     assert engine.stats().prefetching_note == "prefetching by sida is switched off"
@@ -272,12 +204,14 @@ def test_what_is_switched_off_is_said(target, slabs):
 
 def test_a_failed_pass_tells_nothing():
     class Cache:
+        num_experts = EXPERTS
+
         def stats(self):
             raise AssertionError("asked")
 
-    one = ExpertForecast(ExpertPredictor(SHAPE), Model(), Cache(), Governor("sida"))
+    one = ExpertForecast(FollowedTexts(ExpertPredictor(SHAPE), None), Cache(), Governor("sida"))
     many = Request("a", list(range(2, 50)), SamplingParams(), max_tokens=9)
-    one.begin_pass(Batch((entry(many, 0, MAX_TOKENS + 1),)))
+    one.begin_pass(Batch((BatchEntry(many, 0, MAX_TOKENS + 1, (), samples=True),)))
     assert one.end_pass(MAX_TOKENS + 1, 1.0) is None
     one._before = object()
     one.drop_pass()

@@ -59,7 +59,7 @@ def stores(monkeypatch):
 
     def always_on(self, *rest):
         predict_for(self, *rest)
-        governor = self._forecast._governor
+        governor = self._forecasts[0]._governor
         governor.is_on, governor.end_pass = True, lambda *_: None
         found.append(self)
 
@@ -73,9 +73,9 @@ def test_answers_are_the_same_whatever_is_predicted(target, tmp_path, stores, nu
     config = streamed(target, tmp_path / "slabs", num_slots, max_num_seqs=max_num_seqs)
     assert run(config)[0] == run(config_of(target, max_num_seqs=max_num_seqs))[0]
     (store,) = stores
-    assert isinstance(store._forecast, InputForecast)
+    assert isinstance(store._forecasts[0], InputForecast)
     assert store.cache.stats().prefetched_bytes > 0
-    assert not store._forecast._tables._waiting
+    assert not store._forecasts[0]._tables._waiting
     store.cache.check_integrity()
 
 

@@ -16,6 +16,7 @@ from moeflow.core.errors import ConfigError
 from moeflow.engine import expert_store
 from moeflow.kernels.cpu import extension
 from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
+from moeflow.models.expert_predictor.packed_network import for_serving
 from moeflow.models.expert_predictor.saved import load_predictor, predictor_folder, save_predictor
 from moeflow.planner.apply_plan import settings_of
 from moeflow.planner.choices.packed_files import pack
@@ -67,7 +68,7 @@ class Given(torch.nn.Module):
 def expected(folder, encoder, head, token_ids, top_k):
     """Return the probabilities of transformers' encoder with what the predictor chooses."""
     with closing(open_checkpoint(folder)) as checkpoint:
-        predictor = load_predictor(predictor_folder(folder), checkpoint)
+        predictor = for_serving(load_predictor(predictor_folder(folder), checkpoint))
     alpha, ids = predictor(encoder.shared(torch.tensor([token_ids])))[0].softmax(-1).topk(top_k, dim=-1)
     blocks = [block.layer[-1] for block in encoder.encoder.block if block.layer[-1].is_sparse]
     assert len(blocks) == LAYERS

@@ -1,4 +1,4 @@
-"""A file that people have, SmolLM2-135M-Instruct in Q4_1, answers by default as its own weights say."""
+"""A file that people have, SmolLM2-135M-Instruct in Q4_1, answers with exact activations as its own weights say."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [
 
 def test_the_capital_of_france():
     """In float64 "The" is ahead of "L" by 0.08 of logits that reach 25: activations of 8 bits turn that round."""
-    with LLM(builtin_source(), device="cpu") as llm:
+    with LLM(builtin_source(), device="cpu", exact_activations=True) as llm:
         assert llm.model.weight_format == "int4-min"
         question = [{"role": "user", "content": "What is the capital of France?"}]
         (result,) = llm.chat(question, SamplingParams(temperature=0.0, max_tokens=24), progress=False)

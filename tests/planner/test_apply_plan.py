@@ -72,7 +72,8 @@ def test_a_configuration_is_decided_again_from_its_settings(tmp_path, asked):
     config = config_of(Settings(model=str(tmp_path), kv_cache_bytes=1 << 20, cache_dir=tmp_path, **asked))
     same = {"cache_dir": tmp_path, "is_served": asked.get("is_served", False)}
     again = config_of(dataclasses.replace(settings_of(config), **same))
-    assert again == dataclasses.replace(config, is_wide=again.is_wide)
+    own = {"is_wide": again.is_wide, "is_own_precision": again.is_own_precision}
+    assert again == dataclasses.replace(config, **own)
 
 
 def test_what_the_user_set_stays_and_is_reported():
@@ -81,16 +82,22 @@ def test_what_the_user_set_stays_and_is_reported():
     assert overruled(PLAN, explicit) == [("max_num_seqs", 2, 6)]
 
 
-@pytest.mark.parametrize("explicit", [{"dtype": "bfloat16"}, {"quantize": "int4"}])
+@pytest.mark.parametrize("explicit", [{"dtype": "bfloat16"}, {"quantize": "int4"}, {"quantize": "q4_k_m"}])
 def test_formats_are_set_by_one_of_them(explicit):
     settings = settings_from_plan(PLAN, Settings(**explicit))
     assert (settings.dtype, settings.quantize) == (explicit.get("dtype", "auto"), explicit.get("quantize"))
     assert [name for name, _, _ in overruled(PLAN, Settings(**explicit))] == list(explicit)
 
 
+def test_a_mix_is_asked_for_again():
+    settings = settings_from_plan(with_config(weight_format="iq4_nl", mix="q4_k"), Settings())
+    assert (settings.dtype, settings.quantize) == ("auto", "q4_k")
+
+
 def test_a_checkpoints_own_formats_are_left_to_be_found_again():
-    settings = settings_from_plan(with_config(is_wide=True), Settings())
-    assert (settings.dtype, settings.quantize) == ("auto", None)
+    for is_wide in (False, True):
+        settings = settings_from_plan(with_config(is_own_precision=True, is_wide=is_wide), Settings())
+        assert (settings.dtype, settings.quantize, settings.exact_activations) == ("auto", None, is_wide)
 
 
 def test_experts_from_disk_keep_to_the_memory_and_the_policies_that_were_planned_with():

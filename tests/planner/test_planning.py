@@ -15,6 +15,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.planner import planning
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.decision import Wanted
+from moeflow.planner.hardware import calibrate_device
 from moeflow.planner.hardware.hardware_json import machine_to_json
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.planning import PlanRequest, plan_for
@@ -123,7 +124,7 @@ def test_a_gpu_of_this_machine_is_measured_and_planned_for(config, monkeypatch):
     asked = []
     monkeypatch.setattr(planning, "host_resources", lambda: here)
     monkeypatch.setattr(planning, "this_machine", lambda *_, **__: machine(ram=2 * 10**9))
-    monkeypatch.setattr(planning, "measure_device", lambda *given: asked.append(given) or (level, *links))
+    monkeypatch.setattr(calibrate_device, "measure_device", lambda *given: asked.append(given) or (level, *links))
     for device, memory_bytes in (("cuda", 2**31), ("cuda:0:1GiB", 2**30)):
         plan = plan_for(PlanRequest(settings=Settings(model=config, device=device), usage=usage())).plan
         assert asked.pop() == (torch.device("cuda:0"), memory_bytes)

@@ -26,7 +26,7 @@ COUNTS = (
     "max_num_batched_tokens",
     "expert_capacity",
 )
-FLAGS = ("prefix_caching", "expert_parallel", "is_served")
+FLAGS = ("exact_activations", "prefix_caching", "expert_parallel", "is_served")
 PATHS = ("packed_weights_file", "record_routing", "graph_file", "trace_file", "cache_dir", "cluster_token_file")
 TEXTS = (
     "model",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -12,7 +15,7 @@ from moeflow.cli import lazy
 from moeflow.cli.bench.output import keep, repeated_command, result_options, show
 from moeflow.cli.options import cache_dir_option
 from moeflow.cli.params import NEW_PICTURE
-from moeflow.cli.progress import bar, progress_bar
+from moeflow.cli.progress import Bar, bar, progress_bar
 from moeflow.planner.settings import LOSSY_ROUTING
 
 EPILOG = """\b
@@ -25,7 +28,30 @@ Measures what was published of SiDA (2310.18859): which experts texts leave idle
 `moeflow train predictor` names what routers choose, how right the classifier is with routers and with the network in
 their place (--lossy-routing), and how fast it is where only a share of its experts is in memory: layer by layer, with
 layers read ahead, on demand, and predicted. All ways but the lossy one must give the same bits, or it ends with an
-error. Without a predictor, only what needs none is measured."""
+error. Without a predictor, only what needs none is measured. Where texts are long or experts many, fewer texts are
+measured, so that it ends in time (--minutes)."""
+
+_USAGE_SHARE: Final = 0.15  # of the time, for what texts use,
+_ANSWERS_SHARE: Final = 0.25  # and for right answers; the rest is for speeds
+
+
+class _Clock:
+    """Moves a bar as time goes."""
+
+    def __init__(self, shown: Bar, seconds: float) -> None:
+        self._shown, self._until_s, self._told = shown, time.monotonic() + seconds, 0
+        self._began_s, self._seconds = time.monotonic(), seconds
+
+    @property
+    def left_s(self) -> float:
+        """What is left of the time."""
+        return self._until_s - time.monotonic()
+
+    def tick(self) -> None:
+        """Show the time that it is."""
+        now = int(min(time.monotonic() - self._began_s, self._seconds))
+        self._shown.advance(now - self._told)
+        self._told = now
 
 
 @click.command(epilog=EPILOG)
@@ -47,6 +73,13 @@ error. Without a predictor, only what needs none is measured."""
 )
 @click.option("--texts", "num_texts", type=click.IntRange(10), default=120, show_default=True, help="To time with.")
 @click.option(
+    "--minutes",
+    type=click.FloatRange(0, min_open=True),
+    default=6.0,
+    show_default=True,
+    help="That measuring takes at most, about; texts are left out for it.",
+)
+@click.option(
     "--lossy",
     type=click.Choice(tuple(LOSSY_ROUTING)),
     default="sida",
@@ -62,6 +95,7 @@ def sida(
     data: Path,
     shares: Sequence[int],
     num_texts: int,
+    minutes: float,
     lossy: str,
     num_threads: int | None,
     cache_dir: Path,
@@ -77,15 +111,18 @@ def sida(
         study = lazy.SidaStudy(
             model, data, num_texts=num_texts, num_threads=num_threads, cache_dir=cache_dir, on_bytes=on_bytes
         )
-    with study, bar(study.num_steps(shares)) as shown:
+    seconds = 60 * minutes
+    with study, bar(ceil(seconds)) as shown:
+        clock = _Clock(shown, seconds)
         shown.say("what texts use")
-        usage = study.usage_fields(shown.advance)
+        usage = study.usage_fields(clock.tick, _USAGE_SHARE * seconds)
         shown.say("right answers")
-        answers = study.fidelity_fields(shown.advance)
+        answers = study.fidelity_fields(clock.tick, _ANSWERS_SHARE * seconds)
         rows = []
-        for share in shares:
+        for number, share in enumerate(shares):
             shown.say(f"{share}% of the experts")
-            rows += study.rows(share, lossy_top_k=LOSSY_ROUTING[lossy], on_text=shown.advance)
+            budget_s = max(clock.left_s, 0.0) / (len(shares) - number)
+            rows += study.rows(share, lossy_top_k=LOSSY_ROUTING[lossy], on_text=clock.tick, budget_s=budget_s)
         record = make_record(
             "sida",
             repeated_command(),

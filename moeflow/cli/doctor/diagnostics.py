@@ -27,7 +27,19 @@ MIN_FREE_DISK = 2 * GIB  # the built-in model takes 1.3
 REINSTALL = "Install moeflow again: `make clean run` does it"
 NEEDED_PACKAGES = ("torch", "tokenizers", "safetensors", "fastapi")
 COMPILERS = ("g++", "clang++")
-CPU_FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "i8mm", "bf16")
+CPU_FLAGS = (
+    "avx2",
+    "fma",
+    "avx_vnni",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_int8",
+    "amx_bf16",
+    "asimd",
+    "i8mm",
+    "bf16",
+)
 
 
 class Verdict(StrEnum):

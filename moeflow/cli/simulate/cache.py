@@ -24,13 +24,13 @@ from moeflow.planner.simulator.cache_replay import (
     BELADY,
     MIN_SLOTS,
     POLICY_NAMES,
-    PREDICTOR_NAMES,
     Case,
     Machine,
     ReplayResult,
-    prepare_passes,
     replay,
 )
+from moeflow.planner.simulator.replayed_passes import prepare_passes
+from moeflow.planner.simulator.replayed_predictors import PREDICTOR_NAMES
 from moeflow.workload.routing_trace import RoutingTrace, TraceHeader, read_routing_trace
 
 EPILOG = """\b
@@ -42,11 +42,14 @@ Examples:
       --policy next-use --predictor perfect
   moeflow simulate cache --routing routing.moe --disk-bandwidth 7GB \\
       --compute-time 30 --plot cache.png
+  moeflow simulate cache --routing routing.moe --policy next-use --slots 25% \\
+      --model MODEL --predictor next-router --predictor next-router:3 \\
+      --predictor sida --predictor combined
 
 The cache, policies and predictors are those that serve; disk and clock are virtual, and the cache starts empty.
 "belady" evicts whom the future needs last: no policy reads less. "perfect" knows the next layer's experts: no
-predictor that looks one layer ahead does better. A predictor that does not pay is switched off, as when serving;
-"on" is the share of passes in which it was not."""
+predictor that looks one layer ahead does better. What predictors take is not counted. A predictor that does not
+pay is switched off, as when serving; "on" is the share of passes in which it was not."""
 
 
 class SlotCount(click.ParamType[str]):
@@ -88,9 +91,15 @@ class SlotCount(click.ParamType[str]):
     "--predictor",
     "predictors",
     type=click.Choice(PREDICTOR_NAMES),
+    metavar="NAME",
     multiple=True,
     default=(NO_PREDICTOR, "previous-token", "perfect"),
-    help="Who orders prefetches; may be given often.",
+    help=f"Who orders prefetches; may be given often: {', '.join(PREDICTOR_NAMES)}.",
+)
+@click.option(
+    "--model",
+    type=click.Path(exists=True, path_type=Path),
+    help="Of the trace, beside which the network lies that sida and combined ask (`moeflow train predictor`).",
 )
 @click.option("--disk-bandwidth", default="1GB", help="What the disk reads in a second.")
 @click.option("--expert-size", help="Bytes of one expert.  [default: as recorded]", show_default=False)
@@ -107,6 +116,7 @@ def cache(
     slots: tuple[str, ...],
     policies: tuple[str, ...],
     predictors: tuple[str, ...],
+    model: Path | None,
     disk_bandwidth: str,
     expert_size: str | None,
     compute_time: float | None,
@@ -118,7 +128,8 @@ def cache(
         raise ConfigError(f"no pass computes for {compute_time} milliseconds; give a number (--compute-time)")
     trace = read_routing_trace(routing)
     machine = Machine(parse_bytes(disk_bandwidth), _slab_bytes(trace.header, expert_size))
-    passes = prepare_passes(trace, None if compute_time is None else compute_time / 1000)
+    named = _named_by_network(model, trace) if model is not None else []
+    passes = prepare_passes(trace, None if compute_time is None else compute_time / 1000, named)
     cases = make_cases(trace.header, slots, policies, predictors)
     results = []
     with bar(len(cases)) as shown:
@@ -137,6 +148,12 @@ def cache(
     if plot is not None:
         title = f"{routing.name}: a disk of {format_bytes(machine.disk_bytes_per_s)}/s, predicted"
         draw(results, trace.header, title, plot)
+
+
+def _named_by_network(model: Path, trace: RoutingTrace) -> list[list[list[int]] | None]:
+    with bar(len(trace.passes)) as shown:
+        shown.say("asking the network")
+        return lazy.recorded_forecast(model, trace, shown.advance)
 
 
 def make_cases(

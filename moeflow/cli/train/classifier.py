@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.markup import escape
 
 from moeflow.cli import lazy
 from moeflow.cli.local_model import built_in_model
 from moeflow.cli.options import cache_dir_option
 from moeflow.cli.phase_bars import phase_bars
+from moeflow.cli.train.common import print_facts
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _MODEL = click.Path(exists=True, path_type=Path)
@@ -105,7 +104,6 @@ def classifier(
 
 def show(result: dict[str, Any]) -> None:
     """Print the result, one fact a line."""
-    console = Console(soft_wrap=True, highlight=False)
     use, num_experts = result["use"], result["shape"]["num_experts"]
     accuracies = ", ".join(
         f"{share:.1%} of {name.replace('_', '-')} texts" for name, share in result["accuracies"].items()
@@ -121,5 +119,4 @@ def show(result: dict[str, Any]) -> None:
         ("use", f"{use['used_share']:.1%} of experts are used, {use['evenness']:.1%} as evenly as can be"),
         ("time", f"{result['training_s']:.0f} s, {result['epochs']} epochs"),
     ]
-    for name, value in lines:
-        console.print(f"[bold]{name:<16}[/]{escape(value)}")
+    print_facts(lines)

@@ -9,18 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.markup import escape
 
 from moeflow.cli import lazy
 from moeflow.cli.local_model import built_in_model
 from moeflow.cli.options import cache_dir_option
 from moeflow.cli.phase_bars import phase_bars
+from moeflow.cli.train.common import print_facts, teacher_settings
 
 if TYPE_CHECKING:
     from moeflow.train.speculators.distillation import Pool
-
-_MOST_SEQUENCES = 48
 
 EPILOG = """\b
 Examples:
@@ -81,15 +78,9 @@ def speculator(
     began_s = time.perf_counter()
     made = lazy.SpeculatorRecipe(**recipe)
     path = model or built_in_model(cache_dir)
-    values = lazy.read_settings(
-        lazy.Settings,
-        {"model": str(path), "max_num_seqs": _MOST_SEQUENCES, "cache_dir": cache_dir}
-        | ({"quantize": "int8"} if lazy.cpu.is_available() else {})
-        | ({"memory_bytes": memory} if memory else {}),
-    )
     with phase_bars() as bars:
         pool = lazy.train_speculators(
-            lazy.Settings(**values),
+            teacher_settings(path, cache_dir, memory),
             made,
             out=out,
             data=data,
@@ -118,7 +109,6 @@ def summary(pool: Pool) -> dict[str, Any]:
 
 def show(result: dict[str, Any], verb: str, *, is_beside: bool) -> None:
     """Print the result, one fact a line."""
-    console = Console(soft_wrap=True, highlight=False)
     lines = [("speculators", ", ".join(result["speculators"]))]
     lines += [
         (
@@ -134,5 +124,4 @@ def show(result: dict[str, Any], verb: str, *, is_beside: bool) -> None:
         ("time", f"{result['seconds']:.0f} s"),
         ("try it", f"{verb} {guessing}"),
     ]
-    for name, value in lines:
-        console.print(f"[bold]{name:<16}[/]{escape(value)}")
+    print_facts(lines)

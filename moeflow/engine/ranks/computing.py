@@ -13,6 +13,7 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.engine.compute_setup import set_up
 from moeflow.engine.forward import make_forward, make_kv_storage
 from moeflow.engine.runner_loading import make_allocator, make_upkeep, weight_memory
+from moeflow.models.importance import known_importance
 from moeflow.models.loading import load_causal_lm
 from moeflow.models.pass_input import PassInput
 from moeflow.parallel.group import Group
@@ -33,7 +34,10 @@ def compute_passes(
     with closing(open_checkpoint(config.model_path)) as checkpoint:
         upkeep = make_upkeep(checkpoint, config, group)
         allocator = make_allocator(config, weight_memory(checkpoint, config, progress=progress), ranks=upkeep)
-        model = load_causal_lm(checkpoint, allocator, num_threads=config.num_threads, progress=progress)
+        importance = known_importance(config.importance_file)
+        model = load_causal_lm(
+            checkpoint, allocator, num_threads=config.num_threads, progress=progress, importance=importance
+        )
     kv = make_kv_storage(config, model.config, group.rank)
     forward = make_forward(config, model, kv, upkeep)
     on_loaded()

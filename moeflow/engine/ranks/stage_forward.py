@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from moeflow.core.parallel_config import ParallelConfig, StageConfig
+from moeflow.kernels.arrays import rows_of
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.decoder import CausalLM
-from moeflow.models.pass_input import PassInput, rows_of
+from moeflow.models.pass_input import PassInput
 from moeflow.parallel.group import Group
 from moeflow.parallel.stages import neighbours
 from moeflow.planner.costs.micro_batches import num_micro_batches

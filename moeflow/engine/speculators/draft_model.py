@@ -11,18 +11,20 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from moeflow.core.request import Request
 from moeflow.engine.speculators.routing_advice import RoutingAdvice
+from moeflow.kernels.arrays import rows_of
+from moeflow.kernels.on_demand import torch, without_gradients
 from moeflow.kv.block_tables import BlockTables
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.decoder import CausalLM
-from moeflow.models.pass_input import PassInput, rows_of
+from moeflow.models.pass_input import PassInput
 from moeflow.speculation.speculator import Draft, Experts
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 GRADES: Final = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # probabilities where the next begins
 RUNNER_UP: Final = len(GRADES) + 1  # added to the grades of tokens beside the likeliest, which are seldomer right
@@ -79,7 +81,7 @@ class DraftModel:
         self._advice = advice
         self._cached: dict[Request, _Cached] = {}
 
-    @torch.inference_mode()
+    @without_gradients
     def propose(self, requests: Sequence[Request], max_depth: int) -> list[list[Draft]]:
         """See `Speculator`. Requests that it is behind with get nothing until it has caught up."""
         if self._advice is not None:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-import torch
-
 from moeflow.checkpoint.draft_vocabulary import read_draft_vocabulary
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.weight_memory import FreshMemory
@@ -66,7 +64,7 @@ def _draft_model(config: EngineConfig, draft: DraftModelConfig, name: str, runne
         block_size=config.scheduler.block_size,
         num_kv_heads=model.config.num_kv_heads,
         head_dim=model.config.head_dim,
-        dtype=getattr(torch, draft.kv_dtype),
+        dtype=draft.kv_dtype,
         device="cpu",
         gives_back=config.experts is not None,
     )

@@ -8,13 +8,15 @@ before the pass begins that needs it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.norm import RMSNorm
 from moeflow.speculation.speculator import Experts
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class RoutingAdvice:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -16,8 +15,7 @@ from torch import Tensor
 from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kv.storage import KVStorage
 from moeflow.pipeline.devices.offload_device import OffloadDevice
-
-NUM_WINDOWS: Final = 2
+from moeflow.pipeline.offloading import NUM_WINDOWS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

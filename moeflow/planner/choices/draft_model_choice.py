@@ -98,7 +98,7 @@ def _weights(weight_format: str | None, checkpoint: Checkpoint, *, can_pack: boo
     """Return a model's formats: those named, or few bits, as few as its file has. Raises: ConfigError."""
     dtype = weight_format if weight_format in DTYPES else "auto"
     quantize = weight_format if weight_format in QUANTIZED else None
-    chosen = explicit_choice(dtype, quantize, can_pack=can_pack)
+    chosen = explicit_choice(dtype, quantize, read_model_config(checkpoint), can_pack=can_pack)
     if chosen is not None:
         return chosen
     if not can_pack:

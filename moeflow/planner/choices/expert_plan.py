@@ -14,7 +14,7 @@ from moeflow.core.units import format_bytes
 from moeflow.experts.cache.policies import DEFAULT_POLICY, POLICIES
 from moeflow.experts.predict.registry import DEFAULT_PREDICTOR, NO_PREDICTOR, PREDICTORS, WHOLE_PASS
 from moeflow.experts.slot_arena import arena_bytes, slots_within
-from moeflow.models.expert_predictor.saved import check_is_saved, predictor_folder
+from moeflow.models.expert_predictor.saved import check_is_saved, folders_of
 from moeflow.models.packing import slab_spec
 from moeflow.planner.choices.packed_files import packed_weights_file_place
 from moeflow.planner.choices.weight_choice import WeightChoice
@@ -49,15 +49,16 @@ class ExpertPlan:
         known = (*PREDICTORS, WHOLE_PASS, NO_PREDICTOR)
         if predictor not in known:
             raise ConfigError(f"predictor {predictor!r} is unknown; use one of auto, {', '.join(known)}")
-        if predictor == WHOLE_PASS:
-            check_is_saved(predictor_folder(checkpoint.path), "choose another --predictor")
         policy = DEFAULT_POLICY if policy == "auto" else policy
         if policy not in POLICIES:
             raise ConfigError(f"expert_policy {policy!r} is unknown; use one of auto, {', '.join(POLICIES)}")
         spec = slab_spec(checkpoint, weights.formats)
+        file = (packed_weights_file or packed_weights_file_place(cache_dir, checkpoint, spec)).absolute()
+        if predictor == WHOLE_PASS:
+            check_is_saved(folders_of(checkpoint.path, file), "choose another --predictor")
         return cls(
             spec,
-            (packed_weights_file or packed_weights_file_place(cache_dir, checkpoint, spec)).absolute(),
+            file,
             policy,
             predictor,
             spec.resident_bytes,

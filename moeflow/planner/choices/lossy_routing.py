@@ -8,7 +8,7 @@ from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.experts.predict.registry import WHOLE_PASS
-from moeflow.models.expert_predictor.saved import check_is_saved, predictor_folder
+from moeflow.models.expert_predictor.saved import check_is_saved, folders_of
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.settings import LOSSY_ROUTING, Settings
 
@@ -31,7 +31,7 @@ def choose_lossy_routing(settings: Settings, checkpoint: Checkpoint, shape: Mode
             f"{_FLAG} {name} is for encoders with {top_k} experts or more, which a {shape.model_type} model of "
             f"{shape.num_experts} has not: leave it away"
         )
-    check_is_saved(predictor_folder(checkpoint.path), f"leave {_FLAG} away")
+    check_is_saved(folders_of(checkpoint.path, settings.packed_weights_file)[:1], f"leave {_FLAG} away")
     reasons.append(("lossy_routing", f"{top_k} of each token by the predictor, not the routers: answers may change"))
     return top_k
 

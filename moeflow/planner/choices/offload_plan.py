@@ -24,7 +24,7 @@ from moeflow.core.offload_config import (
 )
 from moeflow.core.units import format_bytes
 from moeflow.pipeline.catalog import OFFLOADING
-from moeflow.pipeline.devices.offloaded_kv import NUM_WINDOWS
+from moeflow.pipeline.offloading import NUM_WINDOWS
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.process_memory import PROCESS_BYTES
 

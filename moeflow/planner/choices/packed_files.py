@@ -25,10 +25,14 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CheckpointError, ConfigError, StorageError
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.weight_format import WeightFormat
+from moeflow.models.expert_predictor import saved
+from moeflow.models.importance import known_importance
 from moeflow.models.layers.weight_allocator import WeightFormats
 from moeflow.models.packing import names_in_part, pack_model, slab_spec
+from moeflow.models.registry import read_model_config
 from moeflow.planner.choices.weight_choice import explicit_choice, own_precision
 from moeflow.planner.hardware.host import host_resources
+from moeflow.planner.known_importance import known_importance_file
 
 
 def packed_weights_file_place(cache_dir: Path | None, checkpoint: Checkpoint, spec: SlabSpec) -> Path:
@@ -71,35 +75,33 @@ def map_packed(
     on_bytes: OnBytes | None = None,
     *,
     left_out: Collection[int] = (),
+    as_tensors: bool = True,
 ) -> WeightMemory:
     """Return the weights of a model that fits into memory, mapped from `config.packed_file`.
 
-    Replicas that share experts have it made if it is not there; `left_out` as in `map_weights`.
+    Replicas that share experts have it made if it is not there; `left_out` and `as_tensors` as in `map_weights`.
     Raises: as `ensure_packed_weights_file` and `map_weights` do.
     """
     file, formats = Path(config.packed_file), formats_of(config)
     if config.expert_parallel is None:
         index = _read_index(file, slab_spec(checkpoint, formats))
     else:
-        index = ensure_packed_weights_file(checkpoint, file, formats, num_threads=config.num_threads, on_bytes=on_bytes)
-    return map_weights(index, on_bytes, left_out=left_out)
+        index = ensure_packed_weights_file(checkpoint, file, config, on_bytes)
+    return map_weights(index, on_bytes, left_out=left_out, as_tensors=as_tensors)
 
 
 def ensure_packed_weights_file(
-    checkpoint: Checkpoint,
-    file: Path,
-    formats: WeightFormats,
-    *,
-    num_threads: int,
-    on_bytes: OnBytes | None = None,
+    checkpoint: Checkpoint, file: Path, config: EngineConfig, on_bytes: OnBytes | None = None
 ) -> SlabIndex:
-    """Return what the model's packed weights file holds, after writing it if it is not there.
+    """Return what the packed weights of an engine's model hold, after writing them if they are not there.
 
     Raises: ConfigError if the file belongs to another model or format; as `pack_model` and `read_slab_index` do.
     """
+    formats = formats_of(config)
     spec = slab_spec(checkpoint, formats)
     if not file.exists():
-        pack_model(checkpoint, file, formats, num_threads=num_threads, on_bytes=on_bytes)
+        importance = known_importance(config.importance_file)
+        pack_model(checkpoint, file, formats, num_threads=config.num_threads, on_bytes=on_bytes, importance=importance)
     return _read_index(file, spec)
 
 
@@ -159,27 +161,46 @@ def pack(
 ) -> SlabIndex:
     """Make a model's packed weights file, at `out` or where the engine looks for it.
 
-    One that is there is compared with its checksums; if it is damaged or of an older version, it is made anew.
+    One that is there is compared with its checksums; if it is damaged, of an older version, or a mix that was rounded
+    before it was known which inputs matter, it is made anew.
 
     Raises: ConfigError if it belongs to another model; CheckpointError, CapacityError.
     """
     if not extension.is_available():
         raise ConfigError(f"weights are packed for the CPU kernels, which are not there: {extension.why_not()}")
     with closing(open_checkpoint(model)) as checkpoint:
-        choice = explicit_choice(dtype, quantize, can_pack=True) or own_precision(checkpoint, lambda _: True)
+        asked = explicit_choice(dtype, quantize, read_model_config(checkpoint), can_pack=True)
+        choice = asked or own_precision(checkpoint, lambda _: True)
+        known = None if choice.mix is None else known_importance_file(checkpoint, cache_dir)
+        importance = known_importance("" if known is None else str(known))
         formats = choice.with_routers(checkpoint).formats
         spec = slab_spec(checkpoint, formats)
         file = out or packed_weights_file_place(cache_dir, checkpoint, spec)
-        if not file.exists() or not _is_right(file, spec, on_bytes):
+        if not file.exists() or not _is_right(file, spec, on_bytes, is_weighted=bool(importance)):
             threads = num_threads or host_resources().num_cores
-            pack_model(checkpoint, file, formats, num_threads=threads, on_bytes=on_bytes)
+            pack_model(checkpoint, file, formats, num_threads=threads, on_bytes=on_bytes, importance=importance)
         return _read_index(file, spec)
 
 
-def _is_right(file: Path, spec: SlabSpec, on_bytes: OnBytes | None) -> bool:
-    """Return whether a file is whole. Raises: ConfigError if it is another model's, CheckpointError if not ours."""
+def carry_predictor(model: str, packed_file: Path) -> Path | None:
+    """Copy a network that predicts experts from beside a model to beside its packed weights; return where it lies.
+
+    None: there is none. Raises: as `saved.carry_predictor`.
+    """
+    with closing(open_checkpoint(model)) as checkpoint:
+        return saved.carry_predictor(checkpoint, packed_file)
+
+
+def _is_right(file: Path, spec: SlabSpec, on_bytes: OnBytes | None, *, is_weighted: bool) -> bool:
+    """Return whether a file is whole, and rounded as well as it can be.
+
+    Raises: ConfigError if it is another model's, CheckpointError if not ours.
+    """
     try:
-        verify_packed_weights_file(_read_index(file, spec), on_bytes or _ignore)
+        index = _read_index(file, spec)
+        if is_weighted and not index.spec.is_weighted:
+            return False
+        verify_packed_weights_file(index, on_bytes or _ignore)
     except (CheckpointError, StorageError):
         if not is_packed_weights_file(file):
             raise
@@ -189,7 +210,7 @@ def _is_right(file: Path, spec: SlabSpec, on_bytes: OnBytes | None) -> bool:
 
 def _read_index(file: Path, spec: SlabSpec) -> SlabIndex:
     index = read_slab_index(file)
-    if index.spec == spec:
+    if index.spec.fits(spec):
         return index
     if index.spec.identity == spec.identity and index.spec.weight_format == spec.weight_format:
         what = "this model's weights in another arrangement"

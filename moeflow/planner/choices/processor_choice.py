@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
 from moeflow.core.errors import ConfigError
 from moeflow.kernels.cpu import extension
+from moeflow.kernels.on_demand import torch
 from moeflow.planner.hardware.host import HostResources
 
 Reasons = list[tuple[str, str]]  # the name of a choice, and why it was made
@@ -24,6 +23,8 @@ def choose_device(requested: str, machine: HostResources, reasons: Reasons) -> s
     if requested == "auto":
         reasons.append(("device", f"{machine.accelerator}: found" if machine.accelerator else "cpu: no accelerator"))
         return machine.accelerator or "cpu"
+    if requested == "cpu":
+        return requested
     try:
         device = torch.device(requested)
     except RuntimeError:

@@ -8,20 +8,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from moeflow.core.address import format_address, parse_address
 from moeflow.core.engine_config import ExpertSlotsConfig, LenderConfig, RemoteExpertsConfig
 from moeflow.core.errors import ConfigError, GroupError
 from moeflow.core.units import format_bytes, format_seconds
-from moeflow.experts.remote.borrowing import probe_lender
 from moeflow.experts.slot_arena import num_slots_in
+from moeflow.kernels.on_demand import on_demand
 from moeflow.parallel.remote.lending import Borrowing
 from moeflow.parallel.tcp.cluster_token import default_token_file, read_token
 from moeflow.parallel.tcp.conversation import RefusedError
 from moeflow.planner.costs.disk_waits import DiskRates
 from moeflow.planner.costs.remote_waits import RemoteRates
 from moeflow.planner.settings import Settings
+
+if TYPE_CHECKING:
+    from moeflow.experts.remote import borrowing as lenders_memory
+else:
+    lenders_memory = on_demand("moeflow.experts.remote.borrowing")
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +67,7 @@ def _asked(address: tuple[str, int], token: bytes, borrowing: Borrowing, slots: 
     """Return a lender with what was found out of it. Raises: ConfigError."""
     host, port = address
     try:
-        free_bytes, rates = probe_lender(address, token, borrowing)
+        free_bytes, rates = lenders_memory.probe_lender(address, token, borrowing)
     except RefusedError as error:
         raise ConfigError(f"{format_address(host, port)} lends nothing (--remote-experts): {error}") from None
     except GroupError as error:

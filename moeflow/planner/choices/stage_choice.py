@@ -70,9 +70,9 @@ def _layer_loads(costs: ModelCosts) -> list[float]:
     attention = costs.qkv_values + costs.output_values
     experts = shape.num_experts * costs.expert_values + costs.router_values
     used = shape.top_k * costs.expert_values + costs.router_values
-    dense = set(shape.dense_layers) if shape.num_experts else set(range(shape.num_layers))
-    held = [attention + (costs.dense_values if layer in dense else experts) for layer in range(shape.num_layers)]
-    computed = [attention + (costs.dense_values if layer in dense else used) for layer in range(shape.num_layers)]
+    moe = set(shape.moe_layers)
+    held = [attention + (experts if layer in moe else costs.dense_values) for layer in range(shape.num_layers)]
+    computed = [attention + (used if layer in moe else costs.dense_values) for layer in range(shape.num_layers)]
     scale = costs.formats.weight_bytes / costs.model_bytes
     return [(values * scale + computing / sum(computed)) / 2 for values, computing in zip(held, computed, strict=True)]
 

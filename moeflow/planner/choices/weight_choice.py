@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from math import prod
-
-import torch
 
 from moeflow.checkpoint.checkpoint import Checkpoint, TensorInfo
 from moeflow.core.errors import ConfigError
+from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.weight_format import (
     ALL_FORMATS,
     BITS_PER_VALUE,
+    BLOCK_KINDS,
     DTYPES,
     FORMATS,
+    MIXES,
     QUANTIZED,
     WEIGHT_FORMATS,
     LayerFormats,
+    Mix,
     WeightFormat,
 )
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.weight_allocator import WeightFormats
 from moeflow.models.loading import NamesApart, names_apart
+from moeflow.planner.choices.mixes import mixed_formats
 from moeflow.planner.settings import Settings
 
 
@@ -34,10 +37,23 @@ class WeightChoice:
     matrices: WeightFormat
     embeddings: WeightFormat
     reason: str = ""  # empty if the user said so
-    is_exact: bool = False  # nothing is rounded that the file does not round: neither weights nor what they meet
+    is_own: bool = False  # the checkpoint's own formats: no weight is rounded
+    is_exact: bool = False  # nor are activations that integers meet: these have 16 bits, else 8
     routers: WeightFormat = "float32"
     head: WeightFormat | None = None  # of the output projection; None: as embeddings
     layers: tuple[LayerFormats, ...] = ()  # of each layer's matrices, most being in `matrices`; empty: all are
+    mix: Mix | None = None  # that these are; None: as the file has them, or one for all
+
+    @property
+    def name(self) -> str:
+        """What to call it in messages."""
+        return self.mix or self.matrices
+
+    @property
+    def has_integers(self) -> bool:
+        """Whether any weights are integers, so that activations become integers, too."""
+        names = {self.matrices, self.embeddings, self.head, *(name for it in self.layers for name in astuple(it))}
+        return not names <= {*DTYPES, None}
 
     @property
     def formats(self) -> WeightFormats:
@@ -60,8 +76,10 @@ class WeightChoice:
         return replace(self, routers=routers)
 
 
-def explicit_choice(dtype: str, quantize: str | None, *, can_pack: bool) -> WeightChoice | None:
-    """Return what the user said, None if that is nothing.
+def explicit_choice(
+    dtype: str, quantize: str | None, shape: ModelConfig, *, can_pack: bool, can_differ: bool = True
+) -> WeightChoice | None:
+    """Return what the user said, for a model of some shape, None if that is nothing; `can_differ` as `own_precision`.
 
     Raises: ConfigError if it makes no sense or cannot be done without the CPU kernels.
     """
@@ -69,8 +87,9 @@ def explicit_choice(dtype: str, quantize: str | None, *, can_pack: bool) -> Weig
         raise ConfigError(f"dtype {dtype!r} is unknown; use one of auto, {', '.join(DTYPES)}")
     if quantize is None:
         return None if dtype == "auto" else WeightChoice(_format(dtype), _format(dtype))
-    if quantize not in QUANTIZED:
-        raise ConfigError(f"quantize {quantize!r} is unknown; use one of {', '.join(QUANTIZED)}")
+    mix = next((known for known in MIXES if known == quantize), None)
+    if mix is None and quantize not in QUANTIZED:
+        raise ConfigError(f"quantize {quantize!r} is unknown; use one of {', '.join((*QUANTIZED, *MIXES))}")
     if dtype != "auto":
         raise ConfigError(f"weights cannot be both quantized to {quantize} and kept in {dtype}: say one of the two")
     if not can_pack:
@@ -78,18 +97,35 @@ def explicit_choice(dtype: str, quantize: str | None, *, can_pack: bool) -> Weig
             "quantized weights are computed by the CPU kernels, which are not used here: "
             "install moeflow where there is a C++ compiler and run on --device cpu, or leave --quantize away"
         )
+    if mix is not None:
+        mixed = mixed_formats(mix, shape, can_differ=can_differ)
+        return WeightChoice(mixed.matrices, mixed.embeddings, layers=mixed.layers, mix=mix)
     # Four bits are too few for embeddings: every token passes through them twice.
     return WeightChoice(_format(quantize), "int8")
+
+
+def activations_reason(*, is_exact: bool) -> str:
+    """Return what integer weights of a file meet, and what the other choice would bring."""
+    if is_exact:
+        return "16 bits: next to exact; --fast-activations reads prompts faster"
+    return "8 bits in groups of 32; --exact-activations takes 16, which lose next to nothing"
 
 
 def instead_of(weight_format: str) -> str:
     """Return what to ask for where weights in a format take too much."""
     smaller = FORMATS[weight_format].smaller
-    return f"{FORMATS[smaller].option} {smaller} or a smaller model" if smaller else "a smaller model"
+    if smaller is None:
+        return "a smaller model"
+    option = "--quantize" if smaller in MIXES else FORMATS[smaller].option
+    return f"{option} {smaller} or a smaller model"
 
 
 def own_precision(
-    checkpoint: Checkpoint, fits: Callable[[WeightChoice], bool], *, can_differ: bool = True
+    checkpoint: Checkpoint,
+    fits: Callable[[WeightChoice], bool],
+    *,
+    can_differ: bool = True,
+    is_exact: bool = True,
 ) -> WeightChoice:
     """Return the smallest formats that keep every weight as it is, or bfloat16 if that is needed and does not fit.
 
@@ -98,12 +134,21 @@ def own_precision(
     apart = names_apart(checkpoint)
     embeddings = {info.stored_as for name, info in checkpoint.tensors.items() if name in apart.embeddings}
     matrices = {info.stored_as for info in _matrices(checkpoint, apart)}
-    choice = WeightChoice(_keeper(matrices), _keeper(embeddings), "the checkpoint's own precision", is_exact=True)
+    choice = WeightChoice(_keeper(matrices), _keeper(embeddings), _own_reason(matrices), is_own=True)
     if can_differ:
         choice = _with_several(choice, checkpoint, apart)
+    choice = replace(choice, is_exact=is_exact)
     if choice.matrices == "float32" and not fits(choice):
         return WeightChoice("bfloat16", "bfloat16", "the checkpoint's float32 would not fit into the free memory")
     return choice
+
+
+def _own_reason(stored_as: set[str]) -> str:
+    """Return why a checkpoint's matrices are kept as they are, or what about them no smaller format holds."""
+    widened = sorted(stored_as - {*DTYPES, "float16", *BLOCK_KINDS})
+    if widened:
+        return f"the checkpoint's own precision: no smaller format holds {' or '.join(widened)}"
+    return "the checkpoint's own precision"
 
 
 def shares_layers(settings: Settings) -> bool:
@@ -145,7 +190,7 @@ def _keeper_of(checkpoint: Checkpoint, names: Sequence[str]) -> WeightFormat:
 def for_torch(checkpoint: Checkpoint, fits_well: Callable[[WeightChoice], bool], *, is_cpu: bool) -> WeightChoice:
     """Return what suits torch, which keeps nothing in integers."""
     if not is_cpu:
-        name: WeightFormat = "float32" if checkpoint.dtype == torch.float32 else "bfloat16"
+        name: WeightFormat = "float32" if checkpoint.dtype == "float32" else "bfloat16"
         return WeightChoice(name, name, "the checkpoint's precision")
     wide = WeightChoice("float32", "float32", "takes under half of the free memory, and torch is fastest with it")
     if fits_well(wide):

@@ -145,7 +145,7 @@ class ModelCosts:
 
     def _moe_layers(self, layers: Sequence[int]) -> list[int]:
         """Return which of some of the decoder's layers have experts."""
-        return sorted(set(layers).difference(self.shape.dense_layers)) if self.shape.num_experts else []
+        return sorted(set(layers).intersection(self.shape.moe_layers))
 
     def _network_bytes(self, values: int, layers: Sequence[int]) -> float:
         """Return the bytes of an expert, or dense network, of so many values, on the average of some layers."""
@@ -309,7 +309,7 @@ class ModelCosts:
         `distinct` is how many experts of a layer are used, None: as many as on average. Only the decoder is counted.
         """
         experts, shape = self.experts(num_tokens, distinct), self.shape
-        num_moe = shape.num_layers - len(shape.dense_layers) if shape.num_experts else 0
+        num_moe = len(shape.moe_layers)
         moe = [(num_moe, self.router(num_tokens)), (num_moe, experts)]
         dense = [(shape.num_layers - num_moe, self.dense(num_tokens))]
         return [(count, work) for count, work in moe + dense if count]

@@ -23,7 +23,15 @@ from moeflow.kernels.weight_format import WEIGHT_FORMATS
 from moeflow.planner.costs.model_costs import Work
 from moeflow.planner.costs.roofline import processor_of, work_seconds
 from moeflow.planner.hardware.disk_rates import DiskBench, disk_bench
-from moeflow.planner.hardware.kernel_bench import THOROUGH, BestRates, Effort, KernelBench, KernelShape, parts_of
+from moeflow.planner.hardware.kernel_bench import (
+    ROW_OPERATIONS,
+    THOROUGH,
+    BestRates,
+    Effort,
+    KernelBench,
+    KernelShape,
+    parts_of,
+)
 from moeflow.planner.hardware.other_work import DISTURBING, OtherWork
 from moeflow.planner.hardware.pass_bench import NO_ENGINE, EngineTimes, measure_engine, median_times
 
@@ -36,7 +44,6 @@ NUM_GLANCES: Final = 10  # samples of the roofs by which a machine is known agai
 GLANCE_S: Final = 0.1  # between them
 LIKENESS: Final = 1.25  # ratio of speeds that pass for the same
 MIN_UNCERTAINTY: Final = 0.12
-ROWS: Final = KernelShape("rows", "float32", (16, 4, 64))
 GENERAL: Final = (
     *(
         KernelShape(kernel, dtype, sizes)
@@ -45,7 +52,7 @@ GENERAL: Final = (
     ),
     *(KernelShape("attention", dtype, (16, 4, 64)) for dtype in ("float32", "bfloat16", "int8")),
     KernelShape("sampling", "float32", (32000,)),
-    ROWS,
+    ROW_OPERATIONS,
 )
 
 

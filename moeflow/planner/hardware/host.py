@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-import torch
 
+from moeflow.kernels.on_demand import torch
 from moeflow.planner.costs.process_memory import resident_bytes
 
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+GPU_DRIVERS = ("nvidia*", "nvgpu*", "nvhost-gpu", "kfd", "dxg")  # in /dev: NVIDIA's, AMD's, WSL's
 CGROUP_USAGE = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
 
 
@@ -36,11 +38,18 @@ def host_resources() -> HostResources:
         total = limit
         available = min(available, limit - (usage or 0))
     accelerator, free = None, 0
-    if torch.cuda.is_available():
+    if has_gpu_driver() and torch.cuda.is_available():
         accelerator = "cuda"
         free = torch.cuda.mem_get_info()[0]
     held = resident_bytes([os.getpid()])
     return HostResources(_num_cores(), total, max(available, 0), accelerator, free, held)
+
+
+def has_gpu_driver() -> bool:
+    """Return whether torch, which takes a second to import, is worth asking for a GPU."""
+    if sys.platform != "linux":
+        return sys.platform != "darwin"
+    return any(True for pattern in GPU_DRIVERS for _ in Path("/dev").glob(pattern))
 
 
 def _num_cores() -> int:

@@ -12,10 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
-from typing import Final, cast
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Final, cast
 
 from moeflow.core.units import MIB
 from moeflow.kernels.argmax import argmax
@@ -27,6 +24,7 @@ from moeflow.kernels.cpu import attention as cpu_attention
 from moeflow.kernels.cpu import extension, row_ops
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight, expert_bytes, matrix_bytes
 from moeflow.kernels.lazy_memory import allocate_lazily
+from moeflow.kernels.on_demand import torch
 from moeflow.kernels.sample import RowSampling, sample_rows
 from moeflow.kernels.weight_format import (
     BITS_PER_VALUE,
@@ -36,6 +34,9 @@ from moeflow.kernels.weight_format import (
     WeightFormat,
 )
 from moeflow.planner.costs.model_costs import ModelCosts, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BUFFER_BYTES: Final = 384 * MIB
 FILLING: Final = 0x3C  # bytes that are an ordinary number in every format
@@ -75,6 +76,9 @@ class KernelShape:
             return self.sizes[0]
         _, num_kv_heads, head_dim = self.sizes
         return 2 * num_kv_heads * head_dim
+
+
+ROW_OPERATIONS: Final = KernelShape("rows", "float32", (16, 4, 64))  # of any model
 
 
 def shapes_of(costs: ModelCosts) -> list[KernelShape]:

@@ -10,14 +10,20 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from moeflow.core.hardware import DISK, RAM, Link, LinkRate, Machine, MemoryLevel, Processor
 from moeflow.core.units import MIB
+from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.costs.roofline import processor_of
-from moeflow.planner.hardware.calibrate import ROWS, OnStep, Rounds, with_disk, with_efficiencies
-from moeflow.planner.hardware.disk_rates import QUICK_CASES, QUICK_FILE_BYTES, disk_bench
-from moeflow.planner.hardware.kernel_bench import QUICK, KernelShape, parts_of
+from moeflow.planner.hardware.kernel_bench import QUICK, ROW_OPERATIONS, KernelShape, parts_of
+
+if TYPE_CHECKING:
+    from moeflow.planner.hardware import calibrate, disk_rates
+    from moeflow.planner.hardware.calibrate import OnStep
+else:
+    disk_rates = on_demand("moeflow.planner.hardware.disk_rates")
+    calibrate = on_demand("moeflow.planner.hardware.calibrate")
 
 MIN_UNCERTAINTY: Final = 0.35
 ASSUMED_UNCERTAINTY: Final = 2.0
@@ -40,14 +46,14 @@ def measure_quickly(
     if known is not None:
         entries = processor_of(known.level(RAM)).efficiencies
         measured = {(it.kernel, it.dtype, it.values) for it in entries}
-    wanted = parts_of((*shapes, ROWS), QUICK)
+    wanted = parts_of((*shapes, ROW_OPERATIONS), QUICK)
     missing = [it for it in wanted if (it.kernel, it.dtype, it.values) not in measured]
     if known is not None and not missing:
         return known
-    rounds = Rounds(num_threads, QUICK)
+    rounds = calibrate.Rounds(num_threads, QUICK)
     rounds.run(missing, on_step, of_kernels_only=known is not None)
     if known is not None:
-        return with_efficiencies(known, rounds.efficiencies())
+        return calibrate.with_efficiencies(known, rounds.efficiencies())
     machine = rounds.machine("this machine", ram_bytes)
     ram = machine.level(RAM)
     processor = processor_of(ram)
@@ -65,10 +71,10 @@ def measure_quickly(
 def measure_disk_quickly(machine: Machine, folder: Path, *, num_threads: int, on_step: OnStep) -> Machine:
     """Return a machine with the disk that a folder is on. Blocks: for a second. Raises: OSError."""
     on_step("disk")
-    with disk_bench(folder, QUICK_FILE_BYTES, QUICK_CASES) as disk:
+    with disk_rates.disk_bench(folder, disk_rates.QUICK_FILE_BYTES, disk_rates.QUICK_CASES) as disk:
         disk.sample()
-        Rounds(num_threads, QUICK).beside(disk)
-    return with_disk(machine, folder, disk)
+        calibrate.Rounds(num_threads, QUICK).beside(disk)
+    return calibrate.with_disk(machine, folder, disk)
 
 
 def assumed_machine(why: str, *, num_threads: int, ram_bytes: int) -> Machine:

@@ -12,22 +12,23 @@ import platform
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import DISK, RAM, Machine
 from moeflow.kernels.cpu import extension
-from moeflow.planner.hardware.calibrate import OnStep, is_as_measured, measure_kernels, measure_machine
+from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.hardware.hardware_json import machine_from_json, machine_to_json
 from moeflow.planner.hardware.kernel_bench import KernelShape
 from moeflow.planner.hardware.other_work import DISTURBING, OtherWork
-from moeflow.planner.hardware.quick_calibration import (
-    assumed_machine,
-    measure_disk_quickly,
-    measure_quickly,
-    with_assumed_disk,
-)
-from moeflow.planner.hardware.rank_bench import with_ranks
+
+if TYPE_CHECKING:
+    from moeflow.planner.hardware import calibrate, quick_calibration, rank_bench
+    from moeflow.planner.hardware.calibrate import OnStep
+else:
+    calibrate = on_demand("moeflow.planner.hardware.calibrate")
+    quick_calibration = on_demand("moeflow.planner.hardware.quick_calibration")
+    rank_bench = on_demand("moeflow.planner.hardware.rank_bench")
 
 VERSION: Final = 6  # to be raised when what is measured means something else
 
@@ -67,7 +68,7 @@ def this_machine(
         known = None
     machine = known if known is not None and _holds(known, num_threads, on_step) else None
     if machine is None:
-        machine = measure_machine(
+        machine = calibrate.measure_machine(
             "this machine",
             num_threads=num_threads,
             ram_bytes=ram_bytes,
@@ -77,9 +78,9 @@ def this_machine(
         )
         if known is not None and was_disturbed(machine) and not was_disturbed(known):
             machine = known
-    machine = measure_kernels(machine, shapes, num_threads=num_threads, on_step=on_step)
+    machine = calibrate.measure_kernels(machine, shapes, num_threads=num_threads, on_step=on_step)
     if needs_ranks:
-        machine = with_ranks(machine, on_step)
+        machine = rank_bench.with_ranks(machine, on_step)
     machine = replace(machine, identity=machine_identity(num_threads))
     if machine != known:
         _save(machine, file)
@@ -106,7 +107,7 @@ def machine_for_start(
     file = machine_file(cache_dir, num_threads)
     known = _load(file)
     if known is not None and not known.is_quick:
-        machine = with_ranks(known, on_step) if needs_ranks else known
+        machine = rank_bench.with_ranks(known, on_step) if needs_ranks else known
         if machine != known:
             with contextlib.suppress(OSError):  # measured again at the next start
                 _save(machine, file)
@@ -115,17 +116,19 @@ def machine_for_start(
     why_no_disk = "" if machine.measured_at else "it was not measured either"
     if needs_disk and not machine.has(DISK) and not why_no_disk:
         try:
-            machine = measure_disk_quickly(machine, cache_dir, num_threads=num_threads, on_step=on_step)
+            machine = quick_calibration.measure_disk_quickly(
+                machine, cache_dir, num_threads=num_threads, on_step=on_step
+            )
         except OSError as error:
             why_no_disk = f"in {cache_dir} nothing could be measured ({error.strerror or error})"
     if needs_ranks and machine.measured_at:
-        machine = with_ranks(machine, on_step)
+        machine = rank_bench.with_ranks(machine, on_step)
     machine = replace(machine, identity=machine_identity(num_threads))
     if machine.measured_at and machine != known:
         with contextlib.suppress(OSError):  # measured again at the next start
             _save(machine, file)
     if needs_disk and not machine.has(DISK):
-        machine = with_assumed_disk(machine, why_no_disk)
+        machine = quick_calibration.with_assumed_disk(machine, why_no_disk)
     return _with_ram(machine, ram_bytes)
 
 
@@ -151,7 +154,7 @@ def _holds(known: Machine, num_threads: int, on_step: OnStep) -> bool:
     """Say, by a glance, whether a description is to be kept: beside other work nothing better is to be had."""
     on_step("whether it is as fast as it was")
     others = OtherWork()
-    is_as_fast = is_as_measured(known, num_threads)
+    is_as_fast = calibrate.is_as_measured(known, num_threads)
     return others.share >= DISTURBING or (is_as_fast and not was_disturbed(known))
 
 
@@ -162,10 +165,12 @@ def _quick(
     why = extension.why_not()
     if extension.is_available():
         try:
-            return measure_quickly(known, shapes, num_threads=num_threads, ram_bytes=ram_bytes, on_step=on_step)
+            return quick_calibration.measure_quickly(
+                known, shapes, num_threads=num_threads, ram_bytes=ram_bytes, on_step=on_step
+            )
         except (OSError, MemoryError, RuntimeError) as error:
             why = f"measuring failed ({error})"
-    return known or assumed_machine(why, num_threads=num_threads, ram_bytes=ram_bytes)
+    return known or quick_calibration.assumed_machine(why, num_threads=num_threads, ram_bytes=ram_bytes)
 
 
 def _with_ram(machine: Machine, ram_bytes: int) -> Machine:

@@ -10,8 +10,9 @@ from click.testing import CliRunner
 
 from moeflow.cli.main import main
 from moeflow.experts.cache.policies import POLICIES
-from moeflow.workload.routing_trace import RoutingRecorder, TraceHeader
-from tests.planner.simulator.traces import make_trace
+from moeflow.workload.routing_recorder import RoutingRecorder
+from moeflow.workload.routing_trace import TraceHeader
+from tests.planner.simulator.traces import make_trace, with_routers_ahead
 
 
 @pytest.fixture
@@ -22,8 +23,8 @@ def routing(tmp_path):
 def write(file, trace):
     recorder = RoutingRecorder(file, trace.header)
     for one in trace.passes:
-        for layer in one.ids:
-            recorder.add_layer(layer)
+        for number, layer in enumerate(one.ids):
+            recorder.add_layer(layer, None if one.ahead is None else one.ahead[number])
         recorder.end_pass(num_generated=one.num_generated, compute_s=one.compute_s)
     recorder.close()
     return file
@@ -63,6 +64,20 @@ def test_json_has_every_case_and_every_counter(routing):
     assert best["misses"] <= plain["misses"]
     assert plain["demand_bytes"] == plain["misses"] * 1_000_000
     assert plain["tokens_per_s"] == pytest.approx(30 / plain["seconds"])
+
+
+def test_predictors_that_look_ahead_are_compared(tmp_path):
+    trace = with_routers_ahead(make_trace(60, num_layers=8))
+    names = ["none", "next-router", "next-router:2", "next-router:4", "combined"]
+    options = [option for name in names for option in ("--predictor", name)]
+    file = str(write(tmp_path / "routing", trace))
+    done = run("--routing", file, "--slots", "25%", "--policy", "lru", "--compute-time", "8", "--json", *options)
+    assert done.exit_code == 0, done.output
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["predictor"] for one in results] == names
+    assert all(one["stall_s"] < results[0]["stall_s"] for one in results[1:])
+    refused = run("--routing", file, "--predictor", "sida")
+    assert (refused.exit_code, "--model" in refused.stderr) == (2, True)
 
 
 def test_what_is_given_goes_before_what_was_recorded(routing):

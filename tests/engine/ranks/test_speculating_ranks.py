@@ -8,10 +8,9 @@ import pytest
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.engine import runner_loading
 from moeflow.engine.engine import Engine
 from moeflow.engine.messages import Submission
-from moeflow.engine.ranks import rank_upkeep
+from moeflow.engine.ranks import rank_processes, rank_upkeep
 from moeflow.kernels.cpu import extension
 from moeflow.planner.resolve import resolve
 from moeflow.planner.settings import Settings
@@ -70,7 +69,7 @@ LAYOUTS = [{"num_ranks": 2}, {"num_ranks": 2, "attention_layout": "tensor"}, {"s
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_suffixes_are_checked_by_all_ranks(tiny, plain, layout, monkeypatch):
-    monkeypatch.setattr(runner_loading, "RankProcesses", RankThreads)
+    monkeypatch.setattr(rank_processes, "RankProcesses", RankThreads)
     monkeypatch.setattr(rank_upkeep, "TIMES_PASSES", 2)
     found, stats = run(tiny, speculators=("suffix",), **layout)
     assert found == plain
@@ -80,7 +79,7 @@ def test_suffixes_are_checked_by_all_ranks(tiny, plain, layout, monkeypatch):
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_model_of_the_first_rank_guesses_for_all(tiny, plain, layout, monkeypatch):
-    monkeypatch.setattr(runner_loading, "RankProcesses", RankThreads)
+    monkeypatch.setattr(rank_processes, "RankProcesses", RankThreads)
     monkeypatch.setattr(rank_upkeep, "TIMES_PASSES", 2)
     found, stats = run(tiny, speculators=("self:int8",), **layout)
     assert found == plain

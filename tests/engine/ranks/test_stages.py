@@ -23,9 +23,8 @@ from transformers import (
 
 from moeflow.core.errors import ConfigError, GroupError
 from moeflow.core.parallel_config import MicroBatchCosts
-from moeflow.engine import runner_loading
 from moeflow.engine.engine import Engine
-from moeflow.engine.ranks import rank_upkeep, stage_forward
+from moeflow.engine.ranks import rank_processes, rank_upkeep, stage_forward
 from moeflow.kernels.cpu import extension
 from moeflow.planner.apply_plan import settings_of
 from moeflow.planner.choices.packed_files import pack
@@ -69,7 +68,7 @@ def models(tmp_path_factory):
 @pytest.fixture
 def in_threads(monkeypatch):
     """Have ranks in this process, which tell each other at once what they have done."""
-    monkeypatch.setattr(runner_loading, "RankProcesses", RankThreads)
+    monkeypatch.setattr(rank_processes, "RankProcesses", RankThreads)
     monkeypatch.setattr(rank_upkeep, "TIMES_PASSES", 2)
 
 

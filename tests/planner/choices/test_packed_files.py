@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+from contextlib import closing
+from functools import partial
+
 import msgspec
 import pytest
 
 from moeflow.checkpoint.packed.layout import FORMAT_VERSION, encode_header
 from moeflow.core.errors import CheckpointError, ConfigError
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.core.units import MIB
 from moeflow.kernels.cpu import extension
+from moeflow.llm import LLM
 from moeflow.planner.choices.packed_files import pack
+from moeflow.planner.costs.process_memory import own_processes, resident_bytes
+from moeflow.planner.planning import plan_for_start
+from moeflow.planner.resolve import resolve
+from moeflow.planner.settings import Settings
+from moeflow.planner.usage import Usage
+from moeflow.train.importance_learning import ensure_importance
 from tests.checkpoint.packed.slabs import flip_bit
 from tests.tiny_llama import write_tiny_llama
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -69,3 +82,40 @@ def test_packing_again_replaces_an_older_version_but_no_file_of_others(model, tm
     with pytest.raises(CheckpointError, match="is no file of packed weights"):
         pack(model, tmp_path / "letter", cache_dir=None)
     assert (tmp_path / "letter").read_text() == "Dear all"
+
+
+def test_a_mix_is_packed_anew_once_it_is_known_which_inputs_matter(model, tmp_path):
+    pack_mix = partial(pack, model, None, cache_dir=tmp_path, quantize="q4_k")
+    plain = pack_mix()
+    content = plain.path.read_bytes()
+    ensure_importance(model, tmp_path, 1)
+    weighted = pack_mix()
+    assert (plain.spec.is_weighted, weighted.spec.is_weighted) == (False, True)
+    assert weighted.path == plain.path
+    assert weighted.path.read_bytes() != content
+    written = weighted.path.stat().st_mtime_ns
+    assert pack_mix() == weighted
+    assert weighted.path.stat().st_mtime_ns == written
+
+
+def test_a_mix_is_the_same_bits_loaded_mapped_and_from_disk(model, tmp_path):
+    """What is known of inputs changes them."""
+    settings = Settings(
+        model=model, cache_dir=tmp_path, quantize="q4_k_m", num_threads=1, kv_cache_bytes=2**20, max_model_len=64
+    )
+    plain = logprobs(settings)
+    ensure_importance(model, tmp_path, 1)
+    loaded = logprobs(settings)
+    assert loaded != plain
+    index = pack(model, None, cache_dir=tmp_path, quantize="q4_k_m")
+    assert resolve(settings).config.packed_file == str(index.path)
+    assert logprobs(settings) == loaded
+    held_bytes = resident_bytes(own_processes(is_served=False))
+    limited = dataclasses.replace(settings, kv_cache_bytes=None, memory_bytes=held_bytes + 500 * MIB)
+    assert logprobs(limited) == loaded
+
+
+def logprobs(settings):
+    with closing(LLM.from_plan(plan_for_start(settings, Usage()))) as llm:
+        (answer,) = llm.generate(["What is a mixture?"], SamplingParams(max_tokens=8, temperature=0.0, logprobs=1))
+    return [token.logprob for token in answer.outputs[0].logprobs]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from moeflow.checkpoint.checkpoint import TensorInfo
 from moeflow.core.errors import ConfigError
+from moeflow.planner.choices.mixes import mixed_formats
 from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice, instead_of, own_precision
 from tests.models.fake_checkpoint import FakeCheckpoint
+from tests.shapes import MIXTRAL
 
 VOCAB, HIDDEN, HEAD_DIM, WIDTH, NUM_EXPERTS = 20, 64, 4, 32, 4
 LAYER = "model.layers.0."
@@ -74,6 +78,8 @@ def checkpoint(matrices, embeddings, more=None, routers="float32"):
         (("Q4_1", "Q8_0"), ("int4-min", "int8")),
         (("Q4_1", "Q4_1"), ("int4-min", "int4-min")),
         (("Q6_K", "Q4_K"), ("q6_k", "q4_k")),
+        (("INT4_G32", "bfloat16"), ("int4-g32", "bfloat16")),
+        (("F8_E4M3", "bfloat16"), ("fp8", "bfloat16")),
         (("bfloat16", "bfloat16"), ("bfloat16", "bfloat16")),
         (("bfloat16", "float32"), ("bfloat16", "float32")),
         (("float16", "Q8_0"), ("float32", "int8")),
@@ -81,8 +87,12 @@ def checkpoint(matrices, embeddings, more=None, routers="float32"):
 )
 def test_the_smallest_format_that_loses_nothing(stored, want):
     choice = own_precision(checkpoint(*stored), lambda choice: True)
-    assert (choice.matrices, choice.embeddings, choice.is_exact) == (*want, True)
+    assert (choice.matrices, choice.embeddings, choice.is_own, choice.is_exact) == (*want, True, True)
     assert choice.formats.is_wide
+    assert choice.has_integers == (stored[0] not in ("bfloat16", "float16") or "Q8_0" in stored)
+    fast = own_precision(checkpoint(*stored), lambda choice: True, is_exact=False)
+    assert fast == dataclasses.replace(choice, is_exact=False)
+    assert not fast.formats.is_wide
 
 
 @pytest.mark.parametrize(
@@ -104,6 +114,13 @@ def test_each_matrix_by_itself_where_no_format_but_float32_keeps_all(matrices, v
     assert choice.formats.layers == choice.layers
     alike = own_precision(stored, lambda choice: True, can_differ=False)
     assert (alike.matrices, alike.layers) == ("float32", ())
+
+
+def test_what_no_smaller_format_holds_is_named():
+    choice = own_precision(checkpoint("int8 in groups of 64", "bfloat16"), lambda choice: True)
+    assert (choice.matrices, choice.embeddings) == ("float32", "bfloat16")
+    assert choice.reason.endswith("no smaller format holds int8 in groups of 64")
+    assert "no smaller" not in own_precision(checkpoint("INT8_G128", "bfloat16"), lambda choice: True).reason
 
 
 def test_experts_downs_may_differ_from_their_ups_but_gates_do_not():
@@ -154,7 +171,7 @@ def test_routers_stay_as_the_file_has_them(matrices, routers, want):
     [
         ("float32", "--dtype bfloat16 or a smaller model"),
         ("bfloat16", "--quantize int8 or a smaller model"),
-        ("int8", "--quantize int4 or a smaller model"),
+        ("int8", "--quantize q4_k or a smaller model"),
         ("int4", "a smaller model"),
         ("int4-min", "a smaller model"),
         ("q4_k", "a smaller model"),
@@ -164,11 +181,20 @@ def test_what_to_ask_for_instead(weight_format, want):
     assert instead_of(weight_format) == want
 
 
+def test_a_mix_that_the_user_says():
+    choice = explicit_choice("auto", "q4_k_m", MIXTRAL, can_pack=True)
+    mixed = mixed_formats("q4_k_m", MIXTRAL)
+    assert (choice.matrices, choice.embeddings, choice.layers) == (mixed.matrices, mixed.embeddings, mixed.layers)
+    assert (choice.mix, choice.is_exact) == ("q4_k_m", False)
+    with pytest.raises(ConfigError, match="CPU kernels"):
+        explicit_choice("auto", "q4_k", MIXTRAL, can_pack=False)
+
+
 def test_what_the_user_says():
-    assert explicit_choice("auto", None, can_pack=False) is None
-    assert explicit_choice("bfloat16", None, can_pack=False) == WeightChoice("bfloat16", "bfloat16")
-    assert explicit_choice("auto", "int8", can_pack=True) == WeightChoice("int8", "int8")
-    assert explicit_choice("auto", "int4", can_pack=True) == WeightChoice("int4", "int8")
+    assert explicit_choice("auto", None, MIXTRAL, can_pack=False) is None
+    assert explicit_choice("bfloat16", None, MIXTRAL, can_pack=False) == WeightChoice("bfloat16", "bfloat16")
+    assert explicit_choice("auto", "int8", MIXTRAL, can_pack=True) == WeightChoice("int8", "int8")
+    assert explicit_choice("auto", "int4", MIXTRAL, can_pack=True) == WeightChoice("int4", "int8")
 
 
 @pytest.mark.parametrize(
@@ -182,4 +208,4 @@ def test_what_the_user_says():
 )
 def test_what_makes_no_sense(dtype, quantize, can_pack, words):
     with pytest.raises(ConfigError, match=words):
-        explicit_choice(dtype, quantize, can_pack=can_pack)
+        explicit_choice(dtype, quantize, MIXTRAL, can_pack=can_pack)

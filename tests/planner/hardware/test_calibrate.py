@@ -52,7 +52,7 @@ def little(monkeypatch):
     monkeypatch.setattr(calibrate, "GLANCE_S", 0.0)
     monkeypatch.setattr(disk_rates, "MIN_S", 0.001)
     monkeypatch.setattr(calibrate, "disk_bench", partial(disk_bench, file_bytes=2**22))
-    monkeypatch.setattr(this_machine, "is_as_measured", lambda *_: True)  # so little is measured badly
+    monkeypatch.setattr(calibrate, "is_as_measured", lambda *_: True)  # so little is measured badly
     others_take(monkeypatch, 0.0)
 
 
@@ -89,7 +89,7 @@ def test_a_machine_is_measured_and_kernels_of_a_model_are_added_once(little, tmp
     entries = more.level(RAM).processor.efficiencies
     assert set(entries) > set(known)
     assert {entry.kernel for entry in entries} == {"linear", "experts", "attention"}
-    monkeypatch.setattr(this_machine, "measure_machine", None)
+    monkeypatch.setattr(calibrate, "measure_machine", None)
     again = this_machine.this_machine(tmp_path, num_threads=2, ram_bytes=5, shapes=SHAPES)
     assert again.level(RAM).processor == more.level(RAM).processor
     assert again.level(RAM).capacity_bytes == 5
@@ -103,7 +103,7 @@ def test_what_is_kept_is_measured_anew_if_damaged_or_asked_for(little, tmp_path,
     count = []
     original = measure_machine
     monkeypatch.setattr(
-        this_machine, "measure_machine", lambda *args, **others: count.append(1) or original(*args, **others)
+        calibrate, "measure_machine", lambda *args, **others: count.append(1) or original(*args, **others)
     )
     this_machine.this_machine(tmp_path, **arguments)
     assert not count
@@ -143,7 +143,7 @@ def test_a_machine_that_became_slower_or_faster_is_measured_again(little, tmp_pa
         kernel_bench.KernelBench, "roofs", lambda _: BestRates(speeds["read"], {"int8": speeds["int8"]}), raising=True
     )
     monkeypatch.setattr(calibrate, "GENERAL", ())
-    monkeypatch.setattr(this_machine, "is_as_measured", is_as_measured)
+    monkeypatch.setattr(calibrate, "is_as_measured", is_as_measured)
     arguments = {"num_threads": 1, "ram_bytes": 10**9}
     first = this_machine.this_machine(tmp_path, **arguments)
     assert first.uncertainty == calibrate.MIN_UNCERTAINTY
@@ -199,7 +199,7 @@ def test_rounds_beside_other_work_are_repeated_and_the_calmest_count(
 def test_a_calm_measurement_stays_and_a_disturbed_one_is_made_again_once_it_is_calm(fake_rounds, tmp_path, monkeypatch):
     def now(others, *, is_fast=True, recalibrate=False):
         others_take(monkeypatch, others)
-        monkeypatch.setattr(this_machine, "is_as_measured", lambda *_: is_fast)
+        monkeypatch.setattr(calibrate, "is_as_measured", lambda *_: is_fast)
         found = this_machine.this_machine(tmp_path, num_threads=1, ram_bytes=10**9, recalibrate=recalibrate)
         return found.level(RAM).read_bytes_per_s / 1e9, this_machine.was_disturbed(found)
 

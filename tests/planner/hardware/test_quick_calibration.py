@@ -11,7 +11,7 @@ from moeflow.core.hardware import DISK, RAM
 from moeflow.kernels.cpu import extension
 from moeflow.planner.hardware import calibrate, disk_rates, kernel_bench, quick_calibration, this_machine
 from moeflow.planner.hardware.hardware_json import machine_from_json
-from moeflow.planner.hardware.kernel_bench import KernelShape
+from moeflow.planner.hardware.kernel_bench import ROW_OPERATIONS, KernelShape
 from moeflow.planner.hardware.pass_bench import NO_ENGINE
 from moeflow.planner.hardware.this_machine import (
     how_measured,
@@ -38,8 +38,8 @@ def counted(monkeypatch):
     monkeypatch.setattr(calibrate, "GENERAL", (LINEAR,))
     monkeypatch.setattr(disk_rates, "MIN_S", 0.001)
     monkeypatch.setattr(calibrate, "disk_bench", partial(disk_rates.disk_bench, file_bytes=2**22))
-    monkeypatch.setattr(quick_calibration, "QUICK_FILE_BYTES", 2**22)
-    monkeypatch.setattr(this_machine, "is_as_measured", lambda *_: True)
+    monkeypatch.setattr(disk_rates, "QUICK_FILE_BYTES", 2**22)
+    monkeypatch.setattr(calibrate, "is_as_measured", lambda *_: True)
     found = []
 
     def note(place, name, what):
@@ -60,7 +60,7 @@ def start(cache_dir, shapes=(LINEAR,), **others):
 def test_what_the_model_needs_is_measured_once(counted, tmp_path):
     steps = []
     machine = start(tmp_path, on_step=steps.append)
-    assert counted == [LINEAR, calibrate.ROWS, "engine"]
+    assert counted == [LINEAR, ROW_OPERATIONS, "engine"]
     assert steps
     assert machine.is_quick
     assert not machine.has(DISK)
