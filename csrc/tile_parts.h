@@ -30,6 +30,10 @@ FORCE_INLINE void store_tile(const Tile& t, const FloatLanes (&acc)[R][B][kParts
       }
 }
 
+// Into the second cache: asked for by the first, so many lines at once hold the few buffers in which it waits for those
+// that are multiplied now (Zen 4, one row: 23 GB/s of int8 weights instead of 29).
+FORCE_INLINE void fetch_line(const uint8_t* line) { __builtin_prefetch(line, 0, 2); }
+
 // Has what is multiplied later fetched while other lines are multiplied.
 //
 // With several rows, or with halves to take apart, a line is so much work that the processor does not look ahead to
@@ -55,7 +59,7 @@ class Ahead {
     const uint8_t* const from = line < turn_ ? own_ : following_;
     if (from == nullptr) return;
 #pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) __builtin_prefetch(from + b * stride_ + line * 64);
+    for (int b = 0; b < B; ++b) fetch_line(from + b * stride_ + line * 64);
   }
 
   // While lines from `line` on of two bands are multiplied, of the tile's the first being `band`.
@@ -65,25 +69,25 @@ class Ahead {
     if (from == nullptr) return;
     from += band * stride_ + line * 64;
 #pragma GCC unroll 8
-    for (int i = 0; i < kLines; ++i) __builtin_prefetch(from + i * 64);
+    for (int i = 0; i < kLines; ++i) fetch_line(from + i * 64);
     from += stride_;
 #pragma GCC unroll 8
-    for (int i = 0; i < kLines; ++i) __builtin_prefetch(from + i * 64);
+    for (int i = 0; i < kLines; ++i) fetch_line(from + i * 64);
   }
 
   // While the part of the head at `offset` is used.
   void fetch_head(int64_t offset) const {
     if (following_head_ == nullptr) return;
 #pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) __builtin_prefetch(following_head_ + b * stride_ + offset);
+    for (int b = 0; b < B; ++b) fetch_line(following_head_ + b * stride_ + offset);
   }
 
   void fetch_head_of_two(int64_t band, int64_t offset, int64_t bytes) const {
     if (following_head_ == nullptr) return;
     const uint8_t* const from = following_head_ + band * stride_ + offset;
     for (int64_t i = 0; i < bytes; i += 64) {
-      __builtin_prefetch(from + i);
-      __builtin_prefetch(from + stride_ + i);
+      fetch_line(from + i);
+      fetch_line(from + stride_ + i);
     }
   }
 

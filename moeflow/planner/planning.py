@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moeflow.core.cache_dir import cache_folder
+from moeflow.core.cache_dir import cache_folder, existing_folder
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DEVICE, DISK, Machine
 from moeflow.core.offload_config import CUDA, parse_cuda_device
@@ -161,7 +161,7 @@ def _measured_here(request: PlanRequest, wanted: Wanted, on_step: OnStep) -> Mac
     )
     packed = wanted.packed_file
     packed_bytes = packed.stat().st_size if packed is not None and packed.exists() else 0
-    room = max(shutil.disk_usage(folder).free + packed_bytes, 1)
+    room = max(shutil.disk_usage(existing_folder(folder)).free + packed_bytes, 1)
     levels = tuple(dataclasses.replace(it, capacity_bytes=room) if it.name == DISK else it for it in machine.levels)
     return _with_file_link(dataclasses.replace(machine, levels=levels), packed, on_step)
 

@@ -117,7 +117,7 @@ def test_devices_that_cannot_be_planned_for_are_refused(config, device, complain
         plan_for(PlanRequest(settings=Settings(model=config, device=device), usage=usage()))
 
 
-def test_a_gpu_of_this_machine_is_measured_and_planned_for(config, monkeypatch):
+def test_a_gpu_of_this_machine_is_measured_and_planned_for(config, monkeypatch, tmp_path):
     here = dataclasses.replace(host_resources(), accelerator="cuda", accelerator_free_bytes=2**31)
     with_gpu = machine(ram=2 * 10**9, device=840 * 10**6)
     level, links = with_gpu.level(DEVICE), [it for it in with_gpu.links if DEVICE in (it.source, it.target)]
@@ -126,7 +126,8 @@ def test_a_gpu_of_this_machine_is_measured_and_planned_for(config, monkeypatch):
     monkeypatch.setattr(planning, "this_machine", lambda *_, **__: machine(ram=2 * 10**9))
     monkeypatch.setattr(calibrate_device, "measure_device", lambda *given: asked.append(given) or (level, *links))
     for device, memory_bytes in (("cuda", 2**31), ("cuda:0:1GiB", 2**30)):
-        plan = plan_for(PlanRequest(settings=Settings(model=config, device=device), usage=usage())).plan
+        settings = Settings(model=config, device=device, cache_dir=tmp_path / "not made yet")
+        plan = plan_for(PlanRequest(settings=settings, usage=usage())).plan
         assert asked.pop() == (torch.device("cuda:0"), memory_bytes)
         assert plan.forecast.policy.ffn_on_device
         assert plan.pipeline in ("cgopipe", "flexgen", "zero-inference", "resident")

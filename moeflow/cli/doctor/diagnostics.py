@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moeflow.cli import lazy
+from moeflow.core.cache_dir import existing_folder
 from moeflow.core.hardware import RAM
 from moeflow.core.units import GIB, format_bytes
 
@@ -186,7 +187,7 @@ def calibration(cache_dir: Path) -> list[Finding]:
 
 def disk(cache_dir: Path) -> Finding:
     """Return how much room there is where built models go."""
-    existing = next(folder for folder in (cache_dir, *cache_dir.absolute().parents) if folder.exists())
+    existing = existing_folder(cache_dir)
     free = shutil.disk_usage(existing).free
     found = f"{format_bytes(free)} free at {cache_dir}"
     if not os.access(existing, os.W_OK):
