@@ -98,14 +98,24 @@ __attribute__((noinline)) void merge(int64_t dim, float part_max, float part_sum
   max = larger;
 }
 
+// Add a score whose value is zero.
+void add_sink(float sink, int64_t dim, float& max, float& sum, float* total) {
+  const float larger = std::max(max, sink);
+  const float scale = std::exp(max - larger);
+  for (int64_t d = 0; d < dim; ++d) total[d] *= scale;
+  sum = sum * scale + std::exp(sink - larger);
+  max = larger;
+}
+
 // Write rows out, divided by their sums; what sees nothing becomes zero.
 void finish(const AttentionJob& job, const Item& item, const Scratch& scratch) {
   const int64_t dim = job.call.cache.head_dim;
   for (int64_t row = 0; row < item.num_tokens * job.group; ++row) {
     const int64_t token = job.call.sequences.first_tokens[item.sequence] + item.first_token + row / job.group;
     const int64_t head = item.head * job.group + row % job.group;
-    const float sum = scratch.total_sum[row];
-    const float* const total = scratch.total + row * job.stride;
+    float& sum = scratch.total_sum[row];
+    float* const total = scratch.total + row * job.stride;
+    if (job.call.sinks != nullptr && sum != 0) add_sink(job.call.sinks[head], dim, scratch.total_max[row], sum, total);
     float* const out = job.call.out + (token * job.call.num_heads + head) * dim;
     for (int64_t d = 0; d < dim; ++d) out[d] = sum == 0 ? 0.0f : total[d] / sum;
   }
@@ -149,6 +159,7 @@ void attend(const AttentionJob& job, const Item& item, const Scratch& scratch) {
   range.rows = scratch.rows;
   range.q = scratch.q;
   range.stride = job.stride;
+  range.soft_cap = job.call.soft_cap;
   range.scores = scratch.scores;
   range.max = scratch.part_max;
   range.sum = scratch.part_sum;

@@ -13,18 +13,16 @@ struct Heads {
 
 // Normalise, clip and rotate one head of a query or a key.
 void prepare_head(const Isa& isa, const AttentionInputCall& call, const Heads& heads, int64_t token, int64_t head,
-                  const float* x, float* out) {
+                  float* x) {
   const int64_t dim = call.cache.head_dim;
   if (heads.norm != nullptr) {
     const float scale = call.norm_all_heads ? heads.all_heads : isa.inverse_rms(x, dim, call.eps);
-    isa.scale_row(x, scale, call.norm_all_heads ? heads.norm + head * dim : heads.norm, dim, out);
-    x = out;
+    isa.scale_row(x, scale, call.norm_all_heads ? heads.norm + head * dim : heads.norm, dim, x);
   }
-  if (call.clip > 0) {
-    isa.clip_row(x, call.clip, dim, out);
-    x = out;
-  }
-  isa.rotate_row(x, call.cos + token * dim, call.sin + token * dim, dim, out);
+  if (call.clip > 0) isa.clip_row(x, call.clip, dim, x);
+  const RotaryTable& rotary = call.rotary;
+  if (rotary.cos == nullptr) return;
+  isa.rotate_row(x, rotary.cos + token * rotary.dim, rotary.sin + token * rotary.dim, rotary.dim, x);
 }
 
 void prepare_token(const Isa& isa, const AttentionInputCall& call, int64_t token) {
@@ -38,11 +36,11 @@ void prepare_token(const Isa& isa, const AttentionInputCall& call, int64_t token
     keys.all_heads = isa.inverse_rms(k, kv_heads * dim, call.eps);
   }
   for (int64_t head = 0; head < call.num_heads; ++head) {
-    prepare_head(isa, call, queries, token, head, q + head * dim, q + head * dim);
+    prepare_head(isa, call, queries, token, head, q + head * dim);
   }
   if (call.clip > 0) isa.clip_row(v, call.clip, kv_heads * dim, v);
   for (int64_t head = 0; head < kv_heads; ++head) {
-    prepare_head(isa, call, keys, token, head, k + head * dim, k + head * dim);
+    prepare_head(isa, call, keys, token, head, k + head * dim);
     write_kv_row(call.cache, call.slots[token], head, k + head * dim, v + head * dim);
   }
 }

@@ -173,6 +173,14 @@ FORCE_INLINE FloatLanes biases(const AttentionRow& row, int64_t position) {
   return values;
 }
 
+// cap * tanh(scores / cap)
+FORCE_INLINE FloatLanes capped(FloatLanes scores, float cap) {
+  const FloatLanes size = scores < 0.0f ? -scores : scores;
+  const FloatLanes falling = exp_vec(size * (-2.0f / cap));
+  const FloatLanes tanh = (1.0f - falling) / (1.0f + falling);
+  return (scores < 0.0f ? -tanh : tanh) * cap;
+}
+
 // Calls visit(position, whether the row sees it in all lanes) for each vector from the first position that the row
 // sees to the last.
 template <typename Visit>
@@ -196,11 +204,12 @@ void weigh_row(const Positions<T>& at, int row_idx) {
     float* const p = scores + (position - range.begin);
     FloatLanes values = load_as<FloatLanes>(p);
     if constexpr (sizeof(T) == 1) values *= load_as<FloatLanes>(at.scales(position));
+    if (range.soft_cap > 0) values = capped(values, range.soft_cap);
     if (row.bias != nullptr) values += biases(row, position);
     if (!is_whole) {
       for (int lane = 0; lane < kLanes; ++lane) values[lane] = sees(row, position + lane) ? values[lane] : lowest;
     }
-    if (sizeof(T) == 1 || !is_whole || row.bias != nullptr) store_as_floats(p, values);
+    if (sizeof(T) == 1 || !is_whole || row.bias != nullptr || range.soft_cap > 0) store_as_floats(p, values);
     largest = values > largest ? values : largest;
   });
   float max = lowest;

@@ -354,12 +354,16 @@ void bind_attention(nb::module_& m) {
            FIELD(AttentionCall, q_stride), FIELD(AttentionCall, num_heads), SequenceCount{"num_sequences"},
            SequenceArrays{"sequences"}, FIELD(AttentionCall, sliding_window), FIELD(AttentionCall, tree_masks),
            FIELD(AttentionCall, out), FIELD(AttentionCall, scale), FIELD(AttentionCall, lengths),
-           FIELD(AttentionCall, bias), FIELD(AttentionCall, bias_reach));
+           FIELD(AttentionCall, bias), FIELD(AttentionCall, bias_reach), FIELD(AttentionCall, soft_cap),
+           FIELD(AttentionCall, sinks));
   def_call(m, "attention_input", &attention_input, FIELD(AttentionInputCall, cache), FIELD(AttentionInputCall, qkv),
            FIELD(AttentionInputCall, num_tokens), FIELD(AttentionInputCall, num_heads),
            FIELD(AttentionInputCall, q_norm), FIELD(AttentionInputCall, k_norm),
            FIELD(AttentionInputCall, norm_all_heads), FIELD(AttentionInputCall, eps), FIELD(AttentionInputCall, clip),
-           FIELD(AttentionInputCall, cos), FIELD(AttentionInputCall, sin), FIELD(AttentionInputCall, slots));
+           Field<AttentionInputCall, &AttentionInputCall::rotary, &RotaryTable::cos>{"cos"},
+           Field<AttentionInputCall, &AttentionInputCall::rotary, &RotaryTable::sin>{"sin"},
+           Field<AttentionInputCall, &AttentionInputCall::rotary, &RotaryTable::dim>{"rotary_dim"},
+           FIELD(AttentionInputCall, slots));
   def_call<WriteKVCall>(
       m, "write_kv", [](const Isa&, const WriteKVCall& call) { write_kv(call); }, FIELD(WriteKVCall, cache),
       FIELD(WriteKVCall, num_tokens), FIELD(WriteKVCall, slots), FIELD(WriteKVCall, k), FIELD(WriteKVCall, k_stride),
@@ -405,6 +409,7 @@ void bind_row_ops(nb::module_& m) {
 struct DecoderPass {
   std::vector<const DecoderLayer*> layers;
   std::vector<const KVCache*> caches;
+  std::vector<RotaryTable> rotary;
   DecoderCall call;
 };
 
@@ -414,6 +419,7 @@ int64_t run_pass(const DecoderPass& pass, int64_t first_layer, uintptr_t hidden,
   DecoderCall call = pass.call;
   call.layers = pass.layers.data();
   call.caches = pass.caches.data();
+  call.rotary = pass.rotary.data();
   call.num_layers = static_cast<int64_t>(pass.layers.size());
   call.first_layer = first_layer;
   call.hidden = at<float>(hidden);
@@ -438,12 +444,15 @@ void bind_layers(nb::module_& m) {
   def_init(layer, FIELD(DecoderLayer, qkv), FIELD(DecoderLayer, qkv_bias), FIELD(DecoderLayer, input_norm),
            FIELD(DecoderLayer, eps), FIELD(DecoderLayer, num_heads), FIELD(DecoderLayer, q_norm),
            FIELD(DecoderLayer, k_norm), FIELD(DecoderLayer, norm_all_heads), FIELD(DecoderLayer, clip),
-           FIELD(DecoderLayer, sliding_window), FIELD(DecoderLayer, stage));
+           FIELD(DecoderLayer, sliding_window), FIELD(DecoderLayer, scale), FIELD(DecoderLayer, soft_cap),
+           FIELD(DecoderLayer, sinks), FIELD(DecoderLayer, rotary), FIELD(DecoderLayer, stage));
+  nb::class_<RotaryTable> rotary(m, "RotaryTable");
+  def_init(rotary, FIELD(RotaryTable, cos), FIELD(RotaryTable, sin), FIELD(RotaryTable, dim));
   using SequenceCount = Field<DecoderPass, &DecoderPass::call, &DecoderCall::sequences, &Sequences::count>;
   using SequenceArrays = SequencesField<DecoderPass, &DecoderPass::call, &DecoderCall::sequences>;
   nb::class_<DecoderPass> pass(m, "DecoderPass");
-  def_init(pass, FIELD(DecoderPass, layers), FIELD(DecoderPass, caches), PASS_FIELD(num_tokens), PASS_FIELD(cos),
-           PASS_FIELD(sin), PASS_FIELD(slots), SequenceCount{"num_sequences"}, SequenceArrays{"sequences"},
+  def_init(pass, FIELD(DecoderPass, layers), FIELD(DecoderPass, caches), FIELD(DecoderPass, rotary), PASS_FIELD(num_tokens),
+           PASS_FIELD(slots), SequenceCount{"num_sequences"}, SequenceArrays{"sequences"},
            PASS_FIELD(tree_masks), PASS_FIELD(topk_ids), PASS_FIELD(normed), PASS_FIELD(topk_weights),
            PASS_FIELD(keeps_inputs));
   pass.def("run", &run_pass, "first_layer"_a, "hidden"_a, "routers_ahead"_a, "guesses"_a,

@@ -148,9 +148,14 @@ void attend(const Isa& isa, const DecoderCall& call, const DecoderLayer& layer, 
     first += part.rows;
   }
   attention_input(isa, AttentionInputCall{cache, qkv, tokens, layer.num_heads, layer.q_norm, layer.k_norm,
-                                          layer.norm_all_heads, layer.eps, layer.clip, call.cos, call.sin, call.slots});
-  attention(isa, AttentionCall{cache, qkv, row, layer.num_heads, call.sequences, layer.sliding_window, call.tree_masks,
-                               attended});
+                                          layer.norm_all_heads, layer.eps, layer.clip,
+                                          layer.rotary < 0 ? RotaryTable{} : call.rotary[layer.rotary], call.slots});
+  AttentionCall attending{cache, qkv, row, layer.num_heads, call.sequences, layer.sliding_window, call.tree_masks,
+                          attended};
+  attending.scale = layer.scale;
+  attending.soft_cap = layer.soft_cap;
+  attending.sinks = layer.sinks;
+  attention(isa, attending);
 }
 
 }  // namespace

@@ -131,6 +131,8 @@ struct AttentionCall {
   // what is further away counts as `bias_reach`. Null: nothing is added. Not for trees.
   const float* bias = nullptr;
   int64_t bias_reach = 0;
+  float soft_cap = 0;            // c: scores become c * tanh(score / c) before anything is added; 0: they stay
+  const float* sinks = nullptr;  // [num_heads]: one more score of each token, of a value that is zero; or null
 };
 void attention(const Isa& isa, const AttentionCall& call);
 
@@ -155,6 +157,12 @@ struct RmsNormCall {
 };
 void rms_norm(const Isa& isa, const RmsNormCall& call);
 
+// cos and sin of the tokens of a pass for heads of which the first `dim` dimensions are rotated.
+struct RotaryTable {
+  const float *cos, *sin;  // [num_tokens, dim], the first half of sin negated; null: nothing is rotated
+  int64_t dim;
+};
+
 // Everything between the QKV projection and attention: queries and keys are normalised, clipped (values too) and
 // rotated, keys and values stored in the cache. Queries stay where they are.
 struct AttentionInputCall {
@@ -164,9 +172,9 @@ struct AttentionInputCall {
   const float *q_norm, *k_norm;  // [head_dim]; over all heads: [heads * head_dim]; or null
   bool norm_all_heads;
   float eps;
-  float clip;              // 0: none
-  const float *cos, *sin;  // [num_tokens, head_dim], the first half of sin negated
-  const int64_t* slots;    // [num_tokens]: block * block_size + offset
+  float clip;  // 0: none
+  RotaryTable rotary;
+  const int64_t* slots;  // [num_tokens]: block * block_size + offset
 };
 void attention_input(const Isa& isa, const AttentionInputCall& call);
 
@@ -205,7 +213,11 @@ struct DecoderLayer {
   bool norm_all_heads;
   float clip;
   int64_t sliding_window;  // 0: none
-  MoEStageCall stage;      // its weights; the rest is filled in
+  float scale;             // as in AttentionCall, and the next two
+  float soft_cap;
+  const float* sinks;
+  int64_t rotary;      // which of the pass's tables it rotates by; -1: it does not
+  MoEStageCall stage;  // its weights; the rest is filled in
 
   int64_t hidden() const { return qkv.front().cols; }
   int64_t qkv_rows() const {
@@ -230,7 +242,7 @@ struct DecoderCall {
   int64_t num_layers, first_layer;
   float* hidden;  // [num_tokens, hidden]; goes in and comes out
   int64_t num_tokens;
-  const float *cos, *sin;  // as in AttentionInputCall
+  const RotaryTable* rotary;  // one for each kind of rotary positions that layers have
   const int64_t* slots;
   Sequences sequences;
   const uint64_t* tree_masks;  // [num_tokens], or null

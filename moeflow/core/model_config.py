@@ -7,6 +7,7 @@ an error instead of a silent default.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,14 +35,25 @@ class RopeConfig:
     """Rotary position embedding."""
 
     theta: float = 10000.0
-    kind: str = "default"  # default, linear, llama3, yarn
+    kind: str = "default"  # default, linear, llama3, yarn, longrope
     factor: float = 1.0
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     original_max_position: int = 8192  # llama3, yarn
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
-    attention_factor: float | None = None  # yarn; None: 0.1 ln(factor) + 1
+    attention_factor: float | None = None  # of cos and sin; yarn; None: 0.1 ln(factor) + 1; longrope
+    truncate: bool = True  # yarn: whether what is slowed begins and ends at whole dimensions
+    pair_factors: tuple[float, ...] = ()  # longrope: by which each pair turns more slowly
+    rotary_dim: int = 0  # dimensions of a head that are rotated, the first ones; 0: all
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionKind:
+    """How a layer attends, in a model whose layers differ in that."""
+
+    rope: RopeConfig | None  # None: queries and keys are not rotated
+    sliding_window: int | None  # tokens a query sees, itself included; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +98,12 @@ class ModelConfig:
     dense_intermediate_size: int = 0  # of those layers
     tie_word_embeddings: bool = False
     logit_scale: float = 1.0  # of the hidden states that meet the output projection
-    attention_bias: bool = False
+    attention_bias: bool = False  # of queries, keys and values
+    attention_out_bias: bool = False
+    attention_scale: float | None = None  # of scores; None: head_dim^-0.5
+    attention_soft_cap: float | None = None  # c: scores become c tanh(score / c)
+    has_attention_sinks: bool = False  # a learned score of nothing for each head, in the softmax' denominator
+    attention_kinds: tuple[AttentionKind, ...] = ()  # of each layer; empty: all have `rope` and `sliding_window`
     mlp_bias: bool = False
     clip_qkv: float | None = None
     sliding_window: int | None = None  # tokens a query sees, itself included; None: all
@@ -98,6 +115,26 @@ class ModelConfig:
         """The rotary positions of a model that has them."""
         assert self.rope is not None, "positions are relative"
         return self.rope
+
+    def attention_of(self, layer_idx: int) -> AttentionKind:
+        """Return how a layer of the decoder attends."""
+        if self.attention_kinds:
+            return self.attention_kinds[layer_idx]
+        return AttentionKind(self.rope, self.sliding_window)
+
+    @property
+    def sliding_windows(self) -> Counter[int | None]:
+        """How many of the decoder's layers have each window."""
+        if not self.attention_kinds:
+            return Counter({self.sliding_window: self.num_layers})
+        return Counter(kind.sliding_window for kind in self.attention_kinds)
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The rotary positions that layers have, each once."""
+        if not self.attention_kinds:
+            return () if self.rope is None else (self.rope,)
+        return tuple(dict.fromkeys(kind.rope for kind in self.attention_kinds if kind.rope is not None))
 
     @property
     def is_encoder_only(self) -> bool:

@@ -7,6 +7,7 @@ Sources: RoFormer (2104.09864); llama3 and yarn (2309.00071) as published with t
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -21,6 +22,19 @@ if TYPE_CHECKING:
     from moeflow.kernels.arrays import DType
 
 Frequencies: TypeAlias = NDArray[np.floating[Any]]  # float32
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryTable:
+    """cos and sin of the tokens of one pass, each [T, 1, R] with R dimensions of a head that are rotated."""
+
+    cos: Array
+    sin: Array
+
+    @property
+    def dim(self) -> int:
+        """R."""
+        return int(self.cos.shape[-1])
 
 
 def inverse_frequencies(head_dim: int, theta: float) -> Frequencies:
@@ -52,15 +66,21 @@ def stretch_yarn(
     beta_fast: float,
     beta_slow: float,
     original_max_position: int,
+    truncate: bool = True,
 ) -> Frequencies:
-    """Blend from kept to slowed frequencies along the dimensions, between beta_fast and beta_slow turns."""
+    """Blend from kept to slowed frequencies along the dimensions, between beta_fast and beta_slow turns.
+
+    Both ends are taken outwards to whole dimensions if `truncate`.
+    """
     num_pairs = len(frequencies)
 
     def pair_that_turns(num_turns: float) -> float:
         return num_pairs * math.log(original_max_position / (num_turns * 2 * math.pi)) / math.log(theta)
 
-    low = max(math.floor(pair_that_turns(beta_fast)), 0)
-    high = min(math.ceil(pair_that_turns(beta_slow)), 2 * num_pairs - 1)
+    low, high = pair_that_turns(beta_fast), pair_that_turns(beta_slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * num_pairs - 1)
     width = max(high - low, 0.001)  # no division by zero when both fall on one pair
     slowed = ((np.arange(num_pairs, dtype=np.float32) - low) / width).clip(0, 1)
     stretched: Frequencies = slowed * frequencies / factor + (1 - slowed) * frequencies
@@ -105,8 +125,11 @@ def _table(positions: NDArray[np.int64], frequencies: Frequencies, scale: float)
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each head of each token by its position.
+    """Rotate each head of each token by its position, its first R dimensions.
 
-    Shapes: x [T, heads, D], cos and sin [T, 1, D] from `rotary_table` -> [T, heads, D], contiguous.
+    Shapes: x [T, heads, D], cos and sin [T, 1, R] from `rotary_table` -> [T, heads, D], contiguous.
     """
+    rotary_dim = cos.shape[-1]
+    if rotary_dim < x.shape[-1]:
+        return torch.cat([apply_rotary(x[..., :rotary_dim], cos, sin), x[..., rotary_dim:]], dim=-1)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)

@@ -5,26 +5,30 @@ Keys that would change the arithmetic in a way we do not compute are errors, nev
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from moeflow.core.brief import brief
-from moeflow.core.model_config import ConfigReader, ModelConfig, RopeConfig
+from moeflow.core.model_config import ConfigReader, HiddenAct, ModelConfig
+from moeflow.models.rope_keys import read_rope
 
-ROPE_KINDS = ("default", "linear", "llama3", "yarn")
-_MSCALES = ("mscale", "mscale_all_dim")
 # Far beyond what models have, and far from where positions or norms would stop being numbers.
 MAX_LAYERS = 1 << 17
 MIN_EPS = 1e-30
-_MAX_THETA = 1e15
-_MAX_FACTOR = 1e6
+_ACTIVATIONS: Final[dict[str, HiddenAct]] = {"silu": "silu", "swish": "silu"}
+_LAYER_TYPES: Final = {"full_attention": False, "sliding_attention": True}
 
 
 def read_decoder_config(
-    reader: ConfigReader, *, model_type: str, default_theta: float = 10000.0, **family: Any
+    reader: ConfigReader,
+    *,
+    model_type: str,
+    default_theta: float = 10000.0,
+    may_be_partial: bool = False,
+    **family: Any,
 ) -> ModelConfig:
     """Return the model's shape; `family` adds or replaces fields of `ModelConfig`.
+
+    Only where it `may_be_partial` may positions rotate a part of a head.
 
     Raises: CheckpointError, naming the key, if one is missing, contradicts another or is not supported.
     """
@@ -50,10 +54,11 @@ def read_decoder_config(
         "intermediate_size": reader.positive("intermediate_size"),
         "max_position": max_position,
         "rms_norm_eps": reader.number("rms_norm_eps", least=MIN_EPS, most=1.0),
-        "rope": _read_rope(reader, default_theta, max_position),
         "tie_word_embeddings": reader.get(bool, "tie_word_embeddings", False),
         "hidden_act": _read_activation(reader),
     }
+    if "rope" not in family:
+        fields["rope"] = read_rope(reader, default_theta, max_position, head_dim, may_be_partial=may_be_partial)
     config = ModelConfig(**(fields | family))
     if config.top_k > config.num_experts:
         raise reader.error(f"'num_experts_per_tok' is {config.top_k}, of {config.num_experts} experts")
@@ -71,71 +76,24 @@ def read_num_experts(reader: ConfigReader) -> int:
     return reader.positive(key)
 
 
-def _read_activation(reader: ConfigReader) -> str:
-    activation = reader.get(str, "hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise reader.error(f"'hidden_act' is {brief(activation)}, where only 'silu' is supported")
-    return "silu"
+def read_sliding_layers(reader: ConfigReader) -> tuple[bool, ...] | None:
+    """Return of each layer whether it has the sliding window; None: the config does not list them.
 
-
-def _read_rope(reader: ConfigReader, default_theta: float, max_position: int) -> RopeConfig:
-    """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
-    raw = reader.raw.get("rope_parameters") or reader.raw.get("rope_scaling") or {}
-    if not isinstance(raw, Mapping):
-        raise reader.error(f"the rotary settings are {brief(raw)}, where an object is expected")
-    rope = ConfigReader(raw, reader.file)
-    kind = rope.get(str, "rope_type", rope.get(str, "type", "default"))
-    if kind not in ROPE_KINDS:
-        raise reader.error(f"rotary positions are of the kind {brief(kind)}; supported are {', '.join(ROPE_KINDS)}")
-    _refuse_variants(reader, rope)
-    theta = rope.get(float, "rope_theta", reader.get(float, "rope_theta", default_theta))
-    if not 1 < theta <= _MAX_THETA:
-        raise reader.error(f"'rope_theta' is {theta}, where a number above 1, up to {_MAX_THETA:g}, is expected")
-    if kind == "default":
-        return RopeConfig(theta=theta)
-    factor = rope.number("factor", least=1.0, most=_MAX_FACTOR)
-    if kind == "linear":
-        return RopeConfig(theta=theta, kind=kind, factor=factor)
-    original = reader.positive(
-        "original_max_position_embeddings", rope.positive("original_max_position_embeddings", max_position)
-    )
-    bands = _read_llama3_bands(rope) if kind == "llama3" else _read_yarn_bands(rope, factor)
-    return RopeConfig(theta=theta, kind=kind, factor=factor, original_max_position=original, **bands)
-
-
-def _read_llama3_bands(rope: ConfigReader) -> dict[str, Any]:
-    low, high = _factor(rope, "low_freq_factor"), _factor(rope, "high_freq_factor")
-    if not low < high:
-        raise rope.error(f"'low_freq_factor' is {low}, where less than 'high_freq_factor', {high}, is expected")
-    return {"low_freq_factor": low, "high_freq_factor": high}
-
-
-def _read_yarn_bands(rope: ConfigReader, factor: float) -> dict[str, Any]:
-    return {
-        "beta_fast": _factor(rope, "beta_fast", 32.0),
-        "beta_slow": _factor(rope, "beta_slow", 1.0),
-        "attention_factor": _yarn_attention_factor(rope, factor),
-    }
-
-
-def _factor(rope: ConfigReader, key: str, *default: float) -> float:
-    return rope.number(key, *default, least=1 / _MAX_FACTOR, most=_MAX_FACTOR)
-
-
-def _refuse_variants(reader: ConfigReader, rope: ConfigReader) -> None:
-    partial = rope.get(float, "partial_rotary_factor", reader.get(float, "partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise reader.error(f"'partial_rotary_factor' is {partial}, where only 1 is supported")
-    if not rope.get(bool, "truncate", True):
-        raise reader.error("the rotary 'truncate' is false, where only true is supported")
-
-
-def _yarn_attention_factor(rope: ConfigReader, factor: float) -> float | None:
-    """Return the stated factor, or the one that DeepSeek's two mscale keys give; None: yarn's default."""
-    mscale, mscale_all_dim = (rope.number(key, 0.0, least=0.0, most=_MAX_FACTOR) for key in _MSCALES)
-    if rope.raw.get("attention_factor") is not None:
-        return _factor(rope, "attention_factor")
-    if not (mscale and mscale_all_dim) or factor <= 1:
+    Raises: CheckpointError if a layer is of another kind.
+    """
+    listed = reader.raw.get("layer_types")
+    if listed is None:
         return None
-    growth = 0.1 * math.log(factor)
-    return (growth * mscale + 1) / (growth * mscale_all_dim + 1)
+    if not isinstance(listed, list) or len(listed) != read_num_layers(reader):
+        raise reader.error(f"'layer_types' is {brief(listed)}, where a list with one for each layer is expected")
+    unknown = [kind for kind in listed if not isinstance(kind, str) or kind not in _LAYER_TYPES]
+    if unknown:
+        raise reader.error(f"a layer is {brief(unknown[0])}; supported are {', '.join(_LAYER_TYPES)}")
+    return tuple(_LAYER_TYPES[kind] for kind in listed)
+
+
+def _read_activation(reader: ConfigReader) -> HiddenAct:
+    activation = reader.get(str, "hidden_act", "silu")
+    if activation not in _ACTIVATIONS:
+        raise reader.error(f"'hidden_act' is {brief(activation)}, where only 'silu' is supported")
+    return _ACTIVATIONS[activation]

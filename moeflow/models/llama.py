@@ -17,6 +17,7 @@ def read_config(reader: ConfigReader) -> ModelConfig:
         reader,
         model_type="llama",
         attention_bias=reader.get(bool, "attention_bias", False),
+        attention_out_bias=reader.get(bool, "attention_bias", False),
         mlp_bias=reader.get(bool, "mlp_bias", False),
     )
 

@@ -26,6 +26,7 @@ def read_config(reader: ConfigReader) -> ModelConfig:
         top_k=reader.positive("num_experts_per_tok"),
         norm_topk_prob=reader.get(bool, "norm_topk_prob", False),
         attention_bias=reader.get(bool, "attention_bias", False),
+        attention_out_bias=reader.get(bool, "attention_bias", False),
         clip_qkv=clip,
     )
 

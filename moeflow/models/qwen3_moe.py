@@ -28,6 +28,7 @@ def read_config(reader: ConfigReader) -> ModelConfig:
         dense_layers=_dense_layers(reader),
         dense_intermediate_size=reader.positive("intermediate_size"),
         attention_bias=reader.get(bool, "attention_bias", False),
+        attention_out_bias=reader.get(bool, "attention_bias", False),
         sliding_window=reader.positive("sliding_window") if reader.get(bool, "use_sliding_window", False) else None,
     )
 

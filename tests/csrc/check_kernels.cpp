@@ -531,7 +531,8 @@ struct Cache {
 };
 
 // Two sequences: one begins with this pass, the other has `start` tokens in the cache; block tables run backwards.
-void check_attention(const Isa& isa, Format format, int64_t start, int64_t dim, int64_t window, bool has_tree) {
+void check_attention(const Isa& isa, Format format, int64_t start, int64_t dim, int64_t window, bool has_tree,
+                     float soft_cap = 0, bool has_sinks = false) {
   constexpr int64_t kHeads = 4, kKVHeads = 2, kBlockSize = 16;
   const int64_t counts[] = {37, 3}, starts[] = {0, start};
   int32_t table_offsets[2], counts32[2], starts32[2], first_tokens[] = {0, static_cast<int32_t>(counts[0])};
@@ -539,7 +540,7 @@ void check_attention(const Isa& isa, Format format, int64_t start, int64_t dim, 
   int32_t next_block = static_cast<int32_t>((counts[0] + counts[1] + start) / kBlockSize + 2);
   Cache cache(format, next_block, kKVHeads, kBlockSize, dim);
   const int64_t num_tokens = counts[0] + counts[1];
-  Floats q = random_floats(num_tokens * kHeads * dim);
+  const Floats q = random_floats(num_tokens * kHeads * dim), sinks = random_floats(kHeads);
   Floats keys[2], values[2];
   for (int s = 0; s < 2; ++s) {
     starts32[s] = static_cast<int32_t>(starts[s]), counts32[s] = static_cast<int32_t>(counts[s]);
@@ -572,17 +573,23 @@ void check_attention(const Isa& isa, Format format, int64_t start, int64_t dim, 
         const int64_t at = (p * kKVHeads + head / (kHeads / kKVHeads)) * dim;
         double score = 0;
         for (int64_t d = 0; d < dim; ++d) score += q[(token * kHeads + head) * dim + d] * keys[s][at + d];
-        const double weight = std::exp(score / std::sqrt(static_cast<double>(dim)));
+        score /= std::sqrt(static_cast<double>(dim));
+        if (soft_cap > 0) score = soft_cap * std::tanh(score / soft_cap);
+        const double weight = std::exp(score);
         sum += weight;
         for (int64_t d = 0; d < dim; ++d) out[d] += weight * values[s][at + d];
       }
+      if (has_sinks) sum += std::exp(static_cast<double>(sinks[head]));
       for (int64_t d = 0; d < dim && sum > 0; ++d) out[d] /= sum;
     }
   }
   Floats out(num_tokens * kHeads * dim);
-  attention(isa, {cache.cache, q.data(), kHeads * dim, kHeads,
-                  Sequences{2, first_tokens, starts32, counts32, table_offsets, tables.data()}, window,
-                  has_tree ? masks.data() : nullptr, out.data()});
+  AttentionCall call{cache.cache, q.data(), kHeads * dim, kHeads,
+                     Sequences{2, first_tokens, starts32, counts32, table_offsets, tables.data()}, window,
+                     has_tree ? masks.data() : nullptr, out.data()};
+  call.soft_cap = soft_cap;
+  call.sinks = has_sinks ? sinks.data() : nullptr;
+  attention(isa, call);
   expect_close(out.data(), want, tolerance_of(format), std::string("attention over ") + name_of(format));
 }
 
@@ -593,6 +600,7 @@ void check_attention(const Isa& isa) {
         check_attention(isa, format, start, dim, 0, false);
         check_attention(isa, format, start, dim, 20, false);
         check_attention(isa, format, start, dim, 0, true);
+        check_attention(isa, format, start, dim, 20, false, 2.0f, true);
       }
     }
   }
@@ -698,14 +706,15 @@ void check_draw(const Isa& isa, int64_t rows, int64_t size, int64_t top_k, doubl
   }
 }
 
-void check_attention_input(const Isa& isa, int64_t tokens, int64_t dim, bool norm_all_heads) {
+void check_attention_input(const Isa& isa, int64_t tokens, int64_t dim, int64_t rotary_dim, bool norm_all_heads) {
   constexpr int64_t kHeads = 4, kKVHeads = 2, kAll = kHeads + 2 * kKVHeads;
   Cache cache(Format::kF32, tokens / 16 + 1, kKVHeads, 16, dim);
-  Floats qkv = random_floats(tokens * kAll * dim), cos = random_floats(tokens * dim), sin = random_floats(tokens * dim);
+  Floats qkv = random_floats(tokens * kAll * dim), cos = random_floats(tokens * dim);
+  const Floats sin = random_floats(tokens * dim);
   const Floats before = qkv, norms = random_floats(kHeads * dim);
   const std::vector<int64_t> slots = in_order(tokens);
   attention_input(isa, {cache.cache, qkv.data(), tokens, kHeads, norms.data(), norms.data(), norm_all_heads, 1e-6f, 0,
-                        cos.data(), sin.data(), slots.data()});
+                        RotaryTable{cos.data(), sin.data(), rotary_dim}, slots.data()});
   std::vector<double> want;
   Floats got;
   for (int64_t token = 0; token < tokens; ++token) {
@@ -720,9 +729,10 @@ void check_attention_input(const Isa& isa, int64_t tokens, int64_t dim, bool nor
       const double scale = 1 / std::sqrt(squares / static_cast<double>(size) + 1e-6);
       const float* const norm = norms.data() + (norm_all_heads ? own * dim : 0);
       for (int64_t d = 0; d < dim; ++d) {
-        const int64_t other = (d + dim / 2) % dim;
+        const bool is_rotated = d < rotary_dim;
+        const int64_t other = is_rotated ? (d + rotary_dim / 2) % rotary_dim : d, at = token * rotary_dim + d;
         const double x = row[head * dim + d] * scale * norm[d], y = row[head * dim + other] * scale * norm[other];
-        want.push_back(x * cos[token * dim + d] + y * sin[token * dim + d]);
+        want.push_back(is_rotated ? x * cos[at] + y * sin[at] : x);
         const float* const cell = reinterpret_cast<const float*>(kv_cell(cache.cache, slots[token] / 16, own));
         got.push_back(is_key ? cell[d * 16 + slots[token] % 16] : qkv[(token * kAll + head) * dim + d]);
       }
@@ -742,8 +752,8 @@ void check_small_ops(const Isa& isa) {
       check_softmax_topk(isa, rows, size, std::min<int64_t>(size, 8));
     }
     for (const int64_t dim : {8, 64}) {
-      check_attention_input(isa, rows, dim, false);
-      check_attention_input(isa, rows, dim, true);
+      check_attention_input(isa, rows, dim, dim, false);
+      check_attention_input(isa, rows, dim, dim / 2 + 2, true);
     }
   }
 }

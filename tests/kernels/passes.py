@@ -77,7 +77,7 @@ class Pass:
             seen = [p for p in seen if p < tree_begin or mask >> (p - tree_begin) & 1]
         return seen if window is None else seen[-window:]
 
-    def expected(self, i, window=None):
+    def expected(self, i, window=None, scale=None, soft_cap=None, sinks=None):
         """Return sequence i's result [n, Q * D], token by token, head by head."""
         count = self.spans[i][1]
         num_heads, head_dim = self.queries[i].shape[1:]
@@ -87,11 +87,15 @@ class Pass:
             seen = torch.tensor(self.sees(i, token, window))
             for head in range(num_heads):
                 keys, values = (kv[i][seen, head // share].double() for kv in (self.keys, self.values))
-                scores = keys @ self.queries[i][token, head].double() / head_dim**0.5
-                out[token, head] = scores.softmax(0) @ values
+                scores = keys @ self.queries[i][token, head].double() * (head_dim**-0.5 if scale is None else scale)
+                if soft_cap is not None:
+                    scores = soft_cap * (scores / soft_cap).tanh()
+                weights = scores.exp()
+                total = weights.sum() + (0 if sinks is None else sinks[head].double().exp())
+                out[token, head] = weights / total @ values
         return out.flatten(1)
 
-    def check(self, out, window=None, tolerance=1e-5):
+    def check(self, out, window=None, tolerance=1e-5, **scores):
         """Hold a result [T, Q * D] against the loop."""
         for i, got in enumerate(out.split([count for _, count in self.spans])):
-            torch.testing.assert_close(got.double(), self.expected(i, window), atol=tolerance, rtol=tolerance)
+            torch.testing.assert_close(got.double(), self.expected(i, window, **scores), atol=tolerance, rtol=tolerance)

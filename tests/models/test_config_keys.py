@@ -77,6 +77,8 @@ def test_yarn():
     )
     stated = yarn | {"attention_factor": 1.5, "beta_fast": 16, "beta_slow": 2, "original_max_position_embeddings": 64}
     rope = read(rope_parameters=stated).rope
+    assert rope.truncate
+    assert not read(rope_parameters=stated | {"truncate": False}).rope.truncate
     assert (rope.attention_factor, rope.beta_fast, rope.beta_slow, rope.original_max_position) == (1.5, 16, 2, 64)
 
 
@@ -115,8 +117,8 @@ def test_a_window_counts_only_where_the_family_uses_it():
         ),
         (LlamaConfig, {"rope_parameters": {"rope_type": "yarn", "factor": 8.0, "beta_slow": 0}}, "'beta_slow' is 0.0"),
         (LlamaConfig, {"rope_parameters": {"rope_theta": 1.0}}, "'rope_theta' is 1.0"),
-        (LlamaConfig, {"partial_rotary_factor": 0.5}, "'partial_rotary_factor' is 0.5"),
-        (LlamaConfig, {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "'truncate'"),
+        (LlamaConfig, {"partial_rotary_factor": 0.5}, "positions rotate 64 of a head's 128"),
+        (LlamaConfig, {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "truncate": 0}}, "'truncate' is 0"),
         (MixtralConfig, {"num_local_experts": ...}, "has no 'num_experts'"),
         (MixtralConfig, {"num_experts_per_tok": 9}, "9, of 8 experts"),
         (MixtralConfig, {"sliding_window": 0}, "'sliding_window' is 0"),

@@ -31,6 +31,17 @@ CONFIGS = {
             "beta_fast": 4.0,
         },
     ),
+    "yarn, between dimensions": LlamaConfig(
+        **SHAPE,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 500.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "beta_fast": 4.0,
+            "truncate": False,
+        },
+    ),
     "yarn, as DeepSeek writes it": LlamaConfig(
         **SHAPE,
         rope_parameters={

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata, Span
+from moeflow.kernels.rotary import RotaryTable
 from moeflow.models.layers.context import ForwardContext
-from moeflow.models.layers.rotary import RotaryEmbedding, RotaryTable
+from moeflow.models.layers.rotary import RotaryEmbeddings
 from moeflow.models.layers.shared_experts import Routed
 from moeflow.pipeline.devices.offloaded_kv import window_numbers
 from moeflow.scheduler.offline_batching import form_micro_batches
@@ -20,7 +21,7 @@ from moeflow.scheduler.offline_batching import form_micro_batches
 class Places:
     """Where tokens are in their sequences, and keys and values in their blocks, as one side has it in its memory."""
 
-    rotary: RotaryTable
+    rotary: Sequence[RotaryTable]
     attention: AttentionMetadata
 
 
@@ -29,7 +30,7 @@ class Side:
     """The host or the device: what describes where tokens are."""
 
     device: torch.device
-    rotary: RotaryEmbedding
+    rotary: RotaryEmbeddings
     dtype: torch.dtype  # in which it rotates
 
     def places(self, positions: Tensor, spans: Sequence[Span], block_size: int) -> Places:

@@ -24,7 +24,7 @@ from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.expert_weights import Destination
-from moeflow.models.layers.rotary import RotaryEmbedding
+from moeflow.models.layers.rotary import RotaryEmbeddings
 from moeflow.pipeline.catalog import OFFLOADING, SEQUENTIAL
 from moeflow.pipeline.devices.cuda_device import CudaDevice
 from moeflow.pipeline.devices.emulated_device import EmulatedDevice
@@ -196,7 +196,7 @@ def make_device(config: OffloadConfig) -> EmulatedDevice | CudaDevice:
 def _sides(model: CausalLM, device: torch.device) -> tuple[Side, Side]:
     """Return the host, which computes in float32, and the device; one and the same where nothing differs."""
     here = torch.device("cpu")
-    host = Side(here, RotaryEmbedding(model.config.rotary, model.config.head_dim, here), torch.float32)
+    host = Side(here, RotaryEmbeddings(model.config.ropes, model.config.head_dim, here), torch.float32)
     if device == here and model.dtype == torch.float32:
         return host, host
     return host, Side(device, model.rotary, model.dtype)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata, DecodeGroup, PrefillChunk
 from moeflow.kernels.attention.kv_blocks import KVBlocks
+from moeflow.kernels.attention.scores import PLAIN, Scores
 from moeflow.kernels.cpu import attention as cpu_attention
 from moeflow.kernels.on_demand import torch
 
@@ -28,56 +29,35 @@ def write_kv(k: Tensor, v: Tensor, blocks: KVBlocks, slots: Tensor) -> None:
         blocks.write(slots, k, v)
 
 
-def attend(
-    q: Tensor,
-    blocks: KVBlocks,
-    metadata: AttentionMetadata,
-    *,
-    sliding_window: int | None = None,
-    scale: float | None = None,
-    bias: Tensor | None = None,
-) -> Tensor:
+def attend(q: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, scores: Scores = PLAIN) -> Tensor:
     """Attend over each token's sequence, whose K and V are in the cache; the metadata say what a token sees of it.
 
-    `sliding_window` is the number of tokens a query sees, itself included; None: all before it. Scores are multiplied
-    by `scale`, None: D^-0.5; then `bias` is added by how far the key lies behind the query, from -R to R, and what
-    is further away counts as R (the relative positions of T5). Neither a window nor trees go with a bias or `lengths`.
+    Neither a window nor trees go with `metadata.lengths`.
 
-    Shapes: q [T, Q, D], bias [Q, 2R + 1] float32 -> [T, Q * D].
+    Shapes: q [T, Q, D] -> [T, Q * D].
     """
     if cpu_attention.fits(q, blocks):
-        return cpu_attention.attend(q, blocks, metadata, sliding_window, scale, bias)
-    return attend_reference(q, blocks, metadata, sliding_window=sliding_window, scale=scale, bias=bias)
+        return cpu_attention.attend(q, blocks, metadata, scores)
+    return attend_reference(q, blocks, metadata, scores)
 
 
-def attend_reference(
-    q: Tensor,
-    blocks: KVBlocks,
-    metadata: AttentionMetadata,
-    *,
-    sliding_window: int | None = None,
-    scale: float | None = None,
-    bias: Tensor | None = None,
-) -> Tensor:
+def attend_reference(q: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, scores: Scores = PLAIN) -> Tensor:
     """Do the same in plain torch."""
-    if metadata.lengths is not None or bias is not None:
-        return _attend_by_sequence(q, blocks, metadata, scale, bias)
-    assert scale is None, "scores have another scale where positions are relative, only"
-    plan = metadata.plan(sliding_window, q.dtype)
+    if metadata.lengths is not None or scores.bias is not None:
+        return _attend_by_sequence(q, blocks, metadata, scores)
+    plan = metadata.plan(scores.sliding_window, q.dtype)
     if plan.is_one_group:
-        return _decode(q, blocks, plan.groups[0]).flatten(1)
+        return _decode(q, blocks, plan.groups[0], scores).flatten(1)
     out = q.new_empty(q.shape)
     for chunk in plan.chunks:
-        out[chunk.tokens] = _prefill(q[chunk.tokens], blocks, chunk)
+        out[chunk.tokens] = _prefill(q[chunk.tokens], blocks, chunk, scores)
     for group in plan.groups:
-        out.index_copy_(0, group.rows, _decode(q.index_select(0, group.rows), blocks, group))
+        out.index_copy_(0, group.rows, _decode(q.index_select(0, group.rows), blocks, group, scores))
     return out.flatten(1)
 
 
-def _attend_by_sequence(
-    q: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, scale: float | None, bias: Tensor | None
-) -> Tensor:
-    out = q.new_empty(q.shape)
+def _attend_by_sequence(q: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, scores: Scores) -> Tensor:
+    out, bias = q.new_empty(q.shape), scores.bias
     lengths = metadata.lengths or [None] * len(metadata.spans)
     for span, length in zip(metadata.spans, lengths, strict=True):
         tokens = slice(span.first_token, span.first_token + span.num_tokens)
@@ -93,35 +73,61 @@ def _attend_by_sequence(
             mask = bias[:, distances.clamp(-reach, reach) + reach].to(q.dtype)
         if length is None:
             mask = mask.masked_fill(distances > 0, -torch.inf)
-        attended = torch.nn.functional.scaled_dot_product_attention(
-            q[tokens].transpose(0, 1)[None], keys, values, attn_mask=mask, scale=scale, enable_gqa=True
-        )
+        attended = _weighted_values(q[tokens].transpose(0, 1)[None], keys, values, mask, scores)
         out[tokens] = attended[0].transpose(0, 1)
     return out.flatten(1)
 
 
-def _decode(q: Tensor, blocks: KVBlocks, group: DecodeGroup) -> Tensor:
+def _decode(q: Tensor, blocks: KVBlocks, group: DecodeGroup, scores: Scores) -> Tensor:
     """Attend from one query per sequence: q [R, Q, D] -> [R, Q, D]."""
     num_rows, num_heads, head_dim = q.shape
     keys, values = (
         half.view(len(half), num_rows, -1, head_dim).transpose(0, 1)[:, :, : group.length]
         for half in blocks.read(group.blocks, q.dtype)
     )
-    # The heads that share K and V become the query dimension: they all see the same positions.
-    q = q.reshape(num_rows, keys.shape[1], -1, head_dim)
-    out = torch.nn.functional.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask)
+    if _is_plain(scores):
+        # The heads that share K and V become the query dimension: they all see the same positions.
+        q = q.reshape(num_rows, keys.shape[1], -1, head_dim)
+        out = _weighted_values(q, keys, values, group.mask, scores)
+    else:
+        out = _weighted_values(q[:, :, None], keys, values, group.mask, scores)
     return out.reshape(num_rows, num_heads, head_dim)
 
 
-def _prefill(q: Tensor, blocks: KVBlocks, chunk: PrefillChunk) -> Tensor:
+def _prefill(q: Tensor, blocks: KVBlocks, chunk: PrefillChunk, scores: Scores) -> Tensor:
     """Attend from the tokens of one sequence: q [n, Q, D] -> [n, Q, D]."""
     keys, values = (half[None, :, : chunk.length] for half in blocks.read(chunk.blocks, q.dtype))
-    out = torch.nn.functional.scaled_dot_product_attention(
-        q.transpose(0, 1).unsqueeze(0),
-        keys,
-        values,
-        attn_mask=chunk.mask,
-        is_causal=chunk.mask is None,
-        enable_gqa=True,
-    )
+    out = _weighted_values(q.transpose(0, 1).unsqueeze(0), keys, values, chunk.mask, scores, chunk.mask is None)
     return out.squeeze(0).transpose(0, 1)
+
+
+def _is_plain(scores: Scores) -> bool:
+    """Return whether torch's own attention takes them."""
+    return scores.soft_cap is None and scores.sinks is None
+
+
+def _weighted_values(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scores: Scores, is_causal: bool = False
+) -> Tensor:
+    """Attend from all of q to what a mask leaves of all positions.
+
+    Shapes: q [B, Q, n, D], keys and values [B, KV, S, D], mask, added to scores, [.., n, S] -> [B, Q, n, D].
+    """
+    if _is_plain(scores):
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, keys, values, attn_mask=mask, is_causal=is_causal, scale=scores.scale, enable_gqa=True
+        )
+    share = q.shape[1] // keys.shape[1]
+    keys, values = (half.repeat_interleave(share, dim=1) for half in (keys, values))
+    scale = q.shape[-1] ** -0.5 if scores.scale is None else scores.scale
+    found = (q @ keys.transpose(2, 3)).float() * scale
+    if scores.soft_cap is not None:
+        found = torch.tanh(found / scores.soft_cap) * scores.soft_cap
+    if is_causal:
+        found = found.masked_fill(torch.ones_like(found, dtype=torch.bool).triu(1), -torch.inf)
+    if mask is not None:
+        found = found + mask
+    if scores.sinks is not None:
+        found = torch.cat([found, scores.sinks.float()[:, None, None].expand(*found.shape[:3], 1)], dim=-1)
+    weights = found.softmax(dim=-1)[..., : keys.shape[2]]
+    return weights.to(values.dtype) @ values

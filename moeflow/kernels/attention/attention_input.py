@@ -11,21 +11,21 @@ from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.cpu import row_ops
 from moeflow.kernels.norm import rms_norm
 from moeflow.kernels.on_demand import torch
-from moeflow.kernels.rotary import apply_rotary
+from moeflow.kernels.rotary import RotaryTable, apply_rotary
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def attention_input(
-    qkv: Tensor, heads: Heads, cos: Tensor, sin: Tensor, blocks: KVBlocks, metadata: AttentionMetadata
+    qkv: Tensor, heads: Heads, rotary: RotaryTable | None, blocks: KVBlocks, metadata: AttentionMetadata
 ) -> Tensor:
     """Prepare queries, keys and values as `heads` says, store K and V of all tokens, and return the queries.
 
-    Shapes: qkv [T, (Q + 2 KV) * D], which may be overwritten; cos and sin [T, 1, D] from `rotary_table` -> [T, Q, D].
+    Without `rotary` nothing is rotated. Shapes: qkv [T, (Q + 2 KV) * D], which may be overwritten -> [T, Q, D].
     """
     if blocks.handle is not None and row_ops.accepts(qkv):
-        return row_ops.attention_input(qkv, heads, cos, sin, blocks, metadata.slots)
+        return row_ops.attention_input(qkv, heads, rotary, blocks, metadata.slots)
     num_rotated = heads.num_heads + heads.num_kv_heads
     sizes = [num_rotated * heads.head_dim, heads.num_kv_heads * heads.head_dim]
     qk, v = torch.split(qkv, sizes, dim=-1)
@@ -33,8 +33,9 @@ def attention_input(
         qk = _normalise(qk, heads, heads.q_norm, heads.k_norm)
     if heads.clip is not None:
         qk, v = qk.clamp(-heads.clip, heads.clip), v.clamp(-heads.clip, heads.clip)
-    rotated = apply_rotary(qk.view(len(qk), num_rotated, heads.head_dim), cos, sin)
-    q, k = torch.split(rotated, [heads.num_heads, heads.num_kv_heads], dim=1)
+    qk = qk.view(len(qk), num_rotated, heads.head_dim)
+    qk = qk if rotary is None else apply_rotary(qk, rotary.cos, rotary.sin)
+    q, k = torch.split(qk, [heads.num_heads, heads.num_kv_heads], dim=1)
     write_kv(k, v.view(len(v), heads.num_kv_heads, heads.head_dim), blocks, metadata.slots)
     return q
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from moeflow.kernels.arrays import Array, address, floats_like, is_float32, row_stride
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.kv_blocks import KVBlocks
+from moeflow.kernels.attention.scores import PLAIN, Scores
 from moeflow.kernels.cpu.arguments import check_floats
 
 try:
@@ -35,18 +36,14 @@ def write_kv(k: Array, v: Array, blocks: KVBlocks, slots: Array) -> None:
     )
 
 
-def attend(
-    q: Array,
-    blocks: KVBlocks,
-    metadata: AttentionMetadata,
-    sliding_window: int | None,
-    scale: float | None = None,
-    bias: Array | None = None,
-) -> Array:
+def attend(q: Array, blocks: KVBlocks, metadata: AttentionMetadata, scores: Scores = PLAIN) -> Array:
     """Attend from each token to what it sees of its sequence; see `kernels.attention.attention.attend`."""
     num_tokens, num_heads, head_dim = q.shape
+    bias = scores.bias
     if bias is not None:
         check_floats(bias, (num_heads, bias.shape[1]))
+    if scores.sinks is not None:
+        check_floats(scores.sinks, (num_heads,))
     out = floats_like(q, num_tokens, num_heads * head_dim)
     _cpu.attention(
         cache=blocks.handle,
@@ -55,10 +52,12 @@ def attend(
         num_heads=num_heads,
         num_sequences=len(metadata.spans),
         sequences=metadata.table.buffer_info()[0],
-        sliding_window=sliding_window or 0,
+        sliding_window=scores.sliding_window or 0,
         tree_masks=address(metadata.tree_masks),
         out=address(out),
-        scale=scale or 0.0,
+        scale=scores.scale or 0.0,
+        soft_cap=scores.soft_cap or 0.0,
+        sinks=address(scores.sinks),
         lengths=0 if metadata.lengths is None else metadata.lengths.buffer_info()[0],
         bias=address(bias),
         bias_reach=0 if bias is None else bias.shape[1] // 2,

@@ -14,10 +14,13 @@ from moeflow.kernels.arrays import Array, address, floats_like, ids_like
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.heads import Heads
 from moeflow.kernels.attention.kv_blocks import KVBlocks
+from moeflow.kernels.attention.scores import Scores
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats
 from moeflow.kernels.cpu.packed_weights import PackedWeight
+from moeflow.kernels.cpu.row_ops import check_rotary
 from moeflow.kernels.cpu.stages import MoEStage
+from moeflow.kernels.rotary import RotaryTable
 
 if extension.is_available():
     import moeflow.kernels._cpu as _cpu
@@ -31,7 +34,8 @@ class PackedLayer:
     qkv_bias: Array | None
     input_norm: Array  # [H]
     heads: Heads
-    sliding_window: int | None
+    scores: Scores  # without a bias
+    rotary: int | None  # which of a pass's tables it rotates by; None: it does not
     stage: MoEStage  # what follows attention
 
     @property
@@ -68,6 +72,7 @@ class PackedDecoder:
         self.routed = [number for number, layer in enumerate(layers) if layer.stage.router is not None]
         self.has_slots = any(layer.stage.slots is not None for layer in layers)
         self._handles = [_bind(layer) for layer in layers]
+        self._num_tables = max((0 if layer.rotary is None else layer.rotary + 1 for layer in layers), default=0)
         stages = [layers[number].stage for number in self.routed]
         self._top_k = stages[0].choose.top_k if stages else 0
         routers = {(stage.choose.top_k, stage.slots is None, stage.num_experts) for stage in stages}
@@ -77,8 +82,7 @@ class PackedDecoder:
     def begin(
         self,
         hidden: Array,
-        cos: Array,
-        sin: Array,
+        rotary: Sequence[RotaryTable],
         blocks: Sequence[KVBlocks],
         metadata: AttentionMetadata,
         *,
@@ -89,13 +93,15 @@ class PackedDecoder:
 
         It keeps what routers choose, and what the experts of all layers, or their dense networks, get, if asked to.
 
-        Shapes: hidden [T, H] float32, which is changed; cos and sin [T, 1, D] from `rotary_table`; blocks one a layer.
+        Shapes: hidden [T, H] float32, which is changed; blocks one a layer.
         """
         first = self.layers[0]
         num_tokens = hidden.shape[0]
         check_floats(hidden, (num_tokens, first.hidden))
-        check_floats(cos, (num_tokens, 1, first.heads.head_dim))
-        check_floats(sin, (num_tokens, 1, first.heads.head_dim))
+        for table in rotary:
+            check_rotary(table, num_tokens, min(layer.heads.head_dim for layer in self.layers))
+        if self._num_tables > len(rotary):
+            raise ValueError(f"layers need {self._num_tables} tables of rotary positions, not {len(rotary)}")
         if len(blocks) != len(self.layers):
             raise ValueError(f"{len(self.layers)} layers need as many KV caches, not {len(blocks)}")
         keeps_choices |= self.has_slots
@@ -107,8 +113,7 @@ class PackedDecoder:
             layers=self._handles,
             caches=[layer.handle for layer in blocks],
             num_tokens=num_tokens,
-            cos=address(cos),
-            sin=address(sin),
+            rotary=[_cpu.RotaryTable(cos=address(it.cos), sin=address(it.sin), dim=it.dim) for it in rotary],
             slots=address(metadata.slots),
             num_sequences=len(metadata.spans),
             sequences=metadata.table.buffer_info()[0],
@@ -118,9 +123,7 @@ class PackedDecoder:
             topk_weights=address(topk_weights),
             keeps_inputs=keeps_inputs,
         )
-        return PackedPass(
-            hidden, topk_ids, normed, topk_weights, self.routed, handle, (self, blocks, cos, sin, metadata)
-        )
+        return PackedPass(hidden, topk_ids, normed, topk_weights, self.routed, handle, (self, blocks, rotary, metadata))
 
 
 @dataclass(slots=True)
@@ -182,6 +185,10 @@ def _bind(layer: PackedLayer) -> object:
     if sum(part.rows for part in layer.qkv) != row or stage.o_proj.cols != heads.num_heads * heads.head_dim:
         raise ValueError(f"{layer.qkv}, {heads} and {stage.o_proj} do not fit together")
     check_floats(layer.input_norm, (layer.hidden,))
+    scores = layer.scores
+    assert scores.bias is None, "a layer with relative positions is no decoder's"
+    if scores.sinks is not None:
+        check_floats(scores.sinks, (heads.num_heads,))
     return _cpu.DecoderLayer(
         qkv=[part.handle for part in layer.qkv],
         qkv_bias=address(layer.qkv_bias),
@@ -192,6 +199,10 @@ def _bind(layer: PackedLayer) -> object:
         k_norm=address(heads.k_norm),
         norm_all_heads=heads.norms_all_heads,
         clip=heads.clip or 0.0,
-        sliding_window=layer.sliding_window or 0,
+        sliding_window=scores.sliding_window or 0,
+        scale=scores.scale or 0.0,
+        soft_cap=scores.soft_cap or 0.0,
+        sinks=address(scores.sinks),
+        rotary=-1 if layer.rotary is None else layer.rotary,
         stage=stage.handle,
     )

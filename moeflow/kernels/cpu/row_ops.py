@@ -14,6 +14,7 @@ from moeflow.kernels.arrays import Array, address, floats_like, ids_like, is_con
 from moeflow.kernels.attention.heads import Heads
 from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.cpu import extension
+from moeflow.kernels.rotary import RotaryTable
 
 if extension.is_available():
     import moeflow.kernels._cpu as _cpu
@@ -91,17 +92,19 @@ def sample(logits: Any, samplings: Sequence[tuple[int, float, float, int, float,
     return tokens
 
 
-def attention_input(qkv: Array, heads: Heads, cos: Array, sin: Array, blocks: KVBlocks, slots: Array) -> Array:
+def attention_input(qkv: Array, heads: Heads, rotary: RotaryTable | None, blocks: KVBlocks, slots: Array) -> Array:
     """Prepare queries, keys and values, store K and V, and return the queries, which stay where they are.
 
-    Shapes: qkv [T, (Q + 2 KV) * D], overwritten; cos and sin [T, 1, D]; slots [T] int64 -> [T, Q, D].
+    Shapes: qkv [T, (Q + 2 KV) * D], overwritten; slots [T] int64 -> [T, Q, D].
     """
     num_heads, head_dim = heads.num_heads, heads.head_dim
     num_tokens, row = qkv.shape
     if row != (num_heads + 2 * heads.num_kv_heads) * head_dim or head_dim != blocks.head_dim:
         raise ValueError(f"rows of {row} values and blocks for heads of {blocks.head_dim} do not fit {heads}")
-    if not is_float32(cos) or math.prod(cos.shape) != num_tokens * head_dim or slots.shape[0] != num_tokens:
-        raise ValueError(f"{list(cos.shape)} {cos.dtype} and {slots.shape[0]} slots are not for {num_tokens} tokens")
+    if slots.shape[0] != num_tokens:
+        raise ValueError(f"{slots.shape[0]} slots are not for {num_tokens} tokens")
+    if rotary is not None:
+        check_rotary(rotary, num_tokens, head_dim)
     _cpu.attention_input(
         cache=blocks.handle,
         qkv=address(qkv),
@@ -112,9 +115,18 @@ def attention_input(qkv: Array, heads: Heads, cos: Array, sin: Array, blocks: KV
         norm_all_heads=heads.norms_all_heads,
         eps=heads.eps,
         clip=heads.clip or 0.0,
-        cos=address(cos),
-        sin=address(sin),
+        cos=0 if rotary is None else address(rotary.cos),
+        sin=0 if rotary is None else address(rotary.sin),
+        rotary_dim=0 if rotary is None else rotary.dim,
         slots=address(slots),
     )
     queries = qkv[:, : num_heads * head_dim]
     return queries.reshape(num_tokens, num_heads, head_dim)
+
+
+def check_rotary(rotary: RotaryTable, num_tokens: int, head_dim: int) -> None:
+    """Raise ValueError unless a table is of so many tokens, and of no more dimensions than a head has."""
+    shape = (num_tokens, 1, rotary.dim)
+    for part in (rotary.cos, rotary.sin):
+        if not is_float32(part) or part.shape != shape or not is_contiguous(part) or rotary.dim > head_dim:
+            raise ValueError(f"{list(part.shape)} {part.dtype} is not for {num_tokens} tokens, heads of {head_dim}")

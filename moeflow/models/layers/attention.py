@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from moeflow.core.model_config import ModelConfig
@@ -16,11 +16,12 @@ from moeflow.kernels.attention.attention_input import attention_input
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.heads import Heads
 from moeflow.kernels.attention.kv_blocks import KVBlocks
+from moeflow.kernels.attention.scores import Scores
 from moeflow.kernels.on_demand import on_demand, torch
+from moeflow.kernels.rotary import RotaryTable
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.linear import Linear, output_linear
-from moeflow.models.layers.rotary import RotaryTable
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.parallel.blocks import head_blocks, scaled
 
@@ -41,7 +42,8 @@ class Attention:
         self, config: ModelConfig, allocator: WeightAllocator, layer_idx: int, qk_norm: QKNorm | None = None
     ) -> None:
         self.layer_idx = layer_idx
-        self.sliding_window = config.sliding_window
+        kind = config.attention_of(layer_idx)
+        self.rotary = None if kind.rope is None else config.ropes.index(kind.rope)  # which of a pass's tables
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
         self._ranks = ranks = _rank_heads(config, allocator)
@@ -52,12 +54,21 @@ class Attention:
             bias=config.attention_bias,
             own=None if ranks is None else _own_rows(ranks, config.head_dim),
         )
-        self.o_proj = output_linear(allocator, q_size, "o_proj", config.hidden_size, bias=config.attention_bias)
+        self.o_proj = output_linear(allocator, q_size, "o_proj", config.hidden_size, bias=config.attention_out_bias)
         self.q_norm = self.k_norm = None
         if qk_norm is not None:
             per_head = qk_norm == "per_head"
             self.q_norm = allocator.empty(config.head_dim if per_head else q_size)
             self.k_norm = allocator.empty(config.head_dim if per_head else kv_size)
+        self._sinks = allocator.empty(config.num_heads) if config.has_attention_sinks else None  # ranks have all
+        self.scores = Scores(
+            sliding_window=kind.sliding_window,
+            scale=config.attention_scale,
+            soft_cap=config.attention_soft_cap,
+            sinks=self._sinks
+            if self._sinks is None or ranks is None
+            else self._sinks[ranks.queries.start : ranks.queries.stop],
+        )
         self._is_normed_here = ranks is None or qk_norm != "all_heads"  # else before, with the other ranks
         self.heads = Heads(
             num_heads=config.num_heads if ranks is None else len(ranks.queries),
@@ -69,7 +80,7 @@ class Attention:
             clip=config.clip_qkv,
         )
 
-    def attend(self, qkv: Tensor, rotary: RotaryTable, context: ForwardContext) -> Tensor:
+    def attend(self, qkv: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
         """Store K and V in the cache and attend.
 
         Shapes: qkv [T, (Q + 2 KV) * D] from `qkv_proj`, of this rank's heads, used up -> [T, Q * D] of all heads.
@@ -81,20 +92,28 @@ class Attention:
             qkv = ranks.normalise(qkv, self.q_norm, self.k_norm, self.heads.eps)
         return ranks.gather(self.attend_over(blocks, qkv, rotary, context.attention))
 
-    def attend_over(self, blocks: KVBlocks, qkv: Tensor, rotary: RotaryTable, metadata: AttentionMetadata) -> Tensor:
+    def attend_over(
+        self, blocks: KVBlocks, qkv: Tensor, rotary: Sequence[RotaryTable], metadata: AttentionMetadata
+    ) -> Tensor:
         """Do the same over any blocks; the metadata number these."""
         q = self.store(blocks, qkv, rotary, metadata)
-        return attend(q, blocks, metadata, sliding_window=self.sliding_window)
+        return attend(q, blocks, metadata, self.scores)
 
-    def store(self, blocks: KVBlocks, qkv: Tensor, rotary: RotaryTable, metadata: AttentionMetadata) -> Tensor:
+    def store(
+        self, blocks: KVBlocks, qkv: Tensor, rotary: Sequence[RotaryTable], metadata: AttentionMetadata
+    ) -> Tensor:
         """Store K and V in blocks, and return the queries [T, Q, D]; qkv is used up."""
-        return attention_input(qkv, self.heads, rotary.cos, rotary.sin, blocks, metadata)
+        table = None if self.rotary is None else rotary[self.rotary]
+        return attention_input(qkv, self.heads, table, blocks, metadata)
 
     def on_host(self) -> Attention:
-        """Return this attention for `attend_over` and `store` in main memory and float32; of its weights, the norms."""
+        """Return this attention for `attend_over` and `store` in main memory and float32, its norms and sinks too."""
         norms = (self.q_norm, self.k_norm)
-        q_norm, k_norm = (None if norm is None else norm.to("cpu", torch.float32) for norm in norms)
+        q_norm, k_norm, sinks = (
+            None if weight is None else weight.to("cpu", torch.float32) for weight in (*norms, self.scores.sinks)
+        )
         attention = copy.copy(self)
+        attention.scores = dataclasses.replace(self.scores, sinks=sinks)
         attention.heads = dataclasses.replace(self.heads, q_norm=q_norm, k_norm=k_norm)
         return attention
 
@@ -105,6 +124,8 @@ class Attention:
         if self.q_norm is not None and self.k_norm is not None:
             yield f"{prefix}.q_norm.weight", self.q_norm
             yield f"{prefix}.k_norm.weight", self.k_norm
+        if self._sinks is not None:
+            yield f"{prefix}.sinks", self._sinks
 
 
 def _rank_heads(config: ModelConfig, allocator: WeightAllocator) -> rank_heads.RankHeads | None:

@@ -19,7 +19,7 @@ from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.norm import RMSNorm
 from moeflow.models.layers.packed_layers import PackedLayers
-from moeflow.models.layers.rotary import RotaryEmbedding
+from moeflow.models.layers.rotary import RotaryEmbeddings
 from moeflow.models.layers.weight_allocator import Weight, WeightAllocator, rows_of, whole
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class CausalLM:
         self._vocab = ends.columns("logits", config.vocab_size)
         self.lm_head = self._make_head(ends)
         self._packed = PackedLayers.of(self.layers, allocator)
-        self.rotary = RotaryEmbedding(config.rotary, config.head_dim, allocator.device)
+        self.rotary = RotaryEmbeddings(config.ropes, config.head_dim, allocator.device)
 
     @without_gradients
     def __call__(self, token_ids: Array, context: ForwardContext) -> Array:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.cpu.decoder import PackedLayer
 from moeflow.kernels.cpu.packed_weights import PackedStack, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
+from moeflow.kernels.rotary import RotaryTable
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.expert_weights import Destination, MovableExperts
 from moeflow.models.layers.mlp import MLP, FusedMLP
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.norm import RMSNorm
-from moeflow.models.layers.rotary import RotaryTable
 from moeflow.models.layers.shared_experts import Routed
 from moeflow.models.layers.weight_allocator import WeightAllocator
 
@@ -36,7 +36,7 @@ class DecoderLayer:
         self.post_attention_layernorm = RMSNorm(allocator, config.hidden_size, config.rms_norm_eps)
         self._stage = self._make_stage()
 
-    def __call__(self, hidden: Tensor, rotary: RotaryTable, context: ForwardContext) -> Tensor:
+    def __call__(self, hidden: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
         """Shapes: hidden [T, H] -> [T, H]."""
         attended = self.attention(self.pre_attention(hidden), rotary, context)
         return self.post_attention(hidden, attended)
@@ -64,7 +64,8 @@ class DecoderLayer:
             qkv_bias=attention.qkv_proj.bias,
             input_norm=self.input_layernorm.weight,
             heads=attention.heads,
-            sliding_window=attention.sliding_window,
+            scores=attention.scores,
+            rotary=attention.rotary,
             stage=self._stage,
         )
 
@@ -72,7 +73,7 @@ class DecoderLayer:
         """Return queries, keys and values side by side. Shapes: hidden [T, H] -> [T, (Q + 2 KV) * D]."""
         return self.self_attn.qkv_proj.after_norm(hidden, self.input_layernorm)
 
-    def attention(self, qkv: Tensor, rotary: RotaryTable, context: ForwardContext) -> Tensor:
+    def attention(self, qkv: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
         """Store keys and values in the cache and attend; qkv is used up. Shapes: as above -> [T, Q * D]."""
         return self.self_attn.attend(qkv, rotary, context)
 

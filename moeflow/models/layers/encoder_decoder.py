@@ -19,6 +19,7 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.attention.attention import attend, write_kv
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata, Span
 from moeflow.kernels.attention.kv_blocks import KVBlocks
+from moeflow.kernels.attention.scores import Scores
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.embedding import embedding
 from moeflow.kernels.linear import linear
@@ -233,7 +234,7 @@ class _SelfAttention:
         """Store keys and values, and attend. Shapes: hidden [T, H] -> [T, heads * D], for `o_proj`."""
         q, k, v = (part.view(-1, *self._heads) for part in self.qkv_proj.after_norm(hidden, self.norm).chunk(3, dim=1))
         write_kv(k, v, blocks, metadata.slots)
-        return attend(q, blocks, metadata, scale=_SCALE, bias=bias)
+        return attend(q, blocks, metadata, Scores(scale=_SCALE, bias=bias))
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination); `prefix` is that of the layer's part."""
@@ -261,7 +262,7 @@ class _CrossAttention:
     def __call__(self, hidden: Tensor, blocks: KVBlocks, metadata: AttentionMetadata) -> Tensor:
         """Shapes: hidden [T, H] -> [T, heads * D], for `o_proj`."""
         q = self.q_proj.after_norm(hidden, self.norm).view(-1, *self._heads)
-        return attend(q, blocks, metadata, scale=_SCALE)
+        return attend(q, blocks, metadata, Scores(scale=_SCALE))
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination); `prefix` is that of the layer's part."""

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, cast
 from moeflow.experts.predict.predictor import MAX_TOKENS
 from moeflow.kernels.arrays import Array, on_host
 from moeflow.kernels.cpu.decoder import NOTHING, PackedDecoder, PackedPass
+from moeflow.kernels.rotary import RotaryTable
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.moe import MoE
-from moeflow.models.layers.rotary import RotaryTable
 from moeflow.models.layers.weight_allocator import OnRoute, WeightAllocator
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class PackedLayers:
         decoder = PackedDecoder(self._decoder.layers[:num_layers])
         return PackedLayers(decoder, None if self._cached is None else self._cached.first(decoder), None)
 
-    def __call__(self, hidden: Array, rotary: RotaryTable, context: ForwardContext) -> Array:
+    def __call__(self, hidden: Array, rotary: Sequence[RotaryTable], context: ForwardContext) -> Array:
         """Return what comes out of the last layer; writes K and V of every token.
 
         Shapes: hidden [T, H] float32, which is used up -> [T, H].
@@ -61,8 +61,7 @@ class PackedLayers:
         keeps_inputs = context.on_inputs is not None or (keeps and len(hidden) <= MAX_TOKENS)
         work = self._decoder.begin(
             hidden,
-            rotary.cos,
-            rotary.sin,
+            rotary,
             blocks,
             context.attention,
             keeps_choices=keeps,

@@ -1,14 +1,17 @@
-"""Rotary embedding of one model: turns its `RopeConfig` into cos and sin, once per pass for all layers."""
+"""Rotary embeddings of one model: turn each `RopeConfig` into cos and sin, once per pass for all layers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from moeflow.core.model_config import RopeConfig
 from moeflow.kernels.arrays import Array, array_on
 from moeflow.kernels.rotary import (
     Frequencies,
+    RotaryTable,
     inverse_frequencies,
     rotary_table,
     stretch_llama3,
@@ -20,16 +23,19 @@ if TYPE_CHECKING:
     from moeflow.kernels.arrays import Device, DType
 
 
-@dataclass(frozen=True, slots=True)
-class RotaryTable:
-    """cos and sin of the tokens of one pass, each [T, 1, D], as `kernels.rotary.apply_rotary` wants them."""
+class RotaryEmbeddings:
+    """Computes the tables of a pass, one for each kind of rotary positions that layers have."""
 
-    cos: Array
-    sin: Array
+    def __init__(self, ropes: Sequence[RopeConfig], head_dim: int, device: Device) -> None:
+        self._kinds = [RotaryEmbedding(rope, head_dim, device) for rope in ropes]
+
+    def __call__(self, positions: Array, dtype: DType) -> tuple[RotaryTable, ...]:
+        """Shapes: positions [T] int64."""
+        return tuple(kind(positions, dtype) for kind in self._kinds)
 
 
 class RotaryEmbedding:
-    """Computes the table of a pass; holds no weights."""
+    """Computes the table of a pass for one kind; holds no weights."""
 
     def __init__(self, rope: RopeConfig, head_dim: int, device: Device) -> None:
         self.frequencies = array_on(_frequencies(rope, head_dim), device)
@@ -41,7 +47,7 @@ class RotaryEmbedding:
 
 
 def _frequencies(rope: RopeConfig, head_dim: int) -> Frequencies:
-    frequencies = inverse_frequencies(head_dim, rope.theta)
+    frequencies = inverse_frequencies(rope.rotary_dim or head_dim, rope.theta)
     if rope.kind == "linear":
         return frequencies / rope.factor
     if rope.kind == "llama3":
@@ -60,12 +66,17 @@ def _frequencies(rope: RopeConfig, head_dim: int) -> Frequencies:
             beta_fast=rope.beta_fast,
             beta_slow=rope.beta_slow,
             original_max_position=rope.original_max_position,
+            truncate=rope.truncate,
         )
+    if rope.kind == "longrope":
+        return (frequencies / np.array(rope.pair_factors, np.float32)).astype(np.float32)
     assert rope.kind == "default", rope.kind  # whoever read the config refused the others
     return frequencies
 
 
 def _scale(rope: RopeConfig) -> float:
+    if rope.kind == "longrope" and rope.attention_factor is not None:
+        return rope.attention_factor
     if rope.kind != "yarn":
         return 1.0
     return yarn_attention_factor(rope.factor) if rope.attention_factor is None else rope.attention_factor

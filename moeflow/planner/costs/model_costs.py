@@ -8,7 +8,7 @@ experts); and the head.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from moeflow.core.model_config import ModelConfig
@@ -256,15 +256,18 @@ class ModelCosts:
         )
 
     def decode_attention(self, num_sequences: float, context: float) -> Work:
-        """Return one layer's attention of one new token each."""
-        seen = num_sequences * self._window(context)
+        """Return one layer's attention of one new token each, on average over layers."""
+        seen = num_sequences * self._average(lambda window: window, context)
         return self.attention(num_sequences, seen, seen)
 
     def prefill_attention(self, num_prompts: float, length: float, chunk: float | None = None) -> Work:
-        """Return one layer's attention of whole prompts, each in chunks of so many tokens; None: in one."""
+        """Return one layer's attention of whole prompts, each in chunks of so many tokens; None: in one.
+
+        Where layers differ it is their average.
+        """
         chunk = min(chunk or length, length)
-        window = self._window(length)
-        seen = num_prompts * (window * (window + 1) / 2 + (length - window) * window)  # fewer until a window is full
+        # Fewer until a window is full.
+        seen = num_prompts * self._average(lambda it: it * (it + 1) / 2 + (length - it) * it, length)
         read = num_prompts * (length / chunk + 1) / 2 * length
         return self.attention(num_prompts * length, seen, min(read, seen))
 
@@ -334,8 +337,11 @@ class ModelCosts:
         experts = 2 * shape.hidden_size + pairs * (3 * shape.intermediate_size + shape.hidden_size)
         return num_tokens * max(attention, experts) * self.formats.activation_bytes
 
-    def _window(self, context: float) -> float:
-        return min(context, self.shape.sliding_window or context)
+    def _average(self, of_window: Callable[[float], float], context: float) -> float:
+        """Return the average over layers of something that depends on how many tokens a query sees."""
+        counts = self.shape.sliding_windows
+        total = sum(count * of_window(min(context, window or context)) for window, count in counts.items())
+        return total / counts.total() if counts else of_window(context)
 
     def _matrix(self, values: int, num_tokens: float, num_bytes: float) -> Work:
         """Return the work of a layer's matrix."""

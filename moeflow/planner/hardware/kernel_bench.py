@@ -25,6 +25,7 @@ from moeflow.kernels.cpu import extension, row_ops
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight, expert_bytes, matrix_bytes
 from moeflow.kernels.lazy_memory import allocate_lazily
 from moeflow.kernels.on_demand import torch
+from moeflow.kernels.rotary import RotaryTable
 from moeflow.kernels.sample import RowSampling, sample_rows
 from moeflow.kernels.weight_format import (
     BITS_PER_VALUE,
@@ -251,7 +252,7 @@ class KernelBench:
             )
             turns = cycle(layers)  # those of one would stay in large caches
             q = torch.rand(sum(counts), num_heads, head_dim, generator=random)
-            run = lambda q=q, it=turns, metadata=metadata: cpu_attention.attend(q, next(it), metadata, None)  # noqa: E731
+            run = lambda q=q, it=turns, metadata=metadata: cpu_attention.attend(q, next(it), metadata)  # noqa: E731
             seconds = self._median(run)
             read = len(starts) * CONTEXT
             seen = sum(start * count + count * (count + 1) / 2 for start, count in zip(starts, counts, strict=True))
@@ -269,12 +270,12 @@ class KernelBench:
         blocks = KVBlocks(storage, torch.float32, **shaped)
         norm, slots = torch.ones(hidden_size), torch.arange(ROWS)
         x, projected = (torch.rand(ROWS, size, generator=random) for size in (hidden_size, qkv))
-        cos, sin = torch.ones(ROWS, 1, head_dim), torch.zeros(ROWS, 1, head_dim)
+        table = RotaryTable(torch.ones(ROWS, 1, head_dim), torch.zeros(ROWS, 1, head_dim))
 
         def run() -> None:
             row_ops.rms_norm(x, norm, 1e-6)
             row_ops.rms_norm(x, norm, 1e-6)
-            row_ops.attention_input(projected, heads, cos, sin, blocks, slots)
+            row_ops.attention_input(projected, heads, table, blocks, slots)
 
         num_bytes = ROWS * (8 * hidden_size + 2 * qkv) * 4.0  # as `ModelCosts.row_operations` counts
         yield Work("rows", "float32", num_bytes, 0.0, ROWS, hidden_size), self._median(run)

@@ -240,7 +240,7 @@ class _Driver:
             return model(tokens, context), 0.0
         hidden = embedding(tokens, model.embed_tokens)
         rotary = model.rotary(context.positions, hidden.dtype)
-        work = self._tiny.decoder.begin(hidden, rotary.cos, rotary.sin, self._kv.layers, context.attention)
+        work = self._tiny.decoder.begin(hidden, rotary, self._kv.layers, context.attention)
         start = time.perf_counter()
         work.run()
         kernels_s = time.perf_counter() - start

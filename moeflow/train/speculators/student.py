@@ -174,6 +174,7 @@ def _shape(target: ModelConfig, num_layers: int, weights: Mapping[str, Tensor]) 
         rope=target.rope,
         tie_word_embeddings=target.tie_word_embeddings,
         attention_bias=target.attention_bias,
+        attention_out_bias=target.attention_bias,
         mlp_bias=target.mlp_bias,
         hidden_act=target.hidden_act,
     )

@@ -22,7 +22,7 @@ from moeflow.models.layers import attention as layers_attention
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.expert_weights import ExpertTensors
 from moeflow.models.layers.moe import MoE
-from moeflow.models.layers.rotary import RotaryEmbedding
+from moeflow.models.layers.rotary import RotaryEmbeddings
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.registry import find_family, read_model_config
 from tests.engine.offload.offloaded_runs import FAMILIES
@@ -87,7 +87,7 @@ class BlocksOnGpu(KVBlocks):
         assert {slots.device, k.device, v.device} == {GPU}
 
 
-def attend_in_part(q, blocks, metadata, *, sliding_window):
+def attend_in_part(q, blocks, metadata, scores):
     """Stand for attention, whose masks torch makes in ways that need a real GPU."""
     assert {q.device, metadata.slots.device} == {GPU}
     return q.flatten(1)
@@ -98,6 +98,6 @@ def cut(model):
     blocks = [range(sum(sizes[:number]), sum(sizes[: number + 1])) for number in range(len(sizes))]
     attention = AttentionMetadata.build(starts=STARTS, num_tokens=COUNTS, block_ids=blocks, block_size=16, device=HOST)
     context = ForwardContext(torch.arange(sum(COUNTS)), attention, None)
-    host = Side(HOST, RotaryEmbedding(model.config.rope, model.config.head_dim, HOST), torch.float32)
+    host = Side(HOST, RotaryEmbeddings(model.config.ropes, model.config.head_dim, HOST), torch.float32)
     device = Side(GPU, model.rotary, torch.bfloat16)
     return cut_pass(torch.arange(sum(COUNTS)), context, host, device, max_tokens=5)

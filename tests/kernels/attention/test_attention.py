@@ -6,13 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeflow.kernels.attention.attention import attend_reference
+from moeflow.kernels.attention.scores import Scores
 from tests.kernels.passes import Pass
 
 
 def run(made, window=None):
     """Put K and V into the cache and attend, in plain torch."""
     made.write(lambda k, v, slots: made.blocks.write(slots, k, v))
-    return attend_reference(torch.cat(made.queries), made.blocks, made.metadata(), sliding_window=window)
+    return attend_reference(torch.cat(made.queries), made.blocks, made.metadata(), Scores(window))
 
 
 def check(spans, window=None, tolerance=1e-5, **shape):
@@ -83,7 +84,7 @@ def test_layers_with_different_windows_share_one_metadata():
     run(made)
     metadata = made.metadata()
     for window in (None, 3, None, 5):
-        made.check(attend_reference(torch.cat(made.queries), made.blocks, metadata, sliding_window=window), window)
+        made.check(attend_reference(torch.cat(made.queries), made.blocks, metadata, Scores(window)), window)
 
 
 def test_similar_lengths_share_one_call():
@@ -91,3 +92,12 @@ def test_similar_lengths_share_one_call():
     groups = made.metadata().plan(None, torch.float32).groups
     assert [group.rows.tolist() for group in groups] == [[0, 5], [2], [1, 3, 4]]
     assert all((group.length + 3) // 4 < 2 * min(len(made.block_ids[row]) for row in group.rows) for group in groups)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("scores", [{"scale": 0.7}, {"soft_cap": 1.5}, {"sinks": torch.tensor([-1.0, 0.3, 2.0, 30.0])}])
+def test_what_becomes_of_scores(window, scores):
+    made = Pass([(0, 9), (12, 1), (5, 4), (30, 1)])
+    made.write(lambda k, v, slots: made.blocks.write(slots, k, v))
+    out = attend_reference(torch.cat(made.queries), made.blocks, made.metadata(), Scores(window, **scores))
+    made.check(out, window, **scores)

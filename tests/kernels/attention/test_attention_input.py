@@ -9,7 +9,7 @@ from moeflow.kernels.attention.heads import Heads
 from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kernels.cpu import extension, row_ops
 from moeflow.kernels.lazy_memory import allocate_lazily
-from moeflow.kernels.rotary import inverse_frequencies, rotary_table
+from moeflow.kernels.rotary import RotaryTable, inverse_frequencies, rotary_table
 
 BLOCK_SIZE = 16
 # tokens, heads, KV heads, head dimension, norm, clip
@@ -30,7 +30,7 @@ def make_heads(num_heads, num_kv_heads, head_dim, norm, clip):
     return Heads(num_heads, num_kv_heads, head_dim, *norms, eps=1e-6, clip=clip)
 
 
-def make_pass(num_tokens, heads, dtype=torch.float32):
+def make_pass(num_tokens, heads, dtype=torch.float32, rotary_dim=None):
     """Return the rows of a pass of one sequence, their cos and sin, and an empty cache for them."""
     num_blocks = num_tokens // BLOCK_SIZE + 3
     shape = {"num_kv_heads": heads.num_kv_heads, "block_size": BLOCK_SIZE, "head_dim": heads.head_dim}
@@ -42,13 +42,13 @@ def make_pass(num_tokens, heads, dtype=torch.float32):
         block_size=BLOCK_SIZE,
         device="cpu",
     )
-    frequencies = inverse_frequencies(heads.head_dim, 10000.0)
-    cos, sin = rotary_table(torch.arange(11, 11 + num_tokens), frequencies, 1.0, torch.float32)
+    frequencies = inverse_frequencies(rotary_dim or heads.head_dim, 10000.0)
+    table = RotaryTable(*rotary_table(torch.arange(11, 11 + num_tokens), frequencies, 1.0, torch.float32))
     rows = torch.randn(num_tokens, (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim)
-    return rows, cos, sin, blocks, metadata
+    return rows, None if rotary_dim == 0 else table, blocks, metadata
 
 
-def written_out(rows, heads, cos, sin):
+def written_out(rows, heads, table):
     """Return queries, keys and values [T, heads, D] in float64."""
     dim = heads.head_dim
     q, k, v = rows.double().split([heads.num_heads * dim, heads.num_kv_heads * dim, heads.num_kv_heads * dim], -1)
@@ -60,9 +60,11 @@ def written_out(rows, heads, cos, sin):
         if heads.clip is not None:
             x = x.clamp(-heads.clip, heads.clip)
         x = x.unflatten(-1, (x.shape[-1] // dim, dim))
-        half_cos, half_sin = (table[..., dim // 2 :].double() for table in (cos, sin))
-        first, second = x.chunk(2, -1)
-        prepared.append(torch.cat((first * half_cos - second * half_sin, second * half_cos + first * half_sin), -1))
+        if table is not None:
+            half_cos, half_sin = (part[..., table.dim // 2 :].double() for part in (table.cos, table.sin))
+            first, second, rest = x.split([table.dim // 2, table.dim // 2, dim - table.dim], -1)
+            x = torch.cat((first * half_cos - second * half_sin, second * half_cos + first * half_sin, rest), -1)
+        prepared.append(x)
     v = v if heads.clip is None else v.clamp(-heads.clip, heads.clip)
     return *prepared, v.unflatten(-1, (heads.num_kv_heads, dim))
 
@@ -73,10 +75,10 @@ def stored(blocks, metadata):
     return (half.transpose(1, 2)[where, offsets] for half in (blocks.keys, blocks.values))
 
 
-def check(num_tokens, heads):
-    rows, cos, sin, blocks, metadata = make_pass(num_tokens, heads)
-    q = attention_input(rows.clone(), heads, cos, sin, blocks, metadata)
-    for got, want in zip((q, *stored(blocks, metadata)), written_out(rows, heads, cos, sin), strict=True):
+def check(num_tokens, heads, rotary_dim=None):
+    rows, table, blocks, metadata = make_pass(num_tokens, heads, rotary_dim=rotary_dim)
+    q = attention_input(rows.clone(), heads, table, blocks, metadata)
+    for got, want in zip((q, *stored(blocks, metadata)), written_out(rows, heads, table), strict=True):
         assert got.dtype == torch.float32
         torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5)
 
@@ -92,19 +94,29 @@ def test_every_step_in_torch(monkeypatch, num_tokens, num_heads, num_kv_heads, h
     check(num_tokens, make_heads(num_heads, num_kv_heads, head_dim, norm, clip))
 
 
+@pytest.mark.parametrize("rotary_dim", [0, 2, 24, 40])
+@pytest.mark.parametrize("norm", [None, "head", "all"])
+@pytest.mark.parametrize("by_extension", [True, False])
+def test_a_part_of_a_head_may_be_rotated(isa, monkeypatch, rotary_dim, norm, by_extension):
+    if not by_extension:
+        monkeypatch.setattr(row_ops, "_AVAILABLE", False)
+    check(7, make_heads(4, 2, 40, norm, None), rotary_dim)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("norm", ["head", "all"])
 def test_a_token_has_the_same_bits_in_any_batch(isa, dtype, norm):
     heads = make_heads(8, 2, 128, norm, clip=2.0)
-    rows, cos, sin, blocks, metadata = make_pass(70, heads, dtype)
-    q = attention_input(rows.clone(), heads, cos, sin, blocks, metadata)
+    rows, table, blocks, metadata = make_pass(70, heads, dtype)
+    q = attention_input(rows.clone(), heads, table, blocks, metadata)
     whole = blocks.storage.clone()
     blocks.storage.zero_()
     extension.set_num_threads(1)
     for first in range(70):
         one = slice(first, first + 1)
         part = AttentionMetadata(metadata.slots[one], (), BLOCK_SIZE)
-        alone = attention_input(rows[one].clone(), heads, cos[one], sin[one], blocks, part)
+        own = RotaryTable(table.cos[one], table.sin[one])
+        alone = attention_input(rows[one].clone(), heads, own, blocks, part)
         assert torch.equal(alone, q[one])
     extension.set_num_threads(2)
     assert torch.equal(blocks.storage, whole)
@@ -112,10 +124,11 @@ def test_a_token_has_the_same_bits_in_any_batch(isa, dtype, norm):
 
 def test_rows_and_tables_of_other_sizes_are_refused(needs_kernels):
     heads = make_heads(4, 2, 16, None, None)
-    rows, cos, sin, blocks, metadata = make_pass(3, heads)
+    rows, table, blocks, metadata = make_pass(3, heads)
+    cos, sin = table.cos, table.sin
     with pytest.raises(ValueError, match="rows of 127 values"):
-        attention_input(rows[:, 1:].contiguous(), heads, cos, sin, blocks, metadata)
-    with pytest.raises(ValueError, match="not for 3 tokens"):
-        attention_input(rows, heads, cos[1:], sin, blocks, metadata)
-    with pytest.raises(ValueError, match="not for 3 tokens"):
-        attention_input(rows, heads, cos.double(), sin.double(), blocks, metadata)
+        attention_input(rows[:, 1:].contiguous(), heads, table, blocks, metadata)
+    others = [(cos[1:], sin), (cos, sin[1:]), (cos.double(), sin), (torch.ones(3, 1, 18), torch.ones(3, 1, 18))]
+    for other in others:
+        with pytest.raises(ValueError, match="not for 3 tokens"):
+            attention_input(rows, heads, RotaryTable(*other), blocks, metadata)

@@ -11,6 +11,7 @@ from moeflow.core.token_tree import branch_masks
 from moeflow.kernels.attention.attention import attend, attend_reference, write_kv
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.kv_blocks import KV_DTYPES
+from moeflow.kernels.attention.scores import Scores
 from moeflow.kernels.cpu import attention as cpu_attention
 from moeflow.kernels.cpu import extension
 from moeflow.scheduler.tree_room import KV_RANGE_POSITIONS
@@ -28,13 +29,13 @@ def write(made):
     made.write(lambda k, v, slots: cpu_attention.write_kv(k, v, made.blocks, slots))
 
 
-def run(made, window=None):
+def run(made, window=None, **scores):
     q = torch.cat(made.queries)
     assert cpu_attention.fits(q, made.blocks)
-    return cpu_attention.attend(q, made.blocks, made.metadata(), window)
+    return cpu_attention.attend(q, made.blocks, made.metadata(), Scores(window, **scores))
 
 
-def alone(made, i, first, count, window=None):
+def alone(made, i, first, count, window=None, **scores):
     """Attend from some tokens of one sequence, as a pass of their own."""
     start = made.spans[i][0] + first
     metadata = AttentionMetadata.build(
@@ -45,7 +46,7 @@ def alone(made, i, first, count, window=None):
         device="cpu",
     )
     q = made.queries[i][first : first + count]
-    return cpu_attention.attend(q, made.blocks, metadata, window)
+    return cpu_attention.attend(q, made.blocks, metadata, Scores(window, **scores))
 
 
 def spoil(blocks):
@@ -76,6 +77,31 @@ def test_windows(window):
     made = Pass(SPANS, heads=(2, 1), block_size=32)
     write(made)
     made.check(run(made, window), window)
+
+
+SCORES = {
+    "scale": {"scale": 0.7},
+    "soft cap": {"soft_cap": 1.5},
+    "sinks": {"sinks": torch.tensor([-1.0, 0.3, 2.0, 30.0])},
+    "all": {"scale": 0.1, "soft_cap": 0.5, "sinks": torch.tensor([0.0, -40.0, 3.0, 1.0])},
+}
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("scores", SCORES)
+@pytest.mark.parametrize("window", [None, 33])
+def test_what_becomes_of_scores_is_as_the_loop_says(kv_dtype, scores, window):
+    made = Pass(SPANS, heads=(4, 2), head_dim=16, block_size=16, kv_dtype=kv_dtype)
+    spoil(made.blocks)
+    write(made)
+    made.check(run(made, window, **SCORES[scores]), window, TOLERANCE[kv_dtype], **SCORES[scores])
+
+
+def test_a_cap_is_exact_near_zero_and_far_beyond_it():
+    made = Pass([(40, 1)], heads=(1, 1), head_dim=16, block_size=16)
+    write(made)
+    for scale in (1e-6, 1e4):
+        made.check(run(made, scale=scale, soft_cap=30.0), scale=scale, soft_cap=30.0)
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 48, 128, 512])
@@ -110,7 +136,7 @@ def test_more_heads_to_a_kv_head_than_rows_are_taken_together():
 def test_any_pass_is_as_the_reference_says(spans, window, heads, seed):
     made = Pass(spans, heads=heads, head_dim=16, block_size=16, seed=seed)
     write(made)
-    want = attend_reference(torch.cat(made.queries), made.blocks, made.metadata(), sliding_window=window)
+    want = attend_reference(torch.cat(made.queries), made.blocks, made.metadata(), Scores(window))
     torch.testing.assert_close(run(made, window), want, atol=1e-5, rtol=1e-5)
 
 
@@ -196,7 +222,7 @@ def test_bits_of_a_branch_depend_on_neither_mates_nor_threads():
         device="cpu",
         tree_masks=torch.tensor(made.masks[1]),
     )
-    assert torch.equal(cpu_attention.attend(made.queries[1], made.blocks, metadata, None), want[16:24])
+    assert torch.equal(cpu_attention.attend(made.queries[1], made.blocks, metadata), want[16:24])
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
@@ -231,7 +257,7 @@ def test_callers_need_not_care_who_computes(block_size):
     made.blocks.write(made.slots(0, range(40)), made.keys[0][:40], made.values[0][:40])
     k, v = (torch.cat([halves[0][40:], halves[1]]) for halves in (made.keys, made.values))
     write_kv(k, v, made.blocks, metadata.slots)
-    made.check(attend(torch.cat(made.queries), made.blocks, metadata, sliding_window=None))
+    made.check(attend(torch.cat(made.queries), made.blocks, metadata))
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
@@ -252,9 +278,12 @@ def test_relative_positions_are_as_a_loop_over_keys_says(kv_dtype, heads, is_cau
         is_causal=is_causal,
     )
     q = torch.cat(made.queries)
-    found = cpu_attention.attend(q, made.blocks, metadata, None, scale, bias).view_as(q)
+    found = cpu_attention.attend(q, made.blocks, metadata, Scores(scale=scale, bias=bias)).view_as(q)
     torch.testing.assert_close(
-        attend_reference(q, made.blocks, metadata, scale=scale, bias=bias).view_as(q), found, rtol=1e-4, atol=1e-5
+        attend_reference(q, made.blocks, metadata, Scores(scale=scale, bias=bias)).view_as(q),
+        found,
+        rtol=1e-4,
+        atol=1e-5,
     )
     group, first = heads[0] // heads[1], 0
     for i, (start, count) in enumerate(made.spans):
@@ -277,8 +306,8 @@ def test_tokens_see_stored_positions_of_another_sequence():
     metadata = AttentionMetadata.over(
         lengths=[40, 287], num_tokens=[2, 3], block_ids=made.block_ids, block_size=16, device="cpu"
     )
-    found = cpu_attention.attend(q, made.blocks, metadata, None, 1.0).view_as(q)
-    torch.testing.assert_close(attend_reference(q, made.blocks, metadata, scale=1.0).view_as(q), found)
+    found = cpu_attention.attend(q, made.blocks, metadata, Scores(scale=1.0)).view_as(q)
+    torch.testing.assert_close(attend_reference(q, made.blocks, metadata, Scores(scale=1.0)).view_as(q), found)
     for row, (i, length) in enumerate([(0, 40), (0, 40), (1, 287), (1, 287), (1, 287)]):
         scores = torch.einsum("phd,hd->hp", made.keys[i][:length], q[row])
         expected = torch.einsum("hp,phd->hd", scores.softmax(1), made.values[i][:length])

@@ -13,12 +13,14 @@ import torch
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.heads import Heads
 from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes
+from moeflow.kernels.attention.scores import PLAIN
 from moeflow.kernels.cpu import extension, row_ops
 from moeflow.kernels.cpu.decoder import NOTHING, Expected, PackedDecoder, PackedLayer
 from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.lazy_memory import allocate_lazily
+from moeflow.kernels.rotary import RotaryTable
 from moeflow.kernels.routing import SoftmaxTopK
 from moeflow.kernels.weight_format import MADE_FORMATS
 
@@ -42,7 +44,7 @@ class Model:
         resident, cached = [], []
         for number in range(LAYERS):
             heads = Heads(2, 1, DIM, eps=1e-6)
-            common = ((pack(4 * DIM, HIDDEN, weight_format),), None, torch.randn(HIDDEN), heads, None)
+            common = ((pack(4 * DIM, HIDDEN, weight_format),), None, torch.randn(HIDDEN), heads, PLAIN, 0)
             is_dense = number == 1
             gate_up = torch.randn(1 if is_dense else EXPERTS, 2 * WIDTH, HIDDEN) / 7
             experts = PackedExperts.pack(gate_up, torch.randn(len(gate_up), HIDDEN, WIDTH) / 6, weight_format)
@@ -73,7 +75,7 @@ class Model:
         angles = torch.randn(tokens, 1, DIM)
         hidden = torch.randn(tokens, HIDDEN)
         kept = {"keeps_choices": keeps_choices, "keeps_inputs": keeps_inputs}
-        return decoder.begin(hidden, angles.cos(), angles.sin(), blocks, metadata, **kept)
+        return decoder.begin(hidden, [RotaryTable(angles.cos(), angles.sin())], blocks, metadata, **kept)
 
     def run(self, tokens):
         work = self.begin(self.resident, tokens)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from moeflow.checkpoint.open import open_checkpoint
+from moeflow.core.model_config import AttentionKind
 from moeflow.kernels.weight_format import BITS_PER_VALUE, LayerFormats
 from moeflow.models.registry import read_model_config
 from moeflow.planner.costs.model_costs import Formats, ModelCosts, Work, expected_distinct
@@ -98,8 +99,13 @@ def test_prefill_sees_what_its_chunks_see(length, chunk, window):
     assert work.num_flops == 4 * 4 * 8 * 2 * sum(range(1, length + 1))
     whole_chunks = costs.prefill_attention(2, chunk * 3, chunk)
     assert whole_chunks.num_bytes == pytest.approx(2 * (chunk + 2 * chunk + 3 * chunk) * costs.kv_layer_bytes)
-    windowed = ModelCosts(dataclasses.replace(SHAPE, sliding_window=window), FLOATS).decode_attention(1, length)
-    assert windowed.num_bytes == min(length, window) * costs.kv_layer_bytes
+    windowed = ModelCosts(dataclasses.replace(SHAPE, sliding_window=window), FLOATS)
+    assert windowed.decode_attention(1, length).num_bytes == min(length, window) * costs.kv_layer_bytes
+    kinds = (AttentionKind(None, window), *[AttentionKind(None, None)] * (SHAPE.num_layers - 1))
+    mixed = ModelCosts(dataclasses.replace(SHAPE, attention_kinds=kinds), FLOATS)
+    for seen in (lambda it: it.decode_attention(1, length), lambda it: it.prefill_attention(2, length)):
+        one, others, found = (seen(it).num_flops for it in (windowed, costs, mixed))
+        assert found == pytest.approx((one + others * (SHAPE.num_layers - 1)) / SHAPE.num_layers)
 
 
 def test_formats_change_bytes_and_not_operations():
