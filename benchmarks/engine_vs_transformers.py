@@ -4,7 +4,7 @@ Both run the same checkpoint in the same process, in the same type, with the sam
 and without stopping at end-of-sequence, in turns (ours, theirs, ours, theirs, ...), so that a drift of the
 machine hits both alike. A row is the whole call: prefill and decode. Prompts are random tokens, new ones for
 every repetition, so that no prefix is ever reused. Of an encoder-decoder they are what is encoded
-(`random_switch.py` writes one).
+(`random_switch.py` writes one; `random_family.py` models of all other families).
 
     python benchmarks/engine_vs_transformers.py MODEL_FOLDER --dtype float32 --out results.jsonl
 """
@@ -125,9 +125,10 @@ def measure(case: Case, ours: Generate, theirs: Generate, vocab_size: int, repea
 @click.command()
 @click.argument("model", type=click.Path(exists=True, file_okay=False))
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
+@click.option("--case", "cases", multiple=True, help="Only this row: the beginning of its name. May be given again.")
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Append the record to this file.")
-def main(model: str, dtype: str, repeats: int, out: Path | None) -> None:
+def main(model: str, dtype: str, cases: tuple[str, ...], repeats: int, out: Path | None) -> None:
     """Compare the engine with transformers' generate on MODEL, a Hugging Face folder."""
     config = resolve(Settings(model=model, dtype=dtype, max_num_seqs=64, max_model_len=1024)).config
     engine = Engine.load(config)
@@ -136,9 +137,10 @@ def main(model: str, dtype: str, repeats: int, out: Path | None) -> None:
     hf_model = kind.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
     transformers.logging.set_verbosity_error()
     ours, theirs = moeflow_generate(engine), transformers_generate(hf_model, engine.config.num_threads)
-    cases = [
+    measured = [
         measure(case, ours, theirs, engine.model.vocab_size, repeats)
         for case in (ENCODER_CASES if is_encoder else CASES)
+        if not cases or case.name.startswith(cases)
     ]
     record = make_record(
         "engine_vs_transformers",
@@ -147,7 +149,7 @@ def main(model: str, dtype: str, repeats: int, out: Path | None) -> None:
         threads=engine.config.num_threads,
         model=engine.model.name,
         weight_format=dtype,
-        cases=cases,
+        cases=measured,
     )
     keep(record, out, as_json=False)
     show(versus_table(record))

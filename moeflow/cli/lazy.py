@@ -52,7 +52,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.planner.hardware.calibrate_device import measure_device
     from moeflow.planner.hardware.host import host_resources
     from moeflow.planner.hardware.this_machine import how_measured, known_machine, this_machine, was_disturbed
-    from moeflow.planner.plan_text import what_to_expect
+    from moeflow.planner.plan_text import speed_and_memory, what_to_expect
     from moeflow.planner.planning import PlanRequest, plan_for, plan_for_start
     from moeflow.planner.resolve import resolve
     from moeflow.planner.setting_values import read_settings
@@ -103,7 +103,7 @@ _NAMES = {  # by module, as imported above
     "moeflow.models.registry": "read_bare_config read_model_config",
     "moeflow.planner.apply_plan": "machine_notice overruled settings_from_plan",
     "moeflow.planner.choices.packed_files": "carry_predictor find_damage pack used_packed_weights_file",
-    "moeflow.planner.plan_text": "what_to_expect",
+    "moeflow.planner.plan_text": "speed_and_memory what_to_expect",
     "moeflow.planner.hardware.calibrate_device": "measure_device",
     "moeflow.planner.hardware.host": "host_resources",
     "moeflow.planner.hardware.this_machine": "how_measured known_machine this_machine was_disturbed",

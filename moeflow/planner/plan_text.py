@@ -13,18 +13,23 @@ HINT: Final = "how fast this will be is not known: `moeflow plan` measures this 
 
 def what_to_expect(plan: Plan) -> str:
     """Return a line: speed, time to first token and memory, and how reliable that is; empty if nothing is known."""
-    forecast = plan.forecast
-    if forecast is None:
+    if plan.forecast is None:
         return ""
+    reasons = dict(plan.reasons)
+    whys = (reasons[name] for name in ("experts_on_disk", "with lenders", "machine") if name in reasons)
+    return "; ".join([f"expect {speed_and_memory(plan)}", *whys])
+
+
+def speed_and_memory(plan: Plan) -> str:
+    """Return the expected speed, time to first token and memory of a plan that has a forecast."""
+    forecast = plan.forecast
+    assert forecast is not None
     speeds = f"{_rounded(forecast.decode_alone_tokens_per_s.value)} tokens/s at batch 1"
     if (number := forecast.policy.batch_size) > 1:
         replicas = f"{plan.num_replicas} x " if plan.num_replicas > 1 else ""
         speeds += f" and {_rounded(forecast.decode_tokens_per_s.value)} at {replicas}{number}"
     first_s = forecast.time_to_first_token_s.value
-    parts = [f"expect some {speeds}, first token of {plan.workload.prompt_len} after {first_s:.2g} s, {_memory(plan)}"]
-    reasons = dict(plan.reasons)
-    whys = (reasons[name] for name in ("experts_on_disk", "with lenders", "machine") if name in reasons)
-    return "; ".join([*parts, *whys])
+    return f"some {speeds}, first token of {plan.workload.prompt_len} after {first_s:.2g} s, {_memory(plan)}"
 
 
 def _memory(plan: Plan) -> str:

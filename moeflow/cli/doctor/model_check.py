@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from moeflow.cli import lazy
 from moeflow.cli.doctor.diagnostics import Finding, Verdict
+from moeflow.cli.doctor.modes import other_modes
 from moeflow.cli.plan.plan_option import read_plan, settings_of
 from moeflow.cli.progress import progress_bar
 from moeflow.core.engine_config import EngineConfig, MemoryPlan
@@ -44,10 +45,11 @@ def examine_model(overrides: dict[str, Any], *, verifies: bool = False) -> list[
         settings = settings_of(overrides | {"is_served": True} if has_replicas else overrides)
         plan = lazy.plan_for_start(lazy.with_dense_source(settings))
     except (CapacityError, CheckpointError, ConfigError) as error:
-        return [*found, Finding("fit", Verdict.MISSING, str(error))]
+        return [*found, Finding("fit", Verdict.MISSING, str(error)), *other_modes(overrides, None)]
     found += limits(plan.config, shape)
     found += [Finding("because", Verdict.OK, f"{name} = {why}") for name, why in plan.reasons]
     found.append(Finding("speed", Verdict.OK, lazy.what_to_expect(plan) or HINT))
+    found += other_modes(overrides, plan)
     return [*found, *(verify(plan.config) if verifies else [])]
 
 

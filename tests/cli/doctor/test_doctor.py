@@ -111,6 +111,26 @@ def test_a_model_that_does_not_fit_says_need_and_have(model, monkeypatch):
     assert (last.verdict, last.found) == (Verdict.MISSING, "needs 90 GiB, has 8 GiB: use a smaller model")
 
 
+def test_other_ways_to_run_are_told_with_their_speed(model, monkeypatch):
+    def plan(settings):
+        if settings.get("quantize") == "q4_k_m":
+            raise ConfigError("not for this model")
+        asked.append(settings)
+        return dataclasses.replace(EXAMPLE, config=dataclasses.replace(CONFIG, cpu_isa="avx2"))
+
+    peak = next(it.peak_bytes.value for it in EXAMPLE.forecast.memory if it.tier == "ram")
+    for options, others in (
+        ({}, {"quantize": "int8", "memory_bytes": int(peak / 2) // 2**20 * 2**20}),
+        ({"quantize": "int4", "memory_bytes": 2**30}, {}),
+    ):
+        asked: list[dict[str, object]] = []
+        monkeypatch.setitem(vars(lazy), "plan_for_start", plan)
+        found = [it.found for it in model_check.examine_model({"model": "m", **options}) if it.topic == "or with"]
+        assert asked == [{"model": "m", **options}, *({"model": "m", name: value} for name, value in others.items())]
+        assert [text.split(": ")[0].split()[0] for text in found] == ["--quantize", "--memory"][: len(others)]
+        assert all("tokens/s at batch 1" in text for text in found)
+
+
 def test_a_damaged_model_is_missing(monkeypatch):
     def refuse(path: str) -> FakeCheckpoint:
         raise CheckpointError("is cut off", file=path, remedy="Download it again")
