@@ -807,7 +807,8 @@ void check_decoder(const Isa& isa, Format format, int64_t tokens) {
   std::vector<DecoderLayer> layers(kLayers);
   for (int64_t i = 0; i < kLayers; ++i) {
     DecoderLayer& layer = layers[i];
-    layer = {{qkvs[i].matrix}, nullptr, norm.data(), 1e-6f, 2, nullptr, nullptr, false, 0, 0, MoEStageCall{}};
+    layer.qkv = {qkvs[i].matrix}, layer.input_norm = norm.data(), layer.eps = 1e-6f, layer.num_heads = 2;
+    layer.rotary = i - 1;  // the first is not rotated, and the others differ
     layer.stage.o_proj = o_projs[i].matrix, layer.stage.router = routers[i].matrix, layer.stage.layer = all[i]->layer;
     layer.stage.top_k = kTopK, layer.stage.renormalize = true, layer.stage.norm = norm.data(), layer.stage.eps = 1e-6f;
   }
@@ -818,6 +819,7 @@ void check_decoder(const Isa& isa, Format format, int64_t tokens) {
   const std::vector<const KVCache*> caches(kLayers, &cache.cache);  // one for all: a layer writes before it reads
   const Floats cos = random_floats(tokens * kDim), sin = random_floats(tokens * kDim),
                x = random_floats(tokens * kHidden);
+  const RotaryTable rotary[] = {{cos.data(), sin.data(), kDim}, {sin.data(), cos.data(), kDim / 2}};
   const std::vector<int64_t> places = in_order(tokens);
   std::vector<int32_t> blocks(num_blocks);
   for (int64_t i = 0; i < num_blocks; ++i) blocks[i] = static_cast<int32_t>(i);
@@ -830,8 +832,7 @@ void check_decoder(const Isa& isa, Format format, int64_t tokens) {
                    0,
                    hidden.data(),
                    tokens,
-                   cos.data(),
-                   sin.data(),
+                   rotary,
                    places.data(),
                    Sequences{1, &zero, &zero, &count, &zero, blocks.data()},
                    nullptr};

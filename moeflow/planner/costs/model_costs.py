@@ -341,7 +341,7 @@ class ModelCosts:
         """Return the average over layers of something that depends on how many tokens a query sees."""
         counts = self.shape.sliding_windows
         total = sum(count * of_window(min(context, window or context)) for window, count in counts.items())
-        return total / counts.total() if counts else of_window(context)
+        return total / counts.total() if counts.total() else of_window(context)
 
     def _matrix(self, values: int, num_tokens: float, num_bytes: float) -> Work:
         """Return the work of a layer's matrix."""
