@@ -9,6 +9,7 @@
 #include "isa.h"
 #include "kv_cache.h"
 #include "matrix.h"
+#include "recurrent.h"
 
 namespace moeflow {
 
@@ -146,6 +147,12 @@ struct LstmCall {
   float* out;           // [num_steps, num_texts, hidden]: the state after each step
 };
 void lstm(const Isa& isa, const LstmCall& call);
+
+// Layers that keep a state of each sequence, see recurrent.h.
+void short_conv(const Isa& isa, const ShortConvCall& call);
+void recurrence(const Isa& isa, const RecurrenceCall& call);
+void gated_norm(const Isa& isa, const GatedNormCall& call);
+void sigmoid_gate(const Isa& isa, const SigmoidGateCall& call);
 
 // out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight
 struct RmsNormCall {

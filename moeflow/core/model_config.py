@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, TypeVar, cast
 
 from moeflow.core.brief import brief
 from moeflow.core.errors import CheckpointError
+from moeflow.core.recurrent_config import RecurrentConfig
 
 MOST = 1 << 48  # what any size may be: beyond all memory, and far from where 64 bits overflow
 Number = TypeVar("Number", int, float, bool, str)
@@ -90,6 +91,7 @@ class ModelConfig:
     rope: RopeConfig | None  # None: positions are relative
     relative_positions: RelativePositions | None = None
     encoder: EncoderConfig | None = None  # None: decoder-only
+    recurrent: RecurrentConfig | None = None  # None: all layers attend
     labels: tuple[str, ...] = ()  # of the classes that it sorts texts into; empty: it does not
     num_experts: int = 0
     top_k: int = 0  # experts per token
@@ -123,11 +125,20 @@ class ModelConfig:
         return AttentionKind(self.rope, self.sliding_window)
 
     @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The decoder's layers that attend, and so keep keys and values, ascending."""
+        recurrent = frozenset(() if self.recurrent is None else self.recurrent.layers)
+        return tuple(layer for layer in range(self.num_layers) if layer not in recurrent)
+
+    @property
+    def state_bytes(self) -> int:
+        """What the state of one sequence takes in recurrent layers."""
+        return 0 if self.recurrent is None else self.recurrent.state_bytes
+
+    @property
     def sliding_windows(self) -> Counter[int | None]:
-        """How many of the decoder's layers have each window."""
-        if not self.attention_kinds:
-            return Counter({self.sliding_window: self.num_layers})
-        return Counter(kind.sliding_window for kind in self.attention_kinds)
+        """How many of the decoder's layers that attend have each window."""
+        return Counter(self.attention_of(layer).sliding_window for layer in self.attention_layers)
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
@@ -172,7 +183,7 @@ class ModelConfig:
     @property
     def num_attentions(self) -> int:
         """Attentions of all layers: those of a decoder over what was encoded are further ones."""
-        return self.num_layers + (0 if self.encoder is None else self.num_layers + self.encoder.num_layers)
+        return len(self.attention_layers) + (0 if self.encoder is None else self.num_layers + self.encoder.num_layers)
 
     @property
     def num_parameters(self) -> int:
@@ -185,7 +196,11 @@ class ModelConfig:
         dense = num_dense * matrices * (self.dense_intermediate_size if self.num_experts else self.intermediate_size)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         classifier = len(self.labels) * (self.hidden_size + 1)
-        return self.num_attentions * attention + experts + dense + embeddings + classifier
+        mixers = 0
+        if self.recurrent is not None:
+            mixer_values = self.recurrent.projection_values(self.hidden_size) + self.recurrent.mixer.small_values
+            mixers = len(self.recurrent.layers) * mixer_values
+        return self.num_attentions * attention + mixers + experts + dense + embeddings + classifier
 
     @property
     def num_active_parameters(self) -> int:
@@ -199,7 +214,7 @@ class ModelConfig:
     def kv_bytes_per_token(self, kv_dtype: str) -> int:
         """Return what one token's keys and values take over all layers, in bytes."""
         value_bytes, scale_bytes = KV_FORMATS[kv_dtype]
-        return 2 * self.num_layers * self.num_kv_heads * (self.head_dim * value_bytes + scale_bytes)
+        return 2 * len(self.attention_layers) * self.num_kv_heads * (self.head_dim * value_bytes + scale_bytes)
 
 
 class ConfigReader:

@@ -15,6 +15,7 @@ from moeflow.planner.choices.expert_plan import ExpertPlan
 from moeflow.planner.choices.memory_allowance import free_bytes
 from moeflow.planner.choices.rank_choice import RankMemory, count_ranks, possible_ranks
 from moeflow.planner.choices.replica_choice import share_of
+from moeflow.planner.choices.state_choice import num_state_slots
 from moeflow.planner.choices.weight_choice import WeightChoice, instead_of
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.process_memory import PROCESS_BYTES, margin_bytes, planned_bytes, served_bytes
@@ -43,6 +44,7 @@ class MemoryBudget:
         self.free_bytes = 0
         self.draft_bytes = 0  # of models that guess; set before `set_beside_weights`
         self.predictor_bytes = 0  # of the network that predicts experts; likewise
+        self.num_state_slots = 0  # of recurrent states
         self.process_bytes = PROCESS_BYTES
         self.work_bytes = 0
 
@@ -60,13 +62,18 @@ class MemoryBudget:
         self.free_bytes = share_of(total_bytes, self._num_replicas, shared_bytes=mapped_bytes + of_server)
 
     def set_beside_weights(self, cpu_isa: str, batching: Batching) -> None:
-        """Set what processes will hold, and a pass's work space; both matter to the byte only within a limit."""
+        """Set what processes will hold, and a pass's work space; both matter to the byte only within a limit.
+
+        Raises: CapacityError if there is no room for recurrent states.
+        """
+        self.num_state_slots = num_state_slots(self._shape, batching.max_num_seqs, self.free_bytes)
+        beside = self.draft_bytes + self.predictor_bytes + self.num_state_slots * self._shape.state_bytes
         if not cpu_isa or self._settings.memory_bytes is None:
-            self.process_bytes, self.work_bytes = PROCESS_BYTES + self.draft_bytes + self.predictor_bytes, 0
+            self.process_bytes, self.work_bytes = PROCESS_BYTES + beside, 0
             return
         is_served = self._settings.is_served
         held_bytes = planned_bytes(self._resources.process_bytes, self._shape, is_served=is_served)
-        self.process_bytes = held_bytes + margin_bytes(is_served=is_served) + self.draft_bytes + self.predictor_bytes
+        self.process_bytes = held_bytes + margin_bytes(is_served=is_served) + beside
         self.work_bytes = work_bytes(
             self._shape, num_tokens=batching.max_num_batched_tokens, num_sampled=batching.max_num_seqs
         )

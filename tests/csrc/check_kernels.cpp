@@ -741,6 +741,144 @@ void check_attention_input(const Isa& isa, int64_t tokens, int64_t dim, int64_t 
   expect_close(got.data(), want, 1e-5, "attention_input");
 }
 
+// Two sequences of a pass in one memory of slots: the second begins where the first has kept its state after two tokens.
+struct TwoSequences {
+  std::vector<int32_t> firsts{0, 5}, counts{5, 3}, sources{-1, 2}, targets{0, 1}, ends{1, 1}, after{2}, slots{2};
+  StateSequences call() const {
+    return {2, firsts.data(), counts.data(), sources.data(), targets.data(), ends.data(), after.data(), slots.data()};
+  }
+  // The tokens that come before each of them in its sequence, and itself.
+  static std::vector<int64_t> history(int64_t row) {
+    std::vector<int64_t> rows;
+    for (int64_t i = 0; i < (row < 5 ? row + 1 : 2); ++i) rows.push_back(i);
+    for (int64_t i = 5; i <= row; ++i) rows.push_back(i);
+    return rows;
+  }
+};
+
+void check_short_conv(const Isa& isa, int64_t channels, int64_t taps) {
+  const TwoSequences two;
+  const Floats x = random_floats(8 * 3 * channels), weight = random_floats(channels * taps), bias = random_floats(channels);
+  Floats states(3 * (taps - 1) * channels + 3), out(8 * channels);
+  const int64_t stride = 3 * channels;
+  short_conv(isa, {x.data(), x.data() + channels, x.data() + 2 * channels, stride, weight.data(), bias.data(), channels,
+                   taps, false, {states.data(), (taps - 1) * channels + 1, 1}, two.call(), out.data()});
+  std::vector<double> want;
+  for (int64_t row = 0; row < 8; ++row) {
+    const std::vector<int64_t> seen = TwoSequences::history(row);
+    for (int64_t c = 0; c < channels; ++c) {
+      double sum = bias[c];
+      for (int64_t tap = 0; tap < taps; ++tap) {
+        const int64_t at = static_cast<int64_t>(seen.size()) - taps + tap;
+        if (at < 0) continue;
+        const float* const token = x.data() + seen[at] * stride + c;
+        sum += static_cast<double>(weight[c * taps + tap]) * token[0] * token[channels];
+      }
+      want.push_back(sum * x[row * stride + 2 * channels + c]);
+    }
+  }
+  expect_close(out.data(), want, 1e-5, "short_conv");
+}
+
+void check_recurrence(const Isa& isa, bool is_delta, int64_t key_dim, int64_t value_dim) {
+  constexpr int64_t kHeads = 4, kKeyHeads = 2;
+  const TwoSequences two;
+  const int64_t size = kKeyHeads * key_dim, stride = 2 * size + kHeads * value_dim;
+  const Floats x = random_floats(8 * stride), gates = random_floats(8 * 2 * kHeads);
+  const Floats bias = random_floats(kHeads), log_decay = random_floats(kHeads), skip = random_floats(kHeads);
+  const int64_t of_state = kHeads * key_dim * value_dim;
+  Floats states(3 * of_state), out(8 * kHeads * value_dim);
+  RecurrenceCall call{};
+  call.queries = x.data();
+  call.keys = x.data() + size;
+  call.values = x.data() + 2 * size;
+  call.row_stride = stride;
+  call.steps = gates.data();
+  call.rates = is_delta ? gates.data() + kHeads : nullptr;
+  call.gate_stride = 2 * kHeads;
+  call.step_bias = bias.data();
+  call.log_decay = log_decay.data();
+  call.skip = is_delta ? nullptr : skip.data();
+  call.most_step = 10;
+  call.num_heads = kHeads;
+  call.num_key_heads = kKeyHeads;
+  call.key_dim = key_dim;
+  call.value_dim = value_dim;
+  call.num_tokens = 8;
+  call.is_delta = is_delta;
+  call.norm_eps = is_delta ? 1e-6f : -1;
+  call.query_scale = 0.5f;
+  call.states = {states.data(), of_state, 0};
+  call.sequences = two.call();
+  call.out = out.data();
+  recurrence(isa, call);
+  std::vector<double> want(out.size());
+  for (int64_t row = 0; row < 8; ++row) {
+    for (int64_t head = 0; head < kHeads; ++head) {
+      std::vector<double> state(key_dim * value_dim);
+      for (const int64_t token : TwoSequences::history(row)) {
+        const float* const values = call.values + token * stride + head * value_dim;
+        const auto scaled = [&](const float* from, double scale) {
+          std::vector<double> found(from, from + key_dim);
+          double squares = 0;
+          for (const double it : found) squares += it * it;
+          for (double& it : found) it *= is_delta ? scale / std::sqrt(squares + 1e-6) : scale;
+          return found;
+        };
+        const int64_t of_key = token * stride + head / 2 * key_dim;
+        const std::vector<double> query = scaled(call.queries + of_key, 0.5), key = scaled(call.keys + of_key, 1);
+        const double step = std::log1p(std::exp(static_cast<double>(gates[token * 2 * kHeads + head]) + bias[head]));
+        const double rate =
+            is_delta ? 1 / (1 + std::exp(-static_cast<double>(gates[token * 2 * kHeads + kHeads + head]))) : step;
+        const double decay = std::exp(-std::exp(static_cast<double>(log_decay[head])) * step);
+        for (int64_t v = 0; v < value_dim; ++v) {
+          double remembered = 0, sum = 0;
+          for (int64_t k = 0; k < key_dim; ++k) remembered += (state[k * value_dim + v] *= decay) * key[k];
+          const double added = rate * (values[v] - (is_delta ? remembered : 0));
+          for (int64_t k = 0; k < key_dim; ++k) sum += (state[k * value_dim + v] += added * key[k]) * query[k];
+          want[(row * kHeads + head) * value_dim + v] = sum + (is_delta ? 0 : values[v] * skip[head]);
+        }
+      }
+    }
+  }
+  expect_close(out.data(), want, 1e-5, "recurrence");
+}
+
+void check_gates(const Isa& isa, int64_t size, bool is_gated_first) {
+  constexpr int64_t kRows = 6;
+  const Floats x = random_floats(kRows * size), gate = random_floats(3 * (2 * size + 1)), weight = random_floats(2 * size);
+  Floats out(kRows * size), shares(kRows * size);
+  gated_norm(isa, {x.data(), gate.data(), 2, 2 * size + 1, weight.data(), 2, 1e-6f, kRows, size, is_gated_first, out.data()});
+  sigmoid_gate(isa, {x.data(), gate.data(), size, 3, size, shares.data()});
+  std::vector<double> want, want_shares;
+  for (int64_t row = 0; row < kRows; ++row) {
+    const float* const g = gate.data() + row / 2 * (2 * size + 1) + row % 2 * size;
+    const auto silu = [&](int64_t i) { return g[i] / (1 + std::exp(-static_cast<double>(g[i]))); };
+    double squares = 0;
+    for (int64_t i = 0; i < size; ++i) squares += std::pow(x[row * size + i] * (is_gated_first ? silu(i) : 1), 2);
+    for (int64_t i = 0; i < size; ++i) {
+      want.push_back(x[row * size + i] * silu(i) / std::sqrt(squares / static_cast<double>(size) + 1e-6) *
+                     weight[row % 2 * size + i]);
+      if (row < 3) want_shares.push_back(x[row * size + i] / (1 + std::exp(-static_cast<double>(gate[row * size + i]))));
+    }
+  }
+  expect_close(out.data(), want, 1e-5, "gated_norm");
+  expect_close(shares.data(), want_shares, 1e-5, "sigmoid_gate");
+}
+
+void check_recurrent(const Isa& isa) {
+  for (const int64_t channels : {5, 16, 70}) {
+    check_short_conv(isa, channels, 3);
+    check_short_conv(isa, channels, 1 + channels % 8);
+  }
+  for (const bool is_delta : {false, true}) {
+    check_recurrence(isa, is_delta, 16, 32);
+    check_recurrence(isa, is_delta, 7, 18);
+    check_gates(isa, 3, is_delta);
+    check_gates(isa, 48, is_delta);
+  }
+}
+
 void check_small_ops(const Isa& isa) {
   for (const int64_t rows : {0, 1, 3, 200}) {
     for (const int64_t size : {1, 15, 16, 70, 500}) {
@@ -974,6 +1112,7 @@ int main(int argc, char** argv) {
       check_attention(isa);
       check_attention_of_nothing(isa);
       check_small_ops(isa);
+      check_recurrent(isa);
       check_refusal(isa);
     }
     std::printf("%s: right\n", name.c_str());

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moeflow.core.model_config import ModelConfig
@@ -18,20 +19,38 @@ from moeflow.models.layers.mlp import MLP, FusedMLP
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.norm import RMSNorm
 from moeflow.models.layers.shared_experts import Routed
+from moeflow.models.layers.token_mixer import TokenMixer
 from moeflow.models.layers.weight_allocator import WeightAllocator
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class LayerNames:
+    """How a family's checkpoints name what a layer has beside its network."""
+
+    mixer: str = "self_attn"
+    input_norm: str = "input_layernorm"
+    post_norm: str = "post_attention_layernorm"
+
+
 class DecoderLayer:
-    """Attention, then feed-forward network, each normalised before and added to what came in."""
+    """Attention or another mixer of tokens, then feed-forward network, each normalised before and added to what came
+    in.
+    """
 
     def __init__(
-        self, config: ModelConfig, allocator: WeightAllocator, self_attn: Attention, mlp: MLP | FusedMLP | MoE
+        self,
+        config: ModelConfig,
+        allocator: WeightAllocator,
+        mixer: TokenMixer,
+        mlp: MLP | FusedMLP | MoE,
+        names: LayerNames = LayerNames(),  # noqa: B008  # frozen
     ) -> None:
-        self.self_attn = self_attn
+        self.mixer = mixer
         self.mlp = mlp
+        self._names = names
         self.input_layernorm = RMSNorm(allocator, config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(allocator, config.hidden_size, config.rms_norm_eps)
         self._stage = self._make_stage()
@@ -40,6 +59,12 @@ class DecoderLayer:
         """Shapes: hidden [T, H] -> [T, H]."""
         attended = self.attention(self.pre_attention(hidden), rotary, context)
         return self.post_attention(hidden, attended)
+
+    @property
+    def self_attn(self) -> Attention:
+        """The attention of a layer that has it."""
+        assert isinstance(self.mixer, Attention), "a recurrent layer"
+        return self.mixer
 
     @property
     def movable_experts(self) -> MovableExperts | None:
@@ -56,8 +81,11 @@ class DecoderLayer:
 
     def packed(self) -> PackedLayer | None:
         """Return the layer for `PackedDecoder`; None if it has to be run stage by stage."""
-        attention, qkv = self.self_attn, self.self_attn.qkv_proj.weight
-        if self._stage is None or not isinstance(qkv, PackedWeight | PackedStack):
+        attention = self.mixer
+        if self._stage is None or not isinstance(attention, Attention):
+            return None
+        qkv = attention.qkv_proj.weight
+        if not isinstance(qkv, PackedWeight | PackedStack):
             return None
         return PackedLayer(
             qkv=qkv.parts if isinstance(qkv, PackedStack) else (qkv,),
@@ -70,19 +98,22 @@ class DecoderLayer:
         )
 
     def pre_attention(self, hidden: Tensor) -> Tensor:
-        """Return queries, keys and values side by side. Shapes: hidden [T, H] -> [T, (Q + 2 KV) * D]."""
-        return self.self_attn.qkv_proj.after_norm(hidden, self.input_layernorm)
+        """Return queries, keys and values side by side, or what another mixer takes.
+
+        Shapes: hidden [T, H] -> [T, (Q + 2 KV) * D].
+        """
+        return self.mixer.in_proj.after_norm(hidden, self.input_layernorm)
 
     def attention(self, qkv: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
         """Store keys and values in the cache and attend; qkv is used up. Shapes: as above -> [T, Q * D]."""
-        return self.self_attn.attend(qkv, rotary, context)
+        return self.mixer.mix(qkv, rotary, context)
 
     def post_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Shapes: hidden [T, H] as it came into the layer, attended [T, Q * D] -> [T, H]."""
         stage = self._stage
         if stage is not None and stage.slots is None and self.mlp.on_route is None:
             return stage(hidden, attended)
-        hidden = self.self_attn.o_proj(attended, residual=hidden)
+        hidden = self.mixer.out_proj(attended, residual=hidden)
         return self.mlp(self.post_attention_layernorm(hidden), residual=hidden)
 
     @property
@@ -93,7 +124,7 @@ class DecoderLayer:
     def route(self, hidden: Tensor, attended: Tensor) -> tuple[Tensor, Routed]:
         """Return what experts are to be added to, [T, H], and what they compute with. Shapes: as `post_attention`."""
         assert isinstance(self.mlp, MoE)
-        hidden = self.self_attn.o_proj(attended, residual=hidden)
+        hidden = self.mixer.out_proj(attended, residual=hidden)
         normed = self.post_attention_layernorm(hidden)
         return hidden, Routed(normed, *self.mlp.route(normed))
 
@@ -101,14 +132,15 @@ class DecoderLayer:
         """Return the checkpoint names of the matrices that each field of `LayerFormats` is about."""
         parts = (*self.self_attn.qkv_proj.parts, *self.self_attn.o_proj.parts)
         ups, downs = self.mlp.matrix_names(prefix)
-        return {part: [f"{prefix}.self_attn.{part}.weight"] for part in parts} | {"up": ups, "down": downs}
+        return {part: [f"{prefix}.{self._names.mixer}.{part}.weight"] for part in parts} | {"up": ups, "down": downs}
 
     def _make_stage(self) -> MoEStage | None:
-        return self.mlp.stage(self.self_attn.o_proj, self.post_attention_layernorm)
+        return self.mlp.stage(self.mixer.out_proj, self.post_attention_layernorm)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""
-        yield from self.self_attn.named_weights(f"{prefix}.self_attn")
+        names = self._names
+        yield from self.mixer.named_weights(f"{prefix}.{names.mixer}")
         yield from self.mlp.named_weights(prefix)
-        yield f"{prefix}.input_layernorm.weight", self.input_layernorm.weight
-        yield f"{prefix}.post_attention_layernorm.weight", self.post_attention_layernorm.weight
+        yield f"{prefix}.{names.input_norm}.weight", self.input_layernorm.weight
+        yield f"{prefix}.{names.post_norm}.weight", self.post_attention_layernorm.weight
