@@ -15,7 +15,7 @@ from moeflow.engine.generator import Generator
 from moeflow.engine.text.answer_form.form import Form
 from moeflow.engine.text.answer_reader import AnswerReader
 from moeflow.engine.text.output_text import TextDelta
-from moeflow.engine.text.tool_syntax.events import Arguments, CallBegun, Content, Event
+from moeflow.engine.text.tool_syntax.events import Arguments, CallBegun, Content, Event, Reasoning
 from moeflow.server.api.conversation_grammar import grammar_of
 from moeflow.server.api.tool_wish import ToolWish
 from moeflow.server.generation import Generation, Prepared, start_generation
@@ -52,11 +52,18 @@ class AnswerEvents:
     def __init__(self, form: AnswerForm) -> None:
         self._reader = form.make_reader()
         self._max_calls = None if form.is_parallel else 1
+        self._num_uncertain_tokens = 0  # whose text did not become certain yet
         self.num_calls = 0
+        self.num_reasoning_tokens = 0  # markers around it left out
 
     def read(self, delta: TextDelta) -> list[Event]:
         """Return what became certain, but for calls too many."""
-        return [event for event in self._read(delta) if self._counts(event)]
+        events = self._read(delta)
+        self._num_uncertain_tokens += len(delta.token_ids)
+        if events:
+            self.num_reasoning_tokens += self._num_uncertain_tokens if isinstance(events[0], Reasoning) else 0
+            self._num_uncertain_tokens = 0
+        return [event for event in events if self._counts(event)]
 
     def _read(self, delta: TextDelta) -> list[Event]:
         if self._reader is None:

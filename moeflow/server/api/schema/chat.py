@@ -15,6 +15,7 @@ from moeflow.server.api.schema.strict_model import StrictModel, Unsupported, one
 from moeflow.server.api.schema.template_fields import ReasoningEffort, TemplateFields, ThinkingBudget
 from moeflow.server.api.schema.token_trees import TokenTrees
 from moeflow.server.api.schema.tools import (
+    CHOICE_OF_TOOLS,
     MAX_TOOLS,
     AnsweredCall,
     CallDelta,
@@ -88,19 +89,6 @@ class TextPart(StrictModel):
         return data
 
 
-_CHOICE_OF_TOOLS = Rule(
-    "tool_choice",
-    "tool_choice asks for a call, but there are no tools",
-    lambda fields: fields["tool_choice"] in (None, "none", "auto") or bool(fields["tools"]),
-    {
-        "anyOf": [
-            {"properties": {"tool_choice": {"enum": [None, "none", "auto"]}}},
-            {"required": ["tools"], "properties": {"tools": {"type": "array", "minItems": 1}}},
-        ]
-    },
-)
-
-
 class ChatMessage(StrictModel):
     """One turn of the conversation."""
 
@@ -157,7 +145,7 @@ class ChatRequest(SamplingFields, TemplateFields):
             "give max_tokens or max_completion_tokens, not both",
             {"max_tokens": (None,), "max_completion_tokens": (None,)},
         ),
-        _CHOICE_OF_TOOLS,
+        CHOICE_OF_TOOLS,
     )
 
     messages: list[ChatMessage] = Field(min_length=1)

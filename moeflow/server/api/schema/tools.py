@@ -8,10 +8,22 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from moeflow.engine.text.tool_syntax.tool import Tool
+from moeflow.server.api.schema.field_rules import Rule
 from moeflow.server.api.schema.strict_model import StrictModel, one_of, refusal
 from moeflow.server.api.tool_wish import ToolWish
 
 MAX_TOOLS = 512
+CHOICE_OF_TOOLS = Rule(
+    "tool_choice",
+    "tool_choice asks for a call, but there are no tools",
+    lambda fields: fields["tool_choice"] in (None, "none", "auto") or bool(fields["tools"]),
+    {
+        "anyOf": [
+            {"properties": {"tool_choice": {"enum": [None, "none", "auto"]}}},
+            {"required": ["tools"], "properties": {"tools": {"type": "array", "minItems": 1}}},
+        ]
+    },
+)
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
 
