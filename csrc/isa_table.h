@@ -23,11 +23,11 @@ Activation activation(const Matrix& weight) {
   return kind;
 }
 
-constexpr Isa kTable = {ISA_NAME,      activation,  prepare_row,      tile,       activate,
-                        attend,        inverse_rms, scale_row,        add_row,    add_weighted_row,
-                        clip_row,      rotate_row,  softmax_topk_row, argmax_row, sum_weights,
-                        store_weights, lane_maxima, places_at_least,
-                        conv_band,     recurrence_band, gate_row};
+constexpr Isa kTable = {ISA_NAME,         activation,  prepare_row,      tile,       activate,
+                        attend,           inverse_rms, scale_row,        layer_norm_row, add_row,
+                        add_weighted_row, clip_row,    rotate_row,       softmax_topk_row, argmax_row,
+                        sum_weights,      store_weights, lane_maxima, places_at_least, conv_band,
+                        recurrence_band,  gate_row};
 
 }  // namespace
 }  // namespace ISA_NAMESPACE

@@ -17,7 +17,7 @@ from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.expert_weights import Destination, MovableExperts
 from moeflow.models.layers.mlp import MLP, FusedMLP
 from moeflow.models.layers.moe import MoE
-from moeflow.models.layers.norm import RMSNorm
+from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.shared_experts import Routed
 from moeflow.models.layers.token_mixer import TokenMixer
 from moeflow.models.layers.weight_allocator import WeightAllocator
@@ -51,8 +51,8 @@ class DecoderLayer:
         self.mixer = mixer
         self.mlp = mlp
         self._names = names
-        self.input_layernorm = RMSNorm(allocator, config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(allocator, config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = Norm.of(config, allocator)
+        self.post_attention_layernorm = Norm.of(config, allocator)
         self._stage = self._make_stage()
 
     def __call__(self, hidden: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
@@ -90,7 +90,7 @@ class DecoderLayer:
         return PackedLayer(
             qkv=qkv.parts if isinstance(qkv, PackedStack) else (qkv,),
             qkv_bias=attention.qkv_proj.bias,
-            input_norm=self.input_layernorm.weight,
+            input_norm=self.input_layernorm.weights,
             heads=attention.heads,
             scores=attention.scores,
             rotary=attention.rotary,
@@ -142,5 +142,5 @@ class DecoderLayer:
         names = self._names
         yield from self.mixer.named_weights(f"{prefix}.{names.mixer}")
         yield from self.mlp.named_weights(prefix)
-        yield f"{prefix}.{names.input_norm}.weight", self.input_layernorm.weight
-        yield f"{prefix}.{names.post_norm}.weight", self.post_attention_layernorm.weight
+        yield from self.input_layernorm.named_weights(f"{prefix}.{names.input_norm}")
+        yield from self.post_attention_layernorm.named_weights(f"{prefix}.{names.post_norm}")
