@@ -34,7 +34,7 @@ else:
 def make_kv_storage(config: EngineConfig, shape: ModelConfig, rank: int = 0) -> KVStorage:
     """Return the storage of keys, values and states that an engine's configuration asks for, of what a rank has."""
     own, slots = layers_of(config.parallel, shape, rank), config.scheduler.states
-    return KVStorage(
+    storage = KVStorage(
         layers=[layer_idx for layer_idx in shape.attention_layers if layer_idx in own],
         num_blocks=config.scheduler.num_blocks,
         block_size=config.scheduler.block_size,
@@ -43,8 +43,10 @@ def make_kv_storage(config: EngineConfig, shape: ModelConfig, rank: int = 0) -> 
         dtype=config.kv_dtype,
         device=device_of_arrays(config, shape),
         gives_back=config.experts is not None,
-        states=state_storage.StateStorage(shape.recurrent, slots.num_slots) if shape.recurrent and slots else None,
     )
+    if shape.recurrent is not None and slots is not None:
+        storage.states = state_storage.StateStorage(shape.recurrent, slots.num_slots)
+    return storage
 
 
 class Forward(Protocol):

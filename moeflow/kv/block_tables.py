@@ -1,9 +1,9 @@
 """Block tables of the running requests over one pool of KV blocks.
 
 Every block is in exactly one of three places: free, private to one request, or in the prefix tree. A
-request's table starts with tree nodes (shared, full) and ends with private blocks that are not full yet. Where somebody
-else put an equal block into the tree first, the request has a copy until it has computed it. Knows nothing of scheduling,
-time or tensors.
+request's table starts with tree nodes (shared, full) and ends with private blocks that are not full yet. Where
+somebody else put an equal block into the tree first, the request has a copy until it has computed it. Knows nothing of
+scheduling, time or tensors.
 
 With recurrent layers a prefix can only be taken up where its state was kept (`state_slots.py`): what of it lies behind
 that is computed again.

@@ -1,8 +1,9 @@
 """Which slot of the state memory belongs to whom, in models with recurrent layers.
 
-A running request has a slot of its own, which each of its passes brings forward. A *checkpoint* is a slot with the state
-behind a block of the prefix tree: a request with that prefix starts from it. The least recently used checkpoint gives
-way to requests and to newer checkpoints, whoever holds its block; never one that the pass under way reads or writes.
+A running request has a slot of its own, which each of its passes brings forward. A *checkpoint* is a slot with the
+state behind a block of the prefix tree: a request with that prefix starts from it. The least recently used checkpoint
+gives way to requests and to newer checkpoints, whoever holds its block; never one that the pass under way reads or
+writes.
 Knows nothing of tensors, and of tokens only how many lie between two checkpoints.
 """
 

@@ -37,7 +37,6 @@ class KVStorage:
         dtype: DType | str,
         device: Device,
         gives_back: bool = False,
-        states: StateStorage | None = None,
     ) -> None:
         """Allocate zeroed storage for layers of these numbers; in main memory, what is not written yet takes no room.
 
@@ -52,7 +51,7 @@ class KVStorage:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._device = device
-        self.states = states  # None: there are no recurrent layers
+        self.states: StateStorage | None = None  # of recurrent layers, set by whoever has some
         self._places = {layer_idx: place for place, layer_idx in enumerate(layers)}
         self.num_bytes = len(layers) * num_blocks * self._cell_bytes
         self._touched = bytearray(num_blocks)  # 1 for blocks that have been written

@@ -126,8 +126,9 @@ class Cache:
             head_dim=config.head_dim,
             dtype=model.dtype,
             device=CPU,
-            states=config.recurrent and StateStorage(config.recurrent, num_slots=8),
         )
+        if config.recurrent is not None:
+            self.kv.states = StateStorage(config.recurrent, num_slots=8)
 
     def run(self, new: dict[str, list[int]]) -> dict[str, torch.Tensor]:
         """Compute some tokens of some sequences in one pass; return each one's logits [n, V]."""

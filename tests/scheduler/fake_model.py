@@ -1,8 +1,8 @@
 """A model without weights whose next token depends on every token before it, read through the KV blocks.
 
 It stores (position, token) in the slots that a batch names and reads the whole context back from the block
-table, as attention would. A wrong block, a block shared too early, a stale one: the next token changes. Where batches name
-slots of states, what is kept there is all tokens so far.
+table, as attention would. A wrong block, a block shared too early, a stale one: the next token changes. Where batches
+name slots of states, what is kept there is all tokens so far.
 """
 
 from __future__ import annotations

@@ -78,7 +78,10 @@ def test_a_second_turn_takes_up_what_the_first_one_was_answered():
 
 def test_what_lies_behind_a_checkpoint_is_computed_again_and_shared_again():
     """Blocks that the tree has already are no end of what later requests find, nor are they held twice."""
-    scheduler, model = with_states(num_slots=8, checkpoint_every=16, max_num_batched_tokens=64, num_blocks=20), FakeModel(4)
+    scheduler, model = (
+        with_states(num_slots=8, checkpoint_every=16, max_num_batched_tokens=64, num_blocks=20),
+        FakeModel(4),
+    )
     assert cached_after(scheduler, model, make_request("a", [1] * 29, max_tokens=1)) == 0
     num_held = scheduler.blocks.num_cached
     second = make_request("b", [1] * 28 + [2] * 8, max_tokens=1)

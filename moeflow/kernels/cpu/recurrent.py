@@ -8,12 +8,11 @@ from moeflow.kernels.arrays import address, has_whole_rows, is_float32, is_in_ma
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats, describe
 from moeflow.kernels.on_demand import torch
+from moeflow.kernels.recurrent.recurrence_layer import RecurrenceInput, RecurrenceLayer
 from moeflow.kernels.recurrent.state_sequences import LayerStates, StateSequences
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from moeflow.kernels.recurrent.recurrence import Recurrence, RecurrenceInput
 
 _AVAILABLE = extension.is_available()
 if _AVAILABLE:
@@ -62,7 +61,9 @@ def short_conv(
     return out
 
 
-def recurrence(layer: Recurrence, given: RecurrenceInput, states: LayerStates, sequences: StateSequences) -> Tensor:
+def recurrence(
+    layer: RecurrenceLayer, given: RecurrenceInput, states: LayerStates, sequences: StateSequences
+) -> Tensor:
     """Compute `kernels.recurrent.recurrence`."""
     num_tokens = given.values.shape[0]
     if layer.key_dim > _cpu.max_key_dim:
@@ -70,7 +71,9 @@ def recurrence(layer: Recurrence, given: RecurrenceInput, states: LayerStates, s
     for weight in (layer.step_bias, layer.log_decay, *([] if layer.skip is None else [layer.skip])):
         check_floats(weight, (layer.num_heads,))
     of_keys = (num_tokens, layer.num_key_heads * layer.key_dim)
-    _check_parts((given.queries, of_keys), (given.keys, of_keys), (given.values, (num_tokens, layer.num_heads * layer.value_dim)))
+    _check_parts(
+        (given.queries, of_keys), (given.keys, of_keys), (given.values, (num_tokens, layer.num_heads * layer.value_dim))
+    )
     gates = [given.steps] if given.rates is None else [given.steps, given.rates]
     _check_parts(*((gate, (num_tokens, layer.num_heads)) for gate in gates))
     out = given.values.new_empty(num_tokens, layer.num_heads * layer.value_dim)
@@ -143,7 +146,7 @@ def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     return out
 
 
-def _check_parts(*parts: tuple[Tensor, tuple[int, int]]) -> None:
+def _check_parts(*parts: tuple[Tensor, tuple[int, ...]]) -> None:
     """Raise ValueError unless these are float32 of such shapes, all of rows of one length."""
     stride = row_stride(parts[0][0])
     for part, shape in parts:

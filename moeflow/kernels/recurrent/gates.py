@@ -20,10 +20,10 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, is_gated_
     """
     if cpu.accepts(x) and cpu.accepts(gate) and cpu.accepts(weight):
         return cpu.gated_norm(x, gate, weight, eps, is_gated_first=is_gated_first)
-    size = weight.shape[1]
-    share = torch.nn.functional.silu(gate.float()).unflatten(1, (-1, size))
-    wide = x.float().unflatten(1, (-1, size))
-    normed = rms_norm(wide * share if is_gated_first else wide, torch.ones(size), eps).to(x.dtype) * weight
+    shape = (x.shape[0], -1, weight.shape[1])
+    share = torch.nn.functional.silu(gate.float()).reshape(shape)
+    wide = x.float().reshape(shape)
+    normed = rms_norm(wide * share if is_gated_first else wide, torch.ones(weight.shape[1]), eps).to(x.dtype) * weight
     return (normed if is_gated_first else normed * share).to(x.dtype).flatten(1)
 
 

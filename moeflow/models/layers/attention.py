@@ -53,7 +53,7 @@ class Attention:
         allocator: WeightAllocator,
         layer_idx: int,
         qk_norm: QKNorm | None = None,
-        names: AttentionNames = AttentionNames(),  # noqa: B008  # frozen
+        names: AttentionNames = AttentionNames(),  # frozen
     ) -> None:
         self.layer_idx = layer_idx
         self._names = names

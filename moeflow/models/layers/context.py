@@ -29,5 +29,7 @@ class ForwardContext:
 
     def states_of(self, layer_idx: int) -> tuple[LayerStates, StateSequences]:
         """Return the states of a recurrent layer, and what the pass does with them."""
-        assert self.kv.states is not None and self.states is not None, "the model has no recurrent layers"
-        return self.kv.states.layer(layer_idx), self.states
+        storage, sequences = self.kv.states, self.states
+        assert storage is not None, "the model has no recurrent layers"
+        assert sequences is not None, "nothing is said of the pass's states"
+        return storage.layer(layer_idx), sequences

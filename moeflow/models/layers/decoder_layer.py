@@ -46,7 +46,7 @@ class DecoderLayer:
         allocator: WeightAllocator,
         mixer: TokenMixer,
         mlp: MLP | FusedMLP | MoE,
-        names: LayerNames = LayerNames(),  # noqa: B008  # frozen
+        names: LayerNames = LayerNames(),  # frozen
     ) -> None:
         self.mixer = mixer
         self.mlp = mlp

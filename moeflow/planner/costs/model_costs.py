@@ -3,8 +3,8 @@
 A stage becomes `Work`: bytes of weights or of keys and values, each read once, and operations; activations within a
 stage are left out. What lies between the stages is `row_operations`. Knows no machine.
 Stages are those of MoE-Lightning 4.1: pre-attention (QKV), attention, post-attention (output projection, router,
-experts); and the head. Where some layers are recurrent, what mixes tokens there counts with these: a stage is the average
-over layers.
+experts); and the head. Where some layers are recurrent, what mixes tokens there counts with these: a stage is the
+average over layers.
 """
 
 from __future__ import annotations
