@@ -111,13 +111,13 @@ class TrafficWithPrefixes(AnyTraffic):
 
     def teardown(self):
         for _ in range(2000):
-            if not self.scheduler.has_work:
-                break
             self.prefixes.know_all()
             for read in [*self.prefixes.reads]:
                 self.prefixes.end(read)
-            finish_pass(self.scheduler, self.model, self.scheduler.schedule())
-        self.scheduler.schedule()  # what was read for requests that were cancelled is put away
+            batch = self.scheduler.schedule()  # also puts away what was read for requests that were cancelled
+            if not self.scheduler.has_work:
+                break
+            finish_pass(self.scheduler, self.model, batch)
         super().teardown()
         assert not self.prefixes.found
 
