@@ -22,6 +22,7 @@ from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.lazy_memory import allocate_lazily
 from moeflow.kernels.rotary import RotaryTable
+from moeflow.kernels.norm import NormWeights
 from moeflow.kernels.routing import SoftmaxTopK
 from moeflow.kernels.weight_format import MADE_FORMATS
 
@@ -36,7 +37,7 @@ def pack(rows, cols, weight_format):
 class Model:
     """Layers of experts, the second dense, once in order and once in the slots of all layers together."""
 
-    def __init__(self, weight_format, top_k=2):
+    def __init__(self, weight_format, top_k=2, *, has_layer_norms=False):
         torch.manual_seed(0)
         self.top_k = top_k
         slots = PackedExperts(3 * EXPERTS + 2, HIDDEN, WIDTH, weight_format)
@@ -46,7 +47,8 @@ class Model:
         self.biases = []  # of layers with routers
         for number in range(LAYERS):
             heads = Heads(2, 1, DIM, eps=1e-6)
-            common = ((pack(4 * DIM, HIDDEN, weight_format),), None, torch.randn(HIDDEN), heads, PLAIN, 0)
+            norms = [self._norm(has_layer_norms), self._norm(has_layer_norms)]
+            common = ((pack(4 * DIM, HIDDEN, weight_format),), None, norms[0], heads, PLAIN, 0)
             is_dense = number == 1
             gate_up = torch.randn(1 if is_dense else EXPERTS, 2 * WIDTH, HIDDEN) / 7
             biases = ExpertBiases(torch.randn(EXPERTS, 2 * WIDTH), torch.randn(EXPERTS, HIDDEN)) if number == 2 else None
@@ -54,7 +56,7 @@ class Model:
             experts = PackedExperts.pack(gate_up, down, weight_format, biases=biases)
             router = None if is_dense else pack(EXPERTS, HIDDEN, "float32")
             choose = SoftmaxTopK(1 if is_dense else top_k, renormalize=True)
-            stage = (pack(HIDDEN, 2 * DIM, weight_format), None, torch.randn(HIDDEN), 1e-6, router, choose)
+            stage = (pack(HIDDEN, 2 * DIM, weight_format), None, norms[1], router, choose)
             resident.append(PackedLayer(*common, MoEStage(*stage, experts)))
             if is_dense:
                 cached.append(resident[-1])
@@ -66,6 +68,10 @@ class Model:
             self.biases.append(biases)
         self.slots, self.resident = slots, PackedDecoder(resident)
         self.cached = PackedDecoder(cached)
+
+    @staticmethod
+    def _norm(is_layer_norm):
+        return NormWeights(torch.randn(HIDDEN), 1e-6, is_layer_norm, torch.randn(HIDDEN) if is_layer_norm else None)
 
     def begin(self, decoder, tokens, *, keeps_choices=True, keeps_inputs=False):
         torch.manual_seed(1)
@@ -134,7 +140,7 @@ def test_projections_in_parts_change_no_bit(isa, tokens, cuts):
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_what_experts_get_is_kept_for_all_layers(needs_kernels, tokens):
     """In memory, in slots, and with stops: and what it is at each stop."""
-    model = Model("bfloat16")
+    model = Model("bfloat16", has_layer_norms=True)
     places = model.table.clone()
     resident = model.begin(model.resident, tokens, keeps_inputs=True)
     assert resident.run() == LAYERS
