@@ -51,7 +51,9 @@ class Model:
             common = ((pack(4 * DIM, HIDDEN, weight_format),), None, norms[0], heads, PLAIN, 0)
             is_dense = number == 1
             gate_up = torch.randn(1 if is_dense else EXPERTS, 2 * WIDTH, HIDDEN) / 7
-            biases = ExpertBiases(torch.randn(EXPERTS, 2 * WIDTH), torch.randn(EXPERTS, HIDDEN)) if number == 2 else None
+            biases = (
+                ExpertBiases(torch.randn(EXPERTS, 2 * WIDTH), torch.randn(EXPERTS, HIDDEN)) if number == 2 else None
+            )
             down = torch.randn(len(gate_up), HIDDEN, WIDTH) / 6
             experts = PackedExperts.pack(gate_up, down, weight_format, biases=biases)
             router = None if is_dense else pack(EXPERTS, HIDDEN, "float32")
