@@ -50,6 +50,7 @@ class Row:
 
 
 FAMILIES: Mapping[str, Row] = {
+    "dbrx": Row("DbrxForCausalLM", "moeflow.models.dbrx"),
     "lfm2": Row("Lfm2ForCausalLM", "moeflow.models.lfm2"),
     "llama": Row("LlamaForCausalLM", "moeflow.models.llama"),
     "mixtral": Row("MixtralForCausalLM", "moeflow.models.mixtral"),

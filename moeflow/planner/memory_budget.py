@@ -45,6 +45,7 @@ class MemoryBudget:
         self.draft_bytes = 0  # of models that guess; set before `set_beside_weights`
         self.predictor_bytes = 0  # of the network that predicts experts; likewise
         self.num_state_slots = 0  # of recurrent states
+        self.prompt_cache_bytes = 0  # of buffers between KV blocks and disk; likewise
         self.process_bytes = PROCESS_BYTES
         self.work_bytes = 0
 
@@ -67,16 +68,20 @@ class MemoryBudget:
         Raises: CapacityError if there is no room for recurrent states.
         """
         self.num_state_slots = num_state_slots(self._shape, batching.max_num_seqs, self.free_bytes)
-        beside = self.draft_bytes + self.predictor_bytes + self.num_state_slots * self._shape.state_bytes
         if not cpu_isa or self._settings.memory_bytes is None:
-            self.process_bytes, self.work_bytes = PROCESS_BYTES + beside, 0
+            self.process_bytes, self.work_bytes = PROCESS_BYTES + self._beside_process, 0
             return
         is_served = self._settings.is_served
         held_bytes = planned_bytes(self._resources.process_bytes, self._shape, is_served=is_served)
-        self.process_bytes = held_bytes + margin_bytes(is_served=is_served) + beside
+        self.process_bytes = held_bytes + margin_bytes(is_served=is_served) + self._beside_process
         self.work_bytes = work_bytes(
             self._shape, num_tokens=batching.max_num_batched_tokens, num_sampled=batching.max_num_seqs
         )
+
+    @property
+    def _beside_process(self) -> int:
+        state_bytes = self.num_state_slots * self._shape.state_bytes
+        return self.draft_bytes + self.predictor_bytes + self.prompt_cache_bytes + state_bytes
 
     @property
     def num_here(self) -> int:
