@@ -155,7 +155,7 @@ class ModelConfig:
     @property
     def keeps_only_kv(self) -> bool:
         """Whether all that is kept of past tokens is a key and a value for each, which depend on no later token: then
-        sequences that begin alike have equal KV blocks there, which can be shared, and kept on disk.
+        sequences that begin alike have equal KV blocks there, which can be kept on disk.
         """
         return self.encoder is None and self.recurrent is None
 

@@ -229,7 +229,8 @@ class Decision:
             max_model_len=cache.max_model_len,
             max_num_seqs=batching.max_num_seqs,
             max_num_batched_tokens=batching.max_num_batched_tokens,
-            prefix_caching=self.settings.prefix_caching and self.shape.keeps_only_kv,
+            prefix_caching=self.settings.prefix_caching
+            and self.shape.encoder is None,  # else blocks depend on all of it
             num_kept_blocks=num_kept,
             states=choose_states(self.shape, self.budget.num_state_slots, self.reasons),
         )

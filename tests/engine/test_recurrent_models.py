@@ -66,7 +66,9 @@ def submission(name: str, prompt: list[int], max_tokens: int = 12) -> Submission
 def jobs(max_tokens: int = 8) -> list[Submission]:
     shared = prompt_of(0, 70)
     return [
-        submission(f"r{number}", shared[: 35 * (number % 3)] + prompt_of(number + 1, 1 + 9 * number), max_tokens + number)
+        submission(
+            f"r{number}", shared[: 35 * (number % 3)] + prompt_of(number + 1, 1 + 9 * number), max_tokens + number
+        )
         for number in range(8)
     ]
 
