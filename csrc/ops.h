@@ -9,6 +9,7 @@
 #include "isa.h"
 #include "kv_cache.h"
 #include "matrix.h"
+#include "routing.h"
 
 namespace moeflow {
 
@@ -179,13 +180,12 @@ struct AttentionInputCall {
 void attention_input(const Isa& isa, const AttentionInputCall& call);
 
 // What follows attention in a layer of experts, in one call: out = h + experts(norm(h)), where
-// h = hidden + attended @ o_proj.T (+ o_bias) and the router chooses as SoftmaxTopkCall does.
+// h = hidden + attended @ o_proj.T (+ o_bias) and the router chooses as `routing` says.
 struct MoEStageCall {
   Matrix o_proj;  // [hidden, attended]
   Matrix router;  // [num_experts, hidden]; without data: all tokens go to the one expert, as in a dense layer
   ExpertLayer layer;
-  int64_t top_k;
-  bool renormalize;
+  Routing routing;
   const float* o_bias;  // or null
   const float* norm;    // [hidden]
   float eps;
@@ -197,7 +197,10 @@ struct MoEStageCall {
   float* normed = nullptr;        // [num_tokens, hidden]
   int64_t* topk_ids = nullptr;    // [num_tokens, top_k]
   float* topk_weights = nullptr;  // [num_tokens, top_k]
+  const float* router_bias = nullptr;  // [num_experts]; or null
 };
+// What a router says of each expert, [num_tokens, num_experts].
+void router_logits(const Isa& isa, const MoEStageCall& call, const float* normed, int64_t num_tokens, float* logits);
 void moe_stage(const Isa& isa, const MoEStageCall& call);
 // All of it but the experts: `out` is h, and none of the last three is null.
 void route_stage(const Isa& isa, const MoEStageCall& call);
@@ -264,16 +267,15 @@ struct DecoderCall {
 // Returns the layer that the pass stopped at, with `hidden` as it goes into the experts' sum; or num_layers.
 int64_t decoder(const Isa& isa, const DecoderCall& call);
 
-// The top_k likeliest experts of each token under a softmax over all, likeliest first, of equals the lower number
-// first; `renormalize` makes their weights sum to 1. Logits that are not numbers give NaN weights, and still valid ids.
-struct SoftmaxTopkCall {
+// Each token's choice of experts, best first. Logits that are not numbers give NaN weights, and still valid ids.
+struct RouteCall {
+  Routing routing;
   const float* logits;  // [num_rows, num_experts]
-  int64_t num_rows, num_experts, top_k;
-  bool renormalize;
+  int64_t num_rows, num_experts;
   int64_t* topk_ids;    // [num_rows, top_k]
   float* topk_weights;  // [num_rows, top_k]
 };
-void softmax_topk(const Isa& isa, const SoftmaxTopkCall& call);
+void route(const Isa& isa, const RouteCall& call);
 
 // The maximum of each row, NaN if there is one, and the first place where it stands.
 struct ArgmaxCall {

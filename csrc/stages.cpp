@@ -6,6 +6,10 @@
 
 namespace moeflow {
 
+void router_logits(const Isa& isa, const MoEStageCall& call, const float* normed, int64_t num_tokens, float* logits) {
+  linear(isa, LinearCall{call.router, normed, num_tokens, call.router.cols, call.router_bias, nullptr, logits});
+}
+
 void route_stage(const Isa& isa, const MoEStageCall& call) {
   static thread_local Buffer<float> logits;
   const int64_t tokens = call.num_tokens, hidden = call.o_proj.rows, num_experts = call.layer.num_experts;
@@ -17,9 +21,8 @@ void route_stage(const Isa& isa, const MoEStageCall& call) {
     return;
   }
   float* const scores = logits.at_least(tokens * num_experts);
-  linear(isa, LinearCall{call.router, call.normed, tokens, hidden, nullptr, nullptr, scores});
-  softmax_topk(isa, SoftmaxTopkCall{scores, tokens, num_experts, call.top_k, call.renormalize, call.topk_ids,
-                                    call.topk_weights});
+  router_logits(isa, call, call.normed, tokens, scores);
+  route(isa, RouteCall{call.routing, scores, tokens, num_experts, call.topk_ids, call.topk_weights});
 }
 
 void moe_stage(const Isa& isa, const MoEStageCall& call) {
@@ -28,11 +31,11 @@ void moe_stage(const Isa& isa, const MoEStageCall& call) {
   const int64_t tokens = call.num_tokens;
   MoEStageCall stage = call;
   if (stage.normed == nullptr) stage.normed = normed.at_least(tokens * call.o_proj.rows);
-  if (stage.topk_ids == nullptr) stage.topk_ids = topk_ids.at_least(tokens * call.top_k);
-  if (stage.topk_weights == nullptr) stage.topk_weights = topk_weights.at_least(tokens * call.top_k);
+  if (stage.topk_ids == nullptr) stage.topk_ids = topk_ids.at_least(tokens * call.routing.top_k);
+  if (stage.topk_weights == nullptr) stage.topk_weights = topk_weights.at_least(tokens * call.routing.top_k);
   route_stage(isa, stage);
-  experts(isa, ExpertsCall{call.layer, stage.normed, tokens, call.top_k, stage.topk_ids, stage.topk_weights, call.out,
-                           call.out});
+  experts(isa, ExpertsCall{call.layer, stage.normed, tokens, call.routing.top_k, stage.topk_ids, stage.topk_weights,
+                           call.out, call.out});
 }
 
 }  // namespace moeflow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moeflow.core.brief import brief
 from moeflow.core.model_config import ConfigReader, ModelConfig
-from moeflow.kernels.routing import SoftmaxTopK
+from moeflow.kernels.routing import Routing
 from moeflow.models.config_keys import read_decoder_config, read_num_experts, read_num_layers
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.decoder import CausalLM
@@ -50,7 +50,7 @@ def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
 
 
 def _layer(config: ModelConfig, allocator: WeightAllocator, layer_idx: int) -> DecoderLayer:
-    choose = SoftmaxTopK(config.top_k, renormalize=config.norm_topk_prob)
+    choose = Routing(config.top_k, renormalize=config.norm_topk_prob)
     is_dense = layer_idx in config.dense_layers
     mlp = (
         dense_mlp(allocator, config.hidden_size, config.dense_intermediate_size)

@@ -11,7 +11,7 @@ from moeflow.kernels.arrays import Array, address, dtype_name, floats_like
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
-from moeflow.kernels.routing import SoftmaxTopK
+from moeflow.kernels.routing import Routing
 
 if extension.is_available():
     import moeflow.kernels._cpu as _cpu
@@ -51,11 +51,12 @@ class MoEStage:
     norm: Array  # [H]
     eps: float
     router: PackedWeight | None  # None: every token goes to the one expert there is
-    choose: SoftmaxTopK
+    choose: Routing
     experts: PackedExperts
     # [E] int32, where each expert is among `experts`, or that it is not there: `PackedDecoder` can do without some.
     # None: all are there, in order.
     slots: Array | None = None
+    router_bias: Array | None = None  # [E]
     handle: Any = field(init=False, repr=False, compare=False)  # looks at the memory of all of these
 
     def __post_init__(self) -> None:
@@ -71,8 +72,11 @@ class MoEStage:
                 dtype_name(self.slots.dtype) == "int32" and self.slots.shape == (num_experts,) and router is not None
             )
         fits &= router is None or router.cols == size
-        if not fits or not 1 <= self.choose.top_k <= num_experts:
-            raise ValueError(f"{self.o_proj}, {router}, {self.experts} and {self.choose} do not fit together")
+        if not fits:
+            raise ValueError(f"{self.o_proj}, {router} and {self.experts} do not fit together")
+        self.choose.check(num_experts)
+        if self.router_bias is not None:
+            check_floats(self.router_bias, (num_experts,))
         object.__setattr__(self, "handle", self._bind())
 
     @property
@@ -103,9 +107,9 @@ class MoEStage:
             o_proj=self.o_proj.handle,
             router=None if self.router is None else self.router.handle,
             layer=experts if self.slots is None else experts.in_slots(address(self.slots), self.num_experts),
-            top_k=self.choose.top_k,
-            renormalize=self.choose.renormalize,
+            routing=self.choose.handle,
             o_bias=address(self.o_bias),
             norm=address(self.norm),
             eps=self.eps,
+            router_bias=address(self.router_bias),
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
-from moeflow.kernels.routing import SoftmaxTopK
+from moeflow.kernels.routing import Routing
 from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.norm import RMSNorm
 
@@ -19,9 +19,10 @@ def expert_stage(
     o_proj: Linear,
     norm: RMSNorm,
     router: PackedWeight | None,
-    choose: SoftmaxTopK,
+    choose: Routing,
     experts: PackedExperts,
     slots: Array | None = None,
+    router_bias: Array | None = None,
 ) -> MoEStage | None:
     """Return the call; None if the output projection is not packed. Without a router the network is dense."""
     if not isinstance(o_proj.weight, PackedWeight):
@@ -35,4 +36,5 @@ def expert_stage(
         choose=choose,
         experts=experts,
         slots=slots,
+        router_bias=router_bias,
     )

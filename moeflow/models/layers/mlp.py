@@ -10,7 +10,7 @@ from moeflow.kernels.activation import apply, apply_and_mul
 from moeflow.kernels.cpu.packed_weights import SWIGLU, ExpertKind
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.on_demand import torch
-from moeflow.kernels.routing import SoftmaxTopK
+from moeflow.kernels.routing import Routing
 from moeflow.models.layers.expert_stage import expert_stage
 from moeflow.models.layers.expert_weights import Destination, ExpertWeights, MovableExperts
 from moeflow.models.layers.linear import Linear, output_linear
@@ -118,7 +118,7 @@ class FusedMLP:
         experts = self.weights.for_kernels()
         if experts is None:
             return None
-        return expert_stage(o_proj, norm, None, SoftmaxTopK(1, renormalize=False), *experts)
+        return expert_stage(o_proj, norm, None, Routing(1), *experts)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""

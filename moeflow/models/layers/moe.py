@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from moeflow.core.model_config import ModelConfig
@@ -16,7 +16,7 @@ from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu.packed_weights import ExpertKind, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.linear import linear
-from moeflow.kernels.routing import SoftmaxTopK
+from moeflow.kernels.routing import Routing
 from moeflow.models.layers.expert_stage import expert_stage
 from moeflow.models.layers.expert_weights import Destination, MovableExperts
 from moeflow.models.layers.linear import Linear
@@ -44,6 +44,8 @@ class ExpertNames:
     gate: str = "gate_proj"  # empty: experts have no gate
     up: str = "up_proj"
     down: str = "down_proj"
+    router_bias: str = ""  # of the router's scores; empty: there is none
+    choice_bias: str = ""  # of `Routing`, one for each expert; likewise
 
 
 def expert_kind(config: ModelConfig) -> ExpertKind:
@@ -54,11 +56,27 @@ def expert_kind(config: ModelConfig) -> ExpertKind:
 class MoE:
     """Routes each token to `top_k` experts and adds up what they return."""
 
-    def __init__(self, config: ModelConfig, allocator: WeightAllocator, choose: Choose, names: ExpertNames) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        allocator: WeightAllocator,
+        choose: Choose,
+        names: ExpertNames,
+        *,
+        has_float32_router: bool = False,
+    ) -> None:
+        """`choose` gets the bias that `names` has; a router in float32 is so whatever all else is in."""
         self.config = config
-        self.choose = choose
         self.names = names
-        self.router = allocator.router(config.num_experts, config.hidden_size)
+        self.router = allocator.router(config.num_experts, config.hidden_size, is_float32=has_float32_router)
+        self.router_bias = (
+            allocator.router_bias(config.num_experts, is_float32=has_float32_router) if names.router_bias else None
+        )
+        self.choice_bias = allocator.empty_float32(config.num_experts) if names.choice_bias else None
+        self.choose = choose
+        if self.choice_bias is not None:
+            assert isinstance(choose, Routing)
+            self.choose = replace(choose, choice_bias=self.choice_bias)
         self.weights = allocator.experts(
             config.num_experts, config.hidden_size, config.intermediate_size, expert_kind(config)
         )
@@ -85,7 +103,7 @@ class MoE:
         """Return what the router says of each expert. Shapes: hidden [T, H] -> [T, E]."""
         if not isinstance(self.router, PackedWeight):
             hidden = hidden.to(self.router.dtype)  # a router may be kept more precisely than all else
-        return linear(hidden, self.router)
+        return linear(hidden, self.router, self.router_bias)
 
     def movable_experts(self) -> MovableExperts | None:
         """Return the experts if `with_experts` can take them from elsewhere."""
@@ -100,13 +118,16 @@ class MoE:
     def stage(self, o_proj: Linear, norm: RMSNorm) -> MoEStage | None:
         """Return one call for all that follows attention in a layer with this block; None if there is none."""
         router, choose, experts = self.router, self.choose, self.weights.for_kernels()
-        if experts is None or not (isinstance(router, PackedWeight) and isinstance(choose, SoftmaxTopK)):
+        if experts is None or not (isinstance(router, PackedWeight) and isinstance(choose, Routing)):
             return None
-        return expert_stage(o_proj, norm, router, choose, *experts)
+        return expert_stage(o_proj, norm, router, choose, *experts, router_bias=self.router_bias)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination); experts that others fill, or have, are left out."""
         yield self.router_name(prefix), whole(self.router)
+        for name, bias in ((self.names.router_bias, self.router_bias), (self.names.choice_bias, self.choice_bias)):
+            if bias is not None:
+                yield f"{prefix}.{self.names.block}.{name}", bias
         for expert, parts in enumerate(self.weights.parts()):
             if parts is not None:
                 yield from zip(self.expert_names(prefix, expert), parts, strict=True)

@@ -172,11 +172,24 @@ class WeightAllocator:
         """Do the same for token embeddings."""
         return self._matrix(rows, cols, self.packed.embeddings if self.packed else None, own)
 
-    def router(self, num_experts: int, hidden_size: int) -> Weight:
-        """Do the same for what chooses experts."""
-        if self.packed is None:
-            return self.empty(num_experts, hidden_size, dtype=self.router_dtype)
-        return self._matrix(num_experts, hidden_size, self.packed.routers)
+    def router(self, num_experts: int, hidden_size: int, *, is_float32: bool = False) -> Weight:
+        """Do the same for what chooses experts; `is_float32`: in float32, unless it is packed."""
+        if self.packed is not None:
+            return self._matrix(num_experts, hidden_size, self.packed.routers)
+        if is_float32:
+            return self.empty_float32(num_experts, hidden_size)
+        return self.empty(num_experts, hidden_size, dtype=self.router_dtype)
+
+    def router_bias(self, num_experts: int, *, is_float32: bool = False) -> Array:
+        """Return what is added to a router's scores, in the type of these."""
+        if is_float32:
+            return self.empty_float32(num_experts)
+        return self.empty(num_experts, dtype=self.router_dtype)
+
+    def empty_float32(self, *shape: int) -> Array:
+        """Return a tensor in float32, whatever all else is in. Raises: as `matrix` does."""
+        is_so_anyway = self.has_shapes_alone or self.packed is not None  # or of no type
+        return self.empty(*shape, dtype=None if is_so_anyway else torch.float32)
 
     def experts(
         self, num_experts: int, hidden_size: int, intermediate_size: int, kind: ExpertKind = SWIGLU

@@ -5,7 +5,7 @@ import torch
 
 from moeflow.kernels.cpu import extension, row_ops, stages
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
-from moeflow.kernels.routing import SoftmaxTopK
+from moeflow.kernels.routing import Routing
 from moeflow.kernels.weight_format import MADE_FORMATS
 
 EPS = 1e-5
@@ -39,26 +39,39 @@ class Layer:
         bias=False,
         function="silu",
         expert_biases=False,
+        router_bias=False,
+        routing=None,
     ):
         num_experts = 5
         self.o_proj = PackedWeight.pack(torch.randn(hidden, attended), weight_format)
         self.o_bias = torch.randn(hidden) if bias else None
         self.norm = torch.randn(hidden)
         self.router = PackedWeight.pack(torch.randn(num_experts, hidden), "float32")
-        self.choose = SoftmaxTopK(top_k, renormalize)
+        self.router_bias = torch.randn(num_experts) if router_bias else None
+        self.choose = routing or Routing(top_k, renormalize)
         gate_up, down = torch.randn(num_experts, 2 * width, hidden), torch.randn(num_experts, hidden, width)
         biases = (torch.randn(num_experts, 2 * width), torch.randn(num_experts, hidden)) if expert_biases else None
         self.experts = PackedExperts.pack(gate_up, down, weight_format, function=function, biases=biases)
 
     def in_one_call(self, hidden, attended):
-        weights = (self.o_proj, self.o_bias, self.norm, EPS, self.router, self.choose, self.experts)
+        weights = (
+            self.o_proj,
+            self.o_bias,
+            self.norm,
+            EPS,
+            self.router,
+            self.choose,
+            self.experts,
+            None,
+            self.router_bias,
+        )
         return stages.MoEStage(*weights)(hidden, attended)
 
     def one_after_another(self, hidden, attended):
         hidden = extension.linear(attended, self.o_proj, self.o_bias, hidden)
         normed = row_ops.rms_norm(hidden, self.norm, EPS)
-        logits = extension.linear(normed, self.router)
-        ids, weights = row_ops.softmax_topk(logits, self.choose.top_k, renormalize=self.choose.renormalize)
+        logits = extension.linear(normed, self.router, self.router_bias)
+        ids, weights = self.choose(logits)
         return self.experts.compute(normed, ids, weights, hidden)
 
 
@@ -70,6 +83,7 @@ class Layer:
         {"renormalize": False, "bias": True},
         {"top_k": 5, "function": "gelu", "expert_biases": True},
         {"top_k": 1, "hidden": 64, "attended": 33},
+        {"router_bias": True, "routing": Routing(3, score="sigmoid", choice_bias=torch.randn(5), scale=2.5)},
     ],
 )
 @pytest.mark.usefixtures("some_threads")
@@ -102,6 +116,6 @@ def test_what_does_not_fit_together_is_refused(needs_kernels):
         layer.in_one_call(hidden.bfloat16(), attended)
     with pytest.raises(ValueError, match=r"\[70\] is needed"):
         stages.norm_linear(hidden, torch.ones(71), EPS, layer.router)
-    layer.choose = SoftmaxTopK(6, renormalize=True)
-    with pytest.raises(ValueError, match="do not fit together"):
+    layer.choose = Routing(6, renormalize=True)
+    with pytest.raises(ValueError, match="6 of 5 experts cannot be chosen"):
         layer.in_one_call(hidden, attended)
