@@ -100,11 +100,11 @@ class Routing:
         ranks = logits if by_logits else scores if self.choice_bias is None else scores + self.choice_bias
         if self.num_groups == 1:
             return ranks
-        grouped = ranks.unflatten(1, (self.num_groups, -1))
+        grouped = ranks.view(len(ranks), self.num_groups, ranks.shape[1] // self.num_groups)
         of_groups = grouped.topk(1 if self.group_score == "max" else 2, dim=-1).values.sum(dim=-1)
         is_left_out = torch.ones_like(of_groups, dtype=torch.bool)
         is_left_out.scatter_(1, _best(of_groups, self.num_chosen_groups), False)
-        return grouped.masked_fill(is_left_out.unsqueeze(-1), -torch.inf).flatten(1)
+        return grouped.masked_fill(is_left_out.unsqueeze(-1), -torch.inf).view(ranks.shape)
 
 
 def _best(ranks: Tensor, count: int) -> Tensor:
