@@ -20,7 +20,7 @@ struct Between {
   std::vector<const MoEStageCall*> routed;  // the stages with routers
 };
 
-// A layer whose experts have slots: its stage up to the router is done.
+// A layer whose experts have slots: its stage up to the router is done, and no expert yet.
 struct RoutedLayer {
   const MoEStageCall& stage;
   int64_t number;       // of those with routers
@@ -91,17 +91,19 @@ void compute_arrived(const Isa& isa, ExpertsCall call, const int32_t* place, int
   if (is_any) expert_pairs(isa, call);
 }
 
-// Computes a layer's experts as they come. False: the fetcher cannot bring them all; then nothing has changed.
+// Computes a layer's experts as they come. False: the fetcher cannot bring them all; then only the shared one was.
 bool fetch_and_compute(const Isa& isa, const DecoderCall& call, const RoutedLayer& layer, Between& between) {
   ExpertFetcher& fetcher = *call.fetcher;
   const MoEStageCall& stage = layer.stage;
   const int64_t num_ids = call.num_tokens * stage.routing.top_k, hidden = stage.layer.hidden;
-  if (!fetcher.request(layer.number, stage.topk_ids, num_ids)) return false;
-  for (int64_t later = layer.first; later <= layer.last; ++later) {
+  const bool is_coming = fetcher.request(layer.number, stage.topk_ids, num_ids);
+  for (int64_t later = layer.first; is_coming && later <= layer.last; ++later) {
     const MoEStageCall& next = *between.routed[later];
     if (!lacks_any(next.layer)) continue;
     fetcher.prefetch(later, choose_ahead(isa, call, layer, next, between), call.num_tokens, next.routing.top_k);
   }
+  shared_stage(isa, stage);  // meanwhile
+  if (!is_coming) return false;
   ExpertsCall work{stage.layer,    stage.normed,       call.num_tokens, stage.routing.top_k,
                    stage.topk_ids, stage.topk_weights, call.hidden,     call.hidden};
   if (!fetcher.missing().empty()) {
@@ -123,10 +125,11 @@ bool fetch_and_compute(const Isa& isa, const DecoderCall& call, const RoutedLaye
   return true;
 }
 
-// False: the layer lacks an expert, or a later one will, and somebody else has to see to that.
+// False: the layer lacks an expert, or a later one will, and somebody else has to see to that; the shared one is done.
 bool compute_in_slots(const Isa& isa, const DecoderCall& call, const RoutedLayer& layer, Between& between) {
   const MoEStageCall& stage = layer.stage;
   if (call.fetcher != nullptr && call.fetcher->may_load()) return fetch_and_compute(isa, call, layer, between);
+  shared_stage(isa, stage);
   if (call.fetcher != nullptr) call.fetcher->collect();
   if (!are_in_memory(stage.layer, stage.topk_ids, call.num_tokens * stage.routing.top_k)) return false;
   for (int64_t later = layer.first; later <= layer.last; ++later) {
@@ -143,12 +146,11 @@ void attend(const Isa& isa, const DecoderCall& call, const DecoderLayer& layer, 
   int64_t first = 0;
   for (const Matrix& part : layer.qkv) {
     const float* const bias = layer.qkv_bias == nullptr ? nullptr : layer.qkv_bias + first;
-    linear(isa, LinearCall{part, call.hidden, tokens, hidden, bias, nullptr, qkv + first, layer.input_norm, layer.eps,
-                           row});
+    linear(isa, LinearCall{part, call.hidden, tokens, hidden, bias, nullptr, qkv + first, layer.input_norm, row});
     first += part.rows;
   }
   attention_input(isa, AttentionInputCall{cache, qkv, tokens, layer.num_heads, layer.q_norm, layer.k_norm,
-                                          layer.norm_all_heads, layer.eps, layer.clip,
+                                          layer.norm_all_heads, layer.input_norm.eps, layer.clip,
                                           layer.rotary < 0 ? RotaryTable{} : call.rotary[layer.rotary], call.slots});
   AttentionCall attending{cache, qkv, row, layer.num_heads, call.sequences, layer.sliding_window, call.tree_masks,
                           attended};

@@ -9,6 +9,7 @@
 #include "isa.h"
 #include "kv_cache.h"
 #include "matrix.h"
+#include "norm.h"
 #include "routing.h"
 
 namespace moeflow {
@@ -22,8 +23,7 @@ struct LinearCall {
   const float* bias;            // or null
   const float* residual;        // or null
   float* out;
-  const float* norm = nullptr;  // weights [k] of a norm that x goes through first (see RmsNormCall), or null
-  float eps = 0;                // of the norm
+  Norm norm = {};               // that x goes through first
   int64_t out_stride = 0;       // floats from a row of out, and of residual, to the next; 0: n
 };
 void linear(const Isa& isa, const LinearCall& call);
@@ -148,15 +148,14 @@ struct LstmCall {
 };
 void lstm(const Isa& isa, const LstmCall& call);
 
-// out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight
-struct RmsNormCall {
+// out[r] = norm(x[r])
+struct NormCall {
   const float* x;  // [num_rows, size]
-  const float* weight;
-  float eps;
+  Norm norm;
   int64_t num_rows, size;
   float* out;  // may be x
 };
-void rms_norm(const Isa& isa, const RmsNormCall& call);
+void normalise(const Isa& isa, const NormCall& call);
 
 // cos and sin of the tokens of a pass for heads of which the first `dim` dimensions are rotated.
 struct RotaryTable {
@@ -179,7 +178,7 @@ struct AttentionInputCall {
 };
 void attention_input(const Isa& isa, const AttentionInputCall& call);
 
-// What follows attention in a layer of experts, in one call: out = h + experts(norm(h)), where
+// What follows attention in a layer of experts, in one call: out = h (+ shared(norm(h))) + experts(norm(h)), where
 // h = hidden + attended @ o_proj.T (+ o_bias) and the router chooses as `routing` says.
 struct MoEStageCall {
   Matrix o_proj;  // [hidden, attended]
@@ -187,8 +186,7 @@ struct MoEStageCall {
   ExpertLayer layer;
   Routing routing;
   const float* o_bias;  // or null
-  const float* norm;    // [hidden]
-  float eps;
+  Norm norm;
   const float* attended;  // [num_tokens, o_proj.cols]
   const float* hidden;    // [num_tokens, o_proj.rows]
   int64_t num_tokens;
@@ -198,19 +196,22 @@ struct MoEStageCall {
   int64_t* topk_ids = nullptr;    // [num_tokens, top_k]
   float* topk_weights = nullptr;  // [num_tokens, top_k]
   const float* router_bias = nullptr;  // [num_experts]; or null
+  ExpertLayer shared{};  // one expert that all tokens go to, or none
+  Matrix shared_gate{};  // [1, hidden]: it weighs the sigmoid of that; without data: 1
 };
 // What a router says of each expert, [num_tokens, num_experts].
 void router_logits(const Isa& isa, const MoEStageCall& call, const float* normed, int64_t num_tokens, float* logits);
 void moe_stage(const Isa& isa, const MoEStageCall& call);
-// All of it but the experts: `out` is h, and none of the last three is null.
+// All of it but experts: `out` is h, and `normed` and what follows it is not null.
 void route_stage(const Isa& isa, const MoEStageCall& call);
+// Adds the shared expert of `normed` to `out`, if there is one.
+void shared_stage(const Isa& isa, const MoEStageCall& call);
 
 // A layer: norm, QKV projection, attention, and what MoEStageCall says. All norms of a model share `eps`.
 struct DecoderLayer {
   std::vector<Matrix> qkv;  // one or more, one below the other: [(num_heads + 2 KV heads) * head_dim, hidden]
   const float* qkv_bias;    // or null
-  const float* input_norm;  // [hidden]
-  float eps;
+  Norm input_norm;
   int64_t num_heads;
   const float *q_norm, *k_norm;  // as in AttentionInputCall
   bool norm_all_heads;
@@ -264,7 +265,8 @@ struct DecoderCall {
   const uint8_t* guesses = nullptr;
   ExpertFetcher* fetcher = nullptr;  // or null; does not read ahead what is guessed
 };
-// Returns the layer that the pass stopped at, with `hidden` as it goes into the experts' sum; or num_layers.
+// Returns the layer that the pass stopped at, with `hidden` as it goes into the sum of the chosen experts, the shared
+// one included; or num_layers.
 int64_t decoder(const Isa& isa, const DecoderCall& call);
 
 // Each token's choice of experts, best first. Logits that are not numbers give NaN weights, and still valid ids.

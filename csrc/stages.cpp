@@ -14,7 +14,7 @@ void route_stage(const Isa& isa, const MoEStageCall& call) {
   static thread_local Buffer<float> logits;
   const int64_t tokens = call.num_tokens, hidden = call.o_proj.rows, num_experts = call.layer.num_experts;
   linear(isa, LinearCall{call.o_proj, call.attended, tokens, call.o_proj.cols, call.o_bias, call.hidden, call.out});
-  rms_norm(isa, RmsNormCall{call.out, call.norm, call.eps, tokens, hidden, call.normed});
+  normalise(isa, NormCall{call.out, call.norm, tokens, hidden, call.normed});
   if (call.router.data == nullptr) {
     std::fill_n(call.topk_ids, tokens, 0);
     std::fill_n(call.topk_weights, tokens, 1.0f);
@@ -23,6 +23,26 @@ void route_stage(const Isa& isa, const MoEStageCall& call) {
   float* const scores = logits.at_least(tokens * num_experts);
   router_logits(isa, call, call.normed, tokens, scores);
   route(isa, RouteCall{call.routing, scores, tokens, num_experts, call.topk_ids, call.topk_weights});
+}
+
+void shared_stage(const Isa& isa, const MoEStageCall& call) {
+  static thread_local Buffer<float> scores, shared_weights;
+  static thread_local Buffer<int64_t> shared_ids;
+  if (call.shared.num_experts == 0) return;
+  const int64_t tokens = call.num_tokens;
+  int64_t* const ids = shared_ids.at_least(tokens);
+  float* const weights = shared_weights.at_least(tokens);
+  if (call.shared_gate.data == nullptr) {
+    std::fill_n(ids, tokens, 0);
+    std::fill_n(weights, tokens, 1.0f);
+  } else {
+    Routing routing;
+    routing.score = ScoreFunction::kSigmoid;
+    float* const gates = scores.at_least(tokens);
+    linear(isa, LinearCall{call.shared_gate, call.normed, tokens, call.shared_gate.cols, nullptr, nullptr, gates});
+    route(isa, RouteCall{routing, gates, tokens, 1, ids, weights});
+  }
+  experts(isa, ExpertsCall{call.shared, call.normed, tokens, 1, ids, weights, call.out, call.out});
 }
 
 void moe_stage(const Isa& isa, const MoEStageCall& call) {
@@ -34,6 +54,7 @@ void moe_stage(const Isa& isa, const MoEStageCall& call) {
   if (stage.topk_ids == nullptr) stage.topk_ids = topk_ids.at_least(tokens * call.routing.top_k);
   if (stage.topk_weights == nullptr) stage.topk_weights = topk_weights.at_least(tokens * call.routing.top_k);
   route_stage(isa, stage);
+  shared_stage(isa, stage);
   experts(isa, ExpertsCall{call.layer, stage.normed, tokens, call.routing.top_k, stage.topk_ids, stage.topk_weights,
                            call.out, call.out});
 }

@@ -5,23 +5,42 @@ kernels. The results are those of the operations one after another, to the bit.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from moeflow.kernels.arrays import Array, address, dtype_name, floats_like
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.norm import NormWeights
 from moeflow.kernels.routing import Routing
 
 if extension.is_available():
     import moeflow.kernels._cpu as _cpu
 
 
-def norm_linear(x: Array, norm: Array, eps: float, weight: PackedWeight, bias: Array | None = None) -> Array:
-    """Return `rms_norm(x) @ weight.T + bias`. Shapes: x [T, H], norm [H], bias [N] -> [T, N], all float32."""
+def bind_norm(norm: NormWeights, size: int) -> object:
+    """Return a norm of rows of that size for the extension, which looks at the memory of its weights.
+
+    Raises: ValueError if it is for others.
+    """
+    check_norm(norm, size)
+    return _cpu.Norm(
+        weight=address(norm.weight), eps=norm.eps, subtracts_mean=norm.subtracts_mean, bias=address(norm.bias)
+    )
+
+
+def check_norm(norm: NormWeights, size: int) -> None:
+    """Raise ValueError unless a norm is for float32 rows of that size."""
+    check_floats(norm.weight, (size,))
+    if norm.bias is not None:
+        check_floats(norm.bias, (size,))
+
+
+def norm_linear(x: Array, norm: NormWeights, weight: PackedWeight, bias: Array | None = None) -> Array:
+    """Return `normalise(x, norm) @ weight.T + bias`. Shapes: x [T, H], bias [N] -> [T, N], all float32."""
     num_tokens = x.shape[0]
     check_floats(x, (num_tokens, weight.cols))
-    check_floats(norm, (weight.cols,))
+    check_norm(norm, weight.cols)
     if bias is not None:
         check_floats(bias, (weight.rows,))
     out = floats_like(x, num_tokens, weight.rows)
@@ -33,23 +52,31 @@ def norm_linear(x: Array, norm: Array, eps: float, weight: PackedWeight, bias: A
         bias=address(bias),
         residual=0,
         out=address(out),
-        norm=address(norm),
-        eps=eps,
+        norm=address(norm.weight),
+        eps=norm.eps,
+        subtracts_mean=norm.subtracts_mean,
+        norm_bias=address(norm.bias),
     )
     return out
+
+
+class SharedExpert(NamedTuple):
+    """An expert that all tokens go to besides: the one that there is."""
+
+    experts: PackedExperts
+    gate: PackedWeight | None = None  # it weighs the sigmoid of what this says, [1, H]; None: 1
 
 
 @dataclass(frozen=True, slots=True)
 class MoEStage:
     """All that follows attention in a layer of experts, or without a router in a dense one.
 
-    That is `h + experts(rms_norm(h))` with `h = hidden + attended @ o_proj.T + o_bias`.
+    That is `h + experts(norm(h))`, a shared expert added first, with `h = hidden + attended @ o_proj.T + o_bias`.
     """
 
     o_proj: PackedWeight
     o_bias: Array | None  # [H]
-    norm: Array  # [H]
-    eps: float
+    norm: NormWeights
     router: PackedWeight | None  # None: every token goes to the one expert there is
     choose: Routing
     experts: PackedExperts
@@ -57,11 +84,12 @@ class MoEStage:
     # None: all are there, in order.
     slots: Array | None = None
     router_bias: Array | None = None  # [E]
+    shared: SharedExpert | None = None
     handle: Any = field(init=False, repr=False, compare=False)  # looks at the memory of all of these
 
     def __post_init__(self) -> None:
         size, router, num_experts = self.o_proj.rows, self.router, self.num_experts
-        check_floats(self.norm, (size,))
+        check_norm(self.norm, size)
         if self.o_bias is not None:
             check_floats(self.o_bias, (size,))
         fits = self.experts.hidden == size
@@ -77,7 +105,15 @@ class MoEStage:
         self.choose.check(num_experts)
         if self.router_bias is not None:
             check_floats(self.router_bias, (num_experts,))
+        self._check_shared()
         object.__setattr__(self, "handle", self._bind())
+
+    def _check_shared(self) -> None:
+        if self.shared is None:
+            return
+        (experts, gate), size = self.shared, self.o_proj.rows
+        if (experts.num_experts, experts.hidden) != (1, size) or (gate and (gate.rows, gate.cols) != (1, size)):
+            raise ValueError(f"{experts} and {gate} are no shared expert of rows of {size} values")
 
     @property
     def num_experts(self) -> int:
@@ -109,7 +145,8 @@ class MoEStage:
             layer=experts if self.slots is None else experts.in_slots(address(self.slots), self.num_experts),
             routing=self.choose.handle,
             o_bias=address(self.o_bias),
-            norm=address(self.norm),
-            eps=self.eps,
+            norm=bind_norm(self.norm, self.o_proj.rows),
             router_bias=address(self.router_bias),
+            shared=None if self.shared is None else self.shared.experts.handle,
+            shared_gate=None if self.shared is None or self.shared.gate is None else self.shared.gate.handle,
         )

@@ -16,7 +16,7 @@ from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.expert_weights import Destination, MovableExperts
 from moeflow.models.layers.mlp import MLP, FusedMLP
 from moeflow.models.layers.moe import MoE
-from moeflow.models.layers.norm import RMSNorm
+from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.shared_experts import Routed
 from moeflow.models.layers.weight_allocator import WeightAllocator
 
@@ -32,8 +32,8 @@ class DecoderLayer:
     ) -> None:
         self.self_attn = self_attn
         self.mlp = mlp
-        self.input_layernorm = RMSNorm(allocator, config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(allocator, config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = Norm.of(config, allocator)
+        self.post_attention_layernorm = Norm.of(config, allocator)
         self._stage = self._make_stage()
 
     def __call__(self, hidden: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
@@ -62,7 +62,7 @@ class DecoderLayer:
         return PackedLayer(
             qkv=qkv.parts if isinstance(qkv, PackedStack) else (qkv,),
             qkv_bias=attention.qkv_proj.bias,
-            input_norm=self.input_layernorm.weight,
+            input_norm=self.input_layernorm.weights,
             heads=attention.heads,
             scores=attention.scores,
             rotary=attention.rotary,
@@ -95,13 +95,15 @@ class DecoderLayer:
         assert isinstance(self.mlp, MoE)
         hidden = self.self_attn.o_proj(attended, residual=hidden)
         normed = self.post_attention_layernorm(hidden)
+        hidden = self.mlp.with_shared(normed, hidden)
         return hidden, Routed(normed, *self.mlp.route(normed))
 
     def matrix_names(self, prefix: str) -> dict[str, list[str]]:
         """Return the checkpoint names of the matrices that each field of `LayerFormats` is about."""
         parts = (*self.self_attn.qkv_proj.parts, *self.self_attn.o_proj.parts)
         ups, downs = self.mlp.matrix_names(prefix)
-        return {part: [f"{prefix}.self_attn.{part}.weight"] for part in parts} | {"up": ups, "down": downs}
+        shared = self.mlp.shared_matrix_names(prefix) if isinstance(self.mlp, MoE) else {}
+        return {part: [f"{prefix}.self_attn.{part}.weight"] for part in parts} | {"up": ups, "down": downs} | shared
 
     def _make_stage(self) -> MoEStage | None:
         return self.mlp.stage(self.self_attn.o_proj, self.post_attention_layernorm)
@@ -110,5 +112,5 @@ class DecoderLayer:
         """Yield (checkpoint name, destination)."""
         yield from self.self_attn.named_weights(f"{prefix}.self_attn")
         yield from self.mlp.named_weights(prefix)
-        yield f"{prefix}.input_layernorm.weight", self.input_layernorm.weight
-        yield f"{prefix}.post_attention_layernorm.weight", self.post_attention_layernorm.weight
+        yield from self.input_layernorm.named_weights(f"{prefix}.input_layernorm")
+        yield from self.post_attention_layernorm.named_weights(f"{prefix}.post_attention_layernorm")

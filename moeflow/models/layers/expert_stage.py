@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
-from moeflow.kernels.cpu.stages import MoEStage
+from moeflow.kernels.cpu.stages import MoEStage, SharedExpert
 from moeflow.kernels.routing import Routing
 from moeflow.models.layers.linear import Linear
-from moeflow.models.layers.norm import RMSNorm
+from moeflow.models.layers.norm import Norm
 
 if TYPE_CHECKING:
     pass
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 def expert_stage(
     o_proj: Linear,
-    norm: RMSNorm,
+    norm: Norm,
     router: PackedWeight | None,
     choose: Routing,
     experts: PackedExperts,
     slots: Array | None = None,
     router_bias: Array | None = None,
+    shared: SharedExpert | None = None,
 ) -> MoEStage | None:
     """Return the call; None if the output projection is not packed. Without a router the network is dense."""
     if not isinstance(o_proj.weight, PackedWeight):
@@ -30,11 +31,11 @@ def expert_stage(
     return MoEStage(
         o_proj=o_proj.weight,
         o_bias=o_proj.bias,
-        norm=norm.weight,
-        eps=norm.eps,
+        norm=norm.weights,
         router=router,
         choose=choose,
         experts=experts,
         slots=slots,
         router_bias=router_bias,
+        shared=shared,
     )

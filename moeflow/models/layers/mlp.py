@@ -14,7 +14,7 @@ from moeflow.kernels.routing import Routing
 from moeflow.models.layers.expert_stage import expert_stage
 from moeflow.models.layers.expert_weights import Destination, ExpertWeights, MovableExperts
 from moeflow.models.layers.linear import Linear, output_linear
-from moeflow.models.layers.norm import RMSNorm
+from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.weight_allocator import WeightAllocator
 
 if TYPE_CHECKING:
@@ -64,6 +64,11 @@ class MLP:
         """Return the network's result plus the residual. Shapes: hidden and residual [T, H] -> [T, H]."""
         return self.down_proj(self.units(hidden), residual)
 
+    def weighted(self, hidden: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
+        """Return each token's result, times its weight, plus the residual. Shapes: weights [T, 1] float32."""
+        result = self.down_proj(self.units(hidden)) * weights.to(hidden.dtype)
+        return result if residual is None else result.add_(residual)
+
     def units(self, hidden: Tensor) -> Tensor:
         """Return what meets the last matrix. Shapes: hidden [T, H] -> [T, I]."""
         gate_up = self.gate_up_proj(hidden)
@@ -76,7 +81,7 @@ class MLP:
     def movable_experts(self) -> None:
         """Return nothing: these are matrices."""
 
-    def stage(self, o_proj: Linear, norm: RMSNorm) -> None:
+    def stage(self, o_proj: Linear, norm: Norm) -> None:
         """Return nothing: there is no one call for this."""
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
@@ -100,10 +105,12 @@ class FusedMLP:
 
     def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the network's result plus the residual. Shapes: hidden and residual [T, H] -> [T, H]."""
-        num_tokens = hidden.shape[0]
-        topk_ids = torch.zeros(num_tokens, 1, dtype=torch.int64, device=hidden.device)
-        topk_weights = torch.ones(num_tokens, 1, device=hidden.device)
-        return self.weights.compute(hidden, topk_ids, topk_weights, residual)
+        return self.weighted(hidden, torch.ones(hidden.shape[0], 1, device=hidden.device), residual)
+
+    def weighted(self, hidden: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
+        """Return each token's result, times its weight, plus the residual. Shapes: weights [T, 1] float32."""
+        topk_ids = torch.zeros(hidden.shape[0], 1, dtype=torch.int64, device=hidden.device)
+        return self.weights.compute(hidden, topk_ids, weights, residual)
 
     def movable_experts(self) -> MovableExperts | None:
         """Return the weights if `with_experts` can take them from elsewhere."""
@@ -113,7 +120,7 @@ class FusedMLP:
         """Return the network with weights that lie elsewhere."""
         return FusedMLP(weights, self._names)
 
-    def stage(self, o_proj: Linear, norm: RMSNorm) -> MoEStage | None:
+    def stage(self, o_proj: Linear, norm: Norm) -> MoEStage | None:
         """Return one call for all that follows attention in a layer with this network; None if there is none."""
         experts = self.weights.for_kernels()
         if experts is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.arrays import Array
@@ -20,7 +20,8 @@ from moeflow.kernels.routing import Routing
 from moeflow.models.layers.expert_stage import expert_stage
 from moeflow.models.layers.expert_weights import Destination, MovableExperts
 from moeflow.models.layers.linear import Linear
-from moeflow.models.layers.norm import RMSNorm
+from moeflow.models.layers.norm import Norm
+from moeflow.models.layers.shared_network import SHARED_NAMES, SharedNames, SharedNetwork
 from moeflow.models.layers.weight_allocator import WeightAllocator, whole
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class ExpertNames:
     down: str = "down_proj"
     router_bias: str = ""  # of the router's scores; empty: there is none
     choice_bias: str = ""  # of `Routing`, one for each expert; likewise
+    shared: SharedNames = SHARED_NAMES  # of the shared expert, if the model has one
 
 
 def expert_kind(config: ModelConfig) -> ExpertKind:
@@ -80,6 +82,9 @@ class MoE:
         self.weights = allocator.experts(
             config.num_experts, config.hidden_size, config.intermediate_size, expert_kind(config)
         )
+        self.shared: SharedNetwork | None = None
+        if config.shared_intermediate_size:
+            self.shared = SharedNetwork(config, allocator, expert_kind(config), names.shared)
         self.on_route = allocator.on_route
         self.given: Given | None = None  # what chooses in the router's place; None: the router does
 
@@ -88,12 +93,23 @@ class MoE:
 
         Shapes: hidden and residual [T, H] -> [T, H].
         """
+        residual = self.with_shared(hidden, residual)
         topk_ids, topk_weights = self.route(hidden)
         if limit is not None:
             topk_weights = limit(topk_ids, topk_weights)
         if self.on_route is not None:
             self.on_route(topk_ids, hidden)
         return self.weights.compute(hidden, topk_ids, topk_weights, residual)
+
+    @overload
+    def with_shared(self, hidden: Tensor, residual: Tensor) -> Tensor: ...
+
+    @overload
+    def with_shared(self, hidden: Tensor, residual: Tensor | None) -> Tensor | None: ...
+
+    def with_shared(self, hidden: Tensor, residual: Tensor | None) -> Tensor | None:
+        """Return what the chosen experts are to be added to. Shapes: hidden and residual [T, H] -> [T, H]."""
+        return residual if self.shared is None else self.shared(hidden, residual)
 
     def route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return topk_ids [T, K] int64 and topk_weights [T, K] float32. Shapes: hidden [T, H]."""
@@ -115,12 +131,15 @@ class MoE:
         block.weights = weights
         return block
 
-    def stage(self, o_proj: Linear, norm: RMSNorm) -> MoEStage | None:
+    def stage(self, o_proj: Linear, norm: Norm) -> MoEStage | None:
         """Return one call for all that follows attention in a layer with this block; None if there is none."""
         router, choose, experts = self.router, self.choose, self.weights.for_kernels()
         if experts is None or not (isinstance(router, PackedWeight) and isinstance(choose, Routing)):
             return None
-        return expert_stage(o_proj, norm, router, choose, *experts, router_bias=self.router_bias)
+        shared = None if self.shared is None else self.shared.for_kernels()
+        if self.shared is not None and shared is None:
+            return None
+        return expert_stage(o_proj, norm, router, choose, *experts, router_bias=self.router_bias, shared=shared)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination); experts that others fill, or have, are left out."""
@@ -128,6 +147,8 @@ class MoE:
         for name, bias in ((self.names.router_bias, self.router_bias), (self.names.choice_bias, self.choice_bias)):
             if bias is not None:
                 yield f"{prefix}.{self.names.block}.{name}", bias
+        if self.shared is not None:
+            yield from self.shared.named_weights(prefix)
         for expert, parts in enumerate(self.weights.parts()):
             if parts is not None:
                 yield from zip(self.expert_names(prefix, expert), parts, strict=True)
@@ -136,6 +157,18 @@ class MoE:
         """Return the checkpoint names of all experts' gates and ups, and of their downs."""
         names = [self.expert_names(prefix, expert) for expert in range(self.config.num_experts)]
         return [name for ups in names for name in ups[:-1]], [name for *_, name in names]
+
+    def shared_matrix_names(self, prefix: str) -> dict[str, list[str]]:
+        """Return the same of the shared expert, by the fields of `LayerFormats`; empty if there is none."""
+        if self.shared is None:
+            return {}
+        ups, downs = self.shared.matrix_names(prefix)
+        return {"shared_up": ups, "shared_down": downs}
+
+    def names_of_routers(self, prefix: str) -> list[str]:
+        """Return the checkpoint names of all that is kept as routers are."""
+        gates = [] if self.shared is None else self.shared.gate_names(prefix)
+        return [self.router_name(prefix), *gates]
 
     def router_name(self, prefix: str) -> str:
         """Return the checkpoint name of the router's matrix."""

@@ -75,6 +75,11 @@ class WeightFormats:
         """Return the formats of a layer's gates and ups, and of its downs; None: as all layers have them."""
         return (self.matrices, self.matrices) if layer is None else (layer.up, layer.down)
 
+    def of_shared(self, layer: LayerFormats | None) -> tuple[WeightFormat, WeightFormat]:
+        """Return the same of a shared expert."""
+        up, down = self.of_experts(layer)
+        return (up, down) if layer is None else (layer.of("shared_up"), layer.of("shared_down"))
+
 
 @dataclass(frozen=True, slots=True)
 class WeightAllocator:
@@ -261,7 +266,21 @@ class WeightAllocator:
             return self._slabs(1, hidden_size, intermediate_size, kind) if self.has_slabs else None
         if self.tensor_group is not None:
             return self._slices(self.tensor_group, hidden_size, intermediate_size, self.packed, self._one_row)
-        size, (up, down) = (hidden_size, intermediate_size), self.packed.of_experts(self.layer)
+        return self._one_network(hidden_size, intermediate_size, kind, *self.packed.of_experts(self.layer))
+
+    def shared_network(self, hidden_size: int, intermediate_size: int, kind: ExpertKind) -> ExpertWeights | None:
+        """Return the expert that a layer has beside those to choose from, likewise; it is in no slab that moves."""
+        if self.packed is None:
+            return None
+        if self.tensor_group is not None:
+            return self._slices(self.tensor_group, hidden_size, intermediate_size, self.packed, self._one_row)
+        return self._one_network(hidden_size, intermediate_size, kind, *self.packed.of_shared(self.layer))
+
+    def _one_network(
+        self, hidden_size: int, intermediate_size: int, kind: ExpertKind, up: WeightFormat, down: WeightFormat
+    ) -> PackedExperts:
+        assert self.packed is not None
+        size = (hidden_size, intermediate_size)
         storage = self._one_row(expert_bytes(*size, up, down_format=down, is_gated=kind.is_gated))
         return PackedExperts(1, *size, up, down_format=down, kind=kind, is_wide=self.packed.is_wide, storage=storage)
 

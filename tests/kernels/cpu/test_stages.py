@@ -1,10 +1,13 @@
 """Stages are their operations one after another, to the bit; each of those has its own tests."""
 
+from itertools import product
+
 import pytest
 import torch
 
-from moeflow.kernels.cpu import extension, row_ops, stages
+from moeflow.kernels.cpu import extension, stages
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.norm import NormWeights, normalise
 from moeflow.kernels.routing import Routing
 from moeflow.kernels.weight_format import MADE_FORMATS
 
@@ -15,13 +18,14 @@ EPS = 1e-5
 @pytest.mark.parametrize(("num_outputs", "hidden"), [(33, 70), (528, 96)])  # a small product and one for the pool
 @pytest.mark.usefixtures("some_threads")
 def test_a_norm_on_the_way_into_a_product(isa, weight_format, num_outputs, hidden):
-    norm, bias = torch.randn(hidden), torch.randn(num_outputs)
+    weights, bias = torch.randn(hidden), torch.randn(num_outputs)
+    norms = [NormWeights(weights, EPS), NormWeights(weights, EPS, True), NormWeights(weights, EPS, True, weights + 1)]
     weight = PackedWeight.pack(torch.randn(num_outputs, hidden), weight_format)
     for num_tokens in (0, 1, 4, 5, 70):
         x = torch.randn(num_tokens, hidden)
-        for given in (None, bias):
-            want = extension.linear(row_ops.rms_norm(x, norm, EPS), weight, given)
-            assert torch.equal(stages.norm_linear(x, norm, EPS, weight, given), want)
+        for norm, given in product(norms, (None, bias)):
+            want = extension.linear(normalise(x, norm), weight, given)
+            assert torch.equal(stages.norm_linear(x, norm, weight, given), want)
 
 
 class Layer:
@@ -41,11 +45,15 @@ class Layer:
         expert_biases=False,
         router_bias=False,
         routing=None,
+        has_layer_norm=False,
+        shared=None,
     ):
         num_experts = 5
         self.o_proj = PackedWeight.pack(torch.randn(hidden, attended), weight_format)
         self.o_bias = torch.randn(hidden) if bias else None
-        self.norm = torch.randn(hidden)
+        self.norm = NormWeights(
+            torch.randn(hidden), EPS, has_layer_norm, torch.randn(hidden) if has_layer_norm else None
+        )
         self.router = PackedWeight.pack(torch.randn(num_experts, hidden), "float32")
         self.router_bias = torch.randn(num_experts) if router_bias else None
         self.choose = routing or Routing(top_k, renormalize)
@@ -53,25 +61,28 @@ class Layer:
         biases = (torch.randn(num_experts, 2 * width), torch.randn(num_experts, hidden)) if expert_biases else None
         self.experts = PackedExperts.pack(gate_up, down, weight_format, function=function, biases=biases)
 
+        self.shared = None
+        if shared is not None:
+            rows = torch.randn(1, 2 * shared, hidden), torch.randn(1, hidden, shared)
+            gate = PackedWeight.pack(torch.randn(1, hidden), "float32") if shared > 40 else None
+            self.shared = stages.SharedExpert(PackedExperts.pack(*rows, weight_format, function=function), gate)
+
     def in_one_call(self, hidden, attended):
-        weights = (
-            self.o_proj,
-            self.o_bias,
-            self.norm,
-            EPS,
-            self.router,
-            self.choose,
-            self.experts,
-            None,
-            self.router_bias,
-        )
+        weights = (self.o_proj, self.o_bias, self.norm, self.router, self.choose, self.experts)
+        weights += (None, self.router_bias, self.shared)
         return stages.MoEStage(*weights)(hidden, attended)
 
     def one_after_another(self, hidden, attended):
         hidden = extension.linear(attended, self.o_proj, self.o_bias, hidden)
-        normed = row_ops.rms_norm(hidden, self.norm, EPS)
+        normed = normalise(hidden, self.norm)
         logits = extension.linear(normed, self.router, self.router_bias)
         ids, weights = self.choose(logits)
+        if self.shared is not None:
+            experts, gate = self.shared
+            scores = torch.full((len(normed), 1), 1.0)
+            if gate is not None:
+                _, scores = Routing(1, score="sigmoid")(extension.linear(normed, gate))
+            hidden = experts.compute(normed, torch.zeros(len(normed), 1, dtype=torch.int64), scores, hidden)
         return self.experts.compute(normed, ids, weights, hidden)
 
 
@@ -80,9 +91,11 @@ class Layer:
     "settings",
     [
         {},
-        {"renormalize": False, "bias": True},
+        {"renormalize": False, "bias": True, "has_layer_norm": True},
         {"top_k": 5, "function": "gelu", "expert_biases": True},
         {"top_k": 1, "hidden": 64, "attended": 33},
+        {"shared": 24},
+        {"shared": 64, "top_k": 3},
         {"router_bias": True, "routing": Routing(3, score="sigmoid", choice_bias=torch.randn(5), scale=2.5)},
     ],
 )
@@ -115,7 +128,7 @@ def test_what_does_not_fit_together_is_refused(needs_kernels):
     with pytest.raises(ValueError, match=r"not bfloat16 \[2, 70\]"):
         layer.in_one_call(hidden.bfloat16(), attended)
     with pytest.raises(ValueError, match=r"\[70\] is needed"):
-        stages.norm_linear(hidden, torch.ones(71), EPS, layer.router)
+        stages.norm_linear(hidden, NormWeights(torch.ones(71), EPS), layer.router)
     layer.choose = Routing(6, renormalize=True)
     with pytest.raises(ValueError, match="6 of 5 experts cannot be chosen"):
         layer.in_one_call(hidden, attended)
