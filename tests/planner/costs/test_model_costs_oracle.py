@@ -45,7 +45,7 @@ FAMILIES = {
     "qwen2_moe": (
         qwen2_moe,
         transformers.Qwen2MoeConfig(
-            **{name: size for name, size in DECODER.items() if name != "head_dim"},
+            **DECODER | {"hidden_size": 60},
             **MOE,
             intermediate_size=56,
             moe_intermediate_size=24,
