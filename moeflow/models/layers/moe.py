@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, overload
 
 from moeflow.core.model_config import ModelConfig
+from moeflow.kernels.activation import ClampedSwiglu
 from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu.packed_weights import ExpertKind, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
@@ -52,6 +53,8 @@ class ExpertNames:
 
 def expert_kind(config: ModelConfig) -> ExpertKind:
     """Return what a model's experts and dense networks compute."""
+    if config.swiglu_limit is not None:
+        return ExpertKind(ClampedSwiglu(config.swiglu_alpha, config.swiglu_limit))
     return ExpertKind(config.hidden_act, config.is_gated)
 
 
@@ -70,6 +73,7 @@ class MoE:
         """`choose` gets the bias that `names` has; a router in float32 is so whatever all else is in."""
         self.config = config
         self.names = names
+        size, self._kind = (config.num_experts, config.hidden_size, config.intermediate_size), expert_kind(config)
         self.router = allocator.router(config.num_experts, config.hidden_size, is_float32=has_float32_router)
         self.router_bias = (
             allocator.router_bias(config.num_experts, is_float32=has_float32_router) if names.router_bias else None
@@ -79,12 +83,11 @@ class MoE:
         if self.choice_bias is not None:
             assert isinstance(choose, Routing)
             self.choose = replace(choose, choice_bias=self.choice_bias)
-        self.weights = allocator.experts(
-            config.num_experts, config.hidden_size, config.intermediate_size, expert_kind(config)
-        )
+        self.biases = allocator.expert_biases(*size, self._kind) if config.expert_bias else None
+        self.weights = allocator.experts(*size, self._kind, self.biases)
         self.shared: SharedNetwork | None = None
         if config.shared_intermediate_size:
-            self.shared = SharedNetwork(config, allocator, expert_kind(config), names.shared)
+            self.shared = SharedNetwork(config, allocator, self._kind, names.shared)
         self.on_route = allocator.on_route
         self.given: Given | None = None  # what chooses in the router's place; None: the router does
 
@@ -139,7 +142,7 @@ class MoE:
         shared = None if self.shared is None else self.shared.for_kernels()
         if self.shared is not None and shared is None:
             return None
-        return expert_stage(o_proj, norm, router, choose, *experts, router_bias=self.router_bias, shared=shared)
+        return expert_stage(o_proj, norm, router, choose, experts, router_bias=self.router_bias, shared=shared)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination); experts that others fill, or have, are left out."""
@@ -152,6 +155,10 @@ class MoE:
         for expert, parts in enumerate(self.weights.parts()):
             if parts is not None:
                 yield from zip(self.expert_names(prefix, expert), parts, strict=True)
+        if self.biases is None:
+            return
+        for expert, biases in enumerate(self.biases.parts(self._kind.num_ups)):
+            yield from zip(self.expert_names(prefix, expert, "bias"), biases, strict=True)
 
     def matrix_names(self, prefix: str) -> tuple[list[str], list[str]]:
         """Return the checkpoint names of all experts' gates and ups, and of their downs."""
@@ -174,8 +181,8 @@ class MoE:
         """Return the checkpoint name of the router's matrix."""
         return f"{prefix}.{self.names.block}.{self.names.router}.weight"
 
-    def expert_names(self, prefix: str, expert: int) -> list[str]:
-        """Return the checkpoint names of an expert's gate, if it has one, up and down matrices."""
+    def expert_names(self, prefix: str, expert: int, kind: str = "weight") -> list[str]:
+        """Return the checkpoint names of an expert's gate, if it has one, up and down matrices, or of their biases."""
         names = self.names
         place = f"{prefix}.{names.block}.{names.expert.format(expert)}"
-        return [f"{place}.{matrix}.weight" for matrix in (names.gate, names.up, names.down) if matrix]
+        return [f"{place}.{matrix}.{kind}" for matrix in (names.gate, names.up, names.down) if matrix]

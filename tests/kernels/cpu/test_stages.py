@@ -7,6 +7,7 @@ import torch
 
 from moeflow.kernels.cpu import extension, stages
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.norm import NormWeights, normalise
 from moeflow.kernels.routing import Routing
 from moeflow.kernels.weight_format import MADE_FORMATS
@@ -58,7 +59,8 @@ class Layer:
         self.router_bias = torch.randn(num_experts) if router_bias else None
         self.choose = routing or Routing(top_k, renormalize)
         gate_up, down = torch.randn(num_experts, 2 * width, hidden), torch.randn(num_experts, hidden, width)
-        biases = (torch.randn(num_experts, 2 * width), torch.randn(num_experts, hidden)) if expert_biases else None
+        of_experts = ExpertBiases(torch.randn(num_experts, 2 * width), torch.randn(num_experts, hidden))
+        biases = of_experts if expert_biases else None
         self.experts = PackedExperts.pack(gate_up, down, weight_format, function=function, biases=biases)
 
         self.shared = None
@@ -69,7 +71,7 @@ class Layer:
 
     def in_one_call(self, hidden, attended):
         weights = (self.o_proj, self.o_bias, self.norm, self.router, self.choose, self.experts)
-        weights += (None, self.router_bias, self.shared)
+        weights += (None, None, self.router_bias, self.shared)
         return stages.MoEStage(*weights)(hidden, attended)
 
     def one_after_another(self, hidden, attended):
