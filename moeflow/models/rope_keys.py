@@ -20,7 +20,13 @@ _MAX_FACTOR: Final = 1e6
 
 
 def read_rope(
-    reader: ConfigReader, default_theta: float, max_position: int, head_dim: int, *, may_be_partial: bool = False
+    reader: ConfigReader,
+    default_theta: float,
+    max_position: int,
+    head_dim: int,
+    *,
+    may_be_partial: bool = False,
+    default_share: float = 1.0,
 ) -> RopeConfig:
     """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
 
@@ -31,7 +37,7 @@ def read_rope(
         raise reader.error(f"the rotary settings are {brief(raw)}, where an object is expected")
     rope = ConfigReader(raw, reader.file)
     theta = rope.get(float, "rope_theta", reader.get(float, "rope_theta", default_theta))
-    rotary_dim = _read_rotary_dim(reader, rope, head_dim)
+    rotary_dim = _read_rotary_dim(reader, rope, head_dim, default_share)
     if rotary_dim and not may_be_partial:
         raise reader.error(f"positions rotate {rotary_dim} of a head's {head_dim} dimensions, where all are supported")
     return read_rope_kind(reader, rope, theta, max_position, rotary_dim)
@@ -59,10 +65,10 @@ def read_rope_kind(
     return RopeConfig(**common, **bands)
 
 
-def _read_rotary_dim(reader: ConfigReader, rope: ConfigReader, head_dim: int) -> int:
+def _read_rotary_dim(reader: ConfigReader, rope: ConfigReader, head_dim: int, default_share: float) -> int:
     """Return how many dimensions of a head are rotated, 0: all."""
     stated = reader.get(int, "rotary_dim", 0)
-    share = rope.get(float, "partial_rotary_factor", reader.get(float, "partial_rotary_factor", 1.0))
+    share = rope.get(float, "partial_rotary_factor", reader.get(float, "partial_rotary_factor", default_share))
     rotary_dim = stated or int(head_dim * share)
     if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
         raise reader.error(f"positions rotate {rotary_dim} of a head's {head_dim} dimensions: an even part is expected")
