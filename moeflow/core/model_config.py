@@ -107,10 +107,13 @@ class ModelConfig:
     has_attention_sinks: bool = False  # a learned score of nothing for each head, in the softmax' denominator
     attention_kinds: tuple[AttentionKind, ...] = ()  # of each layer; empty: all have `rope` and `sliding_window`
     mlp_bias: bool = False
+    expert_bias: bool = False  # of gates, ups and downs
     clip_qkv: float | None = None
     sliding_window: int | None = None  # tokens a query sees, itself included; None: all
     hidden_act: HiddenAct = "silu"
     is_gated: bool = True  # feed-forward networks and experts have three matrices, else two
+    swiglu_limit: float | None = None  # of gates and ups, which then meet in (up + 1) gate sigmoid(swiglu_alpha gate)
+    swiglu_alpha: float = 1.0
 
     @property
     def rotary(self) -> RopeConfig:
@@ -137,6 +140,13 @@ class ModelConfig:
         if not self.attention_kinds:
             return () if self.rope is None else (self.rope,)
         return tuple(dict.fromkeys(kind.rope for kind in self.attention_kinds if kind.rope is not None))
+
+    @property
+    def keeps_only_kv(self) -> bool:
+        """Whether all that is kept of past tokens is a key and a value for each, which depend on no later token: then
+        sequences that begin alike have equal KV blocks there, which can be shared, and kept on disk.
+        """
+        return self.encoder is None
 
     @property
     def is_encoder_only(self) -> bool:
@@ -172,6 +182,12 @@ class ModelConfig:
         return 3 if self.is_gated else 2
 
     @property
+    def num_expert_biases(self) -> int:
+        """Biases of one expert."""
+        units = (self.num_ffn_matrices - 1) * self.intermediate_size
+        return units + self.hidden_size if self.expert_bias else 0
+
+    @property
     def num_attentions(self) -> int:
         """Attentions of all layers: those of a decoder over what was encoded are further ones."""
         return self.num_layers + (0 if self.encoder is None else self.num_layers + self.encoder.num_layers)
@@ -183,7 +199,8 @@ class ModelConfig:
         matrices = self.num_ffn_matrices * self.hidden_size
         num_moe = self.num_moe_layers
         num_dense = self.num_layers + self.num_encoder_layers - num_moe
-        experts = num_moe * self.num_experts * (matrices * self.intermediate_size + self.hidden_size)
+        expert = matrices * self.intermediate_size + self.num_expert_biases
+        experts = num_moe * self.num_experts * (expert + self.hidden_size)
         dense = num_dense * matrices * (self.dense_intermediate_size if self.num_experts else self.intermediate_size)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         classifier = len(self.labels) * (self.hidden_size + 1)
