@@ -32,7 +32,7 @@ def read_config(reader: ConfigReader) -> ModelConfig:
         if _alike(reader, key, expected) != expected:
             raise reader.error(f"{key!r} is {brief(reader.raw[key])}, where {expected} is supported")
     has_bias = reader.get(bool, "attention_bias", False)
-    rope = _stretched_rope(reader)
+    rope: dict[str, Any] = _stretched_rope(reader)
     return read_decoder_config(
         reader,
         model_type="hunyuan_v1_moe",
@@ -41,7 +41,7 @@ def read_config(reader: ConfigReader) -> ModelConfig:
         shared_intermediate_size=width,
         attention_bias=has_bias,
         attention_out_bias=has_bias,
-        **({} if rope is None else {"rope": rope}),
+        **rope,
     )
 
 
@@ -55,14 +55,14 @@ def _alike(reader: ConfigReader, key: str, default: int | None) -> int:
     return ConfigReader({key: listed[0]}, reader.file).positive(key)
 
 
-def _stretched_rope(reader: ConfigReader) -> RopeConfig | None:
-    """Return the rotary positions of a base that `alpha` stretches, as these models have it; None: it does not.
+def _stretched_rope(reader: ConfigReader) -> dict[str, Any]:
+    """Return the field of rotary positions whose base `alpha` stretches, as these models have it; {}: it does not.
 
     They call it "dynamic", but it is the same for texts of any length.
     """
     raw: Any = reader.raw.get("rope_parameters") or reader.raw.get("rope_scaling") or {}
     if not isinstance(raw, Mapping) or raw.get("rope_type", raw.get("type")) != "dynamic" or not raw.get("alpha"):
-        return None
+        return {}
     rope = ConfigReader(raw, reader.file)
     alpha = rope.number("alpha", least=1.0, most=1e6)
     theta = rope.number("rope_theta", reader.get(float, "rope_theta", 10000.0), least=1.0, most=1e12)
@@ -70,7 +70,7 @@ def _stretched_rope(reader: ConfigReader) -> RopeConfig | None:
     dim = reader.positive("head_dim", max(reader.positive("hidden_size") // heads, 1))
     if dim <= 2:
         raise reader.error(f"a head has {dim} dimensions, too few for a stretched base")
-    return RopeConfig(theta=theta * alpha ** (dim / (dim - 2)))
+    return {"rope": RopeConfig(theta=theta * alpha ** (dim / (dim - 2)))}
 
 
 def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:
