@@ -144,6 +144,13 @@ class ModelConfig:
         return tuple(dict.fromkeys(kind.rope for kind in self.attention_kinds if kind.rope is not None))
 
     @property
+    def keeps_only_kv(self) -> bool:
+        """Whether all that is kept of past tokens is a key and a value for each, which depend on no later token: then
+        sequences that begin alike have equal KV blocks there, which can be shared, and kept on disk.
+        """
+        return self.encoder is None
+
+    @property
     def is_encoder_only(self) -> bool:
         """Whether there is no decoder: it generates nothing."""
         return self.encoder is not None and not self.num_layers
