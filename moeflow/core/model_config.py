@@ -115,6 +115,8 @@ class ModelConfig:
     has_attention_sinks: bool = False  # a learned score of nothing for each head, in the softmax' denominator
     attention_kinds: tuple[AttentionKind, ...] = ()  # of each layer; empty: all have `rope` and `sliding_window`
     mlp_bias: bool = False
+    lm_head_bias: bool = False
+    sparsemixer_jitter: float | None = None  # of routers that choose as SparseMixer does; None: they do not
     expert_bias: bool = False  # of gates, ups and downs
     has_qk_norm: bool = False  # of families whose models may or may not normalise each head's queries and keys
     clip_qkv: float | None = None
