@@ -5,11 +5,12 @@ Keys that would change the arithmetic in a way we do not compute are errors, nev
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from moeflow.core.brief import brief
-from moeflow.core.model_config import ConfigReader, HiddenAct, ModelConfig
+from moeflow.core.model_config import AttentionKind, ConfigReader, HiddenAct, ModelConfig
 from moeflow.models.rope_keys import read_rope
 
 # Far beyond what models have, and far from where positions or norms would stop being numbers.
@@ -27,12 +28,15 @@ def read_decoder_config(
     default_theta: float = 10000.0,
     eps_key: str = "rms_norm_eps",
     may_be_partial: bool = False,
+    default_head_dim: int | None = None,
+    default_rotary_share: float = 1.0,
     **family: Any,
 ) -> ModelConfig:
     """Return the model's shape; `family` adds or replaces fields of `ModelConfig`.
 
     `eps_key` is what the config calls the norms' epsilon. Only where it `may_be_partial` may positions rotate a part
-    of a head.
+    of a head. `default_head_dim`: None: the hidden size over the number of heads. `default_rotary_share` is which share
+    of them is rotated.
 
     Raises: CheckpointError, naming the key, if one is missing, contradicts another or is not supported.
     """
@@ -43,7 +47,7 @@ def read_decoder_config(
         raise reader.error(
             f"'num_attention_heads' is {num_heads}, no multiple of 'num_key_value_heads', {num_kv_heads}"
         )
-    head_dim = reader.positive("head_dim", max(hidden_size // num_heads, 1))
+    head_dim = reader.positive("head_dim", default_head_dim or max(hidden_size // num_heads, 1))
     if head_dim % 2:
         raise reader.error(f"a head has {head_dim} dimensions, where rotary positions need an even number")
     max_position = reader.positive("max_position_embeddings")
@@ -63,7 +67,14 @@ def read_decoder_config(
     if "intermediate_size" not in family:
         fields["intermediate_size"] = reader.positive("intermediate_size")
     if "rope" not in family:
-        fields["rope"] = read_rope(reader, default_theta, max_position, head_dim, may_be_partial=may_be_partial)
+        fields["rope"] = read_rope(
+            reader,
+            default_theta,
+            max_position,
+            head_dim,
+            may_be_partial=may_be_partial,
+            default_share=default_rotary_share,
+        )
     config = ModelConfig(**(fields | family))
     if config.top_k > config.num_experts:
         raise reader.error(f"'num_experts_per_tok' is {config.top_k}, of {config.num_experts} experts")
@@ -79,6 +90,17 @@ def read_num_experts(reader: ConfigReader) -> int:
     """Return the number of experts: transformers renamed the key between versions, in both directions."""
     key = "num_local_experts" if "num_local_experts" in reader.raw else "num_experts"
     return reader.positive(key)
+
+
+def read_dense_layers(reader: ConfigReader) -> tuple[int, ...]:
+    """Return the layers without experts: those listed, and all but every `decoder_sparse_step`-th (Qwen)."""
+    listed = reader.raw.get("mlp_only_layers") or []
+    if not isinstance(listed, list) or not all(isinstance(layer_idx, int) for layer_idx in listed):
+        raise reader.error(f"'mlp_only_layers' is {brief(listed)}, where a list of layer numbers is expected")
+    step, dense = reader.positive("decoder_sparse_step", 1), set(listed)
+    return tuple(
+        layer_idx for layer_idx in range(read_num_layers(reader)) if layer_idx in dense or (layer_idx + 1) % step
+    )
 
 
 def read_sliding_layers(reader: ConfigReader) -> tuple[bool, ...] | None:
@@ -103,6 +125,16 @@ def read_layer_types(reader: ConfigReader, kinds: Mapping[str, _Kind]) -> tuple[
     if unknown:
         raise reader.error(f"a layer is {brief(unknown[0])}; supported are {', '.join(kinds)}")
     return tuple(kinds[kind] for kind in listed)
+
+
+def with_sliding_layers(config: ModelConfig, window: int, is_sliding: Sequence[bool]) -> ModelConfig:
+    """Return a config in which those layers have a sliding window; rotary positions are those of all."""
+    if all(is_sliding):
+        return replace(config, sliding_window=window)
+    if not any(is_sliding):
+        return config
+    kinds = tuple(AttentionKind(config.rope, window if slides else None) for slides in is_sliding)
+    return replace(config, attention_kinds=kinds)
 
 
 def _read_activation(reader: ConfigReader) -> HiddenAct:

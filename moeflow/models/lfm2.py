@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from moeflow.core.brief import brief
 from moeflow.core.model_config import ConfigReader, ModelConfig
@@ -16,13 +16,13 @@ from moeflow.models.layers.recurrent.short_conv import ShortConv
 from moeflow.models.layers.token_mixer import TokenMixer
 from moeflow.models.layers.weight_allocator import WeightAllocator
 
-ATTENTION = LayerNames(input_norm="operator_norm", post_norm="ffn_norm")
-CONV = LayerNames(mixer="conv", input_norm="operator_norm", post_norm="ffn_norm")
-NETWORK = NetworkNames("feed_forward", ups=("w1", "w3"), down="w2")
-LAST_NORM = "model.embedding_norm"
-_ATTENTION_NAMES = AttentionNames(out="out_proj", q_norm="q_layernorm", k_norm="k_layernorm")
-_KINDS = {"full_attention": False, "conv": True}
-_MAX_TAPS = 16
+ATTENTION: Final = LayerNames(input_norm="operator_norm", post_norm="ffn_norm")
+CONV: Final = LayerNames(mixer="conv", input_norm="operator_norm", post_norm="ffn_norm")
+NETWORK: Final = NetworkNames("feed_forward", ups=("w1", "w3"), down="w2")
+LAST_NORM: Final = "model.embedding_norm"
+_ATTENTION_NAMES: Final = AttentionNames(out="out_proj", q_norm="q_layernorm", k_norm="k_layernorm")
+_KINDS: Final = {"full_attention": False, "conv": True}
+_MAX_TAPS: Final = 16
 
 
 def read_config(reader: ConfigReader) -> ModelConfig:

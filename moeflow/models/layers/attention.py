@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 else:
     rank_heads = on_demand("moeflow.models.layers.ranks.rank_heads")
 
-QKNorm = Literal["per_head", "all_heads"]
+QKNorm = Literal["per_head", "all_heads", "per_rotated_head"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ class Attention:
         qk_norm: QKNorm | None = None,
         names: AttentionNames = AttentionNames(),  # frozen
     ) -> None:
+        """Take how queries and keys are normalised, and what checkpoints call these norms."""
         self.layer_idx = layer_idx
         self._names = names
         kind = config.attention_of(layer_idx)
@@ -72,7 +73,7 @@ class Attention:
         self.o_proj = output_linear(allocator, q_size, names.out, config.hidden_size, bias=config.attention_out_bias)
         self.q_norm = self.k_norm = None
         if qk_norm is not None:
-            per_head = qk_norm == "per_head"
+            per_head = qk_norm != "all_heads"
             self.q_norm = allocator.empty(config.head_dim if per_head else q_size)
             self.k_norm = allocator.empty(config.head_dim if per_head else kv_size)
         self._sinks = allocator.empty(config.num_heads) if config.has_attention_sinks else None  # ranks have all
@@ -93,6 +94,8 @@ class Attention:
             k_norm=self.k_norm if self._is_normed_here else None,
             eps=config.rms_norm_eps,
             clip=config.clip_qkv,
+            norms_last=qk_norm == "per_rotated_head",
+            is_interleaved=kind.rope is not None and kind.rope.is_interleaved,
         )
 
     @property
