@@ -134,7 +134,11 @@ class DecoderLayer:
         parts = (*self.self_attn.qkv_proj.parts, *self.self_attn.o_proj.parts)
         ups, downs = self.mlp.matrix_names(prefix)
         shared = self.mlp.shared_matrix_names(prefix) if isinstance(self.mlp, MoE) else {}
-        return {part: [f"{prefix}.{self._names.mixer}.{part}.weight"] for part in parts} | {"up": ups, "down": downs} | shared
+        return (
+            {part: [f"{prefix}.{self._names.mixer}.{part}.weight"] for part in parts}
+            | {"up": ups, "down": downs}
+            | shared
+        )
 
     def _make_stage(self) -> MoEStage | None:
         return self.mlp.stage(self.mixer.out_proj, self.post_attention_layernorm)

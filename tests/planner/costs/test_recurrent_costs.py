@@ -8,7 +8,7 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
 from moeflow.core.model_config import ConfigReader
-from moeflow.models import lfm2
+from moeflow.models import lfm2, lfm2_moe
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 
 LENGTH = 7
@@ -24,6 +24,23 @@ FAMILIES = {
             intermediate_size=56,
             block_auto_adjust_ff_dim=False,
             layer_types=["conv", "conv", "full_attention", "conv", "full_attention"],
+        ),
+    ),
+    "lfm2_moe": (
+        lfm2_moe,
+        transformers.Lfm2MoeConfig(
+            vocab_size=96,
+            hidden_size=48,
+            num_hidden_layers=3,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            intermediate_size=56,
+            moe_intermediate_size=24,
+            num_experts=6,
+            num_experts_per_tok=3,
+            num_dense_layers=1,
+            layer_types=["conv", "full_attention", "conv"],
+            experts_implementation="eager",
         ),
     ),
 }
