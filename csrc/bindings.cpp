@@ -239,9 +239,9 @@ ExpertLayer in_slots(const ExpertLayer& packed, uintptr_t slots, int64_t num_exp
 }
 
 KVCache make_kv_cache(const std::string& format, uintptr_t data, int64_t num_blocks, int64_t num_heads,
-                      int64_t block_size, int64_t head_dim) {
+                      int64_t block_size, int64_t head_dim, int64_t latent_dim) {
   if (data % 64 != 0) throw std::invalid_argument("a KV cache must be aligned to 64 bytes");
-  return KVCache{known_format(format), at<uint8_t>(data), num_blocks, num_heads, block_size, head_dim};
+  return KVCache{known_format(format), at<uint8_t>(data), num_blocks, num_heads, block_size, head_dim, latent_dim};
 }
 
 // `rows` may be null: the first ones.
@@ -314,10 +314,10 @@ void bind_memory(nb::module_& m) {
       .def(
           "__init__",
           [](KVCache* self, const std::string& format, uintptr_t data, int64_t num_blocks, int64_t num_heads,
-             int64_t block_size, int64_t head_dim) {
-            new (self) KVCache(make_kv_cache(format, data, num_blocks, num_heads, block_size, head_dim));
+             int64_t block_size, int64_t head_dim, int64_t latent_dim) {
+            new (self) KVCache(make_kv_cache(format, data, num_blocks, num_heads, block_size, head_dim, latent_dim));
           },
-          "format"_a, "data"_a, "num_blocks"_a, "num_heads"_a, "block_size"_a, "head_dim"_a);
+          "format"_a, "data"_a, "num_blocks"_a, "num_heads"_a, "block_size"_a, "head_dim"_a, "latent_dim"_a);
   m.def("pack_rows", &run_pack_rows, "weight"_a, "type"_a, "source"_a, "rows"_a, "num_rows"_a);
   m.def("quantize_rows", &run_quantize_rows, "to"_a, "type"_a, "source"_a, "num_rows"_a, "cols"_a, "importance"_a, "out"_a);
   m.def("copy_rows", &run_copy_rows, "source"_a, "rows"_a, "out"_a);

@@ -85,7 +85,8 @@ struct WriteKVCall {
   KVCache cache;
   int64_t num_tokens;
   const int64_t* slots;  // [num_tokens]: block * block_size + offset
-  const float *k, *v;    // [num_tokens, KV heads, head_dim], rows k_stride and v_stride floats apart
+  const float *k, *v;    // [num_tokens, KV heads, head_dim], rows k_stride and v_stride floats apart; v may be null
+                         // where values are the first dimensions of keys
   int64_t k_stride, v_stride;
 };
 void write_kv(const WriteKVCall& call);
@@ -124,7 +125,7 @@ struct AttentionCall {
   Sequences sequences;
   int64_t sliding_window;      // 0: none
   const uint64_t* tree_masks;  // [T], or null
-  float* out;                  // [T, num_heads * head_dim]
+  float* out;                  // [T, num_heads * value_dim]
   float scale = 0;                   // of the scores; 0: head_dim^-0.5
   const int32_t* lengths = nullptr;  // [sequences], or null: causal
   // [num_heads, 2 * bias_reach + 1], added to a score by how far the key lies behind the query, from -bias_reach on;

@@ -121,6 +121,7 @@ class Cache:
             block_size=block_size,
             num_kv_heads=config.num_kv_heads if num_kv_heads is None else num_kv_heads,
             head_dim=config.head_dim,
+            latent_dim=config.latent_dim,
             dtype=model.dtype,
             device=CPU,
         )
