@@ -333,7 +333,7 @@ void write_kv(const WriteKVCall& call) {
       const int64_t head = item % job.cache.num_heads, first = item / job.cache.num_heads * kTokens;
       for (int64_t token = first; token < std::min(first + kTokens, job.num_tokens); ++token) {
         write_kv_row(job.cache, job.slots[token], head, job.k + token * job.k_stride + head * dim,
-                     job.v + token * job.v_stride + head * dim);
+                     job.v == nullptr ? nullptr : job.v + token * job.v_stride + head * dim);
       }
     }
   };

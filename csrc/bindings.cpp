@@ -125,6 +125,14 @@ struct OptionalField {
   const char* name;
 };
 
+// Projections that a layer points to, or None.
+struct LatentField {
+  using Argument = const LatentProjections*;
+  static void set(DecoderLayer& to, Argument value) { to.latent = value; }
+  auto argument() const { return nb::arg(name).none(); }
+  const char* name;
+};
+
 // Sequences whose count is set already, from the address of int32 [4 count + ..]: first tokens, starts, counts, table
 // offsets, block tables.
 template <typename Struct, auto... kPath>
@@ -433,7 +441,31 @@ int64_t run_pass(const DecoderPass& pass, int64_t first_layer, uintptr_t hidden,
 #define PASS_FIELD(member) \
   Field<DecoderPass, &DecoderPass::call, &DecoderCall::member> { #member }
 
+// What Python gives of a call of latent attention; the projections are a reference in LatentAttentionCall.
+void run_latent_attention(const LatentProjections& projections, const KVCache& cache, uintptr_t projected,
+                          int64_t num_tokens, int64_t num_heads, const RotaryTable& rotary, uintptr_t slots,
+                          int64_t num_sequences, uintptr_t sequences, int64_t sliding_window, uintptr_t tree_masks,
+                          float scale, uintptr_t out) {
+  struct Given {
+    Sequences sequences;
+  } given{};
+  given.sequences.count = num_sequences;
+  SequencesField<Given, &Given::sequences>::set(given, sequences);
+  WithoutGIL without_gil;
+  latent_attention(isa(), LatentAttentionCall{projections, cache, at<const float>(projected), num_tokens, num_heads,
+                                              rotary, at<const int64_t>(slots), given.sequences, sliding_window,
+                                              at<const uint64_t>(tree_masks), scale, at<float>(out)});
+}
+
 void bind_layers(nb::module_& m) {
+  nb::class_<LatentProjections> latent(m, "LatentProjections");
+  def_init(latent, OptionalField<LatentProjections, &LatentProjections::q_b>{"q_b"}, FIELD(LatentProjections, q_norm),
+           FIELD(LatentProjections, latent_norm), FIELD(LatentProjections, eps), FIELD(LatentProjections, k_b),
+           FIELD(LatentProjections, v_b), FIELD(LatentProjections, nope_dim), FIELD(LatentProjections, value_dim),
+           FIELD(LatentProjections, is_interleaved));
+  m.def("latent_attention", &run_latent_attention, "projections"_a, "cache"_a, "projected"_a, "num_tokens"_a,
+        "num_heads"_a, "rotary"_a, "slots"_a, "num_sequences"_a, "sequences"_a, "sliding_window"_a, "tree_masks"_a,
+        "scale"_a, "out"_a);
   nb::class_<MoEStageCall> stage(m, "MoEStage");
   def_init(stage, FIELD(MoEStageCall, o_proj), OptionalField<MoEStageCall, &MoEStageCall::router>{"router"},
            FIELD(MoEStageCall, layer), FIELD(MoEStageCall, top_k), FIELD(MoEStageCall, renormalize),
@@ -445,7 +477,8 @@ void bind_layers(nb::module_& m) {
            FIELD(DecoderLayer, eps), FIELD(DecoderLayer, num_heads), FIELD(DecoderLayer, q_norm),
            FIELD(DecoderLayer, k_norm), FIELD(DecoderLayer, norm_all_heads), FIELD(DecoderLayer, clip),
            FIELD(DecoderLayer, sliding_window), FIELD(DecoderLayer, scale), FIELD(DecoderLayer, soft_cap),
-           FIELD(DecoderLayer, sinks), FIELD(DecoderLayer, rotary), FIELD(DecoderLayer, stage));
+           FIELD(DecoderLayer, sinks), FIELD(DecoderLayer, rotary), LatentField{"latent"},
+           FIELD(DecoderLayer, stage));
   nb::class_<RotaryTable> rotary(m, "RotaryTable");
   def_init(rotary, FIELD(RotaryTable, cos), FIELD(RotaryTable, sin), FIELD(RotaryTable, dim));
   using SequenceCount = Field<DecoderPass, &DecoderPass::call, &DecoderCall::sequences, &Sequences::count>;
