@@ -32,7 +32,7 @@ void store(const Isa& isa, const LatentAttentionCall& call, int64_t token, const
   static thread_local Buffer<float> buffer;
   const int64_t latent = call.cache.latent_dim;
   float* const row = buffer.at_least(call.cache.head_dim);
-  isa.scale_row(x, isa.inverse_rms(x, latent, call.projections.eps), call.projections.latent_norm, latent, row);
+  normalise_row(isa, call.projections.latent_norm, x, latent, row);
   rotate(isa, call, token, x + latent, row + latent);
   write_kv_row(call.cache, call.slots[token], 0, row, nullptr);
 }
@@ -50,7 +50,7 @@ void latent_attention(const Isa& isa, const LatentAttentionCall& call) {
   int64_t q_stride = row;
   if (by.q_b.data != nullptr) {
     float* const out = between.q.at_least(tokens * q_size);
-    linear(isa, LinearCall{by.q_b, q, tokens, row, nullptr, nullptr, out, by.q_norm, by.eps});
+    linear(isa, LinearCall{by.q_b, q, tokens, row, nullptr, nullptr, out, by.q_norm});
     q = out;
     q_stride = q_size;
   }

@@ -9,6 +9,7 @@
 #include "isa.h"
 #include "kv_cache.h"
 #include "matrix.h"
+#include "norm.h"
 
 namespace moeflow {
 
@@ -21,8 +22,7 @@ struct LinearCall {
   const float* bias;            // or null
   const float* residual;        // or null
   float* out;
-  const float* norm = nullptr;  // weights [k] of a norm that x goes through first (see RmsNormCall), or null
-  float eps = 0;                // of the norm
+  Norm norm = {};               // that x goes through first
   int64_t out_stride = 0;       // floats from a row of out, and of residual, to the next; 0: n
   // With several heads each one has a matrix of its own, [head_rows, k], one below the other, filled up to whole bands;
   // neither bias nor residual. Floats from a head of x, and of out, to the next.
@@ -151,15 +151,14 @@ struct LstmCall {
 };
 void lstm(const Isa& isa, const LstmCall& call);
 
-// out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight
-struct RmsNormCall {
+// out[r] = norm(x[r])
+struct NormCall {
   const float* x;  // [num_rows, size]
-  const float* weight;
-  float eps;
+  Norm norm;
   int64_t num_rows, size;
   float* out;  // may be x
 };
-void rms_norm(const Isa& isa, const RmsNormCall& call);
+void normalise(const Isa& isa, const NormCall& call);
 
 // cos and sin of the tokens of a pass for heads of which the first `dim` dimensions are rotated.
 struct RotaryTable {
@@ -186,9 +185,8 @@ void attention_input(const Isa& isa, const AttentionInputCall& call);
 // of keys, so that they meet latents, and what is attended to, which is latents, by that of values.
 struct LatentProjections {
   Matrix q_b;                // [num_heads * (nope_dim + rotary), q rank]; without data: queries are projected at once
-  const float* q_norm;       // [q rank], or null
-  const float* latent_norm;  // [latent_dim]
-  float eps;                 // of the two
+  Norm q_norm;               // of what goes into q_b
+  Norm latent_norm;
   Matrix k_b;                // of each head [latent_dim, nope_dim], filled up to whole bands
   Matrix v_b;                // of each head [value_dim, latent_dim], likewise
   int64_t nope_dim, value_dim;  // of a head: of queries what is not rotated; of values
@@ -221,8 +219,7 @@ struct MoEStageCall {
   int64_t top_k;
   bool renormalize;
   const float* o_bias;  // or null
-  const float* norm;    // [hidden]
-  float eps;
+  Norm norm;
   const float* attended;  // [num_tokens, o_proj.cols]
   const float* hidden;    // [num_tokens, o_proj.rows]
   int64_t num_tokens;
@@ -241,8 +238,7 @@ struct DecoderLayer {
   // One or more, one below the other: [(num_heads + 2 KV heads) * head_dim, hidden], or with `latent` as it says.
   std::vector<Matrix> qkv;
   const float* qkv_bias;    // or null
-  const float* input_norm;  // [hidden]
-  float eps;
+  Norm input_norm;
   int64_t num_heads;
   const float *q_norm, *k_norm;  // as in AttentionInputCall
   bool norm_all_heads;

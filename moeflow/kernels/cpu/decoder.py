@@ -17,9 +17,11 @@ from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.attention.scores import Scores
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats
+from moeflow.kernels.cpu.latent_attention import PackedLatents
 from moeflow.kernels.cpu.packed_weights import PackedWeight
 from moeflow.kernels.cpu.row_ops import check_rotary
-from moeflow.kernels.cpu.stages import MoEStage
+from moeflow.kernels.cpu.stages import MoEStage, bind_norm
+from moeflow.kernels.norm import NormWeights
 from moeflow.kernels.rotary import RotaryTable
 
 if extension.is_available():
@@ -32,16 +34,30 @@ class PackedLayer:
 
     qkv: Sequence[PackedWeight]  # one, or some one below the other
     qkv_bias: Array | None
-    input_norm: Array  # [H]
+    input_norm: NormWeights
     heads: Heads
     scores: Scores  # without a bias
     rotary: int | None  # which of a pass's tables it rotates by; None: it does not
     stage: MoEStage  # what follows attention
+    latents: PackedLatents | None = None  # of latent attention: `heads` are then those that meet latents
 
     @property
     def hidden(self) -> int:
         """The size of hidden states."""
         return self.qkv[0].cols
+
+    @property
+    def qkv_rows(self) -> int:
+        """Values of a token that `qkv` has to make."""
+        heads = self.heads
+        if self.latents is not None:
+            return self.latents.projected_size
+        return (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
+
+    @property
+    def attended_size(self) -> int:
+        """Values of a token that attention returns."""
+        return self.heads.num_heads * (self.heads.head_dim if self.latents is None else self.latents.heads.value_dim)
 
 
 # (input [T, H], topk_ids [T, K], topk_weights [T, K], residual [T, H]) -> residual plus each token's experts [T, H]
@@ -181,10 +197,8 @@ class PackedPass:
 
 def _bind(layer: PackedLayer) -> object:
     heads, stage = layer.heads, layer.stage
-    row = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
-    if sum(part.rows for part in layer.qkv) != row or stage.o_proj.cols != heads.num_heads * heads.head_dim:
+    if sum(part.rows for part in layer.qkv) != layer.qkv_rows or stage.o_proj.cols != layer.attended_size:
         raise ValueError(f"{layer.qkv}, {heads} and {stage.o_proj} do not fit together")
-    check_floats(layer.input_norm, (layer.hidden,))
     scores = layer.scores
     assert scores.bias is None, "a layer with relative positions is no decoder's"
     if scores.sinks is not None:
@@ -192,8 +206,7 @@ def _bind(layer: PackedLayer) -> object:
     return _cpu.DecoderLayer(
         qkv=[part.handle for part in layer.qkv],
         qkv_bias=address(layer.qkv_bias),
-        input_norm=address(layer.input_norm),
-        eps=stage.eps,
+        input_norm=bind_norm(layer.input_norm, layer.hidden),
         num_heads=heads.num_heads,
         q_norm=address(heads.q_norm),
         k_norm=address(heads.k_norm),
@@ -204,5 +217,6 @@ def _bind(layer: PackedLayer) -> object:
         soft_cap=scores.soft_cap or 0.0,
         sinks=address(scores.sinks),
         rotary=-1 if layer.rotary is None else layer.rotary,
+        latent=None if layer.latents is None else layer.latents.handle,
         stage=stage.handle,
     )

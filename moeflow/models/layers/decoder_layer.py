@@ -14,9 +14,10 @@ from moeflow.kernels.rotary import RotaryTable
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.expert_weights import Destination, MovableExperts
+from moeflow.models.layers.latent_attention import LatentAttention
 from moeflow.models.layers.mlp import MLP, FusedMLP
 from moeflow.models.layers.moe import MoE
-from moeflow.models.layers.norm import RMSNorm
+from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.shared_experts import Routed
 from moeflow.models.layers.weight_allocator import WeightAllocator
 
@@ -28,12 +29,16 @@ class DecoderLayer:
     """Attention, then feed-forward network, each normalised before and added to what came in."""
 
     def __init__(
-        self, config: ModelConfig, allocator: WeightAllocator, self_attn: Attention, mlp: MLP | FusedMLP | MoE
+        self,
+        config: ModelConfig,
+        allocator: WeightAllocator,
+        self_attn: Attention | LatentAttention,
+        mlp: MLP | FusedMLP | MoE,
     ) -> None:
         self.self_attn = self_attn
         self.mlp = mlp
-        self.input_layernorm = RMSNorm(allocator, config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(allocator, config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = Norm.of(config, allocator)
+        self.post_attention_layernorm = Norm.of(config, allocator)
         self._stage = self._make_stage()
 
     def __call__(self, hidden: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
@@ -59,18 +64,22 @@ class DecoderLayer:
         attention, qkv = self.self_attn, self.self_attn.qkv_proj.weight
         if self._stage is None or not isinstance(qkv, PackedWeight | PackedStack):
             return None
+        is_latent = isinstance(attention, LatentAttention)
+        if is_latent and attention.latents is None:
+            return None
         return PackedLayer(
             qkv=qkv.parts if isinstance(qkv, PackedStack) else (qkv,),
             qkv_bias=attention.qkv_proj.bias,
-            input_norm=self.input_layernorm.weight,
+            input_norm=self.input_layernorm.weights,
             heads=attention.heads,
             scores=attention.scores,
             rotary=attention.rotary,
             stage=self._stage,
+            latents=attention.latents if is_latent else None,
         )
 
     def pre_attention(self, hidden: Tensor) -> Tensor:
-        """Return queries, keys and values side by side. Shapes: hidden [T, H] -> [T, (Q + 2 KV) * D]."""
+        """Return queries, keys and values side by side, or what they are made of. Shapes: hidden [T, H] -> [T, ..]."""
         return self.self_attn.qkv_proj.after_norm(hidden, self.input_layernorm)
 
     def attention(self, qkv: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
@@ -99,9 +108,8 @@ class DecoderLayer:
 
     def matrix_names(self, prefix: str) -> dict[str, list[str]]:
         """Return the checkpoint names of the matrices that each field of `LayerFormats` is about."""
-        parts = (*self.self_attn.qkv_proj.parts, *self.self_attn.o_proj.parts)
         ups, downs = self.mlp.matrix_names(prefix)
-        return {part: [f"{prefix}.self_attn.{part}.weight"] for part in parts} | {"up": ups, "down": downs}
+        return self.self_attn.matrix_names(f"{prefix}.self_attn") | {"up": ups, "down": downs}
 
     def _make_stage(self) -> MoEStage | None:
         return self.mlp.stage(self.self_attn.o_proj, self.post_attention_layernorm)
@@ -110,5 +118,5 @@ class DecoderLayer:
         """Yield (checkpoint name, destination)."""
         yield from self.self_attn.named_weights(f"{prefix}.self_attn")
         yield from self.mlp.named_weights(prefix)
-        yield f"{prefix}.input_layernorm.weight", self.input_layernorm.weight
-        yield f"{prefix}.post_attention_layernorm.weight", self.post_attention_layernorm.weight
+        yield from self.input_layernorm.named_weights(f"{prefix}.input_layernorm")
+        yield from self.post_attention_layernorm.named_weights(f"{prefix}.post_attention_layernorm")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from moeflow.kernels.arrays import Array, split
+from moeflow.kernels.cpu.latent_weights import PackedUpProjection
 from moeflow.kernels.cpu.packed_weights import SWIGLU, ExpertKind, PackedExperts, PackedRows
 from moeflow.kernels.experts import fused_experts
 from moeflow.kernels.on_demand import torch
@@ -17,7 +18,7 @@ from moeflow.kernels.on_demand import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-Destination: TypeAlias = "Array | PackedRows"  # a part of the weights that a checkpoint knows by name
+Destination: TypeAlias = "Array | PackedRows | PackedUpProjection"  # a part of the weights that a checkpoint knows by name
 
 
 class ExpertWeights(Protocol):
