@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class KVStorage:
     """K and V of all layers, or of those of a stage, in blocks of `block_size` tokens."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # sizes
         self,
         *,
         layers: range,
@@ -40,8 +40,8 @@ class KVStorage:
 
         `dtype` is float32, bfloat16, or int8: that is with a scale for each token and head. `latent_dim` is how many
         dimensions of a key are its value, too; 0: values are stored by themselves, as wide as keys. `device` None: only
-        kernels of the CPU extension read it. With `gives_back`, in main memory, blocks are taken and given back a few at a
-        time: pages are small, which costs the kernels some speed.
+        kernels of the CPU extension read it. With `gives_back`, in main memory, blocks are taken and given back a few
+        at a time: pages are small, which costs the kernels some speed.
 
         Raises: CapacityError if the device lacks the memory.
         """

@@ -5,8 +5,6 @@ The first layers are dense. Weights of chosen experts are scaled, not renormalis
 
 from __future__ import annotations
 
-from typing import Any
-
 from moeflow.core.model_config import ConfigReader, ModelConfig
 from moeflow.models.config_keys import read_decoder_config
 from moeflow.models.latent_keys import read_latent_fields

@@ -1,4 +1,4 @@
-"""Latent attention as `config.json` files of DeepSeek's families have it, and what follows from it for rotary positions.
+"""Latent attention as `config.json` files of DeepSeek's families have it.
 
 Keys that would change the arithmetic in a way we do not compute are errors, never ignored.
 """
@@ -51,10 +51,11 @@ def read_latent_fields(reader: ConfigReader, *, is_interleaved: bool) -> dict[st
 
 def _scale(reader: ConfigReader, latent: LatentAttention, rope: RopeConfig) -> float:
     """Return the scale of scores, which grows with the context that rotary positions are stretched to."""
-    scale = latent.query_dim**-0.5
+    scale = 1 / math.sqrt(latent.query_dim)
     raw = reader.raw.get("rope_parameters") or reader.raw.get("rope_scaling") or {}
     assert isinstance(raw, Mapping)  # whoever read rotary positions refused others
     mscale = ConfigReader(raw, reader.file).number("mscale_all_dim", 0.0, least=0.0, most=_MAX_MSCALE)
     if rope.kind == "default" or not mscale or rope.factor <= 1:
         return scale
-    return scale * (0.1 * mscale * math.log(rope.factor) + 1.0) ** 2
+    growth = 0.1 * mscale * math.log(rope.factor) + 1.0
+    return scale * growth * growth

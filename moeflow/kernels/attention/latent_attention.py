@@ -40,11 +40,13 @@ def attend_to_latents(
 
     Shapes: q [T, H * (N + R)], kept [T, L + R], up [H, N + V, L], keys before values -> [T, H * V].
     """
-    latents, rotary_keys = kept.split([heads.latent_dim, heads.rope_dim], dim=-1)
-    keys = torch.cat([normalise(latents.contiguous(), heads.latent_norm)[:, None], _rotated(rotary_keys[:, None], heads, rotary)], -1)
+    latents, rotary_keys = torch.split(kept, [heads.latent_dim, heads.rope_dim], dim=-1)
+    latents = normalise(latents.contiguous(), heads.latent_norm)
+    keys = torch.cat([latents[:, None], _rotated(rotary_keys[:, None], heads, rotary)], dim=-1)
     write_kv(keys, None, blocks, metadata.slots)
-    nope, rope = q.view(len(q), heads.num_heads, heads.query_dim).split([heads.nope_dim, heads.rope_dim], dim=-1)
-    to_keys, to_values = up.split([heads.nope_dim, heads.value_dim], dim=1)
+    q = q.view(len(q), heads.num_heads, heads.query_dim)
+    nope, rope = torch.split(q, [heads.nope_dim, heads.rope_dim], dim=-1)
+    to_keys, to_values = torch.split(up, [heads.nope_dim, heads.value_dim], dim=1)
     queries = torch.cat([torch.einsum("thn,hnl->thl", nope, to_keys), _rotated(rope, heads, rotary)], dim=-1)
     attended = attend(queries, blocks, metadata, scores).view(len(q), heads.num_heads, heads.latent_dim)
     return torch.einsum("thl,hvl->thv", attended, to_values).flatten(1)
@@ -53,5 +55,5 @@ def attend_to_latents(
 def _rotated(x: Tensor, heads: LatentHeads, rotary: RotaryTable) -> Tensor:
     """Return x rotated; neighbours that belong together come to lie half of it apart. Shapes: x [T, heads, R]."""
     if heads.is_interleaved:
-        x = x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+        x = x.view(*x.shape[:-1], heads.rope_dim // 2, 2).transpose(-1, -2).flatten(-2)
     return apply_rotary(x, rotary.cos, rotary.sin)

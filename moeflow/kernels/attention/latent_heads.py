@@ -9,7 +9,7 @@ from moeflow.kernels.norm import NormWeights
 
 @dataclass(frozen=True, slots=True)
 class LatentHeads:
-    """A row of the first projections: queries, or what is projected up to them, a latent, a rotary key for all heads."""
+    """A row of the first projections: queries, or what is projected up to them, a latent, and a rotary key."""
 
     num_heads: int
     nope_dim: int  # of a head's query, and key, what is not rotated,

@@ -24,7 +24,10 @@ def fits(x: Array, blocks: KVBlocks) -> bool:
 
 
 def write_kv(k: Array, v: Array | None, blocks: KVBlocks, slots: Array) -> None:
-    """Store K and V of tokens, or K alone where values are a part of it. Shapes: k and v [T, KV, D], slots [T] int64."""
+    """Store K and V of tokens, or K alone where values are a part of it.
+
+    Shapes: k and v [T, KV, D], slots [T] int64.
+    """
     assert (v is None) == (blocks.latent_dim > 0)
     _cpu.write_kv(
         cache=blocks.handle,

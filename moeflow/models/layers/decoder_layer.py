@@ -64,8 +64,8 @@ class DecoderLayer:
         attention, qkv = self.self_attn, self.self_attn.qkv_proj.weight
         if self._stage is None or not isinstance(qkv, PackedWeight | PackedStack):
             return None
-        is_latent = isinstance(attention, LatentAttention)
-        if is_latent and attention.latents is None:
+        latents = attention.latents if isinstance(attention, LatentAttention) else None
+        if latents is None and not isinstance(attention, Attention):
             return None
         return PackedLayer(
             qkv=qkv.parts if isinstance(qkv, PackedStack) else (qkv,),
@@ -75,7 +75,7 @@ class DecoderLayer:
             scores=attention.scores,
             rotary=attention.rotary,
             stage=self._stage,
-            latents=attention.latents if is_latent else None,
+            latents=latents,
         )
 
     def pre_attention(self, hidden: Tensor) -> Tensor:

@@ -18,7 +18,8 @@ from moeflow.kernels.on_demand import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-Destination: TypeAlias = "Array | PackedRows | PackedUpProjection"  # a part of the weights that a checkpoint knows by name
+# A part of the weights that a checkpoint knows by name.
+Destination: TypeAlias = "Array | PackedRows | PackedUpProjection"
 
 
 class ExpertWeights(Protocol):

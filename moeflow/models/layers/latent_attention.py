@@ -19,6 +19,7 @@ from moeflow.kernels.cpu import row_ops
 from moeflow.kernels.cpu.latent_attention import PackedLatents
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection, UpProjectionShape
 from moeflow.kernels.cpu.packed_weights import PackedWeight
+from moeflow.kernels.on_demand import torch
 from moeflow.kernels.rotary import RotaryTable
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.expert_weights import Destination
@@ -91,7 +92,7 @@ class LatentAttention:
         self, projected: Tensor, table: RotaryTable, blocks: KVBlocks, metadata: AttentionMetadata
     ) -> Tensor:
         heads = self.latent_heads
-        q, kept = projected.split([projected.shape[1] - heads.key_dim, heads.key_dim], dim=1)
+        q, kept = torch.split(projected, [projected.shape[1] - heads.key_dim, heads.key_dim], dim=1)
         if self._q_b is not None and self._q_norm is not None:
             q = self._q_b.after_norm(q.contiguous(), self._q_norm)
         up = self._up

@@ -20,8 +20,8 @@ from moeflow.kernels.cpu.expert_slots import SlotExperts, add_pairs
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.lazy_memory import allocate_lazily
-from moeflow.kernels.rotary import RotaryTable
 from moeflow.kernels.norm import NormWeights
+from moeflow.kernels.rotary import RotaryTable
 from moeflow.kernels.routing import SoftmaxTopK
 from moeflow.kernels.weight_format import MADE_FORMATS
 
