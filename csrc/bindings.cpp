@@ -222,7 +222,7 @@ struct PackedExperts : ExpertLayer {
 
 void make_experts(PackedExperts* self, const std::string& up_format, const std::string& down_format, int64_t hidden,
                   int64_t width, const std::vector<uintptr_t>& up, const std::vector<uintptr_t>& down, int function, bool is_gated,
-                  uintptr_t up_bias, uintptr_t down_bias, bool is_wide) {
+                  float alpha, float limit, const ExpertBiases* biases, bool is_wide) {
   const size_t count = std::max(up.size(), down.size());  // one may be empty, for half of the layer
   if (count == 0 || (!up.empty() && !down.empty() && up.size() != down.size())) {
     throw std::invalid_argument("every expert has up and down");
@@ -233,8 +233,12 @@ void make_experts(PackedExperts* self, const std::string& up_format, const std::
   experts.width = width;
   experts.function = static_cast<Nonlinearity>(function);
   experts.is_gated = is_gated;
-  experts.up_bias = at<const float>(up_bias);
-  experts.down_bias = at<const float>(down_bias);
+  if (experts.function == Nonlinearity::kClampedSwiglu && !is_gated) {
+    throw std::invalid_argument("a clamped SwiGLU has gates");
+  }
+  experts.alpha = alpha;
+  experts.limit = limit;
+  if (biases != nullptr) experts.biases = *biases;
   for (uintptr_t data : up) {
     experts.up_matrices.push_back(make_matrix(up_format, experts.num_up_rows(), hidden, data, is_wide));
   }
@@ -244,11 +248,11 @@ void make_experts(PackedExperts* self, const std::string& up_format, const std::
   self->down = self->down_matrices.data();
 }
 
-// The experts of a layer that has `num_experts`, those of them that have slots being in memory.
-ExpertLayer in_slots(const ExpertLayer& packed, uintptr_t slots, int64_t num_experts) {
-  if (packed.up_bias != nullptr) throw std::invalid_argument("experts in slots have no biases");
+// The experts of a layer that has `num_experts`, those of them that have slots being in memory; biases are of all.
+ExpertLayer in_slots(const ExpertLayer& packed, uintptr_t slots, int64_t num_experts, const ExpertBiases* biases) {
   ExpertLayer layer = packed;
   layer.num_experts = num_experts;
+  layer.biases = biases == nullptr ? ExpertBiases{} : *biases;
   layer.slots = at<const int32_t>(slots);
   return layer;
 }
@@ -320,11 +324,14 @@ void bind_memory(nb::module_& m) {
             new (self) Matrix(make_matrix(format, rows, cols, data, is_wide));
           },
           "format"_a, "rows"_a, "cols"_a, "data"_a, "is_wide"_a);
+  nb::class_<ExpertBiases> biases(m, "ExpertBiases");
+  def_init(biases, FIELD(ExpertBiases, gate), FIELD(ExpertBiases, up), FIELD(ExpertBiases, down),
+           FIELD(ExpertBiases, up_stride), FIELD(ExpertBiases, down_stride));
   nb::class_<ExpertLayer>(m, "ExpertLayer")
-      .def("in_slots", &in_slots, "slots"_a, "num_experts"_a, nb::keep_alive<0, 1>());
+      .def("in_slots", &in_slots, "slots"_a, "num_experts"_a, "biases"_a.none(), nb::keep_alive<0, 1>());
   nb::class_<PackedExperts, ExpertLayer>(m, "PackedExperts")
       .def("__init__", &make_experts, "up_format"_a, "down_format"_a, "hidden"_a, "width"_a, "up"_a, "down"_a, "function"_a, "is_gated"_a,
-           "up_bias"_a, "down_bias"_a, "is_wide"_a);
+           "alpha"_a, "limit"_a, "biases"_a.none(), "is_wide"_a);
   nb::class_<KVCache>(m, "KVCache")
       .def(
           "__init__",

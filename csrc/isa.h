@@ -46,16 +46,19 @@ struct AttentionRange {
   float* out;        // [num_rows, stride], value_dim of each
 };
 
-// What an expert makes of its hidden units: x * sigmoid(x); x * Phi(x), exactly or by the usual tanh; max(x, 0).
-enum class Nonlinearity : int32_t { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3 };
+// What an expert makes of its hidden units: x * sigmoid(x); x * Phi(x), exactly or by the usual tanh; max(x, 0). The last
+// is for gated ones alone: (up + 1) * gate * sigmoid(alpha * gate), with gates of at most `limit` and ups within it.
+enum class Nonlinearity : int32_t { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kClampedSwiglu = 4 };
 
 // From a tile's results to hidden units, 16 a band: function(up); gated, 16 a pair of bands (gate, up, gate, up, ...):
 // function(gate) * up.
 struct HiddenUnits {
   Nonlinearity function;
+  float alpha, limit;  // of kClampedSwiglu
   bool is_gated;
-  const float* tile_out;  // [num_rows, kTileStride]
-  const float* bias;      // one for each column of the tile, or null
+  const float* tile_out;             // [num_rows, kTileStride]
+  const float *gate_bias, *up_bias;  // [num_units], or null
+  int64_t num_units;                 // from the tile's first on; the last band may be filled up
   int num_rows, num_bands;
   float* h;  // [num_rows, h_stride]
   int64_t h_stride;

@@ -30,6 +30,19 @@ struct LinearCall {
 };
 void linear(const Isa& isa, const LinearCall& call);
 
+// What is added to an expert's gates, ups and outputs; null: nothing. Rows of experts lie `up_stride` and `down_stride`
+// floats apart.
+struct ExpertBiases {
+  const float* gate = nullptr;  // [num_experts, width]
+  const float* up = nullptr;    // likewise
+  const float* down = nullptr;  // [num_experts, hidden]
+  int64_t up_stride = 0, down_stride = 0;
+
+  static const float* row(const float* of, int64_t expert, int64_t stride, int64_t first) {
+    return of == nullptr ? nullptr : of + expert * stride + first;
+  }
+};
+
 // The experts of a layer: down(function(gate(x)) * up(x)), or down(function(up(x))) where there is no gate.
 struct ExpertLayer {
   // One each, [num_up_rows, hidden]: up, or gated, bands in turn: gate 0..15, up 0..15, gate 16..31, ...; null where a
@@ -39,8 +52,8 @@ struct ExpertLayer {
   int64_t num_experts, hidden, width;
   Nonlinearity function = Nonlinearity::kSilu;
   bool is_gated = true;
-  const float* up_bias = nullptr;    // [num_experts, num_up_rows], in the order of up's rows; or null
-  const float* down_bias = nullptr;  // [num_experts, hidden], or null
+  float alpha = 0, limit = 0;  // of kClampedSwiglu
+  ExpertBiases biases{};
   // [num_experts]: where each is in `up` and `down`, which then hold what is in memory; negative: it is not. Null: all
   // are, in order.
   const int32_t* slots = nullptr;

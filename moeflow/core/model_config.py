@@ -130,10 +130,13 @@ class ModelConfig:
     attention_kinds: tuple[AttentionKind, ...] = ()  # of each layer; empty: all have `rope` and `sliding_window`
     latent: LatentAttention | None = None  # None: queries, keys and values are projected at once
     mlp_bias: bool = False
+    expert_bias: bool = False  # of gates, ups and downs
     clip_qkv: float | None = None
     sliding_window: int | None = None  # tokens a query sees, itself included; None: all
     hidden_act: HiddenAct = "silu"
     is_gated: bool = True  # feed-forward networks and experts have three matrices, else two
+    swiglu_limit: float | None = None  # of gates and ups, which then meet in (up + 1) gate sigmoid(swiglu_alpha gate)
+    swiglu_alpha: float = 1.0
 
     @property
     def rotary(self) -> RopeConfig:
@@ -224,6 +227,12 @@ class ModelConfig:
         return 3 if self.is_gated else 2
 
     @property
+    def num_expert_biases(self) -> int:
+        """Biases of one expert."""
+        units = (self.num_ffn_matrices - 1) * self.intermediate_size
+        return units + self.hidden_size if self.expert_bias else 0
+
+    @property
     def num_attentions(self) -> int:
         """Attentions of all layers: those of a decoder over what was encoded are further ones."""
         return self.num_layers + (0 if self.encoder is None else self.num_layers + self.encoder.num_layers)
@@ -235,7 +244,8 @@ class ModelConfig:
         matrices = self.num_ffn_matrices * self.hidden_size
         num_moe = self.num_moe_layers
         num_dense = self.num_layers + self.num_encoder_layers - num_moe
-        experts = num_moe * self.num_experts * (matrices * self.intermediate_size + self.hidden_size)
+        expert = matrices * self.intermediate_size + self.num_expert_biases
+        experts = num_moe * self.num_experts * (expert + self.hidden_size)
         dense = num_dense * matrices * (self.dense_intermediate_size if self.num_experts else self.intermediate_size)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         classifier = len(self.labels) * (self.hidden_size + 1)

@@ -6,7 +6,7 @@ The first layers are dense. Weights of chosen experts are scaled, not renormalis
 from __future__ import annotations
 
 from moeflow.core.model_config import ConfigReader, ModelConfig
-from moeflow.models.config_keys import read_decoder_config
+from moeflow.models.config_keys import read_decoder_config, read_num_layers
 from moeflow.models.latent_keys import read_latent_fields
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
@@ -17,6 +17,9 @@ from moeflow.models.layers.weight_allocator import WeightAllocator
 
 def read_config(reader: ConfigReader) -> ModelConfig:
     """Read `config.json`. Raises: CheckpointError."""
+    num_dense, num_layers = reader.get(int, "first_k_dense_replace", 0), read_num_layers(reader)
+    if num_dense < num_layers:
+        raise reader.error(f"'first_k_dense_replace' is {num_dense}: experts in the other layers are not supported")
     return read_decoder_config(
         reader,
         model_type="deepseek_v2",

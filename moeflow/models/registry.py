@@ -50,6 +50,7 @@ class Row:
 
 
 FAMILIES: Mapping[str, Row] = {
+    "dbrx": Row("DbrxForCausalLM", "moeflow.models.dbrx"),
     "deepseek_v2": Row("DeepseekV2ForCausalLM", "moeflow.models.deepseek_v2"),
     "llama": Row("LlamaForCausalLM", "moeflow.models.llama"),
     "mixtral": Row("MixtralForCausalLM", "moeflow.models.mixtral"),

@@ -24,7 +24,7 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.units import format_bytes
 from moeflow.engine.text.tokenizer import Tokenizer
-from moeflow.kernels.activation import apply, apply_and_mul
+from moeflow.kernels.activation import activate
 from moeflow.kernels.linear import linear
 from moeflow.models.importance import Importance, load_importance, save_importance
 from moeflow.models.layers.context import ForwardContext
@@ -198,15 +198,17 @@ class _LayerSums:
     def _experts(self, mlp: MoE, normed: Tensor, hidden: Tensor) -> Tensor:
         weights, kind = mlp.weights, expert_kind(mlp.config)
         assert isinstance(weights, ExpertTensors)
-        activate = apply_and_mul if kind.is_gated else apply
+        up_biases, down_biases = weights.biases or (None, None)
         topk_ids, topk_weights = mlp.route(normed)
         for expert in sorted(set(topk_ids.flatten().tolist())):
             rows, choices = (topk_ids == expert).nonzero(as_tuple=True)
             x = normed[rows]
-            units = activate(kind.function, linear(x, weights.gate_up[expert]))
+            ups = linear(x, weights.gate_up[expert], None if up_biases is None else up_biases[expert])
+            units = activate(kind.function, ups, is_gated=kind.is_gated)
             self._ups[expert].add(x)
             self._downs[expert].add(units)
-            hidden.index_add_(0, rows, linear(units, weights.down[expert]) * topk_weights[rows, choices].unsqueeze(1))
+            out = linear(units, weights.down[expert], None if down_biases is None else down_biases[expert])
+            hidden.index_add_(0, rows, out * topk_weights[rows, choices].unsqueeze(1))
         return hidden
 
     def importance(self) -> dict[str, Floats]:

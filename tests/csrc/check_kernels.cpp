@@ -411,9 +411,11 @@ struct Experts {
     for (const Weight& weight : ups) up_matrices.push_back(weight.matrix);
     for (const Weight& weight : downs) down_matrices.push_back(weight.matrix);
     layer.up = up_matrices.data(), layer.down = down_matrices.data();
+    layer.alpha = 1.7f, layer.limit = 0.8f;
     if (!has_bias) return;
-    up_bias = random_floats(num_experts * rows), down_bias = random_floats(num_experts * hidden);
-    layer.up_bias = up_bias.data(), layer.down_bias = down_bias.data();
+    const int64_t halves = is_gated ? 2 : 1;
+    up_bias = random_floats(num_experts * halves * width), down_bias = random_floats(num_experts * hidden);
+    layer.biases = {up_bias.data(), up_bias.data() + (halves - 1) * width, down_bias.data(), halves * width, hidden};
   }
 
   // The row of a unit, or gated of its gate, which kBand rows further has its up.
@@ -421,17 +423,26 @@ struct Experts {
 
   std::vector<double> run(int64_t expert, const float* x) const {
     std::vector<double> units = product(x, ups[expert].values, layer.num_up_rows(), layer.hidden);
-    for (size_t i = 0; i < units.size() && layer.up_bias != nullptr; ++i) {
-      units[i] += up_bias[expert * units.size() + i];
-    }
+    const ExpertBiases& biases = layer.biases;
     Floats h(layer.width);
     for (int64_t i = 0; i < layer.width; ++i) {
-      const double value = apply(units[place(i)]);
-      h[i] = static_cast<float>(layer.is_gated ? value * units[place(i) + kBand] : value);
+      double first = units[place(i)], up = layer.is_gated ? units[place(i) + kBand] : 0;
+      if (biases.up != nullptr) {
+        first += (layer.is_gated ? biases.gate : biases.up)[expert * biases.up_stride + i];
+        up += biases.up[expert * biases.up_stride + i];
+      }
+      h[i] = static_cast<float>(layer.is_gated ? gated(first, up) : apply(first));
     }
     std::vector<double> out = product(h.data(), downs[expert].values, layer.hidden, layer.width);
-    for (size_t i = 0; i < out.size() && layer.down_bias != nullptr; ++i) out[i] += down_bias[expert * out.size() + i];
+    for (size_t i = 0; i < out.size() && biases.down != nullptr; ++i) out[i] += down_bias[expert * out.size() + i];
     return out;
+  }
+
+  double gated(double gate, double up) const {
+    if (layer.function != Nonlinearity::kClampedSwiglu) return apply(gate) * up;
+    const double limit = layer.limit;
+    gate = std::min(gate, limit);
+    return gate / (1 + std::exp(-layer.alpha * gate)) * (std::clamp(up, -limit, limit) + 1);
   }
 
   double apply(double x) const {
@@ -440,6 +451,7 @@ struct Experts {
       case Nonlinearity::kGelu: return x * std::erfc(-x / std::sqrt(2.0)) / 2;
       case Nonlinearity::kGeluTanh: return x / 2 * (1 + std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
       case Nonlinearity::kRelu: return std::max(x, 0.0);
+      case Nonlinearity::kClampedSwiglu: break;  // is nothing without a gate
     }
     return 0;
   }
@@ -486,6 +498,7 @@ void check_slices(const Isa& isa, const Experts& all, const Floats& x, int64_t t
     const int64_t first = bounds(width)[part], count = bounds(width)[part + 1] - first;
     ExpertLayer layer = all.layer;
     layer.width = count, layer.down = nullptr;
+    if (layer.biases.up != nullptr) layer.biases.gate += first, layer.biases.up += first;
     std::vector<Matrix> ups;
     for (const Matrix& up : all.up_matrices) {
       const uint8_t* const data = count == 0 ? nullptr : up.band(first / kBand * up_bands);
@@ -501,6 +514,7 @@ void check_slices(const Isa& isa, const Experts& all, const Floats& x, int64_t t
     const int64_t first = bounds(hidden)[part], count = bounds(hidden)[part + 1] - first;
     ExpertLayer layer = all.layer;
     layer.hidden = count, layer.up = nullptr;
+    if (layer.biases.down != nullptr) layer.biases.down += first;
     std::vector<Matrix> downs;
     for (const Matrix& down : all.down_matrices) {
       downs.push_back({down.format, count, width, count == 0 ? nullptr : down.band(first / kBand)});
@@ -529,7 +543,6 @@ void check_experts(const Isa& isa, Format format, const Experts& all, int64_t to
   Floats out(tokens * hidden);
   experts(isa, {all.layer, x.data(), tokens, top_k, ids.data(), weights.data(), x.data(), out.data()});
   expect_close(out.data(), want, 2 * tolerance_of(format), std::string("experts in ") + name_of(format));
-  if (all.layer.up_bias != nullptr) return;
   check_slots(isa, all, x, tokens, top_k, ids, weights, out);
   check_slices(isa, all, x, tokens, top_k, ids, weights, out);
 }
@@ -544,8 +557,10 @@ void check_experts(const Isa& isa) {
       }
     }
     for (const Nonlinearity function :
-         {Nonlinearity::kSilu, Nonlinearity::kGelu, Nonlinearity::kGeluTanh, Nonlinearity::kRelu}) {
+         {Nonlinearity::kSilu, Nonlinearity::kGelu, Nonlinearity::kGeluTanh, Nonlinearity::kRelu,
+          Nonlinearity::kClampedSwiglu}) {
       for (const bool is_gated : {true, false}) {
+        if (function == Nonlinearity::kClampedSwiglu && !is_gated) continue;
         check_experts(isa, format, Experts(format, 5, 33, 81, function, is_gated, true), 9, 2);
       }
     }

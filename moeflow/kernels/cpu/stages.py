@@ -11,6 +11,7 @@ from moeflow.kernels.arrays import Array, address, dtype_name, floats_like
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import check_floats
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.norm import NormWeights
 from moeflow.kernels.routing import SoftmaxTopK
 
@@ -76,6 +77,7 @@ class MoEStage:
     # [E] int32, where each expert is among `experts`, or that it is not there: `PackedDecoder` can do without some.
     # None: all are there, in order.
     slots: Array | None = None
+    biases: ExpertBiases | None = None  # of the layer's experts
     handle: Any = field(init=False, repr=False, compare=False)  # looks at the memory of all of these
 
     def __post_init__(self) -> None:
@@ -118,11 +120,13 @@ class MoEStage:
         return out
 
     def _bind(self) -> object:
-        experts = self.experts.handle
+        layer = self.experts.handle
+        if self.slots is not None:
+            layer = self.experts.in_slots(address(self.slots), self.num_experts, self.biases)
         return _cpu.MoEStage(
             o_proj=self.o_proj.handle,
             router=None if self.router is None else self.router.handle,
-            layer=experts if self.slots is None else experts.in_slots(address(self.slots), self.num_experts),
+            layer=layer,
             top_k=self.choose.top_k,
             renormalize=self.choose.renormalize,
             o_bias=address(self.o_bias),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
+from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.routing import SoftmaxTopK
 from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.norm import Norm
@@ -22,6 +23,7 @@ def expert_stage(
     choose: SoftmaxTopK,
     experts: PackedExperts,
     slots: Array | None = None,
+    biases: ExpertBiases | None = None,
 ) -> MoEStage | None:
     """Return the call; None if the output projection is not packed. Without a router the network is dense."""
     if not isinstance(o_proj.weight, PackedWeight):
@@ -34,4 +36,5 @@ def expert_stage(
         choose=choose,
         experts=experts,
         slots=slots,
+        biases=biases,
     )

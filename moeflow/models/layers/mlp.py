@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from moeflow.kernels.activation import apply, apply_and_mul
+from moeflow.kernels.activation import activate
 from moeflow.kernels.cpu.packed_weights import SWIGLU, ExpertKind
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.on_demand import torch
@@ -70,8 +70,7 @@ class MLP:
         if self._units is not None:  # before SiLU, which torch may round otherwise in narrower rows
             halves = gate_up.chunk(self._kind.num_matrices - 1, dim=1)
             gate_up = torch.cat([self._units.gather(half) for half in halves], dim=1)
-        activate = apply_and_mul if self._kind.is_gated else apply
-        return activate(self._kind.function, gate_up)
+        return activate(self._kind.function, gate_up, is_gated=self._kind.is_gated)
 
     def movable_experts(self) -> None:
         """Return nothing: these are matrices."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moeflow.core.model_config import ModelConfig
+from moeflow.kernels.activation import ClampedSwiglu
 from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu.packed_weights import ExpertKind, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
@@ -48,6 +49,8 @@ class ExpertNames:
 
 def expert_kind(config: ModelConfig) -> ExpertKind:
     """Return what a model's experts and dense networks compute."""
+    if config.swiglu_limit is not None:
+        return ExpertKind(ClampedSwiglu(config.swiglu_alpha, config.swiglu_limit))
     return ExpertKind(config.hidden_act, config.is_gated)
 
 
@@ -59,9 +62,9 @@ class MoE:
         self.choose = choose
         self.names = names
         self.router = allocator.router(config.num_experts, config.hidden_size)
-        self.weights = allocator.experts(
-            config.num_experts, config.hidden_size, config.intermediate_size, expert_kind(config)
-        )
+        size, self._kind = (config.num_experts, config.hidden_size, config.intermediate_size), expert_kind(config)
+        self.biases = allocator.expert_biases(*size, self._kind) if config.expert_bias else None
+        self.weights = allocator.experts(*size, self._kind, self.biases)
         self.on_route = allocator.on_route
         self.given: Given | None = None  # what chooses in the router's place; None: the router does
 
@@ -110,6 +113,10 @@ class MoE:
         for expert, parts in enumerate(self.weights.parts()):
             if parts is not None:
                 yield from zip(self.expert_names(prefix, expert), parts, strict=True)
+        if self.biases is None:
+            return
+        for expert, biases in enumerate(self.biases.parts(self._kind.num_ups)):
+            yield from zip(self.expert_names(prefix, expert, "bias"), biases, strict=True)
 
     def matrix_names(self, prefix: str) -> tuple[list[str], list[str]]:
         """Return the checkpoint names of all experts' gates and ups, and of their downs."""
@@ -120,8 +127,8 @@ class MoE:
         """Return the checkpoint name of the router's matrix."""
         return f"{prefix}.{self.names.block}.{self.names.router}.weight"
 
-    def expert_names(self, prefix: str, expert: int) -> list[str]:
-        """Return the checkpoint names of an expert's gate, if it has one, up and down matrices."""
+    def expert_names(self, prefix: str, expert: int, kind: str = "weight") -> list[str]:
+        """Return the checkpoint names of an expert's gate, if it has one, up and down matrices, or of their biases."""
         names = self.names
         place = f"{prefix}.{names.block}.{names.expert.format(expert)}"
-        return [f"{place}.{matrix}.weight" for matrix in (names.gate, names.up, names.down) if matrix]
+        return [f"{place}.{matrix}.{kind}" for matrix in (names.gate, names.up, names.down) if matrix]

@@ -7,6 +7,7 @@ import torch
 
 from moeflow.kernels.cpu import extension, row_ops, stages
 from moeflow.kernels.cpu.packed_weights import PackedExperts, PackedWeight
+from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.norm import NormWeights, normalise
 from moeflow.kernels.routing import SoftmaxTopK
 from moeflow.kernels.weight_format import MADE_FORMATS
@@ -54,7 +55,8 @@ class Layer:
         self.router = PackedWeight.pack(torch.randn(num_experts, hidden), "float32")
         self.choose = SoftmaxTopK(top_k, renormalize)
         gate_up, down = torch.randn(num_experts, 2 * width, hidden), torch.randn(num_experts, hidden, width)
-        biases = (torch.randn(num_experts, 2 * width), torch.randn(num_experts, hidden)) if expert_biases else None
+        of_experts = ExpertBiases(torch.randn(num_experts, 2 * width), torch.randn(num_experts, hidden))
+        biases = of_experts if expert_biases else None
         self.experts = PackedExperts.pack(gate_up, down, weight_format, function=function, biases=biases)
 
     def in_one_call(self, hidden, attended):
