@@ -130,6 +130,8 @@ class ModelConfig:
     attention_kinds: tuple[AttentionKind, ...] = ()  # of each layer; empty: all have `rope` and `sliding_window`
     latent: LatentAttention | None = None  # None: queries, keys and values are projected at once
     mlp_bias: bool = False
+    lm_head_bias: bool = False
+    sparsemixer_jitter: float | None = None  # of routers that choose as SparseMixer does; None: they do not
     expert_bias: bool = False  # of gates, ups and downs
     clip_qkv: float | None = None
     sliding_window: int | None = None  # tokens a query sees, itself included; None: all

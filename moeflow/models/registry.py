@@ -55,6 +55,7 @@ FAMILIES: Mapping[str, Row] = {
     "llama": Row("LlamaForCausalLM", "moeflow.models.llama"),
     "mixtral": Row("MixtralForCausalLM", "moeflow.models.mixtral"),
     "olmoe": Row("OlmoeForCausalLM", "moeflow.models.olmoe"),
+    "phimoe": Row("PhimoeForCausalLM", "moeflow.models.phimoe"),
     "qwen3_moe": Row("Qwen3MoeForCausalLM", "moeflow.models.qwen3_moe"),
     "switch_transformers": Row(
         "SwitchTransformersForConditionalGeneration",
