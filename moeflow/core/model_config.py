@@ -71,7 +71,6 @@ class LatentAttention:
     rope_head_dim: int  # and what is
     value_head_dim: int
     norm_eps: float  # of the norms of what is projected down
-    is_interleaved: bool  # rotary positions rotate neighbours against each other, else halves
 
     @property
     def query_dim(self) -> int:

@@ -29,7 +29,6 @@ def read_latent_fields(reader: ConfigReader, *, is_interleaved: bool) -> dict[st
         rope_head_dim=reader.positive("qk_rope_head_dim"),
         value_head_dim=reader.positive("v_head_dim"),
         norm_eps=_NORM_EPS,
-        is_interleaved=is_interleaved,
     )
     for key, dim in (("kv_lora_rank", latent.kv_lora_rank), ("qk_rope_head_dim", latent.rope_head_dim)):
         if dim % 2:
@@ -42,7 +41,7 @@ def read_latent_fields(reader: ConfigReader, *, is_interleaved: bool) -> dict[st
         "latent": latent,
         "num_kv_heads": 1,
         "head_dim": latent.kv_lora_rank + latent.rope_head_dim,
-        "rope": replace(rope, rotary_dim=latent.rope_head_dim),
+        "rope": replace(rope, rotary_dim=latent.rope_head_dim, is_interleaved=is_interleaved),
         "attention_scale": _scale(reader, latent, rope),
         "attention_bias": has_bias,
         "attention_out_bias": has_bias,

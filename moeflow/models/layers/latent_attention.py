@@ -64,7 +64,7 @@ class LatentAttention:
             rope_dim=latent.rope_head_dim,
             latent_dim=latent.kv_lora_rank,
             value_dim=latent.value_head_dim,
-            is_interleaved=latent.is_interleaved,
+            is_interleaved=kind.rope.is_interleaved,
             latent_norm=self._norm.weights,
             q_norm=None if self._q_norm is None else self._q_norm.weights,
         )

@@ -26,7 +26,10 @@ def counted(q_lora_rank):
         qk_nope_head_dim=14,
         qk_rope_head_dim=8,
         v_head_dim=10,
-        first_k_dense_replace=3,
+        n_routed_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        first_k_dense_replace=1,
     )
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     return model, deepseek_v2.read_config(ConfigReader(config.to_dict(), "config.json"))
