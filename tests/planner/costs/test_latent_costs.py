@@ -30,6 +30,7 @@ def counted(q_lora_rank):
         num_experts_per_tok=2,
         moe_intermediate_size=24,
         first_k_dense_replace=1,
+        experts_implementation="eager",
     )
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     return model, deepseek_v2.read_config(ConfigReader(config.to_dict(), "config.json"))
