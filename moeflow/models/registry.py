@@ -50,6 +50,7 @@ class Row:
 
 
 FAMILIES: Mapping[str, Row] = {
+    "dbrx": Row("DbrxForCausalLM", "moeflow.models.dbrx"),
     "llama": Row("LlamaForCausalLM", "moeflow.models.llama"),
     "mixtral": Row("MixtralForCausalLM", "moeflow.models.mixtral"),
     "olmoe": Row("OlmoeForCausalLM", "moeflow.models.olmoe"),

@@ -76,7 +76,7 @@ def random_model(config: PretrainedConfig) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            is_norm = "norm" in name
+            is_norm = "norm" in name and weight.dim() == 1
             weight.copy_(torch.randn(weight.shape) * (0.3 if is_norm else 0.15) + (1.0 if is_norm else 0.0))
     return model
 
