@@ -98,6 +98,8 @@ class ModelConfig:
     norm_topk_prob: bool = True
     dense_layers: tuple[int, ...] = ()  # layers of an MoE model that have no experts
     dense_intermediate_size: int = 0  # of those layers
+    shared_intermediate_size: int = 0  # of an expert that all tokens of a layer go to besides; 0: there is none
+    has_shared_gate: bool = False  # whether a number that it says of a token weighs its result
     tie_word_embeddings: bool = False
     logit_scale: float = 1.0  # of the hidden states that meet the output projection
     attention_bias: bool = False  # of queries, keys and values
@@ -194,10 +196,11 @@ class ModelConfig:
         num_dense = self.num_layers + self.num_encoder_layers - num_moe
         expert = matrices * self.intermediate_size + self.num_expert_biases
         experts = num_moe * self.num_experts * (expert + self.hidden_size)
+        shared = num_moe * (matrices * self.shared_intermediate_size + self.hidden_size * self.has_shared_gate)
         dense = num_dense * matrices * (self.dense_intermediate_size if self.num_experts else self.intermediate_size)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         classifier = len(self.labels) * (self.hidden_size + 1)
-        return self.num_attentions * attention + experts + dense + embeddings + classifier
+        return self.num_attentions * attention + experts + shared + dense + embeddings + classifier
 
     @property
     def num_active_parameters(self) -> int:

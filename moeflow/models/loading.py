@@ -101,7 +101,7 @@ class NamesApart:
 def names_apart(checkpoint: Checkpoint) -> NamesApart:
     """Return which tensors are routers, and which embeddings. Raises: CheckpointError if a router is missing."""
     model = find_family(checkpoint).build(read_model_config(checkpoint), shapes_only())
-    routers = frozenset(block.router_name(prefix) for prefix, block in model.moe_blocks())
+    routers = frozenset(name for prefix, block in model.moe_blocks() for name in block.names_of_routers(prefix))
     missing = sorted(routers - checkpoint.tensors.keys())
     if missing:
         raise _blame(checkpoint.path, missing, "missing")
