@@ -24,7 +24,9 @@ def config(attention=(), **ffn):
 
 CONFIGS = {
     "clipped, two of four": config({"clip_qkv": 0.5}),
-    "weights as they are, three of five": config({"clip_qkv": 50.0}, moe_num_experts=5, moe_top_k=3, moe_normalize_expert_weights=None),
+    "weights as they are, three of five": config(
+        {"clip_qkv": 50.0}, moe_num_experts=5, moe_top_k=3, moe_normalize_expert_weights=None
+    ),
 }
 
 

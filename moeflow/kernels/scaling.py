@@ -1,0 +1,20 @@
+"""What some families do to all numbers of embeddings and logits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moeflow.kernels.arrays import Array, is_numpy
+from moeflow.kernels.on_demand import torch
+
+
+def scaled(x: Array, factor: float) -> Array:
+    """Return x times a factor; itself if that is 1."""
+    return x if factor == 1.0 else x * factor
+
+
+def soft_cap(logits: Array, cap: float) -> Array:
+    """Return `cap * tanh(logits / cap)`."""
+    part = logits / cap
+    bounded: Array = torch.tanh(part) if not is_numpy(part) else np.tanh(part)
+    return scaled(bounded, cap)
