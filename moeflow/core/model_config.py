@@ -111,6 +111,8 @@ class ModelConfig:
     has_attention_sinks: bool = False  # a learned score of nothing for each head, in the softmax' denominator
     attention_kinds: tuple[AttentionKind, ...] = ()  # of each layer; empty: all have `rope` and `sliding_window`
     mlp_bias: bool = False
+    lm_head_bias: bool = False
+    sparsemixer_jitter: float | None = None  # of routers that choose as SparseMixer does; None: they do not
     expert_bias: bool = False  # of gates, ups and downs
     clip_qkv: float | None = None
     sliding_window: int | None = None  # tokens a query sees, itself included; None: all
@@ -144,6 +146,13 @@ class ModelConfig:
         if not self.attention_kinds:
             return () if self.rope is None else (self.rope,)
         return tuple(dict.fromkeys(kind.rope for kind in self.attention_kinds if kind.rope is not None))
+
+    @property
+    def keeps_only_kv(self) -> bool:
+        """Whether all that is kept of past tokens is a key and a value for each, which depend on no later token: then
+        sequences that begin alike have equal KV blocks there, which can be shared, and kept on disk.
+        """
+        return self.encoder is None
 
     @property
     def is_encoder_only(self) -> bool:

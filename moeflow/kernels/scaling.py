@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from moeflow.kernels.arrays import Array, is_numpy
@@ -16,5 +18,5 @@ def scaled(x: Array, factor: float) -> Array:
 def soft_cap(logits: Array, cap: float) -> Array:
     """Return `cap * tanh(logits / cap)`."""
     part = logits / cap
-    bounded: Array = torch.tanh(part) if not is_numpy(part) else np.tanh(part)
+    bounded: Any = np.tanh(part) if is_numpy(part) else torch.tanh(part)
     return scaled(bounded, cap)

@@ -13,18 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from moeflow.engine.generator import Generator
 from moeflow.engine.text.tokenizer import Tokenizer
 from moeflow.server.api.schema.message_object import MESSAGE_EVENTS, MessageObject
-from moeflow.server.app import create_app
-from moeflow.server.config import ServerConfig
-from tests.engine.fakes import byte_level_core, wrap
 from tests.server.conftest import connect
 from tests.server.events import read_typed_events
 from tests.server.fake_client import NAME, REPLY, FakeClient
 from tests.server.live_server import eventually, serve_in_thread
 from tests.server.openai_objects import check
-from tests.server.test_tools import ONE, TEMPLATE, TWO, says
+from tests.server.test_tools import ONE, TWO, says
+from tests.server.thinking_model import thinking_model
 from tests.tiny_mixtral import EOS
 
 ASK = [{"role": "user", "content": "Which fox?"}]
@@ -54,15 +51,7 @@ def client(app) -> Iterator[anthropic.Anthropic]:
 
 @pytest.fixture
 def thinking() -> Iterator[tuple[anthropic.Anthropic, FakeClient, Tokenizer]]:
-    """A model that reasons, and has special tokens around reasoning and calls."""
-    tokenizer = wrap(
-        byte_level_core(),
-        eos_token="<|end|>",
-        chat_template=TEMPLATE,
-        extra_special_tokens=["<think>", "</think>", "[TOOL_CALLS]", "[ARGS]"],
-    )
-    engine = FakeClient(tokenizer, max_model_len=4096)
-    app = create_app(Generator(engine, tokenizer), ServerConfig())
+    app, engine, tokenizer = thinking_model()
     with (
         serve_in_thread(app) as url,
         anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client,

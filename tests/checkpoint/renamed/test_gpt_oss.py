@@ -68,7 +68,11 @@ def test_what_another_family_calls_so_is_no_stack(tmp_path):
 @pytest.mark.parametrize(
     ("name", "shape", "complaint"),
     [
-        ("gate_up_proj", (EXPERTS, HIDDEN), r"has the shape \[6, 8\], where 3 dimensions are expected, the last of 2 parts"),
+        (
+            "gate_up_proj",
+            (EXPERTS, HIDDEN),
+            r"has the shape \[6, 8\], where 3 dimensions are expected, the last of 2 parts",
+        ),
         ("gate_up_proj", (EXPERTS, HIDDEN, 7), r"has the shape \[6, 8, 7\], where 3 dimensions"),
         ("down_proj_bias", (EXPERTS, HIDDEN, 1), "where 2 dimensions are expected"),
     ],
