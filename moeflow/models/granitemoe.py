@@ -27,6 +27,11 @@ _LEAST, _MOST = 1e-4, 1e4  # of multipliers
 
 def read_config(reader: ConfigReader) -> ModelConfig:
     """Read `config.json`. Raises: CheckpointError."""
+    return read_granite_config(reader, "granitemoe")
+
+
+def read_granite_config(reader: ConfigReader, model_type: str, *, shared_intermediate_size: int = 0) -> ModelConfig:
+    """Return the model's shape. Raises: CheckpointError."""
     embedding, residual, attention, logits = (
         reader.number(key, 1.0, least=_LEAST, most=_MOST)
         for key in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
@@ -34,10 +39,10 @@ def read_config(reader: ConfigReader) -> ModelConfig:
     has_bias = reader.get(bool, "attention_bias", False)
     return read_decoder_config(
         reader,
-        model_type=reader.get(str, "model_type"),
+        model_type=model_type,
         num_experts=read_num_experts(reader),
         top_k=reader.positive("num_experts_per_tok"),
-        shared_intermediate_size=_read_shared_size(reader),
+        shared_intermediate_size=shared_intermediate_size,
         attention_bias=has_bias,
         attention_out_bias=has_bias,
         attention_scale=attention,
@@ -45,14 +50,6 @@ def read_config(reader: ConfigReader) -> ModelConfig:
         rms_norm_eps=reader.number("rms_norm_eps", least=MIN_EPS, most=1.0) / residual**2,
         logit_scale=1.0 / logits,
     )
-
-
-def _read_shared_size(reader: ConfigReader) -> int:
-    """Return the width of the shared expert; 0: there is none."""
-    if reader.raw["model_type"] != "granitemoeshared":
-        return 0
-    size = reader.get(int, "shared_intermediate_size", 1024)
-    return reader.positive("shared_intermediate_size", size) if size else 0
 
 
 def build(config: ModelConfig, allocator: WeightAllocator) -> CausalLM:

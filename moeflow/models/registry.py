@@ -53,7 +53,7 @@ FAMILIES: Mapping[str, Row] = {
     "dbrx": Row("DbrxForCausalLM", "moeflow.models.dbrx"),
     "gpt_oss": Row("GptOssForCausalLM", "moeflow.models.gpt_oss"),
     "granitemoe": Row("GraniteMoeForCausalLM", "moeflow.models.granitemoe"),
-    "granitemoeshared": Row("GraniteMoeSharedForCausalLM", "moeflow.models.granitemoe"),
+    "granitemoeshared": Row("GraniteMoeSharedForCausalLM", "moeflow.models.granitemoeshared"),
     "llama": Row("LlamaForCausalLM", "moeflow.models.llama"),
     "mixtral": Row("MixtralForCausalLM", "moeflow.models.mixtral"),
     "olmoe": Row("OlmoeForCausalLM", "moeflow.models.olmoe"),
