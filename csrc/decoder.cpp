@@ -149,9 +149,12 @@ void attend(const Isa& isa, const DecoderCall& call, const DecoderLayer& layer, 
     linear(isa, LinearCall{part, call.hidden, tokens, hidden, bias, nullptr, qkv + first, layer.input_norm, row});
     first += part.rows;
   }
-  attention_input(isa, AttentionInputCall{cache, qkv, tokens, layer.num_heads, layer.q_norm, layer.k_norm,
-                                          layer.norm_all_heads, layer.input_norm.eps, layer.clip,
-                                          layer.rotary < 0 ? RotaryTable{} : call.rotary[layer.rotary], call.slots});
+  AttentionInputCall input{cache, qkv, tokens, layer.num_heads, layer.q_norm, layer.k_norm, layer.norm_all_heads,
+                           layer.input_norm.eps, layer.clip,
+                           layer.rotary < 0 ? RotaryTable{} : call.rotary[layer.rotary], call.slots};
+  input.norms_last = layer.norms_last;
+  input.is_interleaved = layer.is_interleaved;
+  attention_input(isa, input);
   AttentionCall attending{cache, qkv, row, layer.num_heads, call.sequences, layer.sliding_window, call.tree_masks,
                           attended};
   attending.scale = layer.scale;

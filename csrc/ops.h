@@ -188,7 +188,10 @@ struct AttentionInputCall {
   float clip;  // 0: none
   RotaryTable rotary;
   const int64_t* slots;  // [num_tokens]: block * block_size + offset
+  bool norms_last = false;      // norms of single heads come after the rotation
+  bool is_interleaved = false;  // neighbours are rotated against each other, else halves
 };
+constexpr int64_t kMaxInterleaved = 2048;  // dimensions that are rotated so
 void attention_input(const Isa& isa, const AttentionInputCall& call);
 
 // What follows attention in a layer of experts, in one call: out = h (+ shared(norm(h))) + experts(norm(h)), where
@@ -234,6 +237,8 @@ struct DecoderLayer {
   float soft_cap;
   const float* sinks;
   int64_t rotary;      // which of the pass's tables it rotates by; -1: it does not
+  bool norms_last = false;  // as in AttentionInputCall, and the next one
+  bool is_interleaved = false;
   MoEStageCall stage;  // its weights; the rest is filled in
 
   int64_t hidden() const { return qkv.front().cols; }

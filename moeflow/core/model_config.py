@@ -46,6 +46,7 @@ class RopeConfig:
     truncate: bool = True  # yarn: whether what is slowed begins and ends at whole dimensions
     pair_factors: tuple[float, ...] = ()  # longrope: by which each pair turns more slowly
     rotary_dim: int = 0  # dimensions of a head that are rotated, the first ones; 0: all
+    is_interleaved: bool = False  # neighbours are rotated against each other, else halves
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,11 @@ class ModelConfig:
     num_experts: int = 0
     top_k: int = 0  # experts per token
     norm_topk_prob: bool = True
+    min_topk_total: float = 0.0  # by which chosen weights that are to sum to 1 are divided at least
+    routed_scaling_factor: float = 1.0  # of what chosen experts weigh
+    num_expert_groups: int = 1  # of neighbours,
+    num_chosen_groups: int = 1  # of which so many have experts to choose from
+    unused_prefixes: tuple[str, ...] = ()  # of tensors' names that nothing is computed with, as of further predictors
     dense_layers: tuple[int, ...] = ()  # layers of an MoE model that have no experts
     dense_intermediate_size: int = 0  # of those layers
     shared_intermediate_size: int = 0  # of an expert that all tokens of a layer go to besides; 0: there is none
@@ -114,6 +120,7 @@ class ModelConfig:
     lm_head_bias: bool = False
     sparsemixer_jitter: float | None = None  # of routers that choose as SparseMixer does; None: they do not
     expert_bias: bool = False  # of gates, ups and downs
+    has_qk_norm: bool = False  # of families whose models may or may not normalise each head's queries and keys
     clip_qkv: float | None = None
     sliding_window: int | None = None  # tokens a query sees, itself included; None: all
     hidden_act: HiddenAct = "silu"

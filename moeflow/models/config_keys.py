@@ -27,12 +27,13 @@ def read_decoder_config(
     default_theta: float = 10000.0,
     may_be_partial: bool = False,
     default_head_dim: int | None = None,
+    default_rotary_share: float = 1.0,
     **family: Any,
 ) -> ModelConfig:
     """Return the model's shape; `family` adds or replaces fields of `ModelConfig`.
 
     Only where it `may_be_partial` may positions rotate a part of a head. `default_head_dim`: None: the hidden size over
-    the number of heads.
+    the number of heads. `default_rotary_share` is which share of them is rotated.
 
     Raises: CheckpointError, naming the key, if one is missing, contradicts another or is not supported.
     """
@@ -62,7 +63,14 @@ def read_decoder_config(
         "hidden_act": _read_activation(reader),
     }
     if "rope" not in family:
-        fields["rope"] = read_rope(reader, default_theta, max_position, head_dim, may_be_partial=may_be_partial)
+        fields["rope"] = read_rope(
+            reader,
+            default_theta,
+            max_position,
+            head_dim,
+            may_be_partial=may_be_partial,
+            default_share=default_rotary_share,
+        )
     config = ModelConfig(**(fields | family))
     if config.top_k > config.num_experts:
         raise reader.error(f"'num_experts_per_tok' is {config.top_k}, of {config.num_experts} experts")

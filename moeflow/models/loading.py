@@ -118,8 +118,12 @@ def _check_tensors(checkpoint: Checkpoint, model: LanguageModel) -> None:
     missing = [name for name in needed if name not in checkpoint.tensors]
     if missing:
         raise _blame(checkpoint.path, missing, "missing")
-    ignored = model.repeated_names()
-    surplus = [name for name in checkpoint.tensors if name not in needed and name not in ignored]
+    ignored, unused = model.repeated_names(), model.config.unused_prefixes
+    surplus = [
+        name
+        for name in checkpoint.tensors
+        if name not in needed and name not in ignored and not name.startswith(unused)
+    ]
     if surplus:
         raise _blame(checkpoint.tensors[surplus[0]].file, surplus, "not part of the model that config.json describes")
     for name, shape in needed.items():

@@ -50,6 +50,11 @@ class Row:
 
 
 FAMILIES: Mapping[str, Row] = {
+    "dots1": Row("Dots1ForCausalLM", "moeflow.models.dots1"),
+    "ernie4_5_moe": Row("Ernie4_5_MoeForCausalLM", "moeflow.models.ernie4_5_moe"),
+    "glm4_moe": Row("Glm4MoeForCausalLM", "moeflow.models.glm4_moe"),
+    "hunyuan_v1_moe": Row("HunYuanMoEV1ForCausalLM", "moeflow.models.hunyuan_v1_moe"),
+    "minimax_m2": Row("MiniMaxM2ForCausalLM", "moeflow.models.minimax_m2"),
     "dbrx": Row("DbrxForCausalLM", "moeflow.models.dbrx"),
     "gpt_oss": Row("GptOssForCausalLM", "moeflow.models.gpt_oss"),
     "granitemoe": Row("GraniteMoeForCausalLM", "moeflow.models.granitemoe"),

@@ -137,6 +137,8 @@ def attention_input(qkv: Array, heads: Heads, rotary: RotaryTable | None, blocks
         sin=0 if rotary is None else address(rotary.sin),
         rotary_dim=0 if rotary is None else rotary.dim,
         slots=address(slots),
+        norms_last=heads.norms_last,
+        is_interleaved=heads.is_interleaved,
     )
     queries = qkv[:, : num_heads * head_dim]
     return queries.reshape(num_tokens, num_heads, head_dim)

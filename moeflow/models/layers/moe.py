@@ -48,6 +48,7 @@ class ExpertNames:
     down: str = "down_proj"
     router_bias: str = ""  # of the router's scores; empty: there is none
     choice_bias: str = ""  # of `Routing`, one for each expert; likewise
+    has_choice_bias_rows: bool = False  # whether that is a matrix of one row
     shared: SharedNames = SHARED_NAMES  # of the shared expert, if the model has one
 
 
@@ -147,9 +148,12 @@ class MoE:
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination); experts that others fill, or have, are left out."""
         yield self.router_name(prefix), whole(self.router)
-        for name, bias in ((self.names.router_bias, self.router_bias), (self.names.choice_bias, self.choice_bias)):
-            if bias is not None:
-                yield f"{prefix}.{self.names.block}.{name}", bias
+        names, choice_bias = self.names, self.choice_bias
+        if self.router_bias is not None:
+            yield f"{prefix}.{names.block}.{names.router_bias}", self.router_bias
+        if choice_bias is not None:
+            bias = choice_bias.reshape(1, -1) if names.has_choice_bias_rows else choice_bias
+            yield f"{prefix}.{names.block}.{names.choice_bias}", bias
         if self.shared is not None:
             yield from self.shared.named_weights(prefix)
         for expert, parts in enumerate(self.weights.parts()):
