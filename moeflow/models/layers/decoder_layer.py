@@ -15,6 +15,7 @@ from moeflow.kernels.rotary import RotaryTable
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.expert_weights import Destination, MovableExperts
+from moeflow.models.layers.latent_attention import LatentAttention
 from moeflow.models.layers.mlp import MLP, FusedMLP
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.norm import Norm
@@ -61,9 +62,9 @@ class DecoderLayer:
         return self.post_attention(hidden, attended)
 
     @property
-    def self_attn(self) -> Attention:
+    def self_attn(self) -> Attention | LatentAttention:
         """The attention of a layer that has it."""
-        assert isinstance(self.mixer, Attention), "a recurrent layer"
+        assert isinstance(self.mixer, Attention | LatentAttention), "a recurrent layer"
         return self.mixer
 
     @property
@@ -82,10 +83,13 @@ class DecoderLayer:
     def packed(self) -> PackedLayer | None:
         """Return the layer for `PackedDecoder`; None if it has to be run stage by stage."""
         attention = self.mixer
-        if self._stage is None or not isinstance(attention, Attention):
+        if self._stage is None or not isinstance(attention, Attention | LatentAttention):
             return None
         qkv = attention.qkv_proj.weight
         if not isinstance(qkv, PackedWeight | PackedStack):
+            return None
+        latents = None if isinstance(attention, Attention) else attention.latents
+        if latents is None and not isinstance(attention, Attention):
             return None
         return PackedLayer(
             qkv=qkv.parts if isinstance(qkv, PackedStack) else (qkv,),
@@ -95,12 +99,13 @@ class DecoderLayer:
             scores=attention.scores,
             rotary=attention.rotary,
             stage=self._stage,
+            latents=latents,
         )
 
     def pre_attention(self, hidden: Tensor) -> Tensor:
-        """Return queries, keys and values side by side, or what another mixer takes.
+        """Return queries, keys and values side by side, or what they are made of, or what another mixer takes.
 
-        Shapes: hidden [T, H] -> [T, (Q + 2 KV) * D].
+        Shapes: hidden [T, H] -> [T, ..].
         """
         return self.mixer.in_proj.after_norm(hidden, self.input_layernorm)
 
@@ -131,14 +136,10 @@ class DecoderLayer:
 
     def matrix_names(self, prefix: str) -> dict[str, list[str]]:
         """Return the checkpoint names of the matrices that each field of `LayerFormats` is about."""
-        parts = (*self.self_attn.qkv_proj.parts, *self.self_attn.o_proj.parts)
         ups, downs = self.mlp.matrix_names(prefix)
         shared = self.mlp.shared_matrix_names(prefix) if isinstance(self.mlp, MoE) else {}
-        return (
-            {part: [f"{prefix}.{self._names.mixer}.{part}.weight"] for part in parts}
-            | {"up": ups, "down": downs}
-            | shared
-        )
+        mixer = self.self_attn.matrix_names(f"{prefix}.{self._names.mixer}")
+        return mixer | {"up": ups, "down": downs} | shared
 
     def _make_stage(self) -> MoEStage | None:
         return self.mlp.stage(self.mixer.out_proj, self.post_attention_layernorm)

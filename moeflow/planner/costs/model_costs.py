@@ -49,6 +49,14 @@ class Formats:
     routers: str | None = None  # None: as matrices
     head: str | None = None  # of the output projection; None: as embeddings
     layers: tuple[LayerFormats, ...] = ()  # of each layer's matrices instead of `matrices`; empty: all have that
+    is_wide: bool = False  # whether integers meet activations of 16 bits
+
+    @property
+    def of_up_projections(self) -> str:
+        """The format of latent attention's matrices from latents to keys and values."""
+        if bits_per_value(self.matrices) == FLOAT16_BITS:
+            return self.matrices
+        return "float32" if self.matrices == "float32" or self.is_wide else "bfloat16"
 
     @property
     def of_routers(self) -> str:
@@ -106,17 +114,18 @@ class ModelCosts:
 
     @property
     def qkv_values(self) -> int:
-        """Weights of one layer's query, key and value projection."""
-        shape, mixer = self.shape, self._mixer
-        of_attention = shape.head_dim * (shape.num_heads + 2 * shape.num_kv_heads)
-        return shape.hidden_size * self._of_layers(of_attention, 0 if mixer is None else mixer.in_features)
+        """Weights of one layer's query, key and value projections."""
+        mixer = self._mixer
+        of_mixer = 0 if mixer is None else self.shape.hidden_size * mixer.in_features
+        return self._of_layers(self.shape.attention_input_values, of_mixer)
 
     @property
     def output_values(self) -> int:
         """Weights of one layer's output projection."""
-        shape, mixer = self.shape, self._mixer
-        of_attention = shape.head_dim * shape.num_heads
-        return shape.hidden_size * self._of_layers(of_attention, 0 if mixer is None else mixer.out_features)
+        mixer = self._mixer
+        return self.shape.hidden_size * self._of_layers(
+            self.shape.attended_size, 0 if mixer is None else mixer.out_features
+        )
 
     @property
     def _mixer(self) -> MixerConfig | None:
@@ -180,6 +189,11 @@ class ModelCosts:
         shape, formats = self.shape, self.formats
         if shape.recurrent is not None:  # whose matrices are all in one format, in one process
             return self.qkv_values * formats.weight_bytes
+        if shape.latent is not None:
+            kept, up = shape.hidden_size * shape.head_dim, shape.latent_values
+            q_bytes = (self.qkv_values - kept - up) * formats.bytes_of("q_proj", layers=layers)
+            up_bytes = up * bits_per_value(formats.of_up_projections) / 8
+            return queries * (q_bytes + up_bytes) + keys * kept * formats.bytes_of("k_proj", layers=layers)
         queries_bytes = shape.num_heads * queries * formats.bytes_of("q_proj", layers=layers)
         keys_bytes = 2 * shape.num_kv_heads * keys * formats.bytes_of("k_proj", "v_proj", layers=layers)
         return shape.hidden_size * shape.head_dim * (queries_bytes + keys_bytes)
@@ -202,7 +216,7 @@ class ModelCosts:
 
     @property
     def model_bytes(self) -> float:
-        """All weights; norms over single heads and biases are left out (under 0.1%)."""
+        """All weights; norms over single heads and biases but experts' are left out (under 0.1%)."""
         return self.bytes_of(WHOLE)
 
     @property
@@ -247,8 +261,9 @@ class ModelCosts:
         networks = len(dense) * self._network_bytes(self.dense_values, dense) * shares.dense
         routers = len(moe) * self.router_values * bits_per_value(self.formats.of_routers) / 8
         experts = len(moe) * shape.num_experts * self._network_bytes(self.expert_values, moe) * shares.experts
+        biases = len(moe) * shape.num_experts * shape.num_expert_biases * FLOAT32_BYTES  # a rank has all
         shared = len(moe) * self._network_bytes(self.shared_values, moe, is_shared=True) * shares.shared
-        return attention + networks + routers + experts + shared
+        return attention + networks + routers + experts + biases + shared
 
     @property
     def kv_layer_bytes(self) -> float:
@@ -272,7 +287,8 @@ class ModelCosts:
         once for all queries of a sequence; num_states: sequences whose states are read and written.
         """
         shape, num_layers = self.shape, max(self.shape.num_layers, 1)
-        num_bytes, num_flops = num_read * self.kv_layer_bytes, 4.0 * shape.num_heads * shape.head_dim * num_seen
+        num_bytes = num_read * self.kv_layer_bytes
+        num_flops = 2.0 * shape.num_heads * (shape.head_dim + (shape.latent_dim or shape.head_dim)) * num_seen
         if shape.recurrent is not None:
             share = len(shape.recurrent.layers) / num_layers
             num_bytes += num_states * 2 * shape.state_bytes / num_layers
@@ -284,7 +300,7 @@ class ModelCosts:
             num_bytes,
             num_flops,
             queries,
-            2 * shape.num_kv_heads * shape.head_dim,
+            shape.num_kv_heads * (shape.head_dim + (shape.latent_dim or shape.head_dim)),
         )
 
     def decode_attention(self, num_sequences: float, context: float) -> Work:

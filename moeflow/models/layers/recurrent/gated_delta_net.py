@@ -73,9 +73,9 @@ class GatedDeltaNet:
         states, sequences = context.states_of(self.layer_idx)
         if self._order is not None:
             projected = projected[:, self._order]
-        qkv, gates, rates, steps = projected.split(self._sizes, dim=1)
+        qkv, gates, rates, steps = torch.split(projected, list(self._sizes), dim=1)
         qkv = short_conv(qkv, self._conv.weight, None, states, sequences, has_silu=True)
-        queries, keys, values = qkv.split(self._mixer.qkv_sizes, dim=1)
+        queries, keys, values = torch.split(qkv, list(self._mixer.qkv_sizes), dim=1)
         found = recurrence(
             self._layer,
             RecurrenceInput(queries, keys, values, steps, rates),
@@ -97,11 +97,12 @@ class GatedDeltaNet:
 def _order_of(mixer: GatedDeltaConfig) -> Tensor:
     """Return where queries, keys, values, gates, rates and steps of all heads are among those of each key head.
 
-    There lie for each key head its query, its key, the values and the gates of its heads; then rates and steps likewise.
+    There lie for each key head its query, its key, the values and the gates of its heads; then rates and steps
+    likewise.
     """
     per_key = mixer.num_heads // mixer.num_key_heads
     wide = [mixer.key_dim, mixer.key_dim, per_key * mixer.value_dim, per_key * mixer.value_dim]
     first = torch.arange(mixer.num_key_heads * sum(wide)).reshape(mixer.num_key_heads, -1)
     second = first.numel() + torch.arange(2 * mixer.num_heads).reshape(mixer.num_key_heads, -1)
-    parts = [*first.split(wide, dim=1), *second.split([per_key, per_key], dim=1)]
+    parts = [*torch.split(first, wide, dim=1), *torch.split(second, [per_key, per_key], dim=1)]
     return torch.cat([part.reshape(-1) for part in parts])
